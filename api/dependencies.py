@@ -21,12 +21,12 @@ from api.streams import JobCache, LogBroadcast
 from api.submission import SubmissionQueue, Submitter
 from database.engine import Database
 from database.errors import DatabaseError
+from database.history import Attempts, CheckpointLog, Events, Members, Ranks
 from database.idempotency import Answers
 from database.jobs import Jobs
 from database.leases import LEASE_SECONDS
 from database.records import Job, Lease
 from database.tokens import Tokens
-from database.workers import Attempts, CheckpointLog, Events, Members, Ranks
 from muster.contracts.job import JobId, JobUid, StopRequest
 from muster.contracts.paths import DataDir
 from muster.contracts.token import Scope

@@ -27,12 +27,12 @@ from api.startup_checks import check_certificate, check_listening
 from api.streams import JobCache, JobState, LogBroadcast
 from api.submission import SubmissionQueue, Submitter
 from database.engine import Database
+from database.history import Attempts, CheckpointLog, Events, Members, Ranks
 from database.idempotency import Answers
 from database.jobs import Jobs
 from database.leases import COORDINATOR_LEASE, Leases
 from database.records import Lease, utc_now
 from database.tokens import Tokens
-from database.workers import Attempts, CheckpointLog, Events, Members, Ranks
 from muster.contracts.errors import MusterError
 from muster.contracts.job import JobId
 from muster.contracts.paths import DataDir

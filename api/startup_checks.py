@@ -147,15 +147,16 @@ def _described(error: MusterError, check: str, next_step: str = "") -> dict[str,
 
 def _schema(url: str) -> dict[str, str | None]:
     """Return the schema of the database at `url`; raise `StartupProblem` if it is too new."""
-    from database.engine import inspect  # noqa: PLC0415  imports SQLAlchemy
+    from database.engine import existing_revision  # noqa: PLC0415  imports SQLAlchemy
+    from database.schema import HEAD  # noqa: PLC0415
 
-    found = inspect(url)
-    if found.revision is not None and found.revision > found.wanted:
+    found = existing_revision(url)
+    if found is not None and found > HEAD:
         raise StartupProblem(
             "database",
-            f"the database has schema {found.revision}",
-            f"this version of Muster knows schemas up to {found.wanted}",
+            f"the database has schema {found}",
+            f"this version of Muster knows schemas up to {HEAD}",
             "upgrade Muster",
         )
     kind = url.partition(":")[0].partition("+")[0]
-    return {"kind": kind, "revision": found.revision, "expected_revision": found.wanted}
+    return {"kind": kind, "revision": found, "expected_revision": HEAD}

@@ -49,20 +49,20 @@ class JobState:
     """A job and its ranks at one moment."""
 
     job: Job
-    workers: Sequence[RankRecord]
+    ranks: Sequence[RankRecord]
 
 
 def finished_logs(state: JobState | None) -> IsOver:
     """Return which logs will not grow any more; all of them if the job is deleted or over."""
     if state is None or state.job.is_terminal:
         return lambda _name: True
-    latest = {worker.rank: worker for worker in state.workers}
+    latest = {record.rank: record for record in state.ranks}
 
     def is_over(name: LogName) -> bool:
-        worker = latest.get(name.rank)
-        if worker is None or name.incarnation > worker.incarnation:
+        record = latest.get(name.rank)
+        if record is None or name.incarnation > record.incarnation:
             return False
-        return name.incarnation < worker.incarnation or worker.state == ProcessState.EXITED
+        return name.incarnation < record.incarnation or record.state == ProcessState.EXITED
 
     return is_over
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from api.auth import Caller
-from database.records import Audit, Job, Member, RankRecord
+from database.records import Audit, Job, MemberRecord, RankRecord
 from muster.contracts.job import JobStatus
 from muster.contracts.pool import WorkerState
 from muster.contracts.rank import ProcessState
@@ -147,8 +147,8 @@ def throughput(worker: RankRecord) -> float:
 
 def total_steps(workers: Sequence[RankRecord]) -> int | None:
     """Return the sum over the ranks, or None while that of a rank is unknown."""
-    known = [worker.progress.total_steps for worker in workers]
-    return None if None in known else sum(total for total in known if total is not None)
+    known = [total for one in workers if (total := one.progress.total_steps) is not None]
+    return sum(known) if len(known) == len(workers) else None
 
 
 def eta_seconds(workers: Sequence[RankRecord]) -> float | None:
@@ -177,7 +177,7 @@ def _age_seconds(moment: datetime | None, now: datetime) -> float | None:
 
 def member_list(
     job: Job,
-    members: Sequence[Member],
+    members: Sequence[MemberRecord],
     leaving: Collection[int],
     started: Sequence[RankRecord],
     now: datetime,
@@ -214,7 +214,7 @@ def agent_state(job: Job) -> str | None:
 
 
 def _member_view(
-    member: Member, worker: RankRecord | None, now: datetime, *, is_leaving: bool
+    member: MemberRecord, worker: RankRecord | None, now: datetime, *, is_leaving: bool
 ) -> MemberView:
     # The row of a member changes when it moves; that of its process, with every few heartbeats.
     heartbeat_at = worker.last_heartbeat_at if worker else member.last_heartbeat_at

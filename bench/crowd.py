@@ -19,10 +19,10 @@ from _services import Services, cpu_seconds
 
 from database.engine import Database
 from database.fenced_writer import FencedWriter
+from database.history import Ranks
 from database.jobs import Jobs
 from database.leases import COORDINATOR_LEASE, Leases
 from database.records import JobChange, JobWrite, RankRecord
-from database.workers import Ranks
 from muster.contracts.job import JobId, JobStatus, JobUid
 from muster.contracts.messages import (
     AgentHeartbeat,
@@ -97,7 +97,7 @@ def write_jobs(services: Services, process: ProcessRecord) -> list[tuple[JobId, 
                 agent=process,
                 agent_token_sha256=sha256_of(TOKEN),
             ),
-            workers=[
+            ranks=[
                 RankRecord(rank=rank, incarnation=0, state=ProcessState.LIVE, process=process)
                 for rank in range(RANKS)
             ],

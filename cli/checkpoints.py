@@ -148,7 +148,9 @@ def _dangling_latest(places: Sequence[CheckpointDir]) -> Iterator[tuple[str, str
         # A running job may have replaced the file since `names` was read.
         if names and latest not in names and place.reader.latest() == latest:
             path = f"{place.reader.directory}/LATEST"
-            problem = f"names {latest}, which does not exist" if latest else "cannot be read"
+            problem = (
+                f"names {latest}, which does not exist" if latest else "is missing or unreadable"
+            )
             yield path, f"{place.label}  {path} {problem}"
 
 

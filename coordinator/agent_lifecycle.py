@@ -230,15 +230,15 @@ class AgentLifecycle:
             and not snapshot.spec.secrets,
             orphan_timeout_seconds=self._settings.orphan_timeout_seconds,
             stop_grace_seconds=snapshot.spec.stop_grace_seconds,
-            pulse_seconds=agent_heartbeat_seconds(snapshot.spec),
+            agent_heartbeat_seconds=agent_heartbeat_seconds(snapshot.spec),
             secrets=snapshot.spec.secrets,
-            safe=str(self._data.secrets),
+            secrets_dir=str(self._data.secrets),
             adopted=tuple(
                 AdoptedRank(
                     rank=rank.rank,
                     incarnation=rank.attempt,
                     process=rank.identity,
-                    mark=process_tag(snapshot.uid, rank.rank, rank.attempt),
+                    process_tag=process_tag(snapshot.uid, rank.rank, rank.attempt),
                 )
                 for rank in snapshot.ranks
                 if rank.is_alive and rank.identity is not None

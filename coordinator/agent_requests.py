@@ -133,15 +133,15 @@ def group_request(job: TrackedJob) -> AnnounceGroup:
     """Return the present group round; a repetition is identical, byte by byte."""
     group = job.snapshot.group
     ready = [job.snapshot.ranks[rank].ready for rank in group.ranks]
-    seats = tuple(
+    members = tuple(
         GroupMember(
             worker_id=worker, rank=rank, host=LOOPBACK, port=0 if said is None else said.port
         )
         for worker, rank, said in zip(group.workers, group.ranks, ready, strict=True)
     )
     token = sha256(f"{job.group_secret}/{group.round}".encode()).hexdigest()
-    layout = WorkerGroup(generation=group.round, token=token, members=seats, paused=group.paused)
-    return AnnounceGroup(layout=layout, incarnations=group.attempts)
+    message = WorkerGroup(generation=group.round, token=token, members=members, paused=group.paused)
+    return AnnounceGroup(group=message, incarnations=group.attempts)
 
 
 def terminate_request(job: TrackedJob, number: int) -> TerminateRank:

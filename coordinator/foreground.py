@@ -22,9 +22,9 @@ import msgspec
 from coordinator.service import Service
 from database.engine import Database
 from database.errors import DatabaseUnavailable
+from database.history import Events, Ranks
 from database.jobs import Jobs
 from database.records import Event, Job, RankRecord
-from database.workers import Events, Ranks
 from muster.checkpoints.listing import refuse_other_mode
 from muster.contracts.environ import spec_from_environment
 from muster.contracts.errors import JobDiffers
@@ -125,7 +125,7 @@ def play(
 
     An unfinished job of that id is resumed. `display` is called once the place of the job's files
     is known. Raises `JobDiffers` if the unfinished job has another spec, a `DatabaseError` if a
-    concurrent call was faster, `TooFewDescriptors`, and what `complete` and `refuse_other_mode`
+    concurrent call was faster, `TooFewOpenFiles`, and what `complete` and `refuse_other_mode`
     raise.
     """
     limits = OpenFileLimits.raised()

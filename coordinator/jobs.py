@@ -32,9 +32,9 @@ from coordinator.persistence import (
 from coordinator.restore import snapshot_of, snapshot_with_agent
 from database.engine import Database
 from database.errors import DatabaseUnavailable
+from database.history import Members, Ranks
 from database.jobs import Jobs
-from database.records import Attempt, Event, Job, JobChange, JobWrite, Member, RankRecord
-from database.workers import Members, Ranks
+from database.records import Attempt, Event, Job, JobChange, JobWrite, MemberRecord, RankRecord
 from muster.contracts.job import TERMINAL, JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.messages import RankExited, RankSaid, Saved
 from muster.contracts.paths import DataDir, JobFiles
@@ -57,7 +57,7 @@ class Draft:
     """What has to be committed for one job, and what is noted once it is."""
 
     write: JobWrite
-    workers: dict[int, RankRecord]  # all, also those that are written already
+    ranks: dict[int, RankRecord]  # all, also those that are written already
     revision: int
     urgency: Urgency
 
@@ -87,9 +87,9 @@ class TrackedJob:
     """Durable checkpoints that are not in the rows yet."""
     attempts: dict[tuple[int, int], Attempt] = field(default_factory=dict)
     """Changed attempts that are not in the rows yet, by rank and attempt."""
-    committed_members: dict[int, Member] = field(default_factory=dict)
+    committed_members: dict[int, MemberRecord] = field(default_factory=dict)
     committed_change: JobChange | None = None
-    committed_workers: dict[int, RankRecord] = field(default_factory=dict)
+    committed_ranks: dict[int, RankRecord] = field(default_factory=dict)
 
     def observe(self, observation: Observation, now: Moment) -> None:
         """Fold an observation in and collect the rows that follow from it."""
@@ -140,18 +140,18 @@ class TrackedJob:
 
     def draft(self, now: Moment) -> Draft:
         """Return everything that differs from the rows."""
-        workers = {worker.rank: worker for worker in rank_rows(self.snapshot, now)}
+        ranks = {record.rank: record for record in rank_rows(self.snapshot, now)}
         change = job_row(self.snapshot, self.attachment, now)
         urgencies = {
-            rank: rank_urgency(self.committed_workers.get(rank), worker)
-            for rank, worker in workers.items()
+            rank: rank_urgency(self.committed_ranks.get(rank), record)
+            for rank, record in ranks.items()
         }
         epochs = {epoch.epoch: epoch for saved, _ in self.saved for epoch in epoch_rows(saved)}
         members = member_rows(self.snapshot, now)
         write = JobWrite(
             change=change,
-            workers=[workers[rank] for rank, u in urgencies.items() if u is not Urgency.NONE],
-            incarnations=list(self.attempts.values()),
+            ranks=[ranks[rank] for rank, u in urgencies.items() if u is not Urgency.NONE],
+            attempts=list(self.attempts.values()),
             members=[m for m in members if timeless(m) != self.committed_members.get(m.worker_id)],
             commits=tuple(commit_row(saved, at) for saved, at in self.saved),
             epochs=tuple(epochs.values()),
@@ -162,17 +162,17 @@ class TrackedJob:
             urgency = max(urgency, Urgency.PROGRESS)
         if self.decided or self.events:
             urgency = Urgency.NOW
-        return Draft(write=write, workers=workers, revision=self.revision, urgency=urgency)
+        return Draft(write=write, ranks=ranks, revision=self.revision, urgency=urgency)
 
     def mark_written(self, draft: Draft) -> None:
         """Note that a draft was committed."""
         write = draft.write
         self.committed_change = write.change
-        self.committed_workers = draft.workers
+        self.committed_ranks = draft.ranks
         self.written_revision = draft.revision
         del self.events[: len(write.events)]
         del self.saved[: len(write.commits)]
-        for row in write.incarnations:
+        for row in write.attempts:
             key = (row.rank, row.incarnation)
             if self.attempts[key] is row:  # not replaced since
                 del self.attempts[key]
@@ -225,7 +225,7 @@ class JobTable:
         self._database = database
         self._files = files
         self._jobs = Jobs(database)
-        self._workers = Ranks(database)
+        self._ranks = Ranks(database)
         self._members = Members(database)
         self._slots = slots
         self._rows: Sequence[Job] = ()  # of the last look
@@ -245,9 +245,9 @@ class JobTable:
         rows = await _retry(lambda: asyncio.to_thread(self._jobs.unfinished))
         started = [row for row in rows if row.status is not JobStatus.QUEUED]  # may have processes
         found = await _retry(lambda: asyncio.to_thread(self._with_ranks, started))
-        for row, workers, members in found:
+        for row, ranks, members in found:
             agent = await find_agent(row)
-            self.tracked[row.uid] = self._inherit(row, workers, members, agent, now)
+            self.tracked[row.uid] = self._inherit(row, ranks, members, agent, now)
         jobs = list(self.tracked.values())
         await _retry(lambda: self._refresh(now))
         # Requests of users are folded in first: they explain why some ranks have ended.
@@ -303,61 +303,63 @@ class JobTable:
         unfinished = await asyncio.to_thread(self._jobs.unfinished, self._rows)
         self._rows = unfinished
         fresh = [row for row in unfinished if row.uid not in self.tracked]
-        for row, workers, members in await asyncio.to_thread(self._with_ranks, fresh):
-            snapshot = snapshot_of(row, workers, members, now)
+        for row, ranks, members in await asyncio.to_thread(self._with_ranks, fresh):
+            snapshot = snapshot_of(row, ranks, members, now)
             attachment = Attachment(started_at=row.started_at)
-            self.tracked[row.uid] = _track(snapshot, attachment, workers, None, now)
+            self.tracked[row.uid] = _track(snapshot, attachment, ranks, None, now)
         synchronous = [row.job_id for row in unfinished if row.spec.mode == "synchronous"]
         departures = await asyncio.to_thread(self._members.departures, synchronous)
         for row in unfinished:
             _take_requests(self.tracked[row.uid], row, departures.get(row.job_id, ()), now)
 
-    def _with_ranks(self, rows: Sequence[Job]) -> list[tuple[Job, list[RankRecord], list[Member]]]:
+    def _with_ranks(
+        self, rows: Sequence[Job]
+    ) -> list[tuple[Job, list[RankRecord], list[MemberRecord]]]:
         if not rows:
             return []
         ids = [row.job_id for row in rows]
-        workers, members = self._workers.of_jobs(ids), self._members.of_jobs(ids)
+        ranks, members = self._ranks.of_jobs(ids), self._members.of_jobs(ids)
         departures = self._members.departures(ids)
         return [
-            (row, workers[row.job_id], _drained(departures[row.job_id], members[row.job_id]))
+            (row, ranks[row.job_id], _drained(departures[row.job_id], members[row.job_id]))
             for row in rows
         ]
 
     def _inherit(
         self,
         row: Job,
-        workers: Sequence[RankRecord],
-        members: Sequence[Member],
+        ranks: Sequence[RankRecord],
+        members: Sequence[MemberRecord],
         agent: AgentProcess | None,
         now: Moment,
     ) -> TrackedJob:
         """Return a job of the previous coordinator, with its agent if that lives."""
         attachment = Attachment(started_at=row.started_at, master_port=row.master_port)
         if agent is not None:
-            snapshot = snapshot_with_agent(row, workers, members, now)
+            snapshot = snapshot_with_agent(row, ranks, members, now)
             token = row.agent_token_sha256
             attachment = replace(attachment, agent=agent.record, agent_token_sha256=token)
-            return _track(snapshot, attachment, workers, agent, now)
+            return _track(snapshot, attachment, ranks, agent, now)
         files = self._files.job(row.job_id)
         # A rank whose end is recorded counts as alive until that record is folded in.
         living = [
-            worker.rank
-            for worker in workers
-            if (worker.process is not None and is_running(worker.process))
+            record.rank
+            for record in ranks
+            if (record.process is not None and is_running(record.process))
             or (
-                worker.state != ProcessState.EXITED
-                and find_exit_record(files, worker.rank, worker.incarnation, worker.process)
+                record.state != ProcessState.EXITED
+                and find_exit_record(files, record.rank, record.incarnation, record.process)
                 is not None
             )
         ]
-        snapshot = snapshot_of(row, workers, members, now, living=living)
-        return _track(snapshot, attachment, workers, None, now)
+        snapshot = snapshot_of(row, ranks, members, now, living=living)
+        return _track(snapshot, attachment, ranks, None, now)
 
 
 def _track(
     snapshot: JobSnapshot,
     attachment: Attachment,
-    workers: Sequence[RankRecord],
+    ranks: Sequence[RankRecord],
     agent: AgentProcess | None,
     now: Moment,
 ) -> TrackedJob:
@@ -365,10 +367,10 @@ def _track(
         snapshot=snapshot,
         attachment=attachment,
         agent=agent,
-        committed_workers={worker.rank: worker for worker in workers},
+        committed_ranks={record.rank: record for record in ranks},
     )
     if agent is None:  # a living agent reports the ends itself
-        job.add_attempts(ended_attempt_rows(snapshot, workers, now))
+        job.add_attempts(ended_attempt_rows(snapshot, ranks, now))
     return job
 
 
@@ -389,7 +391,7 @@ def _take_requests(job: TrackedJob, row: Job, departures: Collection[int], now: 
         job.observe(actions.PauseRequested(paused=row.pause_request), now)
 
 
-def _drained(leaving: Collection[int], members: Sequence[Member]) -> list[Member]:
+def _drained(leaving: Collection[int], members: Sequence[MemberRecord]) -> list[MemberRecord]:
     """Return the members with those draining that were asked to leave.
 
     Otherwise a new coordinator, which shrinks from the top, would remove others in their place.

@@ -63,15 +63,15 @@ class LocalLauncher:
     """Agents as processes of this machine, each in its own session, so that they outlive us."""
 
     def __init__(self, environ: Mapping[str, str], limits: OpenFileLimits) -> None:
-        """`environ` is the service's own environment; agents inherit it without lent secrets.
+        """`environ` is the service's own environment; agents inherit it without shared secrets.
 
         `limits` are the descriptor limits that agents start with and give to their ranks.
         """
         self._limits = limits
-        lent = shared_variables(environ)
-        self._lent = {name: environ[name] for name in lent if environ.get(name)}
+        shared = shared_variables(environ)
+        self._shared = {name: environ[name] for name in shared if environ.get(name)}
         self._environ = {
-            name: value for name, value in environ.items() if name not in SERVICE_ONLY | lent
+            name: value for name, value in environ.items() if name not in SERVICE_ONLY | shared
         }
 
     async def start(self, assignment: AgentAssignment) -> AgentProcess:
@@ -116,12 +116,14 @@ class LocalLauncher:
             )
         self._limits.apply_to(process.pid)  # before the assignment, after which it reads its limits
         references = map(Reference.parse, assignment.secrets.values())
-        lent = {
-            reference.name: self._lent[reference.name]
+        shared = {
+            reference.name: self._shared[reference.name]
             for reference in references
-            if reference is not None and reference.source == "env" and reference.name in self._lent
+            if reference is not None
+            and reference.source == "env"
+            and reference.name in self._shared
         }
-        content = msgspec.json.encode(msgspec.structs.replace(assignment, lent=lent))
+        content = msgspec.json.encode(msgspec.structs.replace(assignment, shared_env=shared))
         assert process.stdin is not None  # noqa: S101  it is a pipe
         # An agent that dies at once breaks the pipe; its pidfd reports that.
         with suppress(BrokenPipeError), process.stdin as pipe:

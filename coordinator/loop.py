@@ -67,13 +67,13 @@ class CoordinatorLoop:
     def __init__(
         self,
         *,
-        tenure: FencedWriter,
+        writer: FencedWriter,
         jobs: JobTable,
         lifecycle: AgentLifecycle,
         clock: Callable[[], float] = time.monotonic,
         database_wait_seconds: float = DATABASE_WAIT_SECONDS,
     ) -> None:
-        self._tenure = tenure
+        self._writer = writer
         self._jobs = jobs
         self._lifecycle = lifecycle
         self._clock = clock
@@ -273,7 +273,7 @@ class CoordinatorLoop:
         """Write everything in one transaction; return whether it is durable."""
         writes = [draft.write for _, draft in drafts if draft.urgency is not Urgency.NONE]
         try:
-            await asyncio.to_thread(self._tenure.commit, writes)
+            await asyncio.to_thread(self._writer.commit, writes)
         except DatabaseUnavailable as error:
             self._note_failed_commit(error)
             return False

@@ -15,7 +15,14 @@ import msgspec
 from coordinator.decide import actions
 from coordinator.decide.actions import Observation
 from coordinator.decide.state import NEVER, JobSnapshot, RankSnapshot
-from database.records import Attempt, CheckpointRecord, EpochRecord, JobChange, Member, RankRecord
+from database.records import (
+    Attempt,
+    CheckpointRecord,
+    EpochRecord,
+    JobChange,
+    MemberRecord,
+    RankRecord,
+)
 from muster.contracts.job import TERMINAL, JobStatus
 from muster.contracts.messages import (
     Heartbeat,
@@ -133,11 +140,11 @@ _essentials: Final = attrgetter(
 )
 
 
-def member_rows(snapshot: JobSnapshot, now: Moment) -> list[Member]:
+def member_rows(snapshot: JobSnapshot, now: Moment) -> list[MemberRecord]:
     """Return the rows of all present and former members of the pool."""
     heard_at = {rank.worker_id: rank.heard_at for rank in snapshot.ranks if rank.is_alive}
     return [
-        Member(
+        MemberRecord(
             worker_id=member.worker_id,
             rank=member.rank,
             incarnation=member.newcomer.incarnation,
@@ -153,7 +160,7 @@ def member_rows(snapshot: JobSnapshot, now: Moment) -> list[Member]:
     ]
 
 
-def timeless(member: Member) -> Member:
+def timeless(member: MemberRecord) -> MemberRecord:
     """Return a member without its times, for comparison.
 
     A heartbeat changes one, and the other is computed from two clocks that drift apart.

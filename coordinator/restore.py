@@ -22,7 +22,7 @@ from coordinator.decide.state import (
     RankSnapshot,
 )
 from coordinator.persistence import SAME_IN_ROW, Moment
-from database.records import Job, Member, RankRecord
+from database.records import Job, MemberRecord, RankRecord
 from muster.contracts import pool as pools
 from muster.contracts.job import JobStatus, Reason
 from muster.contracts.pool import Newcomer, Pool, WorkerId, WorkerState
@@ -47,8 +47,8 @@ _STAYING: Final = frozenset({WorkerState.SYNCING, WorkerState.ACTIVE})
 
 def snapshot_of(
     job: Job,
-    workers: Sequence[RankRecord],
-    members: Sequence[Member],
+    rows: Sequence[RankRecord],
+    members: Sequence[MemberRecord],
     now: Moment,
     living: Collection[int] = (),
 ) -> JobSnapshot:
@@ -59,7 +59,7 @@ def snapshot_of(
     """
     known = [
         _adopted(job, worker, members, now) if worker.rank in living else _ended(job, worker)
-        for worker in workers
+        for worker in rows
     ]
     ids = [rank.worker_id for rank in known if rank.worker_id is not None]
     pool = _pool_of(job.spec, members, now, living=ids)
@@ -104,12 +104,12 @@ def snapshot_of(
 
 
 def snapshot_with_agent(
-    job: Job, workers: Sequence[RankRecord], members: Sequence[Member], now: Moment
+    job: Job, rows: Sequence[RankRecord], members: Sequence[MemberRecord], now: Moment
 ) -> JobSnapshot:
     """Return the snapshot of a job whose agent lives and is about to connect."""
-    alive = [worker.rank for worker in workers if worker.state != ProcessState.EXITED]
+    alive = [worker.rank for worker in rows if worker.state != ProcessState.EXITED]
     return replace(
-        snapshot_of(job, workers, members, now, living=alive),
+        snapshot_of(job, rows, members, now, living=alive),
         agent=AgentState.UNREACHABLE,
         agent_since=now.monotonic,
     )
@@ -122,7 +122,9 @@ def _failure_of(job: Job) -> JobFailure | None:
     return JobFailure(reason=Reason(job.reason), message=job.message or "it could not go on")
 
 
-def _adopted(job: Job, worker: RankRecord, members: Sequence[Member], now: Moment) -> RankSnapshot:
+def _adopted(
+    job: Job, worker: RankRecord, members: Sequence[MemberRecord], now: Moment
+) -> RankSnapshot:
     """Return a rank that lives on; all its deadlines start again."""
     rank = _rank_of(worker)
     key = (rank.rank, rank.attempt)
@@ -167,7 +169,9 @@ def _rank_of(worker: RankRecord) -> RankSnapshot:
     )
 
 
-def _pool_of(spec: JobSpec, rows: Sequence[Member], now: Moment, living: Collection[int]) -> Pool:
+def _pool_of(
+    spec: JobSpec, rows: Sequence[MemberRecord], now: Moment, living: Collection[int]
+) -> Pool:
     """Return the pool; members that are not `living` have lost their process."""
     pool = Pool(
         min_workers=spec.min_workers,
@@ -177,7 +181,7 @@ def _pool_of(spec: JobSpec, rows: Sequence[Member], now: Moment, living: Collect
     return keep_living(pool, living)
 
 
-def _pool_member(row: Member, now: Moment) -> pools.Member:
+def _pool_member(row: MemberRecord, now: Moment) -> pools.Member:
     return pools.Member(
         worker_id=WorkerId(row.worker_id),
         state=WorkerState(row.state),

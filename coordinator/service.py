@@ -81,7 +81,7 @@ class Service:
             LocalLauncher(self._environ, self._limits), self._settings, lambda: self._holds(lease)
         )
         self._loop = CoordinatorLoop(
-            tenure=FencedWriter(self._database, lease),
+            writer=FencedWriter(self._database, lease),
             jobs=JobTable(self._database, data, slots=self._settings.slots),
             lifecycle=lifecycle,
         )

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
@@ -253,22 +252,14 @@ class Database:
             raise self._backend.explain(error) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inspection:
-    """The schema of a database that was only looked at."""
-
-    revision: str | None  # None: it has no tables yet; the first service creates them
-    wanted: str  # the revision of this version of Muster
-
-
-def inspect(url: str) -> Inspection:
+def existing_revision(url: str) -> str | None:
     """Read the schema revision of the database at `url` and change nothing.
 
-    Raises `DatabaseUnavailable` if it cannot be read.
+    None: it has no tables yet; the first service creates them. Raises `DatabaseUnavailable` if it
+    cannot be read.
     """
     with existing(url) as database:
-        revision = None if database is None else database.revision()
-    return Inspection(revision=revision, wanted=schema.HEAD)
+        return None if database is None else database.revision()
 
 
 @contextmanager

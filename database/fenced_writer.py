@@ -11,11 +11,11 @@ from typing import Final
 from sqlalchemy import Connection, bindparam, select, update
 
 from database.engine import Database
+from database.history import prune_commits
 from database.jobs import append_events
 from database.leases import renew
 from database.records import Clock, JobChange, JobWrite, Lease, utc_now, values_of
 from database.tables import COMMITS, EPOCHS, INCARNATIONS, JOBS, MEMBERS, WORKERS
-from database.workers import prune_commits
 from muster.contracts.job import move
 
 _CHANGED: Final = [field.name for field in fields(JobChange) if field.name not in ("job_id", "uid")]
@@ -31,15 +31,15 @@ _CHANGE: Final = (
     )
 )
 _TABLES: Final = {
-    "workers": WORKERS,
-    "incarnations": INCARNATIONS,
+    "ranks": WORKERS,
+    "attempts": INCARNATIONS,
     "members": MEMBERS,
     "commits": COMMITS,
     "epochs": EPOCHS,
 }
 """By the field of `JobWrite` that holds their rows."""
 
-_KEPT: Final = {"incarnations": ("pid", "started_at", "step_at_start")}
+_KEPT: Final = {"attempts": ("pid", "started_at", "step_at_start")}
 """A coordinator that took over knows these less exactly than the one before."""
 
 

@@ -133,7 +133,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class MemberRecord:
     """A worker of a synchronous job's pool: one attempt of one rank, past or present."""
 
     worker_id: int  # counts up from 0 in each job; never reused
@@ -233,9 +233,9 @@ class JobWrite:
     """
 
     change: JobChange  # names the job, whether or not its row changes
-    workers: Sequence[RankRecord] = ()
-    incarnations: Sequence[Attempt] = ()
-    members: Sequence[Member] = ()
+    ranks: Sequence[RankRecord] = ()
+    attempts: Sequence[Attempt] = ()
+    members: Sequence[MemberRecord] = ()
     commits: Sequence[CheckpointRecord] = ()
     epochs: Sequence[EpochRecord] = ()
     events: Sequence[Event] = ()

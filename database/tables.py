@@ -31,7 +31,7 @@ from database.records import (
     Event,
     Job,
     Lease,
-    Member,
+    MemberRecord,
     RankRecord,
 )
 from muster.contracts.token import Token
@@ -201,7 +201,7 @@ INCARNATIONS: Final = _table(
     _job_id(),
     sa.Index(None, "job_id", "started_at", "rank", "incarnation"),
 )
-MEMBERS: Final = _table("members", Member, ["worker_id"], _job_id())
+MEMBERS: Final = _table("members", MemberRecord, ["worker_id"], _job_id())
 DEPARTURES: Final = sa.Table(
     "departures",
     METADATA,

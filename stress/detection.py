@@ -69,13 +69,13 @@ def run(
     directory: Path, *, kills: int = 200, freezes: int = 50, minutes: float = 20.0, seed: int = 0
 ) -> Report:
     """Measure in a new installation."""
-    report, random = Report(), chance(seed)
+    report, draw = Report(), chance(seed)
     data = write_small_dataset(directory / "shards")
     with Installation(directory, DATASET_DIR=str(data), MUSTER_SLOTS="1000") as installation:
         say(f"{kills} ranks are killed")
-        took = {"kill -9 -> seen": killed(installation, kills, random)}
+        took = {"kill -9 -> seen": killed(installation, kills, draw)}
         say(f"{freezes} ranks are stopped")
-        took["SIGSTOP -> successor runs"] = frozen(installation, freezes, random)
+        took["SIGSTOP -> successor runs"] = frozen(installation, freezes, draw)
         rows = []
         for what, seconds in took.items():
             column, goal = GOALS[what]
@@ -102,7 +102,7 @@ def quantile(seconds: Sequence[float], share: float) -> float:
     return sorted(seconds)[math.ceil(share * len(seconds)) - 1]
 
 
-def killed(installation: Installation, kills: int, random: random.Random) -> list[float]:
+def killed(installation: Installation, kills: int, draw: random.Random) -> list[float]:
     """Kill one rank after the other; return how soon each exit was detected."""
     jobs = start_ranks(installation, math.ceil(kills / KILLS_PER_RANK), command=IDLE)
     struck: dict[Process, float] = {}
@@ -111,22 +111,22 @@ def killed(installation: Installation, kills: int, random: random.Random) -> lis
         pid, incarnation = live_rank(installation, job_id, rank)
         struck[job_id, rank, incarnation] = time.time()
         os.kill(pid, signal.SIGKILL)
-        time.sleep(random.uniform(*KILL_PAUSE_SECONDS))
+        time.sleep(draw.uniform(*KILL_PAUSE_SECONDS))
     return delays(installation, "rank_exited", struck)
 
 
-def frozen(installation: Installation, freezes: int, random: random.Random) -> list[float]:
+def frozen(installation: Installation, freezes: int, draw: random.Random) -> list[float]:
     """Stop every rank once; return how long it took until its successor ran."""
     command = [sys.executable, "-c", STEPPING]
     jobs = start_ranks(installation, freezes, command=command, heartbeat_timeout=TIMEOUT_SECONDS)
-    random.shuffle(jobs)
+    draw.shuffle(jobs)
     struck: dict[Process, float] = {}
     for job_id, rank in jobs:
         installation.wait_until(job_id, lambda seen, rank=rank: seen["workers"][rank]["step"])
         pid, incarnation = live_rank(installation, job_id, rank)
         struck[job_id, rank, incarnation + 1] = time.time()
         os.kill(pid, signal.SIGSTOP)
-        time.sleep(random.uniform(*FREEZE_PAUSE_SECONDS))
+        time.sleep(draw.uniform(*FREEZE_PAUSE_SECONDS))
     return delays(installation, "rank_started", struck)
 
 

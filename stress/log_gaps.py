@@ -44,7 +44,7 @@ def run(directory: Path, *, deaths: int = 120, seed: int = 0, jobs: int = 2) -> 
         return _run(installation, deaths, chance(seed), jobs)
 
 
-def _run(installation: Installation, deaths: int, random: random.Random, jobs: int) -> Report:
+def _run(installation: Installation, deaths: int, draw: random.Random, jobs: int) -> Report:
     died: Counter[str] = Counter()
     root = installation.root / "scribbles"
     root.mkdir()
@@ -63,9 +63,9 @@ def _run(installation: Installation, deaths: int, random: random.Random, jobs: i
     for restarter in restarters:
         restarter.start()
     for _ in range(deaths):
-        (victim,) = random.choices([*VICTIMS], [*VICTIMS.values()])
-        died[victim] += _kill(installation, victim, random.choice(written), random)
-        time.sleep(random.choice(PAUSES_SECONDS))
+        (victim,) = draw.choices([*VICTIMS], [*VICTIMS.values()])
+        died[victim] += _kill(installation, victim, draw.choice(written), draw)
+        time.sleep(draw.choice(PAUSES_SECONDS))
     await_api(installation)
     (root / "enough").touch()
     for job_id in written:
@@ -110,11 +110,11 @@ def _reader(url: str, job_id: str, rank: int | None, spool: Path) -> LogFollower
     return reader
 
 
-def _kill(installation: Installation, victim: str, job_id: str, random: random.Random) -> int:
+def _kill(installation: Installation, victim: str, job_id: str, draw: random.Random) -> int:
     """Kill one process, if there is one; return how many were."""
     match victim:
         case "api" | "coordinator":
-            if victim == "api" and random.random() < LISTENING:
+            if victim == "api" and draw.random() < LISTENING:
                 await_api(installation)
             service = installation.api if victim == "api" else installation.coordinator
             if service.process is None or service.process.poll() is not None:
@@ -129,7 +129,7 @@ def _kill(installation: Installation, victim: str, job_id: str, random: random.R
             found = [record for mark in ranks for record in tagged_processes(mark)[:1]]
     if not found:
         return 0
-    send_signal(random.choice(found), signal.SIGKILL)
+    send_signal(draw.choice(found), signal.SIGKILL)
     return 1
 
 

@@ -78,7 +78,7 @@ def run(
     """
     installation = Installation(directory, DATASET_DIR=str(directory))
     installation.start_api()
-    random, killed = chance(seed), 0
+    draw, killed = chance(seed), 0
     names = [f"key-{number}" for number in range(keys) for _ in range(duplicates)]
     restarter = Restarter(installation.api)
     restarter.start()
@@ -88,7 +88,7 @@ def run(
             answers = [threads.submit(clients.submit, name) for name in names]
             try:
                 while killed < kills and not all(answer.done() for answer in answers):
-                    killed += _kill_once_it_serves(installation, random)
+                    killed += _kill_once_it_serves(installation, draw)
                 wait(answers, return_when=FIRST_EXCEPTION)
             finally:  # after a failure, do not begin the remaining requests
                 threads.shutdown(wait=False, cancel_futures=True)
@@ -107,9 +107,9 @@ def run(
     return Report([figures], faults)
 
 
-def _kill_once_it_serves(installation: Installation, random: random.Random) -> int:
+def _kill_once_it_serves(installation: Installation, draw: random.Random) -> int:
     await_api(installation)
-    time.sleep(random.uniform(*LIFE_SECONDS))
+    time.sleep(draw.uniform(*LIFE_SECONDS))
     process = installation.api.process
     if process is None:
         return 0

@@ -36,13 +36,13 @@ def survive_kills(installation: Installation, *, kills: int, seed: int, **fields
 
     The ranks are chosen at random among those that live. At each kill all others keep their pid.
     """
-    random = chance(seed)
+    draw = chance(seed)
     job_id = installation.submit(**fields)
     seen = installation.wait_until(job_id, has_saved)
     for done in range(kills):
         assert not is_over(seen), f"the job was over after {done} kills: give it more to do"
         living = [rank for rank, pid in enumerate(pids(seen)) if pid]
-        victim = random.choice(living)
+        victim = draw.choice(living)
         killed = pids(seen)[victim]
         os.kill(killed, signal.SIGKILL)
         after = installation.wait_until(job_id, lambda now, killed=killed: killed not in pids(now))

@@ -1,15 +1,15 @@
 """A command that writes difficult output continuously until DIRECTORY/enough exists.
 
-``python scribbler.py DIRECTORY``. After each write the number of lines goes into a page of shared
-memory, which survives the process, so the expected content of the log is known.
+``python scribbler.py DIRECTORY``. It counts its lines, so the expected content of the log is known.
 """
 
-import mmap
 import os
 import random
 import sys
 import time
 from pathlib import Path
+
+from stress.witness import Witness, write_all
 
 FAST_LINES = 60
 SLOW_LINES = 3
@@ -25,37 +25,23 @@ PAUSES_TO_STAND = 5
 
 
 class Writer:
-    """Numbers lines and counts them in a file named after the process."""
+    """Writes numbered lines in several ways."""
 
     def __init__(self, directory: Path, kind: str) -> None:
-        self._name = f"{os.environ['RANK']}.{os.getpid()}.{time.monotonic_ns()}.{kind}"
-        witnesses = directory / "witnesses" / os.environ["JOB_ID"]
-        witnesses.mkdir(parents=True, exist_ok=True)
-        path = witnesses / self._name
-        path.write_bytes(bytes(8))
-        with path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), 8)
-        self._count = 0
+        place = directory / "witnesses" / os.environ["JOB_ID"]
+        self._witness = Witness(place, os.environ["RANK"], f".{kind}")
 
     def write(self, lines: int, rest: bytes = b"") -> None:
         """Write so many lines at once, each ending with `rest`."""
-        numbers = range(self._count, self._count + lines)
-        _write_all(b"".join(self._line(number) + rest + b"\n" for number in numbers))
-        self._wrote(lines)
+        write_all(b"".join(line + b";" + rest + b"\n" for line in self._witness.next_lines(lines)))
+        self._witness.wrote(lines)
 
     def write_in_halves(self) -> None:
-        line = self._line(self._count) + b"\n"
-        _write_all(line[: len(line) // 2])
+        line = self._witness.next_lines(1)[0] + b";\n"
+        write_all(line[: len(line) // 2])
         time.sleep(PAUSES_TO_STAND * PAUSE_SECONDS)
-        _write_all(line[len(line) // 2 :])
-        self._wrote(1)
-
-    def _line(self, number: int) -> bytes:
-        return f"line {number} of {self._name};".encode()
-
-    def _wrote(self, lines: int) -> None:
-        self._count += lines
-        self._memory[:8] = self._count.to_bytes(8, "little")
+        write_all(line[len(line) // 2 :])
+        self._witness.wrote(1)
 
 
 def main() -> None:
@@ -88,11 +74,6 @@ def _leave_a_child(directory: Path) -> None:
             writer.write(1)
             time.sleep(CHILD_PAUSE_SECONDS)
         os._exit(0)
-
-
-def _write_all(data: bytes) -> None:
-    while data:
-        data = data[os.write(1, data) :]
 
 
 if __name__ == "__main__":

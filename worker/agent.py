@@ -104,10 +104,10 @@ class Agent:
         """Adopt the ranks that are to go on, and kill what else an earlier agent has left."""
         if self._ranks.is_succeeded:
             # A coordinator that was suspended has started us: a newer agent owns the ranks.
-            self._resign("nothing is touched")
+            self._resign("no process was touched")
             return
         adopted = self._assignment.adopted
-        kill_leftovers(self._assignment.job_uid, {rank.mark for rank in adopted})
+        kill_leftovers(self._assignment.job_uid, {rank.process_tag for rank in adopted})
         for rank in adopted:
             self._ranks.adopt(rank)
         # Listen only now: when a rank has reconnected, its exit must be seen.
@@ -130,13 +130,13 @@ class Agent:
             self._ranks.tick()
             self._groups.deliver()
             if self._ranks.is_succeeded and not self._is_leaving:
-                self._resign("its ranks are killed here")
+                self._resign("its ranks here are killed")
         if not self._link.is_welcome:
             self._on_time_alone(now)
             return
         self._last_connected = now
         if now >= self._next_pulse:
-            self._next_pulse = now + self._assignment.pulse_seconds
+            self._next_pulse = now + self._assignment.agent_heartbeat_seconds
             self._link.send(self._ranks.pulse())
         if self._has_new_coordinator(now, ADDRESS_CHECK_SECONDS):
             self._link.close()  # this one has lost its lease and does not know it
@@ -167,13 +167,13 @@ class Agent:
 
     def _resign(self, consequence: str) -> None:
         """Kill the ranks here: a newer agent could not reach them and has replaced them."""
-        sign = f"{self._ranks.newest_socket.name} is there"
+        newer = f"replaced by a newer agent (socket {self._ranks.newest_socket.name})"
         self._is_leaving = True
         self._exit_code = REPLACED_CODE
-        self._ranks.mark_orphaned(f"its agent ({sign}, a newer one's)")
+        self._ranks.mark_orphaned(f"its agent, which was {newer}")
         self._link.close()
         self._ranks.signal_all(signal.SIGKILL)
-        print_stderr(f"another agent has taken over this job: {sign}, {consequence}")
+        print_stderr(f"{newer}; {consequence}")
 
     def _connect(self) -> None:
         if not self._link.connect():
@@ -222,13 +222,6 @@ class Agent:
         self._ranks.settle()
 
 
-def _become_subreaper() -> None:
-    """Make orphans of the ranks children of this process instead of init."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
-
-
 def _wake_on_sigchld() -> socket.socket:
     """Return a socket that becomes readable at every SIGCHLD."""
     reading, writing = socket.socketpair(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -241,7 +234,10 @@ def main() -> int:
     """Read the assignment from standard input and serve it."""
     assignment = msgspec.json.decode(sys.stdin.buffer.read(), type=AgentAssignment)
     os.chdir("/")
-    _become_subreaper()
+    # Orphans of the ranks become children of this process instead of init.
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
     try:
         agent = Agent(assignment)
     except OSError as error:  # the ranks live on, and the next agent adopts them

@@ -1,6 +1,6 @@
-"""How ranks ended, as their agent knows it: durable first, then reported, then kept.
+"""Exit records: written durably, then reported, then kept.
 
-A coordinator that reconnects gets the last exit of every rank again, word for word.
+A coordinator that reconnects gets the last exit of every rank again, unchanged.
 """
 
 import errno
@@ -52,14 +52,6 @@ class RankExit:
 
     said: tuple[RankSaid, ...] = ()
     exited: RankExited
-
-    @classmethod
-    def of_missing(cls, rank: int, attempt: int, number: signal.Signals) -> Self:
-        """Return the exit of an attempt that was to be signalled but never started."""
-        exited = RankExited(
-            rank=rank, incarnation=attempt, exit_code=None, signal=number, last_lines=()
-        )
-        return cls(exited=exited)
 
     @classmethod
     def of_failed_start(cls, order: StartRank, error: OSError | SecretUnavailable) -> Self:

@@ -23,6 +23,7 @@ from muster.contracts.messages import (
     AgentHeartbeat,
     AgentMessage,
     AnnounceGroup,
+    RankExited,
     StartRank,
 )
 from muster.contracts.paths import JobFiles
@@ -146,7 +147,7 @@ class RankTable:
         rank = RankProcess(
             rank=adopted.rank,
             attempt=adopted.incarnation,
-            tag=adopted.mark,
+            tag=adopted.process_tag,
             log=log,
             process=process,
             channel=None,
@@ -199,7 +200,10 @@ class RankTable:
             found.process.signal_group(number)
         elif rank not in self._running and not self._exits.has_ended(rank, attempt):
             # The order to start it was lost, and the coordinator waits for its exit.
-            self._report_exit(RankExit.of_missing(rank, attempt, number))
+            exited = RankExited(
+                rank=rank, incarnation=attempt, exit_code=None, signal=number, last_lines=()
+            )
+            self._report_exit(RankExit(exited=exited))
 
     def signal_all(self, number: signal.Signals) -> None:
         for rank in self._running.values():
@@ -283,7 +287,7 @@ class GroupPublisher:
 
     def publish(self, order: AnnounceGroup) -> None:
         """Send a group to all ranks; one that is not newer than the last is ignored."""
-        if self._order is not None and order.layout.generation <= self._order.layout.generation:
+        if self._order is not None and order.group.generation <= self._order.group.generation:
             return
         if self._result is not None:
             os.close(self._result)
@@ -301,9 +305,9 @@ class GroupPublisher:
         if self._order is None or not any(map(self._is_pending, self._recipients)):
             return
         found = [
-            self._ranks.find(seat.rank, attempt)
-            for seat, attempt in zip(
-                self._order.layout.members, self._order.incarnations, strict=True
+            self._ranks.find(member.rank, attempt)
+            for member, attempt in zip(
+                self._order.group.members, self._order.incarnations, strict=True
             )
         ]
         members = [member for member in found if member is not None]
@@ -317,7 +321,7 @@ class GroupPublisher:
         for rank in self._recipients:
             # Only members get the memory.
             if self._is_pending(rank) and rank.send_group(
-                self._order.layout, memory if rank in members else []
+                self._order.group, memory if rank in members else []
             ):
                 self._sent_on[rank] = rank.channel
 

@@ -197,8 +197,8 @@ class RankSecrets:
     def __init__(self, assignment: AgentAssignment) -> None:
         parsed = {name: Reference.parse(text) for name, text in assignment.secrets.items()}
         self._references = {name: found for name, found in parsed.items() if found is not None}
-        self._lent = assignment.lent
-        self._store = SecretStore(Path(assignment.safe))
+        self._shared_env = assignment.shared_env
+        self._store = SecretStore(Path(assignment.secrets_dir))
         self.redaction: Final = Redaction()
         """Every value that a rank may hold; values stay in it, as ranks may print them late."""
         if self._references and assignment.adopted:
@@ -225,8 +225,8 @@ class RankSecrets:
     def _read(self, reference: Reference) -> str:
         if reference.source == "file":
             value = self._store.read(reference.name)
-        elif reference.name in self._lent:
-            value = self._lent[reference.name]
+        elif reference.name in self._shared_env:
+            value = self._shared_env[reference.name]
         else:
             raise SecretUnavailable(
                 reference,

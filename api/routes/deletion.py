@@ -242,7 +242,7 @@ def _delete(state: AppState, job: Job, deletion: Deletion) -> Deleted:
         with state.jobs.keeping(job.job_id, job.uid):
             archive = archive_files(files, job.uid).root
         if deletion.delete_logs:
-            while archive.is_dir():
+            while archive.is_dir() and not archive.is_symlink():  # a link that a job left stays
                 with suppress(FileNotFoundError):  # a concurrent delete removes parts of it, too
                     shutil.rmtree(archive)
     except OSError as error:

@@ -33,9 +33,9 @@ from api.streams import FRESH_SECONDS, JobState
 from api.submission import refusing
 from api.views import audit_view, job_tag, job_view, summary
 from database.errors import JobExists, JobMissing
+from database.history import AttemptPosition
 from database.idempotency import IdempotencyKey
 from database.records import Job
-from database.workers import AttemptPosition
 from muster.contracts.errors import MusterError
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.shards import ranges, shards_of_rank

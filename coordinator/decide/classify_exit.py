@@ -115,7 +115,7 @@ def _describe(
         lost = (one.rank for one in snapshot.ranks if one.is_down and one.trouble is not None)
         first = next((f"rank {number}" for number in lost), "another rank")
         end = f"{end}, as {first} was lost"
-    # The last line before a program exits says why; before a signal it knew nothing.
+    # A program that exits logs why in its last line; one that a signal kills logs no reason.
     last_words = _first_error_line(exited) or (exited.last_lines if exited.signal is None else ())
     quote = quote_end(last_words)
     asked_by = rank.orphaned_by or ("another process" if rank.stopping else None)
@@ -123,12 +123,8 @@ def _describe(
         case RetryClass.INFRASTRUCTURE if _is_unobserved(exited):
             return "ended while it had no agent, so its exit status is unknown"
         case RetryClass.INFRASTRUCTURE | RetryClass.PREEMPTION if asked_by is not None:
-            is_durable = snapshot.durable_step(rank) == rank.progress.step
-            also = (
-                "saved its work"
-                if rank.has_told_step and is_durable and exited.exit_code == 0
-                else end
-            )
+            is_saved = rank.has_told_step and snapshot.durable_step(rank) == rank.progress.step
+            also = "saved its work" if is_saved and exited.exit_code == 0 else end
             return f"was asked to stop by {asked_by} and {also}"
         case RetryClass.PREEMPTION:
             return f"{end} sent by another process{quote}"

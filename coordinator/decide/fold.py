@@ -1,7 +1,6 @@
 """What is known of one job: `fold` is pure, snapshot and observation in, snapshot out.
 
-Messages of an attempt that is not the present one change nothing: a stale process cannot speak for
-its successor.
+Messages of any attempt but the present one are ignored.
 """
 
 from dataclasses import replace

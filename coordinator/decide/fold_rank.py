@@ -51,7 +51,6 @@ def _begin_attempt(rank: RankSnapshot, now: float) -> RankSnapshot:
         proven_step=rank.proven_step,
         progress=rank.progress,
         checkpoints_before=rank.checkpoints_before + rank.checkpoints_saved,
-        worker_id=rank.worker_id,
         in_service=rank.in_service,
     )
 

@@ -43,7 +43,7 @@ class Hello(_Message, frozen=True, tag="hello"):
 
 
 class Heartbeat(_Message, frozen=True, tag="beat"):
-    """The rank is alive and here. Sent at every interval, and earlier when there is news."""
+    """The rank is alive. Sent at every interval, and earlier when there is news."""
 
     progress: RankProgress
     checkpoints_saved: Count  # durable checkpoints of this attempt
@@ -228,7 +228,7 @@ class RankExited(_Message, frozen=True, tag="rank_exited"):
 
 
 class AgentHeartbeat(_Message, frozen=True, tag="pulse"):
-    """The agent is alive and reads from its ranks, so a silent rank is silent itself."""
+    """The agent is alive and reads from its ranks: it does not cause the silence of a rank."""
 
     stopped: tuple[tuple[int, int], ...]
     """Rank and attempt of each process that is stopped (SIGSTOP) and never sent a heartbeat."""
@@ -275,7 +275,7 @@ class KillRank(_Message, frozen=True, tag="kill_rank"):
 class AnnounceGroup(_Message, frozen=True, tag="announce"):
     """Send the group to every rank; the attempt numbers say which processes are meant."""
 
-    layout: WorkerGroup
+    group: WorkerGroup = msgspec.field(name="layout")
     incarnations: tuple[int, ...]  # the attempt of each member's rank
 
 
@@ -297,7 +297,7 @@ class AdoptedRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     rank: int
     incarnation: int
     process: ProcessRecord
-    mark: str  # the process tag: `muster.contracts.environ.PROCESS_TAG` in it and in its children
+    process_tag: str  # `muster.contracts.environ.PROCESS_TAG` in it and in its children
 
 
 class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -312,11 +312,11 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     orphan_timeout_seconds: float
     """After this long without a coordinator, ranks are asked to save and exit."""
     stop_grace_seconds: float
-    pulse_seconds: float  # interval of `AgentHeartbeat`
+    agent_heartbeat_seconds: float  # interval of `AgentHeartbeat`
     secrets: dict[str, str] = {}
     """The job's references by variable name, see `muster.contracts.secrets`."""
-    safe: str = ""  # the directory of ``file:`` references
-    lent: dict[str, str] = {}
+    secrets_dir: str = ""  # the directory of ``file:`` references
+    shared_env: dict[str, str] = {}
     """The values of the job's ``env:`` references by name, as far as the service shares them.
     They are in this message and in the environment of ranks only."""
     adopted: tuple[AdoptedRank, ...] = ()

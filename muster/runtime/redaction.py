@@ -21,7 +21,7 @@ _Message = TypeVar("_Message", bound=AgentMessage)
 
 
 def held_secrets(environ: Mapping[str, str]) -> list[str]:
-    """Return the secrets in a rank's environment, whose names `HELD` lists."""
+    """Return the secrets in a rank's environment, whose names `SECRET_VARIABLES` lists."""
     return [
         environ[name] for name in environ.get(SECRET_VARIABLES, "").split(",") if name in environ
     ]

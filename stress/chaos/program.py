@@ -1,14 +1,10 @@
 """The programs of a chaos run; they count the lines that they print.
 
-After each line its number goes into a page of shared memory, which survives the process. So the
-number of lines that a killed rank has written is known, and its log must hold all of them. Run as
-a script, this file trains independent ranks.
+Run as a script, this file trains independent ranks.
 """
 
-import mmap
 import os
 import subprocess
-import time
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +13,7 @@ import numpy as np
 
 import muster
 from muster.program import Batch, Contribution
+from stress.witness import Witness
 
 SLEEPER_SECONDS = "7774"
 
@@ -27,45 +24,32 @@ def witness_directory(checkpoint_dir: Path) -> Path:
     return checkpoint_dir.parent / "witnesses"
 
 
-class Witness:
-    """Prints numbered lines and counts them in a file named after the process."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def says_a_line(self) -> None:
-        # A single write, so a kill never leaves half a line.
-        os.write(1, f"line {self._count} of {self._name}\n".encode())
-        self._count += 1
-        self._memory[:8] = self._count.to_bytes(8, "little")
+class Lines:
+    """Prints numbered lines, from the first on in the process that prints."""
 
     @cached_property
-    def _name(self) -> str:
-        job_id, rank = os.environ["JOB_ID"], os.environ["RANK"]
-        return f"{job_id}.{rank}.{os.getpid()}.{time.monotonic_ns()}"
-
-    @cached_property
-    def _memory(self) -> mmap.mmap:
+    def _witness(self) -> Witness:
         directory = witness_directory(Path(os.environ["CHECKPOINT_DIR"]))
-        directory.mkdir(exist_ok=True)
-        path = directory / self._name
-        path.write_bytes(bytes(8))
-        with path.open("r+b") as file:
-            return mmap.mmap(file.fileno(), 8)
+        return Witness(directory, f"{os.environ['JOB_ID']}.{os.environ['RANK']}")
+
+    def print_one(self) -> None:
+        (line,) = self._witness.next_lines(1)
+        os.write(1, line + b"\n")  # a single write, so a kill never leaves half a line
+        self._witness.wrote(1)
 
 
 class Numbered:
     """A regression with momentum and noise, synchronous."""
 
     def __init__(self) -> None:
-        self._witness = Witness()
+        self._lines = Lines()
 
     def initial(self, seed: int) -> dict[str, np.ndarray]:
         weights = np.random.default_rng(seed).standard_normal(8).astype(np.float32)
         return {"weights": weights, "momentum": np.zeros(8, np.float32)}
 
     def gradient(self, state: Arrays, batch: Batch, random: np.random.Generator) -> Contribution:
-        self._witness.says_a_line()
+        self._lines.print_one()
         inputs = np.array([sample["x"] for sample in batch.samples], np.float32)
         inputs += random.normal(0, 0.01, inputs.shape).astype(np.float32)
         wanted = np.array([sample["y"] for sample in batch.samples], np.float32)
@@ -81,11 +65,11 @@ def main() -> None:
     """Train as one rank, with a sleeping child in another session."""
     # It sleeps for hours, so it has to be killed together with the rank.
     subprocess.Popen(["sleep", SLEEPER_SECONDS], start_new_session=True)  # noqa: S607
-    witness = Witness()
+    lines = Lines()
     run = muster.join()
     state = run.restore() or {}
     for batch in run.batches():
-        witness.says_a_line()
+        lines.print_one()
         inputs = np.array([sample["x"] for sample in batch])
         wanted = np.array([sample["y"] for sample in batch], float)
         weights = state.get("weights", np.zeros(inputs.shape[1]))

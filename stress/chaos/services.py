@@ -1,13 +1,17 @@
 """Starts and ends all parts of a chaos run in the right order: services, jobs and observers."""
 
+import re
 import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from stress.chaos.decoys import Decoys
 from stress.chaos.jobs import Workload
-from stress.chaos.logs import NumberedLines
 from stress.chaos.observer import LeaseObserver, Observer
+from stress.chaos.program import witness_directory
 from stress.chaos.reader import CheckpointWatch
 from stress.chaos.strikes import awaited
 from stress.restarter import Restarter
@@ -20,6 +24,9 @@ PARTING_SECONDS = 2.0
 """No process of a job may run longer than this after all jobs have ended."""
 STREAM_SECONDS = 10.0
 """For the log streams to end after their jobs."""
+
+
+NUMBERED = re.compile(r"\[rank (\d+)\] line (\d+) of (\S+)")
 
 
 class RunningServices:
@@ -94,3 +101,38 @@ class RunningServices:
 
     def _short_jobs_are_over(self) -> bool:
         return all(self.installation.job(it)["is_terminal"] for it in self.workload.errands[-100:])
+
+
+class NumberedLines:
+    """The numbered lines that one reader of a job's log stream received.
+
+    At the end it must have every line that any rank wrote, once, and the lines of each process in
+    the order in which they were written.
+    """
+
+    def __init__(self, job_id: str) -> None:
+        self._job_id = job_id
+        self._numbers: dict[str, list[int]] = defaultdict(list)
+        """Writer → its line numbers in order of arrival."""
+
+    def take(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            if found := NUMBERED.fullmatch(line):
+                self._numbers[found[3]].append(int(found[2]))
+
+    def faults(self, checkpoint_dir: Path) -> Iterator[str]:
+        """Yield one sentence per gap, duplicate or reordering."""
+        for who, numbers in self._numbers.items():
+            if numbers != list(range(len(numbers))):
+                yield f"lines of {who} are not in order, once each: {_around(numbers)}"
+        for witness in witness_directory(checkpoint_dir).glob(f"{self._job_id}.*"):
+            written = int.from_bytes(witness.read_bytes(), "little")
+            found = len(self._numbers[witness.name])
+            # The process may have been killed between the line and its counter.
+            if found not in {written, written + 1}:
+                yield f"{witness.name} wrote {written} lines, and {found} are in the log"
+
+
+def _around(numbers: list[int]) -> str:
+    wrong = next(place for place, number in enumerate(numbers) if place != number)
+    return f"… {numbers[max(0, wrong - 3) : wrong + 4]} … at place {wrong}"

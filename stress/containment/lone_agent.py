@@ -55,7 +55,7 @@ class LoneAgent:
             is_managed=False,
             orphan_timeout_seconds=600.0,
             stop_grace_seconds=1.0,
-            pulse_seconds=0.2,
+            agent_heartbeat_seconds=0.2,
         )
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "worker.agent"],

@@ -48,9 +48,9 @@ async def follow(
 ) -> Followed:
     """Let so many readers follow a job that writes at a steady rate."""
     service.run(JOB)
-    random = chance(seed)
+    draw = chance(seed)
     readers = _readers(service, clients)
-    restless = random.sample(readers, int(clients * RESTLESS))
+    restless = draw.sample(readers, int(clients * RESTLESS))
     writer = Writer(service.files(JOB).log(0, 0), lines_per_second)
     began = time.monotonic()
     async with Crowd(readers) as crowd:
@@ -58,7 +58,7 @@ async def follow(
         opened = time.monotonic() - began
         loop = asyncio.get_running_loop()
         for reader in restless:
-            loop.call_later(random.uniform(0, seconds), reader.leave)
+            loop.call_later(draw.uniform(0, seconds), reader.leave)
         began, used = time.monotonic(), processor_seconds(service.pid)
         writing = asyncio.create_task(writer.write_on())
         await asyncio.sleep(seconds)

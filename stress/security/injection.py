@@ -23,14 +23,14 @@ GOAL = 500
 
 def run(directory: Path, *, every: int = 1, seed: int = 0) -> Report:
     """Try one in `every` combinations of a text and a place."""
-    findings, random = Findings(), chance(seed)
+    findings, draw = Findings(), chance(seed)
     (directory / "service").mkdir()
     service = AttackedService(directory / "service", findings)
     texts = [*traversals(service.precious), *traversals(service.precious.parent)]
     texts = list(dict.fromkeys([*texts, *injections(service.mark)]))
 
     def some() -> list[str]:
-        return texts if every == 1 else random.sample(texts, len(texts) // every)
+        return texts if every == 1 else draw.sample(texts, len(texts) // every)
 
     with service.serving():
         for where, place in PLACES.items():

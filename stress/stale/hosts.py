@@ -13,8 +13,18 @@ from stress.chaos.reader import CheckpointWatch
 from stress.chaos.saves import Saves
 from stress.runner import chance
 from stress.stale.findings import Findings, Waking
-from stress.stale.jobs import COMMON, KINDS, Training, generation_in, is_finished
-from stress.stale.standing import changes, is_locked, mapped_memory, standing, writable_memory
+from stress.stale.jobs import (
+    COMMON,
+    KINDS,
+    Training,
+    changes,
+    generation_in,
+    is_finished,
+    is_locked,
+    mapped_memory,
+    standing,
+    writable_memory,
+)
 from tests.support.frozen_hosts import Host, let_go, signal_all
 from tests.support.installation import Installation, Seen, await_value, is_over, write_small_dataset
 

@@ -179,12 +179,12 @@ def test_a_program_that_hangs_before_it_can_train_is_replaced(
         world_size=2,
         program="paced.py:HangingAtFirst",
         progress_timeout_seconds=1,
-        start_grace_seconds=1,
+        start_grace_seconds=3,
     )
     assert job.completes() == undisturbed
     told = [event["message"] for event in installation.events(job.job_id)]
     for rank in (0, 1):
-        sentence = f"rank {rank} sent heartbeats but was not ready to train for 1 s and was killed"
+        sentence = f"rank {rank} sent heartbeats but was not ready to train for 3 s and was killed"
         assert sentence in told
 
 

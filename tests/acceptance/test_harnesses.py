@@ -40,7 +40,7 @@ def test_readers_who_come_back_get_every_line_once(tmp_path: Path) -> None:
 
 
 def test_retries_are_safe_while_the_api_is_killed(tmp_path: Path) -> None:
-    report = lost_replies.run(tmp_path, keys=30, duplicates=3, kills=2, seed=1)
+    report = lost_replies.run(tmp_path, keys=200, duplicates=3, kills=4, seed=1)
     assert not report.faults, report
 
 

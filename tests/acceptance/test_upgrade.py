@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from muster.checkpoints.comparison import identity_of
-from muster.checkpoints.local import LocalFileSystem
-from muster.checkpoints.reader import CheckpointReader
 from muster.contracts.paths import checkpoints_of_job
-from tests.support.installation import Installation
+from tests.support.installation import Installation, newest_checkpoint
 
 ARCHIVE = Path(__file__).parent / "data" / "old-installation.tar.xz"
 OLD_ROOT = "/tmp/muster-old"  # noqa: S108  the paths in its rows
@@ -48,20 +46,6 @@ def old_root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def digest_of(new: Installation, job_id: str) -> str:
-    """Return the identity of a synchronous job's newest state."""
-    reader = CheckpointReader(
-        files=LocalFileSystem(),
-        directory=checkpoints_of_job(new.checkpoint_dir, job_id),
-        rank=0,
-        world_size=None,
-        warn=pytest.fail,
-    )
-    checkpoint = reader.newest()
-    assert checkpoint is not None
-    return identity_of(checkpoint)
-
-
 def test_an_earlier_installation_is_taken_over(old_root: Path) -> None:
     with Installation(old_root, CHECKPOINT_DIR=str(old_root / "work" / "checkpoints")) as new:
         new.checkpoint_dir = old_root / "work" / "checkpoints"
@@ -75,7 +59,8 @@ def test_an_earlier_installation_is_taken_over(old_root: Path) -> None:
         audit = new.request("GET", "/jobs/running-sync/audit").json()
         assert audit["exactly_once"] is True
         assert [len(audit["epochs"]), synchronous["checkpoints_saved"] > 0] == [40, True]
-        assert digest_of(new, "running-sync") == SYNCHRONOUS
+        directory = checkpoints_of_job(new.checkpoint_dir, "running-sync")
+        assert identity_of(newest_checkpoint(directory, 0, None)) == SYNCHRONOUS
 
         assert new.complete("running-alone")["restarts"] == 0
         assert new.digests("running-alone", 2) == list(INDEPENDENT)

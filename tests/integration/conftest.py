@@ -1,4 +1,4 @@
-"""One service per module, and a job per test."""
+"""One service for all tests, and a job per test."""
 
 import re
 import signal
@@ -12,7 +12,7 @@ from database.engine import Database
 from tests.support.api_service import DEADLINE_SECONDS, Agent, Service, StandIn
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     running = Service(tmp_path_factory.mktemp("service"))
     running.start()
@@ -21,14 +21,14 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         running.end(signal.SIGKILL)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def stand_in(service: Service) -> Iterator[StandIn]:
     database = Database.open(service.database_url)
     yield StandIn(database)
     database.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def client(service: Service) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=service.url, timeout=DEADLINE_SECONDS) as opened:
         yield opened
@@ -59,6 +59,6 @@ def elastic(client: httpx.Client, stand_in: StandIn, name: str) -> Iterator[str]
     stand_in.end(name)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def agent(service: Service) -> Agent:
     return Agent(service.files)

@@ -132,7 +132,7 @@ def test_barrier_keeps_earlier_messages(make: Make) -> None:
     assert run_ranks(make(2).backends, rank) == [b"early", b"early"]
 
 
-def test_group_of_one_waits_for_nobody(make: Make) -> None:
+def test_group_of_one_does_not_wait(make: Make) -> None:
     (backend,) = make(1).backends
     backend.barrier()
     backend.exchange([], [])

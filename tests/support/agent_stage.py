@@ -134,7 +134,7 @@ class Stage:
             is_managed=is_managed,
             orphan_timeout_seconds=orphan_timeout_seconds,
             stop_grace_seconds=stop_grace_seconds,
-            pulse_seconds=0.2,
+            agent_heartbeat_seconds=0.2,
             adopted=tuple(adopted),
         )
         self._agent = subprocess.Popen(
@@ -252,5 +252,5 @@ def adopted(uid: str, spawned: RankSpawned) -> AdoptedRank:
             boot_id=spawned.boot_id,
             node=spawned.node,
         ),
-        mark=process_tag(uid, spawned.rank, spawned.incarnation),
+        process_tag=process_tag(uid, spawned.rank, spawned.incarnation),
     )

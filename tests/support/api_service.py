@@ -98,7 +98,7 @@ class StandIn:
         self.lease = self.leases.take(
             "coordinator", "stand-in", this_process(), "127.0.0.1:1", displacing=None
         )
-        self._tenure = FencedWriter(self._database, self.lease)
+        self._writer = FencedWriter(self._database, self.lease)
 
     def resign(self) -> None:
         self.leases.release(self.lease)
@@ -106,7 +106,7 @@ class StandIn:
     def write(self, job_id: str, **rows: Sequence[object]) -> None:
         """Write rows beside a job that stays as it is."""
         change = _unchanged(self.jobs.get(JobId(job_id)))
-        self._tenure.commit([JobWrite(change=change, **rows)])
+        self._writer.commit([JobWrite(change=change, **rows)])
 
     def move(
         self,
@@ -123,7 +123,7 @@ class StandIn:
             change = replace(change, reason=reason or job.reason)
             if status in {JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.STOPPED}:
                 change = replace(change, finished_at=utc_now(), exit_code=exit_code)
-            self._tenure.commit([JobWrite(change=change, workers=workers)])
+            self._writer.commit([JobWrite(change=change, ranks=workers)])
 
     def end(self, job_id: str) -> None:
         """Bring a job to its end from wherever it is."""

@@ -22,7 +22,7 @@ from database.records import (
     JobChange,
     JobWrite,
     Lease,
-    Member,
+    MemberRecord,
     ProcessRecord,
     RankRecord,
 )
@@ -103,8 +103,8 @@ def attempt(rank: int, number: int, **new: object) -> Attempt:
     )
 
 
-def member(worker_id: int, **new: object) -> Member:
-    return Member(
+def member(worker_id: int, **new: object) -> MemberRecord:
+    return MemberRecord(
         **{
             "worker_id": worker_id,
             "rank": worker_id,

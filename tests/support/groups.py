@@ -1,4 +1,4 @@
-"""Groups of ranks in this process, by every transport there is: each has to keep the same promises.
+"""Groups of ranks in this process, over every transport.
 
 A further transport is one more function, and one more line in `TRANSPORTS`.
 """

@@ -4,7 +4,7 @@ A file holds histories, separated by blank lines; each begins with ``# what it s
 
     # a stop asks the ranks to save, then kills them
     running world_size=2
-    is_stopped grace=30           -> STOPPING (stopped_by_user), terminate 0 1
+    is_stopped grace=30           -> terminate 0 1, STOPPING (stopped_by_user)
     exits 0
     passes 30                     -> kill 1 (stopped_by_user)
     dies 1                        -> STOPPED (stopped_by_user), dismiss agent

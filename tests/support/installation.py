@@ -281,23 +281,8 @@ class Installation:
 
     def checkpoints(self, job_id: str, world_size: int) -> list[Checkpoint]:
         """Return the newest checkpoint of every rank; each must be the very newest there is."""
-
-        def newest(rank: int) -> Checkpoint:
-            warnings: list[str] = []
-            directory = checkpoints_of_rank(self.checkpoint_dir, job_id, rank)
-            reader = CheckpointReader(
-                files=LocalFileSystem(),
-                directory=directory,
-                rank=rank,
-                world_size=world_size,
-                warn=warnings.append,
-            )
-            found = reader.newest()
-            assert found is not None, f"{directory} holds no checkpoint"
-            assert not warnings, warnings
-            return found
-
-        return [newest(rank) for rank in range(world_size)]
+        places = (checkpoints_of_rank(self.checkpoint_dir, job_id, it) for it in range(world_size))
+        return [newest_checkpoint(it, rank, world_size) for rank, it in enumerate(places)]
 
     def digests(self, job_id: str, world_size: int) -> list[str]:
         """Return the identity of every rank's last state, its position in the data included."""
@@ -413,6 +398,22 @@ def end_of(log: Path) -> str:
         return f"--- {log.name} is not there"
     lines = log.read_text(errors="replace").splitlines()[-SHOWN_LINES:]
     return "\n".join([f"--- {log.name}", *lines])
+
+
+def newest_checkpoint(directory: Path, rank: int, world_size: int | None) -> Checkpoint:
+    """Return what a successor would go on from; it must be the very newest there is."""
+    warnings: list[str] = []
+    reader = CheckpointReader(
+        files=LocalFileSystem(),
+        directory=directory,
+        rank=rank,
+        world_size=world_size,
+        warn=warnings.append,
+    )
+    found = reader.newest()
+    assert found is not None, f"{directory} holds no checkpoint"
+    assert not warnings, warnings
+    return found
 
 
 def write_small_dataset(directory: Path) -> Path:

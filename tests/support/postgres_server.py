@@ -79,7 +79,9 @@ class FragilePostgres:
         until = time.monotonic() + PATIENCE_SECONDS
         while any(map(processes.identify, self._ours)) and time.monotonic() < until:
             time.sleep(RETRY_SECONDS)
-        self._pid_file.unlink()  # its zombie may be taken for a server that runs
+        # Its zombie, which process 1 may reap late, would be taken for a server that runs.
+        for lock in [self._pid_file, *self._pid_file.parent.glob(".s.PGSQL.*.lock")]:
+            lock.unlink()
 
     def stop(self) -> None:
         """Stop it: connections stay open without an answer."""

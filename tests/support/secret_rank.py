@@ -23,10 +23,10 @@ def assignment(tmp_path: Path, *adopted: AdoptedRank, **secrets: str) -> AgentAs
         is_managed=False,
         orphan_timeout_seconds=1.0,
         stop_grace_seconds=1.0,
-        pulse_seconds=1.0,
+        agent_heartbeat_seconds=1.0,
         secrets=secrets,
-        safe=str(tmp_path / "secrets"),
-        lent={"LENT": LENT},
+        secrets_dir=str(tmp_path / "secrets"),
+        shared_env={"LENT": LENT},
         adopted=adopted,
     )
 

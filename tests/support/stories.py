@@ -110,6 +110,19 @@ class Story:
         return story
 
     @classmethod
+    def commands(cls, **spec: object) -> Self:
+        """A job whose ranks all run a command that sends no heartbeats."""
+        story = cls.starting(**{"command": ("python", "train.py"), **spec})
+        story.executes(*(rank.rank for rank in story.job.ranks)).plans()
+        assert story.job.status is JobStatus.RUNNING
+        return story
+
+    @classmethod
+    def gang(cls, **spec: object) -> Self:
+        """A job of such commands that are restarted together."""
+        return cls.commands(**{"restart_scope": "gang", "world_size": 3, **spec})
+
+    @classmethod
     def gathering(cls, **spec: object) -> Self:
         """A synchronous job whose ranks were all started and are not ready yet."""
         return cls.starting(**{"mode": "synchronous", **spec})

@@ -1,14 +1,17 @@
 """Helpers for tests in which agents die."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from muster.contracts.messages import (
     AdoptedRank,
     AgentHello,
+    AnnounceGroup,
+    GroupMember,
     Heartbeat,
     RankMessage,
     RankSaid,
     RankSpawned,
+    WorkerGroup,
 )
 from tests.support.agent_stage import Conversation, Stage, adopted
 
@@ -43,6 +46,13 @@ def hear_training(agent: Conversation, rank: int = 0, above: int = 0) -> Heartbe
     beat = hear_said(agent, rank, Heartbeat, lambda beat: beat.progress.step > above)
     assert isinstance(beat, Heartbeat)
     return beat
+
+
+def announced(generation: int, *ranks: int, attempts: Sequence[int] | None = None) -> AnnounceGroup:
+    """Return the order to send a group of these ranks."""
+    members = tuple(GroupMember(worker_id=rank, rank=rank, host="", port=0) for rank in ranks)
+    group = WorkerGroup(generation=generation, token="", members=members, paused=False)
+    return AnnounceGroup(group=group, incarnations=tuple(attempts or [0] * len(ranks)))
 
 
 def started(

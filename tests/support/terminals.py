@@ -5,13 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from muster.checkpoints.comparison import identity_of
-from muster.checkpoints.local import LocalFileSystem
-from muster.checkpoints.reader import CheckpointReader
 from muster.host.containment import tag_of, tagged_processes
-from tests.support.installation import DEADLINE_SECONDS, without_ours
+from tests.support.installation import DEADLINE_SECONDS, newest_checkpoint, without_ours
 
 
 class Terminal:
@@ -47,16 +43,8 @@ class Terminal:
 
     def digest(self, job_id: str, rank: int, world_size: int) -> str:
         """Return the identity of a rank's last state."""
-        reader = CheckpointReader(
-            files=LocalFileSystem(),
-            directory=self.directory / "checkpoints" / job_id / f"worker_{rank}",
-            rank=rank,
-            world_size=world_size,
-            warn=pytest.fail,
-        )
-        found = reader.newest()
-        assert found is not None
-        return identity_of(found)
+        directory = self.directory / "checkpoints" / job_id / f"worker_{rank}"
+        return identity_of(newest_checkpoint(directory, rank, world_size))
 
     def left_running(self) -> list[int]:
         """Return the processes that work in this directory without having been started here."""

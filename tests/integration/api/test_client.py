@@ -51,7 +51,7 @@ def test_pool_views_are_typed(muster: Client, stand_in: StandIn, elastic: str) -
         members=[member(0)],
         commits=[commit(5)],
         epochs=[epoch(0)],
-        incarnations=[attempt(0, 0), attempt(0, 1)],
+        attempts=[attempt(0, 0), attempt(0, 1)],
     )
     assert [one.worker_id for one in job.workers().workers] == ["0"]
     assert [one.step for one in job.audit().checkpoints] == [5]

@@ -116,7 +116,7 @@ ENDED = {
 def test_an_exit_is_shown_with_all_known_facts(
     client: httpx.Client, stand_in: StandIn, job: str
 ) -> None:
-    stand_in.write(job, incarnations=[attempt(0, 0, **ENDED)])
+    stand_in.write(job, attempts=[attempt(0, 0, **ENDED)])
     assert client.get(f"/jobs/{job}/incarnations").json() == {
         "job_id": job,
         "incarnations": [
@@ -134,7 +134,7 @@ def test_an_exit_is_shown_with_all_known_facts(
 
 def test_pages_lead_from_one_to_the_next(client: httpx.Client, stand_in: StandIn, job: str) -> None:
     # All started in the same moment, as they are.
-    stand_in.write(job, incarnations=[attempt(rank, 0) for rank in range(5)])
+    stand_in.write(job, attempts=[attempt(rank, 0) for rank in range(5)])
     seen, path = [], f"/jobs/{job}/incarnations?limit=2"
     while path:
         answer = client.get(path)

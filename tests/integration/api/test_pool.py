@@ -51,7 +51,7 @@ def test_the_pool_shows_present_and_former_workers(
             member(1, backend="shared_memory", gpu_count=2),
             member(2, rank=0, incarnation=1, state="syncing", joined_step=None, node=None),
         ],
-        workers=[
+        ranks=[
             worker(0, incarnation=1, process=None, state="spawned"),
             worker(1, process=mine, step=41),
         ],

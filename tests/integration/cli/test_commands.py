@@ -44,7 +44,7 @@ def test_workers_table_fits_80_columns(muster: Muster, stand_in: StandIn, elasti
     young = member(17, rank=4095, incarnation=1, state="syncing", joined_step=None, node=None)
     busy = member(1, joined_step=99_999_999)
     workers = [worker(1, process=mine, step=99_999_999)]
-    stand_in.write(elastic, members=[gone, busy, young], workers=workers)
+    stand_in.write(elastic, members=[gone, busy, young], ranks=workers)
     lines = muster("workers", elastic).stdout.splitlines()
     assert lines == [
         "worker  rank  state        step    joined      pid  node              beat",
@@ -100,9 +100,7 @@ def test_incarnations_show_each_process_and_its_end(
         step_at_end=99_999,
     )
     young = attempt(0, 1, started_at=NOON + timedelta(seconds=1))
-    stand_in.write(
-        elastic, incarnations=[crashed, young], workers=[worker(0, incarnation=1, step=8)]
-    )
+    stand_in.write(elastic, attempts=[crashed, young], ranks=[worker(0, incarnation=1, step=8)])
     first, *lines = muster("incarnations", elastic).stdout.splitlines()
     assert first.startswith(f"{elastic} is RUNNING: no data set was named")
     assert lines == [

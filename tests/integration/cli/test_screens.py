@@ -101,8 +101,8 @@ def test_purge_deletes_only_after_confirmation(
     screen: Opened, stand_in: StandIn, agent: Agent, job: str
 ) -> None:
     agent.write(job, 0, "x" * 1000)
-    stand_in.end(job)
-    status = stand_in.jobs.get(JobId(job)).status
+    stand_in.run(job)
+    stand_in.move(job, status := JobStatus.FAILED)
     left = screen("purge", "--status", status)
     left.see(r"Delete \d+ jobs?, [0-9.]+ k?B\? \[y/N\]: ")
     assert left.interrupt() == ExitCode.INTERRUPTED

@@ -56,14 +56,14 @@ class Fate:
 
     def _leaves(self) -> None:
         if len(self._stage.members) > 1:
-            self._stage.leaves(self._somebody())
+            self._stage.leaves(self._random_worker())
 
     def _dies(self) -> None:
         if len(self._stage.members) > 1:
-            self._stage.dies(self._somebody())
+            self._stage.dies(self._random_worker())
 
     def _is_replaced(self) -> None:
-        victim = self._somebody()
+        victim = self._random_worker()
         self._stage.dies(victim)
         self._stage.joins(rank=self._stage.players[victim].rank)
 
@@ -76,7 +76,7 @@ class Fate:
         for _ in range(self._chance.randint(1, 3)):
             self._stage.joins()
 
-    def _somebody(self) -> int:
+    def _random_worker(self) -> int:
         return self._chance.choice(self._stage.members).worker_id
 
 

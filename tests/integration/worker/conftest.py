@@ -1,4 +1,4 @@
-"""A stage with one agent, and shards for ranks that train; a house whose ranks end with a test."""
+"""A stage with one agent, and shards for ranks that train; a loop whose ranks end with a test."""
 
 import signal
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
 from muster.host.containment import tagged_processes
 from tests.support.agent_stage import Stage
-from tests.support.house import House
+from tests.support.table_loop import TableLoop
 
 
 @pytest.fixture
@@ -22,10 +22,10 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path)
-    yield house
-    house.ranks.signal_all(signal.SIGKILL)
-    house.lives_until_it_is_empty()
-    assert tagged_processes(f"{house.uid}/") == []
-    house.close()
+def loop(tmp_path: Path) -> Iterator[TableLoop]:
+    loop = TableLoop(tmp_path)
+    yield loop
+    loop.ranks.signal_all(signal.SIGKILL)
+    loop.run_until_empty()
+    assert tagged_processes(f"{loop.uid}/") == []
+    loop.close()

@@ -103,14 +103,12 @@ def test_a_replaced_agent_names_the_newer_socket(
     started(stage, stage.meet(), list(FOREVER))
     stage.files.agent_socket(GENERATION + 1).touch()
     assert stage.exit_code() == REPLACED_CODE
-    ends = (
-        "another agent has taken over this job: agent.0008.sock is there, its ranks are killed here"
-    )
+    ends = "replaced by a newer agent (socket agent.0008.sock); its ranks here are killed"
     assert ends in capfd.readouterr().err
     record = stage.record(0, 0)
-    by = "its agent (agent.0008.sock is there, a newer one's)"
+    by = "its agent, which was replaced by a newer agent (socket agent.0008.sock)"
     assert Orphaned(by=by) in [said.message for said in record.said]
     stage.start_agent()
     assert stage.exit_code() == REPLACED_CODE
-    assert "agent.0008.sock is there, nothing is touched" in capfd.readouterr().err
+    assert "(socket agent.0008.sock); no process was touched" in capfd.readouterr().err
     assert stage.files.agent_socket(GENERATION + 1).exists()

@@ -28,9 +28,9 @@ from muster.contracts.wire import ExitRecord, decode_exit_record, encode
 from muster.host.containment import can_tag, set_tag_limit
 from muster.host.processes import identify
 from muster.runtime.exit_report import write_exit_record
-from tests.support.house import RECONNECT_AND_SEND, SAY_HELLO, WAIT, House
 from tests.support.installation import await_value
 from tests.support.stories import beat, saved
+from tests.support.table_loop import RECONNECT_AND_SEND, SAY_HELLO, WAIT, TableLoop
 from worker.rank import WARNINGS_LIMIT
 from worker.rank_listener import PACKETS_LIMIT
 
@@ -43,44 +43,44 @@ def exit_of(
     )
 
 
-def test_start_messages_and_exit_are_reported_in_order(house: House) -> None:
+def test_start_messages_and_exit_are_reported_in_order(loop: TableLoop) -> None:
     # It runs until it was read: a start is not reported if the process is gone before that.
     calm = "import signal; signal.signal(signal.SIGTERM, lambda *_: os._exit(3)); "
-    house.starts(calm + "print('the end', flush=True); " + SAY_HELLO + WAIT)
-    house.lives_until(house.has_heard_hello)
-    house.ranks.send_signal(0, 0, signal.SIGTERM)
-    house.lives_until_it_is_empty()
-    spawned, said, exited = house.reports
+    loop.start(calm + "print('the end', flush=True); " + SAY_HELLO + WAIT)
+    loop.run_until(loop.has_received_hello)
+    loop.ranks.send_signal(0, 0, signal.SIGTERM)
+    loop.run_until_empty()
+    spawned, said, exited = loop.reports
     assert isinstance(spawned, RankSpawned)
     assert said == RankSaid(rank=0, incarnation=0, message=Hello())
     assert exited == exit_of(0, 0, 3, None, "the end")
-    record = decode_exit_record(house.files.exit_record(0, 0).read_bytes(), spawned.pid)
+    record = decode_exit_record(loop.files.exit_record(0, 0).read_bytes(), spawned.pid)
     assert (record.said, record.exited) == ((said,), exited)
-    assert house.files.times(0, 0).stat().st_size == 16
+    assert loop.files.times(0, 0).stat().st_size == 16
 
 
-def test_killed_ranks_are_reported_before_those_that_exited(house: House) -> None:
-    house.starts("raise SystemExit(1)", rank=0)
-    house.starts("import os; os.kill(os.getpid(), 9)", rank=1)
-    house.starts("raise SystemExit(0)", rank=2)
-    ranks = house.ranks.running
+def test_killed_ranks_are_reported_before_those_that_exited(loop: TableLoop) -> None:
+    loop.start("raise SystemExit(1)", rank=0)
+    loop.start("import os; os.kill(os.getpid(), 9)", rank=1)
+    loop.start("raise SystemExit(0)", rank=2)
+    ranks = loop.ranks.running
     await_value(lambda: all(rank.process.has_exited() for rank in ranks), str)
-    house.lives_until_it_is_empty()
-    ends = [report.rank for report in house.reports if isinstance(report, RankExited)]
+    loop.run_until_empty()
+    ends = [report.rank for report in loop.reports if isinstance(report, RankExited)]
     assert ends == [1, 0, 2]
 
 
-def test_the_error_file_of_a_rank_is_reported(house: House) -> None:
-    house.files.run.mkdir(exist_ok=True)
+def test_the_error_file_of_a_rank_is_reported(loop: TableLoop) -> None:
+    loop.files.run.mkdir(exist_ok=True)
     write = "import os; open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write"
-    house.starts(f'{write}(\'{{"message": "ValueError: no"}}\'); raise SystemExit(1)')
-    house.lives_until_it_is_empty()
-    (end,) = (report for report in house.reports if isinstance(report, RankExited))
+    loop.start(f'{write}(\'{{"message": "ValueError: no"}}\'); raise SystemExit(1)')
+    loop.run_until_empty()
+    (end,) = (report for report in loop.reports if isinstance(report, RankExited))
     assert end.error == "ValueError: no"
 
 
 def test_an_exit_is_recorded_before_its_process_is_reaped(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    loop: TableLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An agent that dies in between leaves the record or the zombie."""
     zombies: list[int] = []
@@ -91,141 +91,141 @@ def test_an_exit_is_recorded_before_its_process_is_reaped(
         write_exit_record(files, record)
 
     monkeypatch.setattr("worker.exits.write_exit_record", look_and_write)
-    house.starts("raise SystemExit(3)")
-    house.lives_until_it_is_empty()
-    assert house.reports[-1] == exit_of(0, 0, 3, None)
+    loop.start("raise SystemExit(3)")
+    loop.run_until_empty()
+    assert loop.reports[-1] == exit_of(0, 0, 3, None)
     (pid,) = zombies
     with pytest.raises(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
 
 
-def test_a_signal_reaches_only_the_attempt_it_names(house: House) -> None:
-    house.starts(SAY_HELLO + WAIT, incarnation=4)
-    house.lives_until(house.has_heard_hello)
-    house.ranks.send_signal(0, 3, signal.SIGKILL)
-    house.ranks.send_signal(1, 4, signal.SIGKILL)
-    house.ranks.settle()
-    assert house.ranks
-    house.ranks.send_signal(0, 4, signal.SIGTERM)
-    house.lives_until_it_is_empty()
-    assert house.reports[-1] == exit_of(0, 4, None, signal.SIGTERM)
+def test_a_signal_reaches_only_the_attempt_it_names(loop: TableLoop) -> None:
+    loop.start(SAY_HELLO + WAIT, incarnation=4)
+    loop.run_until(loop.has_received_hello)
+    loop.ranks.send_signal(0, 3, signal.SIGKILL)
+    loop.ranks.send_signal(1, 4, signal.SIGKILL)
+    loop.ranks.settle()
+    assert loop.ranks
+    loop.ranks.send_signal(0, 4, signal.SIGTERM)
+    loop.run_until_empty()
+    assert loop.reports[-1] == exit_of(0, 4, None, signal.SIGTERM)
 
 
-def test_a_repeated_or_old_start_is_ignored(house: House) -> None:
-    house.starts(SAY_HELLO + WAIT, incarnation=1)
-    house.lives_until(house.has_heard_hello)
-    known = list(house.reports)
-    house.starts("", incarnation=1)
-    house.starts("", incarnation=2)
-    assert house.reports == known, "it still runs"
-    house.ranks.send_signal(0, 1, signal.SIGKILL)
-    house.lives_until_it_is_empty()
-    known = list(house.reports)
-    house.starts("", incarnation=0)
-    house.starts("", incarnation=1)
-    assert house.reports == known, "its attempt has ended"
-    house.starts("", incarnation=2)
-    house.lives_until_it_is_empty()
-    assert house.reports[-1] == exit_of(0, 2, 0, None)
+def test_a_repeated_or_old_start_is_ignored(loop: TableLoop) -> None:
+    loop.start(SAY_HELLO + WAIT, incarnation=1)
+    loop.run_until(loop.has_received_hello)
+    known = list(loop.reports)
+    loop.start("", incarnation=1)
+    loop.start("", incarnation=2)
+    assert loop.reports == known, "it still runs"
+    loop.ranks.send_signal(0, 1, signal.SIGKILL)
+    loop.run_until_empty()
+    known = list(loop.reports)
+    loop.start("", incarnation=0)
+    loop.start("", incarnation=1)
+    assert loop.reports == known, "its attempt has ended"
+    loop.start("", incarnation=2)
+    loop.run_until_empty()
+    assert loop.reports[-1] == exit_of(0, 2, 0, None)
 
 
-def test_messages_are_repeated_in_their_order(house: House) -> None:
+def test_messages_are_repeated_in_their_order(loop: TableLoop) -> None:
     early, late = beat(step=3), beat(step=30)
     saves = [saved(step) for step in (5, 10)]
     told = [Hello(), early, saves[0], JoinedGroup(generation=2, step=4), saves[1], late]
-    house.starts(f"import os; [os.write(CHANNEL, said) for said in {[*map(encode, told)]!r}]")
-    house.lives_until_it_is_empty()
-    *said, _ = house.ranks.state()
+    loop.start(f"import os; [os.write(CHANNEL, said) for said in {[*map(encode, told)]!r}]")
+    loop.run_until_empty()
+    *said, _ = loop.ranks.state()
     assert [report.message for report in said] == [told[0], told[3], late, *saves]
 
 
-def test_the_number_of_reported_warnings_is_limited(house: House) -> None:
+def test_the_number_of_reported_warnings_is_limited(loop: TableLoop) -> None:
     warning = encode(Warned(message="again"))
     wait_for_room = "import os; os.set_blocking(CHANNEL, True); "
-    house.starts(wait_for_room + f"[os.write(CHANNEL, {warning!r}) for _ in range(1000)]")
-    house.lives_until_it_is_empty()
-    warnings = [report for report in house.reports if isinstance(report, RankSaid)]
+    loop.start(wait_for_room + f"[os.write(CHANNEL, {warning!r}) for _ in range(1000)]")
+    loop.run_until_empty()
+    warnings = [report for report in loop.reports if isinstance(report, RankSaid)]
     assert len(warnings) == WARNINGS_LIMIT
 
 
 @pytest.mark.parametrize("working_dir", ["/nowhere/at/all", "/dev/null"])
-def test_an_unusable_working_directory_is_refused(house: House, working_dir: str) -> None:
-    house.starts("", working_dir=working_dir)
-    said, exited = house.reports
+def test_an_unusable_working_directory_is_refused(loop: TableLoop, working_dir: str) -> None:
+    loop.start("", working_dir=working_dir)
+    said, exited = loop.reports
     assert isinstance(said, RankSaid)
     assert isinstance(said.message, PermanentFailure)
     assert said.message.reason is Reason.INVALID_PROGRAM
     assert working_dir in said.message.message
     assert exited == exit_of(0, 0, 126, None)
-    assert list(house.ranks.state()) == [said, exited]
-    assert not house.ranks
+    assert list(loop.ranks.state()) == [said, exited]
+    assert not loop.ranks
 
 
 @pytest.mark.parametrize(
     "number", [errno.EAGAIN, errno.EMFILE, errno.ENOMEM, errno.ENOSPC, errno.EIO]
 )
 def test_a_lack_of_resources_can_be_retried(
-    house: House, monkeypatch: pytest.MonkeyPatch, number: int
+    loop: TableLoop, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def fails(*_: object) -> int:
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as shortage:
-        shortage.setattr(house.starter, "start", fails)
-        house.starts("")
-    (ended,) = house.reports
+        shortage.setattr(loop.starter, "start", fails)
+        loop.start("")
+    (ended,) = loop.reports
     why = f"cannot be started in /: [Errno {number}] {os.strerror(number)}"
     assert ended == msgspec.structs.replace(exit_of(0, 0, None, None), unstarted=why)
-    assert list(house.ranks.state()) == [ended]
-    house.starts("", incarnation=1)
-    house.lives_until_it_is_empty()
-    assert house.reports[-1] == exit_of(0, 1, 0, None)
+    assert list(loop.ranks.state()) == [ended]
+    loop.start("", incarnation=1)
+    loop.run_until_empty()
+    assert loop.reports[-1] == exit_of(0, 1, 0, None)
 
 
 @pytest.mark.skipif(not can_tag(), reason="RLIMIT_LOCKS is limited")
 @pytest.mark.parametrize(("tagged_rank", "is_believed"), [(1, True), (0, False)])
 def test_a_reconnecting_process_needs_the_tag_number_too(
-    house: House, tagged_rank: int, *, is_believed: bool
+    loop: TableLoop, tagged_rank: int, *, is_believed: bool
 ) -> None:
     """A child of rank 0 with a copy of rank 1's environment cannot take its channel."""
     for rank in (0, 1):
-        house.starts(SAY_HELLO + WAIT, rank=rank)
-    own = {rank_process.rank: rank_process.channel for rank_process in house.ranks.running}
-    house.ranks.listen()
+        loop.start(SAY_HELLO + WAIT, rank=rank)
+    own = {rank_process.rank: rank_process.channel for rank_process in loop.ranks.running}
+    loop.ranks.listen()
     words = RECONNECT_AND_SEND.format(
-        address=str(house.ranks.newest_socket), said=encode(Warned(message="not me"))
+        address=str(loop.ranks.newest_socket), said=encode(Warned(message="not me"))
     )
     caller = subprocess.Popen(
         [sys.executable, "-S", "-c", words],
-        env={PROCESS_TAG: f"{house.uid}/1/0"},
-        preexec_fn=partial(set_tag_limit, f"{house.uid}/{tagged_rank}/0"),  # noqa: PLW1509  one thread
+        env={PROCESS_TAG: f"{loop.uid}/1/0"},
+        preexec_fn=partial(set_tag_limit, f"{loop.uid}/{tagged_rank}/0"),  # noqa: PLW1509  one thread
         stderr=subprocess.DEVNULL,
     )
     said = RankSaid(rank=1, incarnation=0, message=Warned(message="not me"))
-    house.lives_until(lambda: said in house.reports or caller.poll() is not None)
-    assert (said in house.reports) is is_believed
-    rank_process = house.ranks.find(1, 0)
+    loop.run_until(lambda: said in loop.reports or caller.poll() is not None)
+    assert (said in loop.reports) is is_believed
+    rank_process = loop.ranks.find(1, 0)
     assert rank_process is not None
     assert (rank_process.channel is own[1]) is not is_believed
     caller.kill()
     caller.wait()
 
 
-def test_an_exited_rank_leaves_no_descriptor_open(house: House) -> None:
-    house.starts("")
-    house.lives_until_it_is_empty()
+def test_an_exited_rank_leaves_no_descriptor_open(loop: TableLoop) -> None:
+    loop.start("")
+    loop.run_until_empty()
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  names are enough
     for incarnation in range(1, 4):
-        house.starts("", incarnation=incarnation)
-        house.lives_until_it_is_empty()
+        loop.start("", incarnation=incarnation)
+        loop.run_until_empty()
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208  names are enough
 
 
-def test_an_unusable_log_can_be_retried(house: House) -> None:
-    house.files.logs.mkdir(parents=True)
-    house.files.log(0, 0).symlink_to("/nowhere/at/all")
-    house.starts("")
-    (ended,) = house.reports
+def test_an_unusable_log_can_be_retried(loop: TableLoop) -> None:
+    loop.files.logs.mkdir(parents=True)
+    loop.files.log(0, 0).symlink_to("/nowhere/at/all")
+    loop.start("")
+    (ended,) = loop.reports
     assert isinstance(ended, RankExited)
     assert (ended.exit_code, ended.signal) == (None, None)
     assert ended.unstarted is not None
@@ -233,68 +233,68 @@ def test_an_unusable_log_can_be_retried(house: House) -> None:
 
 
 def test_an_exit_is_reported_although_a_process_survives_sigkill(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    loop: TableLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.rank.kill_attempt", lambda _tag: False)
-    house.starts("raise SystemExit(3)")
-    (rank,) = house.ranks.running
+    loop.start("raise SystemExit(3)")
+    (rank,) = loop.ranks.running
     await_value(rank.process.has_exited, lambda: "it does not exit")
-    house.ranks.settle()
-    assert house.ranks, "its containment is tried again"
+    loop.ranks.settle()
+    assert loop.ranks, "its containment is tried again"
     monkeypatch.setattr("worker.ranks.CONTAINMENT_SECONDS", 0.0)
-    house.ranks.settle()
-    assert house.reports[-1] == exit_of(0, 0, 3, None)
+    loop.ranks.settle()
+    assert loop.reports[-1] == exit_of(0, 0, 3, None)
 
 
-def test_an_adopted_rank_without_a_log_is_supervised(house: House) -> None:
-    house.files.times(0, 0).mkdir(parents=True)
-    tag = f"{house.uid}/0/0"
+def test_an_adopted_rank_without_a_log_is_supervised(loop: TableLoop) -> None:
+    loop.files.times(0, 0).mkdir(parents=True)
+    tag = f"{loop.uid}/0/0"
     with subprocess.Popen(
         ["/bin/sleep", "600"], env={PROCESS_TAG: tag}, start_new_session=True
     ) as process:
         record = identify(process.pid)
         assert record is not None
-        house.ranks.adopt(AdoptedRank(rank=0, incarnation=0, process=record, mark=tag))
-        house.ranks.signal_all(signal.SIGKILL)
-        house.lives_until_it_is_empty()
-    assert house.reports[-1] == exit_of(0, 0, None, signal.SIGKILL)
+        loop.ranks.adopt(AdoptedRank(rank=0, incarnation=0, process=record, process_tag=tag))
+        loop.ranks.signal_all(signal.SIGKILL)
+        loop.run_until_empty()
+    assert loop.reports[-1] == exit_of(0, 0, None, signal.SIGKILL)
 
 
-def test_messages_of_an_exited_rank_are_reported_once(house: House) -> None:
-    house.starts(SAY_HELLO)
-    (listening,) = house.selector.get_map().values()
-    house.lives_until_it_is_empty()
-    before = list(house.reports)
+def test_messages_of_an_exited_rank_are_reported_once(loop: TableLoop) -> None:
+    loop.start(SAY_HELLO)
+    (listening,) = loop.selector.get_map().values()
+    loop.run_until_empty()
+    before = list(loop.reports)
     listening.data()  # as the loop does if both were ready
-    assert house.reports == before
+    assert loop.reports == before
 
 
-def test_a_program_may_write_garbage_into_its_channel(house: House) -> None:
+def test_a_program_may_write_garbage_into_its_channel(loop: TableLoop) -> None:
     rubbish = "import os; os.write(CHANNEL, b'\\x82\\xa2is\\xa6warned\\xa7message\\xa1\\xff'); "
-    house.starts(rubbish + SAY_HELLO + "os.close(CHANNEL); " + WAIT)
-    house.lives_until(house.has_heard_hello)
-    house.lives_until(lambda: not house.selector.get_map())
-    assert house.ranks, "closing the channel is not an exit"
+    loop.start(rubbish + SAY_HELLO + "os.close(CHANNEL); " + WAIT)
+    loop.run_until(loop.has_received_hello)
+    loop.run_until(lambda: not loop.selector.get_map())
+    assert loop.ranks, "closing the channel is not an exit"
 
 
-def test_a_rank_that_floods_its_channel_does_not_silence_others(house: House) -> None:
+def test_a_rank_that_floods_its_channel_does_not_silence_others(loop: TableLoop) -> None:
     flood = f"os.set_blocking(CHANNEL, True)\nwhile True: os.write(CHANNEL, {encode(beat())!r})"
-    house.starts(f"import os; {flood}", rank=0)
-    house.starts(SAY_HELLO + WAIT, rank=1)
+    loop.start(f"import os; {flood}", rank=0)
+    loop.start(SAY_HELLO + WAIT, rank=1)
     hello = RankSaid(rank=1, incarnation=0, message=Hello())
-    house.lives_until(lambda: hello in house.reports)
+    loop.run_until(lambda: hello in loop.reports)
 
 
-def test_the_old_channel_is_read_to_its_end_before_the_new_one(house: House) -> None:
-    house.ranks.listen()
+def test_the_old_channel_is_read_to_its_end_before_the_new_one(loop: TableLoop) -> None:
+    loop.ranks.listen()
     sent = [beat(step=step) for step in range(2 * PACKETS_LIMIT)]
     last = Warned(message="on another channel")
-    call = RECONNECT_AND_SEND.format(address=str(house.ranks.newest_socket), said=encode(last))
-    house.starts(f"import os; [os.write(CHANNEL, s) for s in {[*map(encode, sent)]!r}]\n{call}")
-    (rank_process,) = house.ranks.running
+    call = RECONNECT_AND_SEND.format(address=str(loop.ranks.newest_socket), said=encode(last))
+    loop.start(f"import os; [os.write(CHANNEL, s) for s in {[*map(encode, sent)]!r}]\n{call}")
+    (rank_process,) = loop.ranks.running
     await_value(rank_process.process.has_exited, lambda: "it does not end")
-    while house.ranks:  # no further turn of the loop
-        house.ranks.settle()
-    said = [report.message for report in house.reports if isinstance(report, RankSaid)]
+    while loop.ranks:  # no further turn of the loop
+        loop.ranks.settle()
+    said = [report.message for report in loop.reports if isinstance(report, RankSaid)]
     assert said == [*sent, last]
-    assert isinstance(house.reports[-1], RankExited)
+    assert isinstance(loop.reports[-1], RankExited)

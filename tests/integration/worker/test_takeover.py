@@ -7,9 +7,7 @@ import sys
 from pathlib import Path
 
 from muster.contracts.messages import (
-    AnnounceGroup,
     Dismiss,
-    GroupMember,
     Heartbeat,
     Hello,
     JoinedGroup,
@@ -17,7 +15,6 @@ from muster.contracts.messages import (
     Ready,
     Saved,
     TerminateRank,
-    WorkerGroup,
 )
 from muster.contracts.paths import TIME_MARK
 from muster.host.containment import tag_of
@@ -29,18 +26,13 @@ from tests.support.takeovers import (
     FOREVER,
     LONG,
     TOGETHER,
+    announced,
     hear_said,
     hear_training,
     open_gate,
     started,
     taken_over,
 )
-
-
-def announced(generation: int, *ranks: int) -> AnnounceGroup:
-    seats = tuple(GroupMember(worker_id=rank, rank=rank, host="", port=0) for rank in ranks)
-    layout = WorkerGroup(generation=generation, token="", members=seats, paused=False)
-    return AnnounceGroup(layout=layout, incarnations=(0,) * len(ranks))
 
 
 def test_a_rank_trains_on_under_the_next_agent(stage: Stage) -> None:
@@ -233,7 +225,7 @@ def test_a_prefork_server_ends_with_its_agent_only(stage: Stage) -> None:
     hear_said(first, 0, Hello, lambda _: True)
     stage.kill_agent()
     await_value(
-        lambda: [tag_of(record.pid) for record in stage.running()] == [rank.mark],
+        lambda: [tag_of(record.pid) for record in stage.running()] == [rank.process_tag],
         lambda: f"there are {[tag_of(record.pid) for record in stage.running()]}",
     )
     second = taken_over(stage, rank, is_managed=True)

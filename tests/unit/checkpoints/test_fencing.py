@@ -5,7 +5,7 @@ import re
 import pytest
 
 from muster.checkpoints.errors import CheckpointFailed, CheckpointMismatch, StaleGeneration
-from muster.checkpoints.manifest import LATEST, CheckpointName, temporary_latest
+from muster.checkpoints.manifest import LATEST, CheckpointName, Fence, temporary_latest
 from tests.support.checkpoint_ranks import DIRECTORY, Rank, owner
 from tests.support.crash_simulator import MemoryFileSystem
 
@@ -18,6 +18,8 @@ def test_restarted_rank_may_save_a_step_again() -> None:
     second.save(10)
     assert second.restored() == CheckpointName(1, 10)
     assert second.on_disk() == [LATEST, "step_0000000010.g0000", "step_0000000010.g0001"]
+    found = second.files.list_directory(str(DIRECTORY))
+    assert [name for name in found if "FENCE" in name] == [str(Fence.of(1, "uid"))]
 
 
 def test_older_generation_is_refused_and_nothing_moves() -> None:

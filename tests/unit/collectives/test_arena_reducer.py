@@ -38,6 +38,21 @@ def test_timed_out_call_continues_when_repeated(elements: int) -> None:
         assert all((total == step + 10).all() for total in totals)
 
 
+def test_repeated_call_keeps_its_part_of_the_sum() -> None:
+    """The peer may finish the call and fill its slots for the next one meanwhile."""
+    host, flags = group(2, 5000)
+    first, _ = host.reducers(flags)
+    first.slots[0], host.own[1].slots[0] = 1, 2
+    flags[1].raise_to(PUBLISHED, 1)
+    layout = assign_blocks([()] * 2, 2)
+    with pytest.raises(TimedOut):
+        first.all_reduce(layout, timeout_seconds=0.0)
+    host.own[1].slots[0] = 666
+    flags[1].raise_to(SUMMED, 1)
+    own = arena_reducer.part_of(5000, 0, 2)
+    assert (first.all_reduce(layout)[own] == 3).all()
+
+
 @pytest.mark.parametrize("elements", [10, 5000])
 def test_result_is_read_only(elements: int) -> None:
     host, flags = group(1, elements)
@@ -71,7 +86,7 @@ def test_closed_peer_is_not_waited_for(elements: int) -> None:
 def test_short_sum_of_changed_slots_is_not_returned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rank 1 is told of a new layout after it had said that its slots are ready."""
+    """Rank 1 joins a new group after it has published its slots."""
     host, flags = group(2, 10)
     first, _ = host.reducers(flags)
     flags[1].raise_to(PUBLISHED, 1)

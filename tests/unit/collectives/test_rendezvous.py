@@ -142,15 +142,14 @@ def test_missing_rank_times_out() -> None:
 
 
 def test_on_wait_ends_the_rendezvous() -> None:
-    class NewLayoutError(Exception):
-        pass
-
     def on_wait() -> None:
-        raise NewLayoutError
+        raise KeyError
 
-    with pytest.raises(NewLayoutError):
-        rendezvous(member(0, 2), ("127.0.0.1", 0), listener=listening(), on_wait=on_wait)
-    with pytest.raises(NewLayoutError):
+    listener = listening()
+    with pytest.raises(KeyError):
+        rendezvous(member(0, 2), ("127.0.0.1", 0), listener=listener, on_wait=on_wait)
+    assert listener.fileno() == -1, "closed in any case"
+    with pytest.raises(KeyError):
         rendezvous(member(1, 2), ("127.0.0.1", 1), on_wait=on_wait)
 
 

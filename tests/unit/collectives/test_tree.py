@@ -1,4 +1,4 @@
-"""The fixed tree: blocks cover what they should, and everybody deals alike."""
+"""The fixed tree: blocks, ranges and assignments."""
 
 import random
 

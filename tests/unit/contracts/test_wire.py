@@ -55,11 +55,11 @@ SIMPLE: dict[type[inspect.Type], st.SearchStrategy[Any]] = {
 }
 
 
-def values(declared: inspect.Type) -> st.SearchStrategy[Any]:  # noqa: PLR0911  one per kind
+def values(declared: inspect.Type) -> st.SearchStrategy[Any]:
     """Return a strategy for what a declaration allows."""
+    if isinstance(declared, inspect.Metadata):
+        declared = declared.type
     match declared:
-        case inspect.Metadata(type=described):
-            return values(described)
         case inspect.IntType(ge=low, le=high):
             lowest = -(2**63) if low is None else int(low)
             return st.integers(lowest, 2**64 - 1 if high is None else int(high))
@@ -142,7 +142,7 @@ ON_THE_WIRE = [
     ),
     (AgentHeartbeat(stopped=((3, 7),)), '{"is":"pulse","stopped":[[3,7]]}'),
     (
-        AnnounceGroup(layout=GROUP, incarnations=(2,)),
+        AnnounceGroup(group=GROUP, incarnations=(2,)),
         (
             '{"is":"announce","layout":{"is":"layout","generation":3,"token":"secret","seats":'
             '[{"is":"seat","worker_id":4,"rank":1,"host":"127.0.0.1","port":4711}],"paused":false},'

@@ -40,7 +40,7 @@ def rows(job: TrackedJob) -> list[Attempt]:
     """Return what the next draft writes, and have it written."""
     draft = job.draft(after(0))
     job.mark_written(draft)
-    return list(draft.write.incarnations)
+    return list(draft.write.attempts)
 
 
 def test_an_attempt_has_a_row_once_its_start_is_decided(job: TrackedJob) -> None:
@@ -112,8 +112,9 @@ def test_a_group_member_begins_at_the_groups_step() -> None:
     for step in (12, 14):
         taken_up = JoinedGroup(generation=1, step=step)
         job.observe(RankSaid(rank=0, incarnation=0, message=taken_up), after(2))
+    job.observe(exited(0, 0, code=1), after(3))
     (row,) = rows(job)
-    assert row.step_at_start == 12
+    assert (row.step_at_start, row.step_at_end) == (12, 14)
 
 
 @pytest.mark.parametrize(

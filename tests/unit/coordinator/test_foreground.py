@@ -15,9 +15,9 @@ from coordinator import foreground
 from coordinator.foreground import Display, EventPrinter
 from database.engine import Database
 from database.errors import DatabaseUnavailable
+from database.history import Ranks
 from database.jobs import Jobs, append_events
 from database.records import Event, Job
-from database.workers import Ranks
 from muster.contracts.errors import JobDiffers
 from muster.contracts.job import JobId, JobStatus
 from muster.contracts.paths import JobFiles

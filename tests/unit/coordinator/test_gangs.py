@@ -39,8 +39,7 @@ def is_idle(story: Story) -> None:
 def test_a_takeover_during_a_restart_completes_it(
     moment: str, inherit: Callable[..., object]
 ) -> None:
-    command = ("python", "train.py")
-    left = live(Story.starting(command=command, restart_scope="gang", world_size=3))
+    left = Story.gang()
     MOMENTS[moment](left)
     left.plans()
     story = successor(left, inherit)

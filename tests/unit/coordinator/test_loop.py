@@ -56,7 +56,7 @@ class Table:
 
 
 @dataclass
-class Tenure:
+class SlowWriter:
     """A slow database: `meanwhile` happens during each commit."""
 
     meanwhile: list[Callable[[], None]] = field(default_factory=list)
@@ -91,10 +91,10 @@ class Stage:
     ) -> None:
         self.job = TrackedJob(snapshot=job, attachment=Attachment(started_at=None))
         self.table = Table(self.job)
-        self.tenure = Tenure()
+        self.writer = SlowWriter()
         self.lifecycle = Lifecycle()
         self.loop = CoordinatorLoop(
-            tenure=self.tenure,
+            writer=self.writer,
             jobs=self.table,
             lifecycle=self.lifecycle,
             clock=clock,
@@ -109,7 +109,7 @@ class Stage:
 
         async def coordinate() -> None:
             events = asyncio.get_running_loop()
-            self.tenure.meanwhile.append(lambda: during_commit(events))
+            self.writer.meanwhile.append(lambda: during_commit(events))
             await self.loop.run()
 
         asyncio.run(asyncio.wait_for(coordinate(), DEADLINE_SECONDS))
@@ -171,7 +171,7 @@ def test_a_failed_cleanup_ends_the_coordinator() -> None:
     stage.lifecycle.error = OSError(24, "Too many open files")
     with pytest.raises(OSError, match="Too many open files"):
         asyncio.run(asyncio.wait_for(stage.loop.run(), DEADLINE_SECONDS))
-    assert stage.tenure.events == []
+    assert stage.writer.events == []
 
 
 @pytest.mark.slow
@@ -185,7 +185,7 @@ def test_nothing_is_decided_while_the_database_is_away() -> None:
         stage.job.plan_at = NEVER  # a deadline passes meanwhile
         if failures == 2:
             stage.loop.hand_over()
-        stage.tenure.meanwhile.append(lambda: database_is_away(events))
+        stage.writer.meanwhile.append(lambda: database_is_away(events))
         raise DatabaseUnavailable("away")
 
     stage.run(database_is_away)
@@ -207,13 +207,13 @@ def test_the_last_events_wait_for_the_database(
         warning = Warned(message=f"{attempts} to go")
         stage.observe(RankSaid(rank=0, incarnation=0, message=warning))
         if attempts:
-            stage.tenure.meanwhile.append(is_away)
+            stage.writer.meanwhile.append(is_away)
         raise DatabaseUnavailable("away")
 
-    stage.tenure.meanwhile.append(is_away)
+    stage.writer.meanwhile.append(is_away)
     stage.loop.hand_over()
     asyncio.run(asyncio.wait_for(stage.loop.run(), DEADLINE_SECONDS))
-    assert stage.tenure.events == [f"rank 0 {left} to go" for left in written]
+    assert stage.writer.events == [f"rank 0 {left} to go" for left in written]
 
 
 def test_heartbeats_alone_do_not_wake_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +246,7 @@ def test_only_wake_ups_rest_after_a_long_round(monkeypatch: pytest.MonkeyPatch) 
         clock.now += 100
 
     async def coordinate() -> None:
-        stage.tenure.meanwhile.append(takes_long)
+        stage.writer.meanwhile.append(takes_long)
         running = asyncio.create_task(stage.loop.run())
         stage.loop.wake_soon()
         await looked(stage, 1)

@@ -30,20 +30,20 @@ def job() -> TrackedJob:
 def test_an_unwritten_job_is_urgent() -> None:
     draft = tracked(Story.running(world_size=2)).draft(NOW)
     assert draft.urgency is Urgency.NOW
-    assert [worker.rank for worker in draft.write.workers] == [0, 1]
+    assert [worker.rank for worker in draft.write.ranks] == [0, 1]
 
 
 def test_a_written_job_is_not_written_again(job: TrackedJob) -> None:
     draft = job.draft(NOW)
     assert draft.urgency is Urgency.NONE
-    assert draft.write.workers == []
+    assert draft.write.ranks == []
 
 
 def test_progress_is_written_later(job: TrackedJob) -> None:
     job.observe(RankSaid(rank=1, incarnation=0, message=beat(step=9)), NOW)
     draft = job.draft(NOW)
     assert draft.urgency is Urgency.PROGRESS
-    assert [(worker.rank, worker.progress.step) for worker in draft.write.workers] == [(1, 9)]
+    assert [(worker.rank, worker.progress.step) for worker in draft.write.ranks] == [(1, 9)]
 
 
 def test_a_death_is_urgent(job: TrackedJob) -> None:
@@ -80,7 +80,7 @@ def test_changes_during_a_commit_stay_unwritten(job: TrackedJob) -> None:
     job.mark_written(draft)
     rest = job.draft(NOW)
     assert [event.message for event in rest.write.events] == ["rank 1 exited with code 2"]
-    assert [worker.rank for worker in rest.write.workers] == [1]
+    assert [worker.rank for worker in rest.write.ranks] == [1]
     assert rest.urgency is Urgency.NOW
 
 
@@ -90,7 +90,7 @@ def test_a_failed_draft_is_repeated_whole(job: TrackedJob) -> None:
     job.observe(exited(1, 0, code=2), NOW)
     again = job.draft(NOW)
     assert again.write.events[: len(lost.write.events)] == lost.write.events
-    assert [worker.rank for worker in again.write.workers] == [0, 1]
+    assert [worker.rank for worker in again.write.ranks] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_start_is_in_the_draft_before_it_is_performed() -> None:
     job = tracked(story.agent_connects())
     job.mark_written(job.draft(NOW))
     job.decide([Start(rank=0)], NOW)
-    (worker,) = job.draft(NOW).write.workers
+    (worker,) = job.draft(NOW).write.ranks
     assert (worker.incarnation, worker.state) == (0, "spawned")
 
 

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from database.engine import Database
 from database.errors import DatabaseError
 from database.fenced_writer import FencedWriter
+from database.history import COMMITS_KEPT, CheckpointLog
 from database.jobs import Jobs
 from database.records import Audit, Job
 from database.tables import Uint64
-from database.workers import COMMITS_KEPT, CheckpointLog
 from muster.contracts.job import JobId
 from tests.support.database_samples import (
     commit,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, bindparam, event, func, insert, make_url, select, update
 from sqlalchemy.exc import OperationalError
 
-from database.engine import POOL_OVERFLOW, POOL_SIZE, Database, inspect
+from database.engine import POOL_OVERFLOW, POOL_SIZE, Database, existing_revision
 from database.errors import CommitInDoubt, DatabaseError, DatabaseLocked, DatabaseUnavailable
 from database.jobs import Jobs
 from database.schema import HEAD
@@ -37,11 +37,11 @@ def refused(url: str) -> str:
 
 def test_a_new_database_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "not" / "yet" / "muster.db"
-    assert inspect(f"sqlite:///{path}").revision is None
+    assert existing_revision(f"sqlite:///{path}") is None
     assert not path.exists(), "an inspection creates nothing"
     Database.open(f"sqlite:///{path}").close()
     assert path.stat().st_mode & 0o777 == 0o600
-    assert inspect(f"sqlite:///{path}").revision == HEAD
+    assert existing_revision(f"sqlite:///{path}") == HEAD
 
 
 def test_rows_survive_a_reopening(url: str) -> None:

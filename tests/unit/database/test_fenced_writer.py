@@ -10,10 +10,10 @@ from sqlalchemy import Connection
 from database.engine import Database
 from database.errors import DatabaseUnavailable, LeaseLost
 from database.fenced_writer import FencedWriter
+from database.history import Attempts, CheckpointLog, Events, Members, Ranks
 from database.jobs import Jobs
 from database.leases import Leases
 from database.records import Event, JobWrite, Lease
-from database.workers import Attempts, CheckpointLog, Events, Members, Ranks
 from muster.contracts.errors import IllegalMove
 from muster.contracts.job import JobId, JobStatus, StopRequest
 from tests.support.database_samples import (
@@ -36,8 +36,8 @@ from tests.support.database_samples import (
 
 STARTED = Event(at=NOON, kind="rank_started", message="rank 0 was started", rank=0, incarnation=0)
 ROWS = {
-    "workers": [worker(0, endings={"crash": 2}, fruitless=1, proven_step=5)],
-    "incarnations": [attempt(0, 0)],
+    "ranks": [worker(0, endings={"crash": 2}, fruitless=1, proven_step=5)],
+    "attempts": [attempt(0, 0)],
     "members": [member(0)],
     "commits": [commit(5)],
     "epochs": [epoch(0)],
@@ -68,13 +68,13 @@ def test_a_commit_writes_every_kind_of_row_and_the_beat(
         agent_token_sha256="t" * 64,
     )
     ranks = [worker(0, loss=0.1, last_heartbeat_at=NOON, line_idx=2**40), worker(1, finished=True)]
-    writer.commit([JobWrite(change=change, **ROWS | {"workers": ranks}, events=[STARTED])])
+    writer.commit([JobWrite(change=change, **ROWS | {"ranks": ranks}, events=[STARTED])])
     after = jobs.get(job.job_id)
     assert change_of(after) == change
     assert after.version == job.version + 1
     assert after.updated_at > job.updated_at
     assert Ranks(database).of_job(job.job_id) == ranks
-    assert Attempts(database).page(job.job_id, 9, None) == ROWS["incarnations"]
+    assert Attempts(database).page(job.job_id, 9, None) == ROWS["attempts"]
     assert Members(database).of_job(job.job_id) == ROWS["members"]
     audit = CheckpointLog(database).audit(job.job_id, 9)
     assert (audit.commits, audit.epochs) == (ROWS["commits"], ROWS["epochs"])
@@ -94,7 +94,7 @@ def test_an_empty_commit_renews_the_lease(
 def test_a_rank_replaces_its_row(database: Database, jobs: Jobs, writer: FencedWriter) -> None:
     job = submit(jobs, "a")
     for ranks in ([worker(1), worker(0)], [worker(1, incarnation=1, step=7, process=None)]):
-        writer.commit([write_of(job, workers=ranks)])
+        writer.commit([write_of(job, ranks=ranks)])
     assert Ranks(database).of_job(job.job_id) == [
         worker(0),
         worker(1, incarnation=1, step=7, process=None),
@@ -105,7 +105,7 @@ def test_ranks_of_several_jobs_are_read_together(
     database: Database, jobs: Jobs, writer: FencedWriter
 ) -> None:
     a, b, c = (submit(jobs, name) for name in "abc")
-    writer.commit([write_of(a, workers=[worker(0)]), write_of(b, workers=[worker(0), worker(1)])])
+    writer.commit([write_of(a, ranks=[worker(0)]), write_of(b, ranks=[worker(0), worker(1)])])
     found = Ranks(database).of_jobs([a.job_id, b.job_id, c.job_id])
     assert {key: len(ranks) for key, ranks in found.items()} == {"a": 1, "b": 2, "c": 0}
     assert Ranks(database).of_jobs([]) == {}

@@ -7,9 +7,9 @@ import pytest
 
 from database.engine import Database
 from database.fenced_writer import FencedWriter
+from database.history import Attempts, Events
 from database.jobs import Jobs
 from database.records import Attempt, Job
-from database.workers import Attempts, Events
 from muster.contracts.job import JobId, StopRequest
 from tests.support.database_samples import NOON, attempt, submit, take_lease, write_of
 
@@ -27,7 +27,7 @@ def job(jobs: Jobs) -> Job:
 
 
 def write(database: Database, job: Job, *rows: Attempt) -> None:
-    FencedWriter(database, take_lease(database)).commit([write_of(job, incarnations=rows)])
+    FencedWriter(database, take_lease(database)).commit([write_of(job, attempts=rows)])
 
 
 def test_the_end_of_an_attempt_keeps_its_beginning(

@@ -10,10 +10,10 @@ from sqlalchemy import insert
 from database.engine import Database
 from database.errors import JobExists, JobMissing, JobNotTerminal, JobOver
 from database.fenced_writer import FencedWriter
+from database.history import Events, Members
 from database.jobs import JobQuery, Jobs
 from database.records import Job, values_of
 from database.tables import JOBS
-from database.workers import Events, Members
 from muster.contracts.job import JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.spec import JobSpec
 from tests.support.database_samples import (

@@ -5,9 +5,9 @@ import pytest
 from database.engine import Database
 from database.errors import DepartureRefused, JobMissing, JobOver, MemberMissing
 from database.fenced_writer import FencedWriter
+from database.history import Events, Members
 from database.jobs import Jobs
-from database.records import Job, Member
-from database.workers import Events, Members
+from database.records import Job, MemberRecord
 from muster.contracts.job import JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.spec import JobSpec
 from tests.support.database_samples import (
@@ -31,11 +31,11 @@ def members(database: Database, clock: SteppingClock) -> Members:
     return Members(database, clock)
 
 
-def write(database: Database, job: Job, *pool: Member) -> None:
+def write(database: Database, job: Job, *pool: MemberRecord) -> None:
     FencedWriter(database, take_lease(database)).commit([write_of(job, members=pool)])
 
 
-def pooled(database: Database, jobs: Jobs, *pool: Member) -> Job:
+def pooled(database: Database, jobs: Jobs, *pool: MemberRecord) -> Job:
     """Return a running job with these members."""
     job = jobs.create(JobId("a"), JobUid("uid-a"), MIN_TWO, message=None, idempotency=None)
     job = bring_to(database, job, JobStatus.STARTING, JobStatus.RUNNING)
@@ -78,7 +78,7 @@ def test_a_departure_takes_one_rank_from_the_job(
     assert (event.kind, event.message) == ("departure_requested", "worker 1 was asked to leave")
 
 
-def pool_of(*states: str) -> list[Member]:
+def pool_of(*states: str) -> list[MemberRecord]:
     return [member(number, state=state) for number, state in enumerate(states)]
 
 
@@ -105,7 +105,7 @@ def test_a_departure_is_refused(
     database: Database,
     jobs: Jobs,
     members: Members,
-    pool: list[Member],
+    pool: list[MemberRecord],
     asked: list[int],
     worker_id: int,
     why: str,

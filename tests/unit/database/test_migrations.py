@@ -10,10 +10,10 @@ from sqlalchemy import Connection, create_engine, inspect, make_url, text
 
 from database import schema
 from database.engine import Database
+from database.history import Attempts, Events, Members, Ranks
 from database.idempotency import Answers
 from database.jobs import Jobs
 from database.tables import UtcTime
-from database.workers import Attempts, Events, Members, Ranks
 from muster.contracts.job import JobId, JobStatus, StopRequest
 from tests.support.database_samples import NOON, idempotency_key, worker
 

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from io import TextIOWrapper
 from pathlib import Path
@@ -32,7 +33,12 @@ from muster.datasets.errors import (
     ShardChanged,
     ShardUnreadable,
 )
-from muster.runtime.heartbeat import MESSAGE_LIMIT, Supervision, permanent_error
+from muster.runtime.heartbeat import (
+    LAST_REPORT_SECONDS,
+    MESSAGE_LIMIT,
+    Supervision,
+    permanent_error,
+)
 from muster.runtime.redaction import Redaction
 from tests.support.agents import Agents
 from tests.support.installation import await_value
@@ -103,7 +109,9 @@ def test_without_a_new_agent_the_process_stops_itself(agents: Agents) -> None:
     supervision.start()
     agents.dies()
     await_value(lambda: supervision.is_stopping, lambda: "it was not asked to stop")
-    supervision.stop()  # at once, without waiting for an agent
+    before = time.monotonic()
+    supervision.stop()
+    assert time.monotonic() < before + LAST_REPORT_SECONDS, "it does not wait for an agent"
     said = supervision._client.state()  # noqa: SLF001  for a later agent
     assert Orphaned(by="itself (no agent for 0.05 s)") in said
 

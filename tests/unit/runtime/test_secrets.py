@@ -51,7 +51,7 @@ def test_a_missing_directory_holds_no_secrets(tmp_path: Path) -> None:
 def test_a_removed_secret_is_gone_with_its_unfinished_files(
     store: SecretStore, directory: Path
 ) -> None:
-    left = [directory / f"{name}.0123456789abcdef.tmp" for name in ("token", "tok")]
+    left = [directory / f"{name}.0123456789abcdef.tmp" for name in ("token", "tokens")]
     for path in left:
         path.write_text("of a command that was killed")
     assert store.names() == ["token"]

@@ -9,11 +9,11 @@ from muster.checkpoints.manifest import LATEST, STATE
 from muster.contracts.rank import ProcessRecord
 from stress.chaos.faults import Fault, Kind, Victim, blows, choices_of
 from stress.chaos.figures import Event, History
-from stress.chaos.logs import NumberedLines
 from stress.chaos.observer import JobSeen, Look, RankSeen
 from stress.chaos.program import witness_directory
 from stress.chaos.reader import Reader
 from stress.chaos.saves import Saves
+from stress.chaos.services import NumberedLines
 from stress.chaos.strikes import Strike, Target
 from tests.support.checkpoint_ranks import Rank
 from tests.support.log_follower import events

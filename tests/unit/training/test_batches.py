@@ -83,6 +83,12 @@ def test_last_step_is_padded_without_weight(loader: BatchLoader) -> None:
     assert len(set(last.batches[6].samples + last.batches[7].samples)) == 1
 
 
+def test_order_of_the_steps_does_not_matter(loader: BatchLoader) -> None:
+    forwards = [contents(loader.load(step, ROOT)) for step in range(10)]
+    backwards = [contents(loader.load(step, ROOT)) for step in reversed(range(10))]
+    assert forwards == backwards[::-1]
+
+
 def contents(loaded: BlockBatches) -> list[tuple[object, ...]]:
     return [
         (list(batch.samples), batch.weights.tolist(), float(weight), np.array(tally).tolist())

@@ -17,7 +17,7 @@ Gradients = dict[str, np.ndarray]
 
 
 def gradients(leaf: int) -> Gradients:
-    """Numbers of very different sizes: in another order they come to other bits."""
+    """Numbers of very different sizes: their sum in another order has other bits."""
     draw = np.random.default_rng(leaf)
     scale = np.float32(10) ** draw.integers(-6, 6, (3, 4)).astype(np.float32)
     matrix = draw.standard_normal((3, 4)).astype(np.float32) * scale

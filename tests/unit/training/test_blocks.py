@@ -137,6 +137,7 @@ def test_rank_is_busy_while_its_program_computes(
     drawer: RandomAccess,
 ) -> None:
     program = Watched()
+    assert not program.busy.is_set
     computer = computer_of(drawer, program, program.busy)
     program.seen.clear()
     sum_of(computer, Block(0, 0), step=0)

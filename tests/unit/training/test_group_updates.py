@@ -1,4 +1,4 @@
-"""How a rank hears of layouts: the newest counts, and nothing that comes along is leaked."""
+"""A rank receives worker groups: the newest counts, and no descriptor is leaked."""
 
 import os
 import socket
@@ -18,20 +18,20 @@ from muster.training.group_updates import (
 
 
 class Channel:
-    """Both ends of a rank's channel, and whether somebody has asked it to stop."""
+    """Both ends of a rank's channel, and whether the rank is asked to stop."""
 
     def __init__(self) -> None:
         kind = socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
         self.agent, self.rank = socket.socketpair(socket.AF_UNIX, kind)
         self.is_stopping = False
-        self.line = AgentSocket(self.rank.detach())
-        self.layouts = AgentGroupUpdates(self.line, lambda: self.is_stopping)
+        self.socket = AgentSocket(self.rank.detach())
+        self.updates = AgentGroupUpdates(self.socket, lambda: self.is_stopping)
 
-    def tells(self, generation: int, memory: int = 0) -> None:
-        layout = WorkerGroup(generation=generation, token="", members=(), paused=False)
-        self.sends(encode(layout), memory)
+    def send_group(self, generation: int, memory: int = 0) -> None:
+        group = WorkerGroup(generation=generation, token="", members=(), paused=False)
+        self.send(encode(group), memory)
 
-    def sends(self, content: bytes, memory: int = 0) -> None:
+    def send(self, content: bytes, memory: int = 0) -> None:
         descriptors = [os.memfd_create("test") for _ in range(memory)]
         socket.send_fds(self.agent, [content], descriptors)
         for descriptor in descriptors:
@@ -44,7 +44,7 @@ def channel() -> Iterator[Channel]:
     channel = Channel()
     yield channel
     channel.agent.close()
-    channel.line.close()
+    channel.socket.close()
     assert open_descriptors() == before, "nothing stays open"
 
 
@@ -53,58 +53,58 @@ def open_descriptors() -> int:
 
 
 def test_only_the_newest_group_counts(channel: Channel) -> None:
-    channel.tells(1, memory=2)
-    channel.tells(3, memory=3)
-    channel.tells(2, memory=2)
-    newest = channel.layouts.next()
+    channel.send_group(1, memory=2)
+    channel.send_group(3, memory=3)
+    channel.send_group(2, memory=2)
+    newest = channel.updates.next()
     assert newest.group.generation == 3
     assert len(newest.memory) == 3
     newest.close()
 
 
 def test_only_a_newer_group_ends_the_current_one(channel: Channel) -> None:
-    channel.layouts.check()
-    channel.tells(1)
+    channel.updates.check()
+    channel.send_group(1)
     with pytest.raises(GroupChanged):
-        channel.layouts.check()
-    channel.layouts.next()
-    channel.layouts.check()
-    channel.tells(1, memory=1)
-    channel.layouts.check()
+        channel.updates.check()
+    channel.updates.next()
+    channel.updates.check()
+    channel.send_group(1, memory=1)
+    channel.updates.check()
 
 
 def test_invalid_message_is_dropped_with_its_descriptors(channel: Channel) -> None:
-    channel.sends(b"no layout", memory=3)
-    channel.layouts.check()
-    channel.tells(1)
-    assert channel.layouts.next().group.generation == 1
+    channel.send(b"no group", memory=3)
+    channel.updates.check()
+    channel.send_group(1)
+    assert channel.updates.next().group.generation == 1
 
 
 def test_stop_request_comes_first(channel: Channel) -> None:
-    channel.tells(1, memory=1)
     channel.is_stopping = True
     with pytest.raises(StopRequested):
-        channel.layouts.check()
+        channel.updates.next()
+    channel.send_group(1, memory=1)
+    with pytest.raises(StopRequested):
+        channel.updates.check()
     channel.is_stopping = False
-    channel.layouts.next().close()
+    channel.updates.next().close()
 
 
-def test_rank_continues_without_its_agent(
-    channel: Channel,
-) -> None:
-    channel.line.send(b"a beat that nobody reads")
-    channel.tells(1)
+def test_rank_continues_without_its_agent(channel: Channel) -> None:
+    channel.socket.send(b"an unread heartbeat")
+    channel.send_group(1)
     channel.agent.close()
-    assert channel.layouts.next().group.generation == 1, "what it had told is not lost"
-    channel.layouts.check()
-    channel.layouts.check()
+    assert channel.updates.next().group.generation == 1, "earlier messages are not lost"
+    channel.updates.check()
+    channel.updates.check()
 
 
 def test_single_rank_has_one_group_and_can_be_stopped() -> None:
     stops = iter([False, True])
     alone = SingleRankUpdates(3, lambda: next(stops))
-    (seat,) = alone.next().group.members
-    assert seat.rank == 3
+    (member,) = alone.next().group.members
+    assert member.rank == 3
     alone.check()
     with pytest.raises(StopRequested):
         alone.check()

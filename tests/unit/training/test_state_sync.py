@@ -1,4 +1,4 @@
-"""How the members of a layout come to stand at one step with one state."""
+"""The members of a new group reach one step and one state."""
 
 from collections.abc import Callable, Sequence
 
@@ -29,7 +29,7 @@ def taken_up(
     prints: Sequence[Fingerprint] | None = None,
     begin: Callable[[int], None] = lambda _: None,
 ) -> list[SyncResult | WorkersDiverged]:
-    """Return what each member came to."""
+    """Return the result of each member."""
 
     def run(backend: object) -> SyncResult | WorkersDiverged:
         rank = backend.rank

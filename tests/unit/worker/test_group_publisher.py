@@ -2,14 +2,14 @@
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 
-from muster.contracts.messages import AnnounceGroup, GroupMember, WorkerGroup
 from muster.runtime.agent_client import AgentSocket
 from muster.training.group_updates import AgentGroupUpdates, GroupUpdate
+from tests.support.takeovers import announced
 from worker.rank import RankProcess
 from worker.ranks import GroupPublisher
 
@@ -92,19 +92,13 @@ def publisher(table: Table) -> Iterator[GroupPublisher]:
     yield publisher
     # A group without recipients makes it close the memory of the last one.
     table.running = []
-    publisher.publish(order(100))
+    publisher.publish(announced(100))
 
 
-def order(generation: int, *ranks: int, attempts: Sequence[int] | None = None) -> AnnounceGroup:
-    seats = tuple(GroupMember(worker_id=rank, rank=rank, host="", port=0) for rank in ranks)
-    layout = WorkerGroup(generation=generation, token="", members=seats, paused=False)
-    return AnnounceGroup(layout=layout, incarnations=tuple(attempts or [0] * len(ranks)))
-
-
-def test_every_member_gets_the_group_and_all_arenas_in_order(
+def test_every_member_gets_the_group_and_all_arenas_in_announced(
     table: Table, publisher: GroupPublisher
 ) -> None:
-    publisher.publish(order(1, 0, 1, 2))
+    publisher.publish(announced(1, 0, 1, 2))
     received = [member.receives() for member in table.running]
     assert [one.group.generation for one in received] == [1, 1, 1]
     for one in received:
@@ -116,18 +110,18 @@ def test_every_member_gets_the_group_and_all_arenas_in_order(
 def test_each_round_has_a_new_result_and_the_same_arenas(
     table: Table, publisher: GroupPublisher
 ) -> None:
-    publisher.publish(order(1, 0, 1, 2))
+    publisher.publish(announced(1, 0, 1, 2))
     first = table.running[0].receives()
-    publisher.publish(order(2, 0, 1, 2))
+    publisher.publish(announced(2, 0, 1, 2))
     second = table.running[0].receives()
     assert not os.path.sameopenfile(first.memory[0], second.memory[0])
     assert os.path.sameopenfile(first.memory[1], second.memory[1])
 
 
 def test_a_rank_outside_the_group_gets_no_memory(table: Table, publisher: GroupPublisher) -> None:
-    publisher.publish(order(1, 0, 2))
+    publisher.publish(announced(1, 0, 2))
     received = table.running[1].receives()
-    assert [seat.rank for seat in received.group.members] == [0, 2]
+    assert [member.rank for member in received.group.members] == [0, 2]
     assert received.memory == ()
 
 
@@ -135,10 +129,10 @@ def test_a_rank_outside_the_group_gets_no_memory(table: Table, publisher: GroupP
 def test_a_group_that_is_not_newer_is_ignored(
     table: Table, publisher: GroupPublisher, generation: int
 ) -> None:
-    publisher.publish(order(1, 0, 1, 2))
+    publisher.publish(announced(1, 0, 1, 2))
     for member in table.running:
         member.receives()
-    publisher.publish(order(generation, 0))
+    publisher.publish(announced(generation, 0))
     assert all(member.has_nothing_to_read() for member in table.running)
 
 
@@ -146,7 +140,7 @@ def test_a_group_that_is_not_newer_is_ignored(
 def test_a_group_with_a_missing_member_is_not_sent(
     table: Table, publisher: GroupPublisher, attempts: list[int]
 ) -> None:
-    publisher.publish(order(1, 0, 1, attempts=attempts))
+    publisher.publish(announced(1, 0, 1, attempts=attempts))
     publisher.deliver()
     assert all(member.has_nothing_to_read() for member in table.running)
 
@@ -156,7 +150,7 @@ def test_a_full_channel_gets_the_group_later_and_once(
 ) -> None:
     slow = table.running[1]
     slow.fill_channel()
-    publisher.publish(order(1, 0, 1))
+    publisher.publish(announced(1, 0, 1))
     table.running[0].receives()
     slow.empty_channel()
     publisher.deliver()
@@ -170,11 +164,11 @@ def test_a_member_that_exits_does_not_delay_the_next_group(
     table: Table, publisher: GroupPublisher
 ) -> None:
     table.running[1].fill_channel()
-    publisher.publish(order(1, 0, 1))
+    publisher.publish(announced(1, 0, 1))
     del table.running[1]
     publisher.deliver()
     table.running[0].receives()
-    publisher.publish(order(2, 0))
+    publisher.publish(announced(2, 0))
     assert table.running[0].receives().group.generation == 2
 
 
@@ -183,14 +177,14 @@ def test_a_closed_channel_does_not_delay_the_others(
 ) -> None:
     table.running[1].theirs.close()
     table.running[1].line.close()
-    publisher.publish(order(1, 0, 1, 2))
+    publisher.publish(announced(1, 0, 1, 2))
     assert table.running[2].receives().group.generation == 1
 
 
 def test_a_reconnected_rank_gets_the_group_again(table: Table, publisher: GroupPublisher) -> None:
     """The group may have been lost with the old channel; a rank ignores one that it has."""
     member, *others = table.running
-    publisher.publish(order(1, 0, 1))
+    publisher.publish(announced(1, 0, 1))
     member.reconnects()
     publisher.deliver()
     assert member.receives().group.generation == 1

@@ -18,8 +18,9 @@ from muster.contracts.messages import AdoptedRank, StartRank
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.secrets import SecretUnavailable
 from muster.host.limits import OpenFileLimits
-from muster.host.processes import identify
+from muster.host.processes import environment_of, identify
 from muster.runtime.secrets import SecretStore
+from tests.support.installation import await_value
 from tests.support.secret_rank import LENT, VALUE, assignment, redacted_by
 from worker.start import (
     ExecStarter,
@@ -79,7 +80,7 @@ GONE = AdoptedRank(
     rank=0,
     incarnation=0,
     process=ProcessRecord(pid=2**22 + 1, start_ticks=1, boot_id="boot", node="here"),
-    mark="uid/0/0",
+    process_tag="uid/0/0",
 )
 
 
@@ -93,10 +94,11 @@ def store(tmp_path: Path) -> SecretStore:
 @contextmanager
 def running(environment: dict[str, str]) -> Iterator[AdoptedRank]:
     with subprocess.Popen(["/bin/sleep", "600"], env=environment) as process:
+        await_value(lambda: environment_of(process.pid), lambda: "exec has not finished")
         record = identify(process.pid)
         assert record is not None
         try:
-            yield AdoptedRank(rank=0, incarnation=0, process=record, mark="uid/0/0")
+            yield AdoptedRank(rank=0, incarnation=0, process=record, process_tag="uid/0/0")
         finally:
             process.kill()
 

@@ -20,7 +20,7 @@ from database.records import (
     EpochRecord,
     Event,
     Job,
-    Member,
+    MemberRecord,
     RankRecord,
     utc_now,
 )
@@ -139,14 +139,14 @@ class Members:
         self._database = database
         self._clock = clock
 
-    def of_job(self, job_id: JobId) -> list[Member]:
+    def of_job(self, job_id: JobId) -> list[MemberRecord]:
         """Return the job's members by worker id; empty without a pool or a job."""
         return self.of_jobs([job_id])[job_id]
 
-    def of_jobs(self, job_ids: Collection[JobId]) -> dict[JobId, list[Member]]:
+    def of_jobs(self, job_ids: Collection[JobId]) -> dict[JobId, list[MemberRecord]]:
         """Return the members of each of the jobs, in one snapshot."""
         with self._database.reading() as connection:
-            return _records(connection, _MEMBERS, job_ids, Member)
+            return _records(connection, _MEMBERS, job_ids, MemberRecord)
 
     def departures(self, job_ids: Collection[JobId]) -> dict[JobId, frozenset[int]]:
         """Return which workers of each of the jobs were asked to leave, present or not."""
@@ -161,7 +161,7 @@ class Members:
         """
         with self._database.writing() as connection:
             job = get_continuing_job(connection, job_id)
-            pool = _records(connection, _MEMBERS, [job_id], Member)[job_id]
+            pool = _records(connection, _MEMBERS, [job_id], MemberRecord)[job_id]
             _check_departure(job, pool, _departures(connection, [job_id])[job_id], worker_id)
             now = self._clock()
             connection.execute(sa.insert(DEPARTURES).values(job_id=job_id, worker_id=worker_id))
@@ -240,7 +240,7 @@ def _departures(
 
 
 def _check_departure(
-    job: Job, pool: Sequence[Member], leaving: Collection[int], worker_id: int
+    job: Job, pool: Sequence[MemberRecord], leaving: Collection[int], worker_id: int
 ) -> None:
     """Raise the reason why `worker_id` cannot be asked to leave, if there is one."""
     states = {member.worker_id: member.state for member in pool}

@@ -4,6 +4,7 @@ import selectors
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -59,7 +60,7 @@ class Interpreter:
 
 
 @dataclass
-class House:
+class TableLoop:
     """A rank table, what it reports, and its loop."""
 
     root: Path
@@ -75,7 +76,7 @@ class House:
             given, self.selector, self.starter, self.reports.append, RankSecrets(given)
         )
 
-    def starts(self, words: str, *, rank: int = 0, incarnation: int = 0, **new: str) -> None:
+    def start(self, words: str, *, rank: int = 0, incarnation: int = 0, **new: str) -> None:
         self.starter.words = words
         order = {
             "rank": rank,
@@ -85,8 +86,9 @@ class House:
         }
         self.ranks.start(StartRank(**{**order, **new}))
 
-    def lives_until(self, condition: Callable[[], bool]) -> None:
-        for _ in range(int(PATIENCE_SECONDS / 0.02)):
+    def run_until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
             for key, _ in self.selector.select(0.02):
                 key.data()
             self.ranks.tick()
@@ -94,10 +96,10 @@ class House:
                 return
         raise AssertionError(f"the condition was never met: {self.reports}")
 
-    def lives_until_it_is_empty(self) -> None:
-        self.lives_until(lambda: not self.ranks)
+    def run_until_empty(self) -> None:
+        self.run_until(lambda: not self.ranks)
 
-    def has_heard_hello(self) -> bool:
+    def has_received_hello(self) -> bool:
         return any(isinstance(report, RankSaid) for report in self.reports)
 
     def close(self) -> None:
