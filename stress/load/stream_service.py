@@ -12,7 +12,7 @@ from database.tokens import Tokens
 from muster.contracts.job import JobId, JobStatus
 from muster.contracts.paths import JobFiles
 from muster.contracts.token import Scope
-from tests.integration.api.service import DEADLINE_SECONDS, Service, StandIn
+from tests.support.api_service import DEADLINE_SECONDS, Service, StandIn
 
 
 class StreamService:

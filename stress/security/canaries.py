@@ -25,7 +25,7 @@ from muster.runtime.secrets import SecretStore
 from stress.runner import Report, main
 from stress.security.canary_jobs import CARELESS, jobs
 from stress.security.canary_places import ProcessWatch, Search, answers, files_below, rows
-from tests.integration.api.service import Service
+from tests.support.api_service import Service
 from tests.support.certificates import key_of, own_certificate
 from tests.support.installation import Installation, is_over, is_running, write_small_dataset
 from tests.support.postgres_server import running_server

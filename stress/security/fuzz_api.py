@@ -28,7 +28,7 @@ from muster.contracts.rank import ProcessState
 from muster.contracts.spec import JobSpec
 from stress.runner import Report, main
 from stress.security.fuzz_hooks import KNOWN
-from tests.integration.api.service import Agent, Service, StandIn
+from tests.support.api_service import Agent, Service, StandIn
 
 CHECKS = (
     "not_a_server_error",

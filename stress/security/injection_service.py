@@ -18,7 +18,7 @@ from muster.checkpoints.manifest import LATEST
 from muster.contracts.job import JobStatus
 from muster.runtime.secrets import SecretStore
 from stress.security.injection_fields import EARLIER, JOB, ORDINARY, STANDING
-from tests.integration.api.service import DEADLINE_SECONDS, Agent, Service, StandIn
+from tests.support.api_service import DEADLINE_SECONDS, Agent, Service, StandIn
 from tests.support.database_samples import member
 
 CONTENT = "content that must not be shown or changed"

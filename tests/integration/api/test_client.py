@@ -18,7 +18,7 @@ from muster.client import (
     WaitTimedOut,
 )
 from muster.contracts.job import JobStatus
-from tests.integration.api.service import Agent, Service, StandIn
+from tests.support.api_service import Agent, Service, StandIn
 from tests.support.database_samples import attempt, commit, epoch, member, worker
 
 

@@ -1,4 +1,4 @@
-"""Where a real service listens, and what makes it refuse to start."""
+"""Where a real service listens, what makes it refuse to start, and which one a client trusts."""
 
 import signal
 import ssl
@@ -9,11 +9,17 @@ from pathlib import Path
 
 import httpx
 import pytest
+from click.testing import CliRunner
 
+from cli.errors import ExitCode, exit_code_of
+from cli.main import app
 from database.engine import Database
 from database.tokens import Tokens
+from muster import Client
+from muster.client import ClientError, Untrusted
+from muster.client.errors import HungUp
 from muster.contracts.token import Scope
-from tests.integration.api.service import DEADLINE_SECONDS, Service
+from tests.support.api_service import DEADLINE_SECONDS, Service
 from tests.support.certificates import key_of, needs_openssl, own_certificate
 
 TOKEN = "0123456789abcdef" * 4
@@ -123,9 +129,7 @@ def encrypted(
 
 
 @needs_openssl
-def test_with_a_certificate_it_speaks_only_tls(
-    encrypted: tuple[Service, httpx.Client],
-) -> None:
+def test_with_a_certificate_it_speaks_only_tls(encrypted: tuple[Service, httpx.Client]) -> None:
     service, client = encrypted
     assert client.get("/jobs").status_code == 200
     with pytest.raises(httpx.TransportError):
@@ -147,3 +151,54 @@ def test_allowed_hosts_are_accepted(encrypted: tuple[Service, httpx.Client]) -> 
         answer = client.get("/jobs", headers={"Host": host})
         assert answer.status_code == expected, host
     assert "MUSTER_ALLOWED_HOSTS" in answer.json()["detail"]
+
+
+@needs_openssl
+def test_a_named_certificate_is_trusted(
+    encrypted: tuple[Service, httpx.Client], certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"https://127.0.0.1:{encrypted[0].port}"
+    with Client(url, ca_file=certificate) as client:
+        assert not list(client.jobs())
+    monkeypatch.setenv("MUSTER_CA_FILE", str(certificate))
+    monkeypatch.setenv("MUSTER_URL", url)
+    result = CliRunner().invoke(app, ["ps", "-o", "name"])
+    assert (result.exit_code, result.stdout) == (0, "")
+
+
+@needs_openssl
+@pytest.mark.parametrize(
+    ("url", "is_trusted", "error", "said"),
+    [
+        ("https://127.0.0.1:{tls}", False, Untrusted, "self-signed .*set MUSTER_CA_FILE"),
+        ("https://localhost:{tls}", True, Untrusted, "a name that its certificate is for"),
+        ("https://127.0.0.1:{plain}", True, Untrusted, "write http:// in MUSTER_URL"),
+        ("http://127.0.0.1:{tls}", True, HungUp, "write https:// in MUSTER_URL"),
+    ],
+)
+def test_untrusted_server_gets_no_token(
+    service: Service,
+    encrypted: tuple[Service, httpx.Client],
+    certificate: Path,
+    url: str,
+    is_trusted: bool,  # noqa: FBT001  a table's column
+    error: type[ClientError],
+    said: str,
+) -> None:
+    filled = url.format(tls=encrypted[0].port, plain=service.port)
+    ca_file = certificate if is_trusted else None
+    with (
+        Client(filled, token=TOKEN, ca_file=ca_file, retry_seconds=0.0) as client,
+        pytest.raises(error, match=said) as caught,
+    ):
+        client.job("@latest")
+    assert exit_code_of(caught.value) == ExitCode.UNREACHABLE
+
+
+@pytest.mark.parametrize("content", [None, "milk"])
+def test_a_file_without_certificates_is_refused(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "ca.pem"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ClientError, match=f"{file} cannot be trusted: .*PEM in MUSTER_CA_FILE"):
+        Client("https://127.0.0.1:1", ca_file=file)

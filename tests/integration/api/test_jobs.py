@@ -1,4 +1,4 @@
-"""Submit, show, stop and delete jobs over HTTP."""
+"""Submit, plan, show, stop and delete jobs over HTTP."""
 
 import threading
 
@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from muster.contracts.job import JobId, JobStatus, StopRequest
-from tests.integration.api.service import Agent, Service, StandIn
+from tests.support.api_service import Agent, Service, StandIn
 from tests.support.installation import await_value
 
 
@@ -21,42 +21,26 @@ def test_a_world_size_alone_is_enough(client: httpx.Client) -> None:
     assert client.get(answer.headers["location"]).json() == job
 
 
-def test_the_same_key_creates_one_job(client: httpx.Client) -> None:
-    def submit(world_size: int) -> httpx.Response:
-        return client.post(
-            "/jobs", json={"world_size": world_size}, headers={"Idempotency-Key": "once"}
-        )
-
-    first, again, other = submit(1), submit(1), submit(2)
-    assert again.json() == first.json()
-    assert "idempotency-replayed" not in first.headers
-    assert again.headers["idempotency-replayed"] == "true"
-    assert other.status_code == 422
-    long = client.post("/jobs", json={}, headers={"Idempotency-Key": "k" * 256})
-    assert long.status_code == 422
-
-
 def test_a_repeated_request_returns_the_original_response(
     service: Service, client: httpx.Client, stand_in: StandIn, name: str
 ) -> None:
-    def submit() -> httpx.Response:
-        key = {"Idempotency-Key": name}
-        return client.post("/jobs", json={"job_id": name, "env": {"A": "b"}}, headers=key)
+    def submit(world_size: int = 1) -> httpx.Response:
+        body = {"job_id": name, "world_size": world_size, "env": {"A": "b"}}
+        return client.post("/jobs", json=body, headers={"Idempotency-Key": name})
 
     first = submit()
-    save_something(service, name)
-    assert submit().json() == first.json()
+    (service.root / "checkpoints" / name / "worker_0/step_0000000042.g0003").mkdir(parents=True)
+    again = submit()
+    assert again.json() == first.json()
+    assert "idempotency-replayed" not in first.headers
+    assert again.headers["idempotency-replayed"] == "true"
+    assert submit(2).json()["type"] == "/problems/idempotency-conflict"
     stand_in.end(name)
     client.delete(f"/jobs/{name}").raise_for_status()
     late = submit()
     assert (late.status_code, late.json()["job_uid"]) == (201, first.json()["job_uid"])
     assert late.json()["spec"] == first.json()["spec"] | {"env": {}}
     assert client.get(f"/jobs/{name}").status_code == 404
-
-
-def save_something(service: Service, job_id: str) -> None:
-    own = service.root / "checkpoints" / job_id / "worker_0"
-    (own / "step_0000000042.g0003").mkdir(parents=True)
 
 
 def test_stopping_twice_is_stopping_once(client: httpx.Client, stand_in: StandIn, job: str) -> None:
@@ -157,7 +141,7 @@ def test_a_token_revoked_while_a_delete_waits_deletes_nothing(
     assert service.files.job(job).log(0, 0).read_text() == "line\n"
 
 
-def test_without_a_coordinator_no_delete_waits(
+def test_a_delete_does_not_wait_without_a_coordinator(
     client: httpx.Client, stand_in: StandIn, job: str
 ) -> None:
     stand_in.resign()
@@ -201,5 +185,73 @@ def test_a_purge_skips_running_jobs_and_prefers_days(
     assert over in found["job_ids"]
     assert job in found["skipped"]
     assert found["matched"] == found["deleted"] + len(found["skipped"])
-    assert client.post("/jobs/purge?older_then_days=1").status_code == 422
     assert client.get(f"/jobs/{job}").status_code == 200
+
+
+# Dry runs
+
+
+def total(client: httpx.Client) -> str:
+    return client.get("/jobs?limit=1").headers["x-total-count"]
+
+
+@pytest.mark.parametrize(
+    ("job", "shards", "per_rank"),
+    [
+        ({"mode": "independent", "world_size": 3}, 8, [3, 3, 2]),
+        ({"world_size": 3}, 32, [11, 11, 10]),
+        ({"world_size": 2, "command": ["python", "-c", "pass"]}, None, None),
+    ],
+)
+def test_a_plan_shows_the_job_and_stores_nothing(
+    client: httpx.Client, job: dict[str, object], shards: int | None, per_rank: list[int] | None
+) -> None:
+    before = total(client)
+    answer = client.post("/jobs?dry_run=true", json=job, headers={"Idempotency-Key": "dry"})
+    plan = answer.json()
+    assert (answer.status_code, plan["launcher"]) == (200, "local")
+    assert (plan["shards"], plan["shards_per_rank"]) == (shards, per_rank)
+    assert (plan["world_size"], plan["command"]) == (job["world_size"], job.get("command"))
+    assert plan["spec"]["checkpoint_dir"].startswith("/")
+    assert total(client) == before
+    assert client.get(f"/jobs/{plan['job_id']}").status_code == 404
+
+
+def test_a_plan_counts_the_shards_of_the_data_set(service: Service, client: httpx.Client) -> None:
+    data = service.root / "own"
+    data.mkdir()
+    for number in range(5):
+        (data / f"shard_{number:05d}.txt").write_text("line\n")
+    job = {"mode": "independent", "world_size": 2, "dataset_dir": "own"}
+    plan = client.post("/jobs?dry_run=true", json=job).json()
+    assert (plan["spec"]["dataset_dir"], plan["shards_per_rank"]) == (str(data), [3, 2])
+
+
+def test_a_dry_purge_foresees_the_freed_bytes(
+    client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
+) -> None:
+    agent.write(job, 0, "x" * 1000)
+    stand_in.move(job, JobStatus.STOPPED)
+    params = {"statuses": "STOPPED", "dry_run": "true"}
+    foreseen = client.post("/jobs/purge", params=params).json()
+    assert job in foreseen["job_ids"]
+    assert (foreseen["deleted"], foreseen["matched"]) == (0, len(foreseen["job_ids"]))
+    assert client.get(f"/jobs/{job}").json()["status"] == "STOPPED"
+    kept = client.post("/jobs/purge", params=params | {"delete_logs": "false"}).json()
+    assert (kept["job_ids"], kept["freed_bytes"]) == (foreseen["job_ids"], 0)
+    done = client.post("/jobs/purge", params=params | {"dry_run": "false"}).json()
+    assert done == foreseen | {"deleted": foreseen["matched"]}
+    assert done["freed_bytes"] >= 1000
+    assert client.get(f"/jobs/{job}").status_code == 404
+
+
+def test_a_dry_purge_lists_running_jobs_only_if_stopped(
+    client: httpx.Client, stand_in: StandIn, job: str
+) -> None:
+    stand_in.run(job)
+    params = {"statuses": "RUNNING", "dry_run": "true"}
+    skipped = client.post("/jobs/purge", params=params).json()
+    assert (skipped["job_ids"], skipped["skipped"]) == ([], [job])
+    stopped = client.post("/jobs/purge", params=params | {"stop_running": "true"}).json()
+    assert (stopped["job_ids"], stopped["skipped"]) == ([job], [])
+    assert client.get(f"/jobs/{job}").json()["stop_requested"] is False

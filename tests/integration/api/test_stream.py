@@ -1,17 +1,13 @@
 """Event streams over a real socket have no gap and no repetition."""
 
-import contextlib
 import json
-import signal
-import threading
-from collections.abc import Iterator
 
 import httpx
 
 from database.records import RankRecord
 from muster.contracts.job import JobStatus
 from muster.contracts.rank import ProcessState
-from tests.integration.api.service import Agent, Service, StandIn
+from tests.support.api_service import Agent, StandIn
 from tests.support.log_follower import Event, events
 
 
@@ -133,46 +129,3 @@ def test_a_position_of_an_earlier_job_is_refused(
     ] * 2
     found = everything(client, f"/jobs/{job}/logs/stream")
     assert lines(found) == ["[rank 0] of the second job"]
-
-
-def test_killing_the_service_leaves_no_gap(
-    service: Service, client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
-) -> None:
-    """A writer continues while the service is killed twice; a reader resumes by its last id."""
-    count = 3000
-    kills = [count // 3, 2 * count // 3]
-    back = threading.Semaphore(0)
-
-    def writing() -> None:
-        for number in range(count):
-            agent.write(job, number % 2, f"{number}\n")
-            if number in {count // 2, count - 10}:
-                assert back.acquire(timeout=60)
-        stand_in.move(job, JobStatus.COMPLETED)
-
-    stand_in.run(job)
-    writer = threading.Thread(target=writing)
-    writer.start()
-    seen: list[str] = []
-    last = Event()
-    while last.kind != "end":
-        headers = {"Last-Event-ID": last.id} if last.id else {}
-        with client.stream("GET", f"/jobs/{job}/logs/stream", headers=headers) as response:
-            for event in _until_lost(response):
-                last = event
-                seen += [] if event.kind else event.data
-                if kills and len(seen) > kills[0]:
-                    del kills[0]
-                    service.end(signal.SIGKILL)
-        if service.process is None:
-            service.start()
-            back.release()
-    writer.join()
-    ranks = [[int(line.split()[-1]) for line in seen if f"rank {rank}]" in line] for rank in (0, 1)]
-    assert ranks == [list(range(0, count, 2)), list(range(1, count, 2))]
-    assert not kills
-
-
-def _until_lost(response: httpx.Response) -> Iterator[Event]:
-    with contextlib.suppress(httpx.HTTPError):
-        yield from events(response.iter_raw())

@@ -1,4 +1,4 @@
-"""Small loads of `load_streams.py`: the lines are right, whatever time it takes."""
+"""Small loads of `stress/load`: every line arrives once, however long it takes."""
 
 import asyncio
 import socket

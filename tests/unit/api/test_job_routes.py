@@ -21,6 +21,8 @@ from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import JobRequest
 from tests.unit.api.jobs import JOB
 
+pytestmark = pytest.mark.anyio
+
 UID = JobUid("uid")
 
 
@@ -85,7 +87,7 @@ def test_a_requested_id_is_tried_once(tmp_path: Path) -> None:
         planned(JobRequest(job_id="mine"), service.app_state)
 
 
-def test_a_wait_never_returns_an_earlier_job_of_the_same_id() -> None:
+async def test_a_wait_never_returns_an_earlier_job_of_the_same_id() -> None:
     wanted = replace(JOB, uid=JobUid("later"))
     over = replace(wanted, status=JobStatus.COMPLETED)
     seen = [JOB, wanted, DatabaseUnavailable("away"), over]
@@ -99,12 +101,9 @@ def test_a_wait_never_returns_an_earlier_job_of_the_same_id() -> None:
     async def is_disconnected() -> bool:
         return False
 
-    async def story() -> None:
-        moments = iter(range(100))
-        glances = JobCache(read, lambda: float(next(moments)))
-        desk = SimpleNamespace(job_cache=glances, is_closing=lambda: False)
-        request = SimpleNamespace(is_disconnected=is_disconnected)
-        await glances.get(JOB.job_id)
-        assert await wait_for_status(desk, request, JOB.job_id, TERMINAL, 20) == over
-
-    asyncio.run(story())
+    moments = iter(range(100))
+    glances = JobCache(read, lambda: float(next(moments)))
+    desk = SimpleNamespace(job_cache=glances, is_closing=lambda: False)
+    request = SimpleNamespace(is_disconnected=is_disconnected)
+    await glances.get(JOB.job_id)
+    assert await wait_for_status(desk, request, JOB.job_id, TERMINAL, 20) == over

@@ -54,7 +54,7 @@ def test_open_log_accepts_a_linked_data_directory(files: JobFiles, tmp_path: Pat
 @pytest.mark.parametrize(
     "swapped", [lambda files: files.root, lambda files: files.logs, lambda files: files.log(0, 0)]
 )
-def test_open_log_follows_no_link_of_a_job(
+def test_open_log_does_not_follow_links_of_a_job(
     files: JobFiles, swapped: Callable[[JobFiles], Path]
 ) -> None:
     path = swapped(files)

@@ -10,16 +10,12 @@ from structlog.contextvars import get_contextvars
 from structlog.testing import capture_logs
 
 from api import middleware
-from api.auth import Authenticator
 from api.middleware import AccessMiddleware, peer_uid
 from api.rate_limits import BURST_SECONDS, RateLimiter
-from tests.support.clocks import ManualClock
-from tests.support.database_samples import NOON
-from tests.unit.api.token_store import TEXT, TokenStore
+from tests.unit.api.token_store import OWN_UID, TEXT, TokenStore, make_authenticator
 
 SHOWN = {"Authorization": f"Bearer {TEXT}"}
 
-OWN_UID = 7
 STRANGER = None
 
 
@@ -41,13 +37,7 @@ def guarded(
     """Return the middleware of a service whose clients all have this user id."""
     return AccessMiddleware(
         app,
-        authenticator=Authenticator(
-            tokens or TokenStore(),
-            ManualClock(NOON),
-            own_uid=OWN_UID,
-            require_token=require_token,
-            token_sha256=None,
-        ),
+        authenticator=make_authenticator(tokens or TokenStore(), require_token=require_token),
         limiter=RateLimiter(per_second=1, at_once=2, monotonic=lambda: 0.0),
         hosts=["muster.example"],
         uid_of=lambda _scope: uid,
@@ -74,7 +64,7 @@ def statuses(answers: list[httpx.Response]) -> list[int]:
     return [answer.status_code for answer in answers]
 
 
-def test_failed_logins_are_limited_and_lock_out_no_token() -> None:
+def test_failed_logins_do_not_lock_out_a_token() -> None:
     wrong = {"Authorization": f"Bearer {TEXT[:-1]}0"}
     answers = get_all(guarded(STRANGER), ["/jobs"], *[wrong] * 12, SHOWN)
     assert statuses(answers) == [401] * BURST_SECONDS + [429] * 2 + [200]
@@ -136,20 +126,12 @@ def test_only_http_reaches_the_application() -> None:
     assert reached == ["lifespan"]
 
 
-@pytest.mark.parametrize(
-    "host", ["train.example:8000", "[2001:db8::1]:8000", "<b>x</b>", "\x1b[2J", "x" * 254, ""]
-)
+@pytest.mark.parametrize("host", ["train.example:8000", "<b>x</b>", "\x1b[2J", "x" * 254])
 def test_an_unknown_host_is_refused_and_not_repeated(host: str) -> None:
     (answer,) = get_all(guarded(STRANGER), ["/jobs"], {"Host": host})
     assert (answer.status_code, answer.json()["type"]) == (403, "/problems/foreign-host")
     assert "MUSTER_ALLOWED_HOSTS" in answer.json()["detail"]
-    assert not host or host not in answer.json()["detail"]
-
-
-@pytest.mark.parametrize("path", ["/livez", "/healthz", "/readyz", "/api/v1/livez"])
-def test_bare_probes_answer_under_any_host(path: str) -> None:
-    answers = get_all(guarded(STRANGER), [path, "/health", "/jobs"], {"Host": "10.1.2.3:8000"})
-    assert statuses(answers) == [200, 403, 403]
+    assert host not in answer.json()["detail"]
 
 
 def test_health_knows_its_caller_and_livez_does_not() -> None:
@@ -163,15 +145,6 @@ def test_probes_need_no_token_and_are_limited(prefix: str) -> None:
     probes = [f"{prefix}/{name}" for name in ("health", "healthz", "livez", "readyz")]
     answers = get_all(guarded(STRANGER), [*probes, *probes, *probes])
     assert statuses(answers) == [200] * BURST_SECONDS + [429] * 2
-
-
-@pytest.mark.parametrize(
-    "path", ["/", "/jobs", "/openapi.json", "/healthy", "/health/", "/api/v1/api/v1/health"]
-)
-def test_any_other_path_needs_a_token(path: str) -> None:
-    (answer,) = get_all(guarded(STRANGER), [path])
-    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
-    assert answer.json()["type"] == "/problems/no-token"
 
 
 def test_only_clients_of_this_machine_have_a_user(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,37 +74,32 @@ def test_an_anonymous_caller_gets_no_details(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("total", "free", "status"),
+    ("usage", "files", "status", "seen"),
     [
-        (1000 * GIB, 2 * GIB, "ok"),
-        (1000 * GIB, GIB - 1, "degraded"),
-        (4 * GIB, GIB // 2, "ok"),
-        (4 * GIB, GIB // 8, "degraded"),
+        ((1000 * GIB, 2 * GIB), (0, 0), "ok", "2048 MiB"),
+        ((1000 * GIB, GIB - 1), (0, 0), "degraded", "1023 MiB"),
+        ((4 * GIB, GIB // 2), (0, 0), "ok", "512 MiB"),
+        ((4 * GIB, GIB // 8), (0, 0), "degraded", "128 MiB"),
+        ((4 * GIB, 4 * GIB), (65_536, 3_277), "ok", "free"),
+        ((4 * GIB, 4 * GIB), (65_536, 3_276), "degraded", "only 3276 more files"),
+        ((4 * GIB, 4 * GIB), (10**8, 9_999), "degraded", "only 9999 more files"),
     ],
 )
 def test_a_nearly_full_disk_degrades(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int, free: int, status: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    usage: tuple[int, int],
+    files: tuple[int, int],
+    status: str,
+    seen: str,
 ) -> None:
-    usage = Usage(total, total - free, free)
-    monkeypatch.setattr(routes.shutil, "disk_usage", lambda _path: usage)
+    room = Usage(total=usage[0], used=0, free=usage[1])
+    inodes = SimpleNamespace(f_files=files[0], f_favail=files[1])
+    monkeypatch.setattr(routes.shutil, "disk_usage", lambda _path: room)
+    monkeypatch.setattr(routes.os, "statvfs", lambda _path: inodes)
     found = health(app_state(tmp_path), request_of("ci"))
     assert found.status == found.checks.disk.status == status
-    assert f"{free >> 20} MiB" in found.checks.disk.detail
-
-
-@pytest.mark.parametrize(
-    ("total", "free", "status"),
-    [(65_536, 3_276, "degraded"), (65_536, 3_277, "ok"), (10**8, 9_999, "degraded"), (0, 0, "ok")],
-)
-def test_a_disk_without_inodes_degrades(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int, free: int, status: str
-) -> None:
-    monkeypatch.setattr(routes.shutil, "disk_usage", lambda _path: Usage(100 * GIB, 0, 100 * GIB))
-    files = SimpleNamespace(f_files=total, f_favail=free)
-    monkeypatch.setattr(routes.os, "statvfs", lambda _path: files)
-    found = health(app_state(tmp_path), request_of("ci"))
-    assert found.status == found.checks.disk.status == status
-    assert (f"only {free} more files" in found.checks.disk.detail) == (status == "degraded")
+    assert seen in found.checks.disk.detail
 
 
 def test_a_missing_data_directory_degrades(tmp_path: Path) -> None:

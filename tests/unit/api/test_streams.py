@@ -30,8 +30,10 @@ from api.streams import (
 )
 from database.errors import DatabaseUnavailable
 from muster.contracts.job import JobId, JobStatus, JobUid
-from muster.contracts.paths import DataDir, JobFiles
+from muster.contracts.paths import DataDir
 from tests.unit.api.jobs import JOB
+
+pytestmark = pytest.mark.anyio
 
 OVER = replace(JOB, status=JobStatus.COMPLETED)
 STATE = JobState(JOB, ())
@@ -94,39 +96,29 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return World(tmp_path)
 
 
-def test_readers_that_join_at_any_time_get_each_line_once(world: World) -> None:
-    async def scenario() -> None:
-        world.write(50)
-        readers = []
-        for _ in range(10):
-            readers.append(asyncio.create_task(world.read()))
-            world.write(20)
-            await asyncio.sleep(0.003)
-        world.job = OVER
-        for reader in readers:
-            world.check(await reader)
-
-    asyncio.run(scenario())
+async def test_readers_that_join_at_any_time_get_each_line_once(world: World) -> None:
+    world.write(50)
+    readers = []
+    for _ in range(10):
+        readers.append(asyncio.create_task(world.read()))
+        world.write(20)
+        await asyncio.sleep(0.003)
+    world.job = OVER
+    for reader in readers:
+        world.check(await reader)
 
 
-def test_a_reader_that_falls_behind_has_no_gap(
+async def test_a_reader_that_falls_behind_has_no_gap(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "BACKLOG_BYTES", 2)
     opened_by: list[asyncio.Task[object] | None] = []
 
-    class Opened(JobFollower):
-        def __init__(
-            self,
-            files: JobFiles,
-            rank: int | None,
-            position: Position,
-            until: Position | None = None,
-        ) -> None:
-            super().__init__(files, rank, position, until)
-            opened_by.append(asyncio.current_task())
+    def opened(*words: Any) -> JobFollower:  # noqa: ANN401  as it takes them
+        opened_by.append(asyncio.current_task())
+        return JobFollower(*words)
 
-    monkeypatch.setattr(streams, "JobFollower", Opened)
+    monkeypatch.setattr(streams, "JobFollower", opened)
 
     async def keep_up(found: list[str], has_more: asyncio.Event) -> None:
         async with world.broadcast.subscribe(JOB, None) as feed:
@@ -153,79 +145,68 @@ def test_a_reader_that_falls_behind_has_no_gap(
         await quick
         return found
 
-    async def scenario() -> None:
-        slow = asyncio.create_task(fall_behind())
-        async with asyncio.timeout(30):
-            world.check(await slow)
-        assert opened_by.count(slow) > 1, "it never fell behind"
-
     world.write(2)
-    asyncio.run(scenario())
+    slow = asyncio.create_task(fall_behind())
+    async with asyncio.timeout(30):
+        world.check(await slow)
+    assert opened_by.count(slow) > 1, "it never fell behind"
 
 
-def test_a_feed_keeps_a_bounded_backlog(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_feed_keeps_a_bounded_backlog(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(streams, "BACKLOG_BYTES", 1000)
 
-    async def scenario() -> None:
-        async with world.broadcast.subscribe(JOB, None) as feed:
-            reader = asyncio.create_task(world.read())
-            for _ in range(40):
-                world.write(2)
-                await asyncio.sleep(0.003)
-            world.job = OVER
-            world.check(await reader)
-            kept = [event.size_bytes for event in feed._kept]  # noqa: SLF001  what it holds
-            assert 0 < sum(kept) == feed._kept_bytes <= 1000  # noqa: SLF001
-
-    asyncio.run(scenario())
-
-
-def test_a_reader_ahead_of_the_feed_gets_nothing_twice(world: World) -> None:
-    async def scenario() -> None:
-        async with world.broadcast.subscribe(JOB, None) as feed:
-            stream = feed.events({})
+    async with world.broadcast.subscribe(JOB, None) as feed:
+        reader = asyncio.create_task(world.read())
+        for _ in range(40):
             world.write(2)
-            assert sorted(lines(await anext(stream))) == ["[rank 0] 0", "[rank 1] 1"]
-            # The reader has read on at another service, and reconnects here.
-            world.write(2)
-            ahead = {rank: (0, world.files.log(rank, 0).stat().st_size) for rank in (0, 1)}
-            world.write(2)
-            reader = asyncio.create_task(world.read(ahead))
-            await asyncio.sleep(0.01)
-            world.job = OVER
-            assert sorted(await reader) == ["[rank 0] 4", "[rank 1] 5"]
-
-    asyncio.run(scenario())
+            await asyncio.sleep(0.003)
+        world.job = OVER
+        world.check(await reader)
+        kept = [event.size_bytes for event in feed._kept]  # noqa: SLF001  what it holds
+        assert 0 < sum(kept) == feed._kept_bytes <= 1000  # noqa: SLF001
 
 
-def test_the_last_reader_closes_the_feed(world: World) -> None:
-    async def scenario() -> None:
-        async with world.broadcast.subscribe(JOB, None) as first:
-            async with world.broadcast.subscribe(JOB, None) as second:
-                assert first is second
-            async with world.broadcast.subscribe(JOB, 0) as other:
-                assert other is not first
-        with pytest.raises(asyncio.CancelledError):
-            await first.final_state()
-        async with world.broadcast.subscribe(JOB, None) as again:
-            assert again is not first
+async def test_a_reader_ahead_of_the_feed_gets_nothing_twice(world: World) -> None:
+    async with world.broadcast.subscribe(JOB, None) as feed:
+        stream = feed.events({})
+        world.write(2)
+        assert sorted(lines(await anext(stream))) == ["[rank 0] 0", "[rank 1] 1"]
+        # The reader has read on at another service, and reconnects here.
+        world.write(2)
+        ahead = {rank: (0, world.files.log(rank, 0).stat().st_size) for rank in (0, 1)}
+        world.write(2)
+        reader = asyncio.create_task(world.read(ahead))
+        await asyncio.sleep(0.01)
+        world.job = OVER
+        assert sorted(await reader) == ["[rank 0] 4", "[rank 1] 5"]
 
-    asyncio.run(scenario())
+
+async def test_the_last_reader_closes_the_feed(world: World) -> None:
+    async with world.broadcast.subscribe(JOB, None) as first:
+        async with world.broadcast.subscribe(JOB, None) as second:
+            assert first is second
+        async with world.broadcast.subscribe(JOB, 0) as other:
+            assert other is not first
+    with pytest.raises(asyncio.CancelledError):
+        await first.final_state()
+    async with world.broadcast.subscribe(JOB, None) as again:
+        assert again is not first
 
 
-def test_a_failed_feed_fails_its_streams(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_feed_fails_its_streams(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("disk failure")
 
-    async def scenario() -> None:
-        async with world.broadcast.subscribe(JOB, None) as feed:
-            monkeypatch.setattr(streams, "finished_logs", broken)
-            async for _ in feed.events({}):
-                pass
-            with pytest.raises(RuntimeError, match="disk failure"):
-                await feed.final_state()
-
-    asyncio.run(scenario())
+    async with world.broadcast.subscribe(JOB, None) as feed:
+        monkeypatch.setattr(streams, "finished_logs", broken)
+        async for _ in feed.events({}):
+            pass
+        with pytest.raises(RuntimeError, match="disk failure"):
+            await feed.final_state()
 
 
 START = b"id: u/0.0:0\nretry: 2000\n\n"
@@ -299,49 +280,40 @@ def unavailable() -> Any:  # noqa: ANN401  it never returns
     raise DatabaseUnavailable("away")
 
 
-def test_fifty_readers_share_one_query() -> None:
-    async def scenario() -> None:
-        rows = Rows()
-        states = await asyncio.gather(*[rows.cache.get(ID) for _ in range(50)])
-        assert (states, rows.queries) == ([STATE] * 50, 1)
-        rows.seconds += FRESH_SECONDS
-        await rows.cache.get(ID)
-        assert rows.queries == 2
-
-    asyncio.run(scenario())
+async def test_fifty_readers_share_one_query() -> None:
+    rows = Rows()
+    states = await asyncio.gather(*[rows.cache.get(ID) for _ in range(50)])
+    assert (states, rows.queries) == ([STATE] * 50, 1)
+    rows.seconds += FRESH_SECONDS
+    await rows.cache.get(ID)
+    assert rows.queries == 2
 
 
-def test_a_current_state_is_of_the_job_that_has_the_id_now() -> None:
-    async def scenario() -> None:
-        rows = Rows()
-        await rows.cache.get(ID)
-        rows.answer = lambda: OTHER
-        assert await rows.cache.get(ID) == STATE, "it is fresh"
-        assert await rows.cache.get(ID, is_current=True) == OTHER
-        assert await rows.cache.get(ID) == OTHER
-
-    asyncio.run(scenario())
+async def test_a_current_state_is_of_the_job_that_has_the_id_now() -> None:
+    rows = Rows()
+    await rows.cache.get(ID)
+    rows.answer = lambda: OTHER
+    assert await rows.cache.get(ID) == STATE, "it is fresh"
+    assert await rows.cache.get(ID, is_current=True) == OTHER
+    assert await rows.cache.get(ID) == OTHER
 
 
-def test_callers_during_a_query_share_the_next_one() -> None:
-    async def scenario() -> None:
-        rows = Rows()
-        rows.answer = slow = SlowAnswer(STATE)
-        early = asyncio.create_task(rows.cache.get(ID, is_current=True))
-        await asyncio.to_thread(slow.has_begun.wait, 20)
-        rows.answer = lambda: OTHER
-        late = [asyncio.create_task(rows.cache.get(ID, is_current=True)) for _ in range(50)]
-        await asyncio.sleep(0)
-        slow.go_on.set()
-        assert await early == STATE
-        assert await asyncio.gather(*late) == [OTHER] * 50
-        assert rows.queries == 2
-
-    asyncio.run(scenario())
+async def test_callers_during_a_query_share_the_next_one() -> None:
+    rows = Rows()
+    rows.answer = slow = SlowAnswer(STATE)
+    early = asyncio.create_task(rows.cache.get(ID, is_current=True))
+    await asyncio.to_thread(slow.has_begun.wait, 20)
+    rows.answer = lambda: OTHER
+    late = [asyncio.create_task(rows.cache.get(ID, is_current=True)) for _ in range(50)]
+    await asyncio.sleep(0)
+    slow.go_on.set()
+    assert await early == STATE
+    assert await asyncio.gather(*late) == [OTHER] * 50
+    assert rows.queries == 2
 
 
 @pytest.mark.parametrize("is_current", [False, True])
-def test_a_reader_that_leaves_disturbs_no_other(*, is_current: bool) -> None:
+def test_a_reader_that_leaves_does_not_disturb_others(*, is_current: bool) -> None:
     faults: list[object] = []
 
     async def scenario() -> None:
@@ -360,15 +332,12 @@ def test_a_reader_that_leaves_disturbs_no_other(*, is_current: bool) -> None:
     assert faults == []
 
 
-def test_without_a_database_get_returns_the_last_state() -> None:
-    async def scenario() -> None:
-        rows = Rows()
-        await rows.cache.get(ID)
-        rows.answer = unavailable
-        rows.seconds += FRESH_SECONDS
-        assert await rows.cache.get(ID) == STATE
-        for refused in (rows.cache.get(ID, is_current=True), rows.cache.get(JobId("unknown"))):
-            with pytest.raises(DatabaseUnavailable):
-                await refused
-
-    asyncio.run(scenario())
+async def test_without_a_database_get_returns_the_last_state() -> None:
+    rows = Rows()
+    await rows.cache.get(ID)
+    rows.answer = unavailable
+    rows.seconds += FRESH_SECONDS
+    assert await rows.cache.get(ID) == STATE
+    for refused in (rows.cache.get(ID, is_current=True), rows.cache.get(JobId("unknown"))):
+        with pytest.raises(DatabaseUnavailable):
+            await refused

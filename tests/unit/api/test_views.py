@@ -1,4 +1,4 @@
-"""Rows to response bodies: summaries, audits, the state of an agent, what a caller may see."""
+"""Rows to response bodies: summaries, audits, agents; cursors and entity tags."""
 
 import math
 import os
@@ -6,28 +6,27 @@ import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
 
-from api.auth import Caller
+from api.listing import PLACES, decode_cursor, encode_cursor, required_version
 from api.views import (
     agent_state,
     audit_view,
     eta_seconds,
     every_rank,
-    job_view,
+    job_tag,
     mean_loss,
     summary,
     throughput,
     total_steps,
 )
 from database.records import Audit, EpochRecord, RankRecord
-from muster.contracts.job import TERMINAL, JobStatus, StopRequest
+from muster.contracts.job import TERMINAL, JobId, JobStatus, StopRequest
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.retry import RetryClass
-from muster.contracts.token import Scope
 from muster.contracts.views import AuditView, SummaryView
 from muster.host.processes import identify
 from tests.support.database_samples import epoch
@@ -151,16 +150,6 @@ def test_exits_are_summed_over_all_ranks_and_kinds() -> None:
     assert found.workers[0].endings == crashed
 
 
-@pytest.mark.parametrize(
-    ("scope", "value"), [(Scope.READ, "…"), (Scope.SUBMIT, "hidden"), (Scope.ADMIN, "hidden")]
-)
-def test_a_reader_sees_no_value_of_the_environment(scope: Scope, value: str) -> None:
-    job = replace(JOB, spec=msgspec.structs.replace(JOB.spec, env={"KEY": "hidden"}))
-    assert job_view(job, Caller(name="ci", scope=scope, is_limited=True)).spec["env"] == {
-        "KEY": value
-    }
-
-
 # Audits
 
 EXACT = epoch(0)
@@ -253,3 +242,26 @@ def test_the_state_of_an_agent_is_that_of_its_process(agent: ProcessRecord) -> N
     assert agent_state(JOB) is None
     for status in TERMINAL:
         assert agent_state(replace(JOB, agent=agent, status=status)) is None
+
+
+# Cursors and entity tags
+
+PLACE = (datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC), JobId("a"))
+TAG = '"u.1"'
+
+
+def test_a_cursor_decodes_to_its_place() -> None:
+    assert decode_cursor(encode_cursor(PLACE), PLACES) == PLACE
+    assert decode_cursor(None, PLACES) is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "version"),
+    [(TAG, JOB.row_version), (f'"other", {TAG}', JOB.row_version), (None, None), ("*", None)],
+)
+def test_a_change_requires_the_version_in_if_match(wanted: str | None, version: object) -> None:
+    assert required_version(JOB, wanted) == version
+
+
+def test_another_job_of_the_same_id_has_another_tag() -> None:
+    assert job_tag(replace(JOB, uid="v")) != job_tag(JOB) != job_tag(replace(JOB, version=2))

@@ -1,13 +1,18 @@
-"""A database with one token, for tests of authentication."""
+"""A database with one token, and its authenticator, for tests of authentication."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
+from api.auth import Authenticator
 from database.errors import DatabaseUnavailable
 from muster.contracts.token import Scope, Token, id_in, sha256_of
+from tests.support.clocks import ManualClock
 from tests.support.database_samples import NOON
 
 TEXT = f"mst_{'a' * 12}_{'b' * 64}"
+OWN_UID = 7
 
 
 def make_token() -> Token:
@@ -44,3 +49,20 @@ class TokenStore:
         self.noted.append(now)
         if self.is_read_only:
             raise DatabaseUnavailable("locked")
+
+
+def make_authenticator(
+    tokens: Any,  # noqa: ANN401  a TokenStore stands for a TokenCache
+    clock: Callable[[], datetime] | None = None,
+    *,
+    require_token: bool = False,
+    token: str | None = None,
+) -> Authenticator:
+    """Return the authenticator of a service; `token` is its MUSTER_TOKEN."""
+    return Authenticator(
+        tokens,
+        clock or ManualClock(NOON),
+        own_uid=OWN_UID,
+        require_token=require_token,
+        token_sha256=None if token is None else sha256_of(token),
+    )

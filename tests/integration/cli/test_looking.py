@@ -15,7 +15,7 @@ from cli.errors import ExitCode
 from cli.jobs import RUNS_WIDTH
 from database.records import Event, utc_now
 from muster.contracts.job import JobId, JobStatus
-from tests.integration.api.service import Agent, Service, StandIn
+from tests.support.api_service import Agent, Service, StandIn
 from tests.support.database_samples import worker
 from tests.support.installation import await_value
 

@@ -11,7 +11,7 @@ from click.testing import Result
 
 from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manifest import LATEST, STATE
-from tests.integration.api.service import Service, StandIn
+from tests.support.api_service import Service, StandIn
 from tests.support.checkpoint_ranks import Rank, owner
 
 Muster = Callable[..., Result]
@@ -65,7 +65,7 @@ def test_verify_names_damaged_files(muster: Muster, job: str, saved: Path) -> No
     assert muster("checkpoint", "verify", job, "-o", "name").stdout == f"{file.parent}\n"
     latest = saved / "worker_1" / LATEST
     latest.unlink()
-    assert f"{latest} is missing" in muster("checkpoint", "verify", job).stdout
+    assert f"{latest} is missing or unreadable" in muster("checkpoint", "verify", job).stdout
     named = muster("checkpoint", "verify", job, "-o", "name")
     assert (named.exit_code, named.stdout) == (1, f"{file.parent}\n{latest}\n")
 

@@ -9,7 +9,7 @@ import pytest
 
 from cli.errors import ExitCode
 from muster.contracts.job import JobId, JobStatus, Reason
-from tests.integration.api.service import Agent, Service, StandIn
+from tests.support.api_service import Agent, Service, StandIn
 from tests.support.database_samples import worker
 from tests.support.screens import COLUMNS, Screen
 

@@ -3,25 +3,13 @@
 import re
 import signal
 import uuid
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import httpx
 import pytest
-from click.testing import CliRunner, Result
 
-import cli.output
-from cli.main import app
 from database.engine import Database
-from tests.integration.api.service import DEADLINE_SECONDS, Agent, Service, StandIn
-
-HOUR_SECONDS = 3600.0
-
-
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow this machine is, a command says nothing of it beside what a test looks at."""
-    monkeypatch.setattr(cli.output, "NOTICE_SECONDS", HOUR_SECONDS)
+from tests.support.api_service import DEADLINE_SECONDS, Agent, Service, StandIn
 
 
 @pytest.fixture(scope="session")
@@ -74,21 +62,3 @@ def elastic(client: httpx.Client, stand_in: StandIn, name: str) -> Iterator[str]
 @pytest.fixture(scope="session")
 def agent(service: Service) -> Agent:
     return Agent(service.files)
-
-
-@pytest.fixture
-def muster(
-    service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[..., Result]:
-    """Give the commands, as they are typed in a new directory of a user of this service."""
-    for setting in ("MUSTER_HOST", "MUSTER_TOKEN"):
-        monkeypatch.delenv(setting, raising=False)
-    monkeypatch.setenv("MUSTER_URL", service.url)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.chdir(tmp_path)
-
-    def said(*words: str) -> Result:
-        return CliRunner().invoke(app, words)
-
-    return said

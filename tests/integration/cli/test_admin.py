@@ -1,19 +1,55 @@
-"""``muster token``, from the command line to the rows and back to the door."""
+"""``muster status``, ``down`` and ``token``, against a real service."""
 
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
 from click.testing import Result
 
-from tests.integration.api.service import Service
+from tests.support.api_service import Service, StandIn
 
 Muster = Callable[..., Result]
 
 
-def test_a_token_is_made_shown_and_revoked(
+@pytest.fixture
+def here(
+    muster: Muster, monkeypatch: pytest.MonkeyPatch, service: Service, tmp_path: Path
+) -> Muster:
+    """Give the commands, with the port of a service that `muster up` did not start."""
+    monkeypatch.setenv("MUSTER_PORT", str(service.port))
+    monkeypatch.setenv("MUSTER_DATA_DIR", str(tmp_path))
+    monkeypatch.delenv("MUSTER_URL")
+    return muster
+
+
+def test_status_names_what_is_missing(here: Muster, stand_in: StandIn) -> None:
+    well = here("status")
+    stand_in.resign()
+    ill = here("status")
+    stand_in.take_office()
+    assert (well.exit_code, ill.exit_code) == (0, 1)
+    assert "status       ok\n" in well.output
+    assert "no coordinator is running" in ill.output
+
+
+def test_status_shows_where_data_and_checkpoints_are(here: Muster, service: Service) -> None:
+    said = here("status").output
+    assert f"data         {service.files.root}\n" in said
+    assert f"checkpoints  {service.root}/checkpoints\n" in said
+    assert f"for these: export MUSTER_DATA_DIR={service.files.root}\n" in said
+
+
+def test_down_does_not_end_the_services_of_other_data(here: Muster, service: Service) -> None:
+    down = here("down")
+    assert (down.exit_code, "nothing runs for " in down.output) == (0, True)
+    assert service.process is not None
+    assert service.process.poll() is None
+
+
+def test_token_is_created_listed_and_revoked(
     muster: Muster, service: Service, client: httpx.Client
 ) -> None:
     made = muster("token", "create", "ci", "--scope", "submit", "--expires-in", "90d")
@@ -41,7 +77,7 @@ def test_a_token_is_made_shown_and_revoked(
     assert text not in service.log.read_text()
 
 
-def test_a_command_shows_the_token_of_its_environment(
+def test_command_sends_the_token_of_its_environment(
     muster: Muster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = muster("token", "create", "reader").stdout.strip()
@@ -51,13 +87,13 @@ def test_a_command_shows_the_token_of_its_environment(
     assert "needs a token of scope admin" in refused.stderr
 
 
-def test_what_is_no_name_is_refused_with_what_is_one(muster: Muster) -> None:
+def test_invalid_token_name_is_refused(muster: Muster) -> None:
     refused = muster("token", "create", "c i")
     assert "name: use 1 to 63 letters, digits, '.', '-' or '_'" in refused.stderr
 
 
 @pytest.mark.parametrize("time", ["", "90", "d", "-1d", "0s", "1.5h", "99999d", "soon"])
-def test_what_is_no_time_is_refused(muster: Muster, time: str) -> None:
+def test_invalid_lifetime_is_refused(muster: Muster, time: str) -> None:
     before = muster("token", "ls").stdout
     refused = muster("token", "create", "late", "--expires-in", time)
     assert refused.exit_code == 2

@@ -1,0 +1,54 @@
+"""Requests that change nothing, from tables: most are refused, each as its line says."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from muster.contracts.job import JobStatus
+from tests.support.api_service import Service, StandIn
+from tests.support.database_samples import member
+from tests.support.refusals import Table, stored, tables
+
+TABLES = [
+    table
+    for path in sorted(Path(__file__).with_name("refusals").glob("*.txt"))
+    for table in tables(path)
+]
+
+MEMBERS = ["syncing", "draining", "failed", "left", "active", "active", "active"]
+
+
+@pytest.fixture(scope="module")
+def names(service: Service, client: httpx.Client, stand_in: StandIn) -> Iterator[dict[str, str]]:
+    """Jobs in several states, and a token of scope read."""
+    elastic = {"world_size": 4, "min_workers": 3, "max_workers": 6}
+    bodies = {"job": {"mode": "independent", "world_size": 2}, "elastic": elastic, "over": elastic}
+    for name, body in bodies.items():
+        client.post("/jobs", json={"job_id": name, **body}).raise_for_status()
+    (service.root / "empty").mkdir(exist_ok=True)
+    (service.root / "loop").unlink(missing_ok=True)
+    (service.root / "loop").symlink_to("loop")
+    members = [member(number, state=state) for number, state in enumerate(MEMBERS)]
+    for name in ("elastic", "over"):
+        stand_in.run(name)
+        stand_in.write(name, members=members)
+    stand_in.move("over", JobStatus.COMPLETED)
+    token = client.post("/tokens", json={"name": "looker", "scope": "read"}).json()["token"]
+    etag = client.get("/jobs/elastic").headers["etag"]
+    sizes = {"hundred": 100, "kib": 1024, "long": 5000, "headers": 130 << 10}
+    yield {"read": token, "etag": etag} | {name: "x" * size for name, size in sizes.items()}
+    for name in bodies:
+        stand_in.end(name)
+        client.delete(f"/jobs/{name}").raise_for_status()
+    client.delete("/tokens/looker").raise_for_status()
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.title)
+def test_request_is_answered_and_changes_nothing(
+    service: Service, names: dict[str, str], table: Table
+) -> None:
+    before = stored(service)
+    assert table.replay(service, names) == table.lines
+    assert stored(service) == before
