@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 import click
 
-from cli.config import service_settings
 from cli.connection import connected
 from cli.output import Column, Output, columns, moment, output_option, seconds_of, show
+from cli.service_record import service_settings
 from muster.contracts.paths import DataDir
 from muster.contracts.token import SECONDS_LIMIT, Scope
 from muster.runtime.secrets import SecretStore

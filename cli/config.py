@@ -23,7 +23,7 @@ from cli.output import Column, Output, columns, output_option, show
 from muster.contracts.errors import InvalidEnvironment
 
 if TYPE_CHECKING:
-    from muster.contracts.settings import ServiceSettings
+    pass
 
 
 class Setting(NamedTuple):
@@ -60,13 +60,6 @@ MASK: Final = "***"
 
 NEAR: Final = 0.85
 """Similarity from which an unknown name counts as a misspelt setting."""
-
-
-def service_settings() -> "ServiceSettings":
-    """Return the settings of this environment's services; raises `InvalidEnvironment`."""
-    from muster.contracts.settings import ServiceSettings  # noqa: PLC0415  slow: main imports us
-
-    return ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
 
 
 @cache

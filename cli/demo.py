@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 import msgspec
 
-from cli.config import service_settings
 from cli.connection import CONNECT_SECONDS
 from cli.output import plural
+from cli.service_record import service_settings
 from cli.services import end_detached, start_detached
 from muster.contracts.errors import MusterError
 from muster.contracts.job import TERMINAL, JobStatus

@@ -24,11 +24,11 @@ import click
 import msgspec
 import psutil
 
-from cli.config import service_settings, with_origin
+from cli.config import with_origin
 from cli.errors import ExitCode
 from cli.output import Output, output_option, plural, show
 from cli.run import visible_gpus
-from cli.service_record import read_record
+from cli.service_record import read_record, service_settings
 from muster.contracts.errors import InvalidEnvironment, MusterError
 from muster.contracts.paths import DataDir, has_few_files_left, is_nearly_full
 from muster.contracts.settings import AccessSettings, ServiceSettings

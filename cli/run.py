@@ -129,7 +129,7 @@ def run(  # noqa: PLR0913  each option is a parameter
     """
     import logging  # noqa: PLC0415  not needed for --help
 
-    from cli.config import service_settings  # noqa: PLC0415
+    from cli.service_record import service_settings  # noqa: PLC0415
     from coordinator.foreground import play  # noqa: PLC0415
     from muster.runtime import service_log  # noqa: PLC0415
 

@@ -19,13 +19,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from cli.config import service_settings
 from cli.errors import Misuse
 from cli.output import notice_if_slow
 from muster.contracts.errors import MusterError
 from muster.contracts.paths import DataDir
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings import CA_FILE, LOOPBACK_NAMES, api_url
+from muster.contracts.settings import CA_FILE, LOOPBACK_NAMES, ServiceSettings, api_url
 from muster.host.processes import is_running
 
 HEALTH_SECONDS: Final = 2.0
@@ -101,6 +100,11 @@ def read_record(files: DataDir) -> ServiceRecord | None:
         record = msgspec.json.decode(files.services_record.read_bytes(), type=ServiceRecord)
         return record if is_running(record.process) else None
     return None
+
+
+def service_settings() -> ServiceSettings:
+    """Return the settings of this environment's services; raises `InvalidEnvironment`."""
+    return ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
 
 
 def find_own_services() -> ServiceRecord | None:

@@ -20,7 +20,6 @@ from typing import Final
 import click
 import msgspec
 
-from cli.config import service_settings
 from cli.doctor import require_startable
 from cli.output import notice_if_slow
 from cli.service_record import (
@@ -30,6 +29,7 @@ from cli.service_record import (
     open_for_append,
     read_record,
     service_lock,
+    service_settings,
     write_record,
 )
 from muster.contracts.environ import LIFELINE_FD

@@ -15,10 +15,9 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
-from cli.config import service_settings
 from cli.errors import ExitCode
 from cli.output import Output, facts, notice_if_slow, output_option, show
-from cli.service_record import ServiceRecord, address_of, find_own_services
+from cli.service_record import ServiceRecord, address_of, find_own_services, service_settings
 from muster.client.errors import Busy, NotAllowed, NotFound, Unreachable, Untrusted
 from muster.client.progress import duration
 from muster.contracts.job import OPEN, JobStatus

@@ -24,7 +24,11 @@ from typing import NamedTuple
 PATHS = ["coordinator/decide", "muster/checkpoints", "muster/contracts", "muster/training"]
 TESTS = {
     "coordinator": ["tests/unit/coordinator"],
-    "muster/checkpoints": ["tests/unit/checkpoints", "tests/integration/checkpoints"],
+    "muster/checkpoints": [
+        "tests/unit/checkpoints",
+        "tests/promises",
+        "tests/integration/checkpoints",
+    ],
     "muster/collectives": ["tests/unit/collectives", "tests/promises"],
     "muster/contracts": ["tests/unit/contracts", "tests/unit/coordinator"],
     "muster/datasets": ["tests/unit/datasets"],

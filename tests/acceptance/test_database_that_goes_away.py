@@ -62,7 +62,7 @@ def test_errors_show_no_password_and_strangers_no_detail(
     assert PASSWORD not in logs + "".join(answer.text for answer in (*told, stranger))
 
 
-def test_no_job_notices_a_locked_database_and_a_coordinator_that_dies(
+def test_locked_database_and_a_dead_coordinator_disturb_no_job(
     installation: Installation, undisturbed: UndisturbedRuns
 ) -> None:
     _endures(installation, "locked", lambda: locked(installation), undisturbed, ["coordinator"])

@@ -8,7 +8,7 @@ from muster.contracts.paths import DataDir
 from tests.support.screens import Screen
 
 
-def test_an_interrupted_demo_says_what_it_waits_for_and_cleans_up(tmp_path: Path) -> None:
+def test_interrupted_demo_ends_its_services_and_cleans_up(tmp_path: Path) -> None:
     with Screen("demo", environment={"MUSTER_DATA_DIR": str(tmp_path)}, directory=tmp_path) as demo:
         demo.see(r'3\. Job "alone"')
         demo.type("\x03")

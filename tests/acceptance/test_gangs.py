@@ -64,7 +64,7 @@ def test_a_gang_that_loses_a_rank_restarts_at_another_port(installation: Install
     assert int(begun[-1]) >= 5
 
 
-def test_a_coordinator_killed_during_a_restart_leaves_no_half_gang(
+def test_killed_coordinator_leaves_no_half_restarted_gang(
     installation: Installation, tmp_path: Path
 ) -> None:
     script = tmp_path / "stubborn.py"

@@ -90,7 +90,7 @@ def test_a_coordinator_that_is_terminated_hands_over(
     assert installation.digests(job_id, 2) == undisturbed(**LONG)
 
 
-def test_an_interrupted_coordinator_sends_its_jobs_back_to_the_queue(
+def test_interrupted_coordinator_returns_its_jobs_to_the_queue(
     installation: Installation, undisturbed: Undisturbed
 ) -> None:
     job_id = installation.submit(**LONG)
@@ -225,7 +225,7 @@ def test_a_stopped_coordinator_that_wakes_up_is_fenced(
     assert installation.digests(job_id, 2) == undisturbed(**LONG)
 
 
-def test_a_job_that_ends_while_the_database_is_locked_is_not_lost(
+def test_job_that_ends_while_the_database_is_locked_is_kept(
     installation: Installation, undisturbed: Undisturbed
 ) -> None:
     job_id = installation.submit(**LONG)

@@ -77,7 +77,7 @@ def test_ranks_of_a_stopped_agent_are_not_taken_for_silent(
     assert not {"agent_lost", "rank_killed"} & set(installation.kinds(job_id))
 
 
-def test_an_agent_that_never_wakes_up_is_replaced_and_its_ranks_live_on(
+def test_frozen_agent_is_replaced_and_its_ranks_live_on(
     installation: Installation, tmp_path: Path
 ) -> None:
     job_id = begun(installation, tmp_path / "gate")
@@ -93,7 +93,7 @@ def test_an_agent_that_never_wakes_up_is_replaced_and_its_ranks_live_on(
     assert "rank_killed" not in installation.kinds(job_id)
 
 
-def test_a_program_that_is_stopped_before_it_has_joined_is_replaced(
+def test_program_stopped_before_it_joined_is_replaced(
     installation: Installation,
 ) -> None:
     job_id = installation.submit(

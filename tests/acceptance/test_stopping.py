@@ -116,7 +116,7 @@ def _saving_when_it_fails(installation: Installation, directory: Path, **fields:
     return job_id
 
 
-def test_a_stubborn_rank_and_all_it_started_are_killed_after_the_grace(
+def test_rank_and_its_children_are_killed_after_the_grace_period(
     installation: Installation, tmp_path: Path
 ) -> None:
     script = tmp_path / "stubborn.py"
@@ -134,7 +134,7 @@ def test_a_stubborn_rank_and_all_it_started_are_killed_after_the_grace(
     assert "rank 0 did not end within the grace period and was killed" in told
 
 
-def test_what_a_dead_rank_left_is_gone_before_its_successor_starts(
+def test_leftovers_of_a_rank_end_before_its_successor_starts(
     installation: Installation, tmp_path: Path
 ) -> None:
     script = tmp_path / "leaving.py"
@@ -206,7 +206,7 @@ def test_a_job_can_start_from_another_ones_checkpoints(
     assert installation.digests(source, 2) == before
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
+def test_damaged_newest_checkpoint_is_skipped_with_a_warning(
     installation: Installation, source: str, undisturbed: Undisturbed
 ) -> None:
     directory = checkpoints_of_rank(installation.checkpoint_dir, source, 1)
@@ -223,9 +223,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
     assert installation.digests(job_id, 2) == undisturbed(**LONG)
 
 
-def test_checkpoints_of_which_none_is_intact_are_not_silently_thrown_away(
-    installation: Installation, source: str
-) -> None:
+def test_resume_without_an_intact_checkpoint_fails(installation: Installation, source: str) -> None:
     directory = checkpoints_of_rank(installation.checkpoint_dir, source, 0)
     for manifest in directory.glob(f"step_*/{MANIFEST}"):
         manifest.write_bytes(b"")

@@ -208,7 +208,7 @@ def test_more_saves_than_fit_into_the_socket_are_all_sent(agents: Agents) -> Non
 # Replaced
 
 
-def test_a_newer_socket_means_replaced_only_while_our_agent_lives(agents: Agents) -> None:
+def test_newer_socket_means_replaced_while_our_agent_lives(agents: Agents) -> None:
     assert not agents.voice.is_replaced
     agents.are_succeeded()
     assert agents.voice.is_replaced

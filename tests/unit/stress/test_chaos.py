@@ -57,7 +57,7 @@ def test_only_what_was_chosen_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("words", ["coordinator", "api:freeze", "agent:kill,rank:hang", ","])
-def test_a_fault_that_there_is_not_is_refused_with_those_there_are(words: str) -> None:
+def test_unknown_fault_is_refused_with_the_choices(words: str) -> None:
     with pytest.raises(ValueError, match=r"choose of rank:kill, .*coordinator:freeze"):
         choices_of(words)
 
@@ -109,7 +109,7 @@ def test_an_agent_is_there_again_when_its_own_job_says_so() -> None:
     assert recovered_seconds([kill], mine=mine, other=other) == [0.0625]
 
 
-def test_who_is_struck_again_before_has_the_time_of_its_successor_only() -> None:
+def test_second_strike_during_recovery_is_not_counted() -> None:
     kills = [strike_at(at, Victim.COORDINATOR) for at in (10.0, 10.5)]
     assert recovered_seconds(kills, job=[(11.0, "agent_adopted")]) == [0.5]
 
