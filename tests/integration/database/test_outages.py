@@ -15,7 +15,7 @@ from tests.support.postgres_server import FragilePostgres, fragile_postgres
 
 pytestmark = pytest.mark.postgres
 
-BRIEF_SECONDS = 0.3
+BRIEF_SECONDS = 1.0
 
 
 @pytest.fixture(scope="module")
