@@ -243,7 +243,7 @@ def test_a_foreign_file_at_the_path_of_a_socket_costs_no_job(installation: Insta
     foreign = files.agent_socket(9999)
     foreign.touch()
     installation.complete(job_id)
-    assert f"{foreign.name} is there" in files.agent_log.read_text()
+    assert f"socket {foreign.name}" in files.agent_log.read_text()
     assert not foreign.exists()
     assert files.agent_socket(10_000).exists()
 
