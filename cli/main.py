@@ -7,7 +7,6 @@ import shlex
 import sys
 import traceback
 from importlib import import_module
-from importlib.metadata import version as installed_version
 from typing import Any, Final, NamedTuple
 
 import click
@@ -190,6 +189,8 @@ def app(*, debug: bool) -> None:
 @output_option
 def version(output: Output) -> None:
     """Show the version."""
+    from importlib.metadata import version as installed_version  # noqa: PLC0415  slow
+
     number = installed_version("muster-train")
     show(output, {"version": number}, [f"muster {number}"], [number])
 
