@@ -96,6 +96,9 @@ def parse_ranks(_: click.Context, __: click.Parameter, word: str) -> int:
     help="What is started again when a rank dies: all ranks, or that one.",
 )
 @click.option(
+    "--gang", "restart_scope", flag_value="gang", help="The same as --restart-scope gang."
+)
+@click.option(
     "--max-restarts",
     type=click.IntRange(min=0),
     default=JobSpec().max_restarts,

@@ -94,6 +94,12 @@ class _Pair(click.ParamType[tuple[str, str]]):
 @click.option("--id", "job_id", help="The job's id. Default: the server makes one.")
 @click.option("--name", help="A name for people.")
 @click.option("-n", "--ranks", "world_size", type=int, help="Number of ranks: world_size.")
+@click.option(
+    "--gang",
+    "restart_scope",
+    flag_value="gang",
+    help="If a rank dies, start all again, as torch.distributed (DDP) needs.",
+)
 @click.option("--program", help="A program that all ranks train together: file.py:Name.")
 @click.option(
     "-e", "--env", type=_Pair("NAME=VALUE"), multiple=True, help="A variable for every rank."

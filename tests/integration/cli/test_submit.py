@@ -70,6 +70,11 @@ def test_command_runs_in_the_current_directory(
     assert job.spec.working_dir == str(tmp_path)
 
 
+def test_gang_starts_all_ranks_again(submitted: Callable[..., Job]) -> None:
+    assert submitted("--gang", "--", "true").spec.restart_scope == "gang"
+    assert submitted("--", "true").spec.restart_scope == "rank"
+
+
 def test_option_overrides_the_file(submitted: Callable[..., Job], tmp_path: Path) -> None:
     (tmp_path / "shards/here").mkdir(parents=True)
     (tmp_path / "job.yaml").write_text(

@@ -65,7 +65,17 @@ def test_number_of_ranks_may_be_a_word_of_torchrun(monkeypatch: pytest.MonkeyPat
 def test_torchrun_options_are_accepted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     options = ["--rdzv_backend=c10d", "--rdzv-endpoint", "localhost:0", "--node_rank", "0"]
-    words = ["--nproc_per_node", "2", "--standalone", "--tee", "3", "nowhere.py", "--rank", "x"]
+    words = [
+        "--nproc_per_node",
+        "2",
+        "--standalone",
+        "--gang",
+        "--tee",
+        "3",
+        "nowhere.py",
+        "--rank",
+        "x",
+    ]
     refused = CliRunner().invoke(app, ["run", *options, *words])
     assert "there is no script nowhere.py" in refused.output  # so the options were accepted
 
