@@ -21,6 +21,7 @@ from muster.contracts.job import JobId
 from muster.contracts.paths import JobFiles, LogName
 from muster.contracts.spec import JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
+from muster.host.programs import command_problem
 from muster.runtime.stderr_messages import print_stderr
 
 if TYPE_CHECKING:
@@ -152,11 +153,10 @@ def run(  # noqa: PLR0913  each option is a parameter
 
 def script_command(words: Sequence[str], directory: Path) -> tuple[str, ...]:
     """Return the argv of every rank: this Python with a script, or any other command."""
-    if not words[0].endswith(".py"):
-        return tuple(words)
-    if not (directory / words[0]).is_file():
-        raise click.BadParameter(f"there is no script {words[0]} in {directory}")
-    return (sys.executable, *words)
+    command = (sys.executable, *words) if words[0].endswith(".py") else tuple(words)
+    if problem := command_problem(command, directory, os.environ.get("PATH")):
+        raise click.BadParameter(problem)
+    return command
 
 
 def module_command(words: Sequence[str], directory: Path) -> tuple[str, ...]:

@@ -7,8 +7,6 @@ absolute here, because the server may run in another directory.
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -160,8 +158,6 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     except InvalidJobFile as error:
         _refuse([str(error)])
     body = described.body(Path.cwd())
-    if problem := _command_problem(flags["command"], body.get("working_dir")):
-        _refuse([f"muster: {problem}"])
     if dry_run:
         with connected() as client, _field_errors(described):
             _show_plan(client.plan(body), body, output or Output.TABLE)
@@ -216,25 +212,6 @@ def _values(fields: _Pairs) -> dict[str, Any]:
             message = f"--set {field}: {text!r} is invalid YAML: {reason}"
             raise click.BadParameter(message) from error
     return values
-
-
-def _command_problem(command: object, working_dir: object) -> str | None:
-    """Return why a rank cannot run what was typed after ``--``, although a shell could."""
-    if not isinstance(command, list) or not command or not isinstance(working_dir, str):
-        return None
-    program = command[0]
-    path = os.path.join(working_dir, program)  # noqa: PTH118  Path fails for a very long name
-    is_here = os.path.isfile(path)  # noqa: PTH113
-    if shutil.which(program) or ("/" in program and is_here):
-        return None
-    in_path = f"{program} is in {working_dir} but not in PATH"
-    if is_here and os.access(path, os.X_OK):
-        return f"{in_path}: write -- {shlex.join([f'./{program}', *command[1:]])}"
-    if is_here and program.endswith(".py"):
-        return f"{in_path}: write -- {shlex.join(['python', *command])}"
-    if not is_here and " " in program and len(command) == 1:
-        return f"no shell runs {program!r}: write -- {shlex.join(['sh', '-c', program])}"
-    return None
 
 
 def _show_plan(plan: JobPlan, body: Mapping[str, object], output: Output) -> None:

@@ -61,6 +61,7 @@ def submitted(muster: Muster, stand_in: StandIn) -> Callable[..., Job]:
 def test_command_runs_in_the_current_directory(
     submitted: Callable[..., Job], tmp_path: Path, name: str
 ) -> None:
+    (tmp_path / "train.py").touch()
     job = submitted(
         "--id", name, "-n", "2", "-e", "LR=1", "--", "python", "train.py", "-d", "--", "x"
     )
@@ -115,18 +116,14 @@ def watching(service: Service, stand_in: StandIn, tmp_path: Path) -> Iterator[Wa
         ("", ["--set", "labels=&a [*a]", "--", "true"], "this request "),
         ("", ["--set", "labels=&a {b: [*a]}", "--", "true"], "this request "),
         ("", ["--set", "labels={a: .nan}", "--", "true"], "this request "),
-        ("", ["--", "train.py", "--lr", "1"], ": write -- python train.py --lr 1\n"),
-        ("", ["--", "go.py"], ": write -- ./go.py\n"),
-        ("", ["--", "cd .. && python a.py"], ": write -- sh -c 'cd .. && python a.py'\n"),
-        ("", ["--", "python train.py"], ": write -- sh -c 'python train.py'\n"),
+        ("", ["--", "python", "trian.py"], "muster: command: there is no trian.py in "),
+        ("command: [pyhton]\n", ["job.yaml"], "job.yaml:1:1: command: pyhton is not found"),
     ],
 )
 def test_invalid_job_is_refused_and_not_submitted(
     muster: Muster, stand_in: StandIn, tmp_path: Path, text: str, words: list[str], said: str
 ) -> None:
     (tmp_path / "job.yaml").write_text(text)
-    (tmp_path / "train.py").touch(mode=0o644)
-    (tmp_path / "go.py").touch(mode=0o755)
     before = stand_in.jobs.count(JobQuery())
     result = muster("submit", "-d", *words)
     assert (result.exit_code, result.stdout) == (ExitCode.USAGE, "")
@@ -148,27 +145,23 @@ def test_dry_run_prints_the_plan_and_submits_nothing(
     refused = muster("submit", "--dry-run", "job.yaml")
     assert (refused.exit_code, refused.stdout) == (ExitCode.USAGE, "")
     assert refused.stderr.startswith("job.yaml:2:1: world_siz")
-    told = muster("submit", "--dry-run", "-o", "json", "--", "python", "train it.py")
-    assert json.loads(told.stdout)["command"] == ["python", "train it.py"]
-    assert f"there is no train it.py in {tmp_path}" in json.loads(told.stdout)["message"]
-    plain = muster("submit", "--dry-run", "--", "pyhton", "x")
-    assert "command: pyhton is not found in PATH" in plain.stdout
-    assert "dataset in" not in plain.stdout
+    told = muster("submit", "--dry-run", "-o", "json", "--", "echo", "a b")
+    assert json.loads(told.stdout)["command"] == ["echo", "a b"]
+    assert "dataset in" not in muster("submit", "--dry-run", "--", "true").stdout
     named = muster("submit", "--dry-run", "--set", f"dataset_dir={tmp_path}", "--", "true")
     assert f"dataset in     {tmp_path}" in named.stdout
     assert stand_in.jobs.count(JobQuery()) == before
 
 
 def test_submit_prints_the_notes_of_the_server(
-    muster: Muster, stand_in: StandIn, tmp_path: Path, name: str
+    muster: Muster, stand_in: StandIn, name: str
 ) -> None:
-    said = muster("submit", "-d", "--id", name, "-e", "HF_TOKEN=x", "--", "python", "trian.py")
+    said = muster("submit", "-d", "--id", name, "-e", "HF_TOKEN=x", "--", "true")
     assert said.stdout == f"{name}\n"
     note, lines = said.stderr.splitlines()
     assert note.startswith("note: env shows HF_TOKEN to everyone who may submit jobs")
-    assert note.endswith(f"; command: there is no trian.py in {tmp_path}")
     assert lines == f"its logs: muster logs -f {name}"
-    (event,) = [it for it in muster("events", name).stdout.splitlines() if "trian.py" in it]
+    (event,) = [it for it in muster("events", name).stdout.splitlines() if "HF_TOKEN" in it]
     assert "the job was submitted: env shows HF_TOKEN" in event
     stand_in.end(name)
 

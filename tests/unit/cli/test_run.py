@@ -37,8 +37,10 @@ def test_script_runs_with_this_python_anything_else_is_a_command(tmp_path: Path)
     assert script_command(words, tmp_path) == (sys.executable, *words)
     assert script_command([str(tmp_path / "train.py")], Path("/"))[0] == sys.executable
     assert script_command(["bash", "train.sh"], tmp_path) == ("bash", "train.sh")
-    with pytest.raises(click.BadParameter, match=r"there is no script train\.py in"):
+    with pytest.raises(click.BadParameter, match=r"there is no train\.py in"):
         script_command(["train.py"], Path("/"))
+    with pytest.raises(click.BadParameter, match="nope is not found in PATH"):
+        script_command(["nope"], tmp_path)
 
 
 def test_module_runs_with_this_python_and_is_not_imported(tmp_path: Path) -> None:
@@ -77,7 +79,7 @@ def test_torchrun_options_are_accepted(monkeypatch: pytest.MonkeyPatch, tmp_path
         "x",
     ]
     refused = CliRunner().invoke(app, ["run", *options, *words])
-    assert "there is no script nowhere.py" in refused.output  # so the options were accepted
+    assert "there is no nowhere.py" in refused.output  # so the options were accepted
 
 
 def test_several_machines_are_refused_and_nothing_runs(
