@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from cli.output import ROUTINE_EVENTS
 from muster.contracts.environ import RANK_DEFAULTS
 from muster.contracts.job import JobId
 from muster.contracts.paths import JobFiles, LogName
@@ -26,9 +27,6 @@ from muster.runtime.stderr_messages import print_stderr
 
 if TYPE_CHECKING:
     from database.records import Event, Job, RankRecord
-
-SILENT_EVENTS: Final = frozenset({"submitted", "rank_started", "rank_exited", "job_failing"})
-"""Every job has these. Why a rank is restarted is part of the event about the job's status."""
 
 OWN_MESSAGES: Final = {"job_stopping": "interrupted; ranks checkpoint and exit", "job_queued": ""}
 """In place of messages that speak of a service."""
@@ -272,7 +270,7 @@ class _Terminal:
 
     def hear(self, event: Event) -> None:
         message = OWN_MESSAGES.get(event.kind, event.message)
-        if message and event.kind not in SILENT_EVENTS:
+        if message and event.kind not in ROUTINE_EVENTS:
             _say(message)
 
     def note(self, workers: Sequence[RankRecord]) -> None:

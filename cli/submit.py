@@ -120,6 +120,9 @@ class _Pair(click.ParamType[tuple[str, str]]):
 @click.option("--dry-run", is_flag=True, help="Check the job and print its plan; do not submit it.")
 @click.option("-d", "--detach", is_flag=True, help="Do not watch the job.")
 @click.option(
+    "--no-logs", is_flag=True, help="Show one line of progress and not the logs; so does -o."
+)
+@click.option(
     "-o",
     "--output",
     type=click.Choice(Output, case_sensitive=False),
@@ -136,6 +139,7 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     fields: _Pairs,
     dry_run: bool,
     detach: bool,
+    no_logs: bool,
     output: Output | None,
     **flags: str | int | None,
 ) -> None:
@@ -143,8 +147,8 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
 
     For example: muster submit job.yaml, or muster submit -n 4 -- python train.py
 
-    Ctrl-C detaches and leaves the job running. The job's id goes to standard
-    output, progress to standard error. Exit code 0 if the job completed, 1 if it
+    Ctrl-C detaches and leaves the job running. The job's id and its logs go to
+    standard output, the rest to standard error. Exit code 0 if the job completed, 1 if it
     failed, 8 if it was stopped.
     """
     flags["command"] = context.meta.get(__name__)
@@ -162,11 +166,18 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
         with connected() as client, _field_errors(described):
             _show_plan(client.plan(body), body, output or Output.TABLE)
     else:
-        sys.exit(_submit(described, body, output or Output.NAME, detach=detach))
+        with_logs = not no_logs and output is None
+        shown = output or Output.NAME
+        sys.exit(_submit(described, body, shown, detach=detach, with_logs=with_logs))
 
 
 def _submit(
-    described: JobDescription, body: dict[str, Any], output: Output, *, detach: bool
+    described: JobDescription,
+    body: dict[str, Any],
+    output: Output,
+    *,
+    detach: bool,
+    with_logs: bool,
 ) -> ExitCode:
     with connected() as client:
         client.connection.get("/livez")  # fails soon if `muster up` was forgotten
@@ -180,10 +191,9 @@ def _submit(
         show(output, answer.read_as(object), [f"{job.id} is {job.status}"], [job.id])
         if job.view.message:
             click.echo(printable(f"note: {job.view.message}"), err=True)
-        code = ExitCode.OK if detach else watch_to_end(job)
+        code = ExitCode.OK if detach else watch_to_end(job, with_logs=with_logs)
     if code is not ExitCode.INTERRUPTED:  # then watch_to_end has printed how to continue
-        follow = "-f " if detach else ""
-        click.echo(f"its logs: muster logs {follow}{job.id}", err=True)
+        click.echo(f"Logs: muster logs -f {job.id}", err=True)
     return code
 
 
