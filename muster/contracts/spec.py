@@ -91,8 +91,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     virtual_shards: Annotated[
         _RankCount,
         _doc(
-            "Equal parts of every batch of a synchronous job; a power of two. Batch size and "
-            "virtual shards decide the bits of the result, the number of ranks does not."
+            "Equal parts of every batch of a synchronous job; a power of two. Your gradient "
+            "function is called once for each, 32 times a step by default; 8 is about three times "
+            "faster for small models. Batch size and virtual shards decide the bits of the result, "
+            "the number of ranks does not."
         ),
     ] = 32
     backend: Annotated[
@@ -110,7 +112,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         ),
     ] = 0
     checkpoint_every: Annotated[
-        int, Meta(ge=1, le=1_000_000_000, description="Steps between checkpoints.")
+        int,
+        Meta(
+            ge=1,
+            le=1_000_000_000,
+            description="Steps between checkpoints. A warning names a better number if saving "
+            "takes more than a tenth of the time.",
+        ),
     ] = 5
     keep_last: Annotated[int, Meta(ge=1, le=10_000, description="Checkpoints kept per rank.")] = 3
     sleep_sec: Annotated[
