@@ -248,7 +248,7 @@ def _refuse_idle_change(scope: Scope) -> None:
     """Refuse a change that no route allows this caller, before its body is read."""
     if scope["method"] in CHANGING_METHODS:
         if _is_in(PROBES, scope):
-            raise MethodNotAllowed({"Allow": "GET"})
+            raise MethodNotAllowed(["GET"])
         require_scope(scope["state"]["caller"], token.Scope.SUBMIT)
 
 
