@@ -23,7 +23,11 @@ from database.engine import Write
 from database.errors import JobExists
 from database.records import Job
 from muster.checkpoints.errors import CheckpointMismatch
-from muster.checkpoints.listing import holds_checkpoints, refuse_other_mode
+from muster.checkpoints.listing import (
+    holds_checkpoints,
+    refuse_other_mode,
+    refuse_other_schedule,
+)
 from muster.contracts.errors import printable
 from muster.contracts.job import JobId
 from muster.contracts.paths import DataDir, checkpoints_of_job
@@ -65,8 +69,8 @@ class Submitter:
         """Return what to store.
 
         Raises `InvalidSpec` and `InvalidRequest` for a job that cannot run, `Conflict` for
-        checkpoints of an earlier job or of another mode, `JobExists` for the id of a stored job
-        that has checkpoints.
+        checkpoints of an earlier job, of another mode or of another schedule, `JobExists` for the
+        id of a stored job that has checkpoints.
         """
         job_id = self._job_id(request)
         spec = checked(request.spec())
@@ -121,10 +125,16 @@ class Submitter:
                 saved = checkpoints_of_job(Path(earlier_dir), earlier)
                 where = f"; job {earlier} saved to {saved}: leave out checkpoint_dir to use it"
             raise invalid_field("body", "resume_from", f"{source} holds no checkpoints{where}")
+        slug, spec = "checkpoints-of-another-mode", completed.spec
         try:
-            refuse_other_mode(source, completed.spec.mode)
+            refuse_other_mode(source, spec.mode)
+            if spec.mode == "synchronous":
+                slug = "checkpoints-of-another-schedule"
+                fields = {"virtual_shards": spec.virtual_shards, "seed": spec.seed}
+                batch_size = spec.effective_batch_size
+                refuse_other_schedule(source, {"batch_size": batch_size, **fields})
         except CheckpointMismatch as error:
-            raise Conflict("checkpoints-of-another-mode", f"{error}.") from error
+            raise Conflict(slug, f"{error}.") from error
 
 
 @contextmanager
