@@ -5,6 +5,7 @@ than by a rank minutes later.
 """
 
 import asyncio
+import os
 import shutil
 import string
 from collections.abc import Callable, Iterator, Sequence
@@ -159,12 +160,27 @@ def _refuse_missing_files(spec: JobSpec, completed: Completed) -> None:
             if not path.is_dir():
                 hint = "make one with muster dataset" if field == "dataset_dir" else None
                 raise invalid_field("body", field, f"{path} is not a directory", hint)
+    if spec.checkpoint_dir is not None or spec.command is None:
+        with refusing("checkpoint_dir"):
+            _refuse_unwritable(completed.checkpoint_dir)
     file, _, _ = (spec.program or "").rpartition(":")
     if file.endswith(".py"):  # a rank finds modules by its own path
         with refusing("program"):
             if not (completed.working_dir / file).is_file():
                 message = f"{completed.working_dir / file} is not a file"
                 raise invalid_field("body", "program", message)
+
+
+def _refuse_unwritable(checkpoint_dir: Path) -> None:
+    """Refuse a directory that a rank cannot make, or in which it cannot save."""
+    place = checkpoint_dir
+    while not os.path.lexists(place):
+        place = place.parent
+    is_directory = place.is_dir()
+    if not is_directory or not os.access(place, os.W_OK | os.X_OK):
+        problem = "cannot be written by the service's user" if is_directory else "is no directory"
+        message = f"{place} {problem}: name another directory, or leave it out"
+        raise invalid_field("body", "checkpoint_dir", message)
 
 
 def _refuse_missing_secrets(spec: JobSpec, directory: Path) -> None:
