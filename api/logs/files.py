@@ -138,6 +138,10 @@ class Skipped:
     end: int
 
 
+_Piece = tuple[bytes, int]
+"""A line or a piece of one with its line end, and where that ends."""
+
+
 def decode(raw: bytes) -> str:
     """Return lines, joined by line ends, as text; a carriage return never ends a line."""
     if b"\r" in raw:
@@ -223,10 +227,23 @@ def read_backwards(
 ) -> Iterator[Line | Skipped]:
     """Yield the lines of [begin, end), the last one first.
 
-    With `text`, blocks that do not contain it come as `Skipped`. A line that starts before `begin`
-    is shown from there.
+    With `text`, lines that do not contain it come as `Skipped`. A line that starts before `begin`
+    is shown from there. Of the pieces of a long line, the one in which the text begins contains it.
     """
-    wanted = text.encode("utf-8", "surrogatepass") if text and _REPLACEMENT not in text else b""
+    wanted = (text or "").encode("utf-8", "surrogatepass")
+    after = b""
+    for found in _read_raw(path, end, b"" if _REPLACEMENT in (text or "") else wanted, begin):
+        if isinstance(found, Skipped):
+            yield found
+            continue
+        raw, _ = found
+        line = _line(*found)
+        shown = raw[:-1] if raw.endswith(b"\n") else raw + after
+        yield line if not text or text in decode(shown) else Skipped(line.start, line.end)
+        after = raw[: len(wanted)]
+
+
+def _read_raw(path: Path, end: int, wanted: bytes, begin: int) -> Iterator[_Piece | Skipped]:
     unread = end
     rest = b""  # the bytes [unread, end): the start of `end`'s line may lie further below
     while unread > begin:
@@ -237,11 +254,13 @@ def read_backwards(
         # The last byte is the line end of the last line itself.
         cut = raw.find(b"\n", 0, len(raw) - 1) + 1 if start > begin else 0
         while start > begin and not cut and len(raw) >= PIECE_BYTES:
-            yield _line(raw[-PIECE_BYTES:], end)
+            yield raw[-PIECE_BYTES:], end
             end -= PIECE_BYTES
             raw = raw[:-PIECE_BYTES]
         if cut or start == begin:
-            if wanted and wanted not in raw[cut:].replace(b"\r", b"\\r"):
+            # Without a line end at its end it goes on in the piece that was read before.
+            is_whole = raw.endswith(b"\n")
+            if wanted and is_whole and wanted not in raw[cut:].replace(b"\r", b"\\r"):
                 yield Skipped(start + cut, end)
             else:
                 yield from _lines_reversed(raw, cut, end)
@@ -250,12 +269,12 @@ def read_backwards(
         rest = raw
 
 
-def _lines_reversed(raw: bytes, cut: int, end: int) -> Iterator[Line]:
+def _lines_reversed(raw: bytes, cut: int, end: int) -> Iterator[_Piece]:
     place = len(raw)
     while place > cut:
         lowest = max(cut, place - PIECE_BYTES)
         start = max(raw.rfind(b"\n", cut, place - 1) + 1, lowest)
-        yield _line(raw[start:place], end - (len(raw) - place))
+        yield raw[start:place], end - (len(raw) - place)
         place = start
 
 

@@ -78,11 +78,9 @@ def read_tail(files: JobFiles, wanted: LogFilter, count: int) -> Tail:
             break
         if searched >= SEARCH_LIMIT_BYTES:
             return Tail(newest[::-1], is_complete=False)
-        if isinstance(found, Skipped):
-            searched += found.end - found.start
-            continue
-        searched += max(found.line.end - found.line.start, LINE_COST_BYTES)
-        if wanted.text is None or wanted.text in found.line.text:
+        lines = found if isinstance(found, Skipped) else found.line
+        searched += max(lines.end - lines.start, LINE_COST_BYTES)
+        if isinstance(found, LogLine):
             newest.append(found)
     return Tail(newest[::-1], is_complete=True)
 
@@ -157,7 +155,7 @@ def _read_rank(
         log = files.log(name.rank, name.incarnation)
         start, end = span_of(name)
         begin, _ = extent_of(log)
-        gap = [Line(start, begin, GAP)] if start < begin else []
+        gap = [Line(start, begin, GAP)] if start < begin and not text else []
         for found in chain(read_backwards(log, end, text, max(start, begin)), gap):
             micros = index.at(found.end)
             key = key if micros is None else min(key, micros)
