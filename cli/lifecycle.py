@@ -20,6 +20,7 @@ from cli.connection import (
     status_option,
 )
 from cli.errors import ExitCode, Misuse, exit_code_of, exit_code_of_job
+from cli.jobs import show_logs_and_events
 from cli.output import notice_if_slow, plural
 from muster.client.errors import Ambiguous, Refused, Replaced
 from muster.contracts.errors import printable
@@ -62,15 +63,21 @@ def wait(job: str, until: str, timeout: float | None) -> None:
 
 
 def watch_to_end(
-    job: Job, until: str = "terminal", timeout_seconds: float | None = None
+    job: Job,
+    until: str = "terminal",
+    timeout_seconds: float | None = None,
+    *,
+    with_logs: bool = False,
 ) -> ExitCode:
-    """Wait for a job, show its progress, and return the exit code of the command.
+    """Wait for a job, show its progress or its logs, and return the exit code of the command.
 
     Ctrl-C and SIGTERM detach and leave the job running. Raises `ClientError`.
     """
     sigterm = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        job.wait(until, timeout_seconds, progress=True)
+        if with_logs:
+            show_logs_and_events(job)
+        job.wait(until, timeout_seconds, progress=not with_logs)
     except KeyboardInterrupt:
         click.echo(f"detached: {job.id} continues", err=True)
         click.echo(f"attach again:  muster wait {job.id}", err=True)
