@@ -97,7 +97,7 @@ def test_show_ends_with_the_last_warning(muster: Muster, stand_in: StandIn, job:
     events = [Event(at=utc_now(), kind=kind, message=message) for kind, message in said]
     stand_in.write(job, events=events)
     shown = muster("show", job).stdout
-    assert [line.split() for line in shown.splitlines() if "warning" in line] == [
+    assert [line.split() for line in shown.splitlines() if line.startswith("warning")] == [
         ["warning", "spends", r"\x1b", "half"]
     ]
 
