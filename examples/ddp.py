@@ -1,7 +1,7 @@
 """A PyTorch DDP script as for torchrun. Kill any rank: all resume from the last checkpoint.
 
 muster run -n 2 examples/ddp.py
-muster submit -n 2 --set restart_scope=gang -- python examples/ddp.py
+muster submit -n 2 --gang -- python examples/ddp.py
 """
 
 import os

@@ -1,7 +1,7 @@
 """A PyTorch model as a program: the same bits for any number of ranks, and after any kill -9.
 
 muster dataset synthetic --out data/points --samples 20000 --shards 4
-muster submit -n 2 --set program=examples/torch_program.py:Net --set dataset_dir=data/points
+muster submit -n 2 --program examples/torch_program.py:Net --set dataset_dir=data/points
 """
 
 import torch
