@@ -252,7 +252,8 @@ def _delete(state: AppState, job: Job, deletion: Deletion) -> Deleted:
                     shutil.rmtree(archive)
     except OSError as error:
         raise _not_removed(files.root, error) from error
-    state.jobs.delete(job.job_id, job.uid)
+    state.disk_reserve.clearing(partial(state.jobs.delete, job.job_id, job.uid))
+    state.disk_reserve.keep()
     return Deleted(
         job_id=job.job_id,
         deleted=True,
