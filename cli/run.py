@@ -102,7 +102,7 @@ def parse_ranks(_: click.Context, __: click.Parameter, word: str) -> int:
     type=click.IntRange(min=0),
     default=JobSpec().max_restarts,
     show_default=True,
-    help="Restarts of one rank after crashes.",
+    help="Restarts after crashes: of all ranks together, or with scope rank of each.",
 )
 @click.option("--job-id", help="A name, under which to go on after Ctrl-C. Default: a new one.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")

@@ -190,14 +190,14 @@ def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -
     retry = None if rank.ending is None else RETRIES.get(rank.ending.retry_class)
     if rank.ending is None or retry is None or not retry.is_restart:
         return f"{sentence}; {_next_start(snapshot, rank)}"
-    count, limit = rank.endings[rank.ending.retry_class], getattr(snapshot.spec, retry.budget)
+    count = snapshot.count_endings(rank, rank.ending.retry_class)
+    limit = getattr(snapshot.spec, retry.budget)
     fruitless, most = rank.fruitless, snapshot.spec.max_fruitless
     # Show the nearer limit: the job fails with the last such failure, or after the last restart.
     if fruitless and rank.is_program_suspect and most - fruitless <= limit - count + 1:
         failures = f"failure {fruitless} of {most} in a row without a new checkpoint"
-        if snapshot.is_gang:
-            return f"{sentence}; all ranks are started again (rank {rank.rank}: {failures})"
-        return f"{sentence}; it is started again ({failures})"
+        again = "all ranks are" if snapshot.is_gang else "it is"
+        return f"{sentence}; {again} started again ({failures})"
     all_ranks = "all ranks are started again, " if snapshot.is_gang else ""
     return f"{sentence}; {all_ranks}restart {count} of {limit}{retry.occasion}"
 

@@ -76,8 +76,8 @@ def test_an_anonymous_caller_gets_no_details(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("usage", "files", "status", "seen"),
     [
-        ((1000 * GIB, 2 * GIB), (0, 0), "ok", "2048 MiB"),
-        ((1000 * GIB, GIB - 1), (0, 0), "degraded", "1023 MiB"),
+        ((1000 * GIB, 2 * GIB), (0, 0), "ok", "2 GiB"),
+        ((1000 * GIB, GIB - 1), (0, 0), "degraded", "1024 MiB"),
         ((4 * GIB, GIB // 2), (0, 0), "ok", "512 MiB"),
         ((4 * GIB, GIB // 8), (0, 0), "degraded", "128 MiB"),
         ((4 * GIB, 4 * GIB), (65_536, 3_277), "ok", "free"),
