@@ -5,6 +5,7 @@ than by a rank minutes later.
 """
 
 import asyncio
+import os
 import string
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,11 @@ from database.engine import Write
 from database.errors import JobExists
 from database.records import Job
 from muster.checkpoints.errors import CheckpointMismatch
-from muster.checkpoints.listing import holds_checkpoints, refuse_other_mode
+from muster.checkpoints.listing import (
+    holds_checkpoints,
+    refuse_other_mode,
+    refuse_other_schedule,
+)
 from muster.contracts.job import JobId
 from muster.contracts.paths import DataDir, checkpoints_of_job
 from muster.contracts.secrets import Reference, plaintext_secrets
@@ -63,8 +68,8 @@ class Submitter:
         """Return what to store.
 
         Raises `InvalidSpec` and `InvalidRequest` for a job that cannot run, `Conflict` for
-        checkpoints of an earlier job or of another mode, `JobExists` for the id of a stored job
-        that has checkpoints.
+        checkpoints of an earlier job, of another mode or of another schedule, `JobExists` for the
+        id of a stored job that has checkpoints.
         """
         job_id = self._job_id(request)
         spec = checked(request.spec())
@@ -119,10 +124,16 @@ class Submitter:
                 saved = checkpoints_of_job(Path(earlier_dir), earlier)
                 where = f"; job {earlier} saved to {saved}: leave out checkpoint_dir to use it"
             raise invalid_field("body", "resume_from", f"{source} holds no checkpoints{where}")
+        slug, spec = "checkpoints-of-another-mode", completed.spec
         try:
-            refuse_other_mode(source, completed.spec.mode)
+            refuse_other_mode(source, spec.mode)
+            if spec.mode == "synchronous":
+                slug = "checkpoints-of-another-schedule"
+                fields = {"virtual_shards": spec.virtual_shards, "seed": spec.seed}
+                batch_size = spec.effective_batch_size
+                refuse_other_schedule(source, {"batch_size": batch_size, **fields})
         except CheckpointMismatch as error:
-            raise Conflict("checkpoints-of-another-mode", f"{error}.") from error
+            raise Conflict(slug, f"{error}.") from error
 
 
 @contextmanager
@@ -147,6 +158,9 @@ def _refuse_missing_files(spec: JobSpec, completed: Completed, search_path: str 
             if not path.is_dir():
                 hint = "make one with muster dataset" if field == "dataset_dir" else None
                 raise invalid_field("body", field, f"{path} is not a directory", hint)
+    if spec.checkpoint_dir is not None or spec.command is None:
+        with refusing("checkpoint_dir"):
+            _refuse_unwritable(completed.checkpoint_dir)
     file, _, _ = (spec.program or "").rpartition(":")
     if file.endswith(".py"):  # a rank finds modules by its own path
         with refusing("program"):
@@ -158,6 +172,18 @@ def _refuse_missing_files(spec: JobSpec, completed: Completed, search_path: str 
         places = spec.env.get("PATH", search_path)
         if problem := command_problem(spec.command, completed.working_dir, places):
             raise invalid_field("body", "command", problem)
+
+
+def _refuse_unwritable(checkpoint_dir: Path) -> None:
+    """Refuse a directory that a rank cannot make, or in which it cannot save."""
+    place = checkpoint_dir
+    while not os.path.lexists(place):
+        place = place.parent
+    is_directory = place.is_dir()
+    if not is_directory or not os.access(place, os.W_OK | os.X_OK):
+        problem = "cannot be written by the service's user" if is_directory else "is no directory"
+        message = f"{place} {problem}: name another directory, or leave it out"
+        raise invalid_field("body", "checkpoint_dir", message)
 
 
 def _refuse_missing_secrets(spec: JobSpec, directory: Path) -> None:

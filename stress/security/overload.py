@@ -40,6 +40,7 @@ REFUSALS = {
     "streams": {429},
     "long headers": {431, 400, CLOSED},
     "large bodies": {413, CLOSED},
+    "many names": {422},
 }
 
 PASSES = {
@@ -47,6 +48,7 @@ PASSES = {
     "streams": 200,
     "long headers": 200,
     "large bodies": 201,
+    "many names": 200,
 }
 """The status of an accepted request."""
 

@@ -13,10 +13,14 @@ from api.errors import Conflict, InvalidRequest
 from api.submission import Outcomes, SubmissionQueue, Submitter
 from database.engine import Write
 from database.errors import DatabaseError, DatabaseUnavailable, JobExists
-from database.records import Job
+from database.records import Job, utc_now
+from muster.checkpoints.local import LocalFileSystem
+from muster.checkpoints.manager import CheckpointManager
+from muster.checkpoints.manifest import Owner
 from muster.contracts.job import JobId
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
+from muster.contracts.shards import Position
 from muster.contracts.spec import JobRequest
 from tests.unit.api.jobs import JOB
 
@@ -167,6 +171,30 @@ def test_checkpoints_of_another_mode_are_refused(
             submitter.prepare(JobRequest(job_id=job_id, mode=mode, resume_from="a"))
         assert refused.value.slug == "checkpoints-of-another-mode"
         submitter.prepare(JobRequest(job_id=job_id, mode=other, resume_from="a"))
+
+
+@pytest.mark.parametrize(
+    ("field", "made", "given"),
+    [("virtual_shards", 32, 16), ("batch_size", 64, 128), ("seed", 0, 1)],
+)
+def test_resume_with_another_schedule_is_refused(
+    submitter: Submitter, tmp_path: Path, field: str, made: int, given: int
+) -> None:
+    values = {"batch_size": 64, "seed": 0}
+    owner = Owner(job_id="a", job_uid="a", rank=0, world_size=1, generation=1)
+    manager = CheckpointManager(
+        files=LocalFileSystem(),
+        directory=tmp_path / "ckpt" / "a",
+        owner=owner,
+        keep_last=1,
+        clock=utc_now,
+        warn=lambda _: None,
+    )
+    manager.save(1, Position(step=1), {"muster.course": values, "muster.virtual_shards": 32})
+    submitter.prepare(JobRequest(job_id="b", resume_from="a", epochs=9))
+    with pytest.raises(Conflict, match=f"{field} {made}, and this job has {given}") as refused:
+        submitter.prepare(JobRequest(job_id="b", resume_from="a", **{field: given}))
+    assert refused.value.slug == "checkpoints-of-another-schedule"
 
 
 # Group commit
