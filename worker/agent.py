@@ -35,7 +35,7 @@ from muster.contracts.messages import (
     Welcome,
 )
 from muster.contracts.retry import REPLACED_CODE
-from muster.host.limits import OpenFileLimits
+from muster.host.limits import ShellLimits
 from muster.runtime.stderr_messages import print_stderr
 from worker.containment import kill_descendants, kill_leftovers
 from worker.coordinator_link import CoordinatorLink
@@ -67,7 +67,7 @@ class Agent:
         self._link = CoordinatorLink(
             Path(assignment.address_file), self._selector, self._on_message
         )
-        limits = OpenFileLimits.raised()
+        limits = ShellLimits.replaced()
         self._secrets = RankSecrets(assignment)
         self._starter: Starter = (
             PreforkStarter(assignment.job_uid, limits)

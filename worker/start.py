@@ -37,7 +37,7 @@ from muster.contracts.secrets import (
     SecretUnavailable,
 )
 from muster.host.containment import tagged_processes
-from muster.host.limits import OpenFileLimits
+from muster.host.limits import ShellLimits
 from muster.host.processes import environment_of, is_running, kill, module_command
 from muster.runtime.redaction import Redaction, held_secrets
 from muster.runtime.secrets import SecretStore
@@ -88,7 +88,7 @@ class Starter(Protocol):
 class ExecStarter:
     """``python -P -m muster worker``, which becomes the program; or managed training."""
 
-    def __init__(self, limits: OpenFileLimits) -> None:
+    def __init__(self, limits: ShellLimits) -> None:
         self._limits = limits
 
     def start(self, order: StartRank, log: int, channel: socket.socket) -> int:
@@ -101,6 +101,7 @@ class ExecStarter:
             cwd=Path(order.working_dir),
             env={**os.environ, **order.environment, AGENT_FD: str(channel.fileno())},
             pass_fds=(channel.fileno(),),
+            umask=self._limits.umask,
             start_new_session=True,
         )
         self._limits.apply_to(process.pid)  # long before its interpreter has started
@@ -118,7 +119,7 @@ class ExecStarter:
 class PreforkStarter:
     """Forks of a prefork server, which imports while the agent connects to its coordinator."""
 
-    def __init__(self, job_uid: str, limits: OpenFileLimits) -> None:
+    def __init__(self, job_uid: str, limits: ShellLimits) -> None:
         self._exec = ExecStarter(limits)
         self._limits = limits
         self._tag = f"{job_uid}/template"
@@ -144,6 +145,7 @@ class PreforkStarter:
                     PREFORK_FD: str(theirs.fileno()),
                 },
                 pass_fds=(theirs.fileno(),),
+                umask=self._limits.umask,
                 start_new_session=True,
             )
         self._limits.apply_to(self._server.pid)
