@@ -35,6 +35,7 @@ from muster.contracts.settings import AccessSettings, ServiceSettings
 from muster.contracts.token import WAY_TO_ADMIN
 from muster.host.containment import cgroup_of
 from muster.host.ports import AddressNotLocal, PortUnavailable, is_port_free
+from muster.host.processes import module_command
 from muster.runtime.secrets import SecretStore
 from muster.runtime.stderr_messages import print_stderr
 
@@ -128,7 +129,7 @@ def start_report(environ: Mapping[str, str]) -> StartReport:
     """Ask the API whether it would start; raises `CannotStart` if it cannot say."""
     # A process of its own: the CLI itself knows neither database nor web framework.
     asked = subprocess.run(
-        [sys.executable, "-P", "-m", "api", "--check"],
+        module_command("api", "--check"),
         env=environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -137,7 +138,7 @@ def start_report(environ: Mapping[str, str]) -> StartReport:
     try:
         return msgspec.json.decode(asked.stdout, type=StartReport)
     except msgspec.MsgspecError as error:
-        raise CannotStart(f"python -P -m api --check failed: {error}") from error
+        raise CannotStart(f"python -P -m muster api --check failed: {error}") from error
 
 
 def _findings(environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -45,7 +45,13 @@ from muster.contracts.settings import (
     local_url,
 )
 from muster.host.ports import free_port, is_port_free
-from muster.host.processes import is_running, send_signal, sigint_blocked, this_process
+from muster.host.processes import (
+    is_running,
+    module_command,
+    send_signal,
+    sigint_blocked,
+    this_process,
+)
 from muster.runtime.stderr_messages import print_stderr
 
 LOG_LIMIT_BYTES: Final = 8 << 20
@@ -121,7 +127,7 @@ def start_detached(files: DataDir, environ: Mapping[str, str]) -> ServiceRecord:
         say(f"starting, with the data in {files.root}; log: {log.name} …")
         offset = log.tell()
         process = subprocess.Popen(
-            command("cli", "up"),
+            module_command("cli", "up"),
             env=environ,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -243,8 +249,8 @@ class Supervisor:
         self._settings = settings
         self._access = AccessSettings.read(environ)
         self._record = record
-        self._api = Service("api", command("api"), environ)
-        self._coordinator = Service("coordinator", command("coordinator"), environ)
+        self._api = Service("api", module_command("api"), environ)
+        self._coordinator = Service("coordinator", module_command("coordinator"), environ)
         self._ending = asyncio.Event()
 
     async def run(self) -> int:
@@ -310,6 +316,7 @@ def next_steps(url: str, data_dir: Path, access: AccessSettings) -> Iterator[str
     if data_dir != ServiceSettings.read({"HOME": os.environ.get("HOME", "/")}, cores=1).data_dir:
         yield f"export MUSTER_DATA_DIR={shlex.quote(str(data_dir))}"
     yield "muster submit -n 2 -- python train.py"
+    yield "muster submit -n 2 --gang -- python train.py  # DDP: if a rank dies, all start again"
     yield "muster ps"
 
 
@@ -324,11 +331,6 @@ def say_ready(url: str, data_dir: Path, access: AccessSettings) -> None:
 def say(sentence: str) -> None:
     """Print a message on standard error."""
     print_stderr(f"muster: {sentence}")
-
-
-def command(module: str, *words: str) -> list[str]:
-    """Return the command line that runs one of our modules."""
-    return [sys.executable, "-P", "-m", module, *words]
 
 
 def _choose_port(settings: ServiceSettings, environ: Mapping[str, str]) -> int:

@@ -7,7 +7,6 @@ A launcher promises: an agent returned by `start` runs until its `ended` future 
 import asyncio
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,7 +24,14 @@ from muster.contracts.secrets import Reference
 from muster.contracts.settings import shared_variables
 from muster.host.containment import cgroups_of_job, kill_cgroup, tagged_processes
 from muster.host.limits import OpenFileLimits
-from muster.host.processes import PollLimit, identify, is_running, kill, process_tree
+from muster.host.processes import (
+    PollLimit,
+    identify,
+    is_running,
+    kill,
+    module_command,
+    process_tree,
+)
 
 SWEEP_PATIENCE: Final = PollLimit(seconds=2.0, pause_seconds=0.02)
 """A process that survives SIGKILL for longer hangs in the kernel; agents wait as long."""
@@ -107,7 +113,7 @@ class LocalLauncher:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "worker.agent"],
+                module_command("worker.agent"),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,

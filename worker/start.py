@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from contextlib import suppress
 from errno import E2BIG, EACCES, EINVAL, ELOOP, ENAMETOOLONG, ENOENT, ENOEXEC, ENOTDIR, EPERM
 from pathlib import Path
@@ -19,6 +18,7 @@ import msgspec
 
 from muster.contracts.environ import (
     AGENT_FD,
+    JOB_VARIABLES,
     PREFORK_FD,
     PROCESS_TAG,
     PROCESS_TAG_WIDTH,
@@ -38,7 +38,7 @@ from muster.contracts.secrets import (
 )
 from muster.host.containment import tagged_processes
 from muster.host.limits import OpenFileLimits
-from muster.host.processes import environment_of, is_running, kill
+from muster.host.processes import environment_of, is_running, kill, module_command
 from muster.runtime.redaction import Redaction, held_secrets
 from muster.runtime.secrets import SecretStore
 
@@ -86,14 +86,15 @@ class Starter(Protocol):
 
 
 class ExecStarter:
-    """``python -P -m worker``, which becomes the program."""
+    """``python -P -m muster worker``, which becomes the program; or managed training."""
 
     def __init__(self, limits: OpenFileLimits) -> None:
         self._limits = limits
 
     def start(self, order: StartRank, log: int, channel: socket.socket) -> int:
+        has_command = bool(order.environment.get(JOB_VARIABLES["command"]))
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "worker"],
+            module_command("worker" if has_command else "muster.training"),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -134,7 +135,7 @@ class PreforkStarter:
         self._channel.settimeout(IMPORT_SECONDS)
         with theirs:
             self._server = subprocess.Popen(
-                [sys.executable, "-P", "-m", "muster.training.prefork"],
+                module_command("muster.training.prefork"),
                 stdin=subprocess.DEVNULL,
                 env={
                     **os.environ,

@@ -3,6 +3,7 @@
 <data_dir>/
   muster.db                       the database, unless MUSTER_DATABASE_URL names another; its locks
   coordinator.json                the address where the coordinator accepts agents
+  disk.reserve                    room that is given up so that a full disk can be cleared
   up.lock, up.json                held by `muster up`; its process and address
   up.log                          output of a detached `muster up` and its services
   datasets/synthetic/             generated for a job that names no data set
@@ -128,6 +129,10 @@ class DataDir:
     @property
     def coordinator_address(self) -> Path:
         return self.root / "coordinator.json"
+
+    @property
+    def disk_reserve(self) -> Path:
+        return self.root / "disk.reserve"
 
     @property
     def services_lock(self) -> Path:
