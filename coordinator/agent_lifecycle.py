@@ -231,6 +231,7 @@ class AgentLifecycle:
             orphan_timeout_seconds=self._settings.orphan_timeout_seconds,
             stop_grace_seconds=snapshot.spec.stop_grace_seconds,
             agent_heartbeat_seconds=agent_heartbeat_seconds(snapshot.spec),
+            max_log_bytes=snapshot.spec.max_log_bytes,
             secrets=snapshot.spec.secrets,
             secrets_dir=str(self._data.secrets),
             adopted=tuple(

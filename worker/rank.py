@@ -40,6 +40,11 @@ TRUNCATED: Final = (
     "`> /dev/stderr`"
 )
 
+LOGS_FULL: Final = (
+    "writes into logs that have reached the job's max_log_bytes: their oldest lines are discarded "
+    "from now on"
+)
+
 WARNINGS_LIMIT: Final = 100
 """Warnings of one attempt that become events of the job; its log holds all of them."""
 
@@ -139,14 +144,15 @@ class RankProcess:
 
     def mark_orphaned(self, by: str) -> RankSaid:
         """Keep and return the message that it was asked to stop for lack of supervision."""
-        return self._say(Orphaned(by=by))
+        return self.say(Orphaned(by=by))
 
     def index_log(self) -> Iterator[RankSaid]:
         """Note how long the log is now; keep and yield a warning at its first truncation."""
         if self.log is not None and self.log.note(time.time()):
-            yield self._say(Warned(message=TRUNCATED))
+            yield self.say(Warned(message=TRUNCATED))
 
-    def _say(self, message: RankMessage) -> RankSaid:
+    def say(self, message: RankMessage) -> RankSaid:
+        """Keep and return a message on its behalf."""
         self.keep(message)
         return RankSaid(rank=self.rank, incarnation=self.attempt, message=message)
 

@@ -313,6 +313,7 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """After this long without a coordinator, ranks are asked to save and exit."""
     stop_grace_seconds: float
     agent_heartbeat_seconds: float  # interval of `AgentHeartbeat`
+    max_log_bytes: int  # see `muster.contracts.spec.JobSpec`
     secrets: dict[str, str] = {}
     """The job's references by variable name, see `muster.contracts.secrets`."""
     secrets_dir: str = ""  # the directory of ``file:`` references

@@ -194,6 +194,15 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_fruitless: Annotated[
         _Count, _doc("Failures of one rank in a row without a new checkpoint; SIGKILL apart.")
     ] = 5
+    max_log_bytes: Annotated[
+        int,
+        Meta(
+            ge=1 << 20,
+            le=1 << 40,
+            description="Disk space for the logs of the job. Beyond it the oldest lines are "
+            "discarded: those of ended attempts first.",
+        ),
+    ] = 10 << 30
     resume_from: Annotated[
         str | None,
         _doc("Id (no name) of the job whose checkpoints this one starts from; or its own id."),
