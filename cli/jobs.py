@@ -312,7 +312,7 @@ def logs(
     """Show what the ranks of a job have printed.
 
     Without -f, --tail counts the lines that --grep selects. With -f, it counts
-    lines before --grep looks at them.
+    lines before --grep looks at them, which then sees the first 16 KiB of a line.
     """
     if follow and since is not None:
         raise click.UsageError("--since cannot be used with -f: followed lines have no times")

@@ -29,6 +29,10 @@ TIME_MARK: Final = struct.Struct("<QQ")
 """One entry of a ``.times`` file: a size of the log in bytes, and when it had that size in
 microseconds since 1970 (UTC). Every byte below the size was written by then."""
 
+LOG_EPOCH_BYTES: Final = 1 << 42
+"""After each truncation by its program, a log goes on at the next multiple of this: the size in an
+entry, like every other offset, then counts from there. So no offset ever means two bytes."""
+
 _LOG_NAME: Final = re.compile(r"rank_(\d{5})\.(\d{3,})\.log")
 
 LOW_BYTES: Final = 1 << 30

@@ -101,10 +101,11 @@ def _attack(root: Path, plan: Plan, honest: "_Honest") -> Outcome:
     with said.open("wb") as outcome:
         words = [
             sys.executable,
-            "overload_clients.py",
+            "-m",
+            "stress.security.overload_clients",
             msgspec.json.encode(plan).decode(),
         ]
-        attackers = subprocess.Popen(words, cwd=Path(__file__).parent, stdout=outcome)
+        attackers = subprocess.Popen(words, cwd=Path(__file__).parents[2], stdout=outcome)
     try:
         while attackers.poll() is None:
             honest.ask()

@@ -6,10 +6,7 @@ service's.
 """
 
 import asyncio
-import ctypes
 import json
-import os
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -18,8 +15,7 @@ from typing import TypeAlias
 
 import msgspec
 
-STRANGER = 60_000
-"""The first user id of the attackers; any unused one will do."""
+from tests.support.strangers import STRANGER, socket_of
 
 SLOW_EACH = 60
 """Slow clients per user and token; below the limit of both."""
@@ -243,7 +239,7 @@ async def _dribbled(connection: Connection) -> bool:
 
 @asynccontextmanager
 async def _connected(port: int, stranger: int) -> AsyncIterator[Connection]:
-    with _socket_of(STRANGER + stranger) as channel:
+    with socket_of(STRANGER + stranger) as channel:
         channel.setblocking(False)  # noqa: FBT003  its name
         channel.bind((f"127.0.1.{1 + stranger}", 0))
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -253,18 +249,6 @@ async def _connected(port: int, stranger: int) -> AsyncIterator[Connection]:
             yield Connection(reader, writer)
         finally:
             writer.transport.abort()
-
-
-def _socket_of(user: int) -> socket.socket:
-    """Make a socket that belongs to `user`, where this process may do so."""
-    libc = ctypes.CDLL(None)
-    if os.geteuid() != 0:
-        return socket.socket()
-    libc.setfsuid(user)
-    try:
-        return socket.socket()
-    finally:
-        libc.setfsuid(os.geteuid())
 
 
 def _head(method: str, path: str, token: str, *, length: int = 0, chunked: bool = False) -> bytes:

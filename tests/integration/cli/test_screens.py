@@ -161,7 +161,10 @@ def test_purge_asks_again_about_new_matches(
 def test_purge_force_says_that_it_kills(screen: Opened, stand_in: StandIn, job: str) -> None:
     stand_in.run(job)
     asking = screen("purge", "--status", "RUNNING", "--force")
-    asking.see("Delete 1 job, .*, kill those that still run, and delete all their checkpoints")
+    asking.see(r"Delete 1 job, [^,]*, and kill those that still run\?")
+    asking.interrupt()
+    asking = screen("purge", "--status", "RUNNING", "--force", "--delete-checkpoints")
+    asking.see("Delete 1 job, .*, with their checkpoints, and kill those that still run")
     asking.interrupt()
     asking = screen("purge", "--status", "RUNNING")
     asking.see("nothing to delete: no matching job has ended, 1 job skipped")

@@ -34,9 +34,14 @@ async def allow() -> None:
 
 
 UNFORCED = Deletion(
-    delete_logs=True, stop_first=False, force=False, actor="ada", reauthenticate=allow
+    delete_logs=True,
+    stop_first=False,
+    force=False,
+    delete_checkpoints=False,
+    actor="ada",
+    reauthenticate=allow,
 )
-FORCED = replace(UNFORCED, force=True)
+FORCED = replace(UNFORCED, force=True, delete_checkpoints=True)
 
 
 class StaleJobs(Jobs):
