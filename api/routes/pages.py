@@ -37,10 +37,8 @@ def get_index(request: Request) -> Response:
         if "get" in methods and "{" not in path
     } | {"/docs": "This interface, explained", "/openapi.json": "The same for programs"}
     if "text/html" in request.headers.get("accept", ""):
-        rows = [
-            [f'<a href="{escape(path)}">{escape(path)}</a>', _text(links[path])] for path in links
-        ]
-        return _page(document, _table(["", ""], rows))
+        rows = [[_link(path, path), _text(text)] for path, text in links.items()]
+        return _page(document, _table("", rows))
     index = {"service": "muster", "version": document["info"]["version"], "links": links}
     return Response(json.dumps(index), headers={"Vary": "Accept"}, media_type="application/json")
 
@@ -60,64 +58,60 @@ def get_docs(request: Request) -> Response:
 
 
 def _page(document: dict[str, Any], content: str) -> Response:
-    version = escape(document["info"]["version"])
     html = (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>Muster</title>'
-        '<meta name="viewport" content="width=device-width">'
-        f'<style>{_STYLE}</style><h1><a href="/">Muster</a> <small>{version}</small></h1>{content}'
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'
+        f"<h1>{_link('/', 'Muster')} <small>{escape(document['info']['version'])}</small></h1>"
     )
-    headers = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
-    return Response(html, headers={**headers, "Vary": "Accept"}, media_type="text/html")
+    headers = {"Content-Security-Policy": _POLICY, "Vary": "Accept"}
+    return Response(html + content, headers=headers, media_type="text/html")
 
 
 def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
-    body = operation.get("requestBody", {}).get("content", {})
-    parameters = [
-        [_code(one["name"]), escape(one["in"]), *_facts(one["schema"] | one)]
-        for one in operation.get("parameters", [])
-    ] + [[_code(kind), "body", *_facts(body[kind]["schema"])] for kind in body]
-    parameters += [
-        ["", "token", _code(need["token"][0]), "", "at least of this scope"]
-        for need in operation.get("security", [])
-    ]
+    parts = operation.get("parameters", [])
+    if body := operation.get("requestBody"):
+        parts = [*parts, {"name": "", "in": "body", **body["content"]["application/json"]}]
+    rows = [[_code(part["name"]), escape(part["in"]), *_facts(part)] for part in parts]
+    scopes = "".join(_code(need["token"][0]) for need in operation.get("security", []))
     answers = [
-        [
-            _code(code),
-            _type({"anyOf": [*answer.get("content", {}).values()]}),
-            _text(answer["description"]),
-        ]
-        for code, answer in sorted(operation["responses"].items())
+        [_code(code), _type({"anyOf": [*it.get("content", {}).values()]}), _text(it["description"])]
+        for code, it in sorted(operation["responses"].items())
     ]
-    return (
-        f'<details><summary><b class="{escape(method)}">{escape(method.upper())}</b>'
-        f"{_code(path)}{_text(operation['summary'])}</summary>"
-        f"<p>{_text(operation.get('description', ''))}</p>"
-        f"{_table(['parameter', 'in', 'type', 'default', 'meaning'], parameters)}"
-        f"{_table(['answer', 'document', 'meaning'], answers)}</details>"
+    return _details(
+        "",
+        f'<b class="{escape(method)}">{escape(method.upper())}</b>{_code(path)}'
+        f"{_text(operation['summary'])}",
+        operation,
+        f"<p>Needs a token of scope {scopes}.</p>" if scopes else "",
+        _table("parameter in type default meaning", rows),
+        _table("answer document meaning", answers),
     )
 
 
 def _schema(name: str, schema: dict[str, Any]) -> str:
     fields = [[_code(field), *_facts(it)] for field, it in schema.get("properties", {}).items()]
     examples = "".join(f"<pre>{escape(json.dumps(it))}</pre>" for it in schema.get("examples", []))
-    return (
-        f'<details id="{escape(name)}" open><summary>{_code(name)}</summary>'
-        f"<p>{_text(schema.get('description', ''))}</p>{examples}"
-        f"{_table(['field', 'type', 'default', 'meaning'], fields)}</details>"
-    )
+    table = _table("field type default meaning", fields)
+    return _details(f' open id="{escape(name)}"', _code(name), schema, examples, table)
 
 
-def _facts(schema: dict[str, Any]) -> list[str]:
+def _details(attributes: str, head: str, part: dict[str, Any], *content: str) -> str:
+    text = f"<summary>{head}</summary><p>{_text(part.get('description', ''))}</p>"
+    return f"<details{attributes}>{text}{''.join(content)}</details>"
+
+
+def _facts(part: dict[str, Any]) -> list[str]:
     """Return type, default and meaning."""
+    schema = part.get("schema", part)
     default = _code(json.dumps(schema["default"])) if "default" in schema else ""
-    return [_type(schema), default, _text(schema.get("description", ""))]
+    return [_type(schema), default, _text(part.get("description", ""))]
 
 
 def _type(schema: dict[str, Any]) -> str:
     match schema:
         case {"$ref": reference}:
-            name = escape(reference.rpartition("/")[2])
-            return f'<a href="#{name}">{name}</a>'
+            name = reference.rpartition("/")[2]
+            return _link(f"#{name}", name)
         case {"schema": kind}:
             return _type(kind)
         case {"anyOf": kinds}:
@@ -138,13 +132,17 @@ def _code(text: str) -> str:
     return f"<code>{escape(text)}</code>"
 
 
+def _link(target: str, text: str) -> str:
+    return f'<a href="{escape(target)}">{escape(text)}</a>'
+
+
 def _text(text: str) -> str:
     """Return text with `words` in backticks as code, and blank lines as breaks."""
     return re.sub(r"`+([^`]+)`+", r"<code>\1</code>", escape(text)).replace("\n\n", "<br><br>")
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _table(head: str, rows: Sequence[Sequence[str]]) -> str:
     """Return a table; the cells are HTML."""
-    heading = "".join(f"<th>{word}</th>" for word in head)
     lines = "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows)
+    heading = "".join(f"<th>{word}</th>" for word in head.split())
     return f"<table><tr>{heading}</tr>{lines}</table>" if rows else ""
