@@ -26,6 +26,7 @@ from muster.checkpoints.listing import (
     holds_checkpoints,
     refuse_other_mode,
     refuse_other_schedule,
+    values_of_newest,
 )
 from muster.contracts.job import JobId
 from muster.contracts.paths import DataDir, checkpoints_of_job
@@ -124,14 +125,13 @@ class Submitter:
                 saved = checkpoints_of_job(Path(earlier_dir), earlier)
                 where = f"; job {earlier} saved to {saved}: leave out checkpoint_dir to use it"
             raise invalid_field("body", "resume_from", f"{source} holds no checkpoints{where}")
-        slug, spec = "checkpoints-of-another-mode", completed.spec
+        spec, slug = completed.spec, "checkpoints-of-another-mode"
+        wanted = {"batch_size": spec.effective_batch_size, "seed": spec.seed}
+        wanted["virtual_shards"] = spec.virtual_shards
         try:
             refuse_other_mode(source, spec.mode)
-            if spec.mode == "synchronous":
-                slug = "checkpoints-of-another-schedule"
-                fields = {"virtual_shards": spec.virtual_shards, "seed": spec.seed}
-                batch_size = spec.effective_batch_size
-                refuse_other_schedule(source, {"batch_size": batch_size, **fields})
+            slug = "checkpoints-of-another-schedule"
+            refuse_other_schedule(values_of_newest(source), wanted, f"in {source}")
         except CheckpointMismatch as error:
             raise Conflict(slug, f"{error}.") from error
 
