@@ -149,6 +149,9 @@ def _refuse_missing_files(spec: JobSpec, completed: Completed) -> None:
             if not path.is_dir():
                 hint = "make one with muster dataset" if field == "dataset_dir" else None
                 raise invalid_field("body", field, f"{path} is not a directory", hint)
+    python = completed.spec.python
+    if python is not None and shutil.which(python) is None:
+        raise invalid_field("body", "python", f"{python} is not an executable file")
     file, _, _ = (spec.program or "").rpartition(":")
     if file.endswith(".py"):  # a rank finds modules by its own path
         with refusing("program"):
@@ -183,9 +186,9 @@ def _remarks(completed: Completed, search_path: str | None, slots: int) -> Itera
         yield f"{wanted}: all of them start together, when no other job runs"
     if shown := ", ".join(plaintext_secrets(spec.env)):
         yield f"env shows {shown} to everyone who may submit jobs: use secrets instead"
-    if spec.command is not None:
+    if spec.argv is not None:
         path = spec.env.get("PATH", search_path)
-        yield from command_doubts(spec.command, completed.working_dir, path)
+        yield from command_doubts(spec.argv, completed.working_dir, path)
 
 
 def command_doubts(

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from coordinator.decide import fold_pool, fold_rank
 from coordinator.decide.classify_exit import classify
-from coordinator.decide.events import describe_exit, printable, quote_lines
+from coordinator.decide.events import advise_on_import, describe_exit, printable, quote_lines
 from coordinator.decide.state import NEVER, AttemptEnd, Cause, JobFailure, JobSnapshot, RankSnapshot
 from muster.contracts.job import Reason
 from muster.contracts.messages import PermanentFailure, Raised, RankExited
@@ -108,7 +108,9 @@ def _restart_or_fail(
         rank = _count_failure(snapshot, rank, now)
     limit = _exhausted_limit(snapshot.spec, rank, ending.retry_class)
     if limit is not None:
-        failure = _failure(rank, ending, message, *limit)
+        reason, words = limit
+        words += advise_on_import(snapshot.spec, message.last_lines)
+        failure = _failure(rank, ending, message, reason, words)
         return fail_job(snapshot.with_rank(rank), failure, now)
     failures = 1 + snapshot.backoff.failures_after(rank.failures, _healthy_seconds(rank, now))
     delay = snapshot.backoff.delay_seconds(failures, f"{snapshot.uid}/{rank.rank}")
