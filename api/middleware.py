@@ -30,7 +30,13 @@ from api.auth import (
     shorten_path,
 )
 from api.dependencies import PREFIX
-from api.errors import MethodNotAllowed, Problem, problem_response
+from api.errors import (
+    FieldError,
+    InvalidRequest,
+    MethodNotAllowed,
+    Problem,
+    problem_response,
+)
 from api.rate_limits import RateLimiter
 from muster.contracts import token
 from muster.contracts.settings import LOOPBACK_NAMES
@@ -41,6 +47,8 @@ BODY_LIMIT_BYTES: Final = 1 << 20
 
 HEADERS_LIMIT_BYTES: Final = 1 << 17
 """The longest header is a position in the logs of 4096 ranks, about 64 KiB."""
+
+QUERY_NAMES_LIMIT: Final = 100
 
 BARE_PROBES: Final = frozenset({"/healthz", "/livez", "/readyz"})
 """These answer yes or no only, under any host name: a container's monitor knows just an address."""
@@ -112,6 +120,7 @@ class AccessMiddleware:
         try:
             client = await self._admit(scope, headers)
             with nullcontext() if client is None else self._limiter.admit(client):
+                _refuse_long_query(scope)
                 _refuse_idle_change(scope)
                 await self._app(scope, receive, send)
         except Problem as problem:
@@ -228,11 +237,18 @@ def _is_in(probes: Collection[str], scope: Scope) -> bool:
     return scope["path"].removeprefix(PREFIX) in probes
 
 
+def _refuse_long_query(scope: Scope) -> None:
+    """Refuse many query parameters before they are parsed: the probes take them from anyone."""
+    if scope["query_string"].count(b"&") >= QUERY_NAMES_LIMIT:
+        message = f"has more than {QUERY_NAMES_LIMIT} parameters"
+        raise InvalidRequest([FieldError(loc=("query",), msg=message, type="too_long")])
+
+
 def _refuse_idle_change(scope: Scope) -> None:
     """Refuse a change that no route allows this caller, before its body is read."""
     if scope["method"] in CHANGING_METHODS:
         if _is_in(PROBES, scope):
-            raise MethodNotAllowed({"Allow": "GET"})
+            raise MethodNotAllowed(["GET"])
         require_scope(scope["state"]["caller"], token.Scope.SUBMIT)
 
 

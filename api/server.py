@@ -19,7 +19,7 @@ from anyio import CapacityLimiter
 
 from api.app import build
 from api.auth import Authenticator, TokenCache
-from api.dependencies import AppState, CoordinatorHandle
+from api.dependencies import AppState, CoordinatorHandle, DiskReserve
 from api.middleware import HEADERS_LIMIT_BYTES, AccessMiddleware, peer_uid
 from api.rate_limits import RateLimiter
 from api.startup_checks import check_certificate, check_listening
@@ -163,6 +163,13 @@ def _build_state(
     job_cache = JobCache(read_state, time.monotonic)
     coordinator = CoordinatorHandle(read_lease, time.monotonic)
     readers = CapacityLimiter(LOG_READERS)
+    disk_reserve = DiskReserve(data_dir.disk_reserve)
+    disk_reserve.keep()
+
+    def after_submissions() -> None:
+        coordinator.wake()
+        disk_reserve.keep()
+
     return AppState(
         database=database,
         jobs=jobs,
@@ -185,8 +192,9 @@ def _build_state(
             checkpoint_dir_of=checkpoint_dir_of,
             search_path=os.environ.get("PATH"),
         ),
-        submission_queue=SubmissionQueue(jobs.create_all, coordinator.wake),
+        submission_queue=SubmissionQueue(jobs.create_all, after_submissions),
         data_dir=data_dir,
+        disk_reserve=disk_reserve,
         is_closing=is_closing,
         clock=utc_now,
         uptime_seconds=lambda: time.monotonic() - started,

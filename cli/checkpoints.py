@@ -342,7 +342,9 @@ def _document(found: Checkpoint) -> dict[str, Any]:
 
 
 def _document_lines(body: Mapping[str, Any]) -> Iterator[str]:
-    values = ((f"value {name}", json.dumps(it)) for name, it in sorted(body["values"].items()))
+    # The description of nested arrays is long; -o json prints all of it.
+    found = sorted(body["values"].items())
+    values = ((f"value {name}", f"{json.dumps(it):.200}") for name, it in found)
     yield from facts(
         [
             ("job", body["job_id"]),

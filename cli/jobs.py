@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -17,6 +18,9 @@ import msgspec
 from cli.connection import attached, connected, job_argument, status_option
 from cli.output import (
     NAME_WIDTH,
+    RANK_COLOURS,
+    ROUTINE_EVENTS,
+    STATUS_COLOURS,
     Cell,
     Output,
     cropped,
@@ -24,23 +28,26 @@ from cli.output import (
     moment,
     moment_of,
     output_option,
+    painted,
     plural,
     shortened,
     show,
     table,
 )
 from muster.client import job_path
-from muster.client.errors import Busy, Unreachable
+from muster.client.errors import Busy, ClientError, Unreachable
 from muster.client.progress import duration
 from muster.contracts.errors import printable
 from muster.contracts.job import TERMINAL, JobStatus
-from muster.contracts.views import JobView, SummaryList, SummaryView, WorkerView
+from muster.contracts.views import JobView, LogLineView, SummaryList, SummaryView, WorkerView
+from muster.runtime.stderr_messages import print_stderr
 
 if TYPE_CHECKING:
     from rich.console import ConsoleDimensions, Group
     from rich.text import Text
 
     from muster import Client
+    from muster.client import Job
     from muster.client.http import Query
 
 HEADER: Final = ("job", "status", "ranks", "step", "loss", "steps/s", "ETA", "restarts", "age")
@@ -58,13 +65,9 @@ NAME_WIDTH_MIN: Final = 8
 
 _FRAME_LINES: Final = 3  # the summary, the header and the footer
 
-_STYLES: Final[Mapping[str, str]] = {
-    JobStatus.RUNNING: "green",
-    JobStatus.RECOVERING: "yellow",
-    JobStatus.FAILED: "red",
-    JobStatus.COMPLETED: "dim",
-    JobStatus.STOPPED: "dim",
-}
+_ENDS: Final = frozenset(f"job_{status.lower()}" for status in TERMINAL)
+
+QUEUED_SECONDS: Final = 0.5  # between two looks at a job that waits
 
 LINES_LIMIT: Final = 10_000
 """The API returns no more lines at once."""
@@ -85,7 +88,8 @@ def ps(status: Sequence[str], limit: int, output: Output) -> None:
     jobs = answer.read_as(SummaryList).jobs
     now = datetime.now(UTC)
     lines = table(HEADER, [row(job, now) for job in jobs])
-    show(output, answer.read_as(object), lines, [job.job_id for job in jobs])
+    colours = ["", *(STATUS_COLOURS.get(job.status, "") for job in jobs)]
+    show(output, answer.read_as(object), lines, [job.job_id for job in jobs], colours)
     if answer.total is not None and answer.total > len(jobs):
         click.echo(f"{answer.total - len(jobs)} more: --limit", err=True)
     elif not jobs:
@@ -259,7 +263,10 @@ def screen(
     return Group(
         _line(f"{url}  {now:%H:%M:%S} UTC  {summary or 'no jobs'}"),
         _line(header, "bold"),
-        *(_line(it, _STYLES.get(job.status, "")) for job, it in zip(shown, lines, strict=True)),
+        *(
+            _line(it, STATUS_COLOURS.get(job.status, ""))
+            for job, it in zip(shown, lines, strict=True)
+        ),
         _line(trouble or f"{more}Ctrl-C ends this and no job", "yellow" if trouble else "dim"),
     )
 
@@ -306,7 +313,7 @@ def logs(
     """Show what the ranks of a job have printed.
 
     Without -f, --tail counts the lines that --grep selects. With -f, it counts
-    lines before --grep looks at them.
+    lines before --grep looks at them, which then sees the first 16 KiB of a line.
     """
     if follow and since is not None:
         raise click.UsageError("--since cannot be used with -f: followed lines have no times")
@@ -320,7 +327,36 @@ def logs(
             if output:
                 click.echo(msgspec.json.encode(line).decode())
             else:
-                click.echo(f"[rank {line.rank}] {line.line}" if rank is None else line.line)
+                click.echo(line.line if rank is not None else with_rank(line))
+
+
+def with_rank(line: LogLineView) -> str:
+    """Return a line after its rank, which has a colour of its own on a terminal."""
+    colour = RANK_COLOURS[line.rank % len(RANK_COLOURS)]
+    return f"{painted(f'[rank {line.rank}]', colour)} {line.line}"
+
+
+def show_logs_and_events(job: Job) -> None:
+    """Print what the ranks print, and on standard error what happens to them, until the end."""
+    events = Thread(target=_print_events, args=[job], daemon=True)
+    events.start()
+    for line in job.logs(follow=True):
+        click.echo(with_rank(line))
+    events.join()
+
+
+def _print_events(job: Job) -> None:
+    said = None
+    # The logs report what the API refuses. A client that Ctrl-C closes raises a RuntimeError.
+    with suppress(ClientError, RuntimeError):
+        while job.refresh().status == JobStatus.QUEUED:
+            if job.view.reason and job.view.message != said:
+                said = job.view.message
+                print_stderr(printable(f"muster: {job.id} is QUEUED: {said}"))
+            time.sleep(QUEUED_SECONDS)
+        for event in job.follow_events():
+            if event.kind not in ROUTINE_EVENTS and event.kind not in _ENDS:
+                print_stderr(printable(f"muster: {event.message}"))
 
 
 @click.command()
@@ -337,9 +373,16 @@ def events(job: str, *, follow: bool, limit: int, output: Output) -> None:
             raise click.UsageError("-o cannot be used with -f: followed events are sentences")
         with attached(job) as found:
             for event in found.follow_events(limit):
-                click.echo(printable(f"{moment(event.at)}  {event.message}"))
+                line = printable(f"{moment(event.at)}  {event.message}")
+                click.echo(painted(line, _colour_of(event.kind)))
         return
     with connected() as client:
         body = client.connection.get(job_path(client.job(job).id, "events"), {"limit": limit})
     lines = (f"{moment(event['at'])}  {event['message']}" for event in body["events"])
-    show(output, body, lines, (event["kind"] for event in body["events"]))
+    kinds = [event["kind"] for event in body["events"]]
+    show(output, body, lines, kinds, map(_colour_of, kinds))
+
+
+def _colour_of(kind: str) -> str:
+    """Return the colour of the status that an event reports; other events have none."""
+    return STATUS_COLOURS.get(kind.removeprefix("job_").upper(), "")

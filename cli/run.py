@@ -17,19 +17,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from cli.output import ROUTINE_EVENTS
 from muster.contracts.environ import RANK_DEFAULTS
 from muster.contracts.job import JobId
 from muster.contracts.paths import JobFiles, LogName
 from muster.contracts.spec import JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
 from muster.host.interpreters import callers_python
+from muster.host.programs import command_problem
 from muster.runtime.stderr_messages import print_stderr
 
 if TYPE_CHECKING:
     from database.records import Event, Job, RankRecord
-
-SILENT_EVENTS: Final = frozenset({"submitted", "rank_started", "rank_exited", "job_failing"})
-"""Every job has these. Why a rank is restarted is part of the event about the job's status."""
 
 OWN_MESSAGES: Final = {"job_stopping": "interrupted; ranks checkpoint and exit", "job_queued": ""}
 """In place of messages that speak of a service."""
@@ -106,6 +105,9 @@ python_option: Final = click.option(
     help="What is started again when a rank dies: all ranks, or that one.",
 )
 @click.option(
+    "--gang", "restart_scope", flag_value="gang", help="The same as --restart-scope gang."
+)
+@click.option(
     "--max-restarts",
     type=click.IntRange(min=0),
     default=JobSpec().max_restarts,
@@ -164,11 +166,10 @@ def run(  # noqa: PLR0913  each option is a parameter
 
 def script_command(words: Sequence[str], directory: Path, python: str) -> tuple[str, ...]:
     """Return the argv of every rank: the interpreter with a script, or any other command."""
-    if not words[0].endswith(".py"):
-        return tuple(words)
-    if not (directory / words[0]).is_file():
-        raise click.BadParameter(f"there is no script {words[0]} in {directory}")
-    return (python, *words)
+    command = (python, *words) if words[0].endswith(".py") else tuple(words)
+    if problem := command_problem(command, directory, os.environ.get("PATH")):
+        raise click.BadParameter(problem)
+    return command
 
 
 def module_command(words: Sequence[str], directory: Path, python: str) -> tuple[str, ...]:
@@ -285,7 +286,7 @@ class _Terminal:
 
     def hear(self, event: Event) -> None:
         message = OWN_MESSAGES.get(event.kind, event.message)
-        if message and event.kind not in SILENT_EVENTS:
+        if message and event.kind not in ROUTINE_EVENTS:
             _say(message)
 
     def note(self, workers: Sequence[RankRecord]) -> None:

@@ -7,8 +7,6 @@ absolute here, because the server may run in another directory.
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -97,6 +95,12 @@ class _Pair(click.ParamType[tuple[str, str]]):
 @click.option("--name", help="A name for people.")
 @click.option("-n", "--ranks", "world_size", type=int, help="Number of ranks: world_size.")
 @python_option
+@click.option(
+    "--gang",
+    "restart_scope",
+    flag_value="gang",
+    help="If a rank dies, start all again, as torch.distributed (DDP) needs.",
+)
 @click.option("--program", help="A program that all ranks train together: file.py:Name.")
 @click.option(
     "-e", "--env", type=_Pair("NAME=VALUE"), multiple=True, help="A variable for every rank."
@@ -119,6 +123,9 @@ class _Pair(click.ParamType[tuple[str, str]]):
 @click.option("--dry-run", is_flag=True, help="Check the job and print its plan; do not submit it.")
 @click.option("-d", "--detach", is_flag=True, help="Do not watch the job.")
 @click.option(
+    "--no-logs", is_flag=True, help="Show one line of progress and not the logs; so does -o."
+)
+@click.option(
     "-o",
     "--output",
     type=click.Choice(Output, case_sensitive=False),
@@ -135,6 +142,7 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     fields: _Pairs,
     dry_run: bool,
     detach: bool,
+    no_logs: bool,
     output: Output | None,
     **flags: Any,  # noqa: ANN401  as click passes them
 ) -> None:
@@ -142,8 +150,8 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
 
     For example: muster submit job.yaml, or muster submit -n 4 -- python train.py
 
-    Ctrl-C detaches and leaves the job running. The job's id goes to standard
-    output, progress to standard error. Exit code 0 if the job completed, 1 if it
+    Ctrl-C detaches and leaves the job running. The job's id and its logs go to
+    standard output, the rest to standard error. Exit code 0 if the job completed, 1 if it
     failed, 8 if it was stopped.
     """
     flags["command"] = context.meta.get(__name__)
@@ -161,17 +169,22 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     body = described.body(Path.cwd())
     if body.get("python") is None and (body.get("command") or body.get("program")):
         body["python"] = callers_python({**os.environ, **dict(env)})
-    if problem := _command_problem(flags["command"], body.get("working_dir")):
-        _refuse([f"muster: {problem}"])
     if dry_run:
         with connected() as client, _field_errors(described):
             _show_plan(client.plan(body), body, output or Output.TABLE)
     else:
-        sys.exit(_submit(described, body, output or Output.NAME, detach=detach))
+        with_logs = not no_logs and output is None
+        shown = output or Output.NAME
+        sys.exit(_submit(described, body, shown, detach=detach, with_logs=with_logs))
 
 
 def _submit(
-    described: JobDescription, body: dict[str, Any], output: Output, *, detach: bool
+    described: JobDescription,
+    body: dict[str, Any],
+    output: Output,
+    *,
+    detach: bool,
+    with_logs: bool,
 ) -> ExitCode:
     with connected() as client:
         client.connection.get("/livez")  # fails soon if `muster up` was forgotten
@@ -185,10 +198,9 @@ def _submit(
         show(output, answer.read_as(object), [f"{job.id} is {job.status}"], [job.id])
         if job.view.message:
             click.echo(printable(f"note: {job.view.message}"), err=True)
-        code = ExitCode.OK if detach else watch_to_end(job)
+        code = ExitCode.OK if detach else watch_to_end(job, with_logs=with_logs)
     if code is not ExitCode.INTERRUPTED:  # then watch_to_end has printed how to continue
-        follow = "-f " if detach else ""
-        click.echo(f"its logs: muster logs {follow}{job.id}", err=True)
+        click.echo(f"Logs: muster logs -f {job.id}", err=True)
     return code
 
 
@@ -217,25 +229,6 @@ def _values(fields: _Pairs) -> dict[str, Any]:
             message = f"--set {field}: {text!r} is invalid YAML: {reason}"
             raise click.BadParameter(message) from error
     return values
-
-
-def _command_problem(command: object, working_dir: object) -> str | None:
-    """Return why a rank cannot run what was typed after ``--``, although a shell could."""
-    if not isinstance(command, list) or not command or not isinstance(working_dir, str):
-        return None
-    program = command[0]
-    path = os.path.join(working_dir, program)  # noqa: PTH118  Path fails for a very long name
-    is_here = os.path.isfile(path)  # noqa: PTH113
-    if shutil.which(program) or ("/" in program and is_here):
-        return None
-    in_path = f"{program} is in {working_dir} but not in PATH"
-    if is_here and os.access(path, os.X_OK):
-        return f"{in_path}: write -- {shlex.join([f'./{program}', *command[1:]])}"
-    if is_here and program.endswith(".py"):
-        return f"{in_path}: write -- {shlex.join(['python', *command])}"
-    if not is_here and " " in program and len(command) == 1:
-        return f"no shell runs {program!r}: write -- {shlex.join(['sh', '-c', program])}"
-    return None
 
 
 def _show_plan(plan: JobPlan, body: Mapping[str, object], output: Output) -> None:

@@ -7,6 +7,7 @@ A rank leads its own session, so that a signal reaches its group, and is contain
 import os
 import signal
 import socket
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -36,6 +37,11 @@ from muster.host.containment import kill_attempt
 from worker.log_index import LogIndex
 from worker.process import ChildProcess, ProcessHandle
 from worker.start import Starter
+
+TRUNCATED: Final = (
+    "truncates its own log, so earlier lines are lost: in a shell script, write `>&2` instead of "
+    "`> /dev/stderr`"
+)
 
 WARNINGS_LIMIT: Final = 100
 """Warnings of one attempt that become events of the job; its log holds all of them."""
@@ -145,9 +151,16 @@ class RankProcess:
 
     def mark_orphaned(self, by: str) -> RankSaid:
         """Keep and return the message that it was asked to stop for lack of supervision."""
-        orphaned = Orphaned(by=by)
-        self.keep(orphaned)
-        return RankSaid(rank=self.rank, incarnation=self.attempt, message=orphaned)
+        return self._say(Orphaned(by=by))
+
+    def index_log(self) -> Iterator[RankSaid]:
+        """Note how long the log is now; keep and yield a warning at its first truncation."""
+        if self.log is not None and self.log.note(time.time()):
+            yield self._say(Warned(message=TRUNCATED))
+
+    def _say(self, message: RankMessage) -> RankSaid:
+        self.keep(message)
+        return RankSaid(rank=self.rank, incarnation=self.attempt, message=message)
 
     @cached_property
     def arena(self) -> int:

@@ -228,8 +228,7 @@ class RankTable:
     def tick(self) -> None:
         """Index the logs, and look for exits that no signal reports."""
         for rank in self._running.values():
-            if rank.log is not None:
-                rank.log.note(time.time())
+            self._index_log(rank)
         self.settle()
 
     def settle(self) -> None:
@@ -251,8 +250,7 @@ class RankTable:
         self._reader.remove(rank)
         del self._running[rank.rank], self._exited_at[rank.rank]
         self._unregister_pidfd(rank.rank)
-        if rank.log is not None:
-            rank.log.note(time.time())
+        self._index_log(rank)
         unreported, status = self._exits.examine(rank)
         for said in unreported:
             self._report(said)
@@ -260,6 +258,10 @@ class RankTable:
         # Reap after recording: if this agent dies in between, a zombie or the record is left.
         rank.release()
         self._report_exit(recorded)
+
+    def _index_log(self, rank: RankProcess) -> None:
+        for said in rank.index_log():
+            self._report(said)
 
     def _report_exit(self, exited: RankExit) -> None:
         self._exits.keep(exited)

@@ -6,7 +6,6 @@ child of the agent.
 """
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -42,6 +41,7 @@ from muster.host.containment import tagged_processes
 from muster.host.interpreters import interpreter_problem
 from muster.host.limits import OpenFileLimits
 from muster.host.processes import environment_of, is_running, kill, module_command
+from muster.host.programs import path_with
 from muster.program import InvalidProgram
 from muster.runtime.redaction import Redaction, held_secrets
 from muster.runtime.secrets import SecretStore
@@ -102,8 +102,8 @@ class ExecStarter:
         environment = {**os.environ, **order.environment, AGENT_FD: str(channel.fileno())}
         if environment.get(JOB_VARIABLES["command"]):
             command = module_command("worker")  # the rank's interpreter may have no muster
-            if self._python is not None:
-                environment["PATH"] = search_path(self._python, environment.get("PATH"))
+            if path := path_with(self._python, environment.get("PATH")):
+                environment["PATH"] = path
         else:
             command = module_command("muster.training", python=self._python)
             self.refuse_interpreter(environment)
@@ -135,13 +135,6 @@ class ExecStarter:
 
     def close(self) -> None:
         """Do nothing."""
-
-
-def search_path(python: str, path: str | None) -> str:
-    """Return a PATH where shells and scripts find this interpreter, and what is beside it."""
-    if path is not None and shutil.which("python", path=path) == python:
-        return path
-    return os.pathsep.join(filter(None, [str(Path(python).parent), path]))
 
 
 class PreforkStarter:

@@ -5,11 +5,12 @@ save into a directory each below it. A running job saves and deletes meanwhile: 
 gone by the time it is read is left out.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from muster.checkpoints.errors import (
     CheckpointDamaged,
@@ -18,7 +19,13 @@ from muster.checkpoints.errors import (
     checkpoint_errors,
 )
 from muster.checkpoints.local import LocalFileSystem
-from muster.checkpoints.manifest import LATEST, CheckpointName, Manifest
+from muster.checkpoints.manifest import (
+    LATEST,
+    SCHEDULE,
+    VIRTUAL_SHARDS,
+    CheckpointName,
+    Manifest,
+)
 from muster.checkpoints.reader import Checkpoint, CheckpointReader
 from muster.contracts.paths import rank_of_checkpoints
 from muster.contracts.spec import Mode
@@ -100,13 +107,7 @@ def checkpoint_dirs(directory: Path, job_uid: str | None = None) -> list[Checkpo
     found = [
         CheckpointDir(
             label=label,
-            reader=CheckpointReader(
-                files=LocalFileSystem(),
-                directory=path,
-                rank=rank,
-                world_size=None,
-                warn=lambda _sentence: None,
-            ),
+            reader=_reader(path, rank),
             job_uid=job_uid,
         )
         for label, rank, path in places
@@ -155,9 +156,49 @@ def refuse_other_mode(directory: Path, mode: Mode) -> None:
     )
 
 
+def refuse_other_schedule(directory: Path, wanted: Mapping[str, int]) -> None:
+    """Raise `CheckpointMismatch` if a synchronous job that resumes here would get other bits.
+
+    `wanted` are the job's batch size, seed and virtual shards, by field.
+    """
+    reader = _reader(directory, 0)
+    uid = reader.last_uid()
+    for name in reader.by_trust():
+        with suppress(CheckpointDamaged):
+            manifest = reader.manifest(name)
+            if manifest.job_uid == uid:
+                refuse_other_values(manifest.values, wanted, f"{directory}/{name}")
+                return
+
+
+def refuse_other_values(values: Mapping[str, Any], wanted: Mapping[str, int], where: str) -> None:
+    """Raise `CheckpointMismatch` if the values of a checkpoint say it has another schedule."""
+    found = {**values.get(SCHEDULE, {})}
+    if VIRTUAL_SHARDS in values:
+        found["virtual_shards"] = values[VIRTUAL_SHARDS]
+    differing = [name for name, value in wanted.items() if found.get(name, value) != value]
+    if differing:
+        made = " and ".join(f"{name} {found[name]}" for name in differing)
+        raise CheckpointMismatch(
+            f"the checkpoint {where} was made with {made}, and this job has "
+            f"{' and '.join(str(wanted[name]) for name in differing)}: the bits would differ, so "
+            "give the same values, or begin a job that does not resume"
+        )
+
+
 def holds_checkpoints(directory: Path) -> bool:
     """Return whether a job's directory has any checkpoints, intact or not. Raises OSError."""
     return any(_modes(directory))
+
+
+def _reader(directory: Path, rank: int) -> CheckpointReader:
+    return CheckpointReader(
+        files=LocalFileSystem(),
+        directory=directory,
+        rank=rank,
+        world_size=None,
+        warn=lambda _sentence: None,
+    )
 
 
 def _modes(directory: Path) -> Iterator[Mode]:

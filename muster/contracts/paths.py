@@ -3,6 +3,7 @@
 <data_dir>/
   muster.db                       the database, unless MUSTER_DATABASE_URL names another; its locks
   coordinator.json                the address where the coordinator accepts agents
+  disk.reserve                    room that is given up so that a full disk can be cleared
   up.lock, up.json                held by `muster up`; its process and address
   up.log                          output of a detached `muster up` and its services
   datasets/synthetic/             generated for a job that names no data set
@@ -27,6 +28,10 @@ from typing import Final, Self
 TIME_MARK: Final = struct.Struct("<QQ")
 """One entry of a ``.times`` file: a size of the log in bytes, and when it had that size in
 microseconds since 1970 (UTC). Every byte below the size was written by then."""
+
+LOG_EPOCH_BYTES: Final = 1 << 42
+"""After each truncation by its program, a log goes on at the next multiple of this: the size in an
+entry, like every other offset, then counts from there. So no offset ever means two bytes."""
 
 _LOG_NAME: Final = re.compile(r"rank_(\d{5})\.(\d{3,})\.log")
 
@@ -124,6 +129,10 @@ class DataDir:
     @property
     def coordinator_address(self) -> Path:
         return self.root / "coordinator.json"
+
+    @property
+    def disk_reserve(self) -> Path:
+        return self.root / "disk.reserve"
 
     @property
     def services_lock(self) -> Path:

@@ -86,7 +86,7 @@ def test_a_job_that_fails_is_exit_code_1_and_says_why(terminal: Terminal) -> Non
 def test_a_missing_script_is_refused_and_creates_nothing(terminal: Terminal) -> None:
     code, output = terminal.run(*RUN, "train.py")
     assert code == 2
-    assert "there is no script train.py" in output
+    assert "there is no train.py" in output
     assert not (terminal.directory / "data").exists()
 
 

@@ -3,12 +3,16 @@
 import signal
 import socket
 from functools import partial
+from pathlib import Path
 
 import httpx
 import pytest
 
+from api.dependencies import RESERVE_BYTES
+from database.engine import Database
 from database.schema import HEAD
-from tests.support.api_service import Agent, Service, StandIn
+from tests.support.api_service import DEADLINE_SECONDS, Agent, Service, StandIn
+from tests.support.scarcity import filled, small_disk
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -85,3 +89,33 @@ def test_open_streams_do_not_delay_the_shutdown(
     for stream in opened:
         stream.close()
     service.start()
+
+
+def test_a_full_disk_can_be_cleared(tmp_path: Path) -> None:
+    running = Service(tmp_path)
+    with small_disk(running.files.root, "24m"):
+        running.start()
+        database = Database.open(running.database_url)
+        try:
+            with httpx.Client(base_url=running.url, timeout=DEADLINE_SECONDS) as client:
+                _clear_full_disk(running, client, StandIn(database))
+        finally:
+            database.close()
+            running.end(signal.SIGKILL)
+
+
+def _clear_full_disk(service: Service, client: httpx.Client, stand_in: StandIn) -> None:
+    fields = {"mode": "independent", "world_size": 1}
+    for method, path in (
+        ("POST", "/jobs/old/stop"),
+        ("DELETE", "/jobs/over?delete_logs=false"),
+        ("POST", "/jobs/purge?delete_logs=false"),
+    ):
+        for name in ("old", "over"):  # also makes the reserve again, now that there is room
+            client.post("/jobs", json={"job_id": name, **fields})
+        stand_in.end("over")
+        assert service.files.disk_reserve.stat().st_size == RESERVE_BYTES
+        with filled(service.files.root):
+            assert client.post("/jobs", json=fields).status_code == 503
+            answer = client.request(method, path)
+            assert answer.status_code == 200, answer.text

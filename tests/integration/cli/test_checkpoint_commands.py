@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from click.testing import Result
 
+from cli.errors import ExitCode
 from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manifest import LATEST, STATE
 from tests.support.api_service import Service, StandIn
@@ -53,6 +54,19 @@ def test_ls_marks_current_and_damaged_checkpoints(muster: Muster, job: str, save
     told = json.loads(muster("checkpoint", "ls", str(saved), "-o", "json").stdout)
     assert [one["state"] for one in told] == [row[2] for row in rows]
     assert "does not match its hash" in told[0]["damage"]
+
+
+@pytest.mark.parametrize(
+    ("option", "are_kept"), [("--force", True), ("--delete-checkpoints", False)]
+)
+def test_rm_keeps_checkpoints_unless_told(
+    muster: Muster, stand_in: StandIn, job: str, saved: Path, option: str, *, are_kept: bool
+) -> None:
+    assert muster("rm", "--delete-checkpoints", job).exit_code == ExitCode.CONFLICT
+    before = set(saved.rglob("*"))
+    stand_in.end(job)
+    assert muster("rm", option, job).exit_code == ExitCode.OK
+    assert set(saved.rglob("*")) == (before if are_kept else set())
 
 
 def test_verify_names_damaged_files(muster: Muster, job: str, saved: Path) -> None:

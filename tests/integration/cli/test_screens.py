@@ -6,20 +6,24 @@ from pathlib import Path
 
 import httpx
 import pytest
+from click.testing import Result
 
 from cli.errors import ExitCode
+from database.records import Event, utc_now
 from muster.contracts.job import JobId, JobStatus, Reason
 from tests.support.api_service import Agent, Service, StandIn
 from tests.support.database_samples import worker
-from tests.support.screens import COLUMNS, Screen
+from tests.support.screens import COLUMNS, CONTROL, Screen
 
 Opened = Callable[..., Screen]
+Muster = Callable[..., Result]
 
 
 @pytest.fixture
 def screen(service: Service, tmp_path: Path) -> Iterator[Opened]:
-    def opened(*words: str) -> Screen:
-        screen = Screen(*words, environment={"MUSTER_URL": service.url}, directory=tmp_path)
+    def opened(*words: str, **environment: str) -> Screen:
+        environment = {"MUSTER_URL": service.url, **environment}
+        screen = Screen(*words, environment=environment, directory=tmp_path)
         screens.append(screen)
         return screen
 
@@ -71,6 +75,20 @@ def test_logs_of_a_queued_job_say_why_it_waits(screen: Opened, stand_in: StandIn
     following.see("QUEUED: waits for 2 of 4 slots; 1 is free")
     following.type("\x03")
     following.end()
+
+
+def test_colours_are_for_a_terminal_without_no_color(
+    screen: Opened, stand_in: StandIn, agent: Agent, muster: Muster, job: str
+) -> None:
+    stand_in.run(job, worker(0))
+    agent.write(job, 0, "a\n")
+    stand_in.write(job, events=[Event(at=utc_now(), kind="job_running", message="runs")])
+    for words in (["logs", job], ["events", job], ["ps", "-s", "RUNNING"]):
+        coloured, plain = screen(*words), screen(*words, NO_COLOR="1")
+        assert (coloured.end(), plain.end()) == (0, 0)
+        assert "\x1b[3" in coloured.written
+        assert CONTROL.sub("", coloured.written) == plain.written
+        assert "\x1b" not in muster(*words).stdout
 
 
 def test_message_comes_below_the_progress_line(screen: Opened, job: str) -> None:
@@ -143,7 +161,10 @@ def test_purge_asks_again_about_new_matches(
 def test_purge_force_says_that_it_kills(screen: Opened, stand_in: StandIn, job: str) -> None:
     stand_in.run(job)
     asking = screen("purge", "--status", "RUNNING", "--force")
-    asking.see("Delete 1 job, .*, kill those that still run, and delete all their checkpoints")
+    asking.see(r"Delete 1 job, [^,]*, and kill those that still run\?")
+    asking.interrupt()
+    asking = screen("purge", "--status", "RUNNING", "--force", "--delete-checkpoints")
+    asking.see("Delete 1 job, .*, with their checkpoints, and kill those that still run")
     asking.interrupt()
     asking = screen("purge", "--status", "RUNNING")
     asking.see("nothing to delete: no matching job has ended, 1 job skipped")

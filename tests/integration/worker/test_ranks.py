@@ -11,6 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from api.logs.files import GAP
+from api.logs.tail import LogFilter, read_tail
 from muster.contracts.environ import PROCESS_TAG
 from muster.contracts.job import Reason
 from muster.contracts.messages import (
@@ -31,7 +33,7 @@ from muster.runtime.exit_report import write_exit_record
 from tests.support.installation import await_value
 from tests.support.stories import beat, saved
 from tests.support.table_loop import RECONNECT_AND_SEND, SAY_HELLO, WAIT, TableLoop
-from worker.rank import WARNINGS_LIMIT
+from worker.rank import TRUNCATED, WARNINGS_LIMIT
 from worker.rank_listener import PACKETS_LIMIT
 
 
@@ -77,6 +79,16 @@ def test_the_error_file_of_a_rank_is_reported(loop: TableLoop) -> None:
     loop.run_until_empty()
     (end,) = (report for report in loop.reports if isinstance(report, RankExited))
     assert end.error == "ValueError: no"
+
+
+def test_a_program_that_truncates_its_log_causes_one_warning(loop: TableLoop) -> None:
+    again = "os.system('echo first; echo second > /dev/stderr; echo third')"
+    loop.start(f"import os, time; {again}; time.sleep(0.5); {again}")
+    loop.run_until_empty()
+    warned = [said.message for said in loop.reports if isinstance(said, RankSaid)]
+    assert warned == [Warned(message=TRUNCATED)]
+    found = read_tail(loop.files, LogFilter(), 10)
+    assert [line.line.shown.decode() for line in found.lines] == [GAP.decode(), "second", "third"]
 
 
 def test_an_exit_is_recorded_before_its_process_is_reaped(
