@@ -168,6 +168,7 @@ def _facts(job: JobView, summary: SummaryView) -> Iterator[tuple[str, str | None
     yield "message", job.message
     yield "ranks", f"{job.world_size}, {job.spec.get('mode', 'mode unknown')}"
     yield "runs", shortened(" ".join(what_runs(job.spec).split()), RUNS_WIDTH)
+    yield "python", job.spec.get("python")
     yield "working in", job.spec.get("working_dir")
     yield "checkpoint in", job.spec.get("checkpoint_dir")
     yield "step", progress_of(summary)

@@ -73,9 +73,9 @@ class Agent:
         limits = ShellLimits.replaced()
         self._secrets = RankSecrets(assignment)
         self._starter: Starter = (
-            PreforkStarter(assignment.job_uid, limits)
+            PreforkStarter(assignment.job_uid, limits, assignment.python)
             if assignment.is_managed
-            else ExecStarter(limits)
+            else ExecStarter(limits, assignment.python)
         )
         self._ranks = RankTable(
             assignment, self._selector, self._starter, self._report, self._secrets

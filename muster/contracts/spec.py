@@ -31,6 +31,9 @@ COMMAND_LIMIT_BYTES: Final = 100_000
 ENVIRONMENT_LIMIT_BYTES: Final = 500_000
 """Limit of `env` as JSON: with the command it fits into one frame to an agent."""
 
+PYTHON_NAMES: Final = frozenset({"python", "python3"})
+"""First words of a command that mean the job's interpreter."""
+
 MAPPING_LIMIT: Final = 256  # most entries of `env` or `labels`
 
 SECONDS_LIMIT: Final = 30 * 24 * 3600.0
@@ -147,6 +150,14 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             "package.module:Name. Default: a built-in classifier."
         ),
     ] = None
+    python: Annotated[
+        str | None,
+        _doc(
+            "The interpreter that runs `program`, and is `python` in `command`. Default: the first "
+            "`python` on the PATH of `muster submit` or `muster run`; over REST, that of the "
+            "service."
+        ),
+    ] = None
     env: Annotated[dict[str, str], _doc("Environment of every rank.")] = {}
     secrets: Annotated[
         dict[str, str],
@@ -222,6 +233,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def effective_backend(self) -> str:
         """The transport of this job: shared memory for "auto", as all ranks are on one host."""
         return "shared_memory" if self.backend == "auto" else self.backend
+
+    @property
+    def argv(self) -> tuple[str, ...] | None:
+        """The command, with the chosen interpreter in place of `python`."""
+        if self.command and self.python and self.command[0] in PYTHON_NAMES:
+            return (self.python, *self.command[1:])
+        return self.command
 
     @property
     def largest_world_size(self) -> int:
