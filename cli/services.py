@@ -23,7 +23,6 @@ import msgspec
 from cli.doctor import require_startable
 from cli.output import notice_if_slow
 from cli.service_record import (
-    NoDataDirectory,
     ServiceRecord,
     is_serving,
     open_for_append,
@@ -46,6 +45,7 @@ from muster.contracts.settings import (
 )
 from muster.host.files import rotate
 from muster.host.ports import free_port, is_port_free
+from muster.host.private import UnusableDirectory
 from muster.host.processes import (
     is_running,
     module_command,
@@ -267,7 +267,7 @@ class Supervisor:
         rotation.cancel()
         ended = [task.result() for task in (api, coordinator) if task.done()]
         self._ending.set()
-        with suppress(NoDataDirectory):  # a full disk must not keep the services from ending
+        with suppress(UnusableDirectory):  # a full disk must not keep the services from ending
             ending_record = msgspec.structs.replace(self._record, is_ending=True)
             write_record(DataDir(self._settings.data_dir), ending_record)
         # The coordinator first: while ranks checkpoint, the API still shows it.

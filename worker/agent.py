@@ -37,7 +37,7 @@ from muster.contracts.messages import (
 from muster.contracts.paths import JobFiles
 from muster.contracts.retry import REPLACED_CODE
 from muster.host.files import rotate
-from muster.host.limits import OpenFileLimits
+from muster.host.limits import ShellLimits
 from muster.runtime.stderr_messages import print_stderr
 from worker.containment import kill_descendants, kill_leftovers
 from worker.coordinator_link import CoordinatorLink
@@ -70,12 +70,12 @@ class Agent:
             Path(assignment.address_file), self._selector, self._on_message
         )
         self._log = JobFiles(Path(assignment.job_root)).agent_log
-        limits = OpenFileLimits.raised()
+        limits = ShellLimits.replaced()
         self._secrets = RankSecrets(assignment)
         self._starter: Starter = (
-            PreforkStarter(assignment.job_uid, limits)
+            PreforkStarter(assignment.job_uid, limits, assignment.python)
             if assignment.is_managed
-            else ExecStarter(limits)
+            else ExecStarter(limits, assignment.python)
         )
         self._ranks = RankTable(
             assignment, self._selector, self._starter, self._report, self._secrets

@@ -15,11 +15,14 @@ from typing import Final, Self
 
 from muster.contracts.environ import PROCESS_TAG
 from muster.contracts.errors import WireError
+from muster.contracts.interpreter import muster_problem
+from muster.contracts.job import Reason
 from muster.contracts.messages import (
     SAVED_LIMIT,
     Heartbeat,
     Hello,
     Orphaned,
+    PermanentFailure,
     RankMessage,
     RankSaid,
     RankSpawned,
@@ -113,10 +116,19 @@ class RankProcess:
             if not packet:
                 return messages, False
             with suppress(WireError):
-                message = decode_rank_message(packet)
+                message = self._checked(decode_rank_message(packet))
                 if self.keep(message):
                     messages.append(message)
         return messages, True
+
+    def _checked(self, message: RankMessage) -> RankMessage:
+        """Return a message, or a failure for the hello of another version of Muster."""
+        # An adopted rank may be older than this agent: that of its own version has accepted it.
+        if isinstance(message, Hello) and isinstance(self.process, ChildProcess):
+            problem = muster_problem(message.python, message.version)
+            if problem is not None:
+                return PermanentFailure(reason=Reason.INVALID_PROGRAM, message=problem)
+        return message
 
     def keep(self, message: RankMessage) -> bool:
         """Keep a message for the next coordinator; return False if it is over the limit."""

@@ -32,6 +32,7 @@ from muster.contracts.paths import JobFiles, LogName
 from muster.contracts.secrets import SecretUnavailable
 from muster.host.containment import is_contained, tag_of
 from muster.host.processes import is_stopped
+from muster.program import InvalidProgram
 from muster.runtime.agent_sockets import is_succeeded, newest_socket
 from muster.runtime.stderr_messages import print_stderr
 from worker.containment import reap_zombies
@@ -118,7 +119,7 @@ class RankTable:
             return
         try:
             rank = self._start(order)
-        except (OSError, SecretUnavailable) as error:
+        except (OSError, SecretUnavailable, InvalidProgram) as error:
             exited = RankExit.of_failed_start(order, error)
             for said in exited.said:
                 self._report(said)
@@ -142,7 +143,7 @@ class RankTable:
         log = LogIndex(*self._log_files(order.rank, order.incarnation))
         try:
             return RankProcess.start(complete, log, self._starter)
-        except OSError:
+        except (OSError, InvalidProgram):
             log.close()
             raise
 

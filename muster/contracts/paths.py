@@ -42,6 +42,13 @@ LOW_SHARE: Final = 0.05
 LOW_FILES: Final = 10_000  # the same for inodes: a job of few ranks makes some dozens of files
 
 
+def size_text(size_bytes: int) -> str:
+    """Return a size for people, such as ``512 MiB`` or ``1.5 GiB``."""
+    power = max(0, min(size_bytes.bit_length() - 1, 40) // 10)
+    unit = ("B", "KiB", "MiB", "GiB", "TiB")[power]
+    return f"{size_bytes / 1024**power:.1f}".removesuffix(".0") + f" {unit}"
+
+
 def is_nearly_full(free_bytes: int, total_bytes: int) -> bool:
     """Return whether a disk has too few free bytes to continue for long."""
     return free_bytes < min(LOW_BYTES, LOW_SHARE * total_bytes)
