@@ -8,7 +8,7 @@ and that agent's token. Any other agent is dismissed and ends its ranks.
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Final, Protocol
@@ -34,6 +34,7 @@ from muster.contracts.wire import (
     frame,
     frame_length,
 )
+from muster.host.files import read_coordinator_address
 from muster.host.peers import is_same_user
 from muster.host.processes import this_process
 
@@ -224,14 +225,17 @@ def publish_address(address: CoordinatorAddress, path: Path) -> None:
     temporary.replace(path)
 
 
-async def keep_address_published(address: CoordinatorAddress, path: Path) -> None:
-    """Publish the address, and again if the disk was full or the file was removed."""
-    is_published = False
+async def keep_address_published(
+    address: CoordinatorAddress, path: Path, holds_lease: Callable[[], Awaitable[bool]]
+) -> None:
+    """Publish the address, and again if the file says another while the lease is ours.
+
+    The disk was full, the file was removed, or an older copy took its place.
+    """
     while True:
-        if not is_published or not path.exists():  # noqa: ASYNC240  one stat of a local file
+        if read_coordinator_address(path) != address and await holds_lease():
             try:
                 publish_address(address, path)
-                is_published = True
             except OSError as error:
                 _LOG.warning(
                     "cannot write the address file", action="unpublished", error=str(error)
