@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +33,7 @@ from database.leases import COORDINATOR_LEASE, Leases
 from database.records import Lease, utc_now
 from database.tokens import Tokens
 from muster.contracts.errors import MusterError
+from muster.contracts.interpreter import VERSION
 from muster.contracts.job import JobId
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import TOKEN, AccessSettings, ServiceSettings, is_issued_token
@@ -201,5 +201,5 @@ def _build_state(
         is_closing=is_closing,
         clock=utc_now,
         uptime_seconds=lambda: time.monotonic() - started,
-        version=version("muster-train"),
+        version=VERSION,
     )

@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from rich.filesize import decimal
 
 from cli.connection import (
     attached,
@@ -25,6 +24,7 @@ from cli.output import notice_if_slow, plural
 from muster.client.errors import Ambiguous, Refused, Replaced
 from muster.contracts.errors import printable
 from muster.contracts.job import JobStatus
+from muster.contracts.paths import size_text
 from muster.contracts.views import Purged
 from muster.runtime.stderr_messages import print_stderr
 
@@ -249,7 +249,7 @@ def purge(
     for job_id in found.job_ids:
         click.echo(job_id)
     done = f"{len(found.job_ids)} would be deleted" if dry_run else f"{found.deleted} deleted"
-    click.echo(f"{done}, {decimal(found.freed_bytes)}{_skipped(found)}", err=True)
+    click.echo(f"{done}, {size_text(found.freed_bytes)}{_skipped(found)}", err=True)
     for one in found.failed:
         click.echo(printable(f"{one.job_id} was not deleted: {one.detail}"), err=True)
     if found.failed:
@@ -271,7 +271,9 @@ def _confirm_purge(client: Client, wanted: dict[str, Any]) -> None:
     while not agreed.issuperset(found.job_ids):
         if agreed:
             click.echo("more jobs match now", err=True)
-        question = f"Delete {plural(len(found.job_ids), 'job')}, {decimal(found.freed_bytes)}{how}?"
+        question = (
+            f"Delete {plural(len(found.job_ids), 'job')}, {size_text(found.freed_bytes)}{how}?"
+        )
         if not click.confirm(question, err=True):
             click.echo("nothing is deleted", err=True)
             sys.exit(ExitCode.FAILED)

@@ -5,14 +5,14 @@
   coordinator.json                the address where the coordinator accepts agents
   disk.reserve                    room that is given up so that a full disk can be cleared
   up.lock, up.json                held by `muster up`; its process and address
-  up.log                          output of a detached `muster up` and its services
+  up.log, up.log.1                output of a detached `muster up` and its services
   datasets/synthetic/             generated for a job that names no data set
   secrets/                        what jobs refer to as file:NAME
   jobs/<job_id>/
     uid                           the job that owns this directory: an id may be reused, a uid not
     logs/rank_00000.000.log       stdout and stderr of rank 0, attempt 0
     logs/rank_00000.000.times     when each byte of it was written
-    run/agent.log                 output of the agent itself
+    run/agent.log, agent.log.1    output of the agent itself
     run/agent.0003.sock           where ranks reconnect to the third agent after a takeover
     run/exits/rank_00000.000.exit how that process ended, durable before it is reported
     run/exits/rank_00000.000.own  the exit report that the rank wrote itself
@@ -40,6 +40,13 @@ LOW_SHARE: Final = 0.05
 """A disk below both is nearly full: a gigabyte is much on a small disk, little on a large one."""
 
 LOW_FILES: Final = 10_000  # the same for inodes: a job of few ranks makes some dozens of files
+
+
+def size_text(size_bytes: int) -> str:
+    """Return a size for people, such as ``512 MiB`` or ``1.5 GiB``."""
+    power = max(0, min(size_bytes.bit_length() - 1, 40) // 10)
+    unit = ("B", "KiB", "MiB", "GiB", "TiB")[power]
+    return f"{size_bytes / 1024**power:.1f}".removesuffix(".0") + f" {unit}"
 
 
 def is_nearly_full(free_bytes: int, total_bytes: int) -> bool:

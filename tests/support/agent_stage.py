@@ -135,6 +135,7 @@ class Stage:
             orphan_timeout_seconds=orphan_timeout_seconds,
             stop_grace_seconds=stop_grace_seconds,
             agent_heartbeat_seconds=0.2,
+            max_log_bytes=1 << 20,
             adopted=tuple(adopted),
         )
         self._agent = subprocess.Popen(

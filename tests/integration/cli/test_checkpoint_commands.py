@@ -98,7 +98,7 @@ def test_show_prints_the_contents(muster: Muster, job: str, saved: Path) -> None
     told = json.loads(muster("checkpoint", "show", f"{saved}/worker_1", "-o", "json").stdout)
     assert told == json.loads(muster("checkpoint", "show", newest_of_rank_1, "-o", "json").stdout)
     digest = muster("digest", job).stdout.splitlines()
-    assert digest[1] == f"rank 1  step 3  sha256 {told['sha256']}"
+    assert digest[1] == f"{told['sha256']}  rank 1, step 3"
     again = json.loads(muster("digest", job, "-o", "json").stdout)
     assert again[1] == {"whose": "rank 1", "step": 3, "sha256": told["sha256"]}
 

@@ -99,7 +99,18 @@ def test_message_comes_below_the_progress_line(screen: Opened, job: str) -> None
     assert said == f"muster: {job} is QUEUED after 0.1 s of waiting: it goes on"
 
 
-def test_top_updates_until_ctrl_c(
+@pytest.mark.parametrize("key", ["\x03", "q"])
+def test_top_ends_with_a_key_and_restores_the_terminal(screen: Opened, key: str) -> None:
+    top = screen("top")
+    before = top.modes()
+    top.see("q ends this and no job")
+    assert top.modes() != before
+    top.type(key)
+    assert top.end() == 0
+    assert top.modes() == before
+
+
+def test_top_updates_until_its_end(
     screen: Opened, stand_in: StandIn, service: Service, elastic: str
 ) -> None:
     top = screen("top", "--interval", "0.2")
@@ -111,7 +122,7 @@ def test_top_updates_until_ctrl_c(
     service.start()
     stand_in.move(elastic, workers=(worker(0, step=8, total_steps=10, loss=0.25),))
     top.see(r"RUNNING +1/4 +8/10 +0\.2500")
-    top.type("\x03")
+    top.type("q")
     assert top.end() == 0
 
 
@@ -122,7 +133,7 @@ def test_purge_deletes_only_after_confirmation(
     stand_in.run(job)
     stand_in.move(job, status := JobStatus.FAILED)
     left = screen("purge", "--status", status)
-    left.see(r"Delete \d+ jobs?, [0-9.]+ k?B\? \[y/N\]: ")
+    left.see(r"Delete \d+ jobs?, [0-9.]+ (Ki)?B\? \[y/N\]: ")
     assert left.interrupt() == ExitCode.INTERRUPTED
     assert "Aborted" not in left.written
     refused = screen("purge", "--status", status)
