@@ -193,6 +193,14 @@ def describe_group(group: GroupSnapshot) -> str:
     return f"rank {ranks} trains alone" if is_alone else f"ranks {ranks} train together"
 
 
+def describe_late_agent(snapshot: JobSnapshot, seconds: float) -> str:
+    """Return that a job cannot start, and which file may tell why."""
+    return (
+        f"its agent has not connected to the coordinator for {seconds:g} s; see "
+        f"jobs/{snapshot.job_id}/run/agent.log in the data directory"
+    )
+
+
 def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -> str:
     """Return what happened to a rank that restarts, and how much of its budget is used."""
     sentence = f"rank {rank.rank} {cause.message}"
