@@ -30,13 +30,7 @@ from api.auth import (
     shorten_path,
 )
 from api.dependencies import PREFIX
-from api.errors import (
-    FieldError,
-    InvalidRequest,
-    MethodNotAllowed,
-    Problem,
-    problem_response,
-)
+from api.errors import MethodNotAllowed, Problem, problem_response
 from api.rate_limits import RateLimiter
 from muster.contracts import token
 from muster.contracts.settings import LOOPBACK_NAMES
@@ -240,8 +234,8 @@ def _is_in(probes: Collection[str], scope: Scope) -> bool:
 def _refuse_long_query(scope: Scope) -> None:
     """Refuse many query parameters before they are parsed: the probes take them from anyone."""
     if scope["query_string"].count(b"&") >= QUERY_NAMES_LIMIT:
-        message = f"has more than {QUERY_NAMES_LIMIT} parameters"
-        raise InvalidRequest([FieldError(loc=("query",), msg=message, type="too_long")])
+        detail = f"A query may have {QUERY_NAMES_LIMIT} parameters."
+        raise Problem(HTTPStatus.REQUEST_URI_TOO_LONG, "long-query", detail)
 
 
 def _refuse_idle_change(scope: Scope) -> None:

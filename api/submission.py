@@ -26,6 +26,7 @@ from muster.checkpoints.listing import (
     holds_checkpoints,
     refuse_other_mode,
     refuse_other_schedule,
+    values_of_newest,
 )
 from muster.contracts.job import JobId
 from muster.contracts.paths import DataDir, checkpoints_of_job
@@ -34,7 +35,7 @@ from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import RESERVED_IDS, JobRequest, JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
 from muster.datasets.errors import DatasetError
-from muster.host.programs import command_problem
+from muster.host.programs import command_problem, path_with
 from muster.job_defaults import Completed, complete
 from muster.runtime.secrets import SecretStore
 
@@ -124,14 +125,13 @@ class Submitter:
                 saved = checkpoints_of_job(Path(earlier_dir), earlier)
                 where = f"; job {earlier} saved to {saved}: leave out checkpoint_dir to use it"
             raise invalid_field("body", "resume_from", f"{source} holds no checkpoints{where}")
-        slug, spec = "checkpoints-of-another-mode", completed.spec
+        spec, slug = completed.spec, "checkpoints-of-another-mode"
+        wanted = {"batch_size": spec.effective_batch_size, "seed": spec.seed}
+        wanted["virtual_shards"] = spec.virtual_shards
         try:
             refuse_other_mode(source, spec.mode)
-            if spec.mode == "synchronous":
-                slug = "checkpoints-of-another-schedule"
-                fields = {"virtual_shards": spec.virtual_shards, "seed": spec.seed}
-                batch_size = spec.effective_batch_size
-                refuse_other_schedule(source, {"batch_size": batch_size, **fields})
+            slug = "checkpoints-of-another-schedule"
+            refuse_other_schedule(values_of_newest(source), wanted, f"in {source}")
         except CheckpointMismatch as error:
             raise Conflict(slug, f"{error}.") from error
 
@@ -158,6 +158,9 @@ def _refuse_missing_files(spec: JobSpec, completed: Completed, search_path: str 
             if not path.is_dir():
                 hint = "make one with muster dataset" if field == "dataset_dir" else None
                 raise invalid_field("body", field, f"{path} is not a directory", hint)
+    python = completed.spec.python
+    if python is not None and not (os.path.isfile(python) and os.access(python, os.X_OK)):  # noqa: PTH113
+        raise invalid_field("body", "python", f"{python} is not an executable file")
     if spec.checkpoint_dir is not None or spec.command is None:
         with refusing("checkpoint_dir"):
             _refuse_unwritable(completed.checkpoint_dir)
@@ -167,10 +170,10 @@ def _refuse_missing_files(spec: JobSpec, completed: Completed, search_path: str 
             if not (completed.working_dir / file).is_file():
                 message = f"{completed.working_dir / file} is not a file"
                 raise invalid_field("body", "program", message)
-    if spec.command is not None:
+    if completed.spec.argv is not None:
         # A file that comes later is too late: the job may start at once.
-        places = spec.env.get("PATH", search_path)
-        if problem := command_problem(spec.command, completed.working_dir, places):
+        places = path_with(python, spec.env.get("PATH", search_path))
+        if problem := command_problem(completed.spec.argv, completed.working_dir, places):
             raise invalid_field("body", "command", problem)
 
 

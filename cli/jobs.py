@@ -111,7 +111,8 @@ def show_job(job: str, output: Output) -> None:
         found = client.job(job)
         body = client.connection.get(job_path(found.id))
         summary = found.summary()
-    show(output, body, _lines(found.view, summary), [found.id])
+        warnings = [event.message for event in found.events() if event.kind == "warned"]
+    show(output, body, _lines(found.view, summary, warnings[-1:]), [found.id])
 
 
 def row(job: SummaryView, now: datetime) -> tuple[Cell, ...]:
@@ -149,8 +150,8 @@ def loss_of(job: SummaryView | WorkerView) -> str | None:
     return None if job.loss is None else f"{job.loss:.4f}"
 
 
-def _lines(job: JobView, summary: SummaryView) -> Iterator[str]:
-    yield from facts(_facts(job, summary))
+def _lines(job: JobView, summary: SummaryView, warnings: Sequence[str]) -> Iterator[str]:
+    yield from facts([*_facts(job, summary), *(("warning", it) for it in warnings)])
     if summary.workers:
         yield ""
         yield from table(_RANKS_HEADER, map(_rank_row, summary.workers))
@@ -163,6 +164,7 @@ def _facts(job: JobView, summary: SummaryView) -> Iterator[tuple[str, str | None
     yield "message", job.message
     yield "ranks", f"{job.world_size}, {job.spec.get('mode', 'mode unknown')}"
     yield "runs", shortened(" ".join(what_runs(job.spec).split()), RUNS_WIDTH)
+    yield "python", job.spec.get("python")
     yield "working in", job.spec.get("working_dir")
     yield "checkpoint in", job.spec.get("checkpoint_dir")
     yield "step", progress_of(summary)

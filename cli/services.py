@@ -23,7 +23,6 @@ import msgspec
 from cli.doctor import require_startable
 from cli.output import notice_if_slow
 from cli.service_record import (
-    NoDataDirectory,
     ServiceRecord,
     is_serving,
     open_for_append,
@@ -44,7 +43,9 @@ from muster.contracts.settings import (
     api_url,
     local_url,
 )
+from muster.host.files import rotate
 from muster.host.ports import free_port, is_port_free
+from muster.host.private import UnusableDirectory
 from muster.host.processes import (
     is_running,
     module_command,
@@ -54,7 +55,7 @@ from muster.host.processes import (
 )
 from muster.runtime.stderr_messages import print_stderr
 
-LOG_LIMIT_BYTES: Final = 8 << 20
+LOG_CHECK_SECONDS: Final = 1.0
 LOG_TAIL_LINES: Final = 5
 
 POLL_SECONDS: Final = 0.05
@@ -120,9 +121,7 @@ def start_detached(files: DataDir, environ: Mapping[str, str]) -> ServiceRecord:
     with notice_if_slow("waiting until the previous services have ended …"):
         while (record := read_record(files)) and record.is_ending:
             time.sleep(POLL_SECONDS)
-    with suppress(OSError):  # there is no log yet
-        if files.services_log.stat().st_size > LOG_LIMIT_BYTES:
-            files.services_log.replace(f"{files.services_log}.1")
+    rotate(files.services_log)
     with open_for_append(files, files.services_log) as log:
         say(f"starting, with the data in {files.root}; log: {log.name} …")
         offset = log.tell()
@@ -262,11 +261,13 @@ class Supervisor:
         coordinator = asyncio.create_task(self._coordinator.run())
         ending = asyncio.create_task(self._ending.wait())
         announcement = asyncio.create_task(self._announce())
+        rotation = asyncio.create_task(self._rotate_log())
         await asyncio.wait([api, coordinator, ending], return_when=asyncio.FIRST_COMPLETED)
         announcement.cancel()
+        rotation.cancel()
         ended = [task.result() for task in (api, coordinator) if task.done()]
         self._ending.set()
-        with suppress(NoDataDirectory):  # a full disk must not keep the services from ending
+        with suppress(UnusableDirectory):  # a full disk must not keep the services from ending
             ending_record = msgspec.structs.replace(self._record, is_ending=True)
             write_record(DataDir(self._settings.data_dir), ending_record)
         # The coordinator first: while ranks checkpoint, the API still shows it.
@@ -291,6 +292,11 @@ class Supervisor:
             "killed the services; the next start takes over the jobs. Without one, their ranks "
             f"checkpoint and exit after {self._settings.orphan_timeout_seconds:g} s"
         )
+
+    async def _rotate_log(self) -> None:
+        while self._record.log is not None:
+            await asyncio.to_thread(rotate, Path(self._record.log))
+            await asyncio.sleep(LOG_CHECK_SECONDS)
 
     async def _announce(self) -> None:
         # The readiness of another process: there is no event to wait for.

@@ -26,17 +26,19 @@ from cli.errors import ExitCode, Misuse
 from cli.jobs import show_logs_and_events, what_runs
 from cli.lifecycle import watch_to_end
 from cli.output import Output, facts, notice_if_slow, show
+from cli.run import python_option
 from muster.client.errors import FieldError, Invalid
 from muster.contracts.errors import printable
 from muster.contracts.spec import JobSpec
 from muster.contracts.views import JobPlan, JobView
+from muster.host.interpreters import callers_python
 
 _Pairs: TypeAlias = Sequence[tuple[str, str]]
 Location: TypeAlias = Sequence[str | int]
 """A field and what is in it: ``("env", "LR")`` or ``("command", 0)``."""
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
-PATH_FIELDS: Final = ("dataset_dir", "checkpoint_dir", "working_dir")
+PATH_FIELDS: Final = ("dataset_dir", "checkpoint_dir", "working_dir", "python")
 
 # `type` of a field error of the API
 _UNKNOWN_FIELD: Final = "extra_forbidden"
@@ -88,11 +90,12 @@ class _Pair(click.ParamType[tuple[str, str]]):
     type=click.Path(path_type=Path),
     required=False,
     metavar="[FILE] [-- COMMAND...]",
-    help="A job in YAML or JSON.",
+    help="A job in YAML or JSON, or a Python script; its arguments follow --.",
 )
 @click.option("--id", "job_id", help="The job's id. Default: the server makes one.")
 @click.option("--name", help="A name for people.")
 @click.option("-n", "--ranks", "world_size", type=int, help="Number of ranks: world_size.")
+@python_option
 @click.option(
     "--gang",
     "restart_scope",
@@ -142,7 +145,7 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     detach: bool,
     no_logs: bool,
     output: Output | None,
-    **flags: str | int | None,
+    **flags: Any,  # noqa: ANN401  as click passes them
 ) -> None:
     """Submit a job and watch it until it ends.
 
@@ -153,6 +156,8 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     failed, 8 if it was stopped.
     """
     flags["command"] = context.meta.get(__name__)
+    if file is not None and file.suffix == ".py":
+        flags["command"], file = ["python", str(file), *context.meta.get(__name__, [])], None
     typed = {field: value for field, value in flags.items() if value is not None}
     try:
         described = JobDescription(
@@ -163,6 +168,8 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     except InvalidJobFile as error:
         _refuse([str(error)])
     body = described.body(Path.cwd())
+    if body.get("python") is None and (body.get("command") or body.get("program")):
+        body["python"] = callers_python({**os.environ, **dict(env)})
     if dry_run:
         with connected() as client, _field_errors(described):
             _show_plan(client.plan(body), body, output or Output.TABLE)
@@ -237,6 +244,7 @@ def _plan_facts(plan: JobPlan, body: Mapping[str, object]) -> Iterator[tuple[str
     yield "ranks", f"{plan.world_size}, {plan.spec['mode']}"
     yield "runs", what_runs(plan.spec)
     yield "started by", f"{plan.launcher} processes"
+    yield "python", plan.spec.get("python")
     yield "working in", plan.spec.get("working_dir") or None
     # A command may ignore our data set, so the default is not worth a line.
     if "dataset_dir" in body or not plan.command:

@@ -23,7 +23,7 @@ from muster.contracts.rank import ProcessRecord
 from muster.contracts.secrets import Reference
 from muster.contracts.settings import shared_variables
 from muster.host.containment import cgroups_of_job, kill_cgroup, tagged_processes
-from muster.host.limits import OpenFileLimits
+from muster.host.limits import ShellLimits
 from muster.host.processes import (
     PollLimit,
     identify,
@@ -68,10 +68,10 @@ class Launcher(Protocol):
 class LocalLauncher:
     """Agents as processes of this machine, each in its own session, so that they outlive us."""
 
-    def __init__(self, environ: Mapping[str, str], limits: OpenFileLimits) -> None:
+    def __init__(self, environ: Mapping[str, str], limits: ShellLimits) -> None:
         """`environ` is the service's own environment; agents inherit it without shared secrets.
 
-        `limits` are the descriptor limits that agents start with and give to their ranks.
+        `limits` are those that agents start with and give to their ranks.
         """
         self._limits = limits
         shared = shared_variables(environ)
@@ -118,6 +118,7 @@ class LocalLauncher:
                 stdout=output,
                 stderr=output,
                 env={**self._environ, PROCESS_TAG: _tag(assignment.job_uid)},
+                umask=self._limits.umask,
                 start_new_session=True,
             )
         self._limits.apply_to(process.pid)  # before the assignment, after which it reads its limits

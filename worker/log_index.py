@@ -11,22 +11,26 @@ import ctypes
 import fcntl
 import os
 import struct
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
-from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK
+from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK, LogName
+from muster.host.files import closing
 from muster.runtime.exit_report import last_lines
 
 _FLAGS: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
-_KEEP_SIZE: Final = 1  # fallocate(2)
+KEEP_SIZE: Final = 1  # fallocate(2)
+PUNCH_HOLE: Final = 2
 
 _FIEMAP: Final = struct.Struct("=QQLLLL")
 """struct fiemap: start, length, flags, number of extents there, room for extents, reserved."""
 _FS_IOC_FIEMAP: Final = 0xC020660B
 
-_SENTINEL: Final = LOG_EPOCH_BYTES // 2, 4096  # offset and length of the block
+_BLOCK_BYTES: Final = 4096
+_SENTINEL: Final = LOG_EPOCH_BYTES // 2, _BLOCK_BYTES  # offset and length of the block
 
 
 class LogIndex:
@@ -80,7 +84,7 @@ class LogIndex:
 
     def _set_sentinel(self) -> None:
         with suppress(OSError):  # not on this file system: only a log that shrinks is noticed
-            fallocate(self._log, _KEEP_SIZE, *_SENTINEL)
+            fallocate(self._log, KEEP_SIZE, *_SENTINEL)
 
     def _is_sentinel_there(self) -> bool:
         try:
@@ -96,6 +100,44 @@ class LogIndex:
         os.ftruncate(self._times, whole)
         last = os.pread(self._times, TIME_MARK.size, max(0, whole - TIME_MARK.size))
         return int(TIME_MARK.unpack(last)[0]) if last else 0
+
+
+def discard_oldest_lines(logs: Path, limit_bytes: int, running: AbstractSet[LogName]) -> bool:
+    """If the logs of a job take more disk space, leave holes where their oldest lines were.
+
+    Ended attempts lose all of theirs first, then each running one the same share. Returns whether
+    something was discarded.
+    """
+    found = {
+        name: entry.stat(follow_symlinks=False)
+        for entry in os.scandir(logs)
+        if (name := LogName.parse(entry.name)) is not None
+    }
+    used = {name: max(0, 512 * it.st_blocks - _BLOCK_BYTES) for name, it in found.items()}
+    excess = sum(used.values()) - limit_bytes
+    if excess <= 0:
+        return False
+    excess += limit_bytes // 8  # make room for more than a moment
+    parts: dict[LogName, int] = {}
+    for name in sorted(found.keys() - running, key=lambda name: found[name].st_mtime):
+        if used[name] and excess > 0:
+            parts[name] = found[name].st_size + _BLOCK_BYTES
+            excess -= used[name]
+    living = sum(used[name] for name in running & found.keys())
+    if excess > 0:
+        parts |= {name: used[name] * excess // living for name in running & found.keys()}
+    return sum(_discard(logs / f"{name.stem}.log", part) for name, part in parts.items()) > 0
+
+
+def _discard(log: Path, count: int) -> bool:
+    """Discard about so many bytes at the beginning of what is left; return False if impossible."""
+    try:
+        with closing(os.open(log, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)) as descriptor:
+            end = os.lseek(descriptor, 0, os.SEEK_DATA) + count
+            fallocate(descriptor, KEEP_SIZE | PUNCH_HOLE, 0, end - end % _BLOCK_BYTES)
+    except OSError:
+        return False
+    return True
 
 
 def fallocate(descriptor: int, mode: int, start: int, length: int) -> None:

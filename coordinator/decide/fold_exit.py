@@ -12,7 +12,7 @@ from typing import Final
 
 from coordinator.decide import fold_pool, fold_rank
 from coordinator.decide.classify_exit import classify, is_mistake
-from coordinator.decide.events import describe_exit, printable, quote_lines
+from coordinator.decide.events import advise_on_import, describe_exit, printable, quote_lines
 from coordinator.decide.state import NEVER, AttemptEnd, Cause, JobFailure, JobSnapshot, RankSnapshot
 from muster.contracts.job import Reason
 from muster.contracts.messages import PermanentFailure, Raised, RankExited
@@ -119,7 +119,9 @@ def _restart_or_fail(
     if limit is None and rank.fruitless >= MISTAKES_LIMIT and is_mistake(message):
         limit = Reason.INVALID_PROGRAM, "a restart did not help"
     if limit is not None:
-        failure = _failure(rank, ending, message, *limit)
+        reason, words = limit
+        words += advise_on_import(snapshot.spec, message.last_lines)
+        failure = _failure(rank, ending, message, reason, words)
         return fail_job(snapshot, failure, now)
     failures = 1 + snapshot.backoff.failures_after(rank.failures, _healthy_seconds(rank, now))
     delay = snapshot.backoff.delay_seconds(failures, f"{snapshot.uid}/{rank.rank}")

@@ -156,10 +156,10 @@ def refuse_other_mode(directory: Path, mode: Mode) -> None:
     )
 
 
-def refuse_other_schedule(directory: Path, wanted: Mapping[str, int]) -> None:
-    """Raise `CheckpointMismatch` if a synchronous job that resumes here would get other bits.
+def values_of_newest(directory: Path) -> Mapping[str, Any]:
+    """Return the values of the newest checkpoint of the job that saved last, or nothing.
 
-    `wanted` are the job's batch size, seed and virtual shards, by field.
+    Only the manifest is verified. Raises a `CheckpointError` if the directory cannot be read.
     """
     reader = _reader(directory, 0)
     uid = reader.last_uid()
@@ -167,22 +167,23 @@ def refuse_other_schedule(directory: Path, wanted: Mapping[str, int]) -> None:
         with suppress(CheckpointDamaged):
             manifest = reader.manifest(name)
             if manifest.job_uid == uid:
-                refuse_other_values(manifest.values, wanted, f"{directory}/{name}")
-                return
+                return manifest.values
+    return {}
 
 
-def refuse_other_values(values: Mapping[str, Any], wanted: Mapping[str, int], where: str) -> None:
-    """Raise `CheckpointMismatch` if the values of a checkpoint say it has another schedule."""
-    found = {**values.get(SCHEDULE, {})}
-    if VIRTUAL_SHARDS in values:
-        found["virtual_shards"] = values[VIRTUAL_SHARDS]
-    differing = [name for name, value in wanted.items() if found.get(name, value) != value]
-    if differing:
-        made = " and ".join(f"{name} {found[name]}" for name in differing)
+def refuse_other_schedule(values: Mapping[str, Any], wanted: Mapping[str, int], where: str) -> None:
+    """Raise `CheckpointMismatch` if the values of a synchronous checkpoint are of another schedule.
+
+    Other samples would be read, or summed in another order. What an old one lacks is not compared.
+    """
+    found = {"virtual_shards": values.get(VIRTUAL_SHARDS), **values.get(SCHEDULE, {})}
+    other = [name for name, value in wanted.items() if found.get(name) not in (None, value)]
+    if other:
         raise CheckpointMismatch(
-            f"the checkpoint {where} was made with {made}, and this job has "
-            f"{' and '.join(str(wanted[name]) for name in differing)}: the bits would differ, so "
-            "give the same values, or begin a job that does not resume"
+            f"the checkpoint {where} was made with "
+            f"{', '.join(f'{name} {found[name]}' for name in other)}, and this job has "
+            f"{', '.join(str(wanted[name]) for name in other)}: the bits would differ. Use the "
+            "same values and the same data set, or begin a job that does not resume"
         )
 
 

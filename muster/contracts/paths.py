@@ -5,14 +5,14 @@
   coordinator.json                the address where the coordinator accepts agents
   disk.reserve                    room that is given up so that a full disk can be cleared
   up.lock, up.json                held by `muster up`; its process and address
-  up.log                          output of a detached `muster up` and its services
+  up.log, up.log.1                output of a detached `muster up` and its services
   datasets/synthetic/             generated for a job that names no data set
   secrets/                        what jobs refer to as file:NAME
   jobs/<job_id>/
     uid                           the job that owns this directory: an id may be reused, a uid not
     logs/rank_00000.000.log       stdout and stderr of rank 0, attempt 0
     logs/rank_00000.000.times     when each byte of it was written
-    run/agent.log                 output of the agent itself
+    run/agent.log, agent.log.1    output of the agent itself
     run/agent.0003.sock           where ranks reconnect to the third agent after a takeover
     run/exits/rank_00000.000.exit how that process ended, durable before it is reported
     run/exits/rank_00000.000.own  the exit report that the rank wrote itself

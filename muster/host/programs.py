@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Sequence
 from functools import lru_cache
-from os import X_OK, access
+from os import X_OK, access, pathsep
 from pathlib import Path
 from shlex import join
 
@@ -31,6 +31,13 @@ def command_problem(
         if script.endswith(".py") and not _may_be_file(working_dir / script):
             return printable(f"there is no {script} in {working_dir}")
     return None
+
+
+def path_with(python: str | None, path: str | None) -> str | None:
+    """Return a PATH where shells and scripts find this interpreter, and what is beside it."""
+    if python is None or (path and shutil.which("python", path=path) == python):
+        return path
+    return pathsep.join(filter(None, [str(Path(python).parent), path]))
 
 
 @lru_cache(maxsize=256)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.checkpoints.errors import CheckpointMismatch
-from muster.checkpoints.listing import refuse_other_values
+from muster.checkpoints.listing import refuse_other_schedule
 from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manager import CheckpointManager
 from muster.checkpoints.manifest import SCHEDULE, VIRTUAL_SHARDS, Owner
@@ -62,17 +62,10 @@ class Checkpointer:
         if checkpoint is None:
             return False
         state = dict(checkpoint.state)
-        facts = _facts(schedule)
-        fields = {name: facts[name] for name in ("batch_size", "seed")}
-        wanted = {"virtual_shards": schedule.virtual_shards, **fields}
-        refuse_other_values(state, wanted, f"of step {checkpoint.step}")
-        state.pop(VIRTUAL_SHARDS, None)
-        if state.pop(SCHEDULE, None) != facts:
-            raise CheckpointMismatch(
-                f"the checkpoint of step {checkpoint.step} was made with another data set, so some "
-                "samples would be read twice and others never. Take the one it was made with, or "
-                "begin a job that does not resume"
-            )
+        wanted = {**_facts(schedule), "virtual_shards": schedule.virtual_shards}
+        refuse_other_schedule(state, wanted, f"of step {checkpoint.step}")
+        for name in (SCHEDULE, VIRTUAL_SHARDS):
+            state.pop(name, None)
         epochs = epochs_of(state.pop(EPOCHS))
         if _shapes(state) != _shapes(initial):
             raise CheckpointMismatch(

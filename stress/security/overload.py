@@ -40,7 +40,7 @@ REFUSALS = {
     "streams": {429},
     "long headers": {431, 400, CLOSED},
     "large bodies": {413, CLOSED},
-    "many names": {422},
+    "many names": {414, 422},
 }
 
 PASSES = {

@@ -96,6 +96,17 @@ def test_show_lists_ranks(muster: Muster, stand_in: StandIn, job: str) -> None:
     assert [rank.split()[2] for rank in ranks] == ["step", "7/10", "5/10"]
 
 
+def test_show_ends_with_the_last_warning(muster: Muster, stand_in: StandIn, job: str) -> None:
+    stand_in.run(job)
+    said = [("warned", "older"), ("warned", "spends \x1b half"), ("rank_spawned", "rank 0 runs")]
+    events = [Event(at=utc_now(), kind=kind, message=message) for kind, message in said]
+    stand_in.write(job, events=events)
+    shown = muster("show", job).stdout
+    assert [line.split() for line in shown.splitlines() if line.startswith("warning")] == [
+        ["warning", "spends", r"\x1b", "half"]
+    ]
+
+
 def test_show_says_what_runs_and_where(
     muster: Muster, client: httpx.Client, stand_in: StandIn, name: str
 ) -> None:

@@ -11,6 +11,7 @@ from api.logs import follow
 from api.logs.files import GAP, LINE_LIMIT_BYTES, PIECE_BYTES
 from api.logs.follow import DOUBTS_LIMIT, Batch, Chunk, FileFollower, JobFollower
 from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK, JobFiles, LogName
+from worker.log_index import KEEP_SIZE, PUNCH_HOLE, fallocate
 
 COUNT = 20
 
@@ -222,6 +223,18 @@ def test_a_reader_does_not_wait_for_ever(path: Path, new: str, shown: str) -> No
     path.write_text(new)
     assert [follower.read() for _ in range(DOUBTS_LIMIT)] == [[]] * DOUBTS_LIMIT
     assert text(follower.read() + read_all(follower)) == shown
+
+
+def test_a_reader_skips_lines_that_were_discarded(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("".join(f"{number:07d}\n" for number in range(4096)))
+    follower = FileFollower(path, 0, limit=80)
+    assert text(read_all(follower))[-7:] == "0000009"
+    with path.open("r+b") as log:
+        fallocate(log.fileno(), KEEP_SIZE | PUNCH_HOLE, 0, 8192)
+    for reader in (follower, FileFollower(path, 80)):
+        reader._limit = 32768  # noqa: SLF001
+        assert text(read_all(reader)).startswith(f"{GAP.decode()}\n0001024\n0001025\n")
 
 
 def test_bytes_cut_off_a_long_line_are_counted(path: Path) -> None:
