@@ -12,7 +12,6 @@ from typing import Final
 from coordinator.decide import actions
 from coordinator.decide.actions import Observation
 from coordinator.decide.state import NEVER, Cause, GroupSnapshot, JobSnapshot, RankSnapshot
-from muster.contracts.interpreter import import_advice
 from muster.contracts.job import JobStatus
 from muster.contracts.messages import (
     PeerLost,
@@ -24,7 +23,6 @@ from muster.contracts.messages import (
 )
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.retry import RETRIES, describe_end
-from muster.contracts.spec import JobSpec
 
 QUOTE_LIMIT: Final = 200  # most characters of a log line that a status message repeats
 
@@ -170,13 +168,6 @@ def quote_lines(last_lines: Sequence[str]) -> str:
     """Return the end of a log, to follow a sentence about a rank."""
     lines = "".join(f"\n  {printable(line)}" for line in last_lines)
     return f"; the last lines of its log:{lines}" if lines else "; its log is empty"
-
-
-def advise_on_import(spec: JobSpec, last_lines: Sequence[str]) -> str:
-    """Return what to do if the end of a log shows that a module is missing, to end a sentence."""
-    python = spec.argv[0] if spec.argv and "/python" in spec.argv[0] else spec.python
-    advice = import_advice("\n".join(last_lines), python)
-    return f"; {printable(advice)}" if advice else ""
 
 
 def describe_exit(rank: RankSnapshot) -> str:
