@@ -44,6 +44,7 @@ from muster.contracts.settings import (
     api_url,
     local_url,
 )
+from muster.host.extras import require_server
 from muster.host.ports import free_port, is_port_free
 from muster.host.processes import is_running, send_signal, sigint_blocked, this_process
 from muster.runtime.stderr_messages import print_stderr
@@ -72,6 +73,7 @@ def up(*, detach: bool) -> None:
     MUSTER_PORT, MUSTER_HOST and MUSTER_DATA_DIR in the environment choose the port, the
     address and the directory of the data; muster config show has them all.
     """
+    require_server("up")
     settings = service_settings()
     require_startable(os.environ)
     if not detach:

@@ -20,6 +20,7 @@ from sqlalchemy.exc import (
 )
 
 from database.errors import DatabaseError, DatabaseUnavailable
+from muster.host.extras import install_command
 
 if TYPE_CHECKING:
     from psycopg.abc import PQGen
@@ -61,8 +62,7 @@ class PostgresBackend:
             )
         except ModuleNotFoundError as error:
             raise DatabaseUnavailable(
-                f"the database {self._place} needs {error.name}: "
-                "pip install 'muster-train[postgres]'"
+                f"the database {self._place} needs {error.name}: {install_command('postgres')}"
             ) from error
         _limit_answers(self.engine, busy_timeout_seconds + SLACK_SECONDS)
 
