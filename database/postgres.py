@@ -7,6 +7,7 @@ IMMEDIATE gives on SQLite, so that callers need to be correct for one kind of da
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import sqlalchemy as sa
@@ -95,6 +96,9 @@ class PostgresBackend:
 
     def changes(self) -> int | None:
         return None
+
+    def back_up(self, path: Path) -> None:
+        raise DatabaseError(f"the database {self._place} is no file: use pg_dump instead of {path}")
 
     def explain(self, error: SQLAlchemyError) -> DatabaseError:
         cause = error.orig if isinstance(error, StatementError) else error
