@@ -78,6 +78,7 @@ load: $(STAMP) ## many readers, submissions, jobs, keys: 5 to 10 min
 
 security: $(STAMP) ## attacks on the API, path traversal, leaks of secrets: 5 min
 	$(BIN)/python -m stress.security.overload
+	$(BIN)/python -m stress.security.strangers
 	$(BIN)/python -m stress.security.injection
 	$(BIN)/python -m stress.security.canaries
 

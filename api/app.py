@@ -8,7 +8,7 @@ from fastapi import Depends, FastAPI
 from api.dependencies import PREFIX, AppState
 from api.errors import install
 from api.middleware import BODY_LIMIT_BYTES, HeadAsGet
-from api.routes import deletion, jobs, logs, pool, service
+from api.routes import deletion, jobs, logs, pages, pool, service
 from api.schema import ANY, add_schemas, refusals, refuse_unknown_query
 
 
@@ -32,7 +32,7 @@ def described(version: str) -> FastAPI:
     app = _Application(
         title="Muster",
         version=version,
-        docs_url=None,  # its page would load scripts from another host
+        docs_url=None,  # its page would load scripts from another host: see api/routes/pages.py
         redoc_url=None,
         redirect_slashes=False,
         max_body_size=BODY_LIMIT_BYTES,
@@ -43,6 +43,7 @@ def described(version: str) -> FastAPI:
     )
     install(app)
     app.add_middleware(HeadAsGet)
+    app.include_router(pages.router)
     modules = (service, jobs, pool, logs, deletion)
     for router in (*(module.router for module in modules), service.token_router):
         app.include_router(router)

@@ -24,6 +24,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import Scope
 
 from database.errors import (
@@ -110,10 +111,11 @@ class Problem(MusterError):
 
 
 class MethodNotAllowed(Problem):
-    """`headers` names the allowed methods in ``Allow``."""
+    """``Allow`` has the allowed methods of the path, and HEAD with GET."""
 
-    def __init__(self, headers: Mapping[str, str] | None) -> None:
-        detail = "This path does not support this method. See /openapi.json."
+    def __init__(self, allowed: Sequence[str]) -> None:
+        detail = "This path does not support this method. See /docs."
+        headers = {"Allow": ", ".join(allowed).replace("GET", "GET, HEAD")}
         super().__init__(
             HTTPStatus.METHOD_NOT_ALLOWED, "method-not-allowed", detail, headers=headers
         )
@@ -185,7 +187,22 @@ def install(app: FastAPI) -> None:
 
 
 def _refusal(request: Request, error: Exception) -> Response:
-    return problem_response(_problem_of(error), request.scope)
+    problem = _problem_of(error)
+    if isinstance(problem, MethodNotAllowed):
+        problem = MethodNotAllowed(_allowed_methods(request))
+    return problem_response(problem, request.scope)
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """Return all methods of a path; Starlette names those of its first route."""
+    return [
+        method
+        for method in ("DELETE", "GET", "PATCH", "POST", "PUT")
+        if any(
+            route.matches({**request.scope, "method": method})[0] is Match.FULL
+            for route in request.app.routes
+        )
+    ]
 
 
 def _problem_of(error: Exception) -> Problem:
@@ -209,12 +226,12 @@ def _problem_of(error: Exception) -> Problem:
                 ]
             )
         case HTTPException(status_code=HTTPStatus.METHOD_NOT_ALLOWED):
-            return MethodNotAllowed(error.headers)
+            return MethodNotAllowed([])
         case HTTPException():
             slug = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
             detail = error.detail
             if error.status_code == HTTPStatus.NOT_FOUND:
-                detail = "This path does not exist. See /openapi.json."
+                detail = "This path does not exist. See /docs."
             return Problem(error.status_code, slug, detail, headers=error.headers)
         case DatabaseError():
             return _database_problem(error)

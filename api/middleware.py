@@ -42,6 +42,8 @@ BODY_LIMIT_BYTES: Final = 1 << 20
 HEADERS_LIMIT_BYTES: Final = 1 << 17
 """The longest header is a position in the logs of 4096 ranks, about 64 KiB."""
 
+QUERY_NAMES_LIMIT: Final = 100
+
 BARE_PROBES: Final = frozenset({"/healthz", "/livez", "/readyz"})
 """These answer yes or no only, under any host name: a container's monitor knows just an address."""
 
@@ -112,6 +114,7 @@ class AccessMiddleware:
         try:
             client = await self._admit(scope, headers)
             with nullcontext() if client is None else self._limiter.admit(client):
+                _refuse_long_query(scope)
                 _refuse_idle_change(scope)
                 await self._app(scope, receive, send)
         except Problem as problem:
@@ -228,11 +231,18 @@ def _is_in(probes: Collection[str], scope: Scope) -> bool:
     return scope["path"].removeprefix(PREFIX) in probes
 
 
+def _refuse_long_query(scope: Scope) -> None:
+    """Refuse many query parameters before they are parsed: the probes take them from anyone."""
+    if scope["query_string"].count(b"&") >= QUERY_NAMES_LIMIT:
+        detail = f"A query may have {QUERY_NAMES_LIMIT} parameters."
+        raise Problem(HTTPStatus.REQUEST_URI_TOO_LONG, "long-query", detail)
+
+
 def _refuse_idle_change(scope: Scope) -> None:
     """Refuse a change that no route allows this caller, before its body is read."""
     if scope["method"] in CHANGING_METHODS:
         if _is_in(PROBES, scope):
-            raise MethodNotAllowed({"Allow": "GET"})
+            raise MethodNotAllowed(["GET"])
         require_scope(scope["state"]["caller"], token.Scope.SUBMIT)
 
 

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +19,7 @@ from anyio import CapacityLimiter
 
 from api.app import build
 from api.auth import Authenticator, TokenCache
-from api.dependencies import AppState, CoordinatorHandle
+from api.dependencies import AppState, CoordinatorHandle, DiskReserve
 from api.middleware import HEADERS_LIMIT_BYTES, AccessMiddleware, peer_uid
 from api.rate_limits import RateLimiter
 from api.startup_checks import check_certificate, check_listening
@@ -34,10 +33,12 @@ from database.leases import COORDINATOR_LEASE, Leases
 from database.records import Lease, utc_now
 from database.tokens import Tokens
 from muster.contracts.errors import MusterError
+from muster.contracts.interpreter import VERSION
 from muster.contracts.job import JobId
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import TOKEN, AccessSettings, ServiceSettings, is_issued_token
 from muster.host import processes
+from muster.host.private import make_private
 from muster.runtime import service_log
 from muster.runtime.stderr_messages import print_stderr
 
@@ -60,6 +61,7 @@ def serve() -> int:
     """Serve until SIGTERM or Ctrl-C; return the exit code."""
     processes.exit_with_parent(os.environ)
     service_log.configure("api")
+    os.umask(0o077)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
     processes.unblock_sigint()
@@ -73,6 +75,7 @@ def serve() -> int:
             )
         if access.tls_certfile is not None:
             check_certificate(access.tls_certfile, access.tls_keyfile)
+        make_private(settings.data_dir)
         database = Database.open(settings.database_url)
         try:
             _run(settings, access, database)
@@ -163,6 +166,13 @@ def _build_state(
     job_cache = JobCache(read_state, time.monotonic)
     coordinator = CoordinatorHandle(read_lease, time.monotonic)
     readers = CapacityLimiter(LOG_READERS)
+    disk_reserve = DiskReserve(data_dir.disk_reserve)
+    disk_reserve.keep()
+
+    def after_submissions() -> None:
+        coordinator.wake()
+        disk_reserve.keep()
+
     return AppState(
         database=database,
         jobs=jobs,
@@ -185,10 +195,11 @@ def _build_state(
             checkpoint_dir_of=checkpoint_dir_of,
             search_path=os.environ.get("PATH"),
         ),
-        submission_queue=SubmissionQueue(jobs.create_all, coordinator.wake),
+        submission_queue=SubmissionQueue(jobs.create_all, after_submissions),
         data_dir=data_dir,
+        disk_reserve=disk_reserve,
         is_closing=is_closing,
         clock=utc_now,
         uptime_seconds=lambda: time.monotonic() - started,
-        version=version("muster-train"),
+        version=VERSION,
     )

@@ -5,13 +5,12 @@ than by a rank minutes later.
 """
 
 import asyncio
-import shutil
+import os
 import string
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -23,8 +22,12 @@ from database.engine import Write
 from database.errors import JobExists
 from database.records import Job
 from muster.checkpoints.errors import CheckpointMismatch
-from muster.checkpoints.listing import holds_checkpoints, refuse_other_mode
-from muster.contracts.errors import printable
+from muster.checkpoints.listing import (
+    holds_checkpoints,
+    refuse_other_mode,
+    refuse_other_schedule,
+    values_of_newest,
+)
 from muster.contracts.job import JobId
 from muster.contracts.paths import DataDir, checkpoints_of_job
 from muster.contracts.secrets import Reference, plaintext_secrets
@@ -32,6 +35,7 @@ from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import RESERVED_IDS, JobRequest, JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
 from muster.datasets.errors import DatasetError
+from muster.host.programs import command_problem, path_with
 from muster.job_defaults import Completed, complete
 from muster.runtime.secrets import SecretStore
 
@@ -65,8 +69,8 @@ class Submitter:
         """Return what to store.
 
         Raises `InvalidSpec` and `InvalidRequest` for a job that cannot run, `Conflict` for
-        checkpoints of an earlier job or of another mode, `JobExists` for the id of a stored job
-        that has checkpoints.
+        checkpoints of an earlier job, of another mode or of another schedule, `JobExists` for the
+        id of a stored job that has checkpoints.
         """
         job_id = self._job_id(request)
         spec = checked(request.spec())
@@ -78,11 +82,11 @@ class Submitter:
                 spec = msgspec.structs.replace(spec, checkpoint_dir=earlier_dir)
         with refusing("dataset_dir"):
             completed = complete(spec, self.settings, self.working_dir)
-        _refuse_missing_files(spec, completed)
+        _refuse_missing_files(spec, completed, self.search_path)
         _refuse_missing_secrets(spec, DataDir(self.settings.data_dir).secrets)
         with refusing("checkpoint_dir"):
             self._check_checkpoints(job_id, completed, earlier_dir)
-        message = "; ".join(_remarks(completed, self.search_path, self.settings.slots)) or None
+        message = "; ".join(_remarks(completed, self.settings.slots)) or None
         return Submission(job_id=job_id, spec=completed.spec, message=message)
 
     def _job_id(self, request: JobRequest) -> JobId:
@@ -121,10 +125,15 @@ class Submitter:
                 saved = checkpoints_of_job(Path(earlier_dir), earlier)
                 where = f"; job {earlier} saved to {saved}: leave out checkpoint_dir to use it"
             raise invalid_field("body", "resume_from", f"{source} holds no checkpoints{where}")
+        spec, slug = completed.spec, "checkpoints-of-another-mode"
+        wanted = {"batch_size": spec.effective_batch_size, "seed": spec.seed}
+        wanted["virtual_shards"] = spec.virtual_shards
         try:
-            refuse_other_mode(source, completed.spec.mode)
+            refuse_other_mode(source, spec.mode)
+            slug = "checkpoints-of-another-schedule"
+            refuse_other_schedule(values_of_newest(source), wanted, f"in {source}")
         except CheckpointMismatch as error:
-            raise Conflict("checkpoints-of-another-mode", f"{error}.") from error
+            raise Conflict(slug, f"{error}.") from error
 
 
 @contextmanager
@@ -140,7 +149,7 @@ def refusing(field: str) -> Iterator[None]:
         raise invalid_field("body", field, str(error)) from error
 
 
-def _refuse_missing_files(spec: JobSpec, completed: Completed) -> None:
+def _refuse_missing_files(spec: JobSpec, completed: Completed, search_path: str | None) -> None:
     directories = {"working_dir": completed.working_dir}
     if spec.dataset_dir is not None:
         directories["dataset_dir"] = completed.dataset_dir
@@ -149,12 +158,35 @@ def _refuse_missing_files(spec: JobSpec, completed: Completed) -> None:
             if not path.is_dir():
                 hint = "make one with muster dataset" if field == "dataset_dir" else None
                 raise invalid_field("body", field, f"{path} is not a directory", hint)
+    python = completed.spec.python
+    if python is not None and not (os.path.isfile(python) and os.access(python, os.X_OK)):  # noqa: PTH113
+        raise invalid_field("body", "python", f"{python} is not an executable file")
+    if spec.checkpoint_dir is not None or spec.command is None:
+        with refusing("checkpoint_dir"):
+            _refuse_unwritable(completed.checkpoint_dir)
     file, _, _ = (spec.program or "").rpartition(":")
     if file.endswith(".py"):  # a rank finds modules by its own path
         with refusing("program"):
             if not (completed.working_dir / file).is_file():
                 message = f"{completed.working_dir / file} is not a file"
                 raise invalid_field("body", "program", message)
+    if completed.spec.argv is not None:
+        # A file that comes later is too late: the job may start at once.
+        places = path_with(python, spec.env.get("PATH", search_path))
+        if problem := command_problem(completed.spec.argv, completed.working_dir, places):
+            raise invalid_field("body", "command", problem)
+
+
+def _refuse_unwritable(checkpoint_dir: Path) -> None:
+    """Refuse a directory that a rank cannot make, or in which it cannot save."""
+    place = checkpoint_dir
+    while not os.path.lexists(place):
+        place = place.parent
+    is_directory = place.is_dir()
+    if not is_directory or not os.access(place, os.W_OK | os.X_OK):
+        problem = "cannot be written by the service's user" if is_directory else "is no directory"
+        message = f"{place} {problem}: name another directory, or leave it out"
+        raise invalid_field("body", "checkpoint_dir", message)
 
 
 def _refuse_missing_secrets(spec: JobSpec, directory: Path) -> None:
@@ -173,7 +205,7 @@ def _refuse_missing_secrets(spec: JobSpec, directory: Path) -> None:
             )
 
 
-def _remarks(completed: Completed, search_path: str | None, slots: int) -> Iterator[str]:
+def _remarks(completed: Completed, slots: int) -> Iterator[str]:
     """Yield what the user should know. It stays the message of the job, also while it runs."""
     spec = completed.spec
     if completed.note:
@@ -183,58 +215,6 @@ def _remarks(completed: Completed, search_path: str | None, slots: int) -> Itera
         yield f"{wanted}: all of them start together, when no other job runs"
     if shown := ", ".join(plaintext_secrets(spec.env)):
         yield f"env shows {shown} to everyone who may submit jobs: use secrets instead"
-    if spec.command is not None:
-        path = spec.env.get("PATH", search_path)
-        yield from command_doubts(spec.command, completed.working_dir, path)
-
-
-def command_doubts(
-    command: Sequence[str], working_dir: Path, search_path: str | None
-) -> Iterator[str]:
-    """Yield why `command` will probably not run; `search_path` is as in PATH.
-
-    This is a remark and not a refusal: a missing file may be there when the job starts.
-    """
-    program, *arguments = command
-    try:
-        _find_program(str(working_dir / program) if "/" in program else program, search_path)
-    except FileNotFoundError:
-        yield printable(f"command: {_why_not(program, working_dir)}")
-        return
-    is_script = Path(program).name.startswith("python") and arguments[:1]
-    if is_script and arguments[0].endswith(".py") and not _may_be_file(working_dir / arguments[0]):
-        yield printable(f"command: there is no {arguments[0]} in {working_dir}")
-
-
-@lru_cache(maxsize=256)
-def _find_program(place: str, search_path: str | None) -> None:
-    """Raise `FileNotFoundError` unless there is such a program; only success is cached.
-
-    The search takes a dozen system calls, after each of which a busy service waits for the GIL.
-    """
-    if shutil.which(place, path=search_path) is None:
-        raise FileNotFoundError(place)
-
-
-def _why_not(program: str, working_dir: Path) -> str:
-    is_there = _may_be_file(working_dir / program)
-    if "/" in program:
-        if is_there:
-            return f"{program} is not executable: run chmod +x on it, or run it with python"
-        return f"there is no {program} in {working_dir}"
-    if " " in program:
-        return f"{program!r} is one word: leave out the quotes, or write sh -c before it"
-    if is_there:
-        return f"{program} is not found in PATH: run it with python, or as ./{program}"
-    return f"{program} is not found in PATH"
-
-
-def _may_be_file(path: Path) -> bool:
-    """True if a file is there, or if that cannot be determined."""
-    try:
-        return path.is_file()
-    except OSError:
-        return True
 
 
 Outcomes: TypeAlias = Sequence[Job | Exception]

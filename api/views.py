@@ -17,6 +17,7 @@ from muster.contracts.job import JobStatus
 from muster.contracts.pool import WorkerState
 from muster.contracts.rank import ProcessState
 from muster.contracts.retry import RetryClass
+from muster.contracts.spec import JobSpec
 from muster.contracts.token import Scope, Token
 from muster.contracts.views import (
     AuditView,
@@ -81,15 +82,16 @@ def summary(job: Job, started: Sequence[RankRecord], now: datetime) -> SummaryVi
     """Return the progress of `job`; ranks missing in `started` are waiting."""
     workers = every_rank(started, job.world_size)
     counted = workers if job.spec.mode == "independent" else [_furthest(workers)]
+    stepping = [_furthest(workers)] if _is_one_model(job.spec, workers) else workers
     steps = (one.progress.last_checkpoint_step for one in workers)
     endings = Counter[str]()
     for worker in started:
         endings.update(worker.endings)
     return SummaryView(
         **_heading(SummaryView, job),
-        step=sum(worker.progress.step for worker in counted),
-        total_steps=total_steps(counted),
-        throughput_steps_per_sec=sum(throughput(worker) for worker in counted),
+        step=sum(worker.progress.step for worker in stepping),
+        total_steps=total_steps(stepping),
+        throughput_steps_per_sec=sum(throughput(worker) for worker in stepping),
         eta_seconds=None if job.is_terminal else eta_seconds(counted),
         loss=mean_loss(counted),
         checkpoints_saved=sum(worker.checkpoints_saved for worker in workers),
@@ -107,6 +109,13 @@ def every_rank(started: Sequence[RankRecord], world_size: int) -> list[RankRecor
         known.get(rank) or RankRecord(rank=rank, incarnation=-1, state=WAITING, process=None)
         for rank in range(world_size)
     ]
+
+
+def _is_one_model(spec: JobSpec, workers: Sequence[RankRecord]) -> bool:
+    """True if a step of one rank is a step of all; of a command, the numbers of steps tell."""
+    totals = {worker.progress.total_steps for worker in workers}
+    is_alike = spec.command is not None and len(totals) == 1
+    return spec.mode == "synchronous" or spec.restart_scope == "gang" or is_alike
 
 
 def _furthest(workers: Sequence[RankRecord]) -> RankRecord:

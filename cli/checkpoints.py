@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 import msgspec
-from rich.filesize import decimal
 
 from cli.connection import complete_jobs, connected
 from cli.errors import ExitCode, Misuse
@@ -24,7 +23,7 @@ from cli.output import Column, Output, columns, facts, moment, output_option, pl
 from muster.checkpoints.errors import CheckpointMissing
 from muster.checkpoints.manifest import CheckpointName
 from muster.client.progress import duration
-from muster.contracts.paths import checkpoints_of_job
+from muster.contracts.paths import checkpoints_of_job, size_text
 
 if TYPE_CHECKING:
     from muster.checkpoints.listing import CheckpointDir, ListedCheckpoint
@@ -38,7 +37,7 @@ _CHECKPOINTS: Final[Mapping[str, Column]] = {
     "whose": "whose",
     "step": "step",
     "epoch": "epoch",
-    "size": lambda entry: entry["saved_at"] and decimal(entry["size_bytes"]),
+    "size": lambda entry: entry["saved_at"] and size_text(entry["size_bytes"]),
     "saved at (UTC)": lambda entry: entry["saved_at"] and moment(entry["saved_at"]),
     "age": lambda entry: (
         (at := entry["saved_at"])
@@ -289,7 +288,7 @@ def digest(where: str, output: Output) -> None:
     show(
         output,
         [{"whose": whose, "step": step, "sha256": digest} for whose, step, digest in found],
-        (f"{whose}  step {step}  sha256 {digest}" for whose, step, digest in found),
+        (f"{digest}  {whose}, step {step}" for whose, step, digest in found),
         (digest for _, _, digest in found),
     )
 
@@ -342,7 +341,9 @@ def _document(found: Checkpoint) -> dict[str, Any]:
 
 
 def _document_lines(body: Mapping[str, Any]) -> Iterator[str]:
-    values = ((f"value {name}", json.dumps(it)) for name, it in sorted(body["values"].items()))
+    # The description of nested arrays is long; -o json prints all of it.
+    found = sorted(body["values"].items())
+    values = ((f"value {name}", f"{json.dumps(it):.200}") for name, it in found)
     yield from facts(
         [
             ("job", body["job_id"]),

@@ -30,6 +30,7 @@ from muster.datasets.schema import HELD_OUT_NAME, LabelledSample
 from muster.host.containment import tagged_processes
 from muster.host.extras import require_server
 from muster.host.ports import free_port
+from muster.host.private import make_private
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -66,7 +67,8 @@ def demo() -> None:
     print("Ranks come, die and go while one model is trained, and the result stays the same.\n")
     stage = service_settings().data_dir / "demo"
     shutil.rmtree(stage, ignore_errors=True)
-    stage.mkdir(parents=True)
+    make_private(stage.parent)
+    make_private(stage)
     _write_data(stage)
     with _services(stage) as client:
         print('3. Job "alone": one rank trains the whole model by itself')

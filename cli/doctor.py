@@ -30,12 +30,13 @@ from cli.output import Output, output_option, plural, show
 from cli.run import visible_gpus
 from cli.service_record import read_record, service_settings
 from muster.contracts.errors import InvalidEnvironment, MusterError
-from muster.contracts.paths import DataDir, has_few_files_left, is_nearly_full
+from muster.contracts.paths import DataDir, has_few_files_left, is_nearly_full, size_text
 from muster.contracts.settings import AccessSettings, ServiceSettings
 from muster.contracts.token import WAY_TO_ADMIN
 from muster.host.containment import cgroup_of
 from muster.host.extras import install_command, missing_packages
 from muster.host.ports import AddressNotLocal, PortUnavailable, is_port_free
+from muster.host.processes import module_command
 from muster.runtime.secrets import SecretStore
 from muster.runtime.stderr_messages import print_stderr
 
@@ -129,7 +130,7 @@ def start_report(environ: Mapping[str, str]) -> StartReport:
     """Ask the API whether it would start; raises `CannotStart` if it cannot say."""
     # A process of its own: the CLI itself knows neither database nor web framework.
     asked = subprocess.run(
-        [sys.executable, "-P", "-m", "api", "--check"],
+        module_command("api", "--check"),
         env=environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -138,7 +139,7 @@ def start_report(environ: Mapping[str, str]) -> StartReport:
     try:
         return msgspec.json.decode(asked.stdout, type=StartReport)
     except msgspec.MsgspecError as error:
-        raise CannotStart(f"python -P -m api --check failed: {error}") from error
+        raise CannotStart(f"python -P -m muster api --check failed: {error}") from error
 
 
 def _findings(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -191,11 +192,11 @@ def _check_machine(slots: int) -> Iterator[Finding]:
     available = psutil.virtual_memory().available
     fix = "a rank takes 50 MiB and its model: run fewer at once"
     is_enough = available >= MEMORY_WANTED_BYTES
-    yield _finding("memory", f"{available >> 20} MiB available", warning="" if is_enough else fix)
+    yield _finding("memory", f"{size_text(available)} available", warning="" if is_enough else fix)
     size = shutil.disk_usage(SHARED_MEMORY).total if Path(SHARED_MEMORY).is_dir() else 0
     fix = "torch needs a tmpfs there; start a container with --shm-size=1g"
     is_enough = size >= SHARED_MEMORY_WANTED_BYTES
-    yield _finding(SHARED_MEMORY, f"{size >> 20} MiB", warning="" if is_enough else fix)
+    yield _finding(SHARED_MEMORY, f"{size_text(size)}", warning="" if is_enough else fix)
     cgroup = cgroup_of("")
     has_cgroups = cgroup is not None and os.access(cgroup.parent, os.W_OK)
     fix = "run Muster under systemd (systemd-run --user --scope -p Delegate=yes), or as root"
@@ -216,7 +217,7 @@ def _check_places(settings: ServiceSettings) -> Iterator[Finding]:
     if data.verdict is Verdict.OK:
         yield _check_disk(present)
     usage, files = shutil.disk_usage(present), os.statvfs(present)
-    seen = f"{usage.free >> 20} MiB of {usage.total >> 20} are free"
+    seen = f"{size_text(usage.free)} of {size_text(usage.total)} are free"
     is_short = is_nearly_full(usage.free, usage.total)
     if has_few_files_left(files.f_favail, files.f_files):
         seen, is_short = f"{seen}, but only {files.f_favail} more files (inodes)", True

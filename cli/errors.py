@@ -52,6 +52,7 @@ def exit_code_of(error: Exception) -> ExitCode:
     from muster.checkpoints.errors import CheckpointMissing  # noqa: PLC0415
     from muster.client import errors as of_client  # noqa: PLC0415
     from muster.contracts.secrets import SecretUnavailable  # noqa: PLC0415
+    from muster.host.private import UnusableDirectory  # noqa: PLC0415
     from muster.runtime.secrets import InvalidSecret  # noqa: PLC0415
 
     if isinstance(error, of_client.Unconfirmed):
@@ -63,10 +64,11 @@ def exit_code_of(error: Exception) -> ExitCode:
         of_client.Unsendable,
         InvalidSpec,
     )
-    invalid_setting = (InvalidEnvironment, of_client.NoCertificates, Misuse, UnicodeError)
+    invalid_setting = (InvalidEnvironment, of_client.NoCertificates, UnusableDirectory)
+    misuse = (Misuse, UnicodeError, PermissionError)
     wrong_path = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
     groups = (
-        (ExitCode.USAGE, (*invalid_input, *invalid_setting, *wrong_path, PermissionError)),
+        (ExitCode.USAGE, (*invalid_input, *invalid_setting, *wrong_path, *misuse)),
         (ExitCode.UNREACHABLE, (of_client.Unreachable, of_client.Untrusted, of_client.NotMuster)),
         (ExitCode.NOT_ALLOWED, (of_client.NotAllowed,)),
         (

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import select
 import shlex
 import sys
+import termios
 import time
+import tty
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -17,6 +22,9 @@ import msgspec
 from cli.connection import attached, connected, job_argument, status_option
 from cli.output import (
     NAME_WIDTH,
+    RANK_COLOURS,
+    ROUTINE_EVENTS,
+    STATUS_COLOURS,
     Cell,
     Output,
     cropped,
@@ -24,23 +32,26 @@ from cli.output import (
     moment,
     moment_of,
     output_option,
+    painted,
     plural,
     shortened,
     show,
     table,
 )
 from muster.client import job_path
-from muster.client.errors import Busy, Unreachable
+from muster.client.errors import Busy, ClientError, Unreachable
 from muster.client.progress import duration
 from muster.contracts.errors import printable
 from muster.contracts.job import TERMINAL, JobStatus
-from muster.contracts.views import JobView, SummaryList, SummaryView, WorkerView
+from muster.contracts.views import JobView, LogLineView, SummaryList, SummaryView, WorkerView
+from muster.runtime.stderr_messages import print_stderr
 
 if TYPE_CHECKING:
     from rich.console import ConsoleDimensions, Group
     from rich.text import Text
 
     from muster import Client
+    from muster.client import Job
     from muster.client.http import Query
 
 HEADER: Final = ("job", "status", "ranks", "step", "loss", "steps/s", "ETA", "restarts", "age")
@@ -50,21 +61,21 @@ RUNS_WIDTH: Final = 64
 
 _RANKS_HEADER: Final = ("rank", "state", "step", "loss", "pid", "node", "restarts", "saved")
 
+MOST_JOBS: Final = 1000
+"""The API lists no more at once."""
+
 JOBS_LIMIT: Final = 100
 """More than a terminal has lines; each of them costs the server time."""
 
 NAME_WIDTH_MIN: Final = 8
-"""An id is cut in its middle, but not further than this."""
+NAME_WIDTH_MAX: Final = 28
+"""An id is cut in its middle, but not further than to the first; the server's fit the second."""
 
 _FRAME_LINES: Final = 3  # the summary, the header and the footer
 
-_STYLES: Final[Mapping[str, str]] = {
-    JobStatus.RUNNING: "green",
-    JobStatus.RECOVERING: "yellow",
-    JobStatus.FAILED: "red",
-    JobStatus.COMPLETED: "dim",
-    JobStatus.STOPPED: "dim",
-}
+_ENDS: Final = frozenset(f"job_{status.lower()}" for status in TERMINAL)
+
+QUEUED_SECONDS: Final = 0.5  # between two looks at a job that waits
 
 LINES_LIMIT: Final = 10_000
 """The API returns no more lines at once."""
@@ -73,7 +84,7 @@ LINES_LIMIT: Final = 10_000
 @click.command()
 @status_option
 @click.option(
-    "-n", "--limit", type=click.IntRange(1, 1000), default=20, help="Most jobs. Default: 20."
+    "-n", "--limit", type=click.IntRange(1, MOST_JOBS), default=20, help="Most jobs. Default: 20."
 )
 @output_option
 def ps(status: Sequence[str], limit: int, output: Output) -> None:
@@ -85,9 +96,12 @@ def ps(status: Sequence[str], limit: int, output: Output) -> None:
     jobs = answer.read_as(SummaryList).jobs
     now = datetime.now(UTC)
     lines = table(HEADER, [row(job, now) for job in jobs])
-    show(output, answer.read_as(object), lines, [job.job_id for job in jobs])
+    colours = ["", *(STATUS_COLOURS.get(job.status, "") for job in jobs)]
+    show(output, answer.read_as(object), lines, [job.job_id for job in jobs], colours)
     if answer.total is not None and answer.total > len(jobs):
-        click.echo(f"{answer.total - len(jobs)} more: --limit", err=True)
+        older = plural(answer.total - len(jobs), "older job")
+        limit = min(answer.total, MOST_JOBS)
+        click.echo(f"{older} not shown (--limit {limit})", err=True)
     elif not jobs:
         click.echo("no jobs; submit one: muster submit --help", err=True)
 
@@ -101,7 +115,8 @@ def show_job(job: str, output: Output) -> None:
         found = client.job(job)
         body = client.connection.get(job_path(found.id))
         summary = found.summary()
-    show(output, body, _lines(found.view, summary), [found.id])
+        warnings = [event.message for event in found.events() if event.kind == "warned"]
+    show(output, body, _lines(found.view, summary, warnings[-1:]), [found.id])
 
 
 def row(job: SummaryView, now: datetime) -> tuple[Cell, ...]:
@@ -139,8 +154,8 @@ def loss_of(job: SummaryView | WorkerView) -> str | None:
     return None if job.loss is None else f"{job.loss:.4f}"
 
 
-def _lines(job: JobView, summary: SummaryView) -> Iterator[str]:
-    yield from facts(_facts(job, summary))
+def _lines(job: JobView, summary: SummaryView, warnings: Sequence[str]) -> Iterator[str]:
+    yield from facts([*_facts(job, summary), *(("warning", it) for it in warnings)])
     if summary.workers:
         yield ""
         yield from table(_RANKS_HEADER, map(_rank_row, summary.workers))
@@ -153,6 +168,7 @@ def _facts(job: JobView, summary: SummaryView) -> Iterator[tuple[str, str | None
     yield "message", job.message
     yield "ranks", f"{job.world_size}, {job.spec.get('mode', 'mode unknown')}"
     yield "runs", shortened(" ".join(what_runs(job.spec).split()), RUNS_WIDTH)
+    yield "python", job.spec.get("python")
     yield "working in", job.spec.get("working_dir")
     yield "checkpoint in", job.spec.get("checkpoint_dir")
     yield "step", progress_of(summary)
@@ -195,7 +211,7 @@ def _rank_row(worker: WorkerView) -> tuple[Cell, ...]:
 def top(status: Sequence[str], interval: float, *, once: bool) -> None:
     """Watch all jobs live.
 
-    Active jobs come first. Ctrl-C ends this and no job.
+    Active jobs come first. q or Ctrl-C ends this and no job.
     """
     with connected() as client:
         jobs, total = _newest(client, status)
@@ -227,15 +243,39 @@ def _watch(
 
     answered = time.monotonic()
     trouble = ""
-    with Live(screen=True, auto_refresh=False) as live:
+    with _single_keys(), Live(screen=True, auto_refresh=False) as live:
         while True:
             live.update(screen(jobs, total, client.url, live.console.size, trouble), refresh=True)
-            time.sleep(interval_seconds)
+            if _is_quit(interval_seconds):
+                return
             try:
                 jobs, total = _newest(client, statuses)
                 answered, trouble = time.monotonic(), ""
             except (Unreachable, Busy) as error:
                 trouble = f"as of {duration(time.monotonic() - answered)} ago: {error}"
+
+
+@contextmanager
+def _single_keys() -> Iterator[None]:
+    """Let keys arrive without Enter, and not be shown, if standard input is a terminal."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _is_quit(timeout_seconds: float) -> bool:
+    """Wait for a key until the timeout; return whether it was q, or the terminal is gone."""
+    if not sys.stdin.isatty():
+        time.sleep(timeout_seconds)
+        return False
+    ready, _, _ = select.select([sys.stdin], [], [], timeout_seconds)
+    return bool(ready) and (not (typed := os.read(0, 64)) or b"q" in typed)
 
 
 def screen(
@@ -250,7 +290,7 @@ def screen(
     summary = ", ".join(f"{count} {status}" for status, count in counts.items())
     rows = [row(job, now)[:-1] for job in shown]  # without the age, 80 columns are enough
     others = max(map(len, table(HEADER[1:-1], [cells[1:] for cells in rows])))
-    name_width = max(NAME_WIDTH_MIN, size.width - others - len("  "))
+    name_width = min(NAME_WIDTH_MAX, max(NAME_WIDTH_MIN, size.width - others - len("  ")))
     header, *lines = table(
         HEADER[:-1], [(cropped(str(name), name_width), *rest) for name, *rest in rows]
     )
@@ -258,8 +298,11 @@ def screen(
     return Group(
         _line(f"{url}  {now:%H:%M:%S} UTC  {summary or 'no jobs'}"),
         _line(header, "bold"),
-        *(_line(it, _STYLES.get(job.status, "")) for job, it in zip(shown, lines, strict=True)),
-        _line(trouble or f"{more}Ctrl-C ends this and no job", "yellow" if trouble else "dim"),
+        *(
+            _line(it, STATUS_COLOURS.get(job.status, ""))
+            for job, it in zip(shown, lines, strict=True)
+        ),
+        _line(trouble or f"{more}q ends this and no job", "yellow" if trouble else "dim"),
     )
 
 
@@ -305,7 +348,7 @@ def logs(
     """Show what the ranks of a job have printed.
 
     Without -f, --tail counts the lines that --grep selects. With -f, it counts
-    lines before --grep looks at them.
+    lines before --grep looks at them, which then sees the first 16 KiB of a line.
     """
     if follow and since is not None:
         raise click.UsageError("--since cannot be used with -f: followed lines have no times")
@@ -319,7 +362,36 @@ def logs(
             if output:
                 click.echo(msgspec.json.encode(line).decode())
             else:
-                click.echo(f"[rank {line.rank}] {line.line}" if rank is None else line.line)
+                click.echo(line.line if rank is not None else with_rank(line))
+
+
+def with_rank(line: LogLineView) -> str:
+    """Return a line after its rank, which has a colour of its own on a terminal."""
+    colour = RANK_COLOURS[line.rank % len(RANK_COLOURS)]
+    return f"{painted(f'[rank {line.rank}]', colour)} {line.line}"
+
+
+def show_logs_and_events(job: Job) -> None:
+    """Print what the ranks print, and on standard error what happens to them, until the end."""
+    events = Thread(target=_print_events, args=[job], daemon=True)
+    events.start()
+    for line in job.logs(follow=True):
+        click.echo(with_rank(line))
+    events.join()
+
+
+def _print_events(job: Job) -> None:
+    said = None
+    # The logs report what the API refuses. A client that Ctrl-C closes raises a RuntimeError.
+    with suppress(ClientError, RuntimeError):
+        while job.refresh().status == JobStatus.QUEUED:
+            if job.view.reason and job.view.message != said:
+                said = job.view.message
+                print_stderr(printable(f"muster: {job.id} is QUEUED: {said}"))
+            time.sleep(QUEUED_SECONDS)
+        for event in job.follow_events():
+            if event.kind not in ROUTINE_EVENTS and event.kind not in _ENDS:
+                print_stderr(printable(f"muster: {event.message}"))
 
 
 @click.command()
@@ -336,9 +408,16 @@ def events(job: str, *, follow: bool, limit: int, output: Output) -> None:
             raise click.UsageError("-o cannot be used with -f: followed events are sentences")
         with attached(job) as found:
             for event in found.follow_events(limit):
-                click.echo(printable(f"{moment(event.at)}  {event.message}"))
+                line = printable(f"{moment(event.at)}  {event.message}")
+                click.echo(painted(line, _colour_of(event.kind)))
         return
     with connected() as client:
         body = client.connection.get(job_path(client.job(job).id, "events"), {"limit": limit})
     lines = (f"{moment(event['at'])}  {event['message']}" for event in body["events"])
-    show(output, body, lines, (event["kind"] for event in body["events"]))
+    kinds = [event["kind"] for event in body["events"]]
+    show(output, body, lines, kinds, map(_colour_of, kinds))
+
+
+def _colour_of(kind: str) -> str:
+    """Return the colour of the status that an event reports; other events have none."""
+    return STATUS_COLOURS.get(kind.removeprefix("job_").upper(), "")

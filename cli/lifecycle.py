@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from rich.filesize import decimal
 
 from cli.connection import (
     attached,
@@ -20,10 +19,12 @@ from cli.connection import (
     status_option,
 )
 from cli.errors import ExitCode, Misuse, exit_code_of, exit_code_of_job
+from cli.jobs import show_logs_and_events
 from cli.output import notice_if_slow, plural
 from muster.client.errors import Ambiguous, Refused, Replaced
 from muster.contracts.errors import printable
 from muster.contracts.job import JobStatus
+from muster.contracts.paths import size_text
 from muster.contracts.views import Purged
 from muster.runtime.stderr_messages import print_stderr
 
@@ -62,15 +63,21 @@ def wait(job: str, until: str, timeout: float | None) -> None:
 
 
 def watch_to_end(
-    job: Job, until: str = "terminal", timeout_seconds: float | None = None
+    job: Job,
+    until: str = "terminal",
+    timeout_seconds: float | None = None,
+    *,
+    with_logs: bool = False,
 ) -> ExitCode:
-    """Wait for a job, show its progress, and return the exit code of the command.
+    """Wait for a job, show its progress or its logs, and return the exit code of the command.
 
     Ctrl-C and SIGTERM detach and leave the job running. Raises `ClientError`.
     """
     sigterm = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        job.wait(until, timeout_seconds, progress=True)
+        if with_logs:
+            show_logs_and_events(job)
+        job.wait(until, timeout_seconds, progress=not with_logs)
     except KeyboardInterrupt:
         click.echo(f"detached: {job.id} continues", err=True)
         click.echo(f"attach again:  muster wait {job.id}", err=True)
@@ -150,9 +157,8 @@ def _deletion_options(verb: _Verb) -> _Verb:
     """Add the options that ``rm`` and ``purge`` share."""
     for option in (
         click.option("--keep-logs", is_flag=True, help="Move the files to JOB.UID beside them."),
-        click.option(
-            "--force", is_flag=True, help="Kill what has not ended; also delete checkpoints."
-        ),
+        click.option("--delete-checkpoints", is_flag=True, help="Delete checkpoints, too."),
+        click.option("--force", is_flag=True, help="Kill what has not ended."),
         click.option("--stop", is_flag=True, help="Stop what has not ended, gracefully."),
     ):
         verb = option(verb)
@@ -162,8 +168,11 @@ def _deletion_options(verb: _Verb) -> _Verb:
 @click.command()
 @exact_jobs_argument
 @_deletion_options
-def rm(jobs: Sequence[str], *, stop: bool, force: bool, keep_logs: bool) -> None:
+def rm(
+    jobs: Sequence[str], *, stop: bool, force: bool, delete_checkpoints: bool, keep_logs: bool
+) -> None:
     """Delete jobs that have ended, with their logs."""
+    how = {"stop_first": stop, "force": force, "delete_checkpoints": delete_checkpoints}
     with connected() as client:
 
         def delete_one(word: str) -> None:
@@ -172,7 +181,7 @@ def rm(jobs: Sequence[str], *, stop: bool, force: bool, keep_logs: bool) -> None
             notice = f"{job.id} saves and stops first; it is killed after {grace_seconds:g} s"
             must_stop = stop and not force and not job.is_terminal
             with notice_if_slow(notice) if must_stop else nullcontext():
-                found = job.delete(delete_logs=not keep_logs, stop_first=stop, force=force)
+                found = job.delete(delete_logs=not keep_logs, **how)
             too = ", with its checkpoints" if found.checkpoints_deleted else ""
             click.echo(f"{job.id} is deleted{too}")
             if keep_logs:
@@ -211,10 +220,10 @@ def purge(
     status: Sequence[str],
     older_than_hours: float | None,
     stop: bool,
-    force: bool,
     keep_logs: bool,
     dry_run: bool,
     yes: bool,
+    **how: bool,
 ) -> None:
     """Delete every job that matches a filter.
 
@@ -225,12 +234,12 @@ def purge(
         "older_than_hours": older_than_hours,
         "delete_logs": not keep_logs,
         "stop_running": stop,
-        "force": force,
+        **how,  # force, delete_checkpoints
     }
     if not (yes or dry_run or sys.stdin.isatty()):
         raise Misuse("cannot ask for confirmation without a terminal: add --yes")
     notice = "deleting the jobs"
-    if stop and not force:
+    if stop and not how["force"]:
         notice = "running jobs save and stop first, and are killed after their grace period"
     with connected() as client:
         if not (yes or dry_run):
@@ -240,7 +249,7 @@ def purge(
     for job_id in found.job_ids:
         click.echo(job_id)
     done = f"{len(found.job_ids)} would be deleted" if dry_run else f"{found.deleted} deleted"
-    click.echo(f"{done}, {decimal(found.freed_bytes)}{_skipped(found)}", err=True)
+    click.echo(f"{done}, {size_text(found.freed_bytes)}{_skipped(found)}", err=True)
     for one in found.failed:
         click.echo(printable(f"{one.job_id} was not deleted: {one.detail}"), err=True)
     if found.failed:
@@ -253,16 +262,18 @@ def _confirm_purge(client: Client, wanted: dict[str, Any]) -> None:
     if not found.job_ids:
         click.echo(f"nothing to delete: no matching job has ended{_skipped(found)}", err=True)
         sys.exit()
-    how = ""
+    how = ", with their checkpoints" if wanted["delete_checkpoints"] else ""
     if wanted["force"]:
-        how = ", kill those that still run, and delete all their checkpoints"
+        how += ", and kill those that still run"
     elif wanted["stop_running"]:
-        how = ", and stop those that still run first"
+        how += ", and stop those that still run first"
     agreed: set[str] = set()
     while not agreed.issuperset(found.job_ids):
         if agreed:
             click.echo("more jobs match now", err=True)
-        question = f"Delete {plural(len(found.job_ids), 'job')}, {decimal(found.freed_bytes)}{how}?"
+        question = (
+            f"Delete {plural(len(found.job_ids), 'job')}, {size_text(found.freed_bytes)}{how}?"
+        )
         if not click.confirm(question, err=True):
             click.echo("nothing is deleted", err=True)
             sys.exit(ExitCode.FAILED)

@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem
 from cli.errors import ExitCode, exit_code_of
 from cli.output import Output, output_option, show
 from muster.contracts.errors import InvalidEnvironment, MusterError, printable
+from muster.contracts.interpreter import VERSION
 from muster.runtime.stderr_messages import print_stderr
 
 
@@ -180,7 +181,7 @@ def _message_of(error: Exception) -> str:
     context_settings={"help_option_names": ["--help", "-h"]},
     epilog="To begin: muster up -d, then muster submit -n 2 -- python train.py",
 )
-@click.version_option(None, "--version", package_name="muster-train", message="muster %(version)s")
+@click.version_option(VERSION, "--version", message="muster %(version)s")
 @click.option(
     "--debug", is_flag=True, help="Print the traceback of an error; write it before the command."
 )
@@ -192,10 +193,7 @@ def app(*, debug: bool) -> None:
 @output_option
 def version(output: Output) -> None:
     """Show the version."""
-    from importlib.metadata import version as installed_version  # noqa: PLC0415  slow
-
-    number = installed_version("muster-train")
-    show(output, {"version": number}, [f"muster {number}"], [number])
+    show(output, {"version": VERSION}, [f"muster {VERSION}"], [VERSION])
 
 
 @click.command()

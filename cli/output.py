@@ -4,20 +4,36 @@ Text that others wrote never reaches a terminal with control characters in it.
 """
 
 import io
+import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from itertools import zip_longest
 from threading import Timer
 from typing import Any, Final, TypeAlias
 
 import click
 
 from muster.contracts.errors import printable
+from muster.contracts.job import JobStatus
 from muster.runtime.stderr_messages import print_stderr
 
 Cell: TypeAlias = str | int | None
+
+STATUS_COLOURS: Final[Mapping[str, str]] = {
+    JobStatus.RUNNING: "green",
+    JobStatus.RECOVERING: "yellow",
+    JobStatus.FAILED: "red",
+    JobStatus.COMPLETED: "bright_black",
+    JobStatus.STOPPED: "bright_black",
+}
+RANK_COLOURS: Final = ("cyan", "yellow", "green", "magenta", "blue")
+
+ROUTINE_EVENTS: Final = frozenset({"submitted", "rank_exited", "job_failing"})
+"""Every job has these. Why a rank is restarted is part of the event about the job's status."""
 
 UNKNOWN: Final = "-"
 """What a table shows for None."""
@@ -52,14 +68,22 @@ output_option: Final = click.option(
 )
 
 
-def show(output: Output, body: object, lines: Iterable[str], names: Iterable[str]) -> None:
+def show(
+    output: Output,
+    body: object,
+    lines: Iterable[str],
+    names: Iterable[str],
+    colours: Iterable[str] = (),
+) -> None:
     """Print an answer to standard output.
 
     `body` is the API's; `lines` make the table and `names` the ids, and are read only if shown.
+    `colours` are those of the lines.
     """
     match output:
         case Output.TABLE:
-            shown = [printable(line) for line in lines]
+            pairs = zip_longest(lines, colours, fillvalue="")
+            shown = [painted(printable(line), colour) for line, colour in pairs]
         case Output.NAME:
             shown = [printable(name) for name in names]
         case Output.JSON:
@@ -68,6 +92,12 @@ def show(output: Output, body: object, lines: Iterable[str], names: Iterable[str
             shown = [_yaml(body)]
     for line in shown:
         click.echo(line)
+
+
+def painted(text: str, colour: str) -> str:
+    """Return `text` in a colour, if standard output is a terminal and NO_COLOR is not set."""
+    is_plain = not colour or not sys.stdout.isatty() or os.environ.get("NO_COLOR")
+    return text if is_plain else click.style(text, fg=colour)
 
 
 def _json(body: object) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -16,19 +17,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from cli.output import ROUTINE_EVENTS
 from muster.contracts.environ import RANK_DEFAULTS
 from muster.contracts.job import JobId
 from muster.contracts.paths import JobFiles, LogName
 from muster.contracts.spec import JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
 from muster.host.extras import require_server
+from muster.host.interpreters import callers_python
+from muster.host.programs import command_problem
 from muster.runtime.stderr_messages import print_stderr
 
 if TYPE_CHECKING:
     from database.records import Event, Job, RankRecord
-
-SILENT_EVENTS: Final = frozenset({"submitted", "rank_started", "rank_exited", "job_failing"})
-"""Every job has these. Why a rank is restarted is part of the event about the job's status."""
 
 OWN_MESSAGES: Final = {"job_stopping": "interrupted; ranks checkpoint and exit", "job_queued": ""}
 """In place of messages that speak of a service."""
@@ -65,6 +66,14 @@ def parse_ranks(_: click.Context, __: click.Parameter, word: str) -> int:
             raise click.BadParameter(f"expected 4, auto, cpu or gpu, got {word!r}")
 
 
+python_option: Final = click.option(
+    "--python",
+    type=click.Path(exists=True, dir_okay=False, executable=True),
+    metavar="PATH",
+    help="Interpreter of the ranks. Default: the first python on PATH.",
+)
+
+
 @click.command(
     context_settings={
         "allow_interspersed_args": False,  # what follows the script belongs to the script
@@ -97,13 +106,17 @@ def parse_ranks(_: click.Context, __: click.Parameter, word: str) -> int:
     help="What is started again when a rank dies: all ranks, or that one.",
 )
 @click.option(
+    "--gang", "restart_scope", flag_value="gang", help="The same as --restart-scope gang."
+)
+@click.option(
     "--max-restarts",
     type=click.IntRange(min=0),
     default=JobSpec().max_restarts,
     show_default=True,
-    help="Restarts of one rank after crashes.",
+    help="Restarts after crashes: of all ranks together, or with scope rank of each.",
 )
 @click.option("--job-id", help="A name, under which to go on after Ctrl-C. Default: a new one.")
+@python_option
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")
 @click.option("--standalone", is_flag=True, hidden=True, help="For torchrun's command lines.")
 @click.option("--nnodes", type=int, default=1, hidden=True, help="For torchrun's command lines: 1.")
@@ -117,6 +130,7 @@ def run(  # noqa: PLR0913  each option is a parameter
     restart_scope: Any,  # noqa: ANN401  one of the two literals above
     max_restarts: int,
     job_id: str | None,
+    python: str | None,
     module: bool,
     standalone: bool,  # noqa: ARG001
     nnodes: int,
@@ -137,8 +151,11 @@ def run(  # noqa: PLR0913  each option is a parameter
 
     if nnodes != 1:
         raise click.BadParameter("ranks are started on this machine only: leave --nnodes out")
+    python = python or callers_python(os.environ)
+    named = module_command if module else script_command
     spec = JobSpec(
-        command=module_command(words, Path.cwd()) if module else script_command(words, Path.cwd()),
+        command=named(words, Path.cwd(), python),
+        python=python,
         world_size=ranks,
         restart_scope=restart_scope,
         max_restarts=max_restarts,
@@ -149,23 +166,23 @@ def run(  # noqa: PLR0913  each option is a parameter
     sys.exit(play(chosen, checked(spec), service_settings(), os.environ, _Terminal))
 
 
-def script_command(words: Sequence[str], directory: Path) -> tuple[str, ...]:
-    """Return the argv of every rank: this Python with a script, or any other command."""
-    if not words[0].endswith(".py"):
-        return tuple(words)
-    if not (directory / words[0]).is_file():
-        raise click.BadParameter(f"there is no script {words[0]} in {directory}")
-    return (sys.executable, *words)
+def script_command(words: Sequence[str], directory: Path, python: str) -> tuple[str, ...]:
+    """Return the argv of every rank: the interpreter with a script, or any other command."""
+    command = (python, *words) if words[0].endswith(".py") else tuple(words)
+    if problem := command_problem(command, directory, os.environ.get("PATH")):
+        raise click.BadParameter(problem)
+    return command
 
 
-def module_command(words: Sequence[str], directory: Path) -> tuple[str, ...]:
-    """Return the argv of every rank: this Python with a module."""
+def module_command(words: Sequence[str], directory: Path, python: str) -> tuple[str, ...]:
+    """Return the argv of every rank: the interpreter with a module."""
     # Only the package is looked for: where its parts are is known once it is imported.
     package, _, _ = words[0].partition(".")
-    places = [str(directory), *sys.path]
-    if not any(finder.find_spec(package, places) for finder in sys.meta_path):
-        raise click.BadParameter(f"there is no module {package} in {directory} or this Python")
-    return (sys.executable, "-m", *words)
+    code = "import importlib.util, sys; sys.exit(not importlib.util.find_spec(sys.argv[1]))"
+    asked = [python, "-c", code, package]
+    if subprocess.run(asked, cwd=directory, check=False).returncode:  # noqa: S603
+        raise click.BadParameter(f"there is no module {package} in {directory} or {python}")
+    return (python, "-m", *words)
 
 
 def new_job_id() -> JobId:
@@ -271,7 +288,7 @@ class _Terminal:
 
     def hear(self, event: Event) -> None:
         message = OWN_MESSAGES.get(event.kind, event.message)
-        if message and event.kind not in SILENT_EVENTS:
+        if message and event.kind not in ROUTINE_EVENTS:
             _say(message)
 
     def note(self, workers: Sequence[RankRecord]) -> None:

@@ -19,12 +19,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from cli.errors import Misuse
 from cli.output import notice_if_slow
 from muster.contracts.errors import MusterError
 from muster.contracts.paths import DataDir
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.settings import CA_FILE, LOOPBACK_NAMES, ServiceSettings, api_url
+from muster.host.private import UnusableDirectory, make_private
 from muster.host.processes import is_running
 
 HEALTH_SECONDS: Final = 2.0
@@ -47,16 +47,6 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The certificate that clients must trust if the API has a self-signed one."""
 
 
-class NoDataDirectory(Misuse):
-    """The data directory cannot be created or written."""
-
-    def __init__(self, files: DataDir, error: OSError) -> None:
-        super().__init__(
-            f"{files.root} cannot hold the data ({error.strerror}): make it a directory that this "
-            "user may write to, or set MUSTER_DATA_DIR"
-        )
-
-
 @contextmanager
 def service_lock(files: DataDir) -> Iterator[None]:
     """Hold the lock of a data directory; raises a `MusterError` if another `up` has it."""
@@ -75,23 +65,24 @@ def service_lock(files: DataDir) -> Iterator[None]:
 
 
 def open_for_append(files: DataDir, path: Path) -> BinaryIO:
-    """Open a file of the data directory, create both if needed; raises `NoDataDirectory`."""
+    """Open a file of the data directory, create both if needed; raises `UnusableDirectory`."""
     try:
-        files.root.mkdir(parents=True, exist_ok=True)
+        make_private(files.root)
         path.touch(mode=0o600)
         return path.open("ab")
     except OSError as error:
-        raise NoDataDirectory(files, error) from error
+        raise UnusableDirectory.because_of(files.root, error) from error
 
 
 def write_record(files: DataDir, record: ServiceRecord) -> None:
-    """Write the record of the process that holds the lock; raises `NoDataDirectory`."""
+    """Write the record of the process that holds the lock; raises `UnusableDirectory`."""
     temporary = files.services_record.with_suffix(".tmp")
     try:
+        temporary.touch(mode=0o600)
         temporary.write_bytes(msgspec.json.encode(record))
         temporary.replace(files.services_record)
     except OSError as error:
-        raise NoDataDirectory(files, error) from error
+        raise UnusableDirectory.because_of(files.root, error) from error
 
 
 def read_record(files: DataDir) -> ServiceRecord | None:

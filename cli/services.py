@@ -24,7 +24,6 @@ from cli.config import config_file
 from cli.doctor import require_startable
 from cli.output import Output, facts, notice_if_slow, output_option, show
 from cli.service_record import (
-    NoDataDirectory,
     ServiceRecord,
     is_serving,
     open_for_append,
@@ -46,11 +45,19 @@ from muster.contracts.settings import (
     local_url,
 )
 from muster.host.extras import require_server
+from muster.host.files import rotate
 from muster.host.ports import free_port, is_port_free
-from muster.host.processes import is_running, send_signal, sigint_blocked, this_process
+from muster.host.private import UnusableDirectory
+from muster.host.processes import (
+    is_running,
+    module_command,
+    send_signal,
+    sigint_blocked,
+    this_process,
+)
 from muster.runtime.stderr_messages import print_stderr
 
-LOG_LIMIT_BYTES: Final = 8 << 20
+LOG_CHECK_SECONDS: Final = 1.0
 LOG_TAIL_LINES: Final = 5
 
 POLL_SECONDS: Final = 0.05
@@ -122,7 +129,7 @@ def backup(*, file: Path, output: Output) -> None:
     require_server("backup")
     settings = service_settings()
     made = subprocess.run(
-        command("api", "--backup", str(file)), stdout=subprocess.PIPE, check=False
+        module_command("api", "--backup", str(file)), stdout=subprocess.PIPE, check=False
     )
     if made.returncode:
         sys.exit(made.returncode)
@@ -149,14 +156,12 @@ def start_detached(files: DataDir, environ: Mapping[str, str]) -> ServiceRecord:
     with notice_if_slow("waiting until the previous services have ended …"):
         while (record := read_record(files)) and record.is_ending:
             time.sleep(POLL_SECONDS)
-    with suppress(OSError):  # there is no log yet
-        if files.services_log.stat().st_size > LOG_LIMIT_BYTES:
-            files.services_log.replace(f"{files.services_log}.1")
+    rotate(files.services_log)
     with open_for_append(files, files.services_log) as log:
         say(f"starting, with the data in {files.root}; log: {log.name} …")
         offset = log.tell()
         process = subprocess.Popen(
-            command("cli", "up"),
+            module_command("cli", "up"),
             env=environ,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -278,8 +283,8 @@ class Supervisor:
         self._settings = settings
         self._access = AccessSettings.read(environ)
         self._record = record
-        self._api = Service("api", command("api"), environ)
-        self._coordinator = Service("coordinator", command("coordinator"), environ)
+        self._api = Service("api", module_command("api"), environ)
+        self._coordinator = Service("coordinator", module_command("coordinator"), environ)
         self._ending = asyncio.Event()
 
     async def run(self) -> int:
@@ -291,11 +296,13 @@ class Supervisor:
         coordinator = asyncio.create_task(self._coordinator.run())
         ending = asyncio.create_task(self._ending.wait())
         announcement = asyncio.create_task(self._announce())
+        rotation = asyncio.create_task(self._rotate_log())
         await asyncio.wait([api, coordinator, ending], return_when=asyncio.FIRST_COMPLETED)
         announcement.cancel()
+        rotation.cancel()
         ended = [task.result() for task in (api, coordinator) if task.done()]
         self._ending.set()
-        with suppress(NoDataDirectory):  # a full disk must not keep the services from ending
+        with suppress(UnusableDirectory):  # a full disk must not keep the services from ending
             ending_record = msgspec.structs.replace(self._record, is_ending=True)
             write_record(DataDir(self._settings.data_dir), ending_record)
         # The coordinator first: while ranks checkpoint, the API still shows it.
@@ -321,6 +328,11 @@ class Supervisor:
             f"checkpoint and exit after {self._settings.orphan_timeout_seconds:g} s"
         )
 
+    async def _rotate_log(self) -> None:
+        while self._record.log is not None:
+            await asyncio.to_thread(rotate, Path(self._record.log))
+            await asyncio.sleep(LOG_CHECK_SECONDS)
+
     async def _announce(self) -> None:
         # The readiness of another process: there is no event to wait for.
         while not await asyncio.to_thread(is_serving, self._record.url):  # noqa: ASYNC110
@@ -345,6 +357,7 @@ def next_steps(url: str, data_dir: Path, access: AccessSettings) -> Iterator[str
     if data_dir != ServiceSettings.read({"HOME": os.environ.get("HOME", "/")}, cores=1).data_dir:
         yield f"export MUSTER_DATA_DIR={shlex.quote(str(data_dir))}"
     yield "muster submit -n 2 -- python train.py"
+    yield "muster submit -n 2 --gang -- python train.py  # DDP: if a rank dies, all start again"
     yield "muster ps"
 
 
@@ -359,11 +372,6 @@ def say_ready(url: str, data_dir: Path, access: AccessSettings) -> None:
 def say(sentence: str) -> None:
     """Print a message on standard error."""
     print_stderr(f"muster: {sentence}")
-
-
-def command(module: str, *words: str) -> list[str]:
-    """Return the command line that runs one of our modules."""
-    return [sys.executable, "-P", "-m", module, *words]
 
 
 def _choose_port(settings: ServiceSettings, environ: Mapping[str, str]) -> int:

@@ -7,8 +7,6 @@ absolute here, because the server may run in another directory.
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,17 +25,19 @@ from cli.errors import ExitCode, Misuse
 from cli.jobs import what_runs
 from cli.lifecycle import watch_to_end
 from cli.output import Output, facts, notice_if_slow, show
+from cli.run import python_option
 from muster.client.errors import FieldError, Invalid
 from muster.contracts.errors import printable
 from muster.contracts.spec import JobSpec
 from muster.contracts.views import JobPlan, JobView
+from muster.host.interpreters import callers_python
 
 _Pairs: TypeAlias = Sequence[tuple[str, str]]
 Location: TypeAlias = Sequence[str | int]
 """A field and what is in it: ``("env", "LR")`` or ``("command", 0)``."""
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
-PATH_FIELDS: Final = ("dataset_dir", "checkpoint_dir", "working_dir")
+PATH_FIELDS: Final = ("dataset_dir", "checkpoint_dir", "working_dir", "python")
 
 # `type` of a field error of the API
 _UNKNOWN_FIELD: Final = "extra_forbidden"
@@ -89,11 +89,18 @@ class _Pair(click.ParamType[tuple[str, str]]):
     type=click.Path(path_type=Path),
     required=False,
     metavar="[FILE] [-- COMMAND...]",
-    help="A job in YAML or JSON.",
+    help="A job in YAML or JSON, or a Python script; its arguments follow --.",
 )
 @click.option("--id", "job_id", help="The job's id. Default: the server makes one.")
 @click.option("--name", help="A name for people.")
 @click.option("-n", "--ranks", "world_size", type=int, help="Number of ranks: world_size.")
+@python_option
+@click.option(
+    "--gang",
+    "restart_scope",
+    flag_value="gang",
+    help="If a rank dies, start all again, as torch.distributed (DDP) needs.",
+)
 @click.option("--program", help="A program that all ranks train together: file.py:Name.")
 @click.option(
     "-e", "--env", type=_Pair("NAME=VALUE"), multiple=True, help="A variable for every rank."
@@ -116,6 +123,9 @@ class _Pair(click.ParamType[tuple[str, str]]):
 @click.option("--dry-run", is_flag=True, help="Check the job and print its plan; do not submit it.")
 @click.option("-d", "--detach", is_flag=True, help="Do not watch the job.")
 @click.option(
+    "--no-logs", is_flag=True, help="Show one line of progress and not the logs; so does -o."
+)
+@click.option(
     "-o",
     "--output",
     type=click.Choice(Output, case_sensitive=False),
@@ -132,18 +142,21 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     fields: _Pairs,
     dry_run: bool,
     detach: bool,
+    no_logs: bool,
     output: Output | None,
-    **flags: str | int | None,
+    **flags: Any,  # noqa: ANN401  as click passes them
 ) -> None:
     """Submit a job and watch it until it ends.
 
     For example: muster submit job.yaml, or muster submit -n 4 -- python train.py
 
-    Ctrl-C detaches and leaves the job running. The job's id goes to standard
-    output, progress to standard error. Exit code 0 if the job completed, 1 if it
+    Ctrl-C detaches and leaves the job running. The job's id and its logs go to
+    standard output, the rest to standard error. Exit code 0 if the job completed, 1 if it
     failed, 8 if it was stopped.
     """
     flags["command"] = context.meta.get(__name__)
+    if file is not None and file.suffix == ".py":
+        flags["command"], file = ["python", str(file), *context.meta.get(__name__, [])], None
     typed = {field: value for field, value in flags.items() if value is not None}
     try:
         described = JobDescription(
@@ -154,17 +167,24 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     except InvalidJobFile as error:
         _refuse([str(error)])
     body = described.body(Path.cwd())
-    if problem := _command_problem(flags["command"], body.get("working_dir")):
-        _refuse([f"muster: {problem}"])
+    if body.get("python") is None and (body.get("command") or body.get("program")):
+        body["python"] = callers_python({**os.environ, **dict(env)})
     if dry_run:
         with connected() as client, _field_errors(described):
             _show_plan(client.plan(body), body, output or Output.TABLE)
     else:
-        sys.exit(_submit(described, body, output or Output.NAME, detach=detach))
+        with_logs = not no_logs and output is None
+        shown = output or Output.NAME
+        sys.exit(_submit(described, body, shown, detach=detach, with_logs=with_logs))
 
 
 def _submit(
-    described: JobDescription, body: dict[str, Any], output: Output, *, detach: bool
+    described: JobDescription,
+    body: dict[str, Any],
+    output: Output,
+    *,
+    detach: bool,
+    with_logs: bool,
 ) -> ExitCode:
     with connected() as client:
         client.connection.get("/livez")  # fails soon if `muster up` was forgotten
@@ -178,10 +198,9 @@ def _submit(
         show(output, answer.read_as(object), [f"{job.id} is {job.status}"], [job.id])
         if job.view.message:
             click.echo(printable(f"note: {job.view.message}"), err=True)
-        code = ExitCode.OK if detach else watch_to_end(job)
+        code = ExitCode.OK if detach else watch_to_end(job, with_logs=with_logs)
     if code is not ExitCode.INTERRUPTED:  # then watch_to_end has printed how to continue
-        follow = "-f " if detach else ""
-        click.echo(f"its logs: muster logs {follow}{job.id}", err=True)
+        click.echo(f"Logs: muster logs -f {job.id}", err=True)
     return code
 
 
@@ -212,25 +231,6 @@ def _values(fields: _Pairs) -> dict[str, Any]:
     return values
 
 
-def _command_problem(command: object, working_dir: object) -> str | None:
-    """Return why a rank cannot run what was typed after ``--``, although a shell could."""
-    if not isinstance(command, list) or not command or not isinstance(working_dir, str):
-        return None
-    program = command[0]
-    path = os.path.join(working_dir, program)  # noqa: PTH118  Path fails for a very long name
-    is_here = os.path.isfile(path)  # noqa: PTH113
-    if shutil.which(program) or ("/" in program and is_here):
-        return None
-    in_path = f"{program} is in {working_dir} but not in PATH"
-    if is_here and os.access(path, os.X_OK):
-        return f"{in_path}: write -- {shlex.join([f'./{program}', *command[1:]])}"
-    if is_here and program.endswith(".py"):
-        return f"{in_path}: write -- {shlex.join(['python', *command])}"
-    if not is_here and " " in program and len(command) == 1:
-        return f"no shell runs {program!r}: write -- {shlex.join(['sh', '-c', program])}"
-    return None
-
-
 def _show_plan(plan: JobPlan, body: Mapping[str, object], output: Output) -> None:
     lines = [*facts(_plan_facts(plan, body)), "nothing was submitted: omit --dry-run to submit"]
     show(output, msgspec.to_builtins(plan), lines, [plan.job_id])
@@ -241,6 +241,7 @@ def _plan_facts(plan: JobPlan, body: Mapping[str, object]) -> Iterator[tuple[str
     yield "ranks", f"{plan.world_size}, {plan.spec['mode']}"
     yield "runs", what_runs(plan.spec)
     yield "started by", f"{plan.launcher} processes"
+    yield "python", plan.spec.get("python")
     yield "working in", plan.spec.get("working_dir") or None
     # A command may ignore our data set, so the default is not worth a line.
     if "dataset_dir" in body or not plan.command:

@@ -166,7 +166,7 @@ def audit(job: str, last: int, output: Output) -> None:
         whole = client.job(job).view
         found = client.connection.get(job_path(whole.job_id, "audit"), {"limit": last})
     sentence, code = verdict_of(whole, found)
-    show(output, found, [*_audit_lines(found), sentence], [whole.job_id])
+    show(output, found, [sentence, *_audit_lines(found)], [whole.job_id])
     sys.exit(code)
 
 
@@ -193,10 +193,10 @@ def verdict_of(job: JobView, audit: Mapping[str, Any]) -> tuple[str, int]:
 def _audit_lines(found: Mapping[str, Any]) -> Iterator[str]:
     for noun, shown in (("epoch", _EPOCHS), ("checkpoint", _CHECKPOINTS)):
         if rows := found[f"{noun}s"]:
+            yield ""
             yield from columns(rows, shown)
             # An older server does not send this.
             if omitted := found.get(f"{noun}s_omitted"):
                 yield f"({plural(omitted, f'earlier {noun}')} not shown: --last)"
             if noun == "checkpoint":
                 yield "(the ranks' hash covers their memory; for the checkpoint: muster digest)"
-            yield ""

@@ -16,7 +16,8 @@ from muster.contracts.retry import INTERRUPTED_CODE, REPLACED_CODE
 from muster.contracts.settings import ServiceSettings
 from muster.host import processes
 from muster.host.files import read_coordinator_address
-from muster.host.limits import OpenFileLimits
+from muster.host.limits import ShellLimits
+from muster.host.private import make_private
 from muster.runtime import service_log
 from muster.runtime.stderr_messages import print_stderr
 
@@ -31,7 +32,8 @@ def main() -> int:
         settings = ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
         if in_foreground:
             return foreground.run(settings, os.environ)
-        limits = OpenFileLimits.raised()
+        limits = ShellLimits.replaced()
+        make_private(settings.data_dir)
         database = _open(settings)
         try:
             asyncio.run(Service(database, settings, os.environ, limits).run())

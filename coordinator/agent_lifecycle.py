@@ -230,7 +230,9 @@ class AgentLifecycle:
             and not snapshot.spec.secrets,
             orphan_timeout_seconds=self._settings.orphan_timeout_seconds,
             stop_grace_seconds=snapshot.spec.stop_grace_seconds,
+            python=snapshot.spec.python,
             agent_heartbeat_seconds=agent_heartbeat_seconds(snapshot.spec),
+            max_log_bytes=snapshot.spec.max_log_bytes,
             secrets=snapshot.spec.secrets,
             secrets_dir=str(self._data.secrets),
             adopted=tuple(

@@ -1,13 +1,15 @@
 """Where agents and the API reach the coordinator: agent connections, address file, wake-ups.
 
+Connections of other users are closed before anything is read of them: a flood of them costs little.
 A connection belongs to a job only after its first frame has named the job, the present agent number
 and that agent's token. Any other agent is dismissed and ends its ranks.
 """
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -24,10 +26,28 @@ from muster.contracts.messages import (
     Dismiss,
     Welcome,
 )
-from muster.contracts.wire import FrameReader, decode_agent_message, encode, frame
+from muster.contracts.wire import (
+    PREFIX_BYTES,
+    FrameReader,
+    decode_agent_message,
+    encode,
+    frame,
+    frame_length,
+)
+from muster.host.peers import is_same_user
 from muster.host.processes import this_process
 
 HELLO_TIMEOUT_SECONDS: Final = 10.0  # a peer that has not said hello by then is disconnected
+
+HELLO_LIMIT_BYTES: Final = 4096  # ids and a token take a few hundred
+
+PENDING_LIMIT: Final = 256
+"""Connections that have not said hello. Above, the oldest is closed: agents speak at once."""
+
+BACKLOG: Final = 1024
+
+ACCEPT_PAUSE_SECONDS: Final = 1.0
+"""Without a free descriptor: each attempt writes a line into the log."""
 
 DISMISSAL_TIMEOUT_SECONDS: Final = 5.0
 """A dismissed agent that has not disconnected by then is disconnected."""
@@ -59,20 +79,26 @@ class AgentServer:
         self._epoch = epoch
         self._listener = listener
         self._writers: dict[JobUid, asyncio.StreamWriter] = {}
-        self._server: asyncio.Server | None = None
+        self._socket: socket.socket | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pending: dict[socket.socket, asyncio.Task[None]] = {}
+        """Connections without a hello, oldest first."""
 
     async def start(self) -> CoordinatorAddress:
         """Listen on a free port of the loopback interface and return its address."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        host, port = self._server.sockets[0].getsockname()[:2]
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+        self._socket.setblocking(False)  # noqa: FBT003  the standard library's signature
+        self._run(self._accept(self._socket))
+        host, port = self._socket.getsockname()[:2]
         return CoordinatorAddress(host=host, port=port, process=this_process())
 
     async def stop(self) -> None:
         """Close all connections; agents and ranks run on."""
-        if self._server is not None:
-            self._server.close()
-        for writer in list(self._writers.values()):
-            writer.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._socket is not None:
+            self._socket.close()
 
     async def flush(self) -> None:
         """Wait, at most a second per connection, until what was sent has left."""
@@ -87,24 +113,46 @@ class AgentServer:
         if writer is not None:
             writer.write(frame(encode(message)))
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        messages = _messages(reader)
-        try:
-            async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
-                hello = await anext(messages, None)
-            if isinstance(hello, AgentHello):
-                await self._converse(hello, messages, reader, writer)
-        except (OSError, WireError, TimeoutError):
-            pass  # a faulty peer is disconnected
-        finally:
-            writer.close()
+    async def _accept(self, listener: socket.socket) -> None:
+        # Not `asyncio.start_server`, which starts to read before it asks, and writes a hundred
+        # tracebacks at once when there is no descriptor left.
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                _LOG.warning("cannot accept agents", action="not_accepting", error=str(error))
+                await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
+                continue
+            if not is_same_user(connection):
+                connection.close()
+            else:
+                self._pending[connection] = self._run(self._serve(connection))
+            if len(self._pending) > PENDING_LIMIT:
+                self._pending.pop(next(iter(self._pending))).cancel()
+            await asyncio.sleep(0)  # the loop's other work has its turn, however many connect
+
+    def _run(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _serve(self, connection: socket.socket) -> None:
+        with ExitStack() as on_failure, suppress(OSError, WireError):  # of a faulty peer
+            on_failure.callback(connection.close)
+            try:
+                async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
+                    hello = await _receive_hello(connection)
+            finally:
+                self._pending.pop(connection, None)
+            reader, writer = await asyncio.open_connection(sock=connection)
+            on_failure.pop_all()
+            with closing(writer):
+                await self._converse(hello, reader, writer)
 
     async def _converse(
-        self,
-        hello: AgentHello,
-        messages: AsyncIterator[AgentMessage],
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        self, hello: AgentHello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         writer.write(frame(encode(Welcome(epoch=self._epoch))))
         if not self._listener.is_expected(hello):
@@ -114,7 +162,7 @@ class AgentServer:
         self._writers[uid] = writer
         self._listener.on_connected(uid, hello.generation)
         try:
-            async for message in messages:
+            async for message in _messages(reader):
                 self._listener.on_message(uid, hello.generation, message)
         except WireError as error:
             # An agent of another version would reconnect for ever; a new one resumes its job.
@@ -124,6 +172,28 @@ class AgentServer:
             if self._writers.get(uid) is writer:
                 del self._writers[uid]
                 self._listener.on_disconnected(uid, hello.generation)
+
+
+async def _receive_hello(connection: socket.socket) -> AgentHello:
+    """Return the first frame; raises `WireError` if it is none, OSError.
+
+    Never reads more than the frame, so that a peer which has not said hello costs little memory.
+    """
+    length = frame_length(await _receive(connection, PREFIX_BYTES), HELLO_LIMIT_BYTES)
+    hello = decode_agent_message(await _receive(connection, length))
+    if not isinstance(hello, AgentHello):
+        raise WireError("an agent sent another message before its hello")
+    return hello
+
+
+async def _receive(connection: socket.socket, size_bytes: int) -> bytes:
+    data = b""
+    while len(data) < size_bytes:
+        part = await asyncio.get_running_loop().sock_recv(connection, size_bytes - len(data))
+        if not part:
+            raise ConnectionResetError
+        data += part
+    return data
 
 
 async def _dismiss(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

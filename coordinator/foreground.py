@@ -35,7 +35,8 @@ from muster.contracts.secrets import SHARED_VARIABLES
 from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
-from muster.host.limits import OpenFileLimits
+from muster.host.limits import ShellLimits
+from muster.host.private import make_private
 from muster.job_defaults import complete
 from muster.runtime.archive import archive_files
 from muster.runtime.stderr_messages import print_stderr, print_stdout
@@ -125,11 +126,12 @@ def play(
 
     An unfinished job of that id is resumed. `display` is called once the place of the job's files
     is known. Raises `JobDiffers` if the unfinished job has another spec, a `DatabaseError` if a
-    concurrent call was faster, `TooFewOpenFiles`, and what `complete` and `refuse_other_mode`
-    raise.
+    concurrent call was faster, `TooFewOpenFiles`, `UnusableDirectory`, and what `complete` and
+    `refuse_other_mode` raise.
     """
-    limits = OpenFileLimits.raised()
+    limits = ShellLimits.replaced()
     limits.refuse_too_many(spec.world_size)
+    make_private(settings.data_dir)
     data = DataDir(settings.data_dir / "foreground" / job_id)
     settings = msgspec.structs.replace(
         settings,

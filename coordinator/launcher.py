@@ -7,7 +7,6 @@ A launcher promises: an agent returned by `start` runs until its `ended` future 
 import asyncio
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,8 +23,15 @@ from muster.contracts.rank import ProcessRecord
 from muster.contracts.secrets import Reference
 from muster.contracts.settings import shared_variables
 from muster.host.containment import cgroups_of_job, kill_cgroup, tagged_processes
-from muster.host.limits import OpenFileLimits
-from muster.host.processes import PollLimit, identify, is_running, kill, process_tree
+from muster.host.limits import ShellLimits
+from muster.host.processes import (
+    PollLimit,
+    identify,
+    is_running,
+    kill,
+    module_command,
+    process_tree,
+)
 
 SWEEP_PATIENCE: Final = PollLimit(seconds=2.0, pause_seconds=0.02)
 """A process that survives SIGKILL for longer hangs in the kernel; agents wait as long."""
@@ -62,10 +68,10 @@ class Launcher(Protocol):
 class LocalLauncher:
     """Agents as processes of this machine, each in its own session, so that they outlive us."""
 
-    def __init__(self, environ: Mapping[str, str], limits: OpenFileLimits) -> None:
+    def __init__(self, environ: Mapping[str, str], limits: ShellLimits) -> None:
         """`environ` is the service's own environment; agents inherit it without shared secrets.
 
-        `limits` are the descriptor limits that agents start with and give to their ranks.
+        `limits` are those that agents start with and give to their ranks.
         """
         self._limits = limits
         shared = shared_variables(environ)
@@ -107,11 +113,12 @@ class LocalLauncher:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "worker.agent"],
+                module_command("worker.agent"),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 env={**self._environ, PROCESS_TAG: _tag(assignment.job_uid)},
+                umask=self._limits.umask,
                 start_new_session=True,
             )
         self._limits.apply_to(process.pid)  # before the assignment, after which it reads its limits

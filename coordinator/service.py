@@ -26,7 +26,7 @@ from database.leases import COORDINATOR_LEASE, Leases
 from database.records import Lease
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
-from muster.host.limits import OpenFileLimits
+from muster.host.limits import ShellLimits
 from muster.host.processes import this_process, unblock_sigint
 
 _LOG: Final = structlog.get_logger("coordinator")
@@ -40,7 +40,7 @@ class Service:
         database: Database,
         settings: ServiceSettings,
         environ: Mapping[str, str],
-        limits: OpenFileLimits,
+        limits: ShellLimits,
     ) -> None:
         """`limits` are those this process started with; its agents start with them, too."""
         self._limits = limits

@@ -12,7 +12,13 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from database import schema
-from database.errors import CommitInDoubt, DatabaseError, DatabaseLocked, DatabaseUnavailable
+from database.errors import (
+    CommitInDoubt,
+    DatabaseError,
+    DatabaseFull,
+    DatabaseLocked,
+    DatabaseUnavailable,
+)
 from database.postgres import PostgresBackend
 from database.sqlite import SqliteBackend
 
@@ -138,8 +144,8 @@ class Database:
                 yield connection
                 is_committing = True
         except DatabaseUnavailable as error:
-            # A commit that failed on a lock has written nothing.
-            if is_committing and not isinstance(error, DatabaseLocked):
+            # A commit that failed on a lock or for lack of room has written nothing.
+            if is_committing and not isinstance(error, DatabaseLocked | DatabaseFull):
                 raise CommitInDoubt(str(error)) from error
             raise
 

@@ -3,6 +3,7 @@
 DatabaseError                   also raised itself: the database refused a statement or a value
 ├── DatabaseUnavailable         away, full, unwritable, or no database at all
 │   ├── DatabaseLocked          another process held its lock for too long
+│   ├── DatabaseFull            its disk has no room left
 │   └── CommitInDoubt           the connection was lost during the commit
 ├── SchemaTooNew                a later version of Muster has migrated the database
 ├── JobExists                   the id is taken
@@ -34,6 +35,10 @@ class DatabaseUnavailable(DatabaseError):
 
 class DatabaseLocked(DatabaseUnavailable):
     """Another process held the database's lock for longer than the busy timeout."""
+
+
+class DatabaseFull(DatabaseUnavailable):
+    """The disk of the database has no room left; nothing is written."""
 
 
 class CommitInDoubt(DatabaseUnavailable):

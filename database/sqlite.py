@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 
-from database.errors import DatabaseError, DatabaseLocked, DatabaseUnavailable
+from database.errors import DatabaseError, DatabaseFull, DatabaseLocked, DatabaseUnavailable
 
 SAFE_WAL: Final = (3, 51, 3)
 """Before this version two connections that write and checkpoint a write-ahead log at the same
@@ -37,6 +37,9 @@ _SENTENCES: Final = {
     sqlite3.SQLITE_FULL: "has no room left on its disk: free some space",
     sqlite3.SQLITE_IOERR: "cannot be read or written: its disk reports an error",
 }
+
+_NO_ROOM: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN)
+"""Without a free inode the journal cannot be opened."""
 
 
 class WriteLock:
@@ -187,7 +190,8 @@ class SqliteBackend:
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return self._locked()
         if code in _SENTENCES:
-            return DatabaseUnavailable(f"the database {self._path} {_SENTENCES[code]} ({cause})")
+            kind = DatabaseFull if code in _NO_ROOM else DatabaseUnavailable
+            return kind(f"the database {self._path} {_SENTENCES[code]} ({cause})")
         return DatabaseError(
             f"the database {self._path} refused a statement, nothing is written: {cause}"
         )

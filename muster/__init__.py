@@ -7,11 +7,14 @@ launcher must be able to pin threads before numpy is imported.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from muster.contracts.interpreter import VERSION
+
 if TYPE_CHECKING:
     from muster.client.client import Client as Client
     from muster.run import Run as Run
     from muster.run import join as join
 
+__version__ = VERSION
 __all__ = ["Client", "Run", "join"]
 
 

@@ -39,6 +39,7 @@ def complete(spec: JobSpec, settings: ServiceSettings, working_dir: Path) -> Com
     if spec.checkpoint_dir is not None:
         checkpoint_dir = working_dir / spec.checkpoint_dir
     own_dir = working_dir if spec.working_dir is None else working_dir / spec.working_dir
+    python = None if spec.python is None else str(working_dir / spec.python)
     dataset_dir, note = settings.dataset_dir, None
     if spec.dataset_dir is not None:
         dataset_dir = working_dir / spec.dataset_dir
@@ -57,6 +58,7 @@ def complete(spec: JobSpec, settings: ServiceSettings, working_dir: Path) -> Com
             dataset_dir=str(dataset_dir),
             checkpoint_dir=str(checkpoint_dir),
             working_dir=str(own_dir),
+            python=python,
         ),
         dataset_dir=dataset_dir,
         checkpoint_dir=checkpoint_dir,

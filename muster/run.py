@@ -33,6 +33,7 @@ import msgspec
 from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manager import CheckpointManager
 from muster.checkpoints.manifest import Owner
+from muster.checkpoints.nested import flatten, unflatten
 from muster.checkpoints.reader import Checkpoint, CheckpointReader
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import METRIC_NAME_LIMIT, METRICS_LIMIT, Heartbeat
@@ -154,9 +155,10 @@ class Run:
         checkpoint = self._vault.restore() or self._inherited()
         if checkpoint is None:
             return None
+        state = unflatten(checkpoint.state)
         self._reader.go_to(checkpoint.position)
         self._last_checkpoint_step = checkpoint.step
-        return checkpoint.state
+        return state
 
     def samples(self) -> Iterator[Any]:
         """Yield this rank's samples, parsed from JSON, of all remaining epochs.
@@ -198,11 +200,12 @@ class Run:
     def checkpoint(self, state: Mapping[str, Any]) -> None:
         """Make `state` and the current position durable; no later crash loses them.
 
-        `state` maps names to numpy arrays and JSON values. Raises a `CheckpointError`; older
-        checkpoints are then unchanged.
+        `state` maps names to PyTorch tensors, numpy arrays, None, bools, ints, floats, strings, and
+        lists, tuples and dicts of these, such as `state_dict()` returns. `restore` returns tensors
+        on the CPU. Raises a `CheckpointError`; older checkpoints are then unchanged.
         """
         position = self._reader.committed
-        self._vault.save(position.step, position, state)
+        self._vault.save(position.step, position, flatten(state))
         self._checkpoints_saved += 1
         self._last_checkpoint_step = position.step
 

@@ -1,7 +1,7 @@
 """One rank: ``python -P -m worker`` reads its environment and becomes the program.
 
 A command is *exec*ed, so the process keeps its pid, its channel and its log, and nothing of Muster
-stays in memory. Without a command it runs managed training.
+stays in memory. Without a command it becomes a rank of managed training.
 """
 
 import os
@@ -9,12 +9,13 @@ import signal
 import sys
 from typing import Final, NoReturn
 
-from muster.contracts.environ import PROCESS_TAG, SINGLE_THREADED, RankSettings
+from muster.contracts.environ import PROCESS_TAG, RankSettings
 from muster.contracts.errors import InvalidEnvironment
 from muster.contracts.job import Reason
 from muster.contracts.messages import Executing, PermanentFailure, RankMessage
 from muster.contracts.spec import JobSpec
 from muster.host.containment import contain_self
+from muster.host.processes import module_command
 from muster.runtime.agent_client import AgentClient, AgentSocket
 from muster.runtime.stderr_messages import print_stderr
 from worker.start import is_command_error
@@ -30,22 +31,15 @@ def main() -> int:
     except InvalidEnvironment as error:
         print_stderr(f"muster: {error}")
         return 2
+    if settings.command is None:
+        # Not in this process: a program's own module `worker` must not meet ours.
+        os.execv(sys.executable, module_command("muster.training"))  # noqa: S606
     if PROCESS_TAG in os.environ:  # not when started by hand
         contain_self(os.environ[PROCESS_TAG])
-    if settings.command is not None:
-        # When started by hand, the defaults hold for the program too.
-        os.environ.setdefault("RANK", str(settings.rank))
-        os.environ.setdefault("WORLD_SIZE", str(settings.world_size))
-        _exec(settings.command, settings.agent_fd)
-    return _train(settings)
-
-
-def _train(settings: RankSettings) -> NoReturn:
-    for name, threads in SINGLE_THREADED.items():
-        os.environ.setdefault(name, threads)
-    from muster.training.rank import train  # noqa: PLC0415  numpy must see the thread pins
-
-    train(settings)
+    # When started by hand, the defaults hold for the program too.
+    os.environ.setdefault("RANK", str(settings.rank))
+    os.environ.setdefault("WORLD_SIZE", str(settings.world_size))
+    return _exec(settings.command, settings.agent_fd)
 
 
 def _exec(command: tuple[str, ...], agent_fd: int | None) -> NoReturn:

@@ -34,8 +34,10 @@ from muster.contracts.messages import (
     TerminateRank,
     Welcome,
 )
+from muster.contracts.paths import JobFiles
 from muster.contracts.retry import REPLACED_CODE
-from muster.host.limits import OpenFileLimits
+from muster.host.files import rotate
+from muster.host.limits import ShellLimits
 from muster.runtime.stderr_messages import print_stderr
 from worker.containment import kill_descendants, kill_leftovers
 from worker.coordinator_link import CoordinatorLink
@@ -67,12 +69,13 @@ class Agent:
         self._link = CoordinatorLink(
             Path(assignment.address_file), self._selector, self._on_message
         )
-        limits = OpenFileLimits.raised()
+        self._log = JobFiles(Path(assignment.job_root)).agent_log
+        limits = ShellLimits.replaced()
         self._secrets = RankSecrets(assignment)
         self._starter: Starter = (
-            PreforkStarter(assignment.job_uid, limits)
+            PreforkStarter(assignment.job_uid, limits, assignment.python)
             if assignment.is_managed
-            else ExecStarter(limits)
+            else ExecStarter(limits, assignment.python)
         )
         self._ranks = RankTable(
             assignment, self._selector, self._starter, self._report, self._secrets
@@ -128,6 +131,7 @@ class Agent:
         if now >= self._next_tick:
             self._next_tick = now + TICK_SECONDS
             self._ranks.tick()
+            rotate(self._log)
             self._groups.deliver()
             if self._ranks.is_succeeded and not self._is_leaving:
                 self._resign("its ranks here are killed")

@@ -5,7 +5,6 @@ whole state again.
 """
 
 import errno
-import os
 import selectors
 import socket
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from muster.contracts.errors import WireError
 from muster.contracts.messages import AgentMessage, CoordinatorAddress, CoordinatorMessage
 from muster.contracts.wire import FrameReader, decode_coordinator_message, encode, frame
 from muster.host.files import read_coordinator_address
-from muster.host.peers import normalize_address, uid_of_connection
+from muster.host.peers import is_same_user
 
 UNSENT_LIMIT_BYTES: Final = 4 << 20
 """A coordinator that reads nothing for so long is treated as gone."""
@@ -76,14 +75,7 @@ class CoordinatorLink:
     @property
     def is_same_user(self) -> bool:
         """Whether the peer's process belongs to our user: any user can bind a freed port."""
-        if self._socket is None:
-            return False
-        try:
-            ends = self._socket.getpeername(), self._socket.getsockname()
-            peer, ours = ((normalize_address(host), port) for host, port in ends)
-            return uid_of_connection(peer, ours) == os.geteuid()
-        except OSError:  # the connection is gone already
-            return False
+        return self._socket is not None and is_same_user(self._socket)
 
     def send(self, message: AgentMessage) -> None:
         """Send now or as soon as there is room; dropped without a connection."""

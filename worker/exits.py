@@ -24,6 +24,7 @@ from muster.contracts.messages import (
 from muster.contracts.paths import JobFiles
 from muster.contracts.retry import SIGNAL_BASE
 from muster.contracts.secrets import SecretUnavailable
+from muster.program import InvalidProgram
 from muster.runtime.exit_report import (
     make_exit_record,
     read_exit_record,
@@ -54,7 +55,9 @@ class RankExit:
     exited: RankExited
 
     @classmethod
-    def of_failed_start(cls, order: StartRank, error: OSError | SecretUnavailable) -> Self:
+    def of_failed_start(
+        cls, order: StartRank, error: OSError | SecretUnavailable | InvalidProgram
+    ) -> Self:
         """Return the exit of an attempt that did not start: refused, or to be tried again."""
         message = f"cannot be started in {order.working_dir}: {error}"
         if isinstance(error, OSError) and error.errno == errno.E2BIG:
@@ -62,6 +65,8 @@ class RankExit:
         reason = None
         if isinstance(error, SecretUnavailable):
             message, reason = f"cannot be started: {error}", Reason.SECRET_UNAVAILABLE
+        elif isinstance(error, InvalidProgram):
+            message, reason = str(error), Reason.INVALID_PROGRAM
         elif is_permanent_start_error(error, order.working_dir):
             reason = Reason.INVALID_PROGRAM
         exited = RankExited(

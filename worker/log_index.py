@@ -1,18 +1,36 @@
-"""When each part of a rank's log was written.
+"""When each part of a rank's log was written, and whether its program has truncated it.
 
 A rank writes directly into its log file, so no line passes through the agent. The agent regularly
 appends (size, time) to an index. A line's time is that of the first entry that covers it.
+
+``echo x > /dev/stderr`` opens the log anew and truncates it. Nothing that leaves the program intact
+prevents that, so it is detected by a block far beyond the end, which every truncation frees.
 """
 
+import ctypes
+import fcntl
 import os
+import struct
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
-from muster.contracts.paths import TIME_MARK
+from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK, LogName
+from muster.host.files import closing
 from muster.runtime.exit_report import last_lines
 
 _FLAGS: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+
+KEEP_SIZE: Final = 1  # fallocate(2)
+PUNCH_HOLE: Final = 2
+
+_FIEMAP: Final = struct.Struct("=QQLLLL")
+"""struct fiemap: start, length, flags, number of extents there, room for extents, reserved."""
+_FS_IOC_FIEMAP: Final = 0xC020660B
+
+_BLOCK_BYTES: Final = 4096
+_SENTINEL: Final = LOG_EPOCH_BYTES // 2, _BLOCK_BYTES  # offset and length of the block
 
 
 class LogIndex:
@@ -26,6 +44,9 @@ class LogIndex:
             self._times = os.open(times, _FLAGS, 0o600)
             opened.callback(os.close, self._times)
             self._indexed_bytes = self._last_size()
+            if os.fstat(self._log).st_size == 0:
+                self._set_sentinel()
+            self._has_sentinel = self._is_sentinel_there()
             opened.pop_all()
 
     @property
@@ -33,13 +54,25 @@ class LogIndex:
         """The log, for the process's stdout and stderr."""
         return self._log
 
-    def note(self, unix_seconds: float) -> None:
-        """Append an entry if the log has grown."""
+    def note(self, unix_seconds: float) -> bool:
+        """Append an entry if the log has changed; return True at its first truncation."""
+        epoch, known = divmod(self._indexed_bytes, LOG_EPOCH_BYTES)
+        # In this order: a truncation between the two looks is seen by the next ones.
+        is_freed = self._has_sentinel and not self._is_sentinel_there()
         size = os.fstat(self._log).st_size
-        if size > self._indexed_bytes:
-            with suppress(OSError):  # disk full: the next entry covers these lines too
-                os.write(self._times, TIME_MARK.pack(size, int(unix_seconds * 1e6)))
-                self._indexed_bytes = size
+        is_truncated = is_freed or size < known
+        if size == known and not is_truncated:
+            return False
+        end = ((epoch + is_truncated) * LOG_EPOCH_BYTES + size) % (1 << 64)
+        try:
+            os.write(self._times, TIME_MARK.pack(end, int(unix_seconds * 1e6)))
+        except OSError:  # disk full: the next entry covers these lines too
+            return False
+        self._indexed_bytes = end
+        if is_truncated:
+            self._set_sentinel()
+            self._has_sentinel = self._is_sentinel_there()
+        return is_truncated and epoch == 0
 
     def last_lines(self) -> tuple[str, ...]:
         """Return the end of the log, bounded in lines and bytes."""
@@ -49,6 +82,17 @@ class LogIndex:
         os.close(self._log)
         os.close(self._times)
 
+    def _set_sentinel(self) -> None:
+        with suppress(OSError):  # not on this file system: only a log that shrinks is noticed
+            fallocate(self._log, KEEP_SIZE, *_SENTINEL)
+
+    def _is_sentinel_there(self) -> bool:
+        try:
+            found = fcntl.ioctl(self._log, _FS_IOC_FIEMAP, _FIEMAP.pack(*_SENTINEL, 0, 0, 0, 0))
+        except OSError:
+            return False
+        return bool(_FIEMAP.unpack(found)[3])
+
     def _last_size(self) -> int:
         """Return the size in the last entry, after truncating an incomplete one."""
         size = os.fstat(self._times).st_size
@@ -56,3 +100,48 @@ class LogIndex:
         os.ftruncate(self._times, whole)
         last = os.pread(self._times, TIME_MARK.size, max(0, whole - TIME_MARK.size))
         return int(TIME_MARK.unpack(last)[0]) if last else 0
+
+
+def discard_oldest_lines(logs: Path, limit_bytes: int, running: AbstractSet[LogName]) -> bool:
+    """If the logs of a job take more disk space, leave holes where their oldest lines were.
+
+    Ended attempts lose all of theirs first, then each running one the same share. Returns whether
+    something was discarded.
+    """
+    found = {
+        name: entry.stat(follow_symlinks=False)
+        for entry in os.scandir(logs)
+        if (name := LogName.parse(entry.name)) is not None
+    }
+    used = {name: max(0, 512 * it.st_blocks - _BLOCK_BYTES) for name, it in found.items()}
+    excess = sum(used.values()) - limit_bytes
+    if excess <= 0:
+        return False
+    excess += limit_bytes // 8  # make room for more than a moment
+    parts: dict[LogName, int] = {}
+    for name in sorted(found.keys() - running, key=lambda name: found[name].st_mtime):
+        if used[name] and excess > 0:
+            parts[name] = found[name].st_size + _BLOCK_BYTES
+            excess -= used[name]
+    living = sum(used[name] for name in running & found.keys())
+    if excess > 0:
+        parts |= {name: used[name] * excess // living for name in running & found.keys()}
+    return sum(_discard(logs / f"{name.stem}.log", part) for name, part in parts.items()) > 0
+
+
+def _discard(log: Path, count: int) -> bool:
+    """Discard about so many bytes at the beginning of what is left; return False if impossible."""
+    try:
+        with closing(os.open(log, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)) as descriptor:
+            end = os.lseek(descriptor, 0, os.SEEK_DATA) + count
+            fallocate(descriptor, KEEP_SIZE | PUNCH_HOLE, 0, end - end % _BLOCK_BYTES)
+    except OSError:
+        return False
+    return True
+
+
+def fallocate(descriptor: int, mode: int, start: int, length: int) -> None:
+    """Call the system; the standard library has only one of the modes. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.fallocate(descriptor, mode, ctypes.c_int64(start), ctypes.c_int64(length)) != 0:
+        raise OSError(ctypes.get_errno(), "fallocate failed")

@@ -7,6 +7,7 @@ A rank leads its own session, so that a signal reaches its group, and is contain
 import os
 import signal
 import socket
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -15,11 +16,14 @@ from typing import Final, Self
 
 from muster.contracts.environ import PROCESS_TAG
 from muster.contracts.errors import WireError
+from muster.contracts.interpreter import muster_problem
+from muster.contracts.job import Reason
 from muster.contracts.messages import (
     SAVED_LIMIT,
     Heartbeat,
     Hello,
     Orphaned,
+    PermanentFailure,
     RankMessage,
     RankSaid,
     RankSpawned,
@@ -33,6 +37,16 @@ from muster.host.containment import kill_attempt
 from worker.log_index import LogIndex
 from worker.process import ChildProcess, ProcessHandle
 from worker.start import Starter
+
+TRUNCATED: Final = (
+    "truncates its own log, so earlier lines are lost: in a shell script, write `>&2` instead of "
+    "`> /dev/stderr`"
+)
+
+LOGS_FULL: Final = (
+    "writes into logs that have reached the job's max_log_bytes: their oldest lines are discarded "
+    "from now on"
+)
 
 WARNINGS_LIMIT: Final = 100
 """Warnings of one attempt that become events of the job; its log holds all of them."""
@@ -113,10 +127,19 @@ class RankProcess:
             if not packet:
                 return messages, False
             with suppress(WireError):
-                message = decode_rank_message(packet)
+                message = self._checked(decode_rank_message(packet))
                 if self.keep(message):
                     messages.append(message)
         return messages, True
+
+    def _checked(self, message: RankMessage) -> RankMessage:
+        """Return a message, or a failure for the hello of another version of Muster."""
+        # An adopted rank may be older than this agent: that of its own version has accepted it.
+        if isinstance(message, Hello) and isinstance(self.process, ChildProcess):
+            problem = muster_problem(message.python, message.version)
+            if problem is not None:
+                return PermanentFailure(reason=Reason.INVALID_PROGRAM, message=problem)
+        return message
 
     def keep(self, message: RankMessage) -> bool:
         """Keep a message for the next coordinator; return False if it is over the limit."""
@@ -133,9 +156,17 @@ class RankProcess:
 
     def mark_orphaned(self, by: str) -> RankSaid:
         """Keep and return the message that it was asked to stop for lack of supervision."""
-        orphaned = Orphaned(by=by)
-        self.keep(orphaned)
-        return RankSaid(rank=self.rank, incarnation=self.attempt, message=orphaned)
+        return self.say(Orphaned(by=by))
+
+    def index_log(self) -> Iterator[RankSaid]:
+        """Note how long the log is now; keep and yield a warning at its first truncation."""
+        if self.log is not None and self.log.note(time.time()):
+            yield self.say(Warned(message=TRUNCATED))
+
+    def say(self, message: RankMessage) -> RankSaid:
+        """Keep and return a message on its behalf."""
+        self.keep(message)
+        return RankSaid(rank=self.rank, incarnation=self.attempt, message=message)
 
     @cached_property
     def arena(self) -> int:

@@ -11,6 +11,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -25,24 +26,29 @@ from muster.contracts.messages import (
     AnnounceGroup,
     RankExited,
     StartRank,
+    Warned,
 )
-from muster.contracts.paths import JobFiles
+from muster.contracts.paths import JobFiles, LogName
 from muster.contracts.secrets import SecretUnavailable
 from muster.host.containment import is_contained, tag_of
 from muster.host.processes import is_stopped
+from muster.program import InvalidProgram
 from muster.runtime.agent_sockets import is_succeeded, newest_socket
 from muster.runtime.stderr_messages import print_stderr
 from worker.containment import reap_zombies
 from worker.exits import ExitLog, RankExit
-from worker.log_index import LogIndex
+from worker.log_index import LogIndex, discard_oldest_lines
 from worker.process import AdoptedProcess
-from worker.rank import RankProcess
+from worker.rank import LOGS_FULL, RankProcess
 from worker.rank_listener import ChannelReader, ReconnectListener
 from worker.start import RankSecrets, Starter
 
 CONTAINMENT_SECONDS: Final = 2.0
 """A process that survives SIGKILL for this long hangs in the kernel. The exit of its rank is then
 reported all the same, or the job would wait for ever."""
+
+LOGS_CHECK_SECONDS: Final = 5.0
+"""How often the disk space of all logs is summed up."""
 
 Report = Callable[[AgentMessage], None]
 
@@ -63,6 +69,9 @@ class RankTable:
         self._starter = starter
         self._report = report
         self._orphan_timeout_seconds = assignment.orphan_timeout_seconds
+        self._max_log_bytes = assignment.max_log_bytes
+        self._next_logs_check = 0.0
+        self._are_logs_full = False
         self._socket = self._files.agent_socket(assignment.generation)
         self._running: dict[int, RankProcess] = {}
         self._listener: ReconnectListener | None = None
@@ -100,7 +109,7 @@ class RankTable:
             return
         try:
             rank = self._start(order)
-        except (OSError, SecretUnavailable) as error:
+        except (OSError, SecretUnavailable, InvalidProgram) as error:
             exited = RankExit.of_failed_start(order, error)
             for said in exited.said:
                 self._report(said)
@@ -124,7 +133,7 @@ class RankTable:
         log = LogIndex(*self._log_files(order.rank, order.incarnation))
         try:
             return RankProcess.start(complete, log, self._starter)
-        except OSError:
+        except (OSError, InvalidProgram):
             log.close()
             raise
 
@@ -227,8 +236,10 @@ class RankTable:
     def tick(self) -> None:
         """Index the logs, and look for exits that no signal reports."""
         for rank in self._running.values():
-            if rank.log is not None:
-                rank.log.note(time.time())
+            self._index_log(rank)
+        if time.monotonic() >= self._next_logs_check:
+            self._next_logs_check = time.monotonic() + LOGS_CHECK_SECONDS
+            self._limit_logs()
         self.settle()
 
     def settle(self) -> None:
@@ -250,8 +261,7 @@ class RankTable:
         self._reader.remove(rank)
         del self._running[rank.rank], self._exited_at[rank.rank]
         self._unregister_pidfd(rank.rank)
-        if rank.log is not None:
-            rank.log.note(time.time())
+        self._index_log(rank)
         unreported, status = self._exits.examine(rank)
         for said in unreported:
             self._report(said)
@@ -259,6 +269,18 @@ class RankTable:
         # Reap after recording: if this agent dies in between, a zombie or the record is left.
         rank.release()
         self._report_exit(recorded)
+
+    def _index_log(self, rank: RankProcess) -> None:
+        for said in rank.index_log():
+            self._report(said)
+
+    def _limit_logs(self) -> None:
+        running = {LogName(rank.rank, rank.attempt) for rank in self.running}
+        with suppress(OSError):  # the directory is gone
+            is_full = discard_oldest_lines(self._files.logs, self._max_log_bytes, running)
+            if is_full and running and not self._are_logs_full:
+                self._are_logs_full = True
+                self._report(self.running[0].say(Warned(message=LOGS_FULL)))
 
     def _report_exit(self, exited: RankExit) -> None:
         self._exits.keep(exited)

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import subprocess
-import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from errno import E2BIG, EACCES, EINVAL, ELOOP, ENAMETOOLONG, ENOENT, ENOEXEC, ENOTDIR, EPERM
 from pathlib import Path
@@ -19,6 +19,7 @@ import msgspec
 
 from muster.contracts.environ import (
     AGENT_FD,
+    JOB_VARIABLES,
     PREFORK_FD,
     PROCESS_TAG,
     PROCESS_TAG_WIDTH,
@@ -37,8 +38,11 @@ from muster.contracts.secrets import (
     SecretUnavailable,
 )
 from muster.host.containment import tagged_processes
-from muster.host.limits import OpenFileLimits
-from muster.host.processes import environment_of, is_running, kill
+from muster.host.interpreters import interpreter_problem
+from muster.host.limits import ShellLimits
+from muster.host.processes import environment_of, is_running, kill, module_command
+from muster.host.programs import path_with
+from muster.program import InvalidProgram
 from muster.runtime.redaction import Redaction, held_secrets
 from muster.runtime.secrets import SecretStore
 
@@ -76,7 +80,7 @@ class Starter(Protocol):
     """A way to start a rank."""
 
     def start(self, order: StartRank, log: int, channel: socket.socket) -> int:
-        """Start the process and return its pid; raises OSError."""
+        """Start the process and return its pid; raises OSError and `InvalidProgram`."""
 
     def warm_up(self) -> None:
         """Prepare the first start; optional."""
@@ -86,26 +90,46 @@ class Starter(Protocol):
 
 
 class ExecStarter:
-    """``python -P -m worker``, which becomes the program."""
+    """``python -P -m muster worker``, which becomes the program; or managed training."""
 
-    def __init__(self, limits: OpenFileLimits) -> None:
+    def __init__(self, limits: ShellLimits, python: str | None = None) -> None:
+        """`python` is the interpreter of the ranks; None: ours."""
         self._limits = limits
+        self._python = python
+        self._is_checked = False
 
     def start(self, order: StartRank, log: int, channel: socket.socket) -> int:
+        environment = {**os.environ, **order.environment, AGENT_FD: str(channel.fileno())}
+        if environment.get(JOB_VARIABLES["command"]):
+            command = module_command("worker")  # the rank's interpreter may have no muster
+            if path := path_with(self._python, environment.get("PATH")):
+                environment["PATH"] = path
+        else:
+            command = module_command("muster.training", python=self._python)
+            self.refuse_interpreter(environment)
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "worker"],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             cwd=Path(order.working_dir),
-            env={**os.environ, **order.environment, AGENT_FD: str(channel.fileno())},
+            env=environment,
             pass_fds=(channel.fileno(),),
+            umask=self._limits.umask,
             start_new_session=True,
         )
         self._limits.apply_to(process.pid)  # long before its interpreter has started
         # The agent reaps it. Popen must not wait for a pid that may be reused by then.
         process.returncode = 0
         return process.pid
+
+    def refuse_interpreter(self, environment: Mapping[str, str]) -> None:
+        """Raise `InvalidProgram` if the job's interpreter cannot run managed training."""
+        if self._python is not None and not self._is_checked:
+            problem = interpreter_problem(self._python, environment)
+            if problem is not None:
+                raise InvalidProgram(problem)
+            self._is_checked = True
 
     def warm_up(self) -> None:
         """Do nothing."""
@@ -117,9 +141,10 @@ class ExecStarter:
 class PreforkStarter:
     """Forks of a prefork server, which imports while the agent connects to its coordinator."""
 
-    def __init__(self, job_uid: str, limits: OpenFileLimits) -> None:
-        self._exec = ExecStarter(limits)
+    def __init__(self, job_uid: str, limits: ShellLimits, python: str | None = None) -> None:
+        self._exec = ExecStarter(limits, python)
         self._limits = limits
+        self._python = python
         self._tag = f"{job_uid}/template"
         self._server: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -134,7 +159,7 @@ class PreforkStarter:
         self._channel.settimeout(IMPORT_SECONDS)
         with theirs:
             self._server = subprocess.Popen(
-                [sys.executable, "-P", "-m", "muster.training.prefork"],
+                module_command("muster.training.prefork", python=self._python),
                 stdin=subprocess.DEVNULL,
                 env={
                     **os.environ,
@@ -143,6 +168,7 @@ class PreforkStarter:
                     PREFORK_FD: str(theirs.fileno()),
                 },
                 pass_fds=(theirs.fileno(),),
+                umask=self._limits.umask,
                 start_new_session=True,
             )
         self._limits.apply_to(self._server.pid)
@@ -150,6 +176,7 @@ class PreforkStarter:
     def start(self, order: StartRank, log: int, channel: socket.socket) -> int:
         # Check the directory here: in a fork the error would look like a crash.
         os.stat(f"{order.working_dir}/.")  # noqa: PTH116  a Path would drop the dot
+        self._exec.refuse_interpreter(os.environ)
         self.warm_up()
         pid = self._fork(order, log, channel)
         if pid is not None:

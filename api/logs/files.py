@@ -8,6 +8,9 @@ A position says how far a reader is. In ``6f1c2ab9/0.2:4096,1.0:512`` it has eve
 before attempt 2 and the first 4096 bytes of that attempt. The prefix identifies the job, because an
 id can be used again. A position is the id of a server-sent event, so a reader can resume at any
 server after any restart.
+
+The beginning of a log may be gone: discarded by the job's agent, which leaves a hole, or truncated
+by the program, after which offsets count from the next multiple of `LOG_EPOCH_BYTES`.
 """
 
 import os
@@ -15,19 +18,23 @@ import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from muster.contracts.job import JobUid
-from muster.contracts.paths import TIME_MARK, JobFiles, LogName
-from muster.host.files import open_directory, open_file, open_named_directory
+from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK, JobFiles, LogName
+from muster.host.files import closing, open_directory, open_file, open_named_directory
 
 LINE_LIMIT_BYTES: Final = 16 * 1024
 """How much of one line is shown; the rest is counted."""
 
 BLOCK_BYTES: Final = 32 * 1024
 """Small, because a job may have thousands of ranks; at least twice `LINE_LIMIT_BYTES`."""
+
+GAP: Final = b"muster: lines are missing here (muster events tells why)"
+"""Takes the place of the lines at the beginning of a log that are gone."""
 
 PIECE_BYTES: Final = 8 * BLOCK_BYTES
 """A stretch of this length without a line end counts as a line."""
@@ -50,10 +57,12 @@ _START: Final = "0.0:0"
 _PREFIX_LENGTH: Final = 8
 _RANKS_LIMIT: Final = 4096
 
-_PAIR: Final = re.compile(r"(\d{1,5})\.(\d{1,9}):(\d{1,18})", re.ASCII)
+_PAIR: Final = re.compile(r"(\d{1,5})\.(\d{1,9}):(\d{1,20})", re.ASCII)
 
 Micros = int
 """Microseconds since 1970 (UTC)."""
+
+_LATEST: Final[Micros] = 1 << 64
 
 NEIGHBOURS: Final = 128
 """How many marks of a time index are read on either side of the one that is needed."""
@@ -129,6 +138,10 @@ class Skipped:
     end: int
 
 
+_Piece = tuple[bytes, int]
+"""A line or a piece of one with its line end, and where that ends."""
+
+
 def decode(raw: bytes) -> str:
     """Return lines, joined by line ends, as text; a carriage return never ends a line."""
     if b"\r" in raw:
@@ -169,7 +182,7 @@ def read(path: Path, start: int, count: int) -> bytes:
     except OSError:
         return b""
     try:
-        return os.pread(descriptor, count, start)
+        return os.pread(descriptor, count, start % LOG_EPOCH_BYTES)
     finally:
         os.close(descriptor)
 
@@ -182,12 +195,23 @@ def size_of(path: Path) -> int:
         return 0
 
 
-def line_end_before(path: Path, end: int) -> int:
-    """Return where the last line ends that is complete below `end`; 0 if none is.
+def extent_of(path: Path) -> tuple[int, int]:
+    """Return the offsets at which the bytes of a log begin that still exist, and end."""
+    last = TimeIndex(path.with_suffix(".times")).size_at(_LATEST)
+    epoch = last - last % LOG_EPOCH_BYTES
+    begin, size = 0, size_of(path)
+    with suppress(OSError), closing(open_log(path)) as descriptor:
+        begin = size
+        begin = os.lseek(descriptor, 0, os.SEEK_DATA)  # ENXIO: there is only a hole, or nothing
+    return epoch + begin, epoch + size
+
+
+def line_end_before(path: Path, end: int, begin: int = 0) -> int:
+    """Return where the last line of [begin, end) ends that is complete; `begin` if none is.
 
     Inside a line that is longer than a piece this is `end` itself.
     """
-    lowest = max(end - PIECE_BYTES, 0)
+    lowest = max(end - PIECE_BYTES, begin)
     place = end
     while place > lowest:
         start = max(place - BLOCK_BYTES, lowest)
@@ -195,7 +219,7 @@ def line_end_before(path: Path, end: int) -> int:
         if newline >= 0:
             return start + newline + 1
         place = start
-    return end if lowest else 0
+    return end if lowest > begin else begin
 
 
 def read_backwards(
@@ -203,10 +227,23 @@ def read_backwards(
 ) -> Iterator[Line | Skipped]:
     """Yield the lines of [begin, end), the last one first.
 
-    With `text`, blocks that do not contain it come as `Skipped`. A line that starts before `begin`
-    is shown from there.
+    With `text`, lines that do not contain it come as `Skipped`. A line that starts before `begin`
+    is shown from there. Of the pieces of a long line, the one in which the text begins contains it.
     """
-    wanted = text.encode("utf-8", "surrogatepass") if text and _REPLACEMENT not in text else b""
+    wanted = (text or "").encode("utf-8", "surrogatepass")
+    after = b""
+    for found in _read_raw(path, end, b"" if _REPLACEMENT in (text or "") else wanted, begin):
+        if isinstance(found, Skipped):
+            yield found
+            continue
+        raw, _ = found
+        line = _line(*found)
+        shown = raw[:-1] if raw.endswith(b"\n") else raw + after
+        yield line if not text or text in decode(shown) else Skipped(line.start, line.end)
+        after = raw[: len(wanted)]
+
+
+def _read_raw(path: Path, end: int, wanted: bytes, begin: int) -> Iterator[_Piece | Skipped]:
     unread = end
     rest = b""  # the bytes [unread, end): the start of `end`'s line may lie further below
     while unread > begin:
@@ -217,11 +254,13 @@ def read_backwards(
         # The last byte is the line end of the last line itself.
         cut = raw.find(b"\n", 0, len(raw) - 1) + 1 if start > begin else 0
         while start > begin and not cut and len(raw) >= PIECE_BYTES:
-            yield _line(raw[-PIECE_BYTES:], end)
+            yield raw[-PIECE_BYTES:], end
             end -= PIECE_BYTES
             raw = raw[:-PIECE_BYTES]
         if cut or start == begin:
-            if wanted and wanted not in raw[cut:].replace(b"\r", b"\\r"):
+            # Without a line end at its end it goes on in the piece that was read before.
+            is_whole = raw.endswith(b"\n")
+            if wanted and is_whole and wanted not in raw[cut:].replace(b"\r", b"\\r"):
                 yield Skipped(start + cut, end)
             else:
                 yield from _lines_reversed(raw, cut, end)
@@ -230,12 +269,12 @@ def read_backwards(
         rest = raw
 
 
-def _lines_reversed(raw: bytes, cut: int, end: int) -> Iterator[Line]:
+def _lines_reversed(raw: bytes, cut: int, end: int) -> Iterator[_Piece]:
     place = len(raw)
     while place > cut:
         lowest = max(cut, place - PIECE_BYTES)
         start = max(raw.rfind(b"\n", cut, place - 1) + 1, lowest)
-        yield _line(raw[start:place], end - (len(raw) - place))
+        yield raw[start:place], end - (len(raw) - place)
         place = start
 
 

@@ -15,19 +15,26 @@ from typing import Final, Self
 
 from api.logs import files as log_files
 from api.logs.files import (
+    GAP,
     LINE_LIMIT_BYTES,
     Place,
     Position,
     TimeIndex,
     decode,
+    extent_of,
     logs_by_rank,
     read,
     shorten,
     size_of,
 )
-from muster.contracts.paths import JobFiles, LogName
+from muster.contracts.paths import LOG_EPOCH_BYTES, JobFiles, LogName
 
 BATCH_BYTES: Final = 64 * 1024
+
+KNOWN_BYTES: Final = 64  # how much before its place a reader compares, to notice a truncation
+
+DOUBTS_LIMIT: Final = 10
+"""How many reads it then waits for the agent to note that: about a second."""
 
 IsOver = Callable[[LogName], bool]
 """True for logs to which nothing will be added."""
@@ -105,7 +112,7 @@ class JobFollower:
         # A place that does not exist comes from an earlier job with the same id.
         attempt, offset = place
         log = self._files.log(rank, attempt)
-        return log.exists() and offset <= size_of(log)
+        return log.exists() and offset <= extent_of(log)[1]
 
     def _take_lines(self, logs: _Logs, is_over: IsOver) -> list[str]:
         # Among equal or unknown times the rank that waited longest is next, so that a rank that
@@ -244,36 +251,59 @@ class FileFollower:
         """Where the first line starts that was not returned yet."""
         self._searched = offset
         """There is no line end between `offset` and here; a growing line is searched only once."""
+        self._known: bytes | None = None
+        """The last bytes read before `_searched`; None before the first read."""
+        self._doubts = 0
 
     def read(self) -> list[Chunk]:
         """Return the complete lines of a block, or one long line; nothing if there is none.
 
         A line longer than `PIECE_BYTES` comes in pieces, whether it is complete or not.
         """
-        size = size_of(self._path)
-        if size < self.offset:
-            # The file is shorter than what was read: another one took its place.
-            self.offset = self._searched = 0
+        found = self._find_gap() if self._known is None else []
+        known = self._known or b""
+        size = self.offset // LOG_EPOCH_BYTES * LOG_EPOCH_BYTES + size_of(self._path)
+        if size < self._searched:
+            return self._doubt()
         end = int(min(size, self._limit))
-        found: list[Chunk] = []
         while self._searched < end and not found:
             # One byte more than a piece: a line end there belongs to this line.
             beyond = min(end, self.offset + log_files.PIECE_BYTES + 1)
-            block = read(
-                self._path, self._searched, min(log_files.BLOCK_BYTES, beyond - self._searched)
-            )
-            if not block:
+            place = self._searched - len(known)
+            count = min(log_files.BLOCK_BYTES, beyond - self._searched)
+            raw = read(self._path, place, len(known) + count)
+            if not raw.startswith(known):
+                return self._doubt()
+            if len(raw) == len(known):
                 break
-            found += self._split(block)
+            found += self._split(raw[len(known) :])
+            self._known = known = raw[: self._searched - place][-KNOWN_BYTES:]
             if not found and self._searched - self.offset > log_files.PIECE_BYTES:
                 start = self.offset
                 self.offset += log_files.PIECE_BYTES
                 found.append(self._single(start, self.offset))
         return found
 
+    def _find_gap(self) -> list[Chunk]:
+        """If the place is gone, go to where the log begins now, and return a line about that."""
+        self._known, self._doubts = b"", 0
+        begin, end = extent_of(self._path)
+        if begin <= self.offset <= end:
+            return []
+        gap = Chunk(start=min(self.offset, begin), end=begin, raw=GAP)
+        self.offset = self._searched = begin
+        return [gap]
+
+    def _doubt(self) -> list[Chunk]:
+        """The log was truncated, or overwritten: wait until the agent has noted the truncation."""
+        self._doubts += 1
+        if self._doubts > DOUBTS_LIMIT or extent_of(self._path)[0] > self.offset:
+            return self._find_gap()
+        return []
+
     def read_rest(self) -> list[Chunk]:
         """Return the unfinished last line of a file that does not grow any more."""
-        end = int(min(size_of(self._path), self._limit))
+        end = int(min(extent_of(self._path)[1], self._limit))
         if end <= self.offset:
             return []
         rest = self._single(self.offset, end)

@@ -4,21 +4,22 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Final, TypeAlias
 
 from api.logs.files import (
+    GAP,
     Line,
     Micros,
     Place,
     Position,
     Skipped,
     TimeIndex,
+    extent_of,
     line_end_before,
     logs_by_rank,
     read_backwards,
-    size_of,
 )
 from muster.contracts.paths import JobFiles, LogName
 
@@ -77,11 +78,9 @@ def read_tail(files: JobFiles, wanted: LogFilter, count: int) -> Tail:
             break
         if searched >= SEARCH_LIMIT_BYTES:
             return Tail(newest[::-1], is_complete=False)
-        if isinstance(found, Skipped):
-            searched += found.end - found.start
-            continue
-        searched += max(found.line.end - found.line.start, LINE_COST_BYTES)
-        if wanted.text is None or wanted.text in found.line.text:
+        lines = found if isinstance(found, Skipped) else found.line
+        searched += max(lines.end - lines.start, LINE_COST_BYTES)
+        if isinstance(found, LogLine):
             newest.append(found)
     return Tail(newest[::-1], is_complete=True)
 
@@ -95,7 +94,8 @@ def tail_position(files: JobFiles, rank: int | None, count: int) -> Position:
 
     def complete(name: LogName) -> _Span:
         log = files.log(name.rank, name.incarnation)
-        return 0, line_end_before(log, size_of(log))
+        begin, end = extent_of(log)
+        return 0, line_end_before(log, end, begin)
 
     lines = _merge(_read_rank(files, names, complete) for names in logs.values())
     position: dict[int, Place] = {}
@@ -124,11 +124,11 @@ def _candidates(files: JobFiles, names: Sequence[LogName], wanted: LogFilter) ->
     def span_of(name: LogName) -> _Span:
         start = first_offset if name.incarnation == first_attempt else 0
         log = files.log(name.rank, name.incarnation)
-        size = size_of(log)
+        begin, size = extent_of(log)
         if wanted.until is None:
             return start, size
         written = TimeIndex(files.times(name.rank, name.incarnation)).size_at(wanted.until)
-        return start, size if written >= size else line_end_before(log, written)
+        return start, size if written >= size else line_end_before(log, written, begin)
 
     chosen = [
         name
@@ -152,8 +152,11 @@ def _read_rank(
     key = math.inf
     for name in reversed(names):
         index = TimeIndex(files.times(name.rank, name.incarnation))
+        log = files.log(name.rank, name.incarnation)
         start, end = span_of(name)
-        for found in read_backwards(files.log(name.rank, name.incarnation), end, text, start):
+        begin, _ = extent_of(log)
+        gap = [Line(start, begin, GAP)] if start < begin and not text else []
+        for found in chain(read_backwards(log, end, text, max(start, begin)), gap):
             micros = index.at(found.end)
             key = key if micros is None else min(key, micros)
             yield key, found if isinstance(found, Skipped) else LogLine(name, found, micros)

@@ -51,6 +51,7 @@ class Deletion:
     delete_logs: bool
     stop_first: bool
     force: bool
+    delete_checkpoints: bool
     actor: str
     reauthenticate: Reauthenticate
     """Called before anything is removed: the caller's token may have been revoked meanwhile."""
@@ -70,11 +71,15 @@ async def _deletion(
     force: Annotated[  # noqa: FBT002
         bool, Query(description="Kill what runs, and delete the checkpoints too.")
     ] = False,
+    delete_checkpoints: Annotated[
+        bool | None, Query(description="Delete the checkpoints too. Default: as `force`.")
+    ] = None,
 ) -> Deletion:
     return Deletion(
         delete_logs=delete_logs,
         stop_first=False,
         force=force,
+        delete_checkpoints=force if delete_checkpoints is None else delete_checkpoints,
         actor=actor,
         reauthenticate=reauthenticate,
     )
@@ -247,7 +252,8 @@ def _delete(state: AppState, job: Job, deletion: Deletion) -> Deleted:
                     shutil.rmtree(archive)
     except OSError as error:
         raise _not_removed(files.root, error) from error
-    state.jobs.delete(job.job_id, job.uid)
+    state.disk_reserve.clearing(partial(state.jobs.delete, job.job_id, job.uid))
+    state.disk_reserve.keep()
     return Deleted(
         job_id=job.job_id,
         deleted=True,
@@ -269,13 +275,15 @@ def _size_bytes(state: AppState, job: Job, deletion: Deletion) -> int:
             for where, _, names in os.walk(root):
                 for name in names:
                     with suppress(OSError):  # removed meanwhile
-                        size += os.lstat(f"{where}/{name}").st_size
+                        found = os.lstat(f"{where}/{name}")
+                        # A log whose oldest lines were discarded has a hole.
+                        size += min(found.st_size, 512 * found.st_blocks)
     return size
 
 
 def _checkpoints(job: Job, deletion: Deletion) -> Path | None:
     """Return the directory of checkpoints to remove, if any."""
-    if not deletion.force or job.spec.checkpoint_dir is None:
+    if not deletion.delete_checkpoints or job.spec.checkpoint_dir is None:
         return None
     return checkpoints_of_job(Path(job.spec.checkpoint_dir), job.job_id)
 

@@ -19,7 +19,7 @@ from api.errors import Problem
 from api.schema import TokenRequest, body, operation, reply
 from api.views import token_view
 from database.errors import DatabaseError, TokenMissing
-from muster.contracts.paths import has_few_files_left, is_nearly_full
+from muster.contracts.paths import has_few_files_left, is_nearly_full, size_text
 from muster.contracts.token import NAME_PATTERN
 from muster.contracts.views import (
     Alive,
@@ -170,12 +170,12 @@ def _disk(state: AppState) -> Check:
         return _check(f"cannot read {root} ({error.strerror})")
     problem = None
     if is_nearly_full(usage.free, usage.total):
-        problem = f"only {usage.free >> 20} MiB are free on the disk of {root}"
+        problem = f"only {size_text(usage.free)} are free on the disk of {root}"
     elif has_few_files_left(files.f_favail, files.f_files):
         problem = f"only {files.f_favail} more files (inodes) fit on the disk of {root}"
     if problem is not None:
         return _check(f"{problem}: free some space, or delete old jobs (POST /jobs/purge)")
-    return _check(None, f"{usage.free >> 20} MiB are free")
+    return _check(None, f"{size_text(usage.free)} are free")
 
 
 def _check(problem: str | None, otherwise: str = "") -> Check:

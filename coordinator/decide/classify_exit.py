@@ -7,13 +7,24 @@ from collections.abc import Sequence
 from signal import SIGKILL, SIGTERM
 from typing import Final
 
-from coordinator.decide.events import describe_exit, last_line, printable, quote_end
+from coordinator.decide.events import (
+    advise_on_import,
+    describe_exit,
+    last_line,
+    printable,
+    quote_end,
+)
 from coordinator.decide.state import AttemptEnd, Cause, JobSnapshot, RankSnapshot
 from muster.contracts.job import Reason
 from muster.contracts.messages import RankExited
 from muster.contracts.retry import DO_NOT_RETRY_CODE, SIGNAL_BASE, RetryClass
 
 _HANGS: Final = frozenset({Reason.HEARTBEAT_TIMEOUT, Reason.NO_PROGRESS, Reason.START_TIMEOUT})
+
+_MISTAKES: Final = frozenset(
+    {"SyntaxError", "IndentationError", "NameError", "ImportError", "ModuleNotFoundError"}
+)
+_USAGE_CODE: Final = 2  # argparse: ``train.py: error: unrecognized arguments: --lrr``
 
 _REASONS: Final = {
     RetryClass.CRASH: Reason.WORKER_EXITED,
@@ -86,8 +97,18 @@ def _is_unobserved(exited: RankExited) -> bool:
 def _lacked_memory(exited: RankExited) -> bool:
     """True if there is evidence: a SIGKILL alone can come from anywhere."""
     # numpy and torch raise MemoryError types of their own.
-    error, _, _ = last_line(_first_error_line(exited) or exited.last_lines).partition(":")
+    error = _error_type(exited)
     return exited.out_of_memory or (error.endswith("MemoryError") and " " not in error)
+
+
+def is_mistake(exited: RankExited) -> bool:
+    """True if the last words of a Python program name a mistake in its text or its arguments."""
+    is_usage = exited.exit_code == _USAGE_CODE and ": error: " in last_line(exited.last_lines)
+    return is_usage or (bool(exited.exit_code) and _error_type(exited) in _MISTAKES)
+
+
+def _error_type(exited: RankExited) -> str:
+    return last_line(_first_error_line(exited) or exited.last_lines).partition(":")[0]
 
 
 def _first_error_line(exited: RankExited) -> Sequence[str]:
@@ -117,7 +138,7 @@ def _describe(
         end = f"{end}, as {first} was lost"
     # A program that exits logs why in its last line; one that a signal kills logs no reason.
     last_words = _first_error_line(exited) or (exited.last_lines if exited.signal is None else ())
-    quote = quote_end(last_words)
+    quote = quote_end(last_words) + advise_on_import(snapshot.spec, last_words)
     asked_by = rank.orphaned_by or ("another process" if rank.stopping else None)
     match kind:
         case RetryClass.INFRASTRUCTURE if _is_unobserved(exited):

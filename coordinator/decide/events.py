@@ -12,6 +12,7 @@ from typing import Final
 from coordinator.decide import actions
 from coordinator.decide.actions import Observation
 from coordinator.decide.state import NEVER, Cause, GroupSnapshot, JobSnapshot, RankSnapshot
+from muster.contracts.interpreter import import_advice
 from muster.contracts.job import JobStatus
 from muster.contracts.messages import (
     PeerLost,
@@ -23,6 +24,7 @@ from muster.contracts.messages import (
 )
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.retry import RETRIES, describe_end
+from muster.contracts.spec import JobSpec
 
 QUOTE_LIMIT: Final = 200  # most characters of a log line that a status message repeats
 
@@ -170,6 +172,13 @@ def quote_lines(last_lines: Sequence[str]) -> str:
     return f"; the last lines of its log:{lines}" if lines else "; its log is empty"
 
 
+def advise_on_import(spec: JobSpec, last_lines: Sequence[str]) -> str:
+    """Return what to do if the end of a log shows that a module is missing, to end a sentence."""
+    python = spec.argv[0] if spec.argv and "/python" in spec.argv[0] else spec.python
+    advice = import_advice("\n".join(last_lines), python)
+    return f"; {printable(advice)}" if advice else ""
+
+
 def describe_exit(rank: RankSnapshot) -> str:
     """Return how the last process of a rank ended: a verb phrase."""
     return describe_end(rank.exit_code, rank.exit_signal)
@@ -190,14 +199,14 @@ def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -
     retry = None if rank.ending is None else RETRIES.get(rank.ending.retry_class)
     if rank.ending is None or retry is None or not retry.is_restart:
         return f"{sentence}; {_next_start(snapshot, rank)}"
-    count, limit = rank.endings[rank.ending.retry_class], getattr(snapshot.spec, retry.budget)
+    count = snapshot.count_endings(rank, rank.ending.retry_class)
+    limit = getattr(snapshot.spec, retry.budget)
     fruitless, most = rank.fruitless, snapshot.spec.max_fruitless
     # Show the nearer limit: the job fails with the last such failure, or after the last restart.
     if fruitless and rank.is_program_suspect and most - fruitless <= limit - count + 1:
         failures = f"failure {fruitless} of {most} in a row without a new checkpoint"
-        if snapshot.is_gang:
-            return f"{sentence}; all ranks are started again (rank {rank.rank}: {failures})"
-        return f"{sentence}; it is started again ({failures})"
+        again = "all ranks are" if snapshot.is_gang else "it is"
+        return f"{sentence}; {again} started again ({failures})"
     all_ranks = "all ranks are started again, " if snapshot.is_gang else ""
     return f"{sentence}; {all_ranks}restart {count} of {limit}{retry.occasion}"
 

@@ -1,21 +1,25 @@
 """The part of `fold` that concerns the end of an attempt: restart, or failure of the job. Pure.
 
-Each retry class has a restart budget per rank (`muster.contracts.retry.RETRIES`). All ends that
-the program may have caused share one more limit: failures in a row without a new checkpoint. An end
-that was not observed, or a process that the host could not start, uses no restart but counts there.
-Ends that we asked for count nowhere, nor do those of a gang that had lost another rank before.
+Each retry class has a restart budget per rank or gang (`muster.contracts.retry.RETRIES`). All ends
+that the program may have caused share one more limit: failures in a row without a new checkpoint,
+fewer of them if the program names a mistake in itself. An end that was not observed, or a process
+that the host could not start, uses no restart but counts there. Ends that we asked for count
+nowhere, nor do those of a gang that had lost another rank before.
 """
 
 from dataclasses import replace
+from typing import Final
 
 from coordinator.decide import fold_pool, fold_rank
-from coordinator.decide.classify_exit import classify
-from coordinator.decide.events import describe_exit, printable, quote_lines
+from coordinator.decide.classify_exit import classify, is_mistake
+from coordinator.decide.events import advise_on_import, describe_exit, printable, quote_lines
 from coordinator.decide.state import NEVER, AttemptEnd, Cause, JobFailure, JobSnapshot, RankSnapshot
 from muster.contracts.job import Reason
 from muster.contracts.messages import PermanentFailure, Raised, RankExited
 from muster.contracts.retry import RETRIES, SIGNAL_BASE, RetryClass
-from muster.contracts.spec import JobSpec
+
+MISTAKES_LIMIT: Final = 2
+"""Failures in a row without a new checkpoint after which a mistake is believed."""
 
 
 def fail_job(snapshot: JobSnapshot, failure: JobFailure, now: float) -> JobSnapshot:
@@ -90,7 +94,7 @@ def count_end_with_agent(snapshot: JobSnapshot, rank: RankSnapshot, now: float) 
         return snapshot
     counted = _count_failure(snapshot, rank, now)
     snapshot = snapshot.with_rank(counted)
-    limit = _exhausted_limit(snapshot.spec, counted, RetryClass.INFRASTRUCTURE)
+    limit = _exhausted_limit(snapshot, counted, RetryClass.INFRASTRUCTURE)
     if limit is None:
         return snapshot
     reason, words = limit
@@ -106,10 +110,19 @@ def _restart_or_fail(
     is_unobserved = ending.retry_class is RetryClass.INFRASTRUCTURE and not rank.is_asked_to_stop
     if (is_restart or is_unobserved) and rank.is_program_suspect:
         rank = _count_failure(snapshot, rank, now)
-    limit = _exhausted_limit(snapshot.spec, rank, ending.retry_class)
+        if snapshot.is_gang:
+            fruitless, proven = rank.fruitless, rank.proven_step
+            ranks = (replace(it, fruitless=fruitless, proven_step=proven) for it in snapshot.ranks)
+            snapshot = replace(snapshot, ranks=tuple(ranks))
+    snapshot = snapshot.with_rank(rank)
+    limit = _exhausted_limit(snapshot, rank, ending.retry_class)
+    if limit is None and rank.fruitless >= MISTAKES_LIMIT and is_mistake(message):
+        limit = Reason.INVALID_PROGRAM, "a restart did not help"
     if limit is not None:
-        failure = _failure(rank, ending, message, *limit)
-        return fail_job(snapshot.with_rank(rank), failure, now)
+        reason, words = limit
+        words += advise_on_import(snapshot.spec, message.last_lines)
+        failure = _failure(rank, ending, message, reason, words)
+        return fail_job(snapshot, failure, now)
     failures = 1 + snapshot.backoff.failures_after(rank.failures, _healthy_seconds(rank, now))
     delay = snapshot.backoff.delay_seconds(failures, f"{snapshot.uid}/{rank.rank}")
     return snapshot.with_rank(
@@ -136,20 +149,21 @@ def _healthy_seconds(rank: RankSnapshot, now: float) -> float:
 
 
 def _exhausted_limit(
-    spec: JobSpec, rank: RankSnapshot, kind: RetryClass
+    snapshot: JobSnapshot, rank: RankSnapshot, kind: RetryClass
 ) -> tuple[Reason, str] | None:
     """Return the limit that forbids another attempt, as a reason and a verb phrase."""
     if kind is RetryClass.DO_NOT_RETRY:
         return Reason.DO_NOT_RETRY, "is not to be started again"
     retry = RETRIES.get(kind)
+    has = "its gang has" if snapshot.is_gang and len(snapshot.ranks) > 1 else "has"
     if retry is not None:
-        most: int = getattr(spec, retry.budget)
-        if rank.endings[kind] > most:
-            used_up = {0: "may not be restarted", 1: "has used its one restart"}
-            words = used_up.get(most, f"has used its {most} restarts")
+        most: int = getattr(snapshot.spec, retry.budget)
+        if snapshot.count_endings(rank, kind) > most:
+            used_up = {0: "may not be restarted", 1: f"{has} used its one restart"}
+            words = used_up.get(most, f"{has} used its {most} restarts")
             return Reason.RESTART_LIMIT, f"{words}{retry.occasion}"
-    if rank.fruitless >= spec.max_fruitless:
-        words = f"has failed {rank.fruitless} times in a row without a new checkpoint"
+    if rank.fruitless >= snapshot.spec.max_fruitless:
+        words = f"{has} failed {rank.fruitless} times in a row without a new checkpoint"
         return Reason.NO_PROGRESS, words
     return None
 

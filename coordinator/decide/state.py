@@ -244,6 +244,11 @@ class JobSnapshot:
         steps = [one.progress.last_checkpoint_step for one in saving]
         return max((step for step in steps if step is not None), default=None)
 
+    def count_endings(self, rank: RankSnapshot, kind: RetryClass) -> int:
+        """Return how many attempts of `rank` ended in this class; a gang counts all its ranks'."""
+        counted = self.ranks if self.is_gang else (rank,)
+        return sum(one.endings.get(kind, 0) for one in counted)
+
     @property
     def in_service(self) -> tuple[RankSnapshot, ...]:
         """The ranks that the job should have."""

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from muster.checkpoints.format import Array, State, pack, to_json
+from muster.checkpoints.manifest import VIRTUAL_SHARDS
 from muster.checkpoints.reader import Checkpoint
 from muster.contracts.shards import Position
 
@@ -41,7 +42,7 @@ def identity(state: State, position: Position) -> str:
     which attempt they were saved, so that an interrupted run can be compared with another. Raises
     `UnsupportedState`.
     """
-    packed = pack(state)
+    packed = pack({name: value for name, value in state.items() if name != VIRTUAL_SHARDS})
     digest = sha256(msgspec.json.encode([packed.values, position], order="sorted"))
     for buffer in packed.buffers:
         digest.update(buffer)

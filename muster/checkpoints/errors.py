@@ -3,7 +3,7 @@
 CheckpointError
 ├── CheckpointDamaged       the bytes differ from what was written; another checkpoint may be intact
 ├── CheckpointMissing       no checkpoint was found
-├── CheckpointMismatch      an intact checkpoint of another rank or world size
+├── CheckpointMismatch      an intact checkpoint that this process cannot continue
 ├── StaleGeneration         a newer attempt has saved: this process is fenced and must exit
 ├── CheckpointNotWritable   the directory cannot be used; a restart would not help
 ├── CheckpointFailed        an I/O error that may pass (disk full, bad sector)
@@ -45,7 +45,7 @@ class CheckpointMissing(CheckpointError):
 
 
 class CheckpointMismatch(CheckpointError):
-    """An intact checkpoint of another rank or another world size."""
+    """An intact checkpoint of another rank or world size, or one that needs torch here."""
 
 
 class StaleGeneration(CheckpointError):

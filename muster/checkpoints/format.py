@@ -5,8 +5,9 @@ sorted and there is no metadata block, so equal states give equal files (the saf
 orders by dtype first). Encoding copies no contiguous array; decoding returns writable views.
 
 JSON: None, bools, ints of any size, finite floats, strings, lists and dicts with string keys are
-themselves. JSON has no NaN and no tuple, so those are objects with one reserved key:
-``{"__float__": "inf"}`` and ``{"__tuple__": [...]}``. Any other value is refused.
+themselves. What JSON does not have is an object with one reserved key: ``{"__float__": "inf"}``,
+``{"__tuple__": [...]}``, ``{"__items__": [[0, ...]]}`` for a dict with integer keys and
+``{"__counter__": [[30, 1]]}`` for a `Counter`. Any other value is refused.
 
 numpy is only imported for states with arrays, which saves a program without it the import.
 """
@@ -14,6 +15,7 @@ numpy is only imported for states with arrays, which saves a program without it 
 import math
 import struct
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -51,6 +53,9 @@ METADATA: Final = "__metadata__"  # a name that safetensors reserves
 
 FLOAT: Final = "__float__"
 TUPLE: Final = "__tuple__"
+ITEMS: Final = "__items__"
+COUNTER: Final = "__counter__"
+_RESERVED: Final = frozenset({FLOAT, TUPLE, ITEMS, COUNTER})
 
 ALIGNMENT_BYTES: Final = 8
 _LENGTH: Final = struct.Struct("<Q")
@@ -91,7 +96,7 @@ def pack(state: State) -> Packed:
         if numpy and (type(value) is numpy.ndarray or isinstance(value, numpy.generic)):
             arrays[name] = numpy.asarray(value)
         else:
-            values[name] = to_json(value, f'state["{name}"]')
+            values[name] = to_json(value, f"state[{name!r}]")
     buffers = encode_arrays(arrays) if arrays else []
     return Packed(buffers, sum(map(len, buffers)), values)
 
@@ -170,6 +175,10 @@ def from_json(value: Any) -> Any:  # noqa: ANN401  JSON is anything
             return float(value[FLOAT])
         if value.keys() == {TUPLE}:
             return tuple(from_json(item) for item in value[TUPLE])
+        if value.keys() == {ITEMS}:
+            return {key: from_json(item) for key, item in value[ITEMS]}
+        if value.keys() == {COUNTER}:
+            return Counter(dict(value[COUNTER]))
         return {key: from_json(item) for key, item in value.items()}
     return value
 
@@ -211,13 +220,17 @@ def _to_json(value: object, where: str) -> Any:  # noqa: ANN401  JSON is anythin
         return {TUPLE: _to_json(list(value), where)}
     if isinstance(value, dict):
         for key in value:
-            if not isinstance(key, str) or key in (FLOAT, TUPLE):
+            if not isinstance(key, str | int) or key in _RESERVED:
                 raise UnsupportedState(
-                    f"{where} has the key {key!r}: keys must be strings, and not {FLOAT} or {TUPLE}"
+                    f"{where} has the key {key!r}: use strings and integers as keys, and not "
+                    f"{', '.join(sorted(_RESERVED))}"
                 )
-        return {key: _to_json(item, f'{where}["{key}"]') for key, item in value.items()}
+        items = {key: _to_json(item, f"{where}[{key!r}]") for key, item in value.items()}
+        if isinstance(value, Counter):
+            return {COUNTER: list(items.items())}
+        is_object = all(isinstance(key, str) for key in items)
+        return items if is_object else {ITEMS: list(items.items())}
     raise UnsupportedState(
-        f"{where} is of the type {type(value).__name__}, which a checkpoint cannot hold: use numpy "
-        "arrays at the top level of the state, and None, bool, int, float, str, list, tuple or "
-        "dict elsewhere"
+        f"{where} is of the type {type(value).__name__}, which a checkpoint cannot hold: use "
+        "tensors, numpy arrays, None, bool, int, float, str, and lists, tuples and dicts of these"
     )

@@ -5,11 +5,12 @@ save into a directory each below it. A running job saves and deletes meanwhile: 
 gone by the time it is read is left out.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from muster.checkpoints.errors import (
     CheckpointDamaged,
@@ -18,7 +19,13 @@ from muster.checkpoints.errors import (
     checkpoint_errors,
 )
 from muster.checkpoints.local import LocalFileSystem
-from muster.checkpoints.manifest import LATEST, CheckpointName, Manifest
+from muster.checkpoints.manifest import (
+    LATEST,
+    SCHEDULE,
+    VIRTUAL_SHARDS,
+    CheckpointName,
+    Manifest,
+)
 from muster.checkpoints.reader import Checkpoint, CheckpointReader
 from muster.contracts.paths import rank_of_checkpoints
 from muster.contracts.spec import Mode
@@ -100,13 +107,7 @@ def checkpoint_dirs(directory: Path, job_uid: str | None = None) -> list[Checkpo
     found = [
         CheckpointDir(
             label=label,
-            reader=CheckpointReader(
-                files=LocalFileSystem(),
-                directory=path,
-                rank=rank,
-                world_size=None,
-                warn=lambda _sentence: None,
-            ),
+            reader=_reader(path, rank),
             job_uid=job_uid,
         )
         for label, rank, path in places
@@ -155,9 +156,50 @@ def refuse_other_mode(directory: Path, mode: Mode) -> None:
     )
 
 
+def values_of_newest(directory: Path) -> Mapping[str, Any]:
+    """Return the values of the newest checkpoint of the job that saved last, or nothing.
+
+    Only the manifest is verified. Raises a `CheckpointError` if the directory cannot be read.
+    """
+    reader = _reader(directory, 0)
+    uid = reader.last_uid()
+    for name in reader.by_trust():
+        with suppress(CheckpointDamaged):
+            manifest = reader.manifest(name)
+            if manifest.job_uid == uid:
+                return manifest.values
+    return {}
+
+
+def refuse_other_schedule(values: Mapping[str, Any], wanted: Mapping[str, int], where: str) -> None:
+    """Raise `CheckpointMismatch` if the values of a synchronous checkpoint are of another schedule.
+
+    Other samples would be read, or summed in another order. What an old one lacks is not compared.
+    """
+    found = {"virtual_shards": values.get(VIRTUAL_SHARDS), **values.get(SCHEDULE, {})}
+    other = [name for name, value in wanted.items() if found.get(name) not in (None, value)]
+    if other:
+        raise CheckpointMismatch(
+            f"the checkpoint {where} was made with "
+            f"{', '.join(f'{name} {found[name]}' for name in other)}, and this job has "
+            f"{', '.join(str(wanted[name]) for name in other)}: the bits would differ. Use the "
+            "same values and the same data set, or begin a job that does not resume"
+        )
+
+
 def holds_checkpoints(directory: Path) -> bool:
     """Return whether a job's directory has any checkpoints, intact or not. Raises OSError."""
     return any(_modes(directory))
+
+
+def _reader(directory: Path, rank: int) -> CheckpointReader:
+    return CheckpointReader(
+        files=LocalFileSystem(),
+        directory=directory,
+        rank=rank,
+        world_size=None,
+        warn=lambda _sentence: None,
+    )
 
 
 def _modes(directory: Path) -> Iterator[Mode]:

@@ -26,6 +26,8 @@ If a save looked before the fence was up, then each of its temporary names was t
 or its rename came before the successor's read.
 """
 
+import math
+import time
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -64,6 +66,11 @@ from muster.contracts.shards import Position
 
 RECYCLED_LIMIT_BYTES: Final = 1 << 20
 """A larger state is limited by its bytes, and two more copies of it would waste disk space."""
+
+COST_SECONDS: Final = 10.0
+"""How long it is measured what part of the time saving takes, before a warning."""
+
+COST_WANTED: Final = 0.1
 
 
 def expendable(
@@ -131,6 +138,38 @@ class RecycledDirs:
         return rest
 
 
+class SaveCost:
+    """What part of the time goes into saving, from the end of the first save on."""
+
+    def __init__(self) -> None:
+        self._first: tuple[int, float] | None = None
+        self._saves = 0
+        self._seconds = 0.0
+        self._has_warned = False
+
+    def warning(self, step: int, began: float, ended: float) -> str | None:
+        """Add a save, timed by a monotonic clock; return a sentence, once, if it costs much."""
+        if self._first is None:
+            self._first = step, ended
+            return None
+        self._saves += 1
+        self._seconds += ended - began
+        steps, seconds = step - self._first[0], ended - self._first[1]
+        is_cheap = self._seconds <= COST_WANTED * seconds
+        if self._has_warned or seconds < COST_SECONDS or steps < 1 or is_cheap:
+            return None
+        self._has_warned = True
+        per_save, per_step = self._seconds / self._saves, (seconds - self._seconds) / steps
+        # Saving takes the wanted part if the steps between two saves take 1 / part - 1 times as
+        # long as a save.
+        wanted = math.ceil(per_save * (1 / COST_WANTED - 1) / max(per_step, 1e-6))
+        return (
+            f"spends {self._seconds / seconds:.0%} of its time on saving ({per_save * 1000:.3g} ms "
+            f"every {steps / self._saves:.3g} steps): checkpoint_every {wanted} makes it "
+            f"{COST_WANTED:.0%}"
+        )
+
+
 @dataclass(slots=True, kw_only=True)
 class _Inventory:
     """What this process knows of the directory; discarded after any failure."""
@@ -184,6 +223,7 @@ class CheckpointManager:
             warn=warn,
         )
         self._generation = -1 if owner.generation is None else owner.generation
+        self._cost: Final = SaveCost()
         self._inventory: _Inventory | None = None
         self._trusted: set[CheckpointName] = set()
 
@@ -219,7 +259,8 @@ class CheckpointManager:
         """
         if step < 0:
             raise ValueError(f"steps count from 0, got {step}")
-        time = self._clock().isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        began = time.monotonic()
+        saved_at = self._clock().isoformat(timespec="milliseconds").replace("+00:00", "Z")
         packed = pack(state)
         inventory, self._inventory = self._inventory, None
         with checkpoint_errors("saving a checkpoint in", self._directory):
@@ -228,7 +269,7 @@ class CheckpointManager:
             name = inventory.free_name(step)
             unsigned = Manifest(
                 step=name.step,
-                time=time,
+                time=saved_at,
                 rank=self._owner.rank,
                 world_size=self._owner.world_size,
                 job_id=self._owner.job_id,
@@ -251,6 +292,9 @@ class CheckpointManager:
         # The next save relies on the inventory only if this one succeeded.
         self._inventory = inventory
         self._retire(inventory, name)
+        warning = self._cost.warning(step, began, time.monotonic())
+        if warning and self._owner.rank == 0:  # the other ranks would say the same
+            self._warn(warning)
         return manifest
 
     def close(self) -> None:

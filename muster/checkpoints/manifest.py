@@ -34,6 +34,14 @@ LATEST_LIMIT_BYTES: Final = 128  # twice the longest valid line
 
 FORMAT: Final = 1
 
+SCHEDULE: Final = "muster.course"
+"""The value of a synchronous checkpoint that decides which sample is read when: batch size, seed
+and data set. A position is valid for this schedule only."""
+
+VIRTUAL_SHARDS: Final = "muster.virtual_shards"
+"""Another one, which decides the order of every sum; absent in checkpoints of older versions. It is
+no part of a checkpoint's identity, which it would change."""
+
 MANIFEST_LIMIT_BYTES: Final = 16 << 20
 """Values are for counters, names and random states; larger data belongs in an array."""
 

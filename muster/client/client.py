@@ -169,12 +169,14 @@ class Client:
         delete_logs: bool = True,
         stop_running: bool = False,
         force: bool = False,
+        delete_checkpoints: bool | None = None,
         dry_run: bool = False,
     ) -> Purged:
         """Delete every job that matches: all without a filter, none with an empty `status`.
 
         Jobs that are not over are skipped unless `stop_running` or `force` ends them; `force`
-        deletes checkpoints, too. With `dry_run`, only return which jobs would be deleted.
+        deletes checkpoints, too, unless `delete_checkpoints` is False. With `dry_run`, only return
+        which jobs would be deleted.
         """
         statuses = [status] if isinstance(status, str) else status
         if statuses is not None and not statuses:
@@ -186,6 +188,8 @@ class Client:
             "force": force,
             "dry_run": dry_run,
         }
+        if delete_checkpoints is not None:
+            query["delete_checkpoints"] = delete_checkpoints
         if older_than_hours is not None:
             query["older_than_hours"] = older_than_hours
         answer = self.connection.ask(

@@ -227,7 +227,7 @@ class WaitTimedOut(ClientError):
 _ADVICE: Final[Mapping[str, str]] = {
     "job-not-found": "there is no job {name}: muster ps lists them",
     "job-exists": "a job has this id already: choose another, or delete that one first with "
-    "muster rm (and --force: its checkpoints, too)",
+    "muster rm (and --delete-checkpoints)",
     "job-not-over": "{name} is not over: stop it first (muster stop {name}), or delete it with "
     "--stop (it saves a last checkpoint) or --force (at once)",
     "never-pauses": "{name} is independent: its ranks share no step before which to pause. Stop it "

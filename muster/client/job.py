@@ -234,13 +234,24 @@ class Job:
         return self._order("stop", _present(grace_seconds=grace_seconds, reason=reason))
 
     def delete(
-        self, *, delete_logs: bool = True, stop_first: bool = False, force: bool = False
+        self,
+        *,
+        delete_logs: bool = True,
+        stop_first: bool = False,
+        force: bool = False,
+        delete_checkpoints: bool | None = None,
     ) -> Deleted:
         """Delete its rows and logs; it must be over unless `stop_first` or `force` is set.
 
-        `stop_first` stops it before. `force` kills it, and deletes its checkpoints, too.
+        `stop_first` stops it before. `force` kills it, and deletes its checkpoints, too, unless
+        `delete_checkpoints` is False.
         """
-        query = {"delete_logs": delete_logs, "stop_first": stop_first, "force": force}
+        query = _present(
+            delete_logs=delete_logs,
+            stop_first=stop_first,
+            force=force,
+            delete_checkpoints=delete_checkpoints,
+        )
         answer = self._connection.ask(
             "DELETE", self._path(), query=query, read_seconds=ENDING_SECONDS
         )

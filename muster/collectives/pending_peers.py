@@ -1,12 +1,14 @@
 """Accepts connections and admits those that prove that they belong to the group.
 
-A stranger that connects and stays silent, sends garbage or leaves costs one descriptor and delays
-no other connection. Above a limit the oldest pending connection is closed.
+Other users of this machine are refused before anything is read. Any other stranger that connects
+and stays silent, sends garbage or leaves costs one descriptor for at most ten seconds and delays no
+other connection. Above a limit the oldest pending connection is closed.
 """
 
 import contextlib
 import select
 import socket
+import time
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from typing import Final
@@ -15,8 +17,13 @@ from muster.collectives.backend import ON_WAIT_SECONDS, OnWait
 from muster.collectives.deadline import Deadline
 from muster.collectives.errors import PeerRefused
 from muster.collectives.handshake import Caller, Steps
+from muster.host.peers import is_same_user
 
-PENDING_LIMIT: Final = 64
+PENDING_LIMIT: Final = 64  # besides the ranks that are expected, which may come all at once
+HELLO_TIMEOUT_SECONDS: Final = 10.0
+
+ACCEPTS_AT_ONCE: Final = 64
+"""Accepted before pending connections are read: in a flood both have their turn."""
 
 
 class PendingPeer:
@@ -28,6 +35,7 @@ class PendingPeer:
         self._steps = steps
         self._received = b""
         self._wanted_bytes = next(steps).size_bytes
+        self.expires_at = time.monotonic() + HELLO_TIMEOUT_SECONDS
 
     def advance(self) -> Caller | None:
         """Read what has arrived; return the caller once it is authenticated.
@@ -58,11 +66,13 @@ class PendingPeers:
         self._listener = listener
         self._answer = answer
         self._pending: dict[int, PendingPeer] = {}
+        self._limit = PENDING_LIMIT
 
     def admit(
         self, expected: AbstractSet[int], deadline: Deadline, on_wait: OnWait
     ) -> dict[Caller, socket.socket]:
         """Return one connection for each of the `expected` ranks; all others are closed."""
+        self._limit = PENDING_LIMIT + len(expected)
         admitted: dict[Caller, socket.socket] = {}
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(lambda: _close(admitted.values()))
@@ -70,33 +80,45 @@ class PendingPeers:
                 while missing := expected - {caller.rank for caller in admitted}:
                     on_wait()
                     deadline.check()
-                    admitted |= self._serve_one(missing)
+                    admitted |= self._serve(missing)
             finally:
                 _close(peer.connection for peer in self._pending.values())
             on_failure.pop_all()
         return admitted
 
-    def _serve_one(self, missing: AbstractSet[int]) -> dict[Caller, socket.socket]:
-        """Serve one readable connection; return it if it is one of the missing ranks."""
+    def _serve(self, missing: AbstractSet[int]) -> dict[Caller, socket.socket]:
+        """Serve what is readable; return the connections of missing ranks."""
         poll = select.poll()
         for descriptor in [self._listener.fileno(), *self._pending]:
             poll.register(descriptor, select.POLLIN)
-        for descriptor, _ in poll.poll(ON_WAIT_SECONDS * 1000)[:1]:
-            if descriptor == self._listener.fileno():
-                self._accept()
-            elif caller := self._read(descriptor):
+        ready = {descriptor for descriptor, _ in poll.poll(ON_WAIT_SECONDS * 1000)}
+        admitted: dict[Caller, socket.socket] = {}
+        for descriptor in ready - {self._listener.fileno()}:
+            if caller := self._read(descriptor):
                 connection = self._pending.pop(descriptor).connection
-                if caller.rank in missing:
-                    return {caller: connection}
-                connection.close()
-        return {}
+                if caller.rank in missing - {other.rank for other in admitted}:
+                    admitted[caller] = connection
+                else:
+                    connection.close()
+        if self._listener.fileno() in ready:
+            self._accept()
+        now = time.monotonic()
+        for descriptor in [it for it, peer in self._pending.items() if peer.expires_at <= now]:
+            self._drop(descriptor)
+        return admitted
 
     def _accept(self) -> None:
-        with contextlib.suppress(ConnectionError):  # it may have left already
-            connection, _ = self._listener.accept()
-            self._pending[connection.fileno()] = PendingPeer(connection, self._answer())
-        if len(self._pending) > PENDING_LIMIT:
-            self._drop(next(iter(self._pending)))
+        for _ in range(ACCEPTS_AT_ONCE):
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, ConnectionError):  # a client may have left already
+                return
+            if is_same_user(connection, or_remote=True):
+                self._pending[connection.fileno()] = PendingPeer(connection, self._answer())
+            else:
+                connection.close()
+            if len(self._pending) > self._limit:
+                self._drop(next(iter(self._pending)))
 
     def _read(self, descriptor: int) -> Caller | None:
         try:

@@ -266,7 +266,7 @@ def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
     rank, attempt = str(assignment.rank), str(assignment.incarnation)
     job = msgspec.structs.asdict(spec) | {"batch_size": spec.effective_batch_size}
     if spec.command:
-        job["command"] = msgspec.json.encode(spec.command).decode()
+        job["command"] = msgspec.json.encode(spec.argv).decode()
     heartbeat = min(HEARTBEAT_SECONDS, spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT)
     return {
         **RANK_DEFAULTS,

@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from muster.contracts.interpreter import VERSION
 from muster.contracts.job import Reason
 from muster.contracts.rank import Count, ProcessRecord, RankProgress
 
@@ -40,6 +41,9 @@ class Executing(_Message, frozen=True, tag="executing"):
 
 class Hello(_Message, frozen=True, tag="hello"):
     """A program that uses `muster.Run` has joined; it sends heartbeats from now on."""
+
+    version: str = VERSION  # of the program's Muster
+    python: str = ""  # its interpreter
 
 
 class Heartbeat(_Message, frozen=True, tag="beat"):
@@ -312,7 +316,9 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     orphan_timeout_seconds: float
     """After this long without a coordinator, ranks are asked to save and exit."""
     stop_grace_seconds: float
+    python: str | None = None  # interpreter of the job's ranks; None: that of the agent
     agent_heartbeat_seconds: float  # interval of `AgentHeartbeat`
+    max_log_bytes: int  # see `muster.contracts.spec.JobSpec`
     secrets: dict[str, str] = {}
     """The job's references by variable name, see `muster.contracts.secrets`."""
     secrets_dir: str = ""  # the directory of ``file:`` references

@@ -3,15 +3,16 @@
 <data_dir>/
   muster.db                       the database, unless MUSTER_DATABASE_URL names another; its locks
   coordinator.json                the address where the coordinator accepts agents
+  disk.reserve                    room that is given up so that a full disk can be cleared
   up.lock, up.json                held by `muster up`; its process and address
-  up.log                          output of a detached `muster up` and its services
+  up.log, up.log.1                output of a detached `muster up` and its services
   datasets/synthetic/             generated for a job that names no data set
   secrets/                        what jobs refer to as file:NAME
   jobs/<job_id>/
     uid                           the job that owns this directory: an id may be reused, a uid not
     logs/rank_00000.000.log       stdout and stderr of rank 0, attempt 0
     logs/rank_00000.000.times     when each byte of it was written
-    run/agent.log                 output of the agent itself
+    run/agent.log, agent.log.1    output of the agent itself
     run/agent.0003.sock           where ranks reconnect to the third agent after a takeover
     run/exits/rank_00000.000.exit how that process ended, durable before it is reported
     run/exits/rank_00000.000.own  the exit report that the rank wrote itself
@@ -28,6 +29,10 @@ TIME_MARK: Final = struct.Struct("<QQ")
 """One entry of a ``.times`` file: a size of the log in bytes, and when it had that size in
 microseconds since 1970 (UTC). Every byte below the size was written by then."""
 
+LOG_EPOCH_BYTES: Final = 1 << 42
+"""After each truncation by its program, a log goes on at the next multiple of this: the size in an
+entry, like every other offset, then counts from there. So no offset ever means two bytes."""
+
 _LOG_NAME: Final = re.compile(r"rank_(\d{5})\.(\d{3,})\.log")
 
 LOW_BYTES: Final = 1 << 30
@@ -35,6 +40,13 @@ LOW_SHARE: Final = 0.05
 """A disk below both is nearly full: a gigabyte is much on a small disk, little on a large one."""
 
 LOW_FILES: Final = 10_000  # the same for inodes: a job of few ranks makes some dozens of files
+
+
+def size_text(size_bytes: int) -> str:
+    """Return a size for people, such as ``512 MiB`` or ``1.5 GiB``."""
+    power = max(0, min(size_bytes.bit_length() - 1, 40) // 10)
+    unit = ("B", "KiB", "MiB", "GiB", "TiB")[power]
+    return f"{size_bytes / 1024**power:.1f}".removesuffix(".0") + f" {unit}"
 
 
 def is_nearly_full(free_bytes: int, total_bytes: int) -> bool:
@@ -124,6 +136,10 @@ class DataDir:
     @property
     def coordinator_address(self) -> Path:
         return self.root / "coordinator.json"
+
+    @property
+    def disk_reserve(self) -> Path:
+        return self.root / "disk.reserve"
 
     @property
     def services_lock(self) -> Path:

@@ -197,7 +197,7 @@ def _pool_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def _text_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    for field in ("name", "dataset_dir", "checkpoint_dir", "working_dir", "program"):
+    for field in ("name", "dataset_dir", "checkpoint_dir", "working_dir", "program", "python"):
         value = getattr(spec, field)
         if value is not None:
             yield from _string_problems(field, value)

@@ -102,7 +102,11 @@ class SummaryView(_JobHeading, frozen=True, kw_only=True):
     """Progress of a job and of each rank. Unknown numbers are null, never NaN."""
 
     step: Annotated[
-        int, _doc("Steps done: summed over the ranks, or in synchronous mode those of the model.")
+        int,
+        _doc(
+            "Steps done: those of the model if the ranks train one (synchronous mode, a gang, a "
+            "command whose ranks have equally many to do), else the sum over the ranks."
+        ),
     ]
     total_steps: Annotated[int | None, _doc("Steps to do, counted in the same way.")]
     throughput_steps_per_sec: float

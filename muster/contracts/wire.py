@@ -27,6 +27,7 @@ or hostile peer, and is refused before anything of that size is allocated."""
 Message = TypeVar("Message")
 
 _LENGTH: Final = struct.Struct("<Q")
+PREFIX_BYTES: Final = _LENGTH.size
 
 
 def frame(payload: bytes) -> bytes:
@@ -37,6 +38,14 @@ def frame(payload: bytes) -> bytes:
             f"{CONTROL_FRAME_LIMIT_BYTES}"
         )
     return _LENGTH.pack(len(payload)) + payload
+
+
+def frame_length(prefix: bytes | bytearray, limit_bytes: int) -> int:
+    """Return the length in a frame's first `PREFIX_BYTES`; raises `WireError` above the limit."""
+    (length,) = _LENGTH.unpack(prefix)
+    if length > limit_bytes:
+        raise WireError(f"a peer announced a frame of {length} bytes; the limit is {limit_bytes}")
+    return int(length)
 
 
 class FrameReader:
@@ -53,16 +62,11 @@ class FrameReader:
         """
         self._buffer += data
         payloads = []
-        while len(self._buffer) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > self._limit_bytes:
-                raise WireError(
-                    f"a peer announced a frame of {length} bytes; the limit is {self._limit_bytes}"
-                )
-            end = _LENGTH.size + length
+        while len(self._buffer) >= PREFIX_BYTES:
+            end = PREFIX_BYTES + frame_length(self._buffer[:PREFIX_BYTES], self._limit_bytes)
             if len(self._buffer) < end:
                 break
-            payloads.append(bytes(self._buffer[_LENGTH.size : end]))
+            payloads.append(bytes(self._buffer[PREFIX_BYTES:end]))
             del self._buffer[:end]
         return payloads
 

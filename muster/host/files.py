@@ -2,9 +2,10 @@
 
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,8 @@ from muster.contracts.messages import CoordinatorAddress
 
 # O_NONBLOCK: opening a named pipe must not wait for a writer.
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+LOG_LIMIT_BYTES: Final = 8 << 20
+
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -37,6 +40,24 @@ def open_directory(path: Path | str, where: int | None = None) -> int:
 def open_named_directory(path: Path) -> int:
     """Return a descriptor of a directory that a person has named, which may be a link."""
     return os.open(path, _DIRECTORY)
+
+
+def rotate(log: Path) -> None:
+    """Move what a log of the services contains to a file with ``.1`` at its end if it is long.
+
+    Its writers have it open for appending, so it is copied and truncated; only what they write
+    between the two is lost, well below a millisecond.
+    """
+    with suppress(OSError):  # it is missing, or the disk is full
+        if log.stat().st_size <= LOG_LIMIT_BYTES:
+            return
+        kept = log.with_name(f"{log.name}.1")
+        kept.touch(mode=0o600)
+        with log.open("rb+", buffering=0) as content, kept.open("wb") as copy:
+            shutil.copyfileobj(content, copy)
+            copy.flush()  # a full disk must be noticed before the content is gone
+            shutil.copyfileobj(content, copy)
+            content.truncate(0)
 
 
 @contextmanager

@@ -1,9 +1,11 @@
-"""Limits on open files: an agent needs several per rank, a rank gets the shell's limit back.
+"""What our processes change for themselves and programs get back: open files and the umask.
 
-Shells allow 1024, too few for an agent of hundreds of ranks. But select() fails with descriptors
-above 1023, so programs must not inherit a raised limit.
+Shells allow 1024 open files, too few for an agent of hundreds of ranks. But select() fails with
+descriptors above 1023, so programs must not inherit a raised limit. Our files are for our user
+alone; those of a program are as open as the user's umask allows.
 """
 
+import os
 import resource
 from contextlib import suppress
 from typing import Final, NamedTuple, Self
@@ -27,16 +29,17 @@ class TooFewOpenFiles(MusterError):
         )
 
 
-class OpenFileLimits(NamedTuple):
-    """RLIMIT_NOFILE of a process."""
+class ShellLimits(NamedTuple):
+    """RLIMIT_NOFILE and the umask of a process."""
 
     soft: int
     hard: int
+    umask: int = -1  # unchanged, as for `Popen`
 
     @classmethod
-    def raised(cls) -> Self:
-        """Raise this process's soft limit to the hard limit; return the limits from before."""
-        before = cls(*resource.getrlimit(resource.RLIMIT_NOFILE))
+    def replaced(cls) -> Self:
+        """Raise this process's limit on open files and close its umask; return what was before."""
+        before = cls(*resource.getrlimit(resource.RLIMIT_NOFILE), os.umask(0o077))
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (before.hard, before.hard))
         return before
@@ -48,6 +51,6 @@ class OpenFileLimits(NamedTuple):
             raise TooFewOpenFiles(ranks, needed, self.hard)
 
     def apply_to(self, pid: int) -> None:
-        """Set these limits for a process that has just started."""
+        """Set the limit on open files of a process that has just started."""
         with suppress(OSError):  # it has exited already, or belongs to another user by now
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, self)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, self[:2])

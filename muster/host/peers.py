@@ -99,6 +99,22 @@ def uid_of_connection(client: Endpoint, server: Endpoint) -> int | None:
     return uid if inode and is_same else None
 
 
+def is_same_user(connection: socket.socket, *, or_remote: bool = False) -> bool:
+    """Return whether the other end of a TCP connection is a process of this machine and our user.
+
+    `or_remote` also accepts a process of another machine, which must prove by other means who it
+    is. False if the other end has closed already, or if the kernel does not answer.
+    """
+    try:
+        ends = connection.getpeername(), connection.getsockname()
+        peer, own = ((normalize_address(host), port) for host, port, *_ in ends)
+        if or_remote and not (peer[0].is_loopback or peer[0] == own[0]):
+            return True
+        return uid_of_connection(peer, own) == os.geteuid()
+    except OSError:
+        return False
+
+
 @lru_cache(maxsize=256)  # parsing costs microseconds, and the API asks four times for each request
 def normalize_address(address: str | bytes) -> IPAddress:
     """Return the address, an IPv4-mapped IPv6 address as IPv4."""

@@ -8,6 +8,7 @@ second. psutil is not used: it rounds the start time, and its process walk takes
 import os
 import platform
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,6 +28,14 @@ _PROC: Final = Path("/proc")
 _STATE_FIELD: Final = 0
 _PARENT_FIELD: Final = 1
 _START_TICKS_FIELD: Final = 19
+
+
+def module_command(module: str, *words: str, python: str | None = None) -> list[str]:
+    """Return the argv that runs one of our modules; `python` is another interpreter than ours."""
+    # `muster` finds the packages of the services. Its own modules run a user's program, and must
+    # not have that folder on their path.
+    finder = [] if module.startswith("muster.") else ["muster"]
+    return [python or sys.executable, "-P", "-m", *finder, module, *words]
 
 
 @cache

@@ -58,6 +58,7 @@ def write_own_record(files: JobFiles, record: ExitRecord) -> None:
     """Write the process's own record; it survives the process, not the machine. Raises OSError."""
     path = files.exit_report(record.exited.rank, record.exited.incarnation)
     path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+    path.touch(mode=0o600)
     path.write_bytes(encode_exit_record(record))
 
 

@@ -87,7 +87,7 @@ class Supervision:
         """Send hello, start heartbeats, and install the SIGTERM handler and the error hook."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
         sys.excepthook = self._report_error
-        self._client.send(Hello())
+        self._client.send(Hello(python=sys.executable))
         threading.Thread(target=self._run, name="muster-heartbeat", daemon=True).start()
         atexit.register(self.stop)
 

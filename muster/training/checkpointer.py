@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.checkpoints.errors import CheckpointMismatch
+from muster.checkpoints.listing import refuse_other_schedule
 from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manager import CheckpointManager
-from muster.checkpoints.manifest import Owner
+from muster.checkpoints.manifest import SCHEDULE, VIRTUAL_SHARDS, Owner
 from muster.checkpoints.reader import Checkpoint, CheckpointReader
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import EpochDone
@@ -29,9 +30,6 @@ EPOCHS: Final = "muster.epochs"
 """The array, beside the program's own, of what every finished epoch consumed.
 
 An array, because the JSON part of a checkpoint has a size limit."""
-
-SCHEDULE: Final = "muster.course"
-"""The value that decides which sample is read when. A position is valid for this schedule only."""
 
 
 class Checkpointer:
@@ -48,6 +46,7 @@ class Checkpointer:
         manager = self._manager_of(generation, world_size)
         position = replica.committed.position
         values = {EPOCHS: rows_of(replica.committed.epochs), SCHEDULE: _facts(schedule)}
+        values[VIRTUAL_SHARDS] = schedule.virtual_shards
         manager.save(position.step, position, {**replica.state, **values})
 
     def claim(self, generation: int, world_size: int) -> None:
@@ -63,12 +62,10 @@ class Checkpointer:
         if checkpoint is None:
             return False
         state = dict(checkpoint.state)
-        if state.pop(SCHEDULE, None) != _facts(schedule):
-            raise CheckpointMismatch(
-                f"the checkpoint of step {checkpoint.step} was made with another batch size, seed "
-                "or data set, so some samples would be read twice and others never. Take those it "
-                "was made with, or begin a job that does not resume"
-            )
+        wanted = {**_facts(schedule), "virtual_shards": schedule.virtual_shards}
+        refuse_other_schedule(state, wanted, f"of step {checkpoint.step}")
+        for name in (SCHEDULE, VIRTUAL_SHARDS):
+            state.pop(name, None)
         epochs = epochs_of(state.pop(EPOCHS))
         if _shapes(state) != _shapes(initial):
             raise CheckpointMismatch(

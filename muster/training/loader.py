@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, Final, cast
 
 from muster.contracts.errors import MusterError
+from muster.contracts.interpreter import import_advice
 from muster.contracts.retry import DO_NOT_RETRY_CODE
 from muster.program import InvalidProgram, Program, ProgramRaised, loaded_as
 
@@ -159,9 +160,10 @@ def report_program_errors(what: str, directory: Path) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if isinstance(error, SystemExit) and error.code == DO_NOT_RETRY_CODE:
             raise
+        missing = isinstance(error, ImportError) and import_advice(str(error), sys.executable)
+        advice = missing or "Correct it, and submit the job again"
         raise InvalidProgram(
-            f"{what}: {_place(error, directory)}{type(error).__name__}: {error}. Correct it, and "
-            "submit the job again"
+            f"{what}: {_place(error, directory)}{type(error).__name__}: {error}. {advice}"
         ) from error
 
 

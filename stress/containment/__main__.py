@@ -22,7 +22,7 @@ from coordinator.launcher import LocalLauncher
 from muster.contracts.environ import process_tag
 from muster.contracts.rank import ProcessRecord
 from muster.host.containment import cgroups_of_job, kill_attempt
-from muster.host.limits import OpenFileLimits
+from muster.host.limits import ShellLimits
 from muster.host.processes import identify, is_running, send_signal
 from stress.containment import runaways
 from stress.containment.lone_agent import LoneAgent
@@ -126,7 +126,7 @@ class Trial:
 def sweep(agent: LoneAgent, known: list[ProcessRecord], end: str = "by a sweep") -> None:
     """Do what a coordinator does once an agent has ended."""
     if end == "by a sweep":
-        asyncio.run(LocalLauncher({}, OpenFileLimits(1024, 1024)).sweep(agent.uid, known))
+        asyncio.run(LocalLauncher({}, ShellLimits(1024, 1024)).sweep(agent.uid, known))
 
 
 def watch(rank: ProcessRecord, place: Path) -> Callable[[], int]:

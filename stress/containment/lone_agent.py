@@ -56,6 +56,7 @@ class LoneAgent:
             orphan_timeout_seconds=600.0,
             stop_grace_seconds=1.0,
             agent_heartbeat_seconds=0.2,
+            max_log_bytes=1 << 20,
         )
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "worker.agent"],

@@ -49,11 +49,13 @@ CARELESS = ("crashes", "raises")
 def jobs(directory: Path, secrets: Mapping[str, str], decoy: str) -> Mapping[str, Fields]:
     """Return jobs by id, their programs in `directory`; all names contain the decoy."""
     (directory / "canary_program.py").write_text(PROGRAM)
+    (lost := directory / "lost_program").write_text("#!/no/such/interpreter")
+    lost.chmod(0o755)
     trained = {"mode": "synchronous", "world_size": 2, "working_dir": str(directory)}
     described: Mapping[str, Fields] = {
         "succeeds": {"command": [*_python(CHECK), decoy], "world_size": 2},
         "crashes": {"command": _python(BLURT), "max_restarts": 1},
-        "cannot-be-found": {"command": ["/no/such/program"]},
+        "cannot-be-found": {"command": [str(lost)]},
         "cannot-start": {"command": ["true"], "secrets": {"A": "env:HOME"}},
         "hangs": {"command": _python(STAND_STILL), "heartbeat_timeout": 1, "max_hangs": 0},
         "does-not-stop": {"command": [*_python(IGNORE), decoy], "restart_scope": "gang"},

@@ -75,7 +75,8 @@ _MOMENT = NOON.isoformat()
 _QUERIES: Mapping[str, str] = {
     **dict.fromkeys(("limit", "tail", "older_than_days", "older_than_hours"), "10"),
     **dict.fromkeys(("created_after", "created_before", "since", "until"), _MOMENT),
-    **dict.fromkeys(("force", "stop_first", "stop_running", "follow"), "false"),
+    **dict.fromkeys(("force", "delete_checkpoints", "stop_first", "stop_running"), "false"),
+    "follow": "false",
     **dict.fromkeys(("delete_logs", "dry_run"), "true"),
     **dict.fromkeys(("rank", "incarnation", "wait"), "0"),
     **dict.fromkeys(("status", "statuses"), "completed"),

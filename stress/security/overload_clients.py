@@ -6,9 +6,7 @@ service's.
 """
 
 import asyncio
-import ctypes
-import os
-import socket
+import json
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -17,8 +15,7 @@ from typing import TypeAlias
 
 import msgspec
 
-STRANGER = 60_000
-"""The first user id of the attackers; any unused one will do."""
+from tests.support.strangers import STRANGER, socket_of
 
 SLOW_EACH = 60
 """Slow clients per user and token; below the limit of both."""
@@ -40,11 +37,13 @@ FLOODERS = 4
 FLOOD_LEAST = 8
 """Requests of each of them, however short the run is."""
 
+NAMES_PAUSE_SECONDS = 0.1
 STREAMS = 100
 LONG_HEADER = b"a" * (200 << 10)
 """More than the limit of 128 KiB, and less than one read of asyncio."""
 
 LARGE_BODY = b"x" * (2 << 20)
+MANY_NAMES = [f"status{number}" for number in range(15_000)]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +135,7 @@ class Attackers:
             group.create_task(self._floods())
             group.create_task(self._long_headers())
             group.create_task(self._large_bodies())
+            group.create_task(self._many_names())
             group.create_task(self._many_streams())
 
     # Incomplete requests
@@ -177,14 +177,22 @@ class Attackers:
         chunk = f"{len(LARGE_BODY):x}\r\n".encode() + LARGE_BODY + b"\r\n0\r\n\r\n"
         await self._repeat("large bodies", [whole, head + chunk])
 
-    async def _repeat(self, kind: str, requests: Iterable[bytes]) -> None:
+    async def _many_names(self) -> None:
+        query = f"GET /livez?{'&'.join(MANY_NAMES)} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
+        body = json.dumps(dict.fromkeys(MANY_NAMES, 0)).encode()
+        head = _head("POST", "/jobs", self._plan.tokens["many names"], length=len(body))
+        await self._repeat("many names", [query, head + body], pause_seconds=NAMES_PAUSE_SECONDS)
+
+    async def _repeat(
+        self, kind: str, requests: Iterable[bytes], *, pause_seconds: float = DRIBBLE_SECONDS
+    ) -> None:
         while self._goes_on():
             for request in requests:
                 async with _connected(self._plan.port, 11) as connection:
                     sending = asyncio.create_task(connection.send(request))
                     self.outcome.count(kind, await connection.status())
                     sending.cancel()
-            await asyncio.sleep(DRIBBLE_SECONDS)
+            await asyncio.sleep(pause_seconds)
 
     async def _many_streams(self) -> None:
         path = f"/jobs/{self._plan.job_id}/logs/stream"
@@ -231,7 +239,7 @@ async def _dribbled(connection: Connection) -> bool:
 
 @asynccontextmanager
 async def _connected(port: int, stranger: int) -> AsyncIterator[Connection]:
-    with _socket_of(STRANGER + stranger) as channel:
+    with socket_of(STRANGER + stranger) as channel:
         channel.setblocking(False)  # noqa: FBT003  its name
         channel.bind((f"127.0.1.{1 + stranger}", 0))
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -241,18 +249,6 @@ async def _connected(port: int, stranger: int) -> AsyncIterator[Connection]:
             yield Connection(reader, writer)
         finally:
             writer.transport.abort()
-
-
-def _socket_of(user: int) -> socket.socket:
-    """Make a socket that belongs to `user`, where this process may do so."""
-    libc = ctypes.CDLL(None)
-    if os.geteuid() != 0:
-        return socket.socket()
-    libc.setfsuid(user)
-    try:
-        return socket.socket()
-    finally:
-        libc.setfsuid(os.geteuid())
 
 
 def _head(method: str, path: str, token: str, *, length: int = 0, chunked: bool = False) -> bytes:

@@ -20,6 +20,7 @@ from cli.service_record import ServiceRecord, read_record
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import DEFAULT_PORT
 from muster.host.containment import tag_of, tagged_processes
+from muster.host.files import LOG_LIMIT_BYTES
 from muster.host.ports import free_port
 from muster.host.processes import is_running, send_signal
 from tests.support.certificates import key_of, needs_openssl, own_certificate
@@ -109,6 +110,11 @@ def test_services_come_up_and_go_down_without_a_terminal(shell: Shell) -> None:
     assert status["up"]["log"] == str(shell.files.services_log)
     assert sum(status["jobs"].values()) == 1
     uid = shell.files.job("sleeper").owner.read_text().strip()
+
+    with shell.files.services_log.open("ab") as log:
+        log.write(b"a line\n" * (LOG_LIMIT_BYTES // 4))
+    rotated = Path(f"{shell.files.services_log}.1")
+    await_value(rotated.exists, lambda: "the log is not rotated while it is written")
 
     (agent,) = [one for one in tagged_processes(f"{uid}/") if tag_of(one.pid) == f"{uid}/agent"]
     send_signal(agent, signal.SIGSTOP)

@@ -13,8 +13,10 @@ from stress.load.lists import list_figures
 from stress.load.submissions import sqlite_figures
 from stress.security import canaries, injection
 from stress.security.overload import overload_figures
+from stress.security.strangers import strangers_figures
 from tests.support.certificates import needs_openssl
 from tests.support.frozen_hosts import can_be_had
+from tests.support.strangers import needs_root
 
 
 def test_a_few_faults_lose_nothing(tmp_path: Path) -> None:
@@ -70,6 +72,11 @@ def test_an_attacked_service_refuses_only_the_attackers(tmp_path: Path) -> None:
     # Low limits: a flood of one second would not reach the defaults.
     narrow = {"MUSTER_REQUESTS_PER_SECOND": "1", "MUSTER_REQUESTS_AT_ONCE": "6"}
     assert not misses(overload_figures(tmp_path, seconds=1, slow=12, **narrow))
+
+
+@needs_root
+def test_another_user_at_every_port_delays_no_job(tmp_path: Path) -> None:
+    assert not misses(strangers_figures(tmp_path, connections=100, seconds=0.1))
 
 
 def misses(figures: Iterable[Figure]) -> list[Figure]:

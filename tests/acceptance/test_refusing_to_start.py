@@ -66,7 +66,7 @@ def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
 def test_a_data_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a file")
     errors = refusal("coordinator", tmp_path / "data")
-    assert "check MUSTER_DATA_DIR" in errors
+    assert "set MUSTER_DATA_DIR" in errors
 
 
 def test_a_wrong_url_does_not_end_a_stopped_coordinator(tmp_path: Path) -> None:

@@ -112,10 +112,14 @@ def test_heartbeats_without_steps_count_as_a_hang(installation: Installation) ->
     assert (hung["retry_class"], hung["reason"]) == ("hang", "no_progress")
 
 
-@pytest.mark.parametrize("command", ["/no/such/program", "/etc/passwd"])
+@pytest.mark.parametrize("text", ["#!/no/such/interpreter", "no program"])
 def test_what_cannot_be_run_is_never_started_again(
-    installation: Installation, command: str
+    installation: Installation, tmp_path: Path, text: str
 ) -> None:
+    program = tmp_path / "program"
+    program.write_text(text)
+    program.chmod(0o755)
+    command = str(program)
     job_id = installation.submit(world_size=1, command=[command])
     assert installation.fail(job_id)["reason"] == "invalid_program"
     (end,) = incarnations(installation, job_id)

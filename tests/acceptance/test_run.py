@@ -83,10 +83,17 @@ def test_a_job_that_fails_is_exit_code_1_and_says_why(terminal: Terminal) -> Non
     assert "rank 0 exited with code 3 and may not be restarted" in output
 
 
+def test_a_typing_mistake_costs_two_starts_of_a_gang(terminal: Terminal) -> None:
+    code, output = terminal.run(*RUN, "-n", "4", script(terminal, "import torchy"))
+    assert code == 1, output
+    assert output.count(" runs as pid ") == 2 * 4
+    assert "exited with code 1 and a restart did not help" in output
+
+
 def test_a_missing_script_is_refused_and_creates_nothing(terminal: Terminal) -> None:
     code, output = terminal.run(*RUN, "train.py")
     assert code == 2
-    assert "there is no script train.py" in output
+    assert "there is no train.py" in output
     assert not (terminal.directory / "data").exists()
 
 

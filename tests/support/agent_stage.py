@@ -37,7 +37,7 @@ from muster.contracts.wire import (
     frame,
 )
 from muster.host.containment import tagged_processes
-from muster.host.limits import OpenFileLimits
+from muster.host.limits import ShellLimits
 from tests.support.installation import await_value, without_ours
 
 DEADLINE_SECONDS = 30.0
@@ -135,6 +135,7 @@ class Stage:
             orphan_timeout_seconds=orphan_timeout_seconds,
             stop_grace_seconds=stop_grace_seconds,
             agent_heartbeat_seconds=0.2,
+            max_log_bytes=1 << 20,
             adopted=tuple(adopted),
         )
         self._agent = subprocess.Popen(
@@ -210,7 +211,7 @@ class Stage:
             self._agent.kill()
             self._agent.wait()
         # What a coordinator does once an agent has ended, however it did.
-        asyncio.run(LocalLauncher({}, OpenFileLimits(1024, 1024)).sweep(self.uid, ()))
+        asyncio.run(LocalLauncher({}, ShellLimits(1024, 1024)).sweep(self.uid, ()))
 
 
 def order_of(

@@ -423,9 +423,10 @@ def write_small_dataset(directory: Path) -> Path:
 
 
 def without_ours(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which nothing configures the product yet."""
-    return {
+    """Return an environment in which nothing configures the product yet; `python` is this one."""
+    own = {
         name: value
         for name, value in environ.items()
         if name not in OURS and not name.startswith(("MUSTER_", "TORCHELASTIC_"))
     }
+    return {**own, "PATH": f"{Path(sys.executable).parent}:{environ.get('PATH', os.defpath)}"}

@@ -64,6 +64,10 @@ class Screen:
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
 
+    def modes(self) -> list[object]:
+        """Return the terminal's settings, such as whether keys are shown."""
+        return termios.tcgetattr(self._ours)
+
     def interrupt(self) -> int:
         """Type Ctrl-C until it ends by that; return its exit code.
 

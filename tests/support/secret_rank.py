@@ -24,6 +24,7 @@ def assignment(tmp_path: Path, *adopted: AdoptedRank, **secrets: str) -> AgentAs
         orphan_timeout_seconds=1.0,
         stop_grace_seconds=1.0,
         agent_heartbeat_seconds=1.0,
+        max_log_bytes=1 << 20,
         secrets=secrets,
         secrets_dir=str(tmp_path / "secrets"),
         shared_env={"LENT": LENT},

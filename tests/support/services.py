@@ -26,7 +26,7 @@ def child_service(up: int, module: str) -> ProcessRecord | None:
     for task in Path(f"/proc/{up}/task").iterdir():
         with suppress(FileNotFoundError):  # a thread that has ended since has none
             for pid in (task / "children").read_text().split():
-                if _command_of(int(pid))[-2:] == ["-m", module]:
+                if _command_of(int(pid))[-1:] == [module]:
                     return identify(int(pid))
     return None
 

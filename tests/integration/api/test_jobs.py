@@ -62,6 +62,7 @@ def test_stopping_twice_is_stopping_once(client: httpx.Client, stand_in: StandIn
         ({"stop_first": True}, StopRequest.GRACEFUL, False, True),
         ({"stop_first": True, "delete_logs": False}, StopRequest.GRACEFUL, True, True),
         ({"force": True}, StopRequest.FORCED, False, False),
+        ({"force": True, "delete_checkpoints": False}, StopRequest.FORCED, False, True),
     ],
 )
 def test_deleting_waits_for_the_end(  # noqa: PLR0913, PLR0917  a table and its fixtures

@@ -1,5 +1,6 @@
 """Requests that change nothing, from tables: most are refused, each as its line says."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,7 +39,14 @@ def names(service: Service, client: httpx.Client, stand_in: StandIn) -> Iterator
     token = client.post("/tokens", json={"name": "looker", "scope": "read"}).json()["token"]
     etag = client.get("/jobs/elastic").headers["etag"]
     sizes = {"hundred": 100, "kib": 1024, "long": 5000, "headers": 130 << 10}
-    yield {"read": token, "etag": etag} | {name: "x" * size for name, size in sizes.items()}
+    crowds = {
+        "query": "&".join(f"status{number}" for number in range(15_000)),
+        "body": json.dumps({f"epochs{number}": 0 for number in range(30_000)}),
+        "env": json.dumps({"env": {f"A{number}": "" for number in range(1000)}}),
+        "words": json.dumps({"command": [""] * 2001}),
+    }
+    words = {name: "x" * size for name, size in sizes.items()}
+    yield {"read": token, "etag": etag} | words | crowds
     for name in bodies:
         stand_in.end(name)
         client.delete(f"/jobs/{name}").raise_for_status()

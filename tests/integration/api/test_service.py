@@ -1,14 +1,21 @@
 """The service as a whole: its health, its document, its start and its end."""
 
+import base64
+import hashlib
+import re
 import signal
 import socket
 from functools import partial
+from pathlib import Path
 
 import httpx
 import pytest
 
+from api.dependencies import RESERVE_BYTES
+from database.engine import Database
 from database.schema import HEAD
-from tests.support.api_service import Agent, Service, StandIn
+from tests.support.api_service import DEADLINE_SECONDS, Agent, Service, StandIn
+from tests.support.scarcity import filled, small_disk
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -61,6 +68,30 @@ def test_head_is_get_without_a_body(
     assert stream.headers["content-type"].startswith("text/event-stream")
 
 
+def test_the_index_links_to_every_page(client: httpx.Client, service: Service) -> None:
+    links = client.get("/").json()["links"]
+    page = client.get("/", headers={"Accept": "text/html,*/*;q=0.8"})
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert set(re.findall(r'<td><a href="([^"]+)"', page.text)) == set(links)
+    assert {client.get(path).status_code for path in links} == {200}
+    assert service.raw(b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n").startswith(b"HTTP/1.1 403")
+
+
+def test_the_documentation_has_every_operation_and_no_script(client: httpx.Client) -> None:
+    page = client.get("/docs")
+    style = re.findall("<style>(.*)</style>", page.text, re.DOTALL)[0].encode()
+    digest = base64.b64encode(hashlib.sha256(style).digest()).decode()
+    policy = page.headers["content-security-policy"].split("; ")
+    assert {"default-src 'none'", f"style-src 'sha256-{digest}'"} <= set(policy)
+    assert not re.search("<script|<link|<img|style=| on[a-z]+=", page.text)
+    shown = re.findall(r"<b class=\"\w+\">(\w+)</b><code>([^<]+)</code>", page.text)
+    document = client.get("/openapi.json").json()
+    paths = document["paths"]
+    assert sorted(shown) == sorted((one.upper(), path) for path in paths for one in paths[path])
+    ids, targets = (set(re.findall(f'{name}="#?(\\w+)"', page.text)) for name in ("id", "href"))
+    assert targets <= ids == set(document["components"]["schemas"])
+
+
 def test_every_request_has_an_id(client: httpx.Client) -> None:
     given = client.get("/nothing", headers={"X-Request-ID": "mine"})
     assert given.headers["x-request-id"] == given.json()["request_id"] == "mine"
@@ -85,3 +116,33 @@ def test_open_streams_do_not_delay_the_shutdown(
     for stream in opened:
         stream.close()
     service.start()
+
+
+def test_a_full_disk_can_be_cleared(tmp_path: Path) -> None:
+    running = Service(tmp_path)
+    with small_disk(running.files.root, "24m"):
+        running.start()
+        database = Database.open(running.database_url)
+        try:
+            with httpx.Client(base_url=running.url, timeout=DEADLINE_SECONDS) as client:
+                _clear_full_disk(running, client, StandIn(database))
+        finally:
+            database.close()
+            running.end(signal.SIGKILL)
+
+
+def _clear_full_disk(service: Service, client: httpx.Client, stand_in: StandIn) -> None:
+    fields = {"mode": "independent", "world_size": 1}
+    for method, path in (
+        ("POST", "/jobs/old/stop"),
+        ("DELETE", "/jobs/over?delete_logs=false"),
+        ("POST", "/jobs/purge?delete_logs=false"),
+    ):
+        for name in ("old", "over"):  # also makes the reserve again, now that there is room
+            client.post("/jobs", json={"job_id": name, **fields})
+        stand_in.end("over")
+        assert service.files.disk_reserve.stat().st_size == RESERVE_BYTES
+        with filled(service.files.root):
+            assert client.post("/jobs", json=fields).status_code == 503
+            answer = client.request(method, path)
+            assert answer.status_code == 200, answer.text

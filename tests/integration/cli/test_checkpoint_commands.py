@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from click.testing import Result
 
+from cli.errors import ExitCode
 from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manifest import LATEST, STATE
 from tests.support.api_service import Service, StandIn
@@ -55,6 +56,19 @@ def test_ls_marks_current_and_damaged_checkpoints(muster: Muster, job: str, save
     assert "does not match its hash" in told[0]["damage"]
 
 
+@pytest.mark.parametrize(
+    ("option", "are_kept"), [("--force", True), ("--delete-checkpoints", False)]
+)
+def test_rm_keeps_checkpoints_unless_told(
+    muster: Muster, stand_in: StandIn, job: str, saved: Path, option: str, *, are_kept: bool
+) -> None:
+    assert muster("rm", "--delete-checkpoints", job).exit_code == ExitCode.CONFLICT
+    before = set(saved.rglob("*"))
+    stand_in.end(job)
+    assert muster("rm", option, job).exit_code == ExitCode.OK
+    assert set(saved.rglob("*")) == (before if are_kept else set())
+
+
 def test_verify_names_damaged_files(muster: Muster, job: str, saved: Path) -> None:
     assert muster("checkpoint", "verify", job).exit_code == 0
     file = damage(saved, 2)
@@ -84,7 +98,7 @@ def test_show_prints_the_contents(muster: Muster, job: str, saved: Path) -> None
     told = json.loads(muster("checkpoint", "show", f"{saved}/worker_1", "-o", "json").stdout)
     assert told == json.loads(muster("checkpoint", "show", newest_of_rank_1, "-o", "json").stdout)
     digest = muster("digest", job).stdout.splitlines()
-    assert digest[1] == f"rank 1  step 3  sha256 {told['sha256']}"
+    assert digest[1] == f"{told['sha256']}  rank 1, step 3"
     again = json.loads(muster("digest", job, "-o", "json").stdout)
     assert again[1] == {"whose": "rank 1", "step": 3, "sha256": told["sha256"]}
 

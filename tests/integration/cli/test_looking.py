@@ -1,6 +1,7 @@
 """The commands that look at jobs and stop them, from the command line to the database."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -44,7 +45,11 @@ def test_ps_lists_newest_jobs_first(muster: Muster, stand_in: StandIn, job: str)
 def test_ps_counts_the_jobs_beyond_the_limit(muster: Muster, job: str, other: str) -> None:
     short = muster("ps", "-n", "1", "-o", "name")
     assert short.stdout in {f"{job}\n", f"{other}\n"}
-    assert short.stderr.endswith(" more: --limit\n")
+    count, limit = re.findall(r"\d+", short.stderr)
+    assert short.stderr.endswith(
+        f"{count} older job{'s' * (count != '1')} not shown (--limit {limit})\n"
+    )
+    assert int(limit) == int(count) + 1
 
 
 @pytest.mark.parametrize("words", [("ps",), ("show", "a"), ("stop", "a"), ("submit", "--", "true")])
@@ -89,6 +94,17 @@ def test_show_lists_ranks(muster: Muster, stand_in: StandIn, job: str) -> None:
     ranks = lines[lines.index("") + 1 :]
     assert [rank.split()[0] for rank in ranks] == ["rank", "0", "1"]
     assert [rank.split()[2] for rank in ranks] == ["step", "7/10", "5/10"]
+
+
+def test_show_ends_with_the_last_warning(muster: Muster, stand_in: StandIn, job: str) -> None:
+    stand_in.run(job)
+    said = [("warned", "older"), ("warned", "spends \x1b half"), ("rank_spawned", "rank 0 runs")]
+    events = [Event(at=utc_now(), kind=kind, message=message) for kind, message in said]
+    stand_in.write(job, events=events)
+    shown = muster("show", job).stdout
+    assert [line.split() for line in shown.splitlines() if line.startswith("warning")] == [
+        ["warning", "spends", r"\x1b", "half"]
+    ]
 
 
 def test_show_says_what_runs_and_where(

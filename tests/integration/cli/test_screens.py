@@ -6,20 +6,24 @@ from pathlib import Path
 
 import httpx
 import pytest
+from click.testing import Result
 
 from cli.errors import ExitCode
+from database.records import Event, utc_now
 from muster.contracts.job import JobId, JobStatus, Reason
 from tests.support.api_service import Agent, Service, StandIn
 from tests.support.database_samples import worker
-from tests.support.screens import COLUMNS, Screen
+from tests.support.screens import COLUMNS, CONTROL, Screen
 
 Opened = Callable[..., Screen]
+Muster = Callable[..., Result]
 
 
 @pytest.fixture
 def screen(service: Service, tmp_path: Path) -> Iterator[Opened]:
-    def opened(*words: str) -> Screen:
-        screen = Screen(*words, environment={"MUSTER_URL": service.url}, directory=tmp_path)
+    def opened(*words: str, **environment: str) -> Screen:
+        environment = {"MUSTER_URL": service.url, **environment}
+        screen = Screen(*words, environment=environment, directory=tmp_path)
         screens.append(screen)
         return screen
 
@@ -73,6 +77,20 @@ def test_logs_of_a_queued_job_say_why_it_waits(screen: Opened, stand_in: StandIn
     following.end()
 
 
+def test_colours_are_for_a_terminal_without_no_color(
+    screen: Opened, stand_in: StandIn, agent: Agent, muster: Muster, job: str
+) -> None:
+    stand_in.run(job, worker(0))
+    agent.write(job, 0, "a\n")
+    stand_in.write(job, events=[Event(at=utc_now(), kind="job_running", message="runs")])
+    for words in (["logs", job], ["events", job], ["ps", "-s", "RUNNING"]):
+        coloured, plain = screen(*words), screen(*words, NO_COLOR="1")
+        assert (coloured.end(), plain.end()) == (0, 0)
+        assert "\x1b[3" in coloured.written
+        assert CONTROL.sub("", coloured.written) == plain.written
+        assert "\x1b" not in muster(*words).stdout
+
+
 def test_message_comes_below_the_progress_line(screen: Opened, job: str) -> None:
     watching = screen("wait", job, "--timeout", "0.1")
     assert watching.end() == ExitCode.TIMED_OUT
@@ -81,7 +99,18 @@ def test_message_comes_below_the_progress_line(screen: Opened, job: str) -> None
     assert said == f"muster: {job} is QUEUED after 0.1 s of waiting: it goes on"
 
 
-def test_top_updates_until_ctrl_c(
+@pytest.mark.parametrize("key", ["\x03", "q"])
+def test_top_ends_with_a_key_and_restores_the_terminal(screen: Opened, key: str) -> None:
+    top = screen("top")
+    before = top.modes()
+    top.see("q ends this and no job")
+    assert top.modes() != before
+    top.type(key)
+    assert top.end() == 0
+    assert top.modes() == before
+
+
+def test_top_updates_until_its_end(
     screen: Opened, stand_in: StandIn, service: Service, elastic: str
 ) -> None:
     top = screen("top", "--interval", "0.2")
@@ -93,7 +122,7 @@ def test_top_updates_until_ctrl_c(
     service.start()
     stand_in.move(elastic, workers=(worker(0, step=8, total_steps=10, loss=0.25),))
     top.see(r"RUNNING +1/4 +8/10 +0\.2500")
-    top.type("\x03")
+    top.type("q")
     assert top.end() == 0
 
 
@@ -104,7 +133,7 @@ def test_purge_deletes_only_after_confirmation(
     stand_in.run(job)
     stand_in.move(job, status := JobStatus.FAILED)
     left = screen("purge", "--status", status)
-    left.see(r"Delete \d+ jobs?, [0-9.]+ k?B\? \[y/N\]: ")
+    left.see(r"Delete \d+ jobs?, [0-9.]+ (Ki)?B\? \[y/N\]: ")
     assert left.interrupt() == ExitCode.INTERRUPTED
     assert "Aborted" not in left.written
     refused = screen("purge", "--status", status)
@@ -143,7 +172,10 @@ def test_purge_asks_again_about_new_matches(
 def test_purge_force_says_that_it_kills(screen: Opened, stand_in: StandIn, job: str) -> None:
     stand_in.run(job)
     asking = screen("purge", "--status", "RUNNING", "--force")
-    asking.see("Delete 1 job, .*, kill those that still run, and delete all their checkpoints")
+    asking.see(r"Delete 1 job, [^,]*, and kill those that still run\?")
+    asking.interrupt()
+    asking = screen("purge", "--status", "RUNNING", "--force", "--delete-checkpoints")
+    asking.see("Delete 1 job, .*, with their checkpoints, and kill those that still run")
     asking.interrupt()
     asking = screen("purge", "--status", "RUNNING")
     asking.see("nothing to delete: no matching job has ended, 1 job skipped")

@@ -28,6 +28,7 @@ from muster.contracts.messages import (
 )
 from muster.contracts.wire import encode, frame
 from muster.host.containment import tag_of
+from muster.host.files import LOG_LIMIT_BYTES
 from muster.host.processes import identify, is_stopped, send_signal
 from tests.support.agent_stage import GENERATION, Conversation, Stage
 from tests.support.installation import await_value
@@ -67,6 +68,21 @@ def test_pulses_do_not_name_ranks_with_heartbeats(stage: Stage) -> None:
     other = identify(agent.hear_of(RankSpawned, 1).pid)
     send_signal(other, signal.SIGSTOP)
     agent.hear_pulse((1, 0))
+
+
+def test_a_long_log_of_the_agent_is_rotated(stage: Stage) -> None:
+    log = stage.files.agent_log
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab", buffering=0) as writer:
+        for number in range(2):
+            writer.write(f"{number}\n".encode() * (LOG_LIMIT_BYTES // 2 + 1))
+            if number == 0:
+                stage.start_agent()
+                stage.meet().say(stage.order(list(FOREVER)))
+            await_value(lambda: log.stat().st_size == 0, lambda: "it is not rotated")
+            writer.write(b"more\n")
+    assert log.read_text() == "more\n"
+    assert log.with_name("agent.log.1").read_text().startswith("more\n1\n1\n")
 
 
 def test_an_attempt_whose_start_was_lost_is_reported_as_ended(stage: Stage) -> None:

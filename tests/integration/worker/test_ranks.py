@@ -11,6 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from api.logs.files import GAP
+from api.logs.follow import JobFollower
+from api.logs.tail import LogFilter, read_tail
 from muster.contracts.environ import PROCESS_TAG
 from muster.contracts.job import Reason
 from muster.contracts.messages import (
@@ -31,7 +34,7 @@ from muster.runtime.exit_report import write_exit_record
 from tests.support.installation import await_value
 from tests.support.stories import beat, saved
 from tests.support.table_loop import RECONNECT_AND_SEND, SAY_HELLO, WAIT, TableLoop
-from worker.rank import WARNINGS_LIMIT
+from worker.rank import LOGS_FULL, TRUNCATED, WARNINGS_LIMIT
 from worker.rank_listener import PACKETS_LIMIT
 
 
@@ -77,6 +80,44 @@ def test_the_error_file_of_a_rank_is_reported(loop: TableLoop) -> None:
     loop.run_until_empty()
     (end,) = (report for report in loop.reports if isinstance(report, RankExited))
     assert end.error == "ValueError: no"
+
+
+def test_a_program_that_truncates_its_log_causes_one_warning(loop: TableLoop) -> None:
+    again = "os.system('echo first; echo second > /dev/stderr; echo third')"
+    loop.start(f"import os, time; {again}; time.sleep(0.5); {again}")
+    loop.run_until_empty()
+    warned = [said.message for said in loop.reports if isinstance(said, RankSaid)]
+    assert warned == [Warned(message=TRUNCATED)]
+    found = read_tail(loop.files, LogFilter(), 10)
+    assert [line.line.shown.decode() for line in found.lines] == [GAP.decode(), "second", "third"]
+
+
+def test_logs_that_reach_their_limit_lose_their_oldest_lines(
+    loop: TableLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.ranks.LOGS_CHECK_SECONDS", 0.0)
+    logs = [loop.files.log(0, attempt) for attempt in (0, 1)]
+    write = "print(*range(1 << 17), sep='\\n', flush=True); "
+    loop.start(write)
+    loop.run_until_empty()
+    loop.start(write + write + SAY_HELLO + WAIT, incarnation=1)
+    hello = RankSaid(rank=0, incarnation=1, message=Hello())
+    loop.run_until(lambda: hello in loop.reports)
+    sizes = [log.stat().st_size for log in logs]
+    loop.ranks.tick()
+    ended, running = (512 * log.stat().st_blocks for log in logs)
+    limit = 1 << 20  # as in `assignment`
+    assert ended <= 8192
+    assert 0.8 * limit < running < limit
+    assert sizes == [log.stat().st_size for log in logs], "offsets stay valid"
+    full = RankSaid(rank=0, incarnation=1, message=Warned(message=LOGS_FULL))
+    assert loop.reports.count(full) == 1
+    batch = JobFollower(loop.files, 0, {}).next_batch(lambda _: True)
+    assert batch is not None
+    gap = GAP.decode()
+    first, second, _, *rest = batch.text.split("\n")
+    assert (first, second) == (gap, gap), "of either attempt"
+    assert rest == [str(int(rest[0]) + number) for number in range(len(rest))]
 
 
 def test_an_exit_is_recorded_before_its_process_is_reaped(

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from api.dependencies import DiskReserve
 from api.routes import deletion
 from api.routes.deletion import Deletion, delete_all
 from database.engine import Database
@@ -33,9 +34,14 @@ async def allow() -> None:
 
 
 UNFORCED = Deletion(
-    delete_logs=True, stop_first=False, force=False, actor="ada", reauthenticate=allow
+    delete_logs=True,
+    stop_first=False,
+    force=False,
+    delete_checkpoints=False,
+    actor="ada",
+    reauthenticate=allow,
 )
-FORCED = replace(UNFORCED, force=True)
+FORCED = replace(UNFORCED, force=True, delete_checkpoints=True)
 
 
 class StaleJobs(Jobs):
@@ -66,7 +72,9 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 @pytest.fixture
 def desk(database: Database, tmp_path: Path) -> SimpleNamespace:
-    return SimpleNamespace(jobs=StaleJobs(database), data_dir=DataDir(tmp_path / "data"))
+    data_dir = DataDir(tmp_path / "data")
+    reserve = DiskReserve(data_dir.disk_reserve)
+    return SimpleNamespace(jobs=StaleJobs(database), data_dir=data_dir, disk_reserve=reserve)
 
 
 def over(database: Database, desk: SimpleNamespace, uid: str, spec: JobSpec | None = None) -> Job:

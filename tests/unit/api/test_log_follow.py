@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from api.logs import files as log_files
 from api.logs import follow
-from api.logs.files import LINE_LIMIT_BYTES, PIECE_BYTES
-from api.logs.follow import Batch, Chunk, FileFollower, JobFollower
-from muster.contracts.paths import TIME_MARK, JobFiles, LogName
+from api.logs.files import GAP, LINE_LIMIT_BYTES, PIECE_BYTES
+from api.logs.follow import DOUBTS_LIMIT, Batch, Chunk, FileFollower, JobFollower
+from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK, JobFiles, LogName
+from worker.log_index import KEEP_SIZE, PUNCH_HOLE, fallocate
 
 COUNT = 20
 
@@ -119,17 +120,18 @@ def test_an_unfinished_line_waits_until_its_log_is_over(files: JobFiles) -> None
     assert follower.position == {0: (0, 14)}
 
 
-@pytest.mark.parametrize("position", [{0: (0, 999)}, {0: (7, 0)}])
+@pytest.mark.parametrize(("place", "before"), [((0, 999), [GAP.decode()]), ((7, 0), [])])
 @pytest.mark.parametrize("until", [None, {0: (0, 4)}])
-def test_a_place_of_an_earlier_job_means_the_beginning(
+def test_a_place_that_does_not_exist_means_the_beginning(
     files: JobFiles,
-    position: dict[int, tuple[int, int]],
+    place: tuple[int, int],
+    before: list[str],
     until: dict[int, tuple[int, int]] | None,
 ) -> None:
     files.log(0, 0).write_text("new\n")
-    follower = JobFollower(files, 0, position, until)
+    follower = JobFollower(files, 0, {0: place}, until)
     assert not follower.is_ahead
-    assert lines(batches(follower)) == ["new"]
+    assert lines(batches(follower)) == [*before, "new"]
 
 
 def test_a_job_without_logs_has_no_lines(tmp_path: Path) -> None:
@@ -198,11 +200,41 @@ def test_a_missing_file_or_a_link_has_no_lines(path: Path) -> None:
     assert FileFollower(path, 0).read() == []
 
 
-def test_a_file_that_shrank_is_read_from_its_start(path: Path) -> None:
-    path.write_bytes(b"long line\n")
-    follower = FileFollower(path, 10)
-    path.write_bytes(b"new\n")
-    assert text(follower.read()) == "new"
+@pytest.mark.parametrize("new", ["new\n", "the first line\nand what follows\n"])
+def test_a_reader_waits_until_a_truncation_is_noted(path: Path, new: str) -> None:
+    path.write_bytes(b"the first\n")
+    follower = FileFollower(path, 0)
+    assert text(read_all(follower)) == "the first"
+    path.write_text(new)
+    assert follower.read() == follower.read() == []
+    mark = TIME_MARK.pack(LOG_EPOCH_BYTES + len(new), 1)
+    path.with_suffix(".times").write_bytes(mark)
+    assert text(read_all(follower)) == f"{GAP.decode()}\n{new}".removesuffix("\n")
+    assert follower.offset == LOG_EPOCH_BYTES + len(new)
+
+
+@pytest.mark.parametrize(
+    ("new", "shown"), [("new\n", f"{GAP.decode()}\nnew"), ("THE FIRST\n2\n", "2")]
+)
+def test_a_reader_does_not_wait_for_ever(path: Path, new: str, shown: str) -> None:
+    path.write_bytes(b"the first\n")
+    follower = FileFollower(path, 0)
+    read_all(follower)
+    path.write_text(new)
+    assert [follower.read() for _ in range(DOUBTS_LIMIT)] == [[]] * DOUBTS_LIMIT
+    assert text(follower.read() + read_all(follower)) == shown
+
+
+def test_a_reader_skips_lines_that_were_discarded(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("".join(f"{number:07d}\n" for number in range(4096)))
+    follower = FileFollower(path, 0, limit=80)
+    assert text(read_all(follower))[-7:] == "0000009"
+    with path.open("r+b") as log:
+        fallocate(log.fileno(), KEEP_SIZE | PUNCH_HOLE, 0, 8192)
+    for reader in (follower, FileFollower(path, 80)):
+        reader._limit = 32768  # noqa: SLF001
+        assert text(read_all(reader)).startswith(f"{GAP.decode()}\n0001024\n0001025\n")
 
 
 def test_bytes_cut_off_a_long_line_are_counted(path: Path) -> None:
@@ -242,6 +274,7 @@ def test_a_line_as_long_as_a_piece_is_one_line(path: Path, monkeypatch: pytest.M
 def test_one_read_takes_a_piece_of_an_endless_line(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with path.open("wb") as log:
+        log.write(b"\0")
         log.truncate(2 << 30)
     follower = FileFollower(path, 0)
     (piece,) = follower.read()

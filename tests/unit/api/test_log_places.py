@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.logs import tail
-from api.logs.files import EventId, TimeIndex, format_event_id, parse_event_id
+from api.logs.files import (
+    LINE_LIMIT_BYTES,
+    PIECE_BYTES,
+    EventId,
+    TimeIndex,
+    format_event_id,
+    parse_event_id,
+)
 from api.logs.tail import LINE_COST_BYTES, LogFilter, read_tail, tail_position
 from muster.contracts.job import JobUid
 from muster.contracts.paths import TIME_MARK, JobFiles
@@ -39,6 +46,19 @@ def test_a_search_that_stops_early_is_incomplete(
     found = read_tail(files, LogFilter(text=text), count)
     assert [line.line.text for line in found.lines] == lines
     assert found.is_complete is is_complete
+
+
+@pytest.mark.parametrize("place", [0, LINE_LIMIT_BYTES, PIECE_BYTES - 4, 3 * PIECE_BYTES - 1])
+@pytest.mark.parametrize("end", ["", "\n", "x\nlast\n"])
+def test_text_is_found_anywhere_in_a_long_line(
+    files: JobFiles, monkeypatch: pytest.MonkeyPatch, place: int, end: str
+) -> None:
+    monkeypatch.setattr(tail, "SEARCH_LIMIT_BYTES", 1 << 30)
+    log = f"first\n{'x' * place}Straße{'x' * (3 * PIECE_BYTES - place)}{end}"
+    files.log(0, 0).write_text(log)
+    (found,) = read_tail(files, LogFilter(text="Straße"), 5).lines
+    assert found.line.start <= 6 + place < found.line.end
+    assert read_tail(files, LogFilter(text="Strasse"), 5).lines == []
 
 
 def test_a_short_log_is_searched_completely(files: JobFiles) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from api.app import described
+from api.errors import InvalidRequest
 from api.schema import StopBody, TokenRequest, decode
 from cli.main import job_schema
 from docs import generate
@@ -30,6 +31,12 @@ def test_valid_bodies_are_decoded() -> None:
     )
     assert decode({}, StopBody) == StopBody(grace_seconds=None, reason=None)
     assert decode({"name": "ci", "scope": "admin"}, TokenRequest).scope is Scope.ADMIN
+
+
+def test_suggestions_are_made_for_at_most_ten_names() -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        decode({f"epochs{number}": 0 for number in range(11)}, JobRequest)
+    assert [bool(error.hint) for error in refusal.value.errors] == [True] * 10 + [False]
 
 
 def test_a_request_has_the_fields_of_a_job_and_an_id() -> None:

@@ -1,6 +1,7 @@
 """Probes report what is missing, with details for callers only."""
 
 from collections import namedtuple
+from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,8 +11,10 @@ import pytest
 from fastapi import Request
 from structlog.testing import capture_logs
 
+from api.app import described
 from api.dependencies import AppState
 from api.errors import Problem
+from api.routes import pages
 from api.routes import service as routes
 from api.routes.service import get_readiness
 from database.errors import DatabaseUnavailable
@@ -20,6 +23,7 @@ from muster.contracts.views import Health
 
 Usage = namedtuple("Usage", "total used free")  # noqa: PYI024  as shutil's own
 GIB = 1 << 30
+MARKUP = '<i">'
 
 
 def app_state(
@@ -76,8 +80,8 @@ def test_an_anonymous_caller_gets_no_details(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("usage", "files", "status", "seen"),
     [
-        ((1000 * GIB, 2 * GIB), (0, 0), "ok", "2048 MiB"),
-        ((1000 * GIB, GIB - 1), (0, 0), "degraded", "1023 MiB"),
+        ((1000 * GIB, 2 * GIB), (0, 0), "ok", "2 GiB"),
+        ((1000 * GIB, GIB - 1), (0, 0), "degraded", "1024 MiB"),
         ((4 * GIB, GIB // 2), (0, 0), "ok", "512 MiB"),
         ((4 * GIB, GIB // 8), (0, 0), "degraded", "128 MiB"),
         ((4 * GIB, 4 * GIB), (65_536, 3_277), "ok", "free"),
@@ -106,3 +110,30 @@ def test_a_missing_data_directory_degrades(tmp_path: Path) -> None:
     found = health(app_state(tmp_path / "gone"), request_of("ci"))
     assert (found.status, found.checks.database.status) == ("degraded", "ok")
     assert "gone" in found.checks.disk.detail
+
+
+def test_pages_escape_every_word_of_the_document() -> None:
+    document = hostile(described("1").openapi())
+    app, headers = SimpleNamespace(openapi=lambda: document), {"accept": "text/html"}
+    request = cast(Request, SimpleNamespace(app=app, headers=headers))
+    for page in (pages.get_index(request), pages.get_docs(request)):
+        text = bytes(page.body).decode()
+        assert escape(MARKUP) in text
+        assert MARKUP not in text
+
+
+def hostile(part: object, *, are_names: bool = False) -> object:
+    """Return an OpenAPI document with markup before every word."""
+    match part:
+        case dict():
+            return {
+                MARKUP * are_names + name: hostile(
+                    value, are_names=name in {"paths", "schemas", "properties"}
+                )
+                for name, value in part.items()
+            }
+        case list():
+            return [hostile(item) for item in part]
+        case str():
+            return MARKUP + part
+    return part

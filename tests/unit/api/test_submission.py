@@ -10,13 +10,17 @@ from pathlib import Path
 import pytest
 
 from api.errors import Conflict, InvalidRequest
-from api.submission import Outcomes, SubmissionQueue, Submitter, command_doubts
+from api.submission import Outcomes, SubmissionQueue, Submitter
 from database.engine import Write
 from database.errors import DatabaseError, DatabaseUnavailable, JobExists
-from database.records import Job
+from database.records import Job, utc_now
+from muster.checkpoints.local import LocalFileSystem
+from muster.checkpoints.manager import CheckpointManager
+from muster.checkpoints.manifest import Owner
 from muster.contracts.job import JobId
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
+from muster.contracts.shards import Position
 from muster.contracts.spec import JobRequest
 from tests.unit.api.jobs import JOB
 
@@ -72,11 +76,16 @@ def test_remarks_become_the_message(submitter: Submitter) -> None:
     many = submitter.prepare(JobRequest(command=("true",), world_size=100)).message
     assert many is not None
     assert many.startswith("100 ranks are more than the 4 slots there are (MUSTER_SLOTS): ")
-    typo = JobRequest(command=("pyhton", "train.py"), env={"HF_TOKEN": "hf_1"})
-    assert submitter.prepare(typo).message == (
-        "env shows HF_TOKEN to everyone who may submit jobs: use secrets instead; "
-        "command: pyhton is not found in PATH"
+    shown = JobRequest(command=("true",), env={"HF_TOKEN": "hf_1"})
+    assert submitter.prepare(shown).message == (
+        "env shows HF_TOKEN to everyone who may submit jobs: use secrets instead"
     )
+
+
+def test_command_that_cannot_run_is_refused(submitter: Submitter, tmp_path: Path) -> None:
+    (tmp_path / "go").touch(mode=0o755)
+    assert refusal(submitter, command=("go",)) == "command"
+    submitter.prepare(JobRequest(command=("go",), env={"PATH": str(tmp_path)}))
 
 
 def test_without_any_data_the_synthetic_set_is_announced(submitter: Submitter) -> None:
@@ -164,55 +173,28 @@ def test_checkpoints_of_another_mode_are_refused(
         submitter.prepare(JobRequest(job_id=job_id, mode=other, resume_from="a"))
 
 
-# Commands that will probably not run
-
-
-@pytest.fixture
-def programs(tmp_path: Path) -> Path:
-    (tmp_path / "loop.py").touch(mode=0o644)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/go").touch(mode=0o755)
-    (tmp_path / "bin/python3").touch(mode=0o755)
-    return tmp_path
-
-
 @pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        (["pyhton", "loop.py"], "command: pyhton is not found in PATH"),
-        (["loop.py"], "command: loop.py is not found in PATH: run it with python, or as ./loop.py"),
-        (["./loop.py"], "command: ./loop.py is not executable: "),
-        (["./nope"], "command: there is no ./nope in "),
-        (["bin/python3", "nope.py"], "command: there is no nope.py in "),
-        (["python loop.py"], "command: 'python loop.py' is one word: "),
-        (["\x1b[31mgo"], r"command: \x1b[31mgo is not found in PATH"),
-        (["bin/python3", "\x9d0;x\x07.py"], r"command: there is no \x9d0;x\x07.py in "),
-    ],
+    ("field", "made", "given"),
+    [("virtual_shards", 32, 16), ("batch_size", 64, 128), ("seed", 0, 1)],
 )
-def test_a_command_that_cannot_run_is_doubted(
-    programs: Path, command: list[str], said: str
+def test_resume_with_another_schedule_is_refused(
+    submitter: Submitter, tmp_path: Path, field: str, made: int, given: int
 ) -> None:
-    (doubt,) = command_doubts(command, programs, SEARCH_PATH)
-    assert doubt.startswith(said)
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["bin/go", "nope.py"],
-        ["sh", "-c", "exit"],
-        ["bin/python3", "loop.py"],
-        ["bin/python3", "-m", "x.py"],
-        ["bin/python3"],
-        ["bin/python3", "x" * 300 + ".py"],
-    ],
-)
-def test_a_command_that_can_run_is_not_doubted(programs: Path, command: list[str]) -> None:
-    assert list(command_doubts(command, programs, SEARCH_PATH)) == []
-
-
-def test_a_program_is_looked_for_in_the_path_of_the_ranks(programs: Path) -> None:
-    assert list(command_doubts(["go"], programs, str(programs / "bin"))) == []
+    values = {"batch_size": 64, "seed": 0}
+    owner = Owner(job_id="a", job_uid="a", rank=0, world_size=1, generation=1)
+    manager = CheckpointManager(
+        files=LocalFileSystem(),
+        directory=tmp_path / "ckpt" / "a",
+        owner=owner,
+        keep_last=1,
+        clock=utc_now,
+        warn=lambda _: None,
+    )
+    manager.save(1, Position(step=1), {"muster.course": values, "muster.virtual_shards": 32})
+    submitter.prepare(JobRequest(job_id="b", resume_from="a", epochs=9))
+    with pytest.raises(Conflict, match=f"{field} {made}, and this job has {given}") as refused:
+        submitter.prepare(JobRequest(job_id="b", resume_from="a", **{field: given}))
+    assert refused.value.slug == "checkpoints-of-another-schedule"
 
 
 # Group commit

@@ -104,6 +104,24 @@ def test_ranks_of_one_model_count_its_steps_once() -> None:
     assert (found.eta_seconds, found.loss) == (19 / 5.0, 0.25)
 
 
+@pytest.mark.parametrize(
+    ("fields", "other_total", "steps"),
+    [
+        ({"command": ("x",), "restart_scope": "gang"}, 40, (11, 40, 5.0)),
+        ({"command": ("x",)}, 30, (11, 30, 5.0)),
+        ({"command": ("x",)}, 40, (21, 70, 10.0)),
+        ({}, 30, (21, 60, 10.0)),
+    ],
+)
+def test_steps_of_ranks_are_summed_unless_they_are_alike(
+    fields: dict[str, object], other_total: int, steps: tuple[int, int, float]
+) -> None:
+    job = replace(JOB, spec=msgspec.structs.replace(JOB.spec, **fields))
+    found = summary(job, [worker(), worker(1, step=11, total_steps=other_total, loss=0.25)], NOW)
+    assert (found.step, found.total_steps, found.throughput_steps_per_sec) == steps
+    assert found.loss == 0.375
+
+
 def test_a_living_rank_counts_for_the_model_if_there_is_one() -> None:
     down = worker(1, step=11, state="exited")
     assert together(worker(), down).eta_seconds == 4.0

@@ -30,7 +30,7 @@ UNSUPPORTED = {
     "an array below the top": {"a": {"b": np.zeros(2)}},
     "bytes": {"a": b"x"},
     "a set": {"a": {1}},
-    "a key that is no string": {"a": {1: 2}},
+    "a key of another type": {"a": {1.5: 2}},
     "a name that is no string": {1: 2},
     "a reserved key": {"a": {"__float__": "nan"}},
     "a reserved name": {"__metadata__": np.zeros(2)},
@@ -56,7 +56,7 @@ def test_unsupported_state_is_refused_and_nothing_moves(
 
 
 def test_unsupported_value_is_named_by_its_path() -> None:
-    words = r'^state\["a"\]\["b"\]\[1\] is of the type object, '
+    words = r"^state\['a'\]\['b'\]\[1\] is of the type object, "
     with pytest.raises(UnsupportedState, match=words):
         Rank().manager.save(1, position(1), {"a": {"b": [0, object()]}})
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from muster.checkpoints.comparison import identity, identity_of
-from muster.checkpoints.manager import RECYCLED_LIMIT_BYTES, expendable
+from muster.checkpoints.manager import RECYCLED_LIMIT_BYTES, SaveCost, expendable
 from muster.checkpoints.manifest import LATEST, CheckpointName
 from tests.support.checkpoint_ranks import NOON, Rank, position, state
 
@@ -171,3 +171,20 @@ def test_expendable_checkpoints(
 
     found = expendable(named(have), CheckpointName(0, latest), named(trusted), keep_last)
     assert [name.step for name in found] == gone
+
+
+def test_costly_saves_are_reported_once_with_the_remedy() -> None:
+    """A step takes 0.01 s, a save after every five of them 0.02 s."""
+    cost, now, said = SaveCost(), 0.0, []
+    for step in range(5, 2000, 5):
+        now += 0.05
+        said.append(cost.warning(step, now, now + 0.02))
+        now += 0.02
+    (warning,) = filter(None, said)
+    assert warning.startswith("spends 29% of its time on saving (20 ms every 5 steps): ")
+    assert "checkpoint_every 18 makes it 10%" in warning
+
+
+def test_cheap_saves_are_not_reported() -> None:
+    cost = SaveCost()
+    assert not any(cost.warning(step, step, step + 0.05) for step in range(100))

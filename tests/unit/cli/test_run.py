@@ -25,30 +25,32 @@ from muster.contracts.paths import JobFiles
 from muster.contracts.spec_problems import checked_job_id
 
 CONTEXT = click.Context(run)
+PYTHON = sys.executable
 
 
 def ranks(word: str) -> int:
     return parse_ranks(CONTEXT, run.params[1], word)
 
 
-def test_script_runs_with_this_python_anything_else_is_a_command(tmp_path: Path) -> None:
+def test_script_runs_with_the_python_anything_else_is_a_command(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     words = ["train.py", "--lr", "-n", "3"]
-    assert script_command(words, tmp_path) == (sys.executable, *words)
-    assert script_command([str(tmp_path / "train.py")], Path("/"))[0] == sys.executable
-    assert script_command(["bash", "train.sh"], tmp_path) == ("bash", "train.sh")
-    with pytest.raises(click.BadParameter, match=r"there is no script train\.py in"):
-        script_command(["train.py"], Path("/"))
+    assert script_command(words, tmp_path, PYTHON) == (PYTHON, *words)
+    assert script_command([str(tmp_path / "train.py")], Path("/"), PYTHON)[0] == PYTHON
+    assert script_command(["bash", "train.sh"], tmp_path, PYTHON) == ("bash", "train.sh")
+    with pytest.raises(click.BadParameter, match=r"there is no train\.py in"):
+        script_command(["train.py"], Path("/"), PYTHON)
+    with pytest.raises(click.BadParameter, match="nope is not found in PATH"):
+        script_command(["nope"], tmp_path, PYTHON)
 
 
-def test_module_runs_with_this_python_and_is_not_imported(tmp_path: Path) -> None:
+def test_module_is_one_that_the_python_finds(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     words = ["package.train", "-m", "3"]
-    assert module_command(words, tmp_path) == (sys.executable, "-m", *words)
-    assert module_command(["json.tool"], tmp_path) == (sys.executable, "-m", "json.tool")
-    assert "package" not in sys.modules
+    assert module_command(words, tmp_path, PYTHON) == (PYTHON, "-m", *words)
+    assert module_command(["json.tool"], tmp_path, PYTHON) == (PYTHON, "-m", "json.tool")
     with pytest.raises(click.BadParameter, match="there is no module nope in"):
-        module_command(["nope.train"], tmp_path)
+        module_command(["nope.train"], tmp_path, PYTHON)
 
 
 def test_number_of_ranks_may_be_a_word_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,9 +67,19 @@ def test_number_of_ranks_may_be_a_word_of_torchrun(monkeypatch: pytest.MonkeyPat
 def test_torchrun_options_are_accepted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     options = ["--rdzv_backend=c10d", "--rdzv-endpoint", "localhost:0", "--node_rank", "0"]
-    words = ["--nproc_per_node", "2", "--standalone", "--tee", "3", "nowhere.py", "--rank", "x"]
+    words = [
+        "--nproc_per_node",
+        "2",
+        "--standalone",
+        "--gang",
+        "--tee",
+        "3",
+        "nowhere.py",
+        "--rank",
+        "x",
+    ]
     refused = CliRunner().invoke(app, ["run", *options, *words])
-    assert "there is no script nowhere.py" in refused.output  # so the options were accepted
+    assert "there is no nowhere.py" in refused.output  # so the options were accepted
 
 
 def test_several_machines_are_refused_and_nothing_runs(

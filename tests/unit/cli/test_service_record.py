@@ -12,7 +12,6 @@ from threading import Thread
 import pytest
 
 from cli.service_record import (
-    NoDataDirectory,
     address_of,
     find_own_services,
     is_serving,
@@ -22,6 +21,7 @@ from cli.service_record import (
 )
 from muster.contracts.errors import MusterError
 from muster.contracts.paths import DataDir
+from muster.host.private import UnusableDirectory
 from muster.host.processes import this_process
 from tests.support.services import service_record
 
@@ -78,7 +78,7 @@ def test_damaged_record_or_ended_process_counts_as_none(files: DataDir) -> None:
 
 def test_data_directory_that_cannot_exist_is_refused(files: DataDir) -> None:
     files.root.write_text("a file is in its place")
-    with pytest.raises(NoDataDirectory, match="cannot hold the data"), service_lock(files):
+    with pytest.raises(UnusableDirectory, match="cannot hold the data"), service_lock(files):
         pass
     assert files.root.read_text() == "a file is in its place"
 

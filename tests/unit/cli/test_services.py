@@ -144,8 +144,10 @@ def test_next_steps_activate_the_environment(
 def test_services_that_end_at_once_are_reported_with_their_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(services, "command", lambda *_: ["/bin/sh", "-c", "echo no luck; exit 1"])
-    monkeypatch.setattr(services, "LOG_LIMIT_BYTES", 10)
+    monkeypatch.setattr(
+        services, "module_command", lambda *_: ["/bin/sh", "-c", "echo no luck; exit 1"]
+    )
+    monkeypatch.setattr("muster.host.files.LOG_LIMIT_BYTES", 10)
     files = DataDir(tmp_path)
     files.services_log.write_text("a long log of long ago\n")
     with pytest.raises(MusterError, match=f"log is {files.services_log}:\nno luck$"):

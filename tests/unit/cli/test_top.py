@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from cli.jobs import screen
+from cli.jobs import NAME_WIDTH_MAX, screen
 from cli.main import app
 from muster import Client
 from muster.contracts.views import SummaryView
@@ -44,6 +44,11 @@ def test_jobs_fit_the_screen_and_the_rest_is_counted() -> None:
     assert lines[3].split()[:2] == ["d", "QUEUED"]
     assert lines[4].startswith("5 more: select with --status")
     assert max(map(len, lines)) <= 80
+
+
+def test_long_id_leaves_the_columns_close_together() -> None:
+    (_, header, *_) = draw(summaries(**{63 * "x": "RUNNING"}), 1, height=9, width=200)
+    assert header.index("status") == NAME_WIDTH_MAX + 2
 
 
 @pytest.mark.parametrize("words", [["top"], ["top", "--once"]])

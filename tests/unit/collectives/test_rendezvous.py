@@ -13,6 +13,7 @@ from muster.collectives.pending_peers import PENDING_LIMIT
 from muster.collectives.rendezvous import Address, rendezvous
 from muster.collectives.tcp import TcpBackend
 from tests.support.simulated import run_ranks
+from tests.support.strangers import STRANGER, needs_root, socket_of
 
 TOKEN = b"the group's token"
 SOON = 0.2
@@ -95,10 +96,31 @@ def test_oldest_of_too_many_strangers_is_closed() -> None:
     with ExitStack() as stack:
         strangers = [
             stack.enter_context(socket.create_connection(party.address))
-            for _ in range(PENDING_LIMIT + 1)
+            for _ in range(PENDING_LIMIT + 2)  # one more than with the rank that is expected
         ]
         assert strangers[0].recv(1) == b""
         all_talk(party.complete())
+
+
+@needs_root
+def test_another_user_is_disconnected_at_once() -> None:
+    party = Party(2)
+    with socket_of(STRANGER) as stranger:
+        stranger.connect(party.address)
+        assert stranger.recv(1) == b""
+    all_talk(party.complete())
+
+
+def test_silent_stranger_is_disconnected_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster.collectives.pending_peers.HELLO_TIMEOUT_SECONDS", 0.0)
+    listener = listening()
+    address = listener.getsockname()
+    with ThreadPoolExecutor(1) as threads, socket.create_connection(address) as stranger:
+        group = member(0, 2)
+        waiting = threads.submit(rendezvous, group, address, listener=listener, timeout_seconds=1)
+        assert stranger.recv(1) == b""
+        with pytest.raises(TimedOut):
+            waiting.result()
 
 
 @pytest.mark.parametrize(

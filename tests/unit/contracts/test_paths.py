@@ -8,6 +8,7 @@ from muster.contracts.paths import (
     LogName,
     checkpoints_of_job,
     checkpoints_of_rank,
+    size_text,
 )
 
 ROOT = Path("/state")
@@ -56,3 +57,11 @@ def test_other_names_are_no_logs(name: str) -> None:
 def test_logs_sort_by_rank_then_attempt() -> None:
     names = [LogName(1, 0), LogName(0, 1000), LogName(0, 999), LogName(0, 2)]
     assert sorted(names) == [LogName(0, 2), LogName(0, 999), LogName(0, 1000), LogName(1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (512 << 20, "512 MiB"), (3 << 29, "1.5 GiB")],
+)
+def test_sizes_have_binary_units(size_bytes: int, text: str) -> None:
+    assert size_text(size_bytes) == text

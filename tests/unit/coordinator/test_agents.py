@@ -1,13 +1,15 @@
 import asyncio
 import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from coordinator.agents import AgentServer, keep_address_published
+from coordinator.agents import HELLO_LIMIT_BYTES, AgentServer, keep_address_published
 from muster.contracts.job import JobUid
 from muster.contracts.messages import (
     AgentHello,
@@ -24,6 +26,7 @@ from muster.contracts.wire import FrameReader, decode_coordinator_message, encod
 from muster.host.files import read_coordinator_address
 from muster.host.peers import normalize_address, uid_of_connection
 from muster.host.processes import this_process
+from tests.support.strangers import STRANGER, needs_root, socket_of
 
 HELLO = AgentHello(job_uid="uid", generation=3, token="right")  # noqa: S106  for a test
 NEWS = RankSaid(rank=1, incarnation=0, message=Hello())
@@ -80,10 +83,11 @@ class Peer:
         )
 
     async def is_hung_up_on(self) -> list[CoordinatorMessage]:
-        return [
-            decode_coordinator_message(payload)
-            for payload in self.frames.feed(await self.reader.read())
-        ]
+        try:
+            data = await self.reader.read()
+        except ConnectionResetError:  # something was left unread
+            data = b""
+        return [decode_coordinator_message(payload) for payload in self.frames.feed(data)]
 
 
 @dataclass
@@ -96,8 +100,11 @@ class Stage:
         return await self.notebook.entries.get()
 
     @asynccontextmanager
-    async def peer(self) -> AsyncIterator[Peer]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+    async def peer(self, user: int = 0) -> AsyncIterator[Peer]:
+        """Connect, as another user if one is given."""
+        channel = socket_of(user) if user else socket.socket()
+        channel.connect(("127.0.0.1", self.port))
+        reader, writer = await asyncio.open_connection(sock=channel)
         try:
             yield Peer(reader, writer)
         finally:
@@ -175,6 +182,7 @@ def test_a_dismissed_agent_that_stays_is_disconnected(monkeypatch: pytest.Monkey
         frame(b"no message"),
         frame(encode(NEWS)),  # before the hello
         b"\xff" * 8,
+        frame(encode(msgspec.structs.replace(HELLO, job_uid="x" * HELLO_LIMIT_BYTES))),
     ],
 )
 def test_a_peer_without_a_hello_is_disconnected(words: bytes) -> None:
@@ -183,6 +191,31 @@ def test_a_peer_without_a_hello_is_disconnected(words: bytes) -> None:
             stranger.writer.write(words)
             assert await stranger.is_hung_up_on() == []
         assert stage.notebook.entries.empty()
+
+    play(story)
+
+
+@needs_root
+def test_another_user_is_disconnected_before_anything_is_read() -> None:
+    async def story(stage: Stage) -> None:
+        async with stage.peer(STRANGER) as stranger:
+            stranger.sends(HELLO)  # even with the right token
+            assert await stranger.is_hung_up_on() == []
+        assert stage.notebook.entries.empty()
+
+    play(story)
+
+
+def test_of_too_many_silent_connections_the_oldest_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("coordinator.agents.PENDING_LIMIT", 1)
+
+    async def story(stage: Stage) -> None:
+        async with stage.peer() as silent, stage.peer() as agent:
+            assert await silent.is_hung_up_on() == []
+            agent.sends(HELLO)
+            assert await stage.entry() == ("joined", "uid", 3)
 
     play(story)
 

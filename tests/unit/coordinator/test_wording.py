@@ -85,15 +85,19 @@ def test_the_nearer_limit_is_named(
     assert describe_recovery(queued_job(), rank, cause) == f"rank 0 died; {words}"
 
 
-def test_a_gang_names_the_rank_that_keeps_failing() -> None:
+def test_a_gang_counts_the_failures_of_all_its_ranks() -> None:
     cause = Cause(reason=Reason.WORKER_EXITED, message="died")
     ending = AttemptEnd(retry_class=RetryClass.CRASH, reason=cause.reason, message=cause.message)
     rank = RankSnapshot(rank=1, ending=ending, endings={RetryClass.CRASH: 2}, fruitless=2)
     gang = queued_job(restart_scope="gang", mode="independent", command=("a",))
+    again = "rank 1 died; all ranks are started again"
+    gang = gang.with_rank(rank)
     assert describe_recovery(gang, rank, cause) == (
-        "rank 1 died; all ranks are started again "
-        "(rank 1: failure 2 of 5 in a row without a new checkpoint)"
+        f"{again} (failure 2 of 5 in a row without a new checkpoint)"
     )
+    gang = gang.with_rank(RankSnapshot(rank=0, endings={RetryClass.CRASH: 1}))
+    restarted = replace(rank, fruitless=0)
+    assert describe_recovery(gang, restarted, cause) == f"{again}, restart 3 of 50"
 
 
 def test_a_quoted_log_has_no_control_characters() -> None:

@@ -4,14 +4,14 @@ import sys
 
 import pytest
 
-from muster.host.limits import OpenFileLimits, TooFewOpenFiles
+from muster.host.limits import ShellLimits, TooFewOpenFiles
 
 RAISE_AND_START = """
 import resource, subprocess, sys
-from muster.host.limits import OpenFileLimits
+from muster.host.limits import ShellLimits
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))
-limits = OpenFileLimits.raised()
-print(*limits, *resource.getrlimit(resource.RLIMIT_NOFILE))
+limits = ShellLimits.replaced()
+print(*limits[:2], *resource.getrlimit(resource.RLIMIT_NOFILE))
 child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
 limits.apply_to(child.pid)
 print(*resource.prlimit(child.pid, resource.RLIMIT_NOFILE))
@@ -28,8 +28,8 @@ def test_a_raised_limit_is_not_passed_on_to_ranks() -> None:
 
 
 def test_more_ranks_than_open_files_allow_are_refused() -> None:
-    limits = OpenFileLimits(soft=16, hard=72)
+    limits = ShellLimits(soft=16, hard=72)
     limits.refuse_too_many(16)
     with pytest.raises(TooFewOpenFiles, match=r"17 needs 75 open files, .* `ulimit -n 75`"):
         limits.refuse_too_many(17)
-    OpenFileLimits(soft=16, hard=resource.RLIM_INFINITY).refuse_too_many(17)
+    ShellLimits(soft=16, hard=resource.RLIM_INFINITY).refuse_too_many(17)

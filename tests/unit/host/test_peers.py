@@ -7,7 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from muster.host.peers import Endpoint, normalize_address, uid_of_connection
+from muster.host.peers import Endpoint, is_same_user, normalize_address, uid_of_connection
+from tests.support.strangers import STRANGER, needs_root, socket_of
 
 Connected = tuple[socket.socket, socket.socket]
 
@@ -55,3 +56,20 @@ def test_a_closed_socket_has_no_owner(connected: Connected) -> None:
     client, server = (endpoint(one.getsockname()[:2]) for one in connected)
     connected[0].close()
     assert uid_of_connection(client, server) is None
+
+
+def test_only_connections_of_our_own_user_are_accepted(connected: Connected) -> None:
+    client, server = connected
+    assert is_same_user(server)
+    assert is_same_user(server, or_remote=True)
+    client.close()
+    assert not is_same_user(server)
+
+
+@needs_root
+def test_another_user_of_this_machine_is_never_taken_for_a_remote_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket_of(STRANGER) as stranger:
+        stranger.connect(listener.getsockname())
+        with listener.accept()[0] as accepted:
+            assert not is_same_user(accepted)
+            assert not is_same_user(accepted, or_remote=True)

@@ -75,7 +75,7 @@ def supervision_of(
 def test_heartbeats_are_sent_until_the_thread_is_stopped(ear: Ear) -> None:
     supervision = supervision_of(ear)
     supervision.start()
-    assert [ear.hear() for _ in range(4)] == [Hello(), *[beat(step=7)] * 3]
+    assert [ear.hear() for _ in range(4)] == [Hello(python=sys.executable), *[beat(step=7)] * 3]
     (thread,) = [t for t in threading.enumerate() if t.name == "muster-heartbeat"]
     supervision.stop()
     thread.join(20)
@@ -99,7 +99,7 @@ def test_the_thread_reconnects_to_the_next_agent(agents: Agents) -> None:
     agents.dies()
     agents.starts()
     agents.accepts()
-    assert [agents.hear() for _ in range(2)] == [Hello(), beat(step=7)]
+    assert [agents.hear() for _ in range(2)] == [Hello(python=sys.executable), beat(step=7)]
     supervision.stop()
     assert not supervision.is_stopping
 

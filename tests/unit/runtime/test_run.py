@@ -184,7 +184,7 @@ def test_sigterm_sets_should_stop_and_ends_a_rest(place: Path, ear: Ear) -> None
         "run.checkpoint({}); print('stop' if run.should_stop else 'go on')",
         ear,
     )
-    assert ear.hear() == Hello()
+    assert ear.hear() == Hello(python=sys.executable)
     assert isinstance(ear.hear(), Heartbeat)
     process.send_signal(signal.SIGTERM)
     stdout, stderr = process.communicate(timeout=PATIENCE_SECONDS)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from muster.checkpoints.errors import CheckpointMismatch, StaleGeneration
+from muster.checkpoints.listing import refuse_other_schedule
 from muster.contracts.messages import EpochDone
 from muster.contracts.shards import Position
 from muster.datasets.index import Totals
@@ -96,24 +97,30 @@ def test_state_of_another_shape_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("other", "words"),
     [
-        {"batch_size": 8},
-        {"seed": 4},
-        {"totals": Totals(lines=10, hash_sum=5)},
-        {"totals": Totals(lines=9, hash_sum=0)},
+        ({"batch_size": 8}, "made with batch_size 4, and this job has 8: the bits would differ"),
+        ({"seed": 4}, "made with seed 3, and this job has 4: the bits would differ"),
+        ({"virtual_shards": 4}, "virtual_shards 2, and this job has 4: the bits would differ"),
+        ({"totals": Totals(lines=10, hash_sum=5)}, "lines 9, and this job has 10"),
+        ({"totals": Totals(lines=9, hash_sum=0)}, "hash_sum 5, and this job has 0"),
     ],
 )
-def test_another_order_of_samples_is_refused(tmp_path: Path, other: dict[str, Any]) -> None:
+def test_another_schedule_is_refused(tmp_path: Path, other: dict[str, Any], words: str) -> None:
     save(tmp_path, replica_at(5))
-    with pytest.raises(CheckpointMismatch, match="another batch size, seed or data set"):
+    with pytest.raises(CheckpointMismatch, match=words):
         restored(tmp_path, replace(SCHEDULE, **other))
 
 
-@pytest.mark.parametrize("other", [{"virtual_shards": 4}, {"epochs": 7}, {"checkpoint_every": 1}])
+@pytest.mark.parametrize("other", [{"epochs": 7}, {"checkpoint_every": 1}])
 def test_other_settings_may_change(tmp_path: Path, other: dict[str, Any]) -> None:
     save(tmp_path, replica_at(5))
     assert restored(tmp_path, replace(SCHEDULE, **other)) is not None
+
+
+def test_checkpoint_without_virtual_shards_matches_any() -> None:
+    older = {"muster.course": {"batch_size": 4, "seed": 3}}
+    refuse_other_schedule(older, {"batch_size": 4, "seed": 3, "virtual_shards": 8}, "here")
 
 
 def test_another_job_restores_only_with_resume_from(tmp_path: Path) -> None:

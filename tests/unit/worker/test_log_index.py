@@ -1,10 +1,11 @@
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from muster.contracts.paths import TIME_MARK
+from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK
 from worker.log_index import LogIndex
 
 
@@ -48,6 +49,36 @@ def test_the_next_agent_appends_to_log_and_index(index: LogIndex, paths: tuple[P
     successor.close()
     assert entries(paths) == [(4, 1_000_000), (5, 3_000_000)]
     assert index.last_lines() == ("abc", "d")
+
+
+@pytest.mark.parametrize("after", ["", "echo more than it had before", "echo abc"])
+def test_a_truncation_by_the_program_is_noted_once(
+    index: LogIndex, paths: tuple[Path, Path], after: str
+) -> None:
+    script = f"echo abc > /dev/stderr; {after}"
+    os.write(index.descriptor, b"abc\n")
+    assert not index.note(1.0)
+    found = []
+    for seconds in (2.0, 3.0):
+        subprocess.run(
+            ["/bin/sh", "-c", script], stdout=index.descriptor, stderr=index.descriptor, check=True
+        )
+        found.append(index.note(seconds))
+    assert found == [True, False]
+    size = paths[0].stat().st_size
+    assert entries(paths)[1:] == [
+        (number * LOG_EPOCH_BYTES + size, (1 + number) * 1_000_000) for number in (1, 2)
+    ]
+    assert not LogIndex(*paths).note(4.0), "the next agent knows it"
+
+
+def test_a_log_shortened_without_an_agent_is_noted(
+    index: LogIndex, paths: tuple[Path, Path]
+) -> None:
+    os.write(index.descriptor, b"abc\n")
+    index.note(1.0)
+    paths[0].write_bytes(b"x\n")
+    assert LogIndex(*paths).note(2.0)
 
 
 def test_log_and_index_are_readable_by_their_owner_only(

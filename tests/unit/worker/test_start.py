@@ -17,7 +17,7 @@ from muster.contracts.environ import PROCESS_TAG
 from muster.contracts.messages import AdoptedRank, StartRank
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.secrets import SecretUnavailable
-from muster.host.limits import OpenFileLimits
+from muster.host.limits import ShellLimits
 from muster.host.processes import environment_of, identify
 from muster.runtime.secrets import SecretStore
 from tests.support.installation import await_value
@@ -36,7 +36,7 @@ def error_of_start(working_dir: str) -> OSError:
     )
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(OSError) as caught:  # noqa: PT011  the caller looks closer
-        ExecStarter(OpenFileLimits(64, 64)).start(order, 2, theirs)
+        ExecStarter(ShellLimits(64, 64)).start(order, 2, theirs)
     return caught.value
 
 

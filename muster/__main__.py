@@ -1,0 +1,36 @@
+"""``muster``, the command; ``python -P -m muster MODULE`` runs one of our processes.
+
+In a checkout the packages of the services are beside `muster`. The wheel has them in
+``muster/_services``, so that it adds one name to site-packages. Only processes that run none of a
+user's code have that folder on their path.
+"""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+PROCESSES: Final = ("api", "cli", "coordinator", "worker", "worker.agent")
+
+
+def main() -> None:
+    """Run the command; the entry point of the script `muster`."""
+    _find_services()
+    import_module("cli.main").main()
+
+
+def _find_services() -> None:
+    library = Path(__file__).parent
+    services = library / "_services"
+    # First: PYTHONPATH may lead to a user's own `api` or `worker`.
+    sys.path.insert(0, str(services if services.is_dir() else library.parent))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] and sys.argv[1] in PROCESSES:
+        from runpy import run_module
+
+        _find_services()
+        run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+    else:
+        main()

@@ -1,0 +1,109 @@
+"""A state with PyTorch tensors, and with arrays below its top level, as names to arrays and values.
+
+A nested array becomes one of the top level, named by its path ("optimizer.state.0.exp_avg"), and in
+its place stands ``{"__array__": name}``. The value `ARRAYS` lists these arrays and those that are
+tensors. So such a checkpoint can be listed, compared and exported without torch.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, Final
+
+from muster.checkpoints.errors import CheckpointMismatch, UnsupportedState
+
+ARRAY: Final = "__array__"
+ARRAYS: Final = "muster.arrays"
+
+
+def flatten(state: Any) -> Any:  # noqa: ANN401  what is not a mapping is refused when it is saved
+    """Return the state that is saved; raises `UnsupportedState`. Copies no array."""
+    if not isinstance(state, Mapping):
+        return state
+    if ARRAYS in state:
+        raise UnsupportedState(f"the state has the key {ARRAYS!r}: use another name")
+    flat, kinds = dict(state), dict[str, Any]()
+    for name, value in state.items():
+        if found := _array_of(value, name):
+            flat[name] = found[0]
+            kinds |= {name: found[1]} if found[1] else {}
+        else:
+            with suppress(RecursionError):  # refused when it is saved
+                flat[name] = _flattened(value, f"{name}", flat, kinds)
+    return {**flat, ARRAYS: kinds} if kinds else flat
+
+
+def unflatten(flat: dict[str, Any]) -> dict[str, Any]:
+    """Return the state that was flattened; raises `CheckpointMismatch` if it needs torch."""
+    kinds = flat.get(ARRAYS, {})
+    arrays = {name: _restored(flat[name], kind) for name, kind in kinds.items()}
+    nested: set[str] = set()
+    values = {name: value for name, value in flat.items() if name not in {ARRAYS, *arrays}}
+    state = {name: _nested(value, arrays, nested) for name, value in values.items()}
+    return state | {name: array for name, array in arrays.items() if name not in nested}
+
+
+def _flattened(value: Any, path: str, flat: dict[str, Any], kinds: dict[str, Any]) -> Any:  # noqa: ANN401
+    if isinstance(value, list | tuple):
+        items = [_flattened(it, f"{path}.{at}", flat, kinds) for at, it in enumerate(value)]
+        return tuple(items) if isinstance(value, tuple) else items
+    if isinstance(value, dict) and not isinstance(value, Counter):
+        if ARRAY in value:
+            raise UnsupportedState(f"{path} has the key {ARRAY!r}: use another name")
+        return {key: _flattened(it, f"{path}.{key}", flat, kinds) for key, it in value.items()}
+    if isinstance(value, float | str) or not (found := _array_of(value, path)):
+        return value
+    while path in flat:
+        path += "_"
+    flat[path], kinds[path] = found
+    return {ARRAY: path}
+
+
+def _nested(value: Any, arrays: Mapping[str, Any], used: set[str]) -> Any:  # noqa: ANN401
+    """Return a value with its arrays in their places, and add their names to `used`."""
+    if isinstance(value, list | tuple):
+        items = [_nested(item, arrays, used) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    if not isinstance(value, dict) or isinstance(value, Counter) or not arrays:
+        return value
+    if ARRAY in value:
+        used.add(value[ARRAY])
+        return arrays[value[ARRAY]]
+    return {key: _nested(item, arrays, used) for key, item in value.items()}
+
+
+def _array_of(value: Any, path: str) -> tuple[Any, dict[str, Any]] | None:  # noqa: ANN401
+    """Return the array that holds `value` and how to restore it, or None if it is no array."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy and (type(value) is numpy.ndarray or isinstance(value, numpy.generic)):
+        return value, {}
+    # Another subclass, such as DTensor, would lose what makes it one.
+    if not torch or type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return None
+    kind: dict[str, Any] = {"torch": f"{value.dtype}".removeprefix("torch.")}
+    kind |= {"requires_grad": True} if value.requires_grad else {}
+    plain = value.detach()
+    if value.dtype is torch.bfloat16:  # numpy has none: keep its 16 bits
+        plain = plain.view(torch.int16)
+    try:
+        return plain.cpu().numpy(), kind
+    except (TypeError, RuntimeError) as error:  # sparse, quantized, without data, float8, …
+        where = f"the tensor {path} ({value.dtype}, {value.layout})"
+        raise UnsupportedState(f"{where} cannot be saved: {error}") from error
+
+
+def _restored(array: Any, kind: Mapping[str, Any]) -> Any:  # noqa: ANN401  an array or a tensor
+    if not kind:
+        return array
+    try:
+        torch: Any = import_module("torch")
+    except ImportError as error:
+        raise CheckpointMismatch(
+            f"the checkpoint holds PyTorch tensors, and {sys.executable} has no torch: install it "
+            "there, or run the script with the Python that saved the checkpoint"
+        ) from error
+    tensor = torch.from_numpy(array).view(getattr(torch, kind["torch"]))
+    # A copy is aligned: kernels may add unaligned memory in another order, to other bits.
+    return tensor.clone().requires_grad_("requires_grad" in kind)

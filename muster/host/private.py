@@ -1,0 +1,77 @@
+"""A directory that no other user can read or exchange, whatever the umask.
+
+A user who can write to the data directory, or above it, can put another database there, with a
+token of the scope admin in it.
+"""
+
+import grp
+import os
+import pwd
+import shlex
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from muster.contracts.errors import MusterError
+
+
+class UnusableDirectory(MusterError):
+    """The data directory cannot be written, or other users could."""
+
+    @classmethod
+    def because_of(cls, directory: Path, error: OSError) -> "UnusableDirectory":
+        return cls(
+            f"{directory} cannot hold the data ({error.strerror}): make it a directory that this "
+            "user may write to, or set MUSTER_DATA_DIR"
+        )
+
+
+def make_private(directory: Path) -> None:
+    """Create a directory for this user alone, or correct its mode and that of what is in it.
+
+    Raises `UnusableDirectory` if another user owns something there or may write above it.
+    """
+    umask = os.umask(0o077)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        directory = directory.resolve()
+        for parent in directory.parents:
+            _refuse_open_parent(parent, directory)
+        for path in (directory, *directory.iterdir()):
+            with suppress(FileNotFoundError):  # a temporary file
+                _close(path)
+    except OSError as error:
+        raise UnusableDirectory.because_of(directory, error) from error
+    finally:
+        os.umask(umask)
+
+
+def _refuse_open_parent(parent: Path, directory: Path) -> None:
+    found = parent.stat()
+    is_shared = found.st_mode & stat.S_IWGRP and _has_others(found.st_gid)
+    # In a directory like /tmp, which has the sticky bit, each user can only move their own files.
+    if (is_shared or found.st_mode & stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX:
+        raise UnusableDirectory(
+            f"other users can exchange {directory}, as they may write to {parent}: run "
+            f"`chmod go-w {shlex.quote(str(parent))}`, or set MUSTER_DATA_DIR"
+        )
+
+
+def _close(path: Path) -> None:
+    found = path.lstat()
+    if found.st_uid != os.geteuid():
+        raise UnusableDirectory(
+            f"{path} belongs to user {found.st_uid}: if it should be yours, run "
+            f"`sudo chown -R {os.geteuid()} {shlex.quote(str(path))}`; or set MUSTER_DATA_DIR"
+        )
+    if found.st_mode & 0o077 and not stat.S_ISLNK(found.st_mode):
+        path.chmod(found.st_mode & 0o700)
+
+
+def _has_others(group_id: int) -> bool:
+    """Return whether a group has members besides us; on many systems each user has a group."""
+    users = pwd.getpwall()
+    names = {user.pw_name for user in users if user.pw_gid == group_id}
+    with suppress(KeyError):  # a group without an entry
+        names |= set(grp.getgrgid(group_id).gr_mem)
+    return bool(names - {user.pw_name for user in users if user.pw_uid in {0, os.geteuid()}})

@@ -1,0 +1,76 @@
+"""Whether the command of a job can be started at all, found out before anything is started."""
+
+import shutil
+from collections.abc import Sequence
+from functools import lru_cache
+from os import X_OK, access, pathsep
+from pathlib import Path
+from shlex import join
+
+from muster.contracts.errors import printable
+
+
+def command_problem(
+    command: Sequence[str], working_dir: Path, search_path: str | None
+) -> str | None:
+    """Return why `command` cannot run in `working_dir`, and what to write instead.
+
+    Looks for the program in `search_path` (as in PATH), and for the script of a Python. What may
+    not be looked at counts as being there.
+    """
+    program, *arguments = command
+    place = str(working_dir / program) if "/" in program else program
+    try:
+        _find_program(place, search_path)
+    except FileNotFoundError:
+        return printable(_why_not(command, working_dir))
+    if Path(program).name.startswith("python"):
+        # What follows -m or -c belongs to the module or to the code.
+        words = (word for word in arguments if word in {"-m", "-c"} or not word.startswith("-"))
+        script = next(words, "")
+        if script.endswith(".py") and not _may_be_file(working_dir / script):
+            return printable(f"there is no {script} in {working_dir}")
+    return None
+
+
+def path_with(python: str | None, path: str | None) -> str | None:
+    """Return a PATH where shells and scripts find this interpreter, and what is beside it."""
+    if python is None or (path and shutil.which("python", path=path) == python):
+        return path
+    return pathsep.join(filter(None, [str(Path(python).parent), path]))
+
+
+@lru_cache(maxsize=256)
+def _find_program(place: str, search_path: str | None) -> None:
+    """Raise `FileNotFoundError` unless there is such a program; only success is cached.
+
+    The search takes a dozen system calls, after each of which a busy service waits for the GIL.
+    """
+    if shutil.which(place, path=search_path) is None:
+        raise FileNotFoundError(place)
+
+
+def _why_not(command: Sequence[str], working_dir: Path) -> str:
+    program = command[0]
+    path = working_dir / program
+    is_there = _may_be_file(path)
+    if "/" in program:
+        if is_there:
+            return f"{program} is not executable: run chmod +x on it, or run it with python"
+        return f"there is no {program} in {working_dir}"
+    if " " in program and not is_there:
+        return (
+            f"{program!r} is one word: leave out the quotes, or write {join(['sh', '-c', program])}"
+        )
+    if not is_there:
+        return f"{program} is not found in PATH"
+    instead = [f"./{program}", *command[1:]] if access(path, X_OK) else ["python", *command]
+    return f"{program} is in {working_dir} but not in PATH: write {join(instead)}"
+
+
+def _may_be_file(path: Path) -> bool:
+    """True if a file is there, or if that cannot be determined."""
+    try:
+        return path.is_file()
+    except OSError:
+        return True
