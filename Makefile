@@ -2,7 +2,7 @@
 # comparing the age of four files is all that is left of it.
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo check types units test chaos contain stale fuzz load security bench lock clean
+.PHONY: help up demo check types units test floors chaos contain stale fuzz load security bench lock clean
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
@@ -28,7 +28,7 @@ demo: $(STAMP) ## train, kill a rank in the middle, compare the bits
 # Under a minute, so that it is run before every commit: what needs a
 # server, processes of its own or much time is left to `make test`.
 # Types are looked at beside the tests, where one core would idle.
-check: $(STAMP) ## format, lint, types, import floors, unit tests: stops at the first failure
+check: $(STAMP) ## format, lint, layers, types, unit tests: stops at the first failure
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/lint-imports
@@ -45,6 +45,15 @@ units: $(STAMP)
 # then neighbours stay together and share their module's fixtures.
 test: $(STAMP) ## every test, the whole system included (ARGS='-k name' to choose)
 	$(BIN)/pytest -n 3 --dist worksteal --durations 10 $(ARGS)
+
+# On packages that people may have, not those of the lock.
+FLOORS := -q -m 'not slow' tests/unit tests/promises tests/integration \
+	tests/acceptance/test_programs.py tests/acceptance/test_elastic.py
+OLDEST ?= python3.11
+NEWEST ?= python3.13
+floors: $(STAMP) ## tests with the oldest packages, then with the newest: 15 min (OLDEST=… NEWEST=a Python)
+	.ci/floors $(OLDEST) lowest-direct $(FLOORS)
+	.ci/floors $(NEWEST) highest $(FLOORS)
 
 # Each harness can be run alone, longer and with another seed; docs/reliability.md lists them all,
 # also those without a target (detection, outage, log_gaps).

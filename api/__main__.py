@@ -1,19 +1,49 @@
-"""``python -P -m api`` serves the REST API; with ``--check`` it only checks the settings."""
+"""``python -P -m api`` serves the REST API.
 
+``--check`` only checks the settings. ``--backup FILE`` copies the database.
+"""
+
+import json
 import os
 import sys
+from pathlib import Path
 
 
 def main() -> int:
     """Return the exit code."""
-    if sys.argv[1:] == ["--check"]:
+    arguments = sys.argv[1:]
+    if arguments == ["--check"]:
         # Without FastAPI, because `muster up` and `muster doctor` wait for it.
         from api.startup_checks import run_checks  # noqa: PLC0415
 
         return run_checks(os.environ)
+    if arguments[:1] == ["--backup"]:
+        return back_up(Path(arguments[1]))
     from api.server import serve  # noqa: PLC0415
 
     return serve()
+
+
+def back_up(file: Path) -> int:
+    """Copy the database to `file` and print where its jobs keep checkpoints, as a JSON list."""
+    from database.engine import existing  # noqa: PLC0415  as above
+    from database.jobs import Jobs  # noqa: PLC0415
+    from muster.contracts.errors import MusterError  # noqa: PLC0415
+    from muster.contracts.settings import ServiceSettings  # noqa: PLC0415
+    from muster.runtime.stderr_messages import print_stderr  # noqa: PLC0415
+
+    try:
+        settings = ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
+        with existing(settings.database_url) as database:
+            if database is not None:
+                database.back_up(file)
+                print(json.dumps(Jobs(database).checkpoint_dirs()))  # noqa: T201  the result
+                return 0
+        problem = f"there is no database in {settings.data_dir} yet"
+    except MusterError as error:
+        problem = str(error)
+    print_stderr(f"muster: {problem}")
+    return 1
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from muster.contracts.paths import DataDir, checkpoints_of_job
 from muster.contracts.views import SummaryView
 from muster.datasets.schema import HELD_OUT_NAME, LabelledSample
 from muster.host.containment import tagged_processes
+from muster.host.extras import require_server
 from muster.host.ports import free_port
 from muster.host.private import make_private
 
@@ -62,6 +63,7 @@ class Act(NamedTuple):
 @click.command()
 def demo() -> None:
     """Kill ranks while a model trains; the bits stay the same."""
+    require_server("demo")
     print("Ranks come, die and go while one model is trained, and the result stays the same.\n")
     stage = service_settings().data_dir / "demo"
     shutil.rmtree(stage, ignore_errors=True)

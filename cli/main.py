@@ -33,6 +33,9 @@ HEADINGS: Final = {
         "status": Entry("cli.status:status", "Show what runs, and whether it is healthy."),
         "doctor": Entry("cli.doctor:doctor", "Check this installation and suggest repairs."),
         "config": Entry("cli.config:config", "Show every setting and its origin."),
+        "backup": Entry(
+            "cli.services:backup", "Copy the database, and list the files that belong to it."
+        ),
         "token": Entry("cli.admin:token", "Create, list and revoke API tokens."),
         "secret": Entry("cli.admin:secret", "Store secrets that jobs may use."),
     },

@@ -23,6 +23,7 @@ from muster.contracts.job import JobId
 from muster.contracts.paths import JobFiles, LogName
 from muster.contracts.spec import JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
+from muster.host.extras import require_server
 from muster.host.interpreters import callers_python
 from muster.host.programs import command_problem
 from muster.runtime.stderr_messages import print_stderr
@@ -143,6 +144,7 @@ def run(  # noqa: PLR0913  each option is a parameter
     """
     import logging  # noqa: PLC0415  not needed for --help
 
+    require_server("run")
     from cli.service_record import service_settings  # noqa: PLC0415
     from coordinator.foreground import play  # noqa: PLC0415
     from muster.runtime import service_log  # noqa: PLC0415

@@ -20,8 +20,9 @@ from typing import Final
 import click
 import msgspec
 
+from cli.config import config_file
 from cli.doctor import require_startable
-from cli.output import notice_if_slow
+from cli.output import Output, facts, notice_if_slow, output_option, show
 from cli.service_record import (
     ServiceRecord,
     is_serving,
@@ -43,6 +44,7 @@ from muster.contracts.settings import (
     api_url,
     local_url,
 )
+from muster.host.extras import require_server
 from muster.host.files import rotate
 from muster.host.ports import free_port, is_port_free
 from muster.host.private import UnusableDirectory
@@ -79,6 +81,7 @@ def up(*, detach: bool) -> None:
     MUSTER_PORT, MUSTER_HOST and MUSTER_DATA_DIR in the environment choose the port, the
     address and the directory of the data; muster config show has them all.
     """
+    require_server("up")
     settings = service_settings()
     require_startable(os.environ)
     if not detach:
@@ -110,6 +113,38 @@ def down() -> None:
     click.echo("ranks checkpoint and exit … (muster ps shows those that still run)", err=True)
     end_detached(record)
     click.echo("down; unfinished jobs go on at the next: muster up", err=True)
+
+
+@click.command()
+@click.argument(
+    "file", type=click.Path(path_type=Path), metavar="FILE", help="A new file, such as muster.bak."
+)
+@output_option
+def backup(*, file: Path, output: Output) -> None:
+    """Copy the database, and list the files that belong to it.
+
+    The services may run. Checkpoints, logs and secrets are plain files and not copied.
+    docs/operations.md says how to restore. For PostgreSQL use pg_dump.
+    """
+    require_server("backup")
+    settings = service_settings()
+    made = subprocess.run(
+        module_command("api", "--backup", str(file)), stdout=subprocess.PIPE, check=False
+    )
+    if made.returncode:
+        sys.exit(made.returncode)
+    files = DataDir(settings.data_dir)
+    checkpoints = {*msgspec.json.decode(made.stdout, type=list[str]), str(settings.checkpoint_dir)}
+    body = {
+        "copy": [str(file.absolute())],
+        "checkpoints": sorted(checkpoints),
+        "logs": [str(files.jobs)],
+        "secrets": [str(files.secrets)],
+        "settings": [str(config_file(os.environ))],
+    }
+    lines = ((name, path) for name, paths in body.items() for path in paths)
+    show(output, body, facts(lines), body["copy"])
+    click.echo("only the database is copied: copy what you need of the rest", err=True)
 
 
 def start_detached(files: DataDir, environ: Mapping[str, str]) -> ServiceRecord:

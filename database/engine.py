@@ -78,6 +78,9 @@ class Backend(Protocol):
     def changes(self) -> int | None:
         """Return a number that differs after any other commit; None if there is none."""
 
+    def back_up(self, path: Path) -> None:
+        """Write one consistent state to a new file; raises `DatabaseError`, and leaves no file."""
+
     def explain(self, error: SQLAlchemyError) -> DatabaseError:
         """Translate an error of the driver."""
 
@@ -217,6 +220,14 @@ class Database:
     def check(self) -> None:
         """Raise `DatabaseError` unless the database can be read."""
         self.revision()
+
+    def back_up(self, path: Path) -> None:
+        """Copy the database to a new file while any process may use it; only for SQLite.
+
+        Raises a `DatabaseError` for another kind, and if the file exists or cannot be written.
+        """
+        with self._explained():
+            self._backend.back_up(path)
 
     def close(self) -> None:
         """Close every connection."""

@@ -268,6 +268,12 @@ class Jobs:
             _check_deletion(connection, job_id, uid)
             connection.execute(sa.delete(JOBS).where(JOBS.c.job_id == job_id))
 
+    def checkpoint_dirs(self) -> list[str]:
+        """Return the directories of all jobs, each once."""
+        directory = self._database.json(JOBS.c.spec)["checkpoint_dir"].as_string()
+        with self._database.reading() as connection:
+            return sorted(filter(None, connection.scalars(sa.select(directory).distinct())))
+
     def _request(
         self,
         connection: sa.Connection,

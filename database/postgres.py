@@ -7,6 +7,7 @@ IMMEDIATE gives on SQLite, so that callers need to be correct for one kind of da
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import sqlalchemy as sa
@@ -20,6 +21,7 @@ from sqlalchemy.exc import (
 )
 
 from database.errors import DatabaseError, DatabaseUnavailable
+from muster.host.extras import install_command
 
 if TYPE_CHECKING:
     from psycopg.abc import PQGen
@@ -61,8 +63,7 @@ class PostgresBackend:
             )
         except ModuleNotFoundError as error:
             raise DatabaseUnavailable(
-                f"the database {self._place} needs {error.name}: "
-                "pip install 'muster-train[postgres]'"
+                f"the database {self._place} needs {error.name}: {install_command('postgres')}"
             ) from error
         _limit_answers(self.engine, busy_timeout_seconds + SLACK_SECONDS)
 
@@ -95,6 +96,9 @@ class PostgresBackend:
 
     def changes(self) -> int | None:
         return None
+
+    def back_up(self, path: Path) -> None:
+        raise DatabaseError(f"the database {self._place} is no file: use pg_dump instead of {path}")
 
     def explain(self, error: SQLAlchemyError) -> DatabaseError:
         cause = error.orig if isinstance(error, StatementError) else error

@@ -10,7 +10,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -164,6 +164,25 @@ class SqliteBackend:
             if _code(error) != sqlite3.SQLITE_BUSY:
                 raise DBAPIError("PRAGMA data_version", None, error) from error
         return self._last_change
+
+    def back_up(self, path: Path) -> None:
+        try:
+            path.touch(mode=0o600, exist_ok=False)
+            try:
+                with (
+                    closing(self._unpooled_connection()) as source,
+                    closing(sqlite3.connect(path)) as copy,
+                ):
+                    # In one step: any commit of another process between two would start it anew.
+                    source.backup(copy)
+            except BaseException:
+                path.unlink()
+                raise
+        except (OSError, sqlite3.Error) as error:
+            raise DatabaseError(
+                f"cannot copy the database to {path} ({getattr(error, 'strerror', error)}): name a "
+                "new file in a directory that has room for it"
+            ) from error
 
     def explain(self, error: SQLAlchemyError) -> DatabaseError:
         cause = error.orig if isinstance(error, StatementError) else error

@@ -161,8 +161,12 @@ class DataDir:
     def secrets(self) -> Path:
         return self.root / "secrets"
 
+    @property
+    def jobs(self) -> Path:
+        return self.root / "jobs"
+
     def job(self, job_id: str) -> JobFiles:
-        return JobFiles(self.root / "jobs" / job_id)
+        return JobFiles(self.jobs / job_id)
 
 
 def checkpoints_of_job(checkpoint_dir: Path, job_id: str) -> Path:

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from muster.datasets.errors import DatasetError, DatasetNotWritable
 from muster.datasets.schema import Contents, DatasetFacts, read_facts
 from muster.datasets.writer import shards_in, write_dataset
+from muster.host.extras import install_command
 
 _NOISE_WIDTH: Final = 1.0
 """Centres lie in [0, 1), and noise is uniform within half of this on either side: classes overlap
@@ -116,7 +117,7 @@ def _load() -> _Images:
     except ImportError:
         raise DatasetError(
             "the handwritten digits come with scikit-learn, which is not installed: "
-            "run pip install 'muster-train[digits]', or use muster dataset synthetic"
+            f"run {install_command('digits')}, or use muster dataset synthetic"
         ) from None
     images: _Images = load_digits()
     return images

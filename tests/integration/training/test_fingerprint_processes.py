@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -10,6 +11,10 @@ import pytest
 from muster.training.fingerprint import Fingerprint, explain
 
 PINNED = {"OPENBLAS_NUM_THREADS": "1", "OPENBLAS_CORETYPE": "Haswell"}
+BEYOND_SSE = (
+    "X86_V3 X86_V4 AVX512_ICL AVX512_SPR "  # as numpy 2.4 and newer calls them
+    "FMA3 AVX2 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL"
+)
 PROGRAM = """
 import json
 from dataclasses import asdict
@@ -33,7 +38,12 @@ def fingerprint_with(**changes: str) -> Fingerprint:
 
 @pytest.fixture(scope="module")
 def pinned() -> Fingerprint:
-    found = fingerprint_with()
+    try:
+        found = fingerprint_with()
+    except subprocess.CalledProcessError as error:
+        if error.returncode != -signal.SIGSEGV:
+            raise
+        pytest.skip("numpy's BLAS crashes with these settings, as that of numpy 2.5 does")
     if found.facts["the BLAS kernel"] != "Haswell":
         pytest.skip("numpy's BLAS is no OpenBLAS, or this processor is no Haswell or newer")
     return found
@@ -49,7 +59,7 @@ def test_the_same_settings_are_the_same_bits_in_another_process(pinned: Fingerpr
         ("OPENBLAS_NUM_THREADS", "2", "the number of BLAS threads"),
         ("OPENBLAS_CORETYPE", "Sandybridge", "the BLAS kernel"),
         ("OPENBLAS_CORETYPE", "Nehalem", "the BLAS kernel"),
-        ("NPY_DISABLE_CPU_FEATURES", "X86_V3 X86_V4 AVX512_ICL AVX512_SPR", "numpy's SIMD level"),
+        ("NPY_DISABLE_CPU_FEATURES", BEYOND_SSE, "numpy's SIMD level"),
     ],
 )
 def test_another_setting_is_other_bits_and_is_named(

@@ -90,5 +90,5 @@ def test_seed_selects_the_held_out_digits() -> None:
 
 def test_missing_scikit_learn_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DatasetError, match=r"pip install 'muster-train\[digits\]'"):
+    with pytest.raises(DatasetError, match=r"pip install .*\[digits\]'"):
         digits(shards=8, seed=0)

@@ -1,0 +1,74 @@
+"""`muster backup` while jobs train; a new data directory goes on from it with the same bits."""
+
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.support.installation import Installation, Undisturbed, restarts
+from tests.support.undisturbed import bits
+
+LONG = {"world_size": 2, "epochs": 12, "sleep_sec": 0.1, "checkpoint_every": 2}
+DEATHS = 2
+"""Of rank 0 after the backup: what it saves then is of later generations than the copy knows."""
+
+
+def back_up(environment: dict[str, str], copy: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "cli", "backup", str(copy), "-o", "json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("mode", ["independent", "synchronous"])
+def test_a_restored_backup_ends_with_the_same_bits(
+    tmp_path: Path, dataset_dir: Path, undisturbed: Undisturbed, mode: str
+) -> None:
+    with Installation(tmp_path, DATASET_DIR=str(dataset_dir)) as original:
+        job_id = original.submit(mode=mode, **LONG)
+        original.wait_until(job_id, lambda seen: seen["checkpoints_saved"] > 2)
+        done = back_up(original.environment, tmp_path / "copy.db")
+        assert done.returncode == 0, done.stderr
+        assert msgspec.json.decode(done.stdout)["checkpoints"] == [str(original.checkpoint_dir)]
+        for death in range(DEATHS):
+            original.kill(job_id, 0)
+            original.wait_until(job_id, restarts(death + 1))
+        original.coordinator.end(signal.SIGINT)  # as `muster down`
+        original.forget_jobs()
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "data").mkdir(parents=True)
+    (tmp_path / "copy.db").rename(elsewhere / "data" / "muster.db")
+    with Installation(elsewhere, CHECKPOINT_DIR=str(original.checkpoint_dir)) as restored:
+        restored.checkpoint_dir = original.checkpoint_dir
+        restored.complete(job_id)
+        assert bits(restored, job_id) == undisturbed(mode=mode, **LONG)
+
+
+def test_a_backup_is_private_and_replaces_no_file(tmp_path: Path) -> None:
+    copy = tmp_path / "copy.db"
+    environment = {"MUSTER_DATA_DIR": str(tmp_path / "data")}
+    missing = back_up(environment, copy)
+    assert (missing.returncode, copy.exists()) == (1, False)
+    with Installation(tmp_path):
+        assert back_up(environment, copy).returncode == 0
+        content = copy.read_bytes()
+        assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+        again = back_up(environment, copy)
+    assert (again.returncode, again.stdout) == (1, "")
+    assert "File exists" in again.stderr
+    assert copy.read_bytes() == content
+
+
+def test_another_kind_of_database_is_left_to_its_own_tool(tmp_path: Path) -> None:
+    environment = {"MUSTER_DATABASE_URL": "postgresql://u:secret@127.0.0.1:1/muster"}
+    refused = back_up(environment, tmp_path / "copy.db")
+    assert refused.returncode == 1
+    assert "use pg_dump" in refused.stderr
+    assert "secret" not in refused.stderr
