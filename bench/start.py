@@ -20,7 +20,7 @@ ROUNDS = 21
 GOAL_SECONDS = 0.3
 """For `muster --help`."""
 
-MUSTER = ("-m", "cli")
+MUSTER = ("-P", "-m", "muster")
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def cpu_by_hand(services: Services, number: int) -> float:
     before = os.times()
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-P", "-m", "muster.training"],
+            [sys.executable, "-P", "-m", "muster", "worker"],
             env=environ | {"RANK": str(rank)},
             stdout=subprocess.DEVNULL,
         )

@@ -11,7 +11,7 @@ import time
 import tty
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
@@ -61,9 +61,6 @@ RUNS_WIDTH: Final = 64
 
 _RANKS_HEADER: Final = ("rank", "state", "step", "loss", "pid", "node", "restarts", "saved")
 
-MOST_JOBS: Final = 1000
-"""The API lists no more at once."""
-
 JOBS_LIMIT: Final = 100
 """More than a terminal has lines; each of them costs the server time."""
 
@@ -84,7 +81,7 @@ LINES_LIMIT: Final = 10_000
 @click.command()
 @status_option
 @click.option(
-    "-n", "--limit", type=click.IntRange(1, MOST_JOBS), default=20, help="Most jobs. Default: 20."
+    "-n", "--limit", type=click.IntRange(1, 1000), default=20, help="Most jobs. Default: 20."
 )
 @output_option
 def ps(status: Sequence[str], limit: int, output: Output) -> None:
@@ -96,12 +93,11 @@ def ps(status: Sequence[str], limit: int, output: Output) -> None:
     jobs = answer.read_as(SummaryList).jobs
     now = datetime.now(UTC)
     lines = table(HEADER, [row(job, now) for job in jobs])
-    colours = ["", *(STATUS_COLOURS.get(job.status, "") for job in jobs)]
+    colours = ["", *(_colour_of(job.status) for job in jobs)]
     show(output, answer.read_as(object), lines, [job.job_id for job in jobs], colours)
     if answer.total is not None and answer.total > len(jobs):
         older = plural(answer.total - len(jobs), "older job")
-        limit = min(answer.total, MOST_JOBS)
-        click.echo(f"{older} not shown (--limit {limit})", err=True)
+        click.echo(f"{older} not shown (--limit {min(answer.total, 1000)})", err=True)
     elif not jobs:
         click.echo("no jobs; submit one: muster submit --help", err=True)
 
@@ -215,7 +211,7 @@ def top(status: Sequence[str], interval: float, *, once: bool) -> None:
     """
     with connected() as client:
         jobs, total = _newest(client, status)
-        if once or not sys.stdout.isatty():
+        if once or not (sys.stdin.isatty() and sys.stdout.isatty()):
             now = datetime.now(UTC)
             for line in table(HEADER, [row(job, now) for job in jobs]):
                 click.echo(line)
@@ -243,39 +239,22 @@ def _watch(
 
     answered = time.monotonic()
     trouble = ""
-    with _single_keys(), Live(screen=True, auto_refresh=False) as live:
-        while True:
-            live.update(screen(jobs, total, client.url, live.console.size, trouble), refresh=True)
-            if _is_quit(interval_seconds):
-                return
-            try:
-                jobs, total = _newest(client, statuses)
-                answered, trouble = time.monotonic(), ""
-            except (Unreachable, Busy) as error:
-                trouble = f"as of {duration(time.monotonic() - answered)} ago: {error}"
-
-
-@contextmanager
-def _single_keys() -> Iterator[None]:
-    """Let keys arrive without Enter, and not be shown, if standard input is a terminal."""
-    if not sys.stdin.isatty():
-        yield
-        return
-    before = termios.tcgetattr(sys.stdin)
-    tty.setcbreak(sys.stdin)
+    before = termios.tcgetattr(0)
+    tty.setcbreak(0)  # keys arrive without Enter, and are not shown
     try:
-        yield
+        with Live(screen=True, auto_refresh=False) as live:
+            while True:
+                drawn = screen(jobs, total, client.url, live.console.size, trouble)
+                live.update(drawn, refresh=True)
+                if select.select([0], [], [], interval_seconds)[0] and b"q" in os.read(0, 64):
+                    return
+                try:
+                    jobs, total = _newest(client, statuses)
+                    answered, trouble = time.monotonic(), ""
+                except (Unreachable, Busy) as error:
+                    trouble = f"as of {duration(time.monotonic() - answered)} ago: {error}"
     finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
-
-
-def _is_quit(timeout_seconds: float) -> bool:
-    """Wait for a key until the timeout; return whether it was q, or the terminal is gone."""
-    if not sys.stdin.isatty():
-        time.sleep(timeout_seconds)
-        return False
-    ready, _, _ = select.select([sys.stdin], [], [], timeout_seconds)
-    return bool(ready) and (not (typed := os.read(0, 64)) or b"q" in typed)
+        termios.tcsetattr(0, termios.TCSADRAIN, before)
 
 
 def screen(
@@ -298,10 +277,7 @@ def screen(
     return Group(
         _line(f"{url}  {now:%H:%M:%S} UTC  {summary or 'no jobs'}"),
         _line(header, "bold"),
-        *(
-            _line(it, STATUS_COLOURS.get(job.status, ""))
-            for job, it in zip(shown, lines, strict=True)
-        ),
+        *(_line(it, _colour_of(job.status)) for job, it in zip(shown, lines, strict=True)),
         _line(trouble or f"{more}q ends this and no job", "yellow" if trouble else "dim"),
     )
 
@@ -378,6 +354,7 @@ def show_logs_and_events(job: Job) -> None:
     for line in job.logs(follow=True):
         click.echo(with_rank(line))
     events.join()
+    job.wait()
 
 
 def _print_events(job: Job) -> None:
@@ -418,6 +395,6 @@ def events(job: str, *, follow: bool, limit: int, output: Output) -> None:
     show(output, body, lines, kinds, map(_colour_of, kinds))
 
 
-def _colour_of(kind: str) -> str:
-    """Return the colour of the status that an event reports; other events have none."""
-    return STATUS_COLOURS.get(kind.removeprefix("job_").upper(), "")
+def _colour_of(status: str) -> str:
+    """Return the colour of a status or of the event that reports it; other events have none."""
+    return STATUS_COLOURS.get(status.removeprefix("job_").upper(), "")

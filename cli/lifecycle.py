@@ -19,7 +19,6 @@ from cli.connection import (
     status_option,
 )
 from cli.errors import ExitCode, Misuse, exit_code_of, exit_code_of_job
-from cli.jobs import show_logs_and_events
 from cli.output import notice_if_slow, plural
 from muster.client.errors import Ambiguous, Refused, Replaced
 from muster.contracts.errors import printable
@@ -59,25 +58,17 @@ def wait(job: str, until: str, timeout: float | None) -> None:
     if until != "terminal" and until.upper() not in JobStatus.__members__:
         raise click.BadParameter(f"{until!r} is not one of terminal, {', '.join(JobStatus)}")
     with attached(job) as found:
-        sys.exit(watch_to_end(found, until, timeout))
+        sys.exit(watch_to_end(found, lambda: found.wait(until, timeout, progress=True)))
 
 
-def watch_to_end(
-    job: Job,
-    until: str = "terminal",
-    timeout_seconds: float | None = None,
-    *,
-    with_logs: bool = False,
-) -> ExitCode:
-    """Wait for a job, show its progress or its logs, and return the exit code of the command.
+def watch_to_end(job: Job, watch: Callable[[], object]) -> ExitCode:
+    """Call `watch`, which waits for the job, and return the exit code of the command.
 
     Ctrl-C and SIGTERM detach and leave the job running. Raises `ClientError`.
     """
     sigterm = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        if with_logs:
-            show_logs_and_events(job)
-        job.wait(until, timeout_seconds, progress=not with_logs)
+        watch()
     except KeyboardInterrupt:
         click.echo(f"detached: {job.id} continues", err=True)
         click.echo(f"attach again:  muster wait {job.id}", err=True)
@@ -271,9 +262,8 @@ def _confirm_purge(client: Client, wanted: dict[str, Any]) -> None:
     while not agreed.issuperset(found.job_ids):
         if agreed:
             click.echo("more jobs match now", err=True)
-        question = (
-            f"Delete {plural(len(found.job_ids), 'job')}, {size_text(found.freed_bytes)}{how}?"
-        )
+        jobs = plural(len(found.job_ids), "job")
+        question = f"Delete {jobs}, {size_text(found.freed_bytes)}{how}?"
         if not click.confirm(question, err=True):
             click.echo("nothing is deleted", err=True)
             sys.exit(ExitCode.FAILED)

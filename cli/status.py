@@ -20,7 +20,7 @@ from cli.output import Output, facts, notice_if_slow, output_option, show
 from cli.service_record import ServiceRecord, address_of, find_own_services, service_settings
 from muster.client.errors import Busy, NotAllowed, NotFound, Unreachable, Untrusted
 from muster.client.progress import duration
-from muster.contracts.job import OPEN, JobStatus
+from muster.contracts.job import OPEN, JobStatus, Reason
 from muster.contracts.settings import LOOPBACK_NAMES
 from muster.contracts.views import Health, Version
 
@@ -43,7 +43,7 @@ class Status(msgspec.Struct, kw_only=True):
     health: Health | None = None
     version: Version | None = None
     agents: Mapping[str, int] | None = None
-    """Number of jobs whose agent is running, stopped, gone or elsewhere."""
+    """Number of jobs whose agent is running, stopped, gone, elsewhere or unconnected."""
     jobs: Mapping[str, int] | None = None
     """Number of jobs by status."""
     doubt: str | None = None
@@ -104,7 +104,8 @@ def _agents(client: Client) -> Mapping[str, int]:
     found = Counter[str]()
     for job in client.jobs(sorted(OPEN - {JobStatus.QUEUED})):
         with suppress(NotFound):  # deleted just now
-            found.update(filter(None, [job.workers().agent]))
+            is_late = (job.status, job.view.reason) == (JobStatus.STARTING, Reason.AGENT_LOST)
+            found.update(filter(None, ["unconnected" if is_late else job.workers().agent]))
     return found
 
 

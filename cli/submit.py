@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeAlias
@@ -22,7 +23,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from cli.connection import ATTACHED_SECONDS, connected
 from cli.errors import ExitCode, Misuse
-from cli.jobs import what_runs
+from cli.jobs import show_logs_and_events, what_runs
 from cli.lifecycle import watch_to_end
 from cli.output import Output, facts, notice_if_slow, show
 from cli.run import python_option
@@ -174,14 +175,13 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
             _show_plan(client.plan(body), body, output or Output.TABLE)
     else:
         with_logs = not no_logs and output is None
-        shown = output or Output.NAME
-        sys.exit(_submit(described, body, shown, detach=detach, with_logs=with_logs))
+        sys.exit(_submit(described, body, output, detach=detach, with_logs=with_logs))
 
 
 def _submit(
     described: JobDescription,
     body: dict[str, Any],
-    output: Output,
+    output: Output | None,
     *,
     detach: bool,
     with_logs: bool,
@@ -195,10 +195,13 @@ def _submit(
         ):
             answer = client.order(body)
         job = client.job_of(answer.read_as(JobView))
-        show(output, answer.read_as(object), [f"{job.id} is {job.status}"], [job.id])
+        show(output or Output.NAME, answer.read_as(object), [f"{job.id} is {job.status}"], [job.id])
         if job.view.message:
             click.echo(printable(f"note: {job.view.message}"), err=True)
-        code = ExitCode.OK if detach else watch_to_end(job, with_logs=with_logs)
+        watch = (
+            partial(show_logs_and_events, job) if with_logs else partial(job.wait, progress=True)
+        )
+        code = ExitCode.OK if detach else watch_to_end(job, watch)
     if code is not ExitCode.INTERRUPTED:  # then watch_to_end has printed how to continue
         click.echo(f"Logs: muster logs -f {job.id}", err=True)
     return code

@@ -8,8 +8,8 @@ and that agent's token. Any other agent is dismissed and ends its ranks.
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import ExitStack, closing, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -34,6 +34,7 @@ from muster.contracts.wire import (
     frame,
     frame_length,
 )
+from muster.host.files import read_coordinator_address
 from muster.host.peers import is_same_user
 from muster.host.processes import this_process
 
@@ -139,17 +140,14 @@ class AgentServer:
         return task
 
     async def _serve(self, connection: socket.socket) -> None:
-        with ExitStack() as on_failure, suppress(OSError, WireError):  # of a faulty peer
-            on_failure.callback(connection.close)
+        reader, writer = await asyncio.open_connection(sock=connection)
+        with closing(writer), suppress(OSError, EOFError, WireError):  # of a faulty peer
             try:
                 async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
-                    hello = await _receive_hello(connection)
+                    hello = await _receive_hello(reader)
             finally:
                 self._pending.pop(connection, None)
-            reader, writer = await asyncio.open_connection(sock=connection)
-            on_failure.pop_all()
-            with closing(writer):
-                await self._converse(hello, reader, writer)
+            await self._converse(hello, reader, writer)
 
     async def _converse(
         self, hello: AgentHello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -174,26 +172,13 @@ class AgentServer:
                 self._listener.on_disconnected(uid, hello.generation)
 
 
-async def _receive_hello(connection: socket.socket) -> AgentHello:
-    """Return the first frame; raises `WireError` if it is none, OSError.
-
-    Never reads more than the frame, so that a peer which has not said hello costs little memory.
-    """
-    length = frame_length(await _receive(connection, PREFIX_BYTES), HELLO_LIMIT_BYTES)
-    hello = decode_agent_message(await _receive(connection, length))
+async def _receive_hello(reader: asyncio.StreamReader) -> AgentHello:
+    """Return the first frame; raises `WireError` if it is no hello, `EOFError`, OSError."""
+    length = frame_length(await reader.readexactly(PREFIX_BYTES), HELLO_LIMIT_BYTES)
+    hello = decode_agent_message(await reader.readexactly(length))
     if not isinstance(hello, AgentHello):
         raise WireError("an agent sent another message before its hello")
     return hello
-
-
-async def _receive(connection: socket.socket, size_bytes: int) -> bytes:
-    data = b""
-    while len(data) < size_bytes:
-        part = await asyncio.get_running_loop().sock_recv(connection, size_bytes - len(data))
-        if not part:
-            raise ConnectionResetError
-        data += part
-    return data
 
 
 async def _dismiss(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -224,14 +209,17 @@ def publish_address(address: CoordinatorAddress, path: Path) -> None:
     temporary.replace(path)
 
 
-async def keep_address_published(address: CoordinatorAddress, path: Path) -> None:
-    """Publish the address, and again if the disk was full or the file was removed."""
-    is_published = False
+async def keep_address_published(
+    address: CoordinatorAddress, path: Path, holds_lease: Callable[[], Awaitable[bool]]
+) -> None:
+    """Publish the address, and again if the file says another while the lease is ours.
+
+    The disk was full, the file was removed, or an older copy took its place.
+    """
     while True:
-        if not is_published or not path.exists():  # noqa: ASYNC240  one stat of a local file
+        if read_coordinator_address(path) != address and await holds_lease():
             try:
                 publish_address(address, path)
-                is_published = True
             except OSError as error:
                 _LOG.warning(
                     "cannot write the address file", action="unpublished", error=str(error)

@@ -92,7 +92,7 @@ class Service:
         self._loop.attach(agents)
         address = await agents.start()
         publishing = asyncio.ensure_future(
-            keep_address_published(address, data.coordinator_address)
+            keep_address_published(address, data.coordinator_address, lambda: self._holds(lease))
         )
         _LOG.info(
             f"coordinates, with {self._settings.slots} slots",

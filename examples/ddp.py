@@ -38,7 +38,7 @@ for step in range(begin + 1, STEPS + 1):
     loss = (model(inputs).squeeze() - inputs.sum(1)).square().mean()
     loss.backward()
     optimizer.step()
-    time.sleep(0.05)  # so that there is something to watch
+    time.sleep(0.1)  # so that there is time to kill a rank
 
     if rank == 0 and step % 10 == 0:
         print(f"step {step}  loss {loss.item():.4f}", flush=True)

@@ -9,7 +9,7 @@ import signal
 import sys
 from typing import Final, NoReturn
 
-from muster.contracts.environ import PROCESS_TAG, RankSettings
+from muster.contracts.environ import PROCESS_TAG, SINGLE_THREADED, RankSettings
 from muster.contracts.errors import InvalidEnvironment
 from muster.contracts.job import Reason
 from muster.contracts.messages import Executing, PermanentFailure, RankMessage
@@ -33,7 +33,8 @@ def main() -> int:
         return 2
     if settings.command is None:
         # Not in this process: a program's own module `worker` must not meet ours.
-        os.execv(sys.executable, module_command("muster.training"))  # noqa: S606
+        argv = module_command("muster.training.rank")
+        os.execve(argv[0], argv, {**SINGLE_THREADED, **os.environ})  # noqa: S606
     if PROCESS_TAG in os.environ:  # not when started by hand
         contain_self(os.environ[PROCESS_TAG])
     # When started by hand, the defaults hold for the program too.

@@ -44,9 +44,7 @@ class LogIndex:
             self._times = os.open(times, _FLAGS, 0o600)
             opened.callback(os.close, self._times)
             self._indexed_bytes = self._last_size()
-            if os.fstat(self._log).st_size == 0:
-                self._set_sentinel()
-            self._has_sentinel = self._is_sentinel_there()
+            self._set_sentinel()
             opened.pop_all()
 
     @property
@@ -71,7 +69,6 @@ class LogIndex:
         self._indexed_bytes = end
         if is_truncated:
             self._set_sentinel()
-            self._has_sentinel = self._is_sentinel_there()
         return is_truncated and epoch == 0
 
     def last_lines(self) -> tuple[str, ...]:
@@ -85,6 +82,7 @@ class LogIndex:
     def _set_sentinel(self) -> None:
         with suppress(OSError):  # not on this file system: only a log that shrinks is noticed
             fallocate(self._log, KEEP_SIZE, *_SENTINEL)
+        self._has_sentinel = self._is_sentinel_there()
 
     def _is_sentinel_there(self) -> bool:
         try:
@@ -118,14 +116,14 @@ def discard_oldest_lines(logs: Path, limit_bytes: int, running: AbstractSet[LogN
     if excess <= 0:
         return False
     excess += limit_bytes // 8  # make room for more than a moment
+    running &= found.keys()
     parts: dict[LogName, int] = {}
     for name in sorted(found.keys() - running, key=lambda name: found[name].st_mtime):
         if used[name] and excess > 0:
             parts[name] = found[name].st_size + _BLOCK_BYTES
             excess -= used[name]
-    living = sum(used[name] for name in running & found.keys())
-    if excess > 0:
-        parts |= {name: used[name] * excess // living for name in running & found.keys()}
+    living = sum(used[name] for name in running)
+    parts |= {name: used[name] * excess // living for name in running if excess > 0}
     return sum(_discard(logs / f"{name.stem}.log", part) for name, part in parts.items()) > 0
 
 

@@ -7,7 +7,6 @@ A rank leads its own session, so that a signal reaches its group, and is contain
 import os
 import signal
 import socket
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -37,16 +36,6 @@ from muster.host.containment import kill_attempt
 from worker.log_index import LogIndex
 from worker.process import ChildProcess, ProcessHandle
 from worker.start import Starter
-
-TRUNCATED: Final = (
-    "truncates its own log, so earlier lines are lost: in a shell script, write `>&2` instead of "
-    "`> /dev/stderr`"
-)
-
-LOGS_FULL: Final = (
-    "writes into logs that have reached the job's max_log_bytes: their oldest lines are discarded "
-    "from now on"
-)
 
 WARNINGS_LIMIT: Final = 100
 """Warnings of one attempt that become events of the job; its log holds all of them."""
@@ -157,11 +146,6 @@ class RankProcess:
     def mark_orphaned(self, by: str) -> RankSaid:
         """Keep and return the message that it was asked to stop for lack of supervision."""
         return self.say(Orphaned(by=by))
-
-    def index_log(self) -> Iterator[RankSaid]:
-        """Note how long the log is now; keep and yield a warning at its first truncation."""
-        if self.log is not None and self.log.note(time.time()):
-            yield self.say(Warned(message=TRUNCATED))
 
     def say(self, message: RankMessage) -> RankSaid:
         """Keep and return a message on its behalf."""

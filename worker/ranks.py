@@ -39,13 +39,23 @@ from worker.containment import reap_zombies
 from worker.exits import ExitLog, RankExit
 from worker.log_index import LogIndex, discard_oldest_lines
 from worker.process import AdoptedProcess
-from worker.rank import LOGS_FULL, RankProcess
+from worker.rank import RankProcess
 from worker.rank_listener import ChannelReader, ReconnectListener
 from worker.start import RankSecrets, Starter
 
 CONTAINMENT_SECONDS: Final = 2.0
 """A process that survives SIGKILL for this long hangs in the kernel. The exit of its rank is then
 reported all the same, or the job would wait for ever."""
+
+TRUNCATED: Final = (
+    "truncates its own log, so earlier lines are lost: in a shell script, write `>&2` instead of "
+    "`> /dev/stderr`"
+)
+
+LOGS_FULL: Final = (
+    "writes into logs that have reached the job's max_log_bytes: their oldest lines are discarded "
+    "from now on"
+)
 
 LOGS_CHECK_SECONDS: Final = 5.0
 """How often the disk space of all logs is summed up."""
@@ -271,8 +281,8 @@ class RankTable:
         self._report_exit(recorded)
 
     def _index_log(self, rank: RankProcess) -> None:
-        for said in rank.index_log():
-            self._report(said)
+        if rank.log is not None and rank.log.note(time.time()):
+            self._report(rank.say(Warned(message=TRUNCATED)))
 
     def _limit_logs(self) -> None:
         running = {LogName(rank.rank, rank.attempt) for rank in self.running}

@@ -105,7 +105,7 @@ class ExecStarter:
             if path := path_with(self._python, environment.get("PATH")):
                 environment["PATH"] = path
         else:
-            command = module_command("muster.training", python=self._python)
+            command = module_command("muster.training.rank", python=self._python)
             self.refuse_interpreter(environment)
         process = subprocess.Popen(
             command,

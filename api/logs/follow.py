@@ -33,8 +33,9 @@ BATCH_BYTES: Final = 64 * 1024
 
 KNOWN_BYTES: Final = 64  # how much before its place a reader compares, to notice a truncation
 
-DOUBTS_LIMIT: Final = 10
-"""How many reads it then waits for the agent to note that: about a second."""
+READS_LIMIT: Final = 10
+"""How many reads, about a second, it then waits for the agent to note that; and how often it looks
+for that when nothing is added, because the same text may have been written again."""
 
 IsOver = Callable[[LogName], bool]
 """True for logs to which nothing will be added."""
@@ -253,7 +254,7 @@ class FileFollower:
         """There is no line end between `offset` and here; a growing line is searched only once."""
         self._known: bytes | None = None
         """The last bytes read before `_searched`; None before the first read."""
-        self._doubts = 0
+        self._doubtful_reads = self._idle_reads = 0
 
     def read(self) -> list[Chunk]:
         """Return the complete lines of a block, or one long line; nothing if there is none.
@@ -261,7 +262,7 @@ class FileFollower:
         A line longer than `PIECE_BYTES` comes in pieces, whether it is complete or not.
         """
         found = self._find_gap() if self._known is None else []
-        known = self._known or b""
+        self._known = known = self._known or b""
         size = self.offset // LOG_EPOCH_BYTES * LOG_EPOCH_BYTES + size_of(self._path)
         if size < self._searched:
             return self._doubt()
@@ -282,27 +283,32 @@ class FileFollower:
                 start = self.offset
                 self.offset += log_files.PIECE_BYTES
                 found.append(self._single(start, self.offset))
-        return found
+        if found:
+            return found
+        self._idle_reads += 1
+        return [] if self._idle_reads % READS_LIMIT else self._find_gap()
 
-    def _find_gap(self) -> list[Chunk]:
+    def _find_gap(self, *, may_shrink: bool = False) -> list[Chunk]:
         """If the place is gone, go to where the log begins now, and return a line about that."""
-        self._known, self._doubts = b"", 0
         begin, end = extent_of(self._path)
-        if begin <= self.offset <= end:
+        if begin <= self.offset and (self.offset <= end or may_shrink):
             return []
+        self._known, self._doubtful_reads = b"", 0
         gap = Chunk(start=min(self.offset, begin), end=begin, raw=GAP)
         self.offset = self._searched = begin
         return [gap]
 
     def _doubt(self) -> list[Chunk]:
         """The log was truncated, or overwritten: wait until the agent has noted the truncation."""
-        self._doubts += 1
-        if self._doubts > DOUBTS_LIMIT or extent_of(self._path)[0] > self.offset:
-            return self._find_gap()
-        return []
+        self._doubtful_reads += 1
+        is_patient = self._doubtful_reads % READS_LIMIT > 0
+        self._known = self._known if is_patient else b""
+        return self._find_gap(may_shrink=is_patient)
 
     def read_rest(self) -> list[Chunk]:
         """Return the unfinished last line of a file that does not grow any more."""
+        if gap := self._find_gap():
+            return gap
         end = int(min(extent_of(self._path)[1], self._limit))
         if end <= self.offset:
             return []

@@ -7,13 +7,7 @@ from collections.abc import Sequence
 from signal import SIGKILL, SIGTERM
 from typing import Final
 
-from coordinator.decide.events import (
-    advise_on_import,
-    describe_exit,
-    last_line,
-    printable,
-    quote_end,
-)
+from coordinator.decide.events import describe_exit, last_line, printable, quote_end
 from coordinator.decide.state import AttemptEnd, Cause, JobSnapshot, RankSnapshot
 from muster.contracts.job import Reason
 from muster.contracts.messages import RankExited
@@ -138,7 +132,7 @@ def _describe(
         end = f"{end}, as {first} was lost"
     # A program that exits logs why in its last line; one that a signal kills logs no reason.
     last_words = _first_error_line(exited) or (exited.last_lines if exited.signal is None else ())
-    quote = quote_end(last_words) + advise_on_import(snapshot.spec, last_words)
+    quote = quote_end(last_words)
     asked_by = rank.orphaned_by or ("another process" if rank.stopping else None)
     match kind:
         case RetryClass.INFRASTRUCTURE if _is_unobserved(exited):

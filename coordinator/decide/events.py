@@ -12,7 +12,6 @@ from typing import Final
 from coordinator.decide import actions
 from coordinator.decide.actions import Observation
 from coordinator.decide.state import NEVER, Cause, GroupSnapshot, JobSnapshot, RankSnapshot
-from muster.contracts.interpreter import import_advice
 from muster.contracts.job import JobStatus
 from muster.contracts.messages import (
     PeerLost,
@@ -24,7 +23,6 @@ from muster.contracts.messages import (
 )
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.retry import RETRIES, describe_end
-from muster.contracts.spec import JobSpec
 
 QUOTE_LIMIT: Final = 200  # most characters of a log line that a status message repeats
 
@@ -172,13 +170,6 @@ def quote_lines(last_lines: Sequence[str]) -> str:
     return f"; the last lines of its log:{lines}" if lines else "; its log is empty"
 
 
-def advise_on_import(spec: JobSpec, last_lines: Sequence[str]) -> str:
-    """Return what to do if the end of a log shows that a module is missing, to end a sentence."""
-    python = spec.argv[0] if spec.argv and "/python" in spec.argv[0] else spec.python
-    advice = import_advice("\n".join(last_lines), python)
-    return f"; {printable(advice)}" if advice else ""
-
-
 def describe_exit(rank: RankSnapshot) -> str:
     """Return how the last process of a rank ended: a verb phrase."""
     return describe_end(rank.exit_code, rank.exit_signal)
@@ -191,6 +182,14 @@ def describe_group(group: GroupSnapshot) -> str:
         return f"no step is taken until the job is resumed (ranks {ranks})"
     is_alone = len(group.ranks) == 1
     return f"rank {ranks} trains alone" if is_alone else f"ranks {ranks} train together"
+
+
+def describe_late_agent(snapshot: JobSnapshot, seconds: float) -> str:
+    """Return that a job cannot start, and which file may tell why."""
+    return (
+        f"its agent has not connected to the coordinator for {seconds:g} s; see "
+        f"jobs/{snapshot.job_id}/run/agent.log in the data directory"
+    )
 
 
 def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -> str:

@@ -10,13 +10,17 @@ nowhere, nor do those of a gang that had lost another rank before.
 from dataclasses import replace
 from typing import Final
 
+import msgspec
+
 from coordinator.decide import fold_pool, fold_rank
 from coordinator.decide.classify_exit import classify, is_mistake
-from coordinator.decide.events import advise_on_import, describe_exit, printable, quote_lines
+from coordinator.decide.events import describe_exit, printable, quote_lines
 from coordinator.decide.state import NEVER, AttemptEnd, Cause, JobFailure, JobSnapshot, RankSnapshot
+from muster.contracts.interpreter import import_advice
 from muster.contracts.job import Reason
 from muster.contracts.messages import PermanentFailure, Raised, RankExited
 from muster.contracts.retry import RETRIES, SIGNAL_BASE, RetryClass
+from muster.contracts.spec import JobSpec
 
 MISTAKES_LIMIT: Final = 2
 """Failures in a row without a new checkpoint after which a mistake is believed."""
@@ -86,6 +90,14 @@ def end_attempt(
     return _restart_or_fail(snapshot, replace(gone, trouble=trouble), ending, message, now)
 
 
+def _with_advice(spec: JobSpec, exited: RankExited) -> RankExited:
+    """Return the exit with what to do about a failed import as the last line of the log."""
+    python = spec.argv[0] if spec.argv and "/python" in spec.argv[0] else spec.python
+    advice = import_advice("\n".join(exited.last_lines), python)
+    lines = (*exited.last_lines, advice) if advice else exited.last_lines
+    return msgspec.structs.replace(exited, last_lines=lines)
+
+
 def count_end_with_agent(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> JobSnapshot:
     """Count the end of a process that was gone when its agent's successor looked."""
     if snapshot.is_ending or not rank.in_service:
@@ -119,9 +131,7 @@ def _restart_or_fail(
     if limit is None and rank.fruitless >= MISTAKES_LIMIT and is_mistake(message):
         limit = Reason.INVALID_PROGRAM, "a restart did not help"
     if limit is not None:
-        reason, words = limit
-        words += advise_on_import(snapshot.spec, message.last_lines)
-        failure = _failure(rank, ending, message, reason, words)
+        failure = _failure(rank, ending, _with_advice(snapshot.spec, message), *limit)
         return fail_job(snapshot, failure, now)
     failures = 1 + snapshot.backoff.failures_after(rank.failures, _healthy_seconds(rank, now))
     delay = snapshot.backoff.delay_seconds(failures, f"{snapshot.uid}/{rank.rank}")

@@ -9,12 +9,22 @@ from typing import Final
 
 from coordinator.decide.actions import Action, KillProcess, Suspect
 from coordinator.decide.plan_pool import is_step_expected
-from coordinator.decide.state import SUSPECT_SHARE, AgentState, Cause, JobSnapshot, RankSnapshot
-from muster.contracts.job import Reason
+from coordinator.decide.state import (
+    NEVER,
+    SUSPECT_SHARE,
+    AgentState,
+    Cause,
+    JobSnapshot,
+    RankSnapshot,
+)
+from muster.contracts.job import JobStatus, Reason
 from muster.contracts.rank import ProcessState
 
 AGENT_CONNECT_SECONDS: Final = 30.0
 """An agent imports little and connects, or reconnects, at once; one that takes longer is broken."""
+
+AGENT_LATE_SECONDS: Final = 10.0
+"""A job that has waited so long for its agent to connect says so; a busy machine takes a few."""
 
 AGENT_SILENCE_SECONDS: Final = 10.0
 """Least silence before an agent is replaced, even for a shorter heartbeat timeout.
@@ -46,6 +56,15 @@ def agent_deadline(snapshot: JobSnapshot) -> float:
     if snapshot.is_forced:
         silence = FORCED_STOP_SECONDS
     return min(obeyed + KILL_GRACE_SECONDS, heard + silence)
+
+
+def agent_late_at(snapshot: JobSnapshot) -> float:
+    """Return when a starting job reports that its agent is late, also while that is replaced."""
+    if snapshot.status is not JobStatus.STARTING or snapshot.agent is AgentState.CONNECTED:
+        return NEVER_DUE
+    if snapshot.reason is Reason.AGENT_LOST:
+        return NEVER
+    return snapshot.agent_since + AGENT_LATE_SECONDS if snapshot.has_agent else NEVER_DUE
 
 
 def judge_silent_ranks(snapshot: JobSnapshot, now: float) -> Iterator[Action]:

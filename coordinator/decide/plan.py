@@ -10,7 +10,7 @@ from typing import Final
 
 from coordinator.decide import actions, liveness, plan_pool
 from coordinator.decide.actions import Action, SetStatus
-from coordinator.decide.events import describe_recovery, describe_stop
+from coordinator.decide.events import describe_late_agent, describe_recovery, describe_stop
 from coordinator.decide.state import AgentState, Cause, JobSnapshot, RankSnapshot
 from muster.contracts.job import TERMINAL, JobStatus, Reason
 
@@ -49,6 +49,7 @@ def _deadlines(snapshot: JobSnapshot) -> Iterator[float]:
         yield snapshot.agent_start_at
     else:
         yield liveness.agent_deadline(snapshot)
+        yield liveness.agent_late_at(snapshot)
     yield from plan_pool.group_deadlines(snapshot)
     if snapshot.is_ending:
         yield snapshot.stop_at + snapshot.stop_grace_seconds
@@ -189,10 +190,10 @@ def _last_status(snapshot: JobSnapshot) -> SetStatus | None:
     return None
 
 
-def _update_status(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
+def _update_status(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     if _last_status(snapshot) is not None:
         return
-    wanted = _ending_status(snapshot) or _going_status(snapshot)
+    wanted = _ending_status(snapshot) or _going_status(snapshot, now)
     if wanted != _same_status(snapshot):
         yield wanted
 
@@ -219,7 +220,7 @@ def _ending_status(snapshot: JobSnapshot) -> SetStatus | None:
     )
 
 
-def _going_status(snapshot: JobSnapshot) -> SetStatus:
+def _going_status(snapshot: JobSnapshot, now: float) -> SetStatus:
     of_pool = plan_pool.pool_status(snapshot)
     if of_pool is not None:
         return of_pool
@@ -237,6 +238,9 @@ def _going_status(snapshot: JobSnapshot) -> SetStatus:
         for rank in snapshot.in_service
     ):
         return SetStatus(status=JobStatus.RUNNING, message=snapshot.note)
+    if now >= liveness.agent_late_at(snapshot):
+        message = describe_late_agent(snapshot, liveness.AGENT_LATE_SECONDS)
+        return SetStatus(status=JobStatus.STARTING, reason=Reason.AGENT_LOST, message=message)
     if snapshot.status is JobStatus.STARTING:
         return SetStatus(status=JobStatus.STARTING, message=snapshot.note)
     return _same_status(snapshot)  # the failed rank is back, others have not reported yet

@@ -7,7 +7,7 @@ tensors. So such a checkpoint can be listed, compared and exported without torch
 
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from typing import Any, Final
@@ -25,53 +25,53 @@ def flatten(state: Any) -> Any:  # noqa: ANN401  what is not a mapping is refuse
     if ARRAYS in state:
         raise UnsupportedState(f"the state has the key {ARRAYS!r}: use another name")
     flat, kinds = dict(state), dict[str, Any]()
+
+    def named(value: Any, path: str) -> Any:  # noqa: ANN401
+        if isinstance(value, dict) and ARRAY in value:
+            raise UnsupportedState(f"{path} has the key {ARRAY!r}: use another name")
+        if isinstance(value, float | str) or not (found := _array_of(value, path)):
+            return value
+        while path in flat:
+            path += "_"
+        flat[path], kinds[path] = found
+        return {ARRAY: path}
+
     for name, value in state.items():
         if found := _array_of(value, name):
             flat[name] = found[0]
             kinds |= {name: found[1]} if found[1] else {}
         else:
             with suppress(RecursionError):  # refused when it is saved
-                flat[name] = _flattened(value, f"{name}", flat, kinds)
+                flat[name] = _with_leaves(value, f"{name}", named)
     return {**flat, ARRAYS: kinds} if kinds else flat
 
 
 def unflatten(flat: dict[str, Any]) -> dict[str, Any]:
     """Return the state that was flattened; raises `CheckpointMismatch` if it needs torch."""
-    kinds = flat.get(ARRAYS, {})
-    arrays = {name: _restored(flat[name], kind) for name, kind in kinds.items()}
+    if ARRAYS not in flat:
+        return flat
+    arrays = {name: _restored(flat[name], kind) for name, kind in flat[ARRAYS].items()}
     nested: set[str] = set()
-    values = {name: value for name, value in flat.items() if name not in {ARRAYS, *arrays}}
-    state = {name: _nested(value, arrays, nested) for name, value in values.items()}
+
+    def put_back(value: Any, _path: str) -> Any:  # noqa: ANN401
+        if not isinstance(value, dict) or ARRAY not in value:
+            return value
+        nested.add(value[ARRAY])
+        return arrays[value[ARRAY]]
+
+    rest = {name: it for name, it in flat.items() if name not in arrays and name != ARRAYS}
+    state = {name: _with_leaves(it, name, put_back) for name, it in rest.items()}
     return state | {name: array for name, array in arrays.items() if name not in nested}
 
 
-def _flattened(value: Any, path: str, flat: dict[str, Any], kinds: dict[str, Any]) -> Any:  # noqa: ANN401
+def _with_leaves(value: Any, path: str, leaf: Callable[[Any, str], Any]) -> Any:  # noqa: ANN401
+    """Return `value` with what `leaf` makes of everything in its lists, tuples and dicts."""
     if isinstance(value, list | tuple):
-        items = [_flattened(it, f"{path}.{at}", flat, kinds) for at, it in enumerate(value)]
+        items = [_with_leaves(item, f"{path}.{at}", leaf) for at, item in enumerate(value)]
         return tuple(items) if isinstance(value, tuple) else items
-    if isinstance(value, dict) and not isinstance(value, Counter):
-        if ARRAY in value:
-            raise UnsupportedState(f"{path} has the key {ARRAY!r}: use another name")
-        return {key: _flattened(it, f"{path}.{key}", flat, kinds) for key, it in value.items()}
-    if isinstance(value, float | str) or not (found := _array_of(value, path)):
-        return value
-    while path in flat:
-        path += "_"
-    flat[path], kinds[path] = found
-    return {ARRAY: path}
-
-
-def _nested(value: Any, arrays: Mapping[str, Any], used: set[str]) -> Any:  # noqa: ANN401
-    """Return a value with its arrays in their places, and add their names to `used`."""
-    if isinstance(value, list | tuple):
-        items = [_nested(item, arrays, used) for item in value]
-        return tuple(items) if isinstance(value, tuple) else items
-    if not isinstance(value, dict) or isinstance(value, Counter) or not arrays:
-        return value
-    if ARRAY in value:
-        used.add(value[ARRAY])
-        return arrays[value[ARRAY]]
-    return {key: _nested(item, arrays, used) for key, item in value.items()}
+    if isinstance(value, dict) and not isinstance(value, Counter) and ARRAY not in value:
+        return {key: _with_leaves(item, f"{path}.{key}", leaf) for key, item in value.items()}
+    return leaf(value, path)
 
 
 def _array_of(value: Any, path: str) -> tuple[Any, dict[str, Any]] | None:  # noqa: ANN401

@@ -24,7 +24,7 @@ def callers_python(environ: Mapping[str, str]) -> str:
         return found or sys.executable
     # It may be a script that chooses one (pyenv), or that finds none.
     with suppress(OSError, subprocess.SubprocessError):
-        return _ask([found, "-S", "-c", _PATH], environ) or sys.executable
+        return _ask(found, "-S", "-c", _PATH, environ=environ) or sys.executable
     return sys.executable
 
 
@@ -36,7 +36,7 @@ def interpreter_problem(python: str, environ: Mapping[str, str]) -> str | None:
     if is_ours(python):
         return None
     try:
-        return muster_problem(python, _ask([python, "-P", "-c", _VERSION], environ))
+        return muster_problem(python, _ask(python, "-P", "-c", _VERSION, environ=environ))
     except subprocess.CalledProcessError:
         return muster_problem(python, None)
     except subprocess.TimeoutExpired:
@@ -49,14 +49,12 @@ def is_ours(python: str) -> bool:
     return Path(python).parent == own.parent and Path(python).resolve() == own.resolve()
 
 
-def _ask(command: list[str], environ: Mapping[str, str]) -> str:
-    answer = subprocess.run(  # noqa: S603  the user's own interpreter
-        command,
+def _ask(python: str, *words: str, environ: Mapping[str, str]) -> str:
+    return subprocess.check_output(  # noqa: S603  the user's own interpreter
+        [python, *words],
         env=environ,
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stderr=subprocess.DEVNULL,
         text=True,
         timeout=ANSWER_SECONDS,
-        check=True,
-    )
-    return answer.stdout.strip()
+    ).strip()

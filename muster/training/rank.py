@@ -1,6 +1,10 @@
-"""Runs the managed training of one rank: program, data, peers and checkpoints, wired together."""
+"""Runs the managed training of one rank: program, data, peers and checkpoints, wired together.
+
+A rank is a fork of the prefork server, or ``python -P -m muster.training.rank``.
+"""
 
 import ctypes
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,12 +13,13 @@ from typing import Final, NoReturn
 import numpy as np
 
 from muster.collectives.arena import Geometry
-from muster.contracts.environ import RankSettings
+from muster.contracts.environ import PROCESS_TAG, RankSettings
 from muster.contracts.messages import Ready
-from muster.contracts.spec import GROUP_LIMIT
+from muster.contracts.spec import GROUP_LIMIT, JobSpec
 from muster.datasets.errors import DatasetEmpty
 from muster.datasets.random_access import RandomAccess
 from muster.datasets.reader import find_shards
+from muster.host.containment import contain_self
 from muster.program import InvalidProgram, Program
 from muster.runtime.agent_client import AgentClient, AgentSocket
 from muster.runtime.exit_report import ExitReport, exit_process, print_error, print_interrupt
@@ -149,3 +154,9 @@ def _refuse_closed(agent_socket: AgentSocket) -> None:
             "the program has closed files and sockets that Muster needs: let it close only what it "
             "has opened itself (look for os.closerange and os.close), and submit the job again"
         )
+
+
+if __name__ == "__main__":
+    if PROCESS_TAG in os.environ:  # not when started by hand
+        contain_self(os.environ[PROCESS_TAG])
+    train(RankSettings.read(os.environ, world_size=JobSpec().world_size))

@@ -34,8 +34,9 @@ from muster.runtime.exit_report import write_exit_record
 from tests.support.installation import await_value
 from tests.support.stories import beat, saved
 from tests.support.table_loop import RECONNECT_AND_SEND, SAY_HELLO, WAIT, TableLoop
-from worker.rank import LOGS_FULL, TRUNCATED, WARNINGS_LIMIT
+from worker.rank import WARNINGS_LIMIT
 from worker.rank_listener import PACKETS_LIMIT
+from worker.ranks import LOGS_FULL, TRUNCATED
 
 
 def exit_of(

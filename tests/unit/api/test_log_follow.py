@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from api.logs import files as log_files
 from api.logs import follow
 from api.logs.files import GAP, LINE_LIMIT_BYTES, PIECE_BYTES
-from api.logs.follow import DOUBTS_LIMIT, Batch, Chunk, FileFollower, JobFollower
+from api.logs.follow import READS_LIMIT, Batch, Chunk, FileFollower, JobFollower
 from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK, JobFiles, LogName
 from worker.log_index import KEEP_SIZE, PUNCH_HOLE, fallocate
 
@@ -200,8 +200,9 @@ def test_a_missing_file_or_a_link_has_no_lines(path: Path) -> None:
     assert FileFollower(path, 0).read() == []
 
 
-@pytest.mark.parametrize("new", ["new\n", "the first line\nand what follows\n"])
-def test_a_reader_waits_until_a_truncation_is_noted(path: Path, new: str) -> None:
+@pytest.mark.parametrize("new", ["new\n", "the first line\nand what follows\n", "the first\n"])
+@pytest.mark.parametrize("over", [False, True])
+def test_a_reader_waits_until_a_truncation_is_noted(path: Path, new: str, *, over: bool) -> None:
     path.write_bytes(b"the first\n")
     follower = FileFollower(path, 0)
     assert text(read_all(follower)) == "the first"
@@ -209,7 +210,9 @@ def test_a_reader_waits_until_a_truncation_is_noted(path: Path, new: str) -> Non
     assert follower.read() == follower.read() == []
     mark = TIME_MARK.pack(LOG_EPOCH_BYTES + len(new), 1)
     path.with_suffix(".times").write_bytes(mark)
-    assert text(read_all(follower)) == f"{GAP.decode()}\n{new}".removesuffix("\n")
+    found = follower.read_rest() if over else []
+    found += [chunk for _ in range(READS_LIMIT) for chunk in follower.read()]
+    assert text(found) == f"{GAP.decode()}\n{new}".removesuffix("\n")
     assert follower.offset == LOG_EPOCH_BYTES + len(new)
 
 
@@ -221,7 +224,7 @@ def test_a_reader_does_not_wait_for_ever(path: Path, new: str, shown: str) -> No
     follower = FileFollower(path, 0)
     read_all(follower)
     path.write_text(new)
-    assert [follower.read() for _ in range(DOUBTS_LIMIT)] == [[]] * DOUBTS_LIMIT
+    assert [follower.read() for _ in range(READS_LIMIT - 1)] == [[]] * (READS_LIMIT - 1)
     assert text(follower.read() + read_all(follower)) == shown
 
 

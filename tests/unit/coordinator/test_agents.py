@@ -9,7 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from coordinator.agents import HELLO_LIMIT_BYTES, AgentServer, keep_address_published
+from coordinator.agents import (
+    HELLO_LIMIT_BYTES,
+    AgentServer,
+    keep_address_published,
+    publish_address,
+)
 from muster.contracts.job import JobUid
 from muster.contracts.messages import (
     AgentHello,
@@ -258,6 +263,11 @@ def test_the_address_is_published_until_it_can_be_read(
     file = tmp_path / "data" / "address.json"
     file.parent.touch()  # no directory can be created there yet
     ours = CoordinatorAddress(host="here", port=1, process=this_process())
+    older = CoordinatorAddress(host="here", port=2)
+    is_ours = True
+
+    async def holds_lease() -> bool:
+        return is_ours
 
     async def is_published() -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -265,12 +275,19 @@ def test_the_address_is_published_until_it_can_be_read(
                 await asyncio.sleep(0.001)
 
     async def publish_and_lose() -> None:
-        publishing = asyncio.ensure_future(keep_address_published(ours, file))
+        nonlocal is_ours
+        publishing = asyncio.ensure_future(keep_address_published(ours, file, holds_lease))
         await asyncio.sleep(0.01)
         file.parent.unlink()
         await is_published()
         file.unlink()
         await is_published()
+        publish_address(older, file)
+        await is_published()
+        is_ours = False
+        publish_address(older, file)
+        await asyncio.sleep(0.01)
+        assert read_coordinator_address(file) == older, "its successor may have written it"
         publishing.cancel()
 
     asyncio.run(publish_and_lose())
