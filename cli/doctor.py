@@ -34,7 +34,7 @@ from muster.contracts.paths import DataDir, has_few_files_left, is_nearly_full, 
 from muster.contracts.settings import AccessSettings, ServiceSettings
 from muster.contracts.token import WAY_TO_ADMIN
 from muster.host.containment import cgroup_of
-from muster.host.extras import install_command, missing_packages
+from muster.host.extras import install_command, missing_server_packages
 from muster.host.ports import AddressNotLocal, PortUnavailable, is_port_free
 from muster.host.processes import module_command
 from muster.runtime.secrets import SecretStore
@@ -155,7 +155,7 @@ def _findings(environ: Mapping[str, str]) -> Iterator[Finding]:
     yield _finding("settings", "all can be read; see: muster config show")
     yield from _check_places(settings)
     yield _check_port(settings, environ)
-    if missing := missing_packages("server"):
+    if missing := missing_server_packages():
         seen = f"not installed: {', '.join(missing)}"
         yield _finding("start", seen, warning=f"for up, run and demo: {install_command('server')}")
         return

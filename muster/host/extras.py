@@ -6,6 +6,7 @@
 import json
 import re
 import shlex
+from importlib.util import find_spec
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
@@ -16,21 +17,21 @@ PACKAGE: Final = "muster-train"
 
 def require_server(command: str) -> None:
     """Raise a `MusterError` if a package that only API and coordinator import is missing."""
-    if missing := missing_packages("server"):
+    if missing := missing_server_packages():
         raise MusterError(
             f"`muster {command}` needs packages that are not installed ({', '.join(missing)}): "
             f"{install_command('server')}"
         )
 
 
-def missing_packages(extra: str) -> list[str]:
-    """Return the packages of an extra that are not installed."""
+def missing_server_packages() -> list[str]:
+    """Return what API and coordinator import, by the metadata, and this Python lacks."""
     from importlib.metadata import distribution
 
-    condition = re.compile(rf"""extra == ["']{extra}["']""")
+    condition = re.compile(r"""extra == ["']server["']""")
     lines = filter(condition.search, distribution(PACKAGE).requires or [])
     names = [re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in lines]
-    return [name for name in names if not _is_installed(name)]
+    return [name for name in names if find_spec(name.replace("-", "_")) is None]
 
 
 def install_command(extra: str) -> str:
@@ -45,13 +46,3 @@ def install_command(extra: str) -> str:
     source = unquote(urlsplit(origin.get("url", "")).path) or PACKAGE
     editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
     return f"pip install {editable}{shlex.quote(f'{source}[{extra}]')}"
-
-
-def _is_installed(name: str) -> bool:
-    from importlib.metadata import PackageNotFoundError, distribution
-
-    try:
-        distribution(name)
-    except PackageNotFoundError:
-        return False
-    return True
