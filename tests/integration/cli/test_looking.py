@@ -287,12 +287,15 @@ def test_purge_reports_what_it_could_not_delete(
     root = service.files.job(job).root
     root.mkdir(parents=True, exist_ok=True)
     uid = stand_in.jobs.get(JobId(job)).uid
-    root.with_name(f"{job}.{uid}").mkdir()
-    (root.with_name(f"{job}.{uid}") / "in-the-way").touch()
+    obstacle = root.with_name(f"{job}.{uid}") / "in-the-way"
+    obstacle.parent.mkdir()
+    obstacle.touch()
     purged = muster("purge", "--status", "STOPPED", "--yes")
     assert purged.exit_code == ExitCode.FAILED
     assert f"{job} was not deleted: {root} could not be removed" in purged.stderr
     assert "not over" not in purged.stderr
+    obstacle.unlink()
+    assert muster("purge", "--status", "STOPPED", "--yes").exit_code == 0
 
 
 def test_purge_dry_run_deletes_nothing(muster: Muster, stand_in: StandIn, job: str) -> None:
