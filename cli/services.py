@@ -41,7 +41,6 @@ from muster.contracts.settings import (
     TOKEN,
     AccessSettings,
     ServiceSettings,
-    api_url,
     local_url,
 )
 from muster.host.extras import require_server
@@ -107,7 +106,7 @@ def down() -> None:
     record = read_record(files)
     if record is None:
         click.echo(
-            f"nothing runs for {files.root}; MUSTER_DATA_DIR names another directory", err=True
+            f"nothing runs for {files.root}; set MUSTER_DATA_DIR to choose another", err=True
         )
         return
     click.echo("ranks checkpoint and exit … (muster ps shows those that still run)", err=True)
@@ -342,14 +341,15 @@ class Supervisor:
         say("Ctrl-C lets every job checkpoint; jobs resume at the next start")
 
 
-def next_steps(url: str, data_dir: Path, access: AccessSettings) -> Iterator[str]:
-    """Yield the lines to type in another terminal, first those that lead to these services."""
+def next_steps(data_dir: Path, access: AccessSettings) -> Iterator[str]:
+    """Yield the lines to type in another terminal, first those that lead to these services.
+
+    Commands find the URL in the data directory, also after a start on another port.
+    """
     activate = Path(sys.prefix, "bin", "activate")
     is_environment = sys.prefix != sys.base_prefix and activate.exists()
     if is_environment:  # another terminal may not have it on its PATH
         yield f"source {shlex.quote(str(activate))}"
-    if url != api_url({}):
-        yield f"export MUSTER_URL={url}"
     if certificate := _self_signed_certificate(access):
         yield f"export {CA_FILE}={shlex.quote(str(certificate))}"
     if access.require_token:
@@ -365,7 +365,7 @@ def say_ready(url: str, data_dir: Path, access: AccessSettings) -> None:
     """Print where the services are, and what to type next."""
     say(f"ready at {url}, with its data in {data_dir}")
     say("next, in another terminal (muster --help has more):")
-    for line in next_steps(url, data_dir, access):
+    for line in next_steps(data_dir, access):
         print_stderr(line)
 
 

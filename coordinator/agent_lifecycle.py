@@ -28,7 +28,7 @@ from muster.contracts.token import sha256_of
 from muster.datasets.errors import DatasetError
 from muster.datasets.reader import find_shards
 from muster.datasets.synthetic import ensure_synthetic
-from muster.host.ports import another_port
+from muster.host.ports import group_port
 from muster.host.processes import is_running
 from muster.job_defaults import Completed, complete
 from muster.runtime.agent_sockets import newest_generation
@@ -84,7 +84,7 @@ class AgentLifecycle:
             job.token = secrets.token_urlsafe(32)
             job.attach(agent=None, agent_token_sha256=sha256_of(job.token))
         if job.needs_new_port:
-            job.attach(master_port=another_port(job.attachment.master_port))
+            job.attach(master_port=group_port(job.attachment.master_port))
 
     def start(self, job: TrackedJob, observe: Observe) -> None:
         """Start the job's next agent."""

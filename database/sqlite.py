@@ -181,7 +181,7 @@ class SqliteBackend:
         except (OSError, sqlite3.Error) as error:
             raise DatabaseError(
                 f"cannot copy the database to {path} ({getattr(error, 'strerror', error)}): name a "
-                "new file in a directory that has room for it"
+                "file that does not exist yet, in a directory that does and has room"
             ) from error
 
     def explain(self, error: SQLAlchemyError) -> DatabaseError:

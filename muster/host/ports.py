@@ -1,10 +1,16 @@
 """Check and choose TCP ports before another process binds them."""
 
 import errno
+import random
 import socket
+from typing import Final
 
 from muster.contracts.errors import MusterError
 from muster.contracts.settings import DEFAULT_HOST
+
+GROUP_PORTS: Final = range(20_000, 30_000)
+"""Below the ports that Linux gives to outgoing connections (32768 and above): a rank may take ten
+seconds to import torch before it binds its port."""
 
 
 class AddressNotLocal(MusterError):
@@ -46,9 +52,9 @@ def is_port_free(host: str, port: int) -> bool:
     return True
 
 
-def another_port(than: int, host: str = DEFAULT_HOST) -> int:
-    """Return a free port other than `than`, whose old connections may still be open."""
-    while (port := free_port(host)) == than:
+def group_port(before: int) -> int:
+    """Return a free port for a process group; not the one from `before`, still in use perhaps."""
+    while (port := random.choice(GROUP_PORTS)) == before or not is_port_free(DEFAULT_HOST, port):  # noqa: S311
         pass
     return port
 

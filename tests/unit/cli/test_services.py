@@ -18,7 +18,7 @@ from cli.service_record import ServiceRecord
 from cli.services import Service, end_detached, next_steps, start_detached
 from muster.contracts.errors import MusterError
 from muster.contracts.paths import DataDir
-from muster.contracts.settings import AccessSettings, local_url
+from muster.contracts.settings import AccessSettings
 from muster.host.processes import this_process
 
 FOREVER = "import time; time.sleep(600)"
@@ -118,14 +118,12 @@ def test_stronger_signal_ends_a_service_that_ignored_the_first(tmp_path: Path) -
     ("environ", "lines"),
     [
         ({}, []),
-        ({"MUSTER_PORT": "8001"}, ["export MUSTER_URL=http://127.0.0.1:8001"]),
-        ({"MUSTER_HOST": "0.0.0.0"}, []),  # noqa: S104  nothing listens
-        ({"MUSTER_HOST": "::1"}, ["export MUSTER_URL=http://[::1]:8000"]),
+        ({"MUSTER_PORT": "8001"}, []),
         ({"MUSTER_REQUIRE_TOKEN": "1"}, ["export MUSTER_TOKEN=…"]),
     ],
 )
 def test_next_steps_export_what_is_unusual(environ: dict[str, str], lines: list[str]) -> None:
-    steps = list(next_steps(local_url(environ), Path("/my data"), AccessSettings.read(environ)))
+    steps = list(next_steps(Path("/my data"), AccessSettings.read(environ)))
     exports = [line for line in steps if line.startswith("export MUSTER_")]
     assert exports == [*lines, "export MUSTER_DATA_DIR='/my data'"]
 
@@ -137,7 +135,7 @@ def test_next_steps_activate_the_environment(
     programs.mkdir(parents=True)
     (programs / "activate").touch()
     monkeypatch.setattr("sys.prefix", str(programs.parent))
-    first = next(next_steps(local_url({}), Path("/data"), AccessSettings.read({})))
+    first = next(next_steps(Path("/data"), AccessSettings.read({})))
     assert first == f"source '{programs}/activate'"
 
 

@@ -12,10 +12,12 @@ needs_ipv6 = pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
 EVERYWHERE = "0.0.0.0"  # noqa: S104  bound for a moment, without listening
 
 
-def test_another_port_differs_from_the_given_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    offered = iter([5000, 5000, 5001])
-    monkeypatch.setattr(ports, "free_port", lambda _host: next(offered))
-    assert ports.another_port(5000) == 5001
+def test_group_port_is_free_and_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        used = taken.getsockname()[1]
+        offered = iter([5000, used, 5001])
+        monkeypatch.setattr(ports.random, "choice", lambda _ports: next(offered))
+        assert ports.group_port(5000) == 5001
 
 
 @pytest.mark.parametrize(
