@@ -24,8 +24,7 @@ from muster.contracts.paths import JobFiles, LogName
 from muster.contracts.spec import JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
 from muster.host.extras import require_server
-from muster.host.interpreters import callers_python
-from muster.host.programs import command_problem
+from muster.host.programs import callers_python, command_problem
 from muster.runtime.stderr_messages import print_stderr
 
 if TYPE_CHECKING:
@@ -282,9 +281,6 @@ class _Terminal:
 
     def see_rest(self) -> None:
         self._relay.finish()
-
-    def miss_rest(self) -> None:
-        _say("standard output is blocked: what was not shown is only in the logs")
 
     def hear(self, event: Event) -> None:
         message = OWN_MESSAGES.get(event.kind, event.message)

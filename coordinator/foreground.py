@@ -48,9 +48,6 @@ EVENTS_LIMIT: Final = 1000
 LAST_OUTPUT_SECONDS: Final = 2.0
 """How long a terminal that does not read is waited for once the user wants an end."""
 
-CONCLUSION_SECONDS: Final = 1.0
-"""How long it is then tried to show the conclusion alone: only standard output may be blocked."""
-
 ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Each acts like Ctrl-C, as there is no service to hand over to. SIGHUP: the terminal closed."""
 
@@ -68,9 +65,6 @@ class Display(Protocol):
 
     def see_rest(self) -> None:
         """Show everything that is left when all is over."""
-
-    def miss_rest(self) -> None:
-        """Say that there was no time to show everything; called before `conclude`."""
 
     def hear(self, event: Event) -> None:
         """Show an event."""
@@ -297,8 +291,7 @@ class _Foreground:
             await self._writer.wait(LAST_OUTPUT_SECONDS)
         if not self._writer.is_idle:
             writer = _Writer()  # the other one is blocked, and left behind
-            writer.submit(self._display.miss_rest)
             writer.submit(partial(self._display.conclude, self._job))
-            await writer.wait(CONCLUSION_SECONDS)
+            await writer.wait(LAST_OUTPUT_SECONDS)
         shown.cancel()
         ended.cancel()

@@ -191,9 +191,6 @@ class Blocked(EventPrinter):
     def look(self) -> None:
         self.reads.wait()
 
-    def miss_rest(self) -> None:
-        self.shown.append("there is more")
-
     def hear(self, event: Event) -> None:
         self.shown.append(event.message)
 
@@ -237,7 +234,7 @@ def test_a_terminal_that_never_reads_delays_no_interrupt(
     display = Blocked(JobFiles(tmp_path))
     try:
         assert begin(tmp_path, lambda _: display) == INTERRUPTED_CODE
-        assert display.shown == ["there is more", JobStatus.QUEUED]
+        assert display.shown == [JobStatus.QUEUED]
     finally:
         display.reads.set()
 
