@@ -276,21 +276,21 @@ class _Terminal:
         self._files = files
         self._relay = LogRelay(files.logs, print_lines)
 
-    def look(self) -> None:
+    def show_output(self) -> None:
         self._relay.pass_on()
 
-    def see_rest(self) -> None:
+    def show_rest(self) -> None:
         self._relay.finish()
 
-    def hear(self, event: Event) -> None:
+    def show_event(self, event: Event) -> None:
         message = OWN_MESSAGES.get(event.kind, event.message)
         if message and event.kind not in ROUTINE_EVENTS:
             _say(message)
 
-    def note(self, workers: Sequence[RankRecord]) -> None:
+    def show_progress(self, workers: Sequence[RankRecord]) -> None:
         """Print nothing: ranks print their progress themselves."""
 
-    def conclude(self, job: Job) -> None:
+    def show_end(self, job: Job) -> None:
         _say(f"logs: {self._files.logs}")
         if not job.is_terminal:
             _say(f"interrupted; the same command with --job-id {job.job_id} goes on")
