@@ -167,11 +167,11 @@ def _build_state(
     coordinator = CoordinatorHandle(read_lease, time.monotonic)
     readers = CapacityLimiter(LOG_READERS)
     disk_reserve = DiskReserve(data_dir.disk_reserve)
-    disk_reserve.keep()
+    disk_reserve.allocate()
 
     def after_submissions() -> None:
         coordinator.wake()
-        disk_reserve.keep()
+        disk_reserve.allocate()
 
     return AppState(
         database=database,

@@ -182,11 +182,9 @@ def _refuse_unwritable(checkpoint_dir: Path) -> None:
     place = checkpoint_dir
     while not os.path.lexists(place):
         place = place.parent
-    is_directory = place.is_dir()
-    if not is_directory or not os.access(place, os.W_OK | os.X_OK):
-        problem = "cannot be written by the service's user" if is_directory else "is no directory"
-        message = f"{place} {problem}: name another directory, or leave it out"
-        raise invalid_field("body", "checkpoint_dir", message)
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        message = f"{place} is not a directory that the service's user can write to: name another"
+        raise invalid_field("body", "checkpoint_dir", f"{message}, or leave it out")
 
 
 def _refuse_missing_secrets(spec: JobSpec, directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is said about the interpreter that runs a user's code. Pure."""
+"""Our version, and messages about the interpreter that runs a user's code. Pure."""
 
 import re
 from typing import Final
