@@ -151,7 +151,7 @@ def run(  # noqa: PLR0913  each option is a parameter
     if nnodes != 1:
         raise click.BadParameter("ranks are started on this machine only: leave --nnodes out")
     python = python or callers_python(os.environ)
-    named = module_command if module else script_command
+    named = argv_of_module if module else argv_of_script
     spec = JobSpec(
         command=named(words, Path.cwd(), python),
         python=python,
@@ -165,7 +165,7 @@ def run(  # noqa: PLR0913  each option is a parameter
     sys.exit(play(chosen, checked(spec), service_settings(), os.environ, _Terminal))
 
 
-def script_command(words: Sequence[str], directory: Path, python: str) -> tuple[str, ...]:
+def argv_of_script(words: Sequence[str], directory: Path, python: str) -> tuple[str, ...]:
     """Return the argv of every rank: the interpreter with a script, or any other command."""
     command = (python, *words) if words[0].endswith(".py") else tuple(words)
     if problem := command_problem(command, directory, os.environ.get("PATH")):
@@ -173,7 +173,7 @@ def script_command(words: Sequence[str], directory: Path, python: str) -> tuple[
     return command
 
 
-def module_command(words: Sequence[str], directory: Path, python: str) -> tuple[str, ...]:
+def argv_of_module(words: Sequence[str], directory: Path, python: str) -> tuple[str, ...]:
     """Return the argv of every rank: the interpreter with a module."""
     # Only the package is looked for: where its parts are is known once it is imported.
     package, _, _ = words[0].partition(".")

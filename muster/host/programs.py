@@ -12,7 +12,7 @@ from shlex import join
 from typing import Final
 
 from muster.contracts.errors import printable
-from muster.contracts.interpreter import muster_problem
+from muster.contracts.interpreter import version_problem
 
 ANSWER_SECONDS: Final = 10.0
 """Far beyond what an interpreter takes to start."""
@@ -106,9 +106,9 @@ def interpreter_problem(python: str, environ: Mapping[str, str]) -> str | None:
     if _is_this_interpreter(python):
         return None
     try:
-        return muster_problem(python, _output_of(python, "-P", "-c", _VERSION, environ=environ))
+        return version_problem(python, _output_of(python, "-P", "-c", _VERSION, environ=environ))
     except subprocess.CalledProcessError:
-        return muster_problem(python, None)
+        return version_problem(python, None)
     except subprocess.TimeoutExpired:
         return None
 
