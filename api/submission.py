@@ -222,16 +222,11 @@ _Waiting: TypeAlias = list[tuple[Write[Job], "asyncio.Future[Job]"]]
 class SubmissionQueue:
     """Group commit: jobs that arrive while others are being stored share the next transaction.
 
-    For one event loop. `store`, and `wake_coordinator` after it, run in a thread.
+    For one event loop. `store` runs in a thread.
     """
 
-    def __init__(
-        self,
-        store: Callable[[Sequence[Write[Job]]], Outcomes],
-        wake_coordinator: Callable[[], None],
-    ) -> None:
+    def __init__(self, store: Callable[[Sequence[Write[Job]]], Outcomes]) -> None:
         self._store_all = store
-        self._wake_coordinator = wake_coordinator
         self._waiting: _Waiting = []
         self._storing: asyncio.Task[None] | None = None
 
@@ -257,7 +252,7 @@ class SubmissionQueue:
 
     async def _store_batch(self, batch: _Waiting) -> None:
         try:
-            outcomes = await run_sync(self._store_and_wake, [creation for creation, _ in batch])
+            outcomes = await run_sync(self._store_all, [creation for creation, _ in batch])
         except Exception as error:  # noqa: BLE001  each request in the batch must get an answer
             outcomes = [error] * len(batch)
         for (_, stored), outcome in zip(batch, outcomes, strict=True):
@@ -267,8 +262,3 @@ class SubmissionQueue:
                 stored.set_exception(outcome)
             else:
                 stored.set_result(outcome)
-
-    def _store_and_wake(self, creations: Sequence[Write[Job]]) -> Outcomes:
-        outcomes = self._store_all(creations)
-        self._wake_coordinator()
-        return outcomes
