@@ -118,25 +118,25 @@ class CoordinatorHandle:
 
 
 class DiskReserve:
-    """A file that keeps room for requests that clear a full disk; given up when one needs it.
+    """A file that is removed to make room for requests that clear a full disk.
 
     SQLite needs room for a journal of every page that it changes, also to delete rows. Only the API
-    gives the reserve up: the coordinator, which renews its lease every second, would waste it.
+    removes it: the coordinator, which renews its lease every second, would waste the room.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def keep(self) -> None:
-        """Allocate what is missing of it, if there is room; otherwise a later call does."""
+    def allocate(self) -> None:
+        """Allocate what is missing of the file, unless the disk is nearly full."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         with suppress(OSError), closing(os.open(self._path, flags, 0o600)) as file:
             is_missing = os.fstat(file).st_size < RESERVE_BYTES
             if is_missing and shutil.disk_usage(self._path.parent).free >= 2 * RESERVE_BYTES:
                 os.posix_fallocate(file, 0, RESERVE_BYTES)
 
-    def clearing(self, request: Callable[[], Result]) -> Result:
-        """Return what `request` does; if the disk is full, give up the reserve and repeat it."""
+    def release_if_full(self, request: Callable[[], Result]) -> Result:
+        """Run `request`; if the disk is full, remove the file and run it again."""
         try:
             return request()
         except DatabaseFull:
@@ -184,7 +184,7 @@ class AppState:
     ) -> Job:
         """Do as `Jobs.request_stop` and wake the coordinator."""
         stop = partial(self.jobs.request_stop, job_id, request, grace_seconds, why)
-        job = self.disk_reserve.clearing(partial(stop, actor=actor, uid=uid))
+        job = self.disk_reserve.release_if_full(partial(stop, actor=actor, uid=uid))
         self.coordinator.wake()
         return job
 

@@ -187,14 +187,13 @@ def install(app: FastAPI) -> None:
 
 
 def _refusal(request: Request, error: Exception) -> Response:
-    problem = _problem_of(error)
-    if isinstance(problem, MethodNotAllowed):
-        problem = MethodNotAllowed(_allowed_methods(request))
-    return problem_response(problem, request.scope)
+    if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        error = MethodNotAllowed(_allowed_methods(request))
+    return problem_response(_problem_of(error), request.scope)
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Return all methods of a path; Starlette names those of its first route."""
+    """Return the methods of all routes of a path; Starlette knows only those of the first."""
     return [
         method
         for method in ("DELETE", "GET", "PATCH", "POST", "PUT")
@@ -225,8 +224,6 @@ def _problem_of(error: Exception) -> Problem:
                     for found in error.errors()
                 ]
             )
-        case HTTPException(status_code=HTTPStatus.METHOD_NOT_ALLOWED):
-            return MethodNotAllowed([])
         case HTTPException():
             slug = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
             detail = error.detail

@@ -4,7 +4,6 @@ import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
-from itertools import zip_longest
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
@@ -169,10 +168,14 @@ async def refuse_unknown_query(request: Request) -> None:
 def _unknown(
     where: str, names: Sequence[str], message: str, known: Iterable[str]
 ) -> list[FieldError]:
-    hints = [did_you_mean(name, known) for name in names[:SUGGESTIONS_LIMIT]]
     return [
-        FieldError(loc=(where, name), msg=message, type="extra_forbidden", hint=hint)
-        for name, hint in zip_longest(names, hints)
+        FieldError(
+            loc=(where, name),
+            msg=message,
+            type="extra_forbidden",
+            hint=did_you_mean(name, known) if number < SUGGESTIONS_LIMIT else None,
+        )
+        for number, name in enumerate(names)
     ]
 
 

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -24,13 +24,13 @@ from api.middleware import HEADERS_LIMIT_BYTES, AccessMiddleware, peer_uid
 from api.rate_limits import RateLimiter
 from api.startup_checks import check_certificate, check_listening
 from api.streams import JobCache, JobState, LogBroadcast
-from api.submission import SubmissionQueue, Submitter
-from database.engine import Database
+from api.submission import Outcomes, SubmissionQueue, Submitter
+from database.engine import Database, Write
 from database.history import Attempts, CheckpointLog, Events, Members, Ranks
 from database.idempotency import Answers
 from database.jobs import Jobs
 from database.leases import COORDINATOR_LEASE, Leases
-from database.records import Lease, utc_now
+from database.records import Job, Lease, utc_now
 from database.tokens import Tokens
 from muster.contracts.errors import MusterError
 from muster.contracts.interpreter import VERSION
@@ -167,11 +167,13 @@ def _build_state(
     coordinator = CoordinatorHandle(read_lease, time.monotonic)
     readers = CapacityLimiter(LOG_READERS)
     disk_reserve = DiskReserve(data_dir.disk_reserve)
-    disk_reserve.keep()
+    disk_reserve.allocate()
 
-    def after_submissions() -> None:
+    def store(creations: Sequence[Write[Job]]) -> Outcomes:
+        outcomes = database.write_together(creations)
         coordinator.wake()
-        disk_reserve.keep()
+        disk_reserve.allocate()
+        return outcomes
 
     return AppState(
         database=database,
@@ -195,7 +197,7 @@ def _build_state(
             checkpoint_dir_of=checkpoint_dir_of,
             search_path=os.environ.get("PATH"),
         ),
-        submission_queue=SubmissionQueue(jobs.create_all, after_submissions),
+        submission_queue=SubmissionQueue(store),
         data_dir=data_dir,
         disk_reserve=disk_reserve,
         is_closing=is_closing,

@@ -182,11 +182,9 @@ def _refuse_unwritable(checkpoint_dir: Path) -> None:
     place = checkpoint_dir
     while not os.path.lexists(place):
         place = place.parent
-    is_directory = place.is_dir()
-    if not is_directory or not os.access(place, os.W_OK | os.X_OK):
-        problem = "cannot be written by the service's user" if is_directory else "is no directory"
-        message = f"{place} {problem}: name another directory, or leave it out"
-        raise invalid_field("body", "checkpoint_dir", message)
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        message = f"{place} is not a directory that the service's user can write to: name another"
+        raise invalid_field("body", "checkpoint_dir", f"{message}, or leave it out")
 
 
 def _refuse_missing_secrets(spec: JobSpec, directory: Path) -> None:
@@ -224,16 +222,11 @@ _Waiting: TypeAlias = list[tuple[Write[Job], "asyncio.Future[Job]"]]
 class SubmissionQueue:
     """Group commit: jobs that arrive while others are being stored share the next transaction.
 
-    For one event loop. `store`, and `wake_coordinator` after it, run in a thread.
+    For one event loop. `store` runs in a thread.
     """
 
-    def __init__(
-        self,
-        store: Callable[[Sequence[Write[Job]]], Outcomes],
-        wake_coordinator: Callable[[], None],
-    ) -> None:
+    def __init__(self, store: Callable[[Sequence[Write[Job]]], Outcomes]) -> None:
         self._store_all = store
-        self._wake_coordinator = wake_coordinator
         self._waiting: _Waiting = []
         self._storing: asyncio.Task[None] | None = None
 
@@ -259,7 +252,7 @@ class SubmissionQueue:
 
     async def _store_batch(self, batch: _Waiting) -> None:
         try:
-            outcomes = await run_sync(self._store_and_wake, [creation for creation, _ in batch])
+            outcomes = await run_sync(self._store_all, [creation for creation, _ in batch])
         except Exception as error:  # noqa: BLE001  each request in the batch must get an answer
             outcomes = [error] * len(batch)
         for (_, stored), outcome in zip(batch, outcomes, strict=True):
@@ -269,8 +262,3 @@ class SubmissionQueue:
                 stored.set_exception(outcome)
             else:
                 stored.set_result(outcome)
-
-    def _store_and_wake(self, creations: Sequence[Write[Job]]) -> Outcomes:
-        outcomes = self._store_all(creations)
-        self._wake_coordinator()
-        return outcomes

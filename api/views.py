@@ -112,7 +112,7 @@ def every_rank(started: Sequence[RankRecord], world_size: int) -> list[RankRecor
 
 
 def _is_one_model(spec: JobSpec, workers: Sequence[RankRecord]) -> bool:
-    """True if a step of one rank is a step of all; of a command, the numbers of steps tell."""
+    """True if a step of one rank is a step of all; for a command, if all have as many to do."""
     totals = {worker.progress.total_steps for worker in workers}
     is_alike = spec.command is not None and len(totals) == 1
     return spec.mode == "synchronous" or spec.restart_scope == "gang" or is_alike

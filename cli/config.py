@@ -14,16 +14,13 @@ from collections.abc import Mapping, MutableMapping
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 
 from cli.errors import ExitCode, Misuse
 from cli.output import Column, Output, columns, output_option, show
 from muster.contracts.errors import InvalidEnvironment
-
-if TYPE_CHECKING:
-    pass
 
 
 class Setting(NamedTuple):

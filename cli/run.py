@@ -24,8 +24,7 @@ from muster.contracts.paths import JobFiles, LogName
 from muster.contracts.spec import JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
 from muster.host.extras import require_server
-from muster.host.interpreters import callers_python
-from muster.host.programs import command_problem
+from muster.host.programs import callers_python, command_problem
 from muster.runtime.stderr_messages import print_stderr
 
 if TYPE_CHECKING:
@@ -152,7 +151,7 @@ def run(  # noqa: PLR0913  each option is a parameter
     if nnodes != 1:
         raise click.BadParameter("ranks are started on this machine only: leave --nnodes out")
     python = python or callers_python(os.environ)
-    named = module_command if module else script_command
+    named = argv_of_module if module else argv_of_script
     spec = JobSpec(
         command=named(words, Path.cwd(), python),
         python=python,
@@ -166,7 +165,7 @@ def run(  # noqa: PLR0913  each option is a parameter
     sys.exit(play(chosen, checked(spec), service_settings(), os.environ, _Terminal))
 
 
-def script_command(words: Sequence[str], directory: Path, python: str) -> tuple[str, ...]:
+def argv_of_script(words: Sequence[str], directory: Path, python: str) -> tuple[str, ...]:
     """Return the argv of every rank: the interpreter with a script, or any other command."""
     command = (python, *words) if words[0].endswith(".py") else tuple(words)
     if problem := command_problem(command, directory, os.environ.get("PATH")):
@@ -174,7 +173,7 @@ def script_command(words: Sequence[str], directory: Path, python: str) -> tuple[
     return command
 
 
-def module_command(words: Sequence[str], directory: Path, python: str) -> tuple[str, ...]:
+def argv_of_module(words: Sequence[str], directory: Path, python: str) -> tuple[str, ...]:
     """Return the argv of every rank: the interpreter with a module."""
     # Only the package is looked for: where its parts are is known once it is imported.
     package, _, _ = words[0].partition(".")
@@ -277,24 +276,21 @@ class _Terminal:
         self._files = files
         self._relay = LogRelay(files.logs, print_lines)
 
-    def look(self) -> None:
+    def show_output(self) -> None:
         self._relay.pass_on()
 
-    def see_rest(self) -> None:
+    def show_rest(self) -> None:
         self._relay.finish()
 
-    def miss_rest(self) -> None:
-        _say("standard output is blocked: what was not shown is only in the logs")
-
-    def hear(self, event: Event) -> None:
+    def show_event(self, event: Event) -> None:
         message = OWN_MESSAGES.get(event.kind, event.message)
         if message and event.kind not in ROUTINE_EVENTS:
             _say(message)
 
-    def note(self, workers: Sequence[RankRecord]) -> None:
+    def show_progress(self, workers: Sequence[RankRecord]) -> None:
         """Print nothing: ranks print their progress themselves."""
 
-    def conclude(self, job: Job) -> None:
+    def show_end(self, job: Job) -> None:
         _say(f"logs: {self._files.logs}")
         if not job.is_terminal:
             _say(f"interrupted; the same command with --job-id {job.job_id} goes on")

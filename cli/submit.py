@@ -31,7 +31,7 @@ from muster.client.errors import FieldError, Invalid
 from muster.contracts.errors import printable
 from muster.contracts.spec import JobSpec
 from muster.contracts.views import JobPlan, JobView
-from muster.host.interpreters import callers_python
+from muster.host.programs import callers_python
 
 _Pairs: TypeAlias = Sequence[tuple[str, str]]
 Location: TypeAlias = Sequence[str | int]

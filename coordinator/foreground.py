@@ -48,9 +48,6 @@ EVENTS_LIMIT: Final = 1000
 LAST_OUTPUT_SECONDS: Final = 2.0
 """How long a terminal that does not read is waited for once the user wants an end."""
 
-CONCLUSION_SECONDS: Final = 1.0
-"""How long it is then tried to show the conclusion alone: only standard output may be blocked."""
-
 ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Each acts like Ctrl-C, as there is no service to hand over to. SIGHUP: the terminal closed."""
 
@@ -63,22 +60,19 @@ class Display(Protocol):
     A method that a subclass leaves out shows nothing.
     """
 
-    def look(self) -> None:
+    def show_output(self) -> None:
         """Show what the ranks have printed; called often."""
 
-    def see_rest(self) -> None:
+    def show_rest(self) -> None:
         """Show everything that is left when all is over."""
 
-    def miss_rest(self) -> None:
-        """Say that there was no time to show everything; called before `conclude`."""
-
-    def hear(self, event: Event) -> None:
+    def show_event(self, event: Event) -> None:
         """Show an event."""
 
-    def note(self, workers: Sequence[RankRecord]) -> None:
+    def show_progress(self, workers: Sequence[RankRecord]) -> None:
         """Show the progress of the ranks."""
 
-    def conclude(self, job: Job) -> None:
+    def show_end(self, job: Job) -> None:
         """Show how the job ended, or that it was interrupted."""
 
 
@@ -88,10 +82,10 @@ class EventPrinter(Display):
     def __init__(self, files: JobFiles) -> None:
         self._files = files
 
-    def hear(self, event: Event) -> None:
+    def show_event(self, event: Event) -> None:
         print_stdout(f"{event.at:%H:%M:%S}  {event.message}")
 
-    def note(self, workers: Sequence[RankRecord]) -> None:
+    def show_progress(self, workers: Sequence[RankRecord]) -> None:
         facts = []
         for worker in workers:
             at = worker.progress
@@ -99,7 +93,7 @@ class EventPrinter(Display):
             facts.append(f"[{worker.rank}] {at.step}/{at.total_steps or '?'}{loss}")
         print_stdout("  ".join(facts))
 
-    def conclude(self, job: Job) -> None:
+    def show_end(self, job: Job) -> None:
         print_stderr(f"logs: {self._files.logs}")
         if not job.is_terminal:
             print_stderr(f"interrupted; the same command resumes {job.job_id}")
@@ -266,11 +260,11 @@ class _Foreground:
         with suppress(DatabaseUnavailable):
             if self._writer.is_idle:
                 # What a rank has printed comes before the event of its end.
-                self._writer.submit(self._display.look)
+                self._writer.submit(self._display.show_output)
                 await self._show_events()
                 if with_progress:
                     workers = await asyncio.to_thread(self._workers.of_job, self._job.job_id)
-                    self._writer.submit(partial(self._display.note, workers))
+                    self._writer.submit(partial(self._display.show_progress, workers))
                 await self._writer.wait(LOOK_SECONDS)
             self._job = await asyncio.to_thread(self._jobs.get, self._job.job_id)
 
@@ -280,16 +274,16 @@ class _Foreground:
         events = await asyncio.to_thread(following, job_id, self._shown, EVENTS_LIMIT)
         for event in events:
             self._shown = event.event_id or self._shown
-            self._writer.submit(partial(self._display.hear, event))
+            self._writer.submit(partial(self._display.show_event, event))
         return bool(events)
 
     async def _conclude(self) -> None:
         """Show what is left, and how the job ended; not for long once the user wants an end."""
-        self._writer.submit(self._display.see_rest)
+        self._writer.submit(self._display.show_rest)
         with suppress(DatabaseUnavailable):
             while await self._show_events():
                 pass
-        self._writer.submit(partial(self._display.conclude, self._job))
+        self._writer.submit(partial(self._display.show_end, self._job))
         shown = asyncio.ensure_future(self._writer.wait())
         ended = asyncio.ensure_future(self._end_requested.wait())
         await asyncio.wait([shown, ended], return_when=asyncio.FIRST_COMPLETED)
@@ -297,8 +291,7 @@ class _Foreground:
             await self._writer.wait(LAST_OUTPUT_SECONDS)
         if not self._writer.is_idle:
             writer = _Writer()  # the other one is blocked, and left behind
-            writer.submit(self._display.miss_rest)
-            writer.submit(partial(self._display.conclude, self._job))
-            await writer.wait(CONCLUSION_SECONDS)
+            writer.submit(partial(self._display.show_end, self._job))
+            await writer.wait(LAST_OUTPUT_SECONDS)
         shown.cancel()
         ended.cancel()

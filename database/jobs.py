@@ -1,6 +1,6 @@
 """The API's side of jobs: the desired state. `database.fenced_writer` writes the actual state."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -74,14 +74,10 @@ class Jobs:
         write = self.creation(
             job_id, uid, spec, message=message, idempotency=idempotency, actor=actor
         )
-        (outcome,) = self.create_all([write])
+        (outcome,) = self._database.write_together([write])
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
-
-    def create_all(self, creations: Sequence[Write[Job]]) -> list[Job | Exception]:
-        """Run several `creation` in one transaction; return what `create` returns or raises."""
-        return self._database.write_together(creations)
 
     def creation(
         self,
@@ -93,7 +89,7 @@ class Jobs:
         idempotency: IdempotencyKey | None,
         actor: str | None = None,
     ) -> Write[Job]:
-        """Return the write that `create` does, for `create_all`."""
+        """Return the write that `create` does, for `Database.write_together`."""
 
         def write(connection: sa.Connection) -> Job:
             now = self._clock()

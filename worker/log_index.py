@@ -116,15 +116,14 @@ def discard_oldest_lines(logs: Path, limit_bytes: int, running: AbstractSet[LogN
     if excess <= 0:
         return False
     excess += limit_bytes // 8  # make room for more than a moment
-    running &= found.keys()
-    parts: dict[LogName, int] = {}
-    for name in sorted(found.keys() - running, key=lambda name: found[name].st_mtime):
-        if used[name] and excess > 0:
-            parts[name] = found[name].st_size + _BLOCK_BYTES
-            excess -= used[name]
-    living = sum(used[name] for name in running)
-    parts |= {name: used[name] * excess // living for name in running if excess > 0}
-    return sum(_discard(logs / f"{name.stem}.log", part) for name, part in parts.items()) > 0
+    share = excess / sum(used.values())
+    is_discarded = False
+    for name in sorted(found, key=lambda name: (name in running, found[name].st_mtime)):
+        if excess > 0 and used[name]:
+            part = int(used[name] * share) if name in running else used[name]
+            is_discarded |= _discard(logs / f"{name.stem}.log", part + _BLOCK_BYTES)
+            excess -= part
+    return is_discarded
 
 
 def _discard(log: Path, count: int) -> bool:

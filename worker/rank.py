@@ -15,7 +15,7 @@ from typing import Final, Self
 
 from muster.contracts.environ import PROCESS_TAG
 from muster.contracts.errors import WireError
-from muster.contracts.interpreter import muster_problem
+from muster.contracts.interpreter import version_problem
 from muster.contracts.job import Reason
 from muster.contracts.messages import (
     SAVED_LIMIT,
@@ -125,7 +125,7 @@ class RankProcess:
         """Return a message, or a failure for the hello of another version of Muster."""
         # An adopted rank may be older than this agent: that of its own version has accepted it.
         if isinstance(message, Hello) and isinstance(self.process, ChildProcess):
-            problem = muster_problem(message.python, message.version)
+            problem = version_problem(message.python, message.version)
             if problem is not None:
                 return PermanentFailure(reason=Reason.INVALID_PROGRAM, message=problem)
         return message

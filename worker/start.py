@@ -38,10 +38,9 @@ from muster.contracts.secrets import (
     SecretUnavailable,
 )
 from muster.host.containment import tagged_processes
-from muster.host.interpreters import interpreter_problem
 from muster.host.limits import ShellLimits
 from muster.host.processes import environment_of, is_running, kill, module_command
-from muster.host.programs import path_with
+from muster.host.programs import interpreter_problem, path_with
 from muster.program import InvalidProgram
 from muster.runtime.redaction import Redaction, held_secrets
 from muster.runtime.secrets import SecretStore

@@ -31,11 +31,8 @@ from muster.contracts.paths import LOG_EPOCH_BYTES, JobFiles, LogName
 
 BATCH_BYTES: Final = 64 * 1024
 
-KNOWN_BYTES: Final = 64  # how much before its place a reader compares, to notice a truncation
-
-READS_LIMIT: Final = 10
-"""How many reads, about a second, it then waits for the agent to note that; and how often it looks
-for that when nothing is added, because the same text may have been written again."""
+IDLE_READS: Final = 10
+"""After so many reads, about a second, a reader looks whether a log of the same size is another."""
 
 IsOver = Callable[[LogName], bool]
 """True for logs to which nothing will be added."""
@@ -252,64 +249,48 @@ class FileFollower:
         """Where the first line starts that was not returned yet."""
         self._searched = offset
         """There is no line end between `offset` and here; a growing line is searched only once."""
-        self._known: bytes | None = None
-        """The last bytes read before `_searched`; None before the first read."""
-        self._doubtful_reads = self._idle_reads = 0
+        self._reads = 0
 
     def read(self) -> list[Chunk]:
         """Return the complete lines of a block, or one long line; nothing if there is none.
 
         A line longer than `PIECE_BYTES` comes in pieces, whether it is complete or not.
         """
-        found = self._find_gap() if self._known is None else []
-        self._known = known = self._known or b""
+        found: list[Chunk] = []
         size = self.offset // LOG_EPOCH_BYTES * LOG_EPOCH_BYTES + size_of(self._path)
-        if size < self._searched:
-            return self._doubt()
+        self._reads += 1
+        if size != self._searched or self._reads % IDLE_READS == 0:
+            begin, _ = extent_of(self._path)
+            if begin > self.offset:
+                return self._skip_to(begin)
         end = int(min(size, self._limit))
         while self._searched < end and not found:
             # One byte more than a piece: a line end there belongs to this line.
             beyond = min(end, self.offset + log_files.PIECE_BYTES + 1)
-            place = self._searched - len(known)
-            count = min(log_files.BLOCK_BYTES, beyond - self._searched)
-            raw = read(self._path, place, len(known) + count)
-            if not raw.startswith(known):
-                return self._doubt()
-            if len(raw) == len(known):
+            block = read(
+                self._path, self._searched, min(log_files.BLOCK_BYTES, beyond - self._searched)
+            )
+            if not block:
                 break
-            found += self._split(raw[len(known) :])
-            self._known = known = raw[: self._searched - place][-KNOWN_BYTES:]
+            found += self._split(block)
             if not found and self._searched - self.offset > log_files.PIECE_BYTES:
                 start = self.offset
                 self.offset += log_files.PIECE_BYTES
                 found.append(self._single(start, self.offset))
-        if found:
-            return found
-        self._idle_reads += 1
-        return [] if self._idle_reads % READS_LIMIT else self._find_gap()
+        return found
 
-    def _find_gap(self, *, may_shrink: bool = False) -> list[Chunk]:
-        """If the place is gone, go to where the log begins now, and return a line about that."""
-        begin, end = extent_of(self._path)
-        if begin <= self.offset and (self.offset <= end or may_shrink):
-            return []
-        self._known, self._doubtful_reads = b"", 0
+    def _skip_to(self, begin: int) -> list[Chunk]:
+        """Go to where the log begins now, and return a line about that."""
         gap = Chunk(start=min(self.offset, begin), end=begin, raw=GAP)
         self.offset = self._searched = begin
         return [gap]
 
-    def _doubt(self) -> list[Chunk]:
-        """The log was truncated, or overwritten: wait until the agent has noted the truncation."""
-        self._doubtful_reads += 1
-        is_patient = self._doubtful_reads % READS_LIMIT > 0
-        self._known = self._known if is_patient else b""
-        return self._find_gap(may_shrink=is_patient)
-
     def read_rest(self) -> list[Chunk]:
         """Return the unfinished last line of a file that does not grow any more."""
-        if gap := self._find_gap():
-            return gap
-        end = int(min(extent_of(self._path)[1], self._limit))
+        begin, size = extent_of(self._path)
+        if not begin <= self.offset <= size:
+            return self._skip_to(begin)
+        end = int(min(size, self._limit))
         if end <= self.offset:
             return []
         rest = self._single(self.offset, end)

@@ -252,8 +252,8 @@ def _delete(state: AppState, job: Job, deletion: Deletion) -> Deleted:
                     shutil.rmtree(archive)
     except OSError as error:
         raise _not_removed(files.root, error) from error
-    state.disk_reserve.clearing(partial(state.jobs.delete, job.job_id, job.uid))
-    state.disk_reserve.keep()
+    state.disk_reserve.release_if_full(partial(state.jobs.delete, job.job_id, job.uid))
+    state.disk_reserve.allocate()
     return Deleted(
         job_id=job.job_id,
         deleted=True,

@@ -145,28 +145,24 @@ class SaveCost:
         self._first: tuple[int, float] | None = None
         self._saves = 0
         self._seconds = 0.0
-        self._has_warned = False
 
     def warning(self, step: int, began: float, ended: float) -> str | None:
-        """Add a save, timed by a monotonic clock; return a sentence, once, if it costs much."""
+        """Add a save, timed by a monotonic clock; return a sentence if it costs much."""
         if self._first is None:
             self._first = step, ended
             return None
         self._saves += 1
         self._seconds += ended - began
         steps, seconds = step - self._first[0], ended - self._first[1]
-        is_cheap = self._seconds <= COST_WANTED * seconds
-        if self._has_warned or seconds < COST_SECONDS or steps < 1 or is_cheap:
+        if seconds < COST_SECONDS or steps < 1 or self._seconds <= COST_WANTED * seconds:
             return None
-        self._has_warned = True
-        per_save, per_step = self._seconds / self._saves, (seconds - self._seconds) / steps
-        # Saving takes the wanted part if the steps between two saves take 1 / part - 1 times as
-        # long as a save.
-        wanted = math.ceil(per_save * (1 / COST_WANTED - 1) / max(per_step, 1e-6))
+        # With `every` steps between saves their cost is saving / (saving + stepping).
+        every, stepping_seconds = steps / self._saves, max(seconds - self._seconds, 1e-6)
+        wanted = math.ceil(every * (1 / COST_WANTED - 1) * self._seconds / stepping_seconds)
         return (
-            f"spends {self._seconds / seconds:.0%} of its time on saving ({per_save * 1000:.3g} ms "
-            f"every {steps / self._saves:.3g} steps): checkpoint_every {wanted} makes it "
-            f"{COST_WANTED:.0%}"
+            f"spends {self._seconds / seconds:.0%} of its time on saving "
+            f"({self._seconds / self._saves * 1000:.3g} ms every {every:.3g} steps): "
+            f"checkpoint_every {wanted} makes it {COST_WANTED:.0%}"
         )
 
 
@@ -223,7 +219,8 @@ class CheckpointManager:
             warn=warn,
         )
         self._generation = -1 if owner.generation is None else owner.generation
-        self._cost: Final = SaveCost()
+        # For one rank: the others would warn of the same.
+        self._cost = SaveCost() if owner.rank == 0 else None
         self._inventory: _Inventory | None = None
         self._trusted: set[CheckpointName] = set()
 
@@ -292,8 +289,8 @@ class CheckpointManager:
         # The next save relies on the inventory only if this one succeeded.
         self._inventory = inventory
         self._retire(inventory, name)
-        warning = self._cost.warning(step, began, time.monotonic())
-        if warning and self._owner.rank == 0:  # the other ranks would say the same
+        if self._cost and (warning := self._cost.warning(step, began, time.monotonic())):
+            self._cost = None  # one warning is enough
             self._warn(warning)
         return manifest
 

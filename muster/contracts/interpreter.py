@@ -1,4 +1,4 @@
-"""What is said about the interpreter that runs a user's code. Pure."""
+"""Our version, and messages about the interpreter that runs a user's code. Pure."""
 
 import re
 from typing import Final
@@ -9,7 +9,7 @@ VERSION = "0.1.0"
 _MISSING: Final = re.compile(r"No module named '?([\w.]+)")
 
 
-def muster_problem(python: str, found: str | None) -> str | None:
+def version_problem(python: str, found: str | None) -> str | None:
     """Return why this interpreter, with Muster `found` or none, cannot work with our version."""
     if found is not None and found.split(".")[:2] == VERSION.split(".")[:2]:
         return None

@@ -116,9 +116,6 @@ class AccessSettings(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Variable("MUSTER_REQUESTS_AT_ONCE", "Of one client, open streams included.", 1, 10_000),
     ] = 64
-    connections_at_once: Annotated[
-        int, Variable("MUSTER_CONNECTIONS_AT_ONCE", "Accepted and ignored.", 1, 10_000)
-    ] = 128
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> "AccessSettings":

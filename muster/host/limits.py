@@ -1,4 +1,4 @@
-"""What our processes change for themselves and programs get back: open files and the umask.
+"""Limits that our processes change for themselves only: open files and the umask.
 
 Shells allow 1024 open files, too few for an agent of hundreds of ranks. But select() fails with
 descriptors above 1023, so programs must not inherit a raised limit. Our files are for our user

@@ -1,4 +1,4 @@
-"""A directory that no other user can read or exchange, whatever the umask.
+"""A directory that no other user can read or replace, whatever the umask.
 
 A user who can write to the data directory, or above it, can put another database there, with a
 token of the scope admin in it.
@@ -39,7 +39,7 @@ def make_private(directory: Path) -> None:
             _refuse_open_parent(parent, directory)
         for path in (directory, *directory.iterdir()):
             with suppress(FileNotFoundError):  # a temporary file
-                _close(path)
+                _make_private(path)
     except OSError as error:
         raise UnusableDirectory.because_of(directory, error) from error
     finally:
@@ -52,12 +52,12 @@ def _refuse_open_parent(parent: Path, directory: Path) -> None:
     # In a directory like /tmp, which has the sticky bit, each user can only move their own files.
     if (is_shared or found.st_mode & stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX:
         raise UnusableDirectory(
-            f"other users can exchange {directory}, as they may write to {parent}: run "
+            f"other users can replace {directory}, as they may write to {parent}: run "
             f"`chmod go-w {shlex.quote(str(parent))}`, or set MUSTER_DATA_DIR"
         )
 
 
-def _close(path: Path) -> None:
+def _make_private(path: Path) -> None:
     found = path.lstat()
     if found.st_uid != os.geteuid():
         raise UnusableDirectory(

@@ -1,13 +1,24 @@
-"""Whether the command of a job can be started at all, found out before anything is started."""
+"""What runs a user's code: whether a command can be started, and by which Python."""
 
 import shutil
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from os import X_OK, access, pathsep
 from pathlib import Path
 from shlex import join
+from typing import Final
 
 from muster.contracts.errors import printable
+from muster.contracts.interpreter import version_problem
+
+ANSWER_SECONDS: Final = 10.0
+"""Far beyond what an interpreter takes to start."""
+
+_PATH: Final = "import sys; print(sys.executable)"
+_VERSION: Final = "import muster; print(getattr(muster, '__version__', 'an older one'))"
 
 
 def command_problem(
@@ -23,7 +34,7 @@ def command_problem(
     try:
         _find_program(place, search_path)
     except FileNotFoundError:
-        return printable(_why_not(command, working_dir))
+        return printable(_problem_of_missing(command, working_dir))
     if Path(program).name.startswith("python"):
         # What follows -m or -c belongs to the module or to the code.
         words = (word for word in arguments if word in {"-m", "-c"} or not word.startswith("-"))
@@ -50,7 +61,7 @@ def _find_program(place: str, search_path: str | None) -> None:
         raise FileNotFoundError(place)
 
 
-def _why_not(command: Sequence[str], working_dir: Path) -> str:
+def _problem_of_missing(command: Sequence[str], working_dir: Path) -> str:
     program = command[0]
     path = working_dir / program
     is_there = _may_be_file(path)
@@ -74,3 +85,46 @@ def _may_be_file(path: Path) -> bool:
         return path.is_file()
     except OSError:
         return True
+
+
+def callers_python(environ: Mapping[str, str]) -> str:
+    """Return the first `python` on PATH that runs, else the interpreter of this process."""
+    found = shutil.which("python", path=environ.get("PATH"))
+    if found is None or _is_this_interpreter(found):
+        return found or sys.executable
+    # It may be a script that chooses one (pyenv), or that finds none.
+    with suppress(OSError, subprocess.SubprocessError):
+        return _output_of(found, "-S", "-c", _PATH, environ=environ) or sys.executable
+    return sys.executable
+
+
+def interpreter_problem(python: str, environ: Mapping[str, str]) -> str | None:
+    """Return why this interpreter cannot run a program of our version of Muster.
+
+    None if it can, or is too slow to say. Raises OSError if it cannot be started.
+    """
+    if _is_this_interpreter(python):
+        return None
+    try:
+        return version_problem(python, _output_of(python, "-P", "-c", _VERSION, environ=environ))
+    except subprocess.CalledProcessError:
+        return version_problem(python, None)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _is_this_interpreter(python: str) -> bool:
+    """Return whether this is the interpreter of this process, by any of its names."""
+    own = Path(sys.executable)  # what `python` links to is the same in all environments
+    return Path(python).parent == own.parent and Path(python).resolve() == own.resolve()
+
+
+def _output_of(python: str, *words: str, environ: Mapping[str, str]) -> str:
+    return subprocess.check_output(  # noqa: S603  the user's own interpreter
+        [python, *words],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        timeout=ANSWER_SECONDS,
+    ).strip()

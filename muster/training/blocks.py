@@ -237,12 +237,8 @@ def is_unshared(arrays: list[Vector]) -> bool:
     )
 
 
-def _count_references() -> int:
-    """Return the reference count of an unshared array as `is_unshared` sees it."""
-    return max(sys.getrefcount(array) for array in [np.empty(1, np.float32)])
-
-
-_UNSHARED_REFERENCES: Final = _count_references()
+_UNSHARED_REFERENCES: Final = max(sys.getrefcount(array) for array in [np.empty(1, np.float32)])
+"""Of an array that only a list holds, as `is_unshared` counts them."""
 
 
 def _copy(arrays: Arrays, views: Arrays) -> None:

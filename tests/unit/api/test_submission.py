@@ -205,11 +205,10 @@ class Store:
 
     def __init__(self) -> None:
         self.stored: list[list[str]] = []
-        self.wakes = 0
         self.begun = threading.Event()
         self.released = threading.Event()
         self.failure: BaseException | None = None
-        self.queue = SubmissionQueue(self._store, self._wake)
+        self.queue = SubmissionQueue(self._store)
 
     def _store(self, creations: Sequence[Write[Job]]) -> Outcomes:
         self.begun.set()
@@ -219,9 +218,6 @@ class Store:
         outcomes = [_outcome(creation) for creation in creations]
         self.stored.append([job.job_id for job in outcomes if isinstance(job, Job)])
         return outcomes
-
-    def _wake(self) -> None:
-        self.wakes += 1
 
     async def while_one_is_stored(self, *others: Write[Job]) -> list[Job | BaseException]:
         """Submit `others` while the job "first" is being stored; return all results."""
@@ -255,7 +251,6 @@ def test_jobs_that_arrive_meanwhile_share_a_transaction() -> None:
     store, exists = Store(), JobExists(JobId("b"))
     results = asyncio.run(store.while_one_is_stored(creates("a"), refuses(exists), creates("c")))
     assert store.stored == [["first"], ["a", "c"]]
-    assert store.wakes == 2
     assert [job.job_id for job in results if isinstance(job, Job)] == ["first", "a", "c"]
     assert results[2] is exists
 

@@ -173,14 +173,14 @@ def test_expendable_checkpoints(
     assert [name.step for name in found] == gone
 
 
-def test_costly_saves_are_reported_once_with_the_remedy() -> None:
+def test_costly_saves_are_reported_with_the_remedy() -> None:
     """A step takes 0.01 s, a save after every five of them 0.02 s."""
     cost, now, said = SaveCost(), 0.0, []
     for step in range(5, 2000, 5):
         now += 0.05
         said.append(cost.warning(step, now, now + 0.02))
         now += 0.02
-    (warning,) = filter(None, said)
+    warning = next(filter(None, said))
     assert warning.startswith("spends 29% of its time on saving (20 ms every 5 steps): ")
     assert "checkpoint_every 18 makes it 10%" in warning
 

@@ -14,11 +14,11 @@ from cli.run import (
     CHUNK_BYTES,
     ROUNDS,
     LogRelay,
-    module_command,
+    argv_of_module,
+    argv_of_script,
     new_job_id,
     parse_ranks,
     run,
-    script_command,
     visible_gpus,
 )
 from muster.contracts.paths import JobFiles
@@ -35,22 +35,22 @@ def ranks(word: str) -> int:
 def test_script_runs_with_the_python_anything_else_is_a_command(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     words = ["train.py", "--lr", "-n", "3"]
-    assert script_command(words, tmp_path, PYTHON) == (PYTHON, *words)
-    assert script_command([str(tmp_path / "train.py")], Path("/"), PYTHON)[0] == PYTHON
-    assert script_command(["bash", "train.sh"], tmp_path, PYTHON) == ("bash", "train.sh")
+    assert argv_of_script(words, tmp_path, PYTHON) == (PYTHON, *words)
+    assert argv_of_script([str(tmp_path / "train.py")], Path("/"), PYTHON)[0] == PYTHON
+    assert argv_of_script(["bash", "train.sh"], tmp_path, PYTHON) == ("bash", "train.sh")
     with pytest.raises(click.BadParameter, match=r"there is no train\.py in"):
-        script_command(["train.py"], Path("/"), PYTHON)
+        argv_of_script(["train.py"], Path("/"), PYTHON)
     with pytest.raises(click.BadParameter, match="nope is not found in PATH"):
-        script_command(["nope"], tmp_path, PYTHON)
+        argv_of_script(["nope"], tmp_path, PYTHON)
 
 
 def test_module_is_one_that_the_python_finds(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     words = ["package.train", "-m", "3"]
-    assert module_command(words, tmp_path, PYTHON) == (PYTHON, "-m", *words)
-    assert module_command(["json.tool"], tmp_path, PYTHON) == (PYTHON, "-m", "json.tool")
+    assert argv_of_module(words, tmp_path, PYTHON) == (PYTHON, "-m", *words)
+    assert argv_of_module(["json.tool"], tmp_path, PYTHON) == (PYTHON, "-m", "json.tool")
     with pytest.raises(click.BadParameter, match="there is no module nope in"):
-        module_command(["nope.train"], tmp_path, PYTHON)
+        argv_of_module(["nope.train"], tmp_path, PYTHON)
 
 
 def test_number_of_ranks_may_be_a_word_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:

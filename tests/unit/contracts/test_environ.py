@@ -242,8 +242,7 @@ def test_access_defaults() -> None:
     door = AccessSettings.read({"MUSTER_TOKEN": "", "MUSTER_ALLOWED_HOSTS": ""})
     assert (door.token_sha256, door.require_token, door.allow_plain_http) == (None, False, False)
     assert (door.allowed_hosts, door.tls_certfile, door.tls_keyfile) == (frozenset(), None, None)
-    limits = (door.requests_per_second, door.requests_at_once, door.connections_at_once)
-    assert limits == (100, 64, 128)
+    assert (door.requests_per_second, door.requests_at_once) == (100, 64)
 
 
 def test_access_settings_are_read_without_the_token() -> None:
@@ -258,7 +257,6 @@ def test_access_settings_are_read_without_the_token() -> None:
             "MUSTER_ALLOW_PLAIN_HTTP": "TRUE",
             "MUSTER_REQUESTS_PER_SECOND": "1",
             "MUSTER_REQUESTS_AT_ONCE": "2",
-            "MUSTER_CONNECTIONS_AT_ONCE": "3",
         }
     )
     assert door == AccessSettings(
@@ -270,7 +268,6 @@ def test_access_settings_are_read_without_the_token() -> None:
         allow_plain_http=True,
         requests_per_second=1,
         requests_at_once=2,
-        connections_at_once=3,
     )
     assert token not in repr(door)
 

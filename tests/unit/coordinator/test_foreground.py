@@ -77,7 +77,7 @@ class Listener(EventPrinter):
 
     heard: ClassVar[list[str]] = []
 
-    def hear(self, event: Event) -> None:
+    def show_event(self, event: Event) -> None:
         self.heard.append(event.message)
 
 
@@ -188,16 +188,13 @@ class Blocked(EventPrinter):
         self.reads = threading.Event()
         self.shown: list[str] = []
 
-    def look(self) -> None:
+    def show_output(self) -> None:
         self.reads.wait()
 
-    def miss_rest(self) -> None:
-        self.shown.append("there is more")
-
-    def hear(self, event: Event) -> None:
+    def show_event(self, event: Event) -> None:
         self.shown.append(event.message)
 
-    def conclude(self, job: Job) -> None:
+    def show_end(self, job: Job) -> None:
         self.shown.append(job.status)
 
 
@@ -237,7 +234,7 @@ def test_a_terminal_that_never_reads_delays_no_interrupt(
     display = Blocked(JobFiles(tmp_path))
     try:
         assert begin(tmp_path, lambda _: display) == INTERRUPTED_CODE
-        assert display.shown == ["there is more", JobStatus.QUEUED]
+        assert display.shown == [JobStatus.QUEUED]
     finally:
         display.reads.set()
 
@@ -246,7 +243,7 @@ def test_a_broken_display_does_not_end_the_job(
     tmp_path: Path, may_complete: asyncio.Event, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Broken(Listener):
-        def look(self) -> None:
+        def show_output(self) -> None:
             raise ValueError("no terminal")
 
     may_complete.set()

@@ -73,7 +73,7 @@ def test_each_write_gets_its_own_result(
 
 
 def test_one_id_in_one_group_goes_to_the_first(database: Database, jobs: Jobs) -> None:
-    outcomes = jobs.create_all(
+    outcomes = database.write_together(
         [
             jobs.creation(JobId(name), JobUid(uid), JobSpec(), message=None, idempotency=None)
             for name, uid in (("a", "1"), ("b", "2"), ("a", "3"))
@@ -85,9 +85,9 @@ def test_one_id_in_one_group_goes_to_the_first(database: Database, jobs: Jobs) -
     assert len(rows["events"]) == 2
 
 
-def test_one_key_in_one_group_makes_one_job(jobs: Jobs) -> None:
+def test_one_key_in_one_group_makes_one_job(database: Database, jobs: Jobs) -> None:
     key = idempotency_key("k")
-    outcomes = jobs.create_all(
+    outcomes = database.write_together(
         [
             jobs.creation(JobId(name), JobUid(name), JobSpec(), message=None, idempotency=key)
             for name in "abc"

@@ -1,4 +1,4 @@
-"""A data directory that no other user can enter or exchange."""
+"""A data directory that no other user can enter or replace."""
 
 import os
 import pwd
@@ -49,7 +49,7 @@ DANGERS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @needs_root
 @pytest.mark.parametrize("danger", DANGERS)
-def test_directory_that_another_user_may_exchange_is_refused(tmp_path: Path, danger: str) -> None:
+def test_directory_that_another_user_may_replace_is_refused(tmp_path: Path, danger: str) -> None:
     endanger, command = DANGERS[danger]
     data = tmp_path / "above" / "data"
     make_private(data)
