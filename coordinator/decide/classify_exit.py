@@ -15,6 +15,11 @@ from muster.contracts.retry import DO_NOT_RETRY_CODE, SIGNAL_BASE, RetryClass
 
 _HANGS: Final = frozenset({Reason.HEARTBEAT_TIMEOUT, Reason.NO_PROGRESS, Reason.START_TIMEOUT})
 
+_MISTAKES: Final = frozenset(
+    {"SyntaxError", "IndentationError", "NameError", "ImportError", "ModuleNotFoundError"}
+)
+_USAGE_CODE: Final = 2  # argparse: ``train.py: error: unrecognized arguments: --lrr``
+
 _REASONS: Final = {
     RetryClass.CRASH: Reason.WORKER_EXITED,
     RetryClass.OUT_OF_MEMORY: Reason.OUT_OF_MEMORY,
@@ -86,8 +91,18 @@ def _is_unobserved(exited: RankExited) -> bool:
 def _lacked_memory(exited: RankExited) -> bool:
     """True if there is evidence: a SIGKILL alone can come from anywhere."""
     # numpy and torch raise MemoryError types of their own.
-    error, _, _ = last_line(_first_error_line(exited) or exited.last_lines).partition(":")
+    error = _error_type(exited)
     return exited.out_of_memory or (error.endswith("MemoryError") and " " not in error)
+
+
+def is_mistake(exited: RankExited) -> bool:
+    """True if the last words of a Python program name a mistake in its text or its arguments."""
+    is_usage = exited.exit_code == _USAGE_CODE and ": error: " in last_line(exited.last_lines)
+    return is_usage or (bool(exited.exit_code) and _error_type(exited) in _MISTAKES)
+
+
+def _error_type(exited: RankExited) -> str:
+    return last_line(_first_error_line(exited) or exited.last_lines).partition(":")[0]
 
 
 def _first_error_line(exited: RankExited) -> Sequence[str]:

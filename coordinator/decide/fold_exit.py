@@ -1,18 +1,19 @@
 """The part of `fold` that concerns the end of an attempt: restart, or failure of the job. Pure.
 
 Each retry class has a restart budget per rank or gang (`muster.contracts.retry.RETRIES`). All ends
-that the program may have caused share one more limit: failures in a row without a new checkpoint.
-An end that was not observed, or a process that the host could not start, uses no restart but counts
-there. Ends that we asked for count nowhere, nor do those of a gang that had lost another rank
-before.
+that the program may have caused share one more limit: failures in a row without a new checkpoint,
+fewer of them if the program names a mistake in itself. An end that was not observed, or a process
+that the host could not start, uses no restart but counts there. Ends that we asked for count
+nowhere, nor do those of a gang that had lost another rank before.
 """
 
 from dataclasses import replace
+from typing import Final
 
 import msgspec
 
 from coordinator.decide import fold_pool, fold_rank
-from coordinator.decide.classify_exit import classify
+from coordinator.decide.classify_exit import classify, is_mistake
 from coordinator.decide.events import describe_exit, printable, quote_lines
 from coordinator.decide.state import NEVER, AttemptEnd, Cause, JobFailure, JobSnapshot, RankSnapshot
 from muster.contracts.interpreter import import_advice
@@ -20,6 +21,9 @@ from muster.contracts.job import Reason
 from muster.contracts.messages import PermanentFailure, Raised, RankExited
 from muster.contracts.retry import RETRIES, SIGNAL_BASE, RetryClass
 from muster.contracts.spec import JobSpec
+
+MISTAKES_LIMIT: Final = 2
+"""Failures in a row without a new checkpoint after which a mistake is believed."""
 
 
 def fail_job(snapshot: JobSnapshot, failure: JobFailure, now: float) -> JobSnapshot:
@@ -124,6 +128,8 @@ def _restart_or_fail(
             snapshot = replace(snapshot, ranks=tuple(ranks))
     snapshot = snapshot.with_rank(rank)
     limit = _exhausted_limit(snapshot, rank, ending.retry_class)
+    if limit is None and rank.fruitless >= MISTAKES_LIMIT and is_mistake(message):
+        limit = Reason.INVALID_PROGRAM, "a restart did not help"
     if limit is not None:
         failure = _failure(rank, ending, _with_advice(snapshot.spec, message), *limit)
         return fail_job(snapshot, failure, now)

@@ -83,6 +83,32 @@ def test_a_stop_by_an_orphaned_agent_is_no_preemption(
 
 
 @pytest.mark.parametrize(
+    ("end", "is_believed"),
+    [
+        ({"code": 1, "lines": ["ModuleNotFoundError: No module named 'torch'"]}, True),
+        ({"code": 1, "lines": ["SyntaxError: invalid syntax"]}, True),
+        ({"code": 1, "error": "ImportError: cannot import name"}, True),
+        ({"code": 2, "lines": ["a.py: error: unrecognized arguments: -x"]}, True),
+        ({"code": 2, "lines": ["cp: cannot stat"]}, False),
+        ({"code": 1, "lines": ["ConnectionRefusedError: store"]}, False),
+        ({"signal": SIGKILL, "lines": ["NameError: x"]}, False),
+    ],
+)
+def test_a_mistake_in_the_program_is_restarted_once(
+    end: Mapping[str, Any],
+    is_believed: bool,  # noqa: FBT001  a table's column
+) -> None:
+    story = Story.commands(world_size=1)
+    story.is_ended(0, **end).passes(1).plans()
+    story.executes(0)
+    assert story.job.failure is None
+    story.is_ended(0, **end)
+    assert (story.job.failure is not None) is is_believed
+    if story.job.failure is not None:
+        assert story.job.failure.reason is Reason.INVALID_PROGRAM
+
+
+@pytest.mark.parametrize(
     ("budget", "end"),
     [
         ("max_restarts", {"code": 3}),
