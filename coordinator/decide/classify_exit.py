@@ -3,6 +3,7 @@
 Our own actions come before what the process reported, and that before its exit status.
 """
 
+import re
 from collections.abc import Sequence
 from signal import SIGKILL, SIGTERM
 from typing import Final
@@ -18,6 +19,9 @@ _HANGS: Final = frozenset({Reason.HEARTBEAT_TIMEOUT, Reason.NO_PROGRESS, Reason.
 _MISTAKES: Final = frozenset(
     {"SyntaxError", "IndentationError", "NameError", "ImportError", "ModuleNotFoundError"}
 )
+_TORCH_PREFIX: Final = re.compile(r"^\[rank\d+\]: ")
+"""Before each line of a traceback once a process group is there."""
+
 _USAGE_CODE: Final = 2  # argparse: ``train.py: error: unrecognized arguments: --lrr``
 
 _REASONS: Final = {
@@ -97,12 +101,16 @@ def _lacked_memory(exited: RankExited) -> bool:
 
 def is_mistake(exited: RankExited) -> bool:
     """True if the last words of a Python program name a mistake in its text or its arguments."""
-    is_usage = exited.exit_code == _USAGE_CODE and ": error: " in last_line(exited.last_lines)
-    return is_usage or (bool(exited.exit_code) and _error_type(exited) in _MISTAKES)
+    line = last_line(exited.last_lines)
+    is_usage = exited.exit_code == _USAGE_CODE and ": error: " in line
+    is_unknown_module = exited.exit_code == 1 and ": No module named " in line  # python -m
+    is_error = bool(exited.exit_code) and _error_type(exited) in _MISTAKES
+    return is_usage or is_unknown_module or is_error
 
 
 def _error_type(exited: RankExited) -> str:
-    return last_line(_first_error_line(exited) or exited.last_lines).partition(":")[0]
+    line = last_line(_first_error_line(exited) or exited.last_lines)
+    return _TORCH_PREFIX.sub("", line).partition(":")[0]
 
 
 def _first_error_line(exited: RankExited) -> Sequence[str]:

@@ -128,7 +128,9 @@ def _restart_or_fail(
             snapshot = replace(snapshot, ranks=tuple(ranks))
     snapshot = snapshot.with_rank(rank)
     limit = _exhausted_limit(snapshot, rank, ending.retry_class)
-    if limit is None and rank.fruitless >= MISTAKES_LIMIT and is_mistake(message):
+    # Only of the first attempts: a program that has worked may miss a file for a moment.
+    is_unproven = rank.fruitless >= MISTAKES_LIMIT > message.incarnation
+    if limit is None and is_unproven and is_mistake(message):
         limit = Reason.INVALID_PROGRAM, "a restart did not help"
     if limit is not None:
         failure = _failure(rank, ending, _with_advice(snapshot.spec, message), *limit)

@@ -88,6 +88,8 @@ def test_a_stop_by_an_orphaned_agent_is_no_preemption(
         ({"code": 1, "lines": ["ModuleNotFoundError: No module named 'torch'"]}, True),
         ({"code": 1, "lines": ["SyntaxError: invalid syntax"]}, True),
         ({"code": 1, "error": "ImportError: cannot import name"}, True),
+        ({"code": 1, "lines": ["[rank2]: NameError: name 'prin' is not defined"]}, True),
+        ({"code": 1, "lines": ["/usr/bin/python: No module named nope"]}, True),
         ({"code": 2, "lines": ["a.py: error: unrecognized arguments: -x"]}, True),
         ({"code": 2, "lines": ["cp: cannot stat"]}, False),
         ({"code": 1, "lines": ["ConnectionRefusedError: store"]}, False),
@@ -106,6 +108,15 @@ def test_a_mistake_in_the_program_is_restarted_once(
     assert (story.job.failure is not None) is is_believed
     if story.job.failure is not None:
         assert story.job.failure.reason is Reason.INVALID_PROGRAM
+
+
+def test_a_mistake_after_other_attempts_is_like_any_error() -> None:
+    end: Mapping[str, Any] = {"code": 1, "lines": ["ImportError: libcuda.so.1"]}
+    story = Story.commands(world_size=1)
+    story.is_ended(0, signal=SIGKILL).passes(1).plans()
+    for _ in range(2):
+        story.executes(0).is_ended(0, **end).passes(10).plans()
+    assert story.job.failure is None
 
 
 @pytest.mark.parametrize(
