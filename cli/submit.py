@@ -94,7 +94,9 @@ class _Pair(click.ParamType[tuple[str, str]]):
 )
 @click.option("--id", "job_id", help="The job's id. Default: the server makes one.")
 @click.option("--name", help="A name for people.")
-@click.option("-n", "--ranks", "world_size", type=int, help="Number of ranks: world_size.")
+@click.option(
+    "-n", "--ranks", "world_size", type=int, help="Number of ranks: world_size. Default: 4."
+)
 @python_option
 @click.option(
     "--gang",
