@@ -103,7 +103,7 @@ class LogIndex:
 def discard_oldest_lines(logs: Path, limit_bytes: int, running: AbstractSet[LogName]) -> bool:
     """If the logs of a job take more disk space, leave holes where their oldest lines were.
 
-    Ended attempts lose all of theirs first, then each running one the same share. Returns whether
+    Ended attempts lose all their lines first, then each running one the same share. Returns whether
     something was discarded.
     """
     found = {
