@@ -45,8 +45,9 @@ from muster.program import InvalidProgram
 from muster.runtime.redaction import Redaction, held_secrets
 from muster.runtime.secrets import SecretStore
 
-IMPORT_SECONDS: Final = 10.0
-"""Timeout of the first fork, which waits for the imports; no rank runs yet that could suffer."""
+IMPORT_SECONDS: Final = 6.0
+"""Timeout of the first fork, which waits for the imports; no rank runs yet that could suffer. With
+`ANSWER_SECONDS` less than the ten seconds for which an agent may be silent."""
 
 FORK_SECONDS: Final = 1.0
 """Timeout of later forks, which take milliseconds; the agent's loop waits meanwhile."""

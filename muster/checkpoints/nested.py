@@ -31,7 +31,7 @@ def flatten(state: Any) -> Any:  # noqa: ANN401  what is not a mapping is refuse
             raise UnsupportedState(f"{path} has the key {ARRAY!r}: use another name")
         if isinstance(value, float | str) or not (found := _array_of(value, path)):
             return value
-        while path in flat:
+        while path in flat or path == ARRAYS:
             path += "_"
         flat[path], kinds[path] = found
         return {ARRAY: path}

@@ -34,10 +34,11 @@ def make_private(directory: Path) -> None:
     umask = os.umask(0o077)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        directory = directory.resolve()
-        for parent in directory.parents:
+        # Of the path as it is used and as it is without links: either can lead elsewhere later.
+        named, directory = directory.absolute(), directory.resolve()
+        for parent in dict.fromkeys((*directory.parents, *named.parents)):
             _refuse_open_parent(parent, directory)
-        for path in (directory, *directory.iterdir()):
+        for path in (named, directory, *directory.iterdir()):
             with suppress(FileNotFoundError):  # a temporary file
                 _make_private(path)
     except OSError as error:
@@ -47,8 +48,13 @@ def make_private(directory: Path) -> None:
 
 
 def _refuse_open_parent(parent: Path, directory: Path) -> None:
-    found = parent.stat()
-    is_shared = found.st_mode & stat.S_IWGRP and _has_others(found.st_gid)
+    owner, found = parent.lstat().st_uid, parent.stat()  # of a link, and of what it leads to
+    if owner not in {0, os.geteuid()}:
+        raise UnusableDirectory(
+            f"other users can replace {directory}, as user {owner} owns {parent}: set "
+            "MUSTER_DATA_DIR to a directory below one of your own"
+        )
+    is_shared = found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid)
     # In a directory like /tmp, which has the sticky bit, each user can only move their own files.
     if (is_shared or found.st_mode & stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX:
         raise UnusableDirectory(
@@ -68,10 +74,13 @@ def _make_private(path: Path) -> None:
         path.chmod(found.st_mode & 0o700)
 
 
-def _has_others(group_id: int) -> bool:
-    """Return whether a group has members besides us; on many systems each user has a group."""
-    users = pwd.getpwall()
-    names = {user.pw_name for user in users if user.pw_gid == group_id}
-    with suppress(KeyError):  # a group without an entry
-        names |= set(grp.getgrgid(group_id).gr_mem)
-    return bool(names - {user.pw_name for user in users if user.pw_uid in {0, os.geteuid()}})
+def _is_own_group(group_id: int) -> bool:
+    """Return whether this is the group that many systems make for each user, with no other member.
+
+    Found by its name: a directory service need not list who is in a group.
+    """
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(group_id)
+    except KeyError:  # without an entry
+        return False
+    return user.pw_gid == group_id and user.pw_name == group.gr_name and not group.gr_mem

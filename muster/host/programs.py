@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from errno import ETIMEDOUT
 from functools import lru_cache
 from os import X_OK, access, pathsep
 from pathlib import Path
@@ -14,8 +15,9 @@ from typing import Final
 from muster.contracts.errors import printable
 from muster.contracts.interpreter import version_problem
 
-ANSWER_SECONDS: Final = 10.0
-"""Far beyond what an interpreter takes to start."""
+ANSWER_SECONDS: Final = 3.0
+"""Far beyond what an interpreter takes to start. An agent waits for it, and must not be silent for
+ten seconds."""
 
 _PATH: Final = "import sys; print(sys.executable)"
 _VERSION: Final = "import muster; print(getattr(muster, '__version__', 'an older one'))"
@@ -94,14 +96,15 @@ def callers_python(environ: Mapping[str, str]) -> str:
         return found or sys.executable
     # It may be a script that chooses one (pyenv), or that finds none.
     with suppress(OSError, subprocess.SubprocessError):
-        return _output_of(found, "-S", "-c", _PATH, environ=environ) or sys.executable
+        chosen = _output_of(found, "-S", "-c", _PATH, environ=environ)
+        return chosen if Path(chosen).is_file() else sys.executable
     return sys.executable
 
 
 def interpreter_problem(python: str, environ: Mapping[str, str]) -> str | None:
     """Return why this interpreter cannot run a program of our version of Muster.
 
-    None if it can, or is too slow to say. Raises OSError if it cannot be started.
+    None if it can. Raises OSError if it cannot be started, or is too slow to say.
     """
     if _is_this_interpreter(python):
         return None
@@ -109,8 +112,9 @@ def interpreter_problem(python: str, environ: Mapping[str, str]) -> str | None:
         return version_problem(python, _output_of(python, "-P", "-c", _VERSION, environ=environ))
     except subprocess.CalledProcessError:
         return version_problem(python, None)
-    except subprocess.TimeoutExpired:
-        return None
+    except subprocess.TimeoutExpired as error:
+        message = f"it has not told its version of Muster within {ANSWER_SECONDS:g} s"
+        raise TimeoutError(ETIMEDOUT, message, python) from error
 
 
 def _is_this_interpreter(python: str) -> bool:
@@ -120,11 +124,14 @@ def _is_this_interpreter(python: str) -> bool:
 
 
 def _output_of(python: str, *words: str, environ: Mapping[str, str]) -> str:
-    return subprocess.check_output(  # noqa: S603  the user's own interpreter
+    """Return the last line that an interpreter prints: a script around it may print others."""
+    output = subprocess.check_output(  # noqa: S603  the user's own interpreter
         [python, *words],
         env=environ,
         stdin=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         text=True,
+        errors="replace",
         timeout=ANSWER_SECONDS,
-    ).strip()
+    )
+    return output.strip().rpartition("\n")[2]

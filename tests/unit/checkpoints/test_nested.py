@@ -62,6 +62,7 @@ NESTED_STATES = {
     "a counter": {"milestones": Counter({30: 1, 80: 2})},
     "nested arrays": {"a": {"b": [np.arange(3), (np.ones((), np.int8),)]}, "n": 1},
     "names that collide": {"a": {"b": np.zeros(1), "b_": np.ones(1)}, "a.b": np.arange(2)},
+    "a name like the list of arrays": {"muster": {"arrays": np.arange(2)}},
     "a random generator": {"random": np.random.MT19937(7).state},
 }
 

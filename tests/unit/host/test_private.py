@@ -36,6 +36,10 @@ DANGERS: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         "chmod go-w .*/above",
     ),
+    "another user owns what it lies in": (
+        lambda data: os.chown(data.parent, STRANGER, -1),
+        f"user {STRANGER} owns .*/above",
+    ),
     "another user owns it": (
         lambda data: os.chown(data, STRANGER, -1),
         f"chown -R {os.geteuid()} .*/data",
@@ -56,6 +60,15 @@ def test_directory_that_another_user_may_replace_is_refused(tmp_path: Path, dang
     endanger(data)
     with pytest.raises(UnusableDirectory, match=command):
         make_private(data)
+
+
+def test_link_that_others_may_replace_is_refused(tmp_path: Path) -> None:
+    make_private(tmp_path / "data")
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open" / "link").symlink_to(tmp_path / "data")
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(UnusableDirectory, match=r"chmod go-w .*/open"):
+        make_private(tmp_path / "open" / "link")
 
 
 @pytest.mark.parametrize("mode", [0o1777, 0o775])

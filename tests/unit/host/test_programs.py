@@ -1,10 +1,13 @@
-"""Commands that cannot be started are recognized, and no others."""
+"""Commands that cannot be started are recognized, and no others; Pythons may be scripts."""
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
-from muster.host.programs import command_problem
+from muster.contracts.interpreter import VERSION
+from muster.host.programs import callers_python, command_problem, interpreter_problem
 
 SEARCH_PATH = "/usr/bin:/bin"
 
@@ -51,3 +54,38 @@ def test_command_that_cannot_run_says_why(directory: Path, command: list[str], s
 )
 def test_command_that_can_run_has_no_problem(directory: Path, command: list[str]) -> None:
     assert command_problem(command, directory, SEARCH_PATH) is None
+
+
+@pytest.mark.parametrize(
+    ("says", "chosen"),
+    [
+        ("printf '\\377 activated\\n'; echo /bin/sh", "/bin/sh"),
+        ("echo no version is set; exit 1", sys.executable),
+        ("echo choose a version", sys.executable),
+    ],
+)
+def test_python_that_is_a_script_names_the_one_it_chooses(
+    tmp_path: Path, says: str, chosen: str
+) -> None:
+    _script(tmp_path / "python", says)
+    assert callers_python({"PATH": f"{tmp_path}:/usr/bin:/bin"}) == chosen
+
+
+def test_interpreter_that_prints_other_bytes_first_is_understood(tmp_path: Path) -> None:
+    python = _script(tmp_path / "python", f"printf '\\377\\n'; echo {VERSION}")
+    assert interpreter_problem(str(python), os.environ) is None
+
+
+def _script(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_interpreter_that_hangs_is_an_error_that_may_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.host.programs.ANSWER_SECONDS", 0.1)
+    python = _script(tmp_path / "python", "exec sleep 60")
+    with pytest.raises(TimeoutError, match="has not told its version"):
+        interpreter_problem(str(python), os.environ)
