@@ -14,7 +14,7 @@ from tests.support.environments import ROOT, Environment, build_wheel
 from tests.support.installation import DEADLINE_SECONDS, Installation, lent
 
 PROGRAM = str(ROOT / "examples" / "together.py:Points")
-OTHER_VERSION = "0.0.7"
+OTHER_VERSION = "0.0.10"  # of another length: a .pyc of the same second and length is not stale
 
 
 @pytest.fixture(scope="module")

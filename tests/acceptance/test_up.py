@@ -170,15 +170,6 @@ def test_up_killed_outright_leaves_neither_service(supervised: SupervisedInstall
     await_end(services)
 
 
-def test_unusual_port_is_printed_as_an_export(supervised: SupervisedInstallation) -> None:
-    line = re.compile(r"^export MUSTER_URL=http://\S+:(\d+)$", re.MULTILINE)
-    ready = re.findall(r"ready at http://\S+:(\d+),", supervised.said())
-    await_value(
-        lambda: line.findall(supervised.said()) == ready,
-        lambda: f"missing:\n{end_of(supervised.up.log)}",
-    )
-
-
 def test_second_up_names_the_first(supervised: SupervisedInstallation) -> None:
     services = supervised.services()
     code, errors = refused(supervised.root, supervised.environment)
