@@ -66,7 +66,7 @@ JOBS_LIMIT: Final = 100
 
 NAME_WIDTH_MIN: Final = 8
 NAME_WIDTH_MAX: Final = 28
-"""An id is cut in its middle, but not further than to the first; the server's fit the second."""
+"""A longer id is cut in its middle; generated ids fit. A narrow terminal goes down to the first."""
 
 _FRAME_LINES: Final = 3  # the summary, the header and the footer
 

@@ -2,9 +2,9 @@
 
 Each retry class has a restart budget per rank or gang (`muster.contracts.retry.RETRIES`). All ends
 that the program may have caused share one more limit: failures in a row without a new checkpoint,
-fewer of them if the program names a mistake in itself. An end that was not observed, or a process
-that the host could not start, uses no restart but counts there. Ends that we asked for count
-nowhere, nor do those of a gang that had lost another rank before.
+or two at the beginning, if the program names a mistake in itself. An end that was not observed, or
+a process that the host could not start, uses no restart but counts there. Ends that we asked for
+count nowhere, nor do those of a gang that had lost another rank before.
 """
 
 from dataclasses import replace
@@ -23,7 +23,7 @@ from muster.contracts.retry import RETRIES, SIGNAL_BASE, RetryClass
 from muster.contracts.spec import JobSpec
 
 MISTAKES_LIMIT: Final = 2
-"""Failures in a row without a new checkpoint after which a mistake is believed."""
+"""A job fails if so many of its first attempts fail and the last one names a mistake in itself."""
 
 
 def fail_job(snapshot: JobSnapshot, failure: JobFailure, now: float) -> JobSnapshot:
