@@ -19,7 +19,7 @@ import msgspec
 
 from cli.connection import complete_jobs, connected
 from cli.errors import ExitCode, Misuse
-from cli.output import Column, Output, columns, facts, moment, output_option, plural, show
+from cli.output import Column, Group, Output, columns, facts, moment, output_option, plural, show
 from muster.checkpoints.errors import CheckpointMissing
 from muster.checkpoints.manifest import CheckpointName
 from muster.client.progress import duration
@@ -166,7 +166,7 @@ def _which_argument(name: str) -> Callable[[_Function], _Function]:
     return click.argument(name, metavar="WHERE[:STEP]", shell_complete=complete_jobs, help=text)
 
 
-@click.group()
+@click.group(cls=Group)
 def checkpoint() -> None:
     """List, verify, compare and export checkpoints.
 

@@ -115,7 +115,9 @@ def watching(
         ("command:\n- python\n- 7\n", ["job.yaml"], "job.yaml:3:3: command.1: "),
         ('name: "\\e[2J"\n', ["job.yaml"], "job.yaml:1:1: name: "),
         ("epochs: 3\n", ["job.yaml", "--set", "epochs=x"], "muster: epochs: "),
-        ("", ["."], ". is not a job file"),
+        ("", ["."], "muster: . is not a job file"),
+        ("", ["gone.yaml"], "muster: gone.yaml cannot be read: No such file or directory"),
+        ("a: [1\n", ["job.yaml"], "job.yaml:2:1: "),
         ("", ["--set", "dataset_dir=nowhere"], "nowhere does not exist: make one with muster "),
         ("", ["--set", "labels=&a [*a]", "--", "true"], "this request "),
         ("", ["--set", "labels=&a {b: [*a]}", "--", "true"], "this request "),
@@ -132,6 +134,7 @@ def test_invalid_job_is_refused_and_not_submitted(
     result = muster("submit", "-d", *words)
     assert (result.exit_code, result.stdout) == (ExitCode.USAGE, "")
     assert said in result.stderr
+    assert result.stderr.startswith(("muster: ", "job.yaml:"))
     assert stand_in.jobs.count(JobQuery()) == before
 
 
