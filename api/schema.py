@@ -12,7 +12,7 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from api.dependencies import PREFIX
-from api.errors import MEDIA_TYPE, FieldError, InvalidRequest, did_you_mean
+from api.errors import MEDIA_TYPE, InvalidRequest, did_you_mean
 from database.errors import JobMissing, MemberMissing
 from muster.contracts import token, views
 from muster.contracts.errors import CONTROLS, InvalidSpec
@@ -20,6 +20,7 @@ from muster.contracts.job import JobId
 from muster.contracts.spec import LIMITS, SECONDS_LIMIT, JobRequest
 from muster.contracts.spec_problems import checked_job_id, declared_fields, mismatches
 from muster.contracts.token import NAME_PATTERN, NAME_WANTED, Scope
+from muster.contracts.views import FieldError
 
 REASON_LIMIT: Final = 500
 """Characters of a reason: a sentence or two."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cli.submit import InvalidJobFile, JobDescription, JobFile, Location
-from muster.client.errors import FieldError
+from muster.contracts.views import FieldError
 
 HERE = Path("/home/me")
 TEXT = """\
