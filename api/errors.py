@@ -50,34 +50,18 @@ RETRY_AFTER_SECONDS: Final = 1
 
 MEDIA_TYPE = "application/problem+json"
 
-_DATABASE_REFUSALS: Final[Mapping[type[DatabaseError], tuple[HTTPStatus, str, str | None]]] = {
-    JobMissing: (
-        HTTPStatus.NOT_FOUND,
-        "job-not-found",
-        "There is no job with this id. GET /jobs lists all jobs.",
-    ),
-    MemberMissing: (
-        HTTPStatus.NOT_FOUND,
-        "worker-not-found",
-        "The job has no worker with this id. GET /jobs/{job_id}/workers lists them.",
-    ),
-    TokenMissing: (
-        HTTPStatus.NOT_FOUND,
-        "token-not-found",
-        "There is no valid token with this name. GET /tokens lists all tokens.",
-    ),
-    JobChanged: (
-        HTTPStatus.PRECONDITION_FAILED,
-        "job-changed",
-        "The job has changed since you looked: GET it again, and repeat with its new ETag.",
-    ),
-    JobNotTerminal: (HTTPStatus.CONFLICT, "job-not-over", None),
-    JobOver: (HTTPStatus.CONFLICT, "job-over", None),
-    DepartureRefused: (HTTPStatus.CONFLICT, "worker-stays", None),
-    TokenExists: (HTTPStatus.CONFLICT, "token-exists", None),
-    IdempotencyConflict: (HTTPStatus.UNPROCESSABLE_ENTITY, "idempotency-conflict", None),
+_DATABASE_REFUSALS: Final[Mapping[type[DatabaseError], tuple[int, str]]] = {
+    JobMissing: (404, "job-not-found"),
+    MemberMissing: (404, "worker-not-found"),
+    TokenMissing: (404, "token-not-found"),
+    JobNotTerminal: (409, "job-not-over"),
+    JobOver: (409, "job-over"),
+    DepartureRefused: (409, "worker-stays"),
+    TokenExists: (409, "token-exists"),
+    JobChanged: (412, "job-changed"),
+    IdempotencyConflict: (422, "idempotency-conflict"),
 }
-"""Status, kind and sentence of each refusal; None: the sentence of the error itself."""
+"""Status and kind of each refusal."""
 
 
 class Problem(MusterError):
@@ -237,8 +221,8 @@ def _database_problem(error: DatabaseError) -> Problem:
         case DatabaseUnavailable():
             return ServiceUnavailable(str(error))
         case _ if type(error) in _DATABASE_REFUSALS:
-            status, slug, sentence = _DATABASE_REFUSALS[type(error)]
-            return Problem(status, slug, sentence or str(error))
+            status, slug = _DATABASE_REFUSALS[type(error)]
+            return Problem(status, slug, str(error))
         case _:
             raise error  # a bug, answered by `_unexpected`
 

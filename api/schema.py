@@ -194,7 +194,7 @@ async def _worker_id(
     job_id: KnownJobId, worker_id: Annotated[str, Path(description="As in the list of workers.")]
 ) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", worker_id):  # ASCII, and within 64 bits
-        raise MemberMissing(job_id, -1)
+        raise MemberMissing(job_id, worker_id)
     return int(worker_id)
 
 
@@ -208,16 +208,17 @@ def reply(
     return Response(msgspec.json.encode(view), status, headers, media_type=_JSON)
 
 
-def returns(kind: type[views.View], status: int = HTTPStatus.OK) -> Responses:
+def returns(kind: type[views.View], status: int = 200) -> Responses:
     """Describe the JSON response of a route for OpenAPI."""
     content = {_JSON: {"schema": {"$ref": _REF.format(name=kind.__name__)}}}
-    return {int(status): {"description": "Successful Response", "content": content}}
+    return {status: {"description": "Successful Response", "content": content}}
 
 
-def refusals(*statuses: HTTPStatus) -> Responses:
+def refusals(*statuses: int) -> Responses:
     """Describe the problem documents with which a route refuses."""
     return {
-        status.value: {"description": status.phrase, "content": _PROBLEM} for status in statuses
+        status: {"description": HTTPStatus(status).phrase, "content": _PROBLEM}
+        for status in statuses
     }
 
 
@@ -234,8 +235,8 @@ def operation(
     summary: str,
     scope: Any,  # noqa: ANN401  FastAPI has no common type for Depends and Security
     kind: type[views.View],
-    *others: HTTPStatus,
-    status: HTTPStatus = HTTPStatus.OK,
+    *others: int,
+    status: int = 200,
 ) -> dict[str, Any]:
     """Return the declaration of a route that answers with `kind`, or refuses with `others`.
 
@@ -244,7 +245,7 @@ def operation(
     unchanged = "The response named in `If-None-Match` is still current."
     responses = returns(kind, status)
     for other in others:
-        is_unchanged = other is HTTPStatus.NOT_MODIFIED
+        is_unchanged = other == HTTPStatus.NOT_MODIFIED
         responses |= {other: {"description": unchanged}} if is_unchanged else refusals(other)
     return {
         "summary": summary,

@@ -79,11 +79,9 @@ router = APIRouter(tags=["jobs"])
 
 @router.post(
     "/jobs",
-    status_code=HTTPStatus.CREATED,
+    status_code=201,
     summary="Create a job",
-    responses=returns(JobView, HTTPStatus.CREATED)
-    | returns(JobPlan, HTTPStatus.OK)
-    | refusals(HTTPStatus.CONFLICT),
+    responses=returns(JobView, 201) | returns(JobPlan, 200) | refusals(409),
     dependencies=[SUBMIT],
 )
 async def create_job(
@@ -118,7 +116,7 @@ async def create_job(
     return reply(job_view(job), HTTPStatus.CREATED, headers)
 
 
-@router.get("/jobs", **operation("List jobs, newest first", READ, JobList, HTTPStatus.NOT_MODIFIED))
+@router.get("/jobs", **operation("List jobs, newest first", READ, JobList, 304))
 def list_jobs(
     *,
     state: State,
@@ -137,8 +135,7 @@ def list_jobs(
 
 # Before /jobs/{job_id}, which would take "summaries" for an id.
 @router.get(
-    "/jobs/summaries",
-    **operation("Summaries of jobs, newest first", READ, SummaryList, HTTPStatus.NOT_MODIFIED),
+    "/jobs/summaries", **operation("Summaries of jobs, newest first", READ, SummaryList, 304)
 )
 def list_summaries(
     state: State, page: RequestedPage, request: Request, if_none_match: IfNoneMatch = None
@@ -156,10 +153,7 @@ def list_summaries(
     return reply_tagged(tag, if_none_match, view, headers)
 
 
-@router.get(
-    "/jobs/{job_id}",
-    **operation("Status of one job", READ, JobView, HTTPStatus.NOT_FOUND, HTTPStatus.NOT_MODIFIED),
-)
+@router.get("/jobs/{job_id}", **operation("Status of one job", READ, JobView, 404, 304))
 async def get_job(
     *,
     job_id: KnownJobId,
@@ -193,13 +187,7 @@ async def get_job(
 
 @router.get(
     "/jobs/{job_id}/summary",
-    **operation(
-        "Progress of one job and all its workers",
-        READ,
-        SummaryView,
-        HTTPStatus.NOT_FOUND,
-        HTTPStatus.NOT_MODIFIED,
-    ),
+    **operation("Progress of one job and all its workers", READ, SummaryView, 404, 304),
 )
 def get_summary(
     job_id: KnownJobId, state: State, request: Request, if_none_match: IfNoneMatch = None
@@ -210,10 +198,7 @@ def get_summary(
     return reply_tagged(tag, if_none_match, lambda: summary(job, workers, state.clock()))
 
 
-@router.post(
-    "/jobs/{job_id}/stop",
-    **operation("Stop a job gracefully", SUBMIT, JobView, HTTPStatus.NOT_FOUND),
-)
+@router.post("/jobs/{job_id}/stop", **operation("Stop a job gracefully", SUBMIT, JobView, 404))
 def stop_job(
     job_id: KnownJobId,
     state: State,
@@ -228,8 +213,7 @@ def stop_job(
 
 
 @router.get(
-    "/jobs/{job_id}/events",
-    **operation("Events of a job, oldest first", READ, EventList, HTTPStatus.NOT_FOUND),
+    "/jobs/{job_id}/events", **operation("Events of a job, oldest first", READ, EventList, 404)
 )
 def list_events(
     job_id: KnownJobId,
@@ -249,9 +233,7 @@ def list_events(
 
 @router.get(
     "/jobs/{job_id}/incarnations",
-    **operation(
-        "Every process of a job, the newest first", READ, IncarnationList, HTTPStatus.NOT_FOUND
-    ),
+    **operation("Every process of a job, the newest first", READ, IncarnationList, 404),
 )
 def list_incarnations(
     job_id: KnownJobId,
@@ -276,9 +258,7 @@ def list_incarnations(
 
 @router.get(
     "/jobs/{job_id}/audit",
-    **operation(
-        "Whether every sample was read exactly once", READ, AuditView, HTTPStatus.NOT_FOUND
-    ),
+    **operation("Whether every sample was read exactly once", READ, AuditView, 404),
 )
 def get_audit(
     job_id: KnownJobId,
