@@ -64,10 +64,6 @@ WAIT_LIMIT_SECONDS: Final = 60.0
 
 UNTIL_TERMINAL: Final = "terminal"
 
-IDS_TRIED: Final = 4
-"""Generated ids tried for one job. Of 500 jobs in a second two get the same id in one of 17 000
-cases (500² / 2 / 36⁶)."""
-
 NUMBER_LIMIT: Final = 2**63 - 1
 """The largest integer of the databases."""
 
@@ -282,29 +278,22 @@ async def create(
 
     Raises what `Submitter.prepare` and `Jobs.create` do.
     """
-    tried = 0
-    while True:
-        try:
-            submission = await run_sync(state.submitter.prepare, requested)
-        except MusterError:
-            # The job of the first request may be the obstacle, or its files may be gone.
-            if key and (job := await run_sync(state.answers.find, key)):
-                return job
-            raise
-        creation = state.jobs.creation(
-            submission.job_id,
-            uid,
-            submission.spec,
-            message=submission.message,
-            idempotency=key,
-            actor=actor,
-        )
-        tried += 1
-        try:
-            return await state.submission_queue.store(creation)
-        except JobExists:
-            if requested.job_id is not None or tried == IDS_TRIED:
-                raise
+    try:
+        submission = await run_sync(state.submitter.prepare, requested)
+    except MusterError:
+        # The job of the first request may be the obstacle, or its files may be gone.
+        if key and (job := await run_sync(state.answers.find, key)):
+            return job
+        raise
+    creation = state.jobs.creation(
+        submission.job_id,
+        uid,
+        submission.spec,
+        message=submission.message,
+        idempotency=key,
+        actor=actor,
+    )
+    return await state.submission_queue.store(creation)
 
 
 def planned(requested: JobRequest, state: AppState) -> JobPlan:
