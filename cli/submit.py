@@ -27,10 +27,10 @@ from cli.jobs import show_logs_and_events, what_runs
 from cli.lifecycle import watch_to_end
 from cli.output import Output, facts, notice_if_slow, show
 from cli.run import python_option
-from muster.client.errors import FieldError, Invalid
+from muster.client.errors import Invalid
 from muster.contracts.errors import printable
 from muster.contracts.spec import JobSpec
-from muster.contracts.views import JobPlan, JobView
+from muster.contracts.views import FieldError, JobPlan, JobView
 from muster.host.programs import callers_python
 
 _Pairs: TypeAlias = Sequence[tuple[str, str]]

@@ -14,12 +14,12 @@ from typing import Any, Final, Self
 
 import httpx
 
-from muster.client.errors import Ambiguous, NotFound, Problem
+from muster.client.errors import Ambiguous, NotFound
 from muster.client.http import TIMEOUT_SECONDS, ApiResponse, Connection, Query, tls_context
 from muster.client.job import ENDING_SECONDS, Job
 from muster.contracts.settings import CA_FILE, TOKEN, api_url
 from muster.contracts.spec import JOB_ID_PATTERN, RESERVED_IDS
-from muster.contracts.views import Health, JobList, JobPlan, JobView, Purged, Version
+from muster.contracts.views import Health, JobList, JobPlan, JobView, ProblemView, Purged, Version
 
 LATEST: Final = "@latest"  # stands for the job that was submitted last
 
@@ -225,7 +225,7 @@ def _only(word: str, found: Sequence[JobView]) -> JobView | None:
 
 def _not_found(detail: str) -> NotFound:
     return NotFound(
-        Problem(
+        ProblemView(
             status=HTTPStatus.NOT_FOUND,
             type="/problems/job-not-found",
             title="Job not found",

@@ -27,7 +27,6 @@ from muster.client.errors import (
     HungUp,
     NoCertificates,
     NotMuster,
-    Problem,
     Unconfirmed,
     Unreachable,
     Unsendable,
@@ -36,6 +35,7 @@ from muster.client.errors import (
     refusal,
 )
 from muster.contracts.settings import CA_FILE
+from muster.contracts.views import ProblemView
 
 TIMEOUT_SECONDS: Final = 30.0
 
@@ -262,12 +262,12 @@ class Connection:
 
     def _refused(self, response: httpx.Response) -> ClientError:
         try:
-            problem = msgspec.json.decode(response.content, type=Problem)
+            problem = msgspec.json.decode(response.content, type=ProblemView)
         except _UNREADABLE:
             if response.status_code not in _TRANSIENT:
                 return NotMuster(self.url, response.status_code)
             detail = f"{self.url} is overloaded or down (HTTP {response.status_code})"
-            problem = Problem(status=response.status_code, detail=detail)
+            problem = ProblemView(status=response.status_code, detail=detail)
         # After any success a missing route only means another release of the server.
         if not self._was_served and problem.type == _NO_ROUTE and urlsplit(self.url).path:
             return WrongPath(self.url)

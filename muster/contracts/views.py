@@ -340,20 +340,22 @@ class Version(View, frozen=True, kw_only=True):
     checkpoint_dir: Annotated[str, _doc("Default directory of checkpoints, likewise.")] = ""
 
 
-class FieldErrorView(View, frozen=True, kw_only=True):
-    loc: list[str | int]
+class FieldError(View, frozen=True, kw_only=True):
+    """One invalid field of a request."""
+
+    loc: Annotated[tuple[str | int, ...], _doc('Its place, such as `["body", "world_size"]`.')]
     msg: str
     type: str
-    hint: str | None
+    hint: Annotated[str | None, _doc("What was probably meant.")] = None
 
 
-class ProblemView(View, frozen=True, kw_only=True):
+class ProblemView(View, frozen=True, kw_only=True, omit_defaults=True):
     """Why a request failed (RFC 9457)."""
 
-    type: str
-    title: str
+    type: str = "about:blank"
+    title: str = ""
     status: int
     detail: str
-    instance: str
-    request_id: str
-    errors: list[FieldErrorView] = []
+    instance: str = ""
+    request_id: str = ""
+    errors: tuple[FieldError, ...] = ()

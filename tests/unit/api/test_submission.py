@@ -56,7 +56,7 @@ def refusal(submitter: Submitter, **fields: object) -> str:
 
 
 def test_a_generated_id_sorts_by_time(submitter: Submitter) -> None:
-    assert submitter.prepare(JobRequest()).job_id == "job-20260102t030405-xmxt0u"
+    assert submitter.prepare(JobRequest()).job_id == "job-20260102t030405-vpg66ajd"
 
 
 def test_relative_paths_start_at_the_servers_directory(

@@ -8,7 +8,7 @@ import pytest
 
 from cli.errors import Misuse
 from cli.submit import JobDescription, JobFile, Location
-from muster.client.errors import FieldError
+from muster.contracts.views import FieldError
 
 HERE = Path("/home/me")
 TEXT = """\
