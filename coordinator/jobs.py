@@ -22,7 +22,6 @@ from coordinator.persistence import (
     attempt_rows,
     commit_row,
     ended_attempt_rows,
-    epoch_rows,
     job_row,
     member_rows,
     rank_rows,
@@ -146,7 +145,7 @@ class TrackedJob:
             rank: rank_urgency(self.committed_ranks.get(rank), record)
             for rank, record in ranks.items()
         }
-        epochs = {epoch.epoch: epoch for saved, _ in self.saved for epoch in epoch_rows(saved)}
+        epochs = {epoch.epoch: epoch for saved, _ in self.saved for epoch in saved.epochs}
         members = member_rows(self.snapshot, now)
         write = JobWrite(
             change=change,

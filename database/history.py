@@ -17,7 +17,6 @@ from database.records import (
     Audit,
     CheckpointRecord,
     Clock,
-    EpochRecord,
     Event,
     Job,
     MemberRecord,
@@ -26,6 +25,7 @@ from database.records import (
 )
 from database.tables import COMMITS, DEPARTURES, EPOCHS, EVENTS, INCARNATIONS, MEMBERS, WORKERS
 from muster.contracts.job import JobId
+from muster.contracts.messages import EpochDone
 from muster.contracts.pool import WorkerState
 
 COMMITS_KEPT: Final = 1000
@@ -82,7 +82,7 @@ _PRUNE: Final = sa.delete(COMMITS).where(
 )
 _IS_COMPLETE: Final = EPOCHS.c.samples == EPOCHS.c.expected_samples
 _IS_EQUAL: Final = EPOCHS.c.hash_sum == EPOCHS.c.expected_hash_sum
-# The rule of `EpochRecord.exactly_once`, for all epochs of a job in one query.
+# The rule of `EpochDone.exactly_once`, for all epochs of a job in one query.
 _VERDICTS: Final = sa.select(
     sa.func.count().filter(sa.and_(_IS_COMPLETE, _IS_EQUAL)),
     sa.func.count().filter(
@@ -195,7 +195,7 @@ class CheckpointLog(_Reader):
             exact, inexact, all_epochs = connection.execute(_VERDICTS, {"id": job_id}).one()
             all_commits = connection.execute(_count(COMMITS), {"id": job_id}).scalar_one()
             commits = _last_rows(connection, _LAST_COMMITS, job_id, limit, CheckpointRecord)
-            epochs = _last_rows(connection, _LAST_EPOCHS, job_id, limit, EpochRecord)
+            epochs = _last_rows(connection, _LAST_EPOCHS, job_id, limit, EpochDone)
         return Audit(
             commits=commits,
             epochs=epochs,

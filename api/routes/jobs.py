@@ -43,9 +43,7 @@ from muster.contracts.spec import JobRequest, JobSpec
 from muster.contracts.views import (
     AuditView,
     EventList,
-    EventView,
     IncarnationList,
-    IncarnationView,
     JobList,
     JobPlan,
     JobView,
@@ -223,8 +221,7 @@ def list_events(
         events = state.events.of_job(job_id, limit)
     else:
         events = state.events.following(job_id, after, limit)
-    views = msgspec.convert(events, list[EventView], from_attributes=True)
-    return reply(EventList(job_id=job_id, events=views))
+    return reply(EventList(job_id=job_id, events=events))
 
 
 @router.get(
@@ -248,8 +245,7 @@ def list_incarnations(
         state.attempts.count(job_id),
         lambda last: (last.started_at, last.rank, last.incarnation),
     )
-    attempts = msgspec.convert(found, list[IncarnationView], from_attributes=True)
-    return reply(IncarnationList(job_id=job_id, incarnations=attempts), headers=headers)
+    return reply(IncarnationList(job_id=job_id, incarnations=list(found)), headers=headers)
 
 
 @router.get(

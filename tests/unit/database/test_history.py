@@ -1,9 +1,9 @@
 """Events and attempts: the first values are kept, and pages leave nothing out."""
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from database.engine import Database
 from database.fenced_writer import FencedWriter
