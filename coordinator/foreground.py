@@ -120,11 +120,10 @@ def play(
 
     An unfinished job of that id is resumed. `display` is called once the place of the job's files
     is known. Raises `JobDiffers` if the unfinished job has another spec, a `DatabaseError` if a
-    concurrent call was faster, `TooFewOpenFiles`, `UnusableDirectory`, and what `complete` and
-    `refuse_other_mode` raise.
+    concurrent call was faster, `UnusableDirectory`, and what `complete` and `refuse_other_mode`
+    raise.
     """
     limits = ShellLimits.replaced()
-    limits.refuse_too_many(spec.world_size)
     make_private(settings.data_dir)
     data = DataDir(settings.data_dir / "foreground" / job_id)
     settings = msgspec.structs.replace(
