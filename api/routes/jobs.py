@@ -41,9 +41,7 @@ from muster.contracts.spec import JobRequest, JobSpec
 from muster.contracts.views import (
     AuditView,
     EventList,
-    EventView,
     IncarnationList,
-    IncarnationView,
     JobList,
     JobPlan,
     JobView,
@@ -134,7 +132,7 @@ def list_summaries(
 ) -> Response:
     """Return one page, as the list of jobs does. The ETag ignores ages of heartbeats."""
     jobs, headers = jobs_of(page, state, request)
-    workers = state.ranks.of_jobs([job.job_id for job in jobs])
+    workers = state.history.ranks_by_job([job.job_id for job in jobs])
     versions = [job.row_version for job in jobs]
     tag = weak_tag(request, headers["X-Total-Count"], [versions, list(workers.items())])
 
@@ -185,7 +183,7 @@ def get_summary(
     job_id: KnownJobId, state: State, request: Request, if_none_match: IfNoneMatch = None
 ) -> Response:
     """Return the present numbers. The ETag ignores ages of heartbeats."""
-    job, workers = state.jobs.get(job_id), state.ranks.of_job(job_id)
+    job, workers = state.jobs.get(job_id), state.history.ranks(job_id)
     tag = weak_tag(request, job.row_version, workers)
     return reply_tagged(tag, if_none_match, lambda: summary(job, workers, state.clock()))
 
@@ -216,11 +214,10 @@ def list_events(
     """Return the last events, or the first ones after the `event_id` `after`."""
     state.jobs.get(job_id)
     if after is None:
-        events = state.events.of_job(job_id, limit)
+        events = state.history.events(job_id, limit)
     else:
-        events = state.events.following(job_id, after, limit)
-    views = msgspec.convert(events, list[EventView], from_attributes=True)
-    return reply(EventList(job_id=job_id, events=views))
+        events = state.history.events_after(job_id, after, limit)
+    return reply(EventList(job_id=job_id, events=events))
 
 
 @router.get(
@@ -239,13 +236,12 @@ def list_incarnations(
     after = decode_cursor(cursor, ATTEMPT_PLACES)
     found, headers = one_page(
         request,
-        state.attempts.page(job_id, limit + 1, after),
+        state.history.attempts(job_id, limit + 1, after),
         limit,
-        state.attempts.count(job_id),
+        state.history.attempt_count(job_id),
         lambda last: (last.started_at, last.rank, last.incarnation),
     )
-    attempts = msgspec.convert(found, list[IncarnationView], from_attributes=True)
-    return reply(IncarnationList(job_id=job_id, incarnations=attempts), headers=headers)
+    return reply(IncarnationList(job_id=job_id, incarnations=list(found)), headers=headers)
 
 
 @router.get(
@@ -264,7 +260,7 @@ def get_audit(
     The result covers every epoch, including those that are not listed.
     """
     job = state.jobs.get(job_id)
-    return reply(audit_view(job, state.checkpoint_log.audit(job_id, limit)))
+    return reply(audit_view(job, state.history.audit(job_id, limit)))
 
 
 async def create(

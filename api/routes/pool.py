@@ -73,9 +73,9 @@ def resume_job(job_id: KnownJobId, state: State, actor: CallerName) -> Response:
 )
 def list_workers(job_id: KnownJobId, state: State) -> Response:
     job = state.jobs.get(job_id)
-    leaving = state.members.departures([job_id])[job_id]
-    workers = state.ranks.of_job(job_id)
-    members = state.members.of_job(job_id)
+    leaving = state.history.departures([job_id])[job_id]
+    workers = state.history.ranks(job_id)
+    members = state.history.members(job_id)
     return reply(member_list(job, members, leaving, workers, state.clock()))
 
 
@@ -93,7 +93,7 @@ def dismiss_worker(
             f"{job_id} is independent: no other rank would read the shards of a rank that leaves. "
             "Only workers of a job of mode synchronous can leave.",
         )
-    job = state.members.request_departure(job_id, worker_id, actor=actor)
+    job = state.history.request_departure(job_id, worker_id, actor=actor)
     state.coordinator.wake()
     return reply(job_view(job))
 

@@ -167,11 +167,13 @@ class EventView(View, frozen=True, kw_only=True):
     """One event of a job."""
 
     at: Moment
-    kind: str
+    kind: Annotated[str, _doc("A past participle, such as submitted or rank_exited.")]
     message: str
-    rank: int | None
-    incarnation: int | None
-    actor: Annotated[str | None, _doc("Who asked for it; null if the system did it.")] = None
+    rank: int | None = None
+    incarnation: int | None = None
+    actor: Annotated[
+        str | None, _doc("Who asked for it, such as token:ci; null if the system did it.")
+    ] = None
     event_id: Annotated[
         int | None, _doc("Its position: ask for later ones with the parameter `after`.")
     ] = None
@@ -189,20 +191,20 @@ class IncarnationView(View, frozen=True, kw_only=True):
     incarnation: int
     pid: Annotated[int | None, _doc("Kept after the exit; null before it is known.")]
     started_at: Moment
-    ended_at: Moment | None
-    exit_code: int | None
-    exit_signal: int | None
+    ended_at: Moment | None = None
+    exit_code: int | None = None
+    exit_signal: int | None = None
     retry_class: Annotated[
         str | None,
         _doc(
             "finished, stopped, crash, hang, out_of_memory, preemption, infrastructure, "
             "invalid_program or do_not_retry"
         ),
-    ]
-    reason: Annotated[str | None, _doc("Why, for machines. New words may come.")]
-    message: Annotated[str | None, _doc("Why, in words, with the last line of its log.")]
-    step_at_start: Annotated[int | None, _doc("null while it is unknown")]
-    step_at_end: int | None
+    ] = None
+    reason: Annotated[str | None, _doc("Why, for machines. New words may come.")] = None
+    message: Annotated[str | None, _doc("Why, in words, with the last line of its log.")] = None
+    step_at_start: Annotated[int | None, _doc("null while it is unknown")] = None
+    step_at_end: int | None = None
 
 
 class IncarnationList(View, frozen=True, kw_only=True):

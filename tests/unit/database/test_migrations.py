@@ -10,7 +10,7 @@ from sqlalchemy import Connection, create_engine, make_url, text
 
 from database import schema
 from database.engine import Database
-from database.history import Attempts, Events, Members, Ranks
+from database.history import History
 from database.idempotency import Answers
 from database.jobs import Jobs
 from database.tables import UtcTime
@@ -104,12 +104,12 @@ def test_rows_of_the_first_release_are_kept(migrated: Database) -> None:
     assert (job.created_at, job.message, job.generation, job.version) == (NOON, "höst", 3, 7)
     assert (job.spec.world_size, job.spec.seed, job.spec.effective_batch_size) == (2, 5, 16)
     assert (job.wanted_world_size, job.world_size, job.pause_request) == (None, 2, False)
-    ranks = Ranks(migrated).of_job(job.job_id)
+    ranks = History(migrated).ranks(job.job_id)
     row = {"incarnation": 2, "process": None, "restarts": 1, "checkpoints_saved": 2}
     assert ranks == [worker(0, **row, **PROGRESS)]
-    assert [event.kind for event in Events(migrated).of_job(job.job_id, 9)] == ["submitted"]
-    assert Members(migrated).of_job(job.job_id) == []
-    assert Attempts(migrated).page(job.job_id, 9, None) == []
+    assert [event.kind for event in History(migrated).events(job.job_id, 9)] == ["submitted"]
+    assert History(migrated).members(job.job_id) == []
+    assert History(migrated).attempts(job.job_id, 9, None) == []
 
 
 def test_a_response_of_the_first_release_is_repeated(migrated: Database) -> None:
@@ -134,7 +134,7 @@ def test_each_revision_takes_rows_of_the_first(old_url: str) -> None:
             write_as_0001(connection, f"of-{revision}", has_rank=revision < "0006")
     with closing(Database.open(old_url)) as database:
         ids = {job.job_id for job in Jobs(database).unfinished()}
-        ranks = Ranks(database).of_jobs([JobId("old"), JobId("of-0005")])
+        ranks = History(database).ranks_by_job([JobId("old"), JobId("of-0005")])
     assert ids == {"old", *(f"of-{revision}" for revision in revisions)}
     assert ranks["old"] == ranks["of-0005"]
     assert ranks["old"][0].progress.metrics == PROGRESS["metrics"]
