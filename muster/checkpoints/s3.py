@@ -42,6 +42,9 @@ from muster.objects.probe import check_store
 
 _CHECKPOINTS: Final = "step_"  # how their names begin
 _LATEST: Final = re.compile(rb"([\w.]*)\n(?:token (\d{1,19}) ([0-9a-f]{16}) [0-9a-f]{16}\n)?")
+_OWN: Final = re.compile(
+    r"(worker_\d+/|)(?:LATEST|(step_[\d.gr]+)/(?:manifest\.json|state\.safetensors))", re.ASCII
+)
 _LATEST_LIMIT_BYTES: Final = 1 << 16  # a longer one is not read; valid ones have at most 180
 
 
@@ -219,33 +222,17 @@ class S3Store:
 def owned_objects(client: S3Client, location: S3Location, owner: Owner) -> list[Stored]:
     """Return what all ranks of a job have saved at `location`, to be deleted with the job.
 
-    As `muster.checkpoints.deletion` does it: only what names and manifests show to be the owner's,
-    and what belongs to no checkpoint only where no other job has saved.
+    As in `muster.checkpoints.deletion`: what manifests show to be the owner's, and where no other
+    job has saved also what belongs to no checkpoint, such as LATEST.
     """
-    found: dict[tuple[str, str], list[Stored]] = defaultdict(list)
-    for stored in client.list(location):
-        *folders, file = stored.name.split("/")
-        place = folders.pop(0) if folders and rank_of_checkpoints(folders[0]) is not None else ""
-        if (file == LATEST and not folders) or (
-            file in {MANIFEST, STATE} and len(folders) == 1 and CheckpointName.parse(folders[0])
-        ):
-            found[place, "".join(folders)].append(stored)
-
-    def is_owned(objects: list[Stored]) -> bool | None:
-        for stored in objects:
-            if stored.name.endswith(MANIFEST):
-                try:
-                    content, _ = client.read(location / stored.name, MANIFEST_LIMIT_BYTES)
-                    return owner.owns(decode_manifest(content, stored.name))
-                except (CheckpointDamaged, PreconditionFailed):
-                    return True
-        return None
-
-    owned = {key: is_owned(objects) for key, objects in found.items()}
-    shared = {place for (place, _), answer in owned.items() if answer is False}
-    return [
-        stored
-        for (place, name), objects in found.items()
-        if owned[place, name] or (owned[place, name] is None and place not in shared)
-        for stored in objects
-    ]
+    listed = [(stored, _OWN.fullmatch(stored.name)) for stored in client.list(location)]
+    found = [(stored, match.groups()) for stored, match in listed if match]
+    is_owned = {}
+    for stored, key in found:
+        if stored.name.endswith(MANIFEST):
+            is_owned[key] = True  # also a damaged one
+            with suppress(CheckpointDamaged, PreconditionFailed, ObjectMissing):
+                content, _ = client.read(location / stored.name, MANIFEST_LIMIT_BYTES)
+                is_owned[key] = owner.owns(decode_manifest(content, stored.name))
+    shared = {place for (place, _), answer in is_owned.items() if not answer}
+    return [stored for stored, key in found if is_owned.get(key, key[0] not in shared)]

@@ -37,9 +37,14 @@ def always_swaps(_operation: str, headers: Headers) -> None:
     headers.pop("If-Match", None)
 
 
+def loses_metadata(_operation: str, headers: Headers) -> None:
+    headers.pop("x-amz-meta-xxh3", None)
+
+
 @pytest.mark.parametrize(
     ("rewrite", "lacking"),
     [
+        (loses_metadata, "loses the metadata"),
         (overwrites, "overwrites an object"),
         (lets_racers_win, "16 win"),
         (never_swaps, "does not replace an object"),
