@@ -75,8 +75,11 @@ class Backend(Protocol):
     def json(self, column: Column[Any]) -> ColumnElement[Any]:
         """Return a column of JSON text as an expression that can be indexed."""
 
+    def listen(self, on_commit: Callable[[], None]) -> bool:
+        """Call `on_commit` in a thread after commits of any process; False if it cannot."""
+
     def changes(self) -> int | None:
-        """Return a number that differs after any other commit; None if there is none."""
+        """Return a number that differs after any other commit; None if there is none now."""
 
     def back_up(self, path: Path) -> None:
         """Write one consistent state to a new file; raises `DatabaseError`, and leaves no file."""
@@ -198,11 +201,18 @@ class Database:
         """Return a column of JSON text that can be indexed: ``json(c)["name"]``."""
         return self._backend.json(column)
 
+    def listen(self, on_commit: Callable[[], None]) -> bool:
+        """Call `on_commit` in a thread soon after each commit of any process, on any host.
+
+        Return False if this kind of database cannot: SQLite. A call may be lost with a connection.
+        """
+        return self._backend.listen(on_commit)
+
     def changes(self) -> int | None:
         """Return a token that differs after any commit, this object's own included.
 
-        It costs microseconds. None: this kind of database has no such token, so read the rows.
-        Not thread-safe.
+        It costs microseconds. None: there is no such token now, so read the rows; on PostgreSQL
+        there is one after `listen`. Not thread-safe.
         """
         with self._explained():
             return self._backend.changes()

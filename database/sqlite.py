@@ -9,7 +9,7 @@ import fcntl
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -153,6 +153,10 @@ class SqliteBackend:
 
     def json(self, column: sa.Column[Any]) -> sa.ColumnElement[Any]:
         return sa.type_coerce(column, sa.JSON)  # SQLite would cast the text to a number
+
+    def listen(self, on_commit: Callable[[], None]) -> bool:
+        del on_commit
+        return False
 
     def changes(self) -> int | None:
         if self._watch is None:

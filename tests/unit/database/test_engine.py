@@ -24,6 +24,7 @@ from database.sqlite import SqliteBackend, journal_mode
 from database.tables import EVENTS, JOBS, UtcTime
 from muster.contracts.job import JobId
 from tests.support.database_samples import NOON, nothing_moves, submit
+from tests.support.installation import DEADLINE_SECONDS
 
 BRIEF_SECONDS = 0.05
 
@@ -118,9 +119,25 @@ def test_changes_never_waits_for_a_writer(sqlite_url: str, tmp_path: Path) -> No
 
 
 @pytest.mark.postgres
-def test_postgres_has_no_token(migrated_postgres: str) -> None:
-    with closing(Database.open(migrated_postgres)) as database:
-        assert database.changes() is None
+def test_postgres_notifies_of_commits_only(migrated_postgres: str) -> None:
+    heard = threading.Semaphore(0)
+    with (
+        closing(Database.open(migrated_postgres)) as ours,
+        closing(Database.open(migrated_postgres)) as other,
+    ):
+        assert ours.changes() is None
+        assert ours.listen(heard.release)
+        assert heard.acquire(timeout=DEADLINE_SECONDS), "at first"
+        tokens = [ours.changes()]
+        other.revision()
+        with pytest.raises(KeyError), other.writing():
+            raise KeyError
+        tokens += [ours.changes()]
+        for number, database in enumerate((ours, other)):
+            submit(Jobs(database), f"job-{number}")
+            assert heard.acquire(timeout=DEADLINE_SECONDS)
+            tokens += [ours.changes()]
+    assert tokens[0] == tokens[1] != tokens[2] != tokens[3]
 
 
 # Timeouts
