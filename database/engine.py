@@ -1,7 +1,7 @@
 """`Database`: transactions on SQLite or PostgreSQL, with the driver's errors as plain sentences."""
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
@@ -28,6 +28,9 @@ another process is stuck."""
 
 POOL_SIZE: Final = 5
 POOL_OVERFLOW: Final = 35  # together one connection for each of the 40 threads of a web server
+
+CONNECTIONS_NEEDED: Final = 2 * (POOL_SIZE + POOL_OVERFLOW + 1)
+"""API and coordinator have a pool each, and a connection for notifications."""
 
 INSPECTION_TIMEOUT_SECONDS: Final = 3.0
 
@@ -80,6 +83,9 @@ class Backend(Protocol):
 
     def changes(self) -> int | None:
         """Return a number that differs after any other commit; None if there is none now."""
+
+    def facts(self, connection: Connection) -> Mapping[str, Any]:
+        """Return version, and of a server max_connections and clock_skew_seconds."""
 
     def back_up(self, path: Path) -> None:
         """Write one consistent state to a new file; raises `DatabaseError`, and leaves no file."""
@@ -227,6 +233,16 @@ class Database:
         with self.reading() as connection:
             return schema.current_revision(connection)
 
+    def facts(self) -> Mapping[str, Any]:
+        """Return what is known of the software: ``version``.
+
+        Of a server also ``max_connections``, those that Muster may need, and how many seconds its
+        clock is ahead: ``clock_skew_seconds``.
+        """
+        with self.reading() as connection:
+            found = self._backend.facts(connection)
+        return {**found, "connections_needed": CONNECTIONS_NEEDED}
+
     def check(self) -> None:
         """Raise `DatabaseError` unless the database can be read."""
         self.revision()
@@ -277,16 +293,6 @@ class Database:
             ) from error
         except SQLAlchemyError as error:
             raise self._backend.explain(error) from error
-
-
-def existing_revision(url: str) -> str | None:
-    """Read the schema revision of the database at `url` and change nothing.
-
-    None: it has no tables yet; the first service creates them. Raises `DatabaseUnavailable` if it
-    cannot be read.
-    """
-    with existing(url) as database:
-        return None if database is None else database.revision()
 
 
 @contextmanager

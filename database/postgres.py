@@ -9,7 +9,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import psycopg
     from psycopg.abc import PQGen
 
+MINIMUM_VERSION: Final = 14
+
 WRITER_LOCK: Final = 0x4D555354  # key of the advisory lock: "MUST" in ASCII
 CHANNEL: Final = "muster"
 
@@ -48,6 +50,21 @@ MIGRATION_TIMEOUT_SECONDS: Final = 600.0
 
 SLACK_SECONDS: Final = 1.0
 """The client waits this much longer than the server's own timeouts, whose errors say more."""
+
+_FACTS: Final = """
+SELECT current_setting('server_version') AS version,
+  current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
+    AS max_connections,
+  extract(epoch FROM clock_timestamp())::float8 AS seconds
+"""
+
+_HINTS: Final = {
+    "password": "correct the user or the password in MUSTER_DATABASE_URL",
+    "does not exist": "create it, or correct its name in MUSTER_DATABASE_URL",
+    "too many clients": "the server has no connection left: raise its max_connections",
+    "remaining connection slots": "the server has no connection left: raise its max_connections",
+}
+"""By what the driver's message contains; errors before a login have no code."""
 
 Value = TypeVar("Value")
 
@@ -79,7 +96,15 @@ class PostgresBackend:
                 f"the database {self._place} needs {error.name}: {install_command('postgres')}"
             ) from error
         _limit_answers(self.engine, busy_timeout_seconds + SLACK_SECONDS)
+        sa.event.listen(self.engine, "connect", self._refuse_old)
         self._notifications: Notifications | None = None
+
+    def _refuse_old(self, connection: Any, _: object) -> None:  # noqa: ANN401
+        if (found := connection.info.server_version // 10_000) < MINIMUM_VERSION:
+            raise DatabaseUnavailable(
+                f"the database {self._place} is on PostgreSQL {found}, and Muster needs "
+                f"{MINIMUM_VERSION} or newer: upgrade the server"
+            )
 
     def begin_reading(self, connection: sa.Connection) -> None:
         # In READ COMMITTED each statement would see a snapshot of its own.
@@ -119,16 +144,27 @@ class PostgresBackend:
             return None
         return self._notifications.count
 
+    def facts(self, connection: sa.Connection) -> Mapping[str, Any]:
+        began = time.time()
+        found = connection.exec_driver_sql(_FACTS).one()
+        skew_seconds = found.seconds - (began + time.time()) / 2
+        return {
+            "version": found.version,
+            "max_connections": found.max_connections,
+            "clock_skew_seconds": round(skew_seconds, 3),
+        }
+
     def back_up(self, path: Path) -> None:
         raise DatabaseError(f"the database {self._place} is no file: use pg_dump instead of {path}")
 
     def explain(self, error: SQLAlchemyError) -> DatabaseError:
-        cause = error.orig if isinstance(error, StatementError) else error
+        cause = " ".join(str(error.orig if isinstance(error, StatementError) else error).split())
         is_disconnected = isinstance(error, DBAPIError) and error.connection_invalidated
         if is_disconnected or isinstance(error, OperationalError | InterfaceError):
+            hints = [hint for text, hint in _HINTS.items() if text in cause]
+            hint = next(iter(hints), "check the server and try again")
             return DatabaseUnavailable(
-                f"the database {self._place} cannot be used now: check the server and try again "
-                f"({str(cause).strip()})"
+                f"the database {self._place} cannot be used now: {hint} ({cause})"
             )
         return DatabaseError(
             f"the database {self._place} refused a statement, nothing is written: {cause}"
