@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import psycopg
     from psycopg.abc import PQGen
 
-MINIMUM_VERSION: Final = 14
+MINIMUM_VERSION: Final = 15
 
 WRITER_LOCK: Final = 0x4D555354  # key of the advisory lock: "MUST" in ASCII
 CHANNEL: Final = "muster"
