@@ -5,8 +5,8 @@ than by a rank minutes later.
 """
 
 import asyncio
+import base64
 import os
-import string
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from api.errors import Conflict, invalid_field
 from database.engine import Write
 from database.errors import JobExists
 from database.records import Job
-from muster.checkpoints.errors import CheckpointMismatch
+from muster.checkpoints.errors import CheckpointError, CheckpointMismatch
 from muster.checkpoints.listing import (
     holds_checkpoints,
     refuse_other_mode,
@@ -41,8 +41,9 @@ from muster.host.programs import command_problem, path_with
 from muster.job_defaults import Completed, complete
 from muster.runtime.secrets import SecretStore
 
-_BASE_36: Final = string.digits + string.ascii_lowercase
-_SUFFIX_LENGTH: Final = 6
+SUFFIX_DIGITS: Final = 10
+"""Of the random part of an id, in hexadecimal. Of 500 jobs in a second two get the same id in one
+of 9 million cases; the second one is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +98,8 @@ class Submitter:
 
     def _job_id(self, request: JobRequest) -> JobId:
         if request.job_id is None:
-            number = int(self.random_hex(), 16)
-            signs = (number // len(_BASE_36) ** place for place in range(_SUFFIX_LENGTH))
-            suffix = "".join(_BASE_36[sign % len(_BASE_36)] for sign in signs)
-            return JobId(f"job-{self.clock():%Y%m%dt%H%M%S}-{suffix}")
+            random = base64.b32encode(bytes.fromhex(self.random_hex()[:SUFFIX_DIGITS]))
+            return JobId(f"job-{self.clock():%Y%m%dt%H%M%S}-{random.decode().lower()}")
         if request.job_id in RESERVED_IDS:
             raise invalid_field("body", "job_id", f"{request.job_id} is a path of this service")
         return checked_job_id(request.job_id)
@@ -151,7 +150,7 @@ def refusing(field: str) -> Iterator[None]:
         raise invalid_field(
             "body", field, f"{error.filename} cannot be used ({error.strerror})"
         ) from error
-    except DatasetError as error:
+    except (CheckpointError, DatasetError) as error:
         raise invalid_field("body", field, str(error)) from error
 
 

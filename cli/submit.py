@@ -27,10 +27,10 @@ from cli.jobs import show_logs_and_events, what_runs
 from cli.lifecycle import watch_to_end
 from cli.output import Output, facts, notice_if_slow, show
 from cli.run import python_option
-from muster.client.errors import FieldError, Invalid
+from muster.client.errors import Invalid
 from muster.contracts.errors import printable
 from muster.contracts.spec import JobSpec
-from muster.contracts.views import JobPlan, JobView
+from muster.contracts.views import FieldError, JobPlan, JobView
 from muster.host.programs import callers_python
 
 _Pairs: TypeAlias = Sequence[tuple[str, str]]
@@ -40,9 +40,7 @@ Location: TypeAlias = Sequence[str | int]
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 PATH_FIELDS: Final = ("dataset_dir", "checkpoint_dir", "working_dir", "python")
 
-# `type` of a field error of the API
-_UNKNOWN_FIELD: Final = "extra_forbidden"
-_NOT_TEXT: Final = "string_type"
+_UNKNOWN_FIELD: Final = "extra_forbidden"  # `type` of a field error of the API
 
 
 class _WithCommand(click.Command):
@@ -299,15 +297,6 @@ class JobFile:
 
     def position(self, location: Location) -> tuple[int, int]:
         """Return line and column, from 1, of a field or of what encloses it."""
-        mark, _ = self._find(location)
-        return mark.line + 1, mark.column + 1
-
-    def scalar(self, location: Location) -> str | None:
-        """Return a single value as it is written in the file."""
-        _, node = self._find(location)
-        return node.value if node is not None and node.id == "scalar" else None
-
-    def _find(self, location: Location) -> tuple[Any, Any]:
         mark, node = self.root.start_mark, self.root
         for part in location:
             if node.id == "mapping":
@@ -317,10 +306,10 @@ class JobFile:
             else:
                 found = []
             if not found:
-                return mark, None
+                break
             key, node = found[0]
             mark = key.start_mark
-        return mark, node
+        return mark.line + 1, mark.column + 1
 
 
 def _yaml() -> YAML:
@@ -374,9 +363,5 @@ class JobDescription:
             if self.file and location and location[0] in self.file.fields.keys() - self.typed:
                 position = self.file.position(location)
                 at = ":".join(map(str, (self.file.name, *position)))
-                # YAML reads the value of ``env: {LR: 0.1}`` as a number.
-                word = self.file.scalar(location) if error.type == _NOT_TEXT else None
-                if word and location[0] != "secrets":
-                    hint = hint or f'write "{word}"'
             found.append((position, f"{at}: {field}: {error.msg}" + (f" ({hint})" if hint else "")))
         return [line for _, line in sorted(found, key=itemgetter(0))]
