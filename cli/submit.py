@@ -258,7 +258,7 @@ def _plan_facts(plan: JobPlan, body: Mapping[str, object]) -> Iterator[tuple[str
 
 
 class InvalidJobFile(Misuse):
-    """The file cannot be read, is not YAML, or does not describe a job."""
+    """The file is invalid YAML or does not describe a job; the message begins with the place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,9 +272,9 @@ class JobFile:
 
     @classmethod
     def read(cls, path: Path) -> JobFile:
-        """Return the job of a file; raises `InvalidJobFile`."""
+        """Return the job of a file; raises `InvalidJobFile`, and `Misuse` for a whole file."""
         if path.suffix not in SUFFIXES:
-            raise InvalidJobFile(
+            raise Misuse(
                 f"{path} is not a job file ({', '.join(SUFFIXES)}); to run a command, write -- "
                 f"before it: muster submit -- python train.py"
             )
@@ -282,7 +282,7 @@ class JobFile:
             text = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise InvalidJobFile(f"{path} cannot be read: {reason}") from error
+            raise Misuse(f"{path} cannot be read: {reason}") from error
         try:
             root, fields = _yaml().compose(text), _yaml().load(text)
         except MarkedYAMLError as error:
@@ -290,7 +290,7 @@ class JobFile:
             at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
             raise InvalidJobFile(f"{path}{at}: {_reason(error)}") from error
         except (YAMLError, ValueError, RecursionError) as error:
-            raise InvalidJobFile(f"{path}: invalid YAML: {error}") from error
+            raise Misuse(f"{path}: invalid YAML: {error}") from error
         if not isinstance(fields, dict):
             raise InvalidJobFile(f"{path}:1:1: expected fields of a job, such as world_size: 4")
         return cls(name=str(path), fields=fields, root=root)

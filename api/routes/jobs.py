@@ -5,7 +5,6 @@ import hashlib
 import json
 from collections.abc import Collection
 from http import HTTPStatus
-from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
@@ -30,7 +29,6 @@ from api.listing import (
 )
 from api.schema import KnownJobId, StopBody, body, operation, refusals, reply, returns
 from api.streams import FRESH_SECONDS, JobState
-from api.submission import refusing
 from api.views import audit_view, job_tag, job_view, summary
 from database.errors import JobExists, JobMissing
 from database.history import AttemptPosition
@@ -51,8 +49,6 @@ from muster.contracts.views import (
     SummaryList,
     SummaryView,
 )
-from muster.datasets.reader import find_shards
-from muster.datasets.synthetic import synthetic
 
 KEY_LIMIT: Final = 255
 """Longest Idempotency-Key, as with other services."""
@@ -298,7 +294,8 @@ def planned(requested: JobRequest, state: AppState) -> JobPlan:
     if requested.job_id is not None and state.jobs.find(submission.job_id) is not None:
         raise JobExists(submission.job_id)
     spec = submission.spec
-    per_rank = _shards_per_rank(spec, state.data_dir.synthetic_dataset)
+    found = submission.shards
+    per_rank = None if found is None else _shards_per_rank(spec, found)
     return JobPlan(
         job_id=submission.job_id,
         message=submission.message,
@@ -312,15 +309,7 @@ def planned(requested: JobRequest, state: AppState) -> JobPlan:
     )
 
 
-def _shards_per_rank(spec: JobSpec, synthetic_dataset: Path) -> list[int] | None:
-    if spec.command is not None or spec.dataset_dir is None:
-        return None
-    directory = Path(spec.dataset_dir)
-    if directory == synthetic_dataset and not directory.is_dir():
-        found = synthetic().facts.shards  # it is written when a rank first needs it
-    else:
-        with refusing("dataset_dir"):
-            found = len(find_shards(directory))
+def _shards_per_rank(spec: JobSpec, found: int) -> list[int]:
     if spec.mode == "synchronous":
         return [stop - start for start, stop in ranges(spec.virtual_shards, spec.world_size)]
     numbers = range(found)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from cli.submit import InvalidJobFile, JobDescription, JobFile, Location
+from cli.errors import Misuse
+from cli.submit import JobDescription, JobFile, Location
 from muster.contracts.views import FieldError
 
 HERE = Path("/home/me")
@@ -82,18 +83,18 @@ def test_mapping_can_merge_another() -> None:
 )
 def test_invalid_file_is_refused_with_its_place(path: Path, content: bytes, message: str) -> None:
     path.write_bytes(content)
-    with pytest.raises(InvalidJobFile, match=message):
+    with pytest.raises(Misuse, match=message):
         JobFile.read(path)
 
 
 def test_missing_file_is_named_once(path: Path) -> None:
-    with pytest.raises(InvalidJobFile) as refused:
+    with pytest.raises(Misuse) as refused:
         JobFile.read(path)
     assert str(refused.value) == "job.yaml cannot be read: No such file or directory"
 
 
 def test_script_is_refused_with_the_command_to_type() -> None:
-    with pytest.raises(InvalidJobFile, match=r"muster submit -- python train\.py"):
+    with pytest.raises(Misuse, match=r"muster submit -- python train\.py"):
         JobFile.read(Path("train.py"))
 
 
