@@ -20,7 +20,7 @@ from typing import Annotated, Final
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Query, Response
 
-from api.dependencies import SUBMIT, AppState, CallerName, Reauthentication, State
+from api.dependencies import SUBMIT, AppState, CurrentCaller, Reauthentication, State
 from api.errors import Conflict, Problem
 from api.listing import statuses_of
 from api.schema import KnownJobId, operation, reply
@@ -48,7 +48,7 @@ router = APIRouter(tags=["jobs"])
 class Deletion:
     """What a request deletes of a job, and who asks for it."""
 
-    actor: CallerName
+    caller: CurrentCaller
     reauthenticate: Reauthentication
     """Called before anything is removed: the caller's token may have been revoked meanwhile."""
     delete_logs: Annotated[bool, Query(description="Delete the logs too.")] = True
@@ -149,7 +149,7 @@ async def delete(
                 "no-coordinator",
                 f"{job_id} cannot be ended now: {absence}, then repeat this request.",
             )
-        await _end_all(state, [job], stop_request, deletion.actor)
+        await _end_all(state, [job], stop_request, deletion.caller.name)
         uid, job = job.uid, await run_sync(state.jobs.get, job_id)
         if job.uid != uid:
             raise JobMissing(job_id)
@@ -170,7 +170,7 @@ async def delete_all(
     not stop the others. Raises `Problem` once the caller loses access.
     """
     if stop_request is not None and not all(job.is_terminal for job in jobs):
-        await _end_all(state, jobs, stop_request, deletion.actor)
+        await _end_all(state, jobs, stop_request, deletion.caller.name)
     freed_bytes: dict[JobId, int] = {}
     failed = []
     for job in jobs:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from api.auth import Caller
 from api.dependencies import DiskReserve
 from api.routes import deletion
 from api.routes.deletion import Deletion, delete_all
@@ -22,6 +23,7 @@ from muster.checkpoints.manifest import Owner
 from muster.contracts.job import JobId, JobUid
 from muster.contracts.paths import DataDir
 from muster.contracts.spec import JobSpec
+from muster.contracts.token import Scope
 from muster.runtime.archive import claim_directory
 from tests.support.checkpoint_ranks import Rank
 from tests.support.database_samples import finish, submit
@@ -37,7 +39,7 @@ UNFORCED = Deletion(
     delete_logs=True,
     force=False,
     delete_checkpoints=False,
-    actor="ada",
+    caller=Caller(name="ada", scope=Scope.SUBMIT, is_limited=True),
     reauthenticate=allow,
 )
 FORCED = replace(UNFORCED, force=True, delete_checkpoints=True)
