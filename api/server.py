@@ -33,7 +33,6 @@ from database.leases import COORDINATOR_LEASE, Leases
 from database.records import Job, Lease, utc_now
 from database.tokens import Tokens
 from muster.contracts.errors import MusterError
-from muster.contracts.interpreter import VERSION
 from muster.contracts.job import JobId
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import TOKEN, AccessSettings, ServiceSettings, is_issued_token
@@ -200,5 +199,4 @@ def _build_state(
         is_closing=is_closing,
         clock=utc_now,
         uptime_seconds=lambda: time.monotonic() - started,
-        version=VERSION,
     )
