@@ -241,7 +241,8 @@ class Database:
         """
         with self.reading() as connection:
             found = self._backend.facts(connection)
-        return {**found, "connections_needed": CONNECTIONS_NEEDED}
+        needed = {"connections_needed": CONNECTIONS_NEEDED} if "max_connections" in found else {}
+        return {**found, **needed}
 
     def check(self) -> None:
         """Raise `DatabaseError` unless the database can be read."""
