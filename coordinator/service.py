@@ -60,7 +60,7 @@ class Service:
         loop.add_signal_handler(signal.SIGINT, self.shut_down)
         wake_ups, address = await listen_for_wake_ups(self._wake)
         self._candidate = LeaseCandidate(
-            self._leases, owner=uuid.uuid4().hex, process=this_process(), address=address
+            leases=self._leases, owner=uuid.uuid4().hex, process=this_process(), address=address
         )
         self._candidate.may_wait = not self._is_shutting_down
         self._winning = asyncio.ensure_future(self._candidate.win())
