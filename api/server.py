@@ -93,8 +93,8 @@ def _run(settings: ServiceSettings, access: AccessSettings, database: Database) 
     app = AccessMiddleware(
         build(state),
         authenticator=Authenticator(
-            tokens,
-            utc_now,
+            tokens=tokens,
+            clock=utc_now,
             own_uid=os.geteuid(),
             require_token=access.require_token,
             token_sha256=access.token_sha256,
@@ -182,7 +182,9 @@ def _build_state(
         answers=Answers(database),
         tokens=tokens,
         job_cache=job_cache,
-        log_broadcast=LogBroadcast(data_dir, job_cache, is_closing=is_closing, readers=readers),
+        log_broadcast=LogBroadcast(
+            files=data_dir, jobs=job_cache, is_closing=is_closing, readers=readers
+        ),
         log_searches=CapacityLimiter(LOG_SEARCHES),
         coordinator=coordinator,
         submitter=Submitter(

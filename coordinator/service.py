@@ -67,7 +67,7 @@ class Service:
         if self._database.listen(wake):
             address = ""
         self._candidate = LeaseCandidate(
-            self._leases, owner=uuid.uuid4().hex, process=this_process(), address=address
+            leases=self._leases, owner=uuid.uuid4().hex, process=this_process(), address=address
         )
         self._candidate.may_wait = not self._is_shutting_down
         self._winning = asyncio.ensure_future(self._candidate.win())
