@@ -27,7 +27,13 @@ from muster.checkpoints.manager import CheckpointManager
 from muster.checkpoints.manifest import sign
 from muster.contracts import storage
 from muster.contracts.errors import MusterError, WireError
-from muster.contracts.storage import SENTENCE_LIMIT, Place, StorageReply, StorageRequest
+from muster.contracts.storage import (
+    SENTENCE_LIMIT,
+    Place,
+    StorageFailed,
+    StorageReply,
+    StorageRequest,
+)
 from muster.contracts.wire import decode_storage_request, encode
 from muster.host.peers import peer_of
 from muster.runtime.redaction import Redaction
@@ -45,7 +51,7 @@ class _Terminated(BaseException):
 
 
 class Server:
-    """The listening socket, and the connections by thread."""
+    """The listening socket, and its connections."""
 
     def __init__(
         self, assignment: storage.StorageAssignment, starter_gone: threading.Event
@@ -53,13 +59,12 @@ class Server:
         self._starter_gone = starter_gone
         self._grace_seconds = assignment.stop_grace_seconds
         self._redaction = Redaction(assignment.keys.values())
-        self._connections: dict[threading.Thread, Connection] = {}
+        self._connections: list[Connection] = []
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._path = None if assignment.socket.startswith("@") else Path(assignment.socket)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.settimeout(CHECK_SECONDS)
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+        self._unlink()
         with socket_address(assignment.socket) as address:
             self._listener.bind(address)
         self._listener.listen(BACKLOG)
@@ -69,44 +74,35 @@ class Server:
         needed_at = time.monotonic()
         with suppress(_Terminated):
             while time.monotonic() < needed_at + LINGER_SECONDS:
+                self._connections = [each for each in self._connections if each.is_alive()]
                 if self._connections or not self._starter_gone.is_set():
                     needed_at = time.monotonic()
                 with suppress(TimeoutError):
                     channel, _ = self._listener.accept()
                     if peer_of(channel).user_id == os.geteuid():
-                        self._serve(channel)
+                        connection = Connection(channel, self._locks, self._redaction)
+                        connection.start()
+                        self._connections.append(connection)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._listener.close()
+        self._unlink()
+        deadline = time.monotonic() + self._grace_seconds
+        for connection in self._connections:
+            connection.finish(max(0.0, deadline - time.monotonic()))
+
+    def _unlink(self) -> None:
         if self._path is not None:
             self._path.unlink(missing_ok=True)
-        deadline = time.monotonic() + self._grace_seconds
-        for thread, connection in list(self._connections.items()):
-            connection.stop_receiving()
-            thread.join(max(0.0, deadline - time.monotonic()))
-
-    def _serve(self, channel: socket.socket) -> None:
-        def serve() -> None:
-            try:
-                connection.serve()
-            finally:
-                del self._connections[thread]
-
-        connection = Connection(channel, self._locks, self._redaction)
-        thread = threading.Thread(target=serve, daemon=True)
-        self._connections[thread] = connection
-        thread.start()
 
 
-class Connection:
-    """The requests of one rank about one place."""
+class Connection(threading.Thread):
+    """Carries out the requests of one rank about one place."""
 
     def __init__(
-        self,
-        channel: socket.socket,
-        locks: defaultdict[str, threading.Lock],
-        redaction: Redaction,
+        self, channel: socket.socket, locks: defaultdict[str, threading.Lock], redaction: Redaction
     ) -> None:
         """`locks` are those of all places."""
+        super().__init__(daemon=True)
         channel.settimeout(None)
         self._channel: Final = channel
         self._locks: Final = locks
@@ -114,8 +110,7 @@ class Connection:
         self._place: Place | None = None
         self._manager: CheckpointManager | None = None
 
-    def serve(self) -> None:
-        """Carry out requests until the rank is gone."""
+    def run(self) -> None:
         with self._channel, suppress(OSError, WireError):  # the rank is gone, or not ours
             while True:
                 content, descriptors, _, _ = socket.recv_fds(
@@ -131,10 +126,11 @@ class Connection:
         if self._manager is not None:
             self._manager.close()
 
-    def stop_receiving(self) -> None:
-        """Receive only what was sent before."""
+    def finish(self, seconds: float) -> None:
+        """Wait until everything is carried out that was sent before."""
         with suppress(OSError):  # its thread has closed it
             self._channel.shutdown(socket.SHUT_RD)
+        self.join(seconds)
 
     def _answer(self, request: StorageRequest, descriptors: list[int]) -> None:
         reply: StorageReply
@@ -142,12 +138,11 @@ class Connection:
         try:
             reply, memory = self._carry_out(request, descriptors)
         except MusterError as error:
-            reply = self._failed(type(error).__name__, str(error))
+            reply = StorageFailed(error=type(error).__name__, message=self._log(str(error)))
         except Exception as error:  # noqa: BLE001  the rank decides what follows
             self._log(traceback.format_exc())
-            reply = self._failed(
-                CheckpointFailed.__name__, f"the storage process failed: {error!r}"
-            )
+            message = self._log(f"the storage process failed: {error!r}")
+            reply = StorageFailed(error=CheckpointFailed.__name__, message=message)
         try:
             socket.send_fds(self._channel, [encode(reply)], memory)
         finally:
@@ -194,21 +189,15 @@ class Connection:
         )
         return reply, [memory]
 
-    def _failed(self, error: str, message: str) -> StorageReply:
-        self._log(message)
-        sentence = self._redaction.redact_text(message)[:SENTENCE_LIMIT]
-        return storage.StorageFailed(error=error, message=sentence)
-
     def _warn(self, sentence: str) -> None:
-        self._log(sentence)
-        warned = storage.StorageWarned(
-            message=self._redaction.redact_text(sentence)[:SENTENCE_LIMIT]
-        )
         with suppress(OSError):  # the rank is gone, its save goes on
-            self._channel.send(encode(warned))
+            self._channel.send(encode(storage.StorageWarned(message=self._log(sentence))))
 
-    def _log(self, text: str) -> None:
-        print_stderr(self._redaction.redact_text(text))
+    def _log(self, text: str) -> str:
+        """Print a text without keys, and return as much of it as a message holds."""
+        redacted = self._redaction.redact_text(text)
+        print_stderr(redacted)
+        return redacted[:SENTENCE_LIMIT]
 
 
 def main() -> None:

@@ -82,31 +82,25 @@ class StorageConnection:
 
         Raises the error that the process has met, and `CheckpointFailed` if it cannot be reached.
         """
-        for _ in range(DEATHS_LIMIT):
-            if self._channel is None:
-                self._send_patiently()
+        deaths, deadline = 0, time.monotonic() + REACH_SECONDS
+        while deaths < DEATHS_LIMIT and time.monotonic() < deadline:
             with suppress(OSError, WireError):
+                if self._channel is None:
+                    self._send()
                 return self._receive()
-            self.close()
-        raise CheckpointFailed(f"the storage process died {DEATHS_LIMIT} times: see its log")
+            if self._channel is not None:  # it has died
+                deaths, deadline = deaths + 1, time.monotonic() + REACH_SECONDS
+                self.close()
+            self._revive()
+            time.sleep(RETRY_SECONDS)
+        raise CheckpointFailed(
+            f"the storage process at {self._address} does not answer: see storage.log"
+        )
 
     def close(self) -> None:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
-
-    def _send_patiently(self) -> None:
-        deadline = time.monotonic() + REACH_SECONDS
-        while True:
-            try:
-                return self._send()
-            except OSError as error:
-                if time.monotonic() >= deadline:
-                    raise CheckpointFailed(
-                        f"the storage process at {self._address} cannot be reached: see its log"
-                    ) from error
-            self._revive()
-            time.sleep(RETRY_SECONDS)
 
     def _send(self) -> None:
         try:
@@ -212,15 +206,8 @@ class RemoteCheckpoints:
         except (ValueError, RecursionError) as error:
             raise UnsupportedState(f"the state cannot be written as JSON: {error}") from error
         self._memory.fill([*packed.buffers, values])
-        self._save = (
-            storage.Save(
-                step=step,
-                position=position,
-                state_bytes=packed.size_bytes,
-                values_bytes=len(values),
-            ),
-            on_saved,
-        )
+        sizes = {"state_bytes": packed.size_bytes, "values_bytes": len(values)}
+        self._save = storage.Save(step=step, position=position, **sizes), on_saved
         self._start()
 
     def flush(self) -> None:
