@@ -22,10 +22,10 @@ import msgspec
 from muster.checkpoints import errors
 from muster.checkpoints.errors import CheckpointError, CheckpointFailed, UnsupportedState
 from muster.checkpoints.format import State, pack, unpack
-from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manager import CheckpointManager
 from muster.checkpoints.manifest import CheckpointName, Owner, decode_manifest
 from muster.checkpoints.reader import Checkpoint
+from muster.checkpoints.store import CheckpointStore, open_store
 from muster.contracts import storage
 from muster.contracts.environ import RankSettings
 from muster.contracts.errors import WireError
@@ -283,21 +283,24 @@ def open_manager(
     place: Place, warn: Callable[[str], None], *, is_remote: bool = False
 ) -> CheckpointManager:
     """Return the manager of a place; `is_remote`: for saves that cost training nothing."""
+
+    def store_at(text: str) -> CheckpointStore:
+        return open_store(parse_location(text), warn)
+
     return CheckpointManager(
-        files=LocalFileSystem(),
-        directory=Path(place.location),
+        store=store_at(place.location),
         owner=Owner(
             job_id=place.job_id,
             job_uid=place.job_uid,
             rank=place.rank,
             world_size=place.world_size,
             generation=place.generation,
+            any_world_size=place.any_world_size,
         ),
         keep_last=place.keep_last,
         clock=lambda: datetime.now(UTC),
         warn=warn,
-        inherited=None if place.inherited is None else Path(place.inherited),
-        any_world_size=place.any_world_size,
+        inherited=None if place.inherited is None else store_at(place.inherited),
         reports_cost=not is_remote,
     )
 
