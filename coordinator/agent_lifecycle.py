@@ -26,7 +26,7 @@ from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import JobSpec
 from muster.contracts.token import sha256_of
 from muster.datasets.errors import DatasetError
-from muster.datasets.reader import find_shards
+from muster.datasets.sources import open_source
 from muster.datasets.synthetic import ensure_synthetic
 from muster.host.ports import group_port
 from muster.host.processes import is_running
@@ -276,7 +276,7 @@ def prepare(spec: JobSpec, settings: ServiceSettings) -> Completed:
             if completed.dataset_dir == DataDir(settings.data_dir).synthetic_dataset:
                 ensure_synthetic(completed.dataset_dir)
             else:
-                find_shards(completed.dataset_dir)
+                open_source(completed.dataset_dir)
     except DatasetError as error:
         raise Unprepared(JobFailure(reason=Reason.INVALID_DATASET, message=str(error))) from error
     is_directory = False

@@ -13,7 +13,7 @@ from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import JobSpec
 from muster.datasets.errors import DatasetEmpty, DatasetMissing
-from muster.datasets.reader import find_shards
+from muster.datasets.sources import open_source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ def complete(spec: JobSpec, settings: ServiceSettings, working_dir: Path) -> Com
         dataset_dir = working_dir / spec.dataset_dir
     elif spec.command is None and spec.program is None:
         try:
-            find_shards(dataset_dir)
+            open_source(dataset_dir)
         except (DatasetMissing, DatasetEmpty):
             note = (
                 f"no data set was named and none is at {dataset_dir}: a small synthetic one will "

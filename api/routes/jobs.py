@@ -53,7 +53,7 @@ from muster.contracts.views import (
     SummaryList,
     SummaryView,
 )
-from muster.datasets.reader import find_shards
+from muster.datasets.sources import open_source
 from muster.datasets.synthetic import synthetic
 
 KEY_LIMIT: Final = 255
@@ -355,7 +355,7 @@ def _shards_per_rank(spec: JobSpec, synthetic_dataset: Path) -> list[int] | None
         found = synthetic().facts.shards  # it is written when a rank first needs it
     else:
         with refusing("dataset_dir"):
-            found = len(find_shards(directory))
+            found = len(open_source(directory).shards)
     if spec.mode == "synchronous":
         return [stop - start for start, stop in ranges(spec.virtual_shards, spec.world_size)]
     numbers = range(found)

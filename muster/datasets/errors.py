@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from muster.contracts.errors import MusterError
+from muster.contracts.location import Location
 
 SHOWN_CHARACTERS: Final = 80  # the part of an invalid line that an error shows
 
@@ -22,7 +23,7 @@ class DatasetError(MusterError):
 
 
 class _NoDataset(DatasetError):
-    def __init__(self, directory: Path, problem: str) -> None:
+    def __init__(self, directory: Location, problem: str) -> None:
         super().__init__(
             f"the data set {directory} {problem}: make one with muster dataset digits --out "
             f"{directory}"
@@ -50,7 +51,7 @@ class ShardUnreadable(DatasetError):
 class ShardChanged(DatasetError):
     """`path` does not hold the content that a position or an index refers to."""
 
-    def __init__(self, path: Path, problem: str) -> None:
+    def __init__(self, path: Location, problem: str) -> None:
         super().__init__(
             f"{path} {problem}: restore the file that the job started with, or start a new job"
         )
@@ -59,7 +60,7 @@ class ShardChanged(DatasetError):
 class InvalidSample(DatasetError):
     """Line `line_number` (counted from 1) of `path` is invalid."""
 
-    def __init__(self, path: Path, line_number: int, problem: str, line: bytes = b"") -> None:
+    def __init__(self, path: Location, line_number: int, problem: str, line: bytes = b"") -> None:
         shown = f" (it starts with {_excerpt(line)})" if line else ""
         super().__init__(
             f"{path}:{line_number}: {problem}{shown}: correct or remove the line, "
@@ -70,7 +71,7 @@ class InvalidSample(DatasetError):
 class DatasetNotWritable(DatasetError):
     """Nothing was written to `path`."""
 
-    def __init__(self, path: Path, problem: str) -> None:
+    def __init__(self, path: Location, problem: str) -> None:
         super().__init__(f"cannot write to {path}: {problem}")
 
 

@@ -14,11 +14,14 @@ from itertools import islice
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
+from xxhash import xxh3_64
 
+from muster.contracts.shards import Shard
 from muster.datasets.errors import DatasetNotWritable
 from muster.datasets.index import ShardIndex, index_beside
-from muster.datasets.reader import shard_name, sorted_shard_names
-from muster.datasets.schema import FACTS_NAME, HELD_OUT_NAME, Contents
+from muster.datasets.schema import HELD_OUT_NAME, Contents
+from muster.datasets.source import FACTS_NAME, shard_name, sorted_shard_names
 
 
 def write_dataset(directory: Path, contents: Contents, *, replace: bool = False) -> None:
@@ -56,22 +59,38 @@ def _staged(directory: Path, contents: Contents) -> Iterator[Path]:
 def _write_files(staging: Path, contents: Contents) -> None:
     facts = contents.facts
     lines = iter(contents.lines)
+    files: list[Shard] = []
     base, extra = divmod(facts.samples, facts.shards)
     for number in range(facts.shards):
         shard = staging / shard_name(number)
-        _write_lines(shard, islice(lines, base + (number < extra)))
-        ShardIndex.build(shard, index_beside(shard))
+        xxh3 = _write_lines(shard, islice(lines, base + (number < extra)))
+        index = ShardIndex.build(shard, index_beside(shard))
+        files.append(
+            Shard(
+                name=shard.name,
+                size_bytes=index.fingerprint.size_bytes,
+                lines=index.lines,
+                hash_sum=index.hash_sum,
+                xxh3=xxh3,
+            )
+        )
     if facts.held_out:
         _write_lines(staging / HELD_OUT_NAME, contents.held_out)
-    _write_lines(staging / FACTS_NAME, [msgspec.json.encode(facts)])
+    _write_lines(staging / FACTS_NAME, [msgspec.json.encode(replace(facts, files=tuple(files)))])
 
 
-def _write_lines(path: Path, lines: Iterable[bytes]) -> None:
+def _write_lines(path: Path, lines: Iterable[bytes]) -> str:
+    """Return the hash of the file."""
+    digest = xxh3_64()
     with path.open("wb") as file:
-        file.writelines(line + b"\n" for line in lines)
+        for line in lines:
+            content = line + b"\n"
+            digest.update(content)
+            file.write(content)
         file.flush()
         # A shard truncated by a power failure would look like a smaller data set.
         os.fsync(file.fileno())
+    return digest.hexdigest()
 
 
 def _move_in(staging: Path, directory: Path) -> None:
