@@ -6,7 +6,9 @@ DatasetError
 ├── ShardUnreadable      the system cannot list or read it
 ├── ShardChanged         a shard is not the one that was indexed or partly read
 ├── InvalidSample        a line that is not a valid sample: it has a file and a number
-└── DatasetNotWritable   a data set or an index cannot be written there
+├── DatasetNotWritable   a data set or an index cannot be written there
+└── CacheFull            a shard does not fit beside those that are being read, or the disk is full
+    └── CacheTooSmall    the limit of the cache is below what this data set needs at once
 """
 
 from pathlib import Path
@@ -73,6 +75,20 @@ class DatasetNotWritable(DatasetError):
 
     def __init__(self, path: Location, problem: str) -> None:
         super().__init__(f"cannot write to {path}: {problem}")
+
+
+class CacheFull(DatasetError):
+    """There is no room for a shard in the cache at `directory`."""
+
+    def __init__(self, directory: Path, problem: str) -> None:
+        super().__init__(
+            f"the cache {directory} has no room for a shard: {problem}. Raise MUSTER_CACHE_BYTES, "
+            "or name a larger disk in MUSTER_CACHE_DIR"
+        )
+
+
+class CacheTooSmall(CacheFull):
+    """The data set can never be read with this limit."""
 
 
 def _excerpt(line: bytes) -> str:

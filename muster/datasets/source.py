@@ -14,7 +14,12 @@ from muster.datasets.index import Totals
 
 FACTS_NAME: Final = "dataset.json"
 
-_SHARD_NAME: Final = re.compile(r"shard_[^/]+\.txt")
+WRITING: Final = b'{"writing":'
+"""How ``dataset.json`` begins in a store until all shards are there."""
+
+SHARD_PREFIX: Final = "shard_"
+
+_SHARD_NAME: Final = re.compile(rf"{SHARD_PREFIX}[^/]+\.txt")
 
 
 class DatasetFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -51,10 +56,10 @@ class DataSource(Protocol):
     def path(self, shard_idx: int, reading: Reading | None = None) -> Path:
         """Return a complete, verified local file with the content of a shard; waits for it.
 
-        The file stays until the same rank asks for its next shard. A source that fetches uses the
-        order in `reading` to fetch early and to keep what is needed soonest. None means no known
-        order: every shard that is asked for stays. Raises `ShardChanged` for a shard that is not
-        the listed one, and `ShardUnreadable`.
+        The file stays until the same rank asks for its next shard. The shard is one of
+        ``reading.own``; a source that fetches uses their order to fetch early and to keep what is
+        needed soonest. None means no known order: every shard stays. Raises `ShardUnreadable`, and
+        `ShardChanged` for a shard that is not the listed one.
         """
 
     def totals(self, shard_idxs: Iterable[int]) -> list[Totals]:
@@ -82,7 +87,7 @@ def refuse_empty(location: Location, shards: Sequence[Shard]) -> None:
         raise DatasetEmpty(location, f"has {len(shards)} shards without a single line")
 
 
-def decode_facts(content: bytes) -> DatasetFacts | None:
+def decode_facts(content: bytes | bytearray) -> DatasetFacts | None:
     """Return the facts of a generated data set; None if these are not such facts."""
     try:
         return msgspec.json.decode(content, type=DatasetFacts)

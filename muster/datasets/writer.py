@@ -9,19 +9,30 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from itertools import islice
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
+from secrets import token_hex
 
 import msgspec
-from msgspec.structs import replace
 from xxhash import xxh3_64
 
+from muster.contracts.location import S3Location
 from muster.contracts.shards import Shard
 from muster.datasets.errors import DatasetNotWritable
 from muster.datasets.index import ShardIndex, index_beside
 from muster.datasets.schema import HELD_OUT_NAME, Contents
-from muster.datasets.source import FACTS_NAME, shard_name, sorted_shard_names
+from muster.datasets.source import (
+    FACTS_NAME,
+    SHARD_PREFIX,
+    WRITING,
+    shard_name,
+    sorted_shard_names,
+)
+from muster.objects.client import THREADS, S3Client
+from muster.objects.errors import ObjectMissing
 
 
 def write_dataset(directory: Path, contents: Contents, *, replace: bool = False) -> None:
@@ -44,6 +55,41 @@ def write_dataset(directory: Path, contents: Contents, *, replace: bool = False)
         raise DatasetNotWritable(
             directory, f"{error.strerror or error}; choose another directory"
         ) from error
+
+
+def upload_dataset(
+    location: S3Location, client: S3Client, contents: Contents, *, replace: bool = False
+) -> None:
+    """Write `contents` below `location`, as `write_dataset` does; raises `ObjectStoreError`, too.
+
+    A store has no rename: ``dataset.json`` says that the data set is incomplete until the rest of
+    it is there. Before that, everything is written to the directory for temporary files.
+    """
+    facts, etag = location / FACTS_NAME, None
+    with suppress(ObjectMissing):
+        etag = client.head(facts).etag
+    old = [each.name for each in client.list(location, SHARD_PREFIX)]
+    if not replace and (etag or old):
+        raise DatasetNotWritable(location, "it already holds shards; add --force to replace them")
+
+    def put(path: Path) -> None:
+        with (
+            path.open("rb") as file,
+            mmap(file.fileno(), 0, access=ACCESS_READ) as content,
+            memoryview(content) as view,
+        ):
+            client.put_if_absent(location / path.name, [view])
+
+    try:
+        with tempfile.TemporaryDirectory(prefix="muster-dataset-") as staging:
+            _write_files(Path(staging), contents)
+            etag = client.compare_and_swap(facts, WRITING + b'"%s"}' % token_hex().encode(), etag)
+            client.delete(location / name for name in (*old, HELD_OUT_NAME))
+            with ThreadPoolExecutor(THREADS) as pool:
+                list(pool.map(put, [*shards_in(Path(staging)), *Path(staging).glob(HELD_OUT_NAME)]))
+            client.compare_and_swap(facts, (Path(staging) / FACTS_NAME).read_bytes(), etag)
+    except OSError as error:
+        raise DatasetNotWritable(location, f"{error.strerror or error} in TMPDIR") from error
 
 
 @contextmanager
@@ -76,7 +122,10 @@ def _write_files(staging: Path, contents: Contents) -> None:
         )
     if facts.held_out:
         _write_lines(staging / HELD_OUT_NAME, contents.held_out)
-    _write_lines(staging / FACTS_NAME, [msgspec.json.encode(replace(facts, files=tuple(files)))])
+    _write_lines(
+        staging / FACTS_NAME,
+        [msgspec.json.encode(msgspec.structs.replace(facts, files=tuple(files)))],
+    )
 
 
 def _write_lines(path: Path, lines: Iterable[bytes]) -> str:

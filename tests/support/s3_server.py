@@ -4,11 +4,11 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from muster.contracts.location import S3Location
-from muster.objects.client import StoreAccess
+from muster.objects.client import S3Client, StoreAccess
 
 REGION = "us-east-1"
 
@@ -42,6 +42,11 @@ def new_bucket(access: StoreAccess) -> S3Location:
         region_name=REGION,
     ).create_bucket(Bucket=name)
     return S3Location(name, "prefix")
+
+
+def put_files(client: S3Client, location: S3Location, contents: Mapping[str, bytes]) -> None:
+    for name, content in contents.items():
+        client.put_if_absent(location / name, [memoryview(content)])
 
 
 _SERVER = """
