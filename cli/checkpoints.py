@@ -19,7 +19,7 @@ import msgspec
 
 from cli.connection import complete_jobs, connected
 from cli.errors import ExitCode, Misuse
-from cli.output import Column, Output, columns, facts, moment, output_option, plural, show
+from cli.output import Column, Group, Output, columns, facts, moment, output_option, plural, show
 from muster.checkpoints.errors import CheckpointMissing
 from muster.checkpoints.manifest import CheckpointName
 from muster.client.progress import duration
@@ -85,6 +85,14 @@ def find_checkpoint(word: str, rank: int | None) -> Checkpoint:
     if found is None or path.is_dir():
         return _checkpoint_dir(word, rank).newest()
     return _checkpoint_dir(found[1], rank).of_step(int(found[2]))
+
+
+def _ranks(word: str) -> list[int | None]:
+    """Return the ranks that have checkpoints of their own, None if `word` is one checkpoint."""
+    if _is_directory(word) and CheckpointName.parse(Path(word).name):
+        return [None]
+    found = None if Path(word).is_dir() else _WITH_STEP.fullmatch(word)
+    return [place.rank for place in _checkpoint_dirs(found[1] if found else word)[1]]
 
 
 def _checkpoint_dir(word: str, rank: int | None) -> CheckpointDir:
@@ -166,7 +174,7 @@ def _which_argument(name: str) -> Callable[[_Function], _Function]:
     return click.argument(name, metavar="WHERE[:STEP]", shell_complete=complete_jobs, help=text)
 
 
-@click.group()
+@click.group(cls=Group)
 def checkpoint() -> None:
     """List, verify, compare and export checkpoints.
 
@@ -227,23 +235,30 @@ def verify(where: str, output: Output) -> None:
 @_rank_option
 @output_option
 def diff(first: str, second: str, rank: int | None, output: Output) -> None:
-    """Compare two checkpoints bit by bit.
+    """Compare two checkpoints bit by bit, or those of each rank.
 
     Exit code 1 if they differ. For example:
     muster checkpoint diff my-job:40 my-job:45
     """
     from muster.checkpoints.comparison import differences  # noqa: PLC0415
 
-    states = []
-    for which in (first, second):
-        found = find_checkpoint(which, rank)
-        position = msgspec.to_builtins(found.position)
-        states.append({**found.state, **{f"position.{at}": n for at, n in position.items()}})
-    unequal = differences(*states)
-    body = {"equal": not unequal, "differences": msgspec.to_builtins(unequal)}
-    equal = [f"equal bits: {len(states[0])} entries, including the position"]
-    lines = columns(body["differences"], _DIFFERENCES) if unequal else equal
-    show(output, body, lines, (one.name for one in unequal))
+    ranks, unequal, entries = [rank], [], 0
+    if rank is None and (shared := _ranks(first)) == _ranks(second):
+        ranks = shared
+    for one in ranks:
+        states = []
+        for saved in (find_checkpoint(first, one), find_checkpoint(second, one)):
+            position = msgspec.to_builtins(saved.position)
+            states.append({**saved.state, **{f"position.{at}": n for at, n in position.items()}})
+        whose = f"rank {one}: " if len(ranks) > 1 else ""
+        found = msgspec.to_builtins(differences(*states))
+        unequal += [{**it, "name": whose + it["name"]} for it in found]
+        entries += len(states[0])
+    body = {"equal": not unequal, "differences": unequal}
+    of_ranks = f" of {len(ranks)} ranks" if len(ranks) > 1 else ""
+    equal = [f"equal bits: {entries} entries{of_ranks}, including the position"]
+    lines = columns(unequal, _DIFFERENCES) if unequal else equal
+    show(output, body, lines, (one["name"] for one in unequal))
     if unequal:
         sys.exit(ExitCode.FAILED)
 

@@ -90,10 +90,7 @@ RequestedDeletion = Annotated[Deletion, Depends(_deletion)]
 
 
 @router.delete(
-    "/jobs/{job_id}",
-    **operation(
-        "Delete a job that is over", SUBMIT, Deleted, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT
-    ),
+    "/jobs/{job_id}", **operation("Delete a job that is over", SUBMIT, Deleted, 404, 409)
 )
 async def delete_job(
     job_id: KnownJobId,

@@ -56,7 +56,7 @@ def refusal(submitter: Submitter, **fields: object) -> str:
 
 
 def test_a_generated_id_sorts_by_time(submitter: Submitter) -> None:
-    assert submitter.prepare(JobRequest()).job_id == "job-20260102t030405-xmxt0u"
+    assert submitter.prepare(JobRequest()).job_id == "job-20260102t030405-vpg66ajd"
 
 
 def test_relative_paths_start_at_the_servers_directory(
@@ -64,8 +64,8 @@ def test_relative_paths_start_at_the_servers_directory(
 ) -> None:
     for name in ("mine", "work"):
         (tmp_path / name).mkdir()
-    request = JobRequest(dataset_dir="mine", working_dir="work", checkpoint_dir="saved")
-    spec = submitter.prepare(request).spec
+    paths = {"dataset_dir": "mine", "working_dir": "work", "checkpoint_dir": "saved"}
+    spec = submitter.prepare(JobRequest(command=("true",), **paths)).spec
     assert spec.dataset_dir == str(tmp_path / "mine")
     assert spec.working_dir == str(tmp_path / "work")
     assert spec.checkpoint_dir == str(tmp_path / "saved")
@@ -103,11 +103,17 @@ def test_an_unreadable_default_data_set_is_refused(submitter: Submitter, tmp_pat
     assert refusal(submitter) == "dataset_dir"
 
 
+def test_a_program_without_any_data_is_refused(submitter: Submitter) -> None:
+    assert refusal(submitter, mode="synchronous", program="module:Net") == "dataset_dir"
+
+
 def test_a_program_is_looked_for_in_the_working_directory(
     submitter: Submitter, tmp_path: Path
 ) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "train.py").touch()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "shard_00000.txt").write_text("line\n")
     for program in ("train.py:Net", "package.module:Net"):
         request = JobRequest(mode="synchronous", program=program, working_dir="work")
         assert submitter.prepare(request).spec.program == program
