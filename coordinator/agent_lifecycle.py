@@ -219,6 +219,8 @@ class AgentLifecycle:
             max_log_bytes=snapshot.spec.max_log_bytes,
             secrets=snapshot.spec.secrets,
             secrets_dir=str(self._data.secrets),
+            # The launcher adds the keys.
+            store_keys={} if job.places is not None and job.places.uses_store else None,
             adopted=tuple(
                 AdoptedRank(
                     rank=rank.rank,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from muster.contracts.location import SCHEME
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import JobSpec
@@ -26,6 +27,12 @@ class Completed:
     working_dir: Path
     note: str | None
     """What the user should know about a default directory."""
+
+    @property
+    def uses_store(self) -> bool:
+        """Whether its ranks need a storage process."""
+        places = self.spec.dataset_dir, self.spec.checkpoint_dir
+        return any(text is not None and text.startswith(SCHEME) for text in places)
 
 
 def complete(spec: JobSpec, settings: ServiceSettings, working_dir: Path) -> Completed:

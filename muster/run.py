@@ -23,30 +23,30 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from muster.checkpoints.local import LocalFileSystem
-from muster.checkpoints.manager import CheckpointManager
-from muster.checkpoints.manifest import Owner
 from muster.checkpoints.nested import flatten, unflatten
-from muster.checkpoints.reader import Checkpoint, CheckpointReader
 from muster.contracts.environ import RankSettings
+from muster.contracts.errors import MusterError
 from muster.contracts.messages import METRIC_NAME_LIMIT, METRICS_LIMIT, Heartbeat
 from muster.contracts.paths import checkpoints_of_rank
 from muster.contracts.rank import COUNT_MAX, RankProgress
 from muster.contracts.shards import Reading
 from muster.contracts.spec import JOB_ID_PATTERN
+from muster.contracts.storage import Place
 from muster.datasets.reader import SampleReader
 from muster.datasets.source import DataSource
 from muster.datasets.sources import open_source
 from muster.program import refuse_while_loaded
 from muster.runtime.agent_client import AgentClient, AgentSocket
+from muster.runtime.exit_report import print_error
 from muster.runtime.heartbeat import Supervision
+from muster.runtime.stderr_messages import flush_streams
+from muster.runtime.storage_client import open_checkpoints
 
 STOP_CHECK_SECONDS: Final = 0.1
 """time.sleep() resumes after a signal handler (PEP 475), so a long sleep is cut into pieces."""
@@ -62,6 +62,7 @@ def join() -> "Run":
     refuse_while_loaded()
     settings = RankSettings.read(os.environ, world_size=1, job_id=_own_job_id())
     run = Run(settings, AgentClient(AgentSocket.of(settings)))
+    atexit.register(run.exit_failed)  # called last
     run.start()
     return run
 
@@ -80,20 +81,18 @@ class Run:
         self._metrics: dict[str, float] = {}
         self._checkpoints_saved = 0
         self._last_checkpoint_step: int | None = None
-        self._vault: Final = CheckpointManager(
-            files=LocalFileSystem(),
-            directory=self._checkpoints_of(settings.job_id),
-            owner=Owner(
-                job_id=settings.job_id,
-                job_uid=settings.job_uid,
-                rank=settings.rank,
-                world_size=settings.world_size,
-                generation=settings.generation,
-            ),
+        self._exit_code = 0
+        place = Place(
+            location=self._checkpoints_of(settings.job_id),
+            inherited=settings.resume_from and self._checkpoints_of(settings.resume_from),
+            job_id=settings.job_id,
+            job_uid=settings.job_uid,
+            rank=settings.rank,
+            world_size=settings.world_size,
+            generation=settings.generation,
             keep_last=settings.keep_last,
-            clock=lambda: datetime.now(UTC),
-            warn=self._supervision.warn,
         )
+        self._checkpoints: Final = open_checkpoints(settings, place, self._supervision.warn)
 
     @property
     def rank(self) -> int:
@@ -150,7 +149,7 @@ class Run:
     def start(self) -> None:
         """Connect to the agent, and handle SIGTERM and errors of Muster; `join` calls this."""
         self._supervision.start()
-        atexit.register(self._vault.close)
+        atexit.register(self._close)
 
     def restore(self) -> dict[str, Any] | None:
         """Return the state of the newest intact checkpoint, and seek to its position.
@@ -158,8 +157,8 @@ class Run:
         None if there is none. From now on no earlier attempt of this rank can save. Raises a
         `CheckpointError` that says what to do.
         """
-        self._vault.claim()
-        checkpoint = self._vault.restore() or self._inherited()
+        self._checkpoints.claim()
+        checkpoint = self._checkpoints.restore()
         if checkpoint is None:
             return None
         state = unflatten(checkpoint.state)
@@ -207,14 +206,21 @@ class Run:
     def checkpoint(self, state: Mapping[str, Any]) -> None:
         """Make `state` and the current position durable; no later crash loses them.
 
+        In an object store they are durable a little later: the state is copied when this returns,
+        another process saves it, and the next call waits for that. `flush` waits for it, and the
+        end of the process does.
+
         `state` maps names to PyTorch tensors, numpy arrays, None, bools, ints, floats, strings, and
         lists, tuples and dicts of these, such as `state_dict()` returns. `restore` returns tensors
         on the CPU. Raises a `CheckpointError`; older checkpoints are then unchanged.
         """
         position = self._reader.committed
-        self._vault.save(position.step, position, flatten(state))
-        self._checkpoints_saved += 1
-        self._last_checkpoint_step = position.step
+        noted = partial(self._note_saved, position.step)
+        self._checkpoints.save(position.step, position, flatten(state), noted)
+
+    def flush(self) -> None:
+        """Wait until the last checkpoint is durable; raises a `CheckpointError` if it is not."""
+        self._checkpoints.flush()
 
     def count_samples(self) -> int | None:
         """Return how many samples this rank reads in one epoch; None if that is not known yet."""
@@ -235,21 +241,25 @@ class Run:
         """The data set; raises a `DatasetError`."""
         return open_source(self.settings.dataset_dir)
 
-    def _checkpoints_of(self, job_id: str) -> Path:
-        return checkpoints_of_rank(self.settings.checkpoint_dir, job_id, self.rank)
+    def _checkpoints_of(self, job_id: str) -> str:
+        return str(checkpoints_of_rank(self.settings.checkpoint_dir, job_id, self.rank))
 
-    def _inherited(self) -> Checkpoint | None:
-        """Return the checkpoint of the job named by `resume_from`, if any."""
-        source = self.settings.resume_from
-        if source is None:
-            return None
-        return CheckpointReader(
-            files=LocalFileSystem(),
-            directory=self._checkpoints_of(source),
-            rank=self.rank,
-            world_size=self.world_size,
-            warn=self._supervision.warn,
-        ).newest_of_last_job()
+    def _note_saved(self, step: int) -> None:
+        self._checkpoints_saved += 1
+        self._last_checkpoint_step = step
+
+    def _close(self) -> None:
+        try:
+            self._checkpoints.flush()
+        except MusterError as error:
+            self._exit_code = print_error(error)
+        self._checkpoints.close()
+
+    def exit_failed(self) -> None:
+        """End the process with an error if its last checkpoint could not be made durable."""
+        if self._exit_code:
+            flush_streams()
+            os._exit(self._exit_code)
 
     def _beat(self, stopping: bool) -> Heartbeat:  # noqa: FBT001  a field of Beat
         position = self._reader.committed

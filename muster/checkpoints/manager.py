@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -189,7 +189,7 @@ class _Inventory:
 class CheckpointManager:
     """One rank's directory of checkpoints. For one thread of one process."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         *,
         files: FileSystem,
@@ -198,9 +198,13 @@ class CheckpointManager:
         keep_last: int,
         clock: Callable[[], datetime],
         warn: Callable[[str], None],
+        inherited: Path | None = None,
+        any_world_size: bool = False,
+        reports_cost: bool = True,
     ) -> None:
         """`clock` returns the time in UTC; `warn` takes sentences for the user.
 
+        A job without checkpoints begins with those of the last job in `inherited`.
         `keep_last` counts the newest one: 1 keeps nothing to fall back to.
         """
         if keep_last < 1:
@@ -215,12 +219,13 @@ class CheckpointManager:
             files=files,
             directory=directory.absolute(),
             rank=owner.rank,
-            world_size=owner.world_size,
+            world_size=None if any_world_size else owner.world_size,
             warn=warn,
         )
+        self._inherited: Final = inherited
         self._generation = -1 if owner.generation is None else owner.generation
         # For one rank: the others would warn of the same.
-        self._cost = SaveCost() if owner.rank == 0 else None
+        self._cost = SaveCost() if reports_cost and owner.rank == 0 else None
         self._inventory: _Inventory | None = None
         self._trusted: set[CheckpointName] = set()
 
@@ -235,7 +240,7 @@ class CheckpointManager:
                 self._inventory = self._open()
 
     def restore(self) -> Checkpoint | None:
-        """Return the newest intact checkpoint of this job, or None if it has none.
+        """Return the newest intact checkpoint of this job or what it inherits; None without any.
 
         Every byte is verified, and skipped checkpoints are reported to `warn`. Raises
         `CheckpointDamaged` if there are checkpoints and none is intact, `CheckpointMismatch` if
@@ -245,9 +250,17 @@ class CheckpointManager:
         checkpoint = self._reader.newest(self._owner.owns)
         if checkpoint is not None:
             self._trusted.add(checkpoint.name)
+        elif self._inherited is not None:
+            return replace(self._reader, directory=self._inherited).newest_of_last_job()
         return checkpoint
 
-    def save(self, step: int, position: Position, state: State) -> Manifest:
+    def save(
+        self,
+        step: int,
+        position: Position,
+        state: State | Packed,
+        on_saved: Callable[[], None] = lambda: None,
+    ) -> Manifest:
         """Save a checkpoint; once this returns, no crash and no power cut can lose it.
 
         Raises `UnsupportedState`, `StaleGeneration`, `CheckpointNotWritable` or
@@ -258,7 +271,7 @@ class CheckpointManager:
             raise ValueError(f"steps count from 0, got {step}")
         began = time.monotonic()
         saved_at = self._clock().isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        packed = pack(state)
+        packed = state if isinstance(state, Packed) else pack(state)
         inventory, self._inventory = self._inventory, None
         with checkpoint_errors("saving a checkpoint in", self._directory):
             if inventory is None:
@@ -292,7 +305,11 @@ class CheckpointManager:
         if self._cost and (warning := self._cost.warning(step, began, time.monotonic())):
             self._cost = None  # one warning is enough
             self._warn(warning)
+        on_saved()
         return manifest
+
+    def flush(self) -> None:
+        """Do nothing: a checkpoint is durable when `save` has returned."""
 
     def close(self) -> None:
         """Delete the recycled directories; a later save starts without any."""

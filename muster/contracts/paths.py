@@ -14,6 +14,7 @@
     logs/rank_00000.000.times     when each byte of it was written
     run/agent.log, agent.log.1    output of the agent itself
     run/agent.0003.sock           where ranks reconnect to the third agent after a takeover
+    run/storage.log, storage.sock output of the storage process, and where it listens; its lock
     run/exits/rank_00000.000.exit how that process ended, durable before it is reported
     run/exits/rank_00000.000.own  the exit report that the rank wrote itself
     run/rank_00000.000.error.json its error, as torch's `@record` writes it
@@ -23,7 +24,11 @@ import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, TypeVar
+
+from muster.contracts.location import Location, S3Location
+
+Anywhere = TypeVar("Anywhere", Path, S3Location, Location)
 
 TIME_MARK: Final = struct.Struct("<QQ")
 """One entry of a ``.times`` file: a size of the log in bytes, and when it had that size in
@@ -104,6 +109,14 @@ class JobFiles:
     def agent_log(self) -> Path:
         return self.run / "agent.log"
 
+    @property
+    def storage_log(self) -> Path:
+        return self.run / "storage.log"
+
+    @property
+    def storage_socket(self) -> Path:
+        return self.run / "storage.sock"
+
     def agent_socket(self, generation: int) -> Path:
         return self.run / f"agent.{generation:04d}.sock"
 
@@ -169,12 +182,12 @@ class DataDir:
         return JobFiles(self.jobs / job_id)
 
 
-def checkpoints_of_job(checkpoint_dir: Path, job_id: str) -> Path:
+def checkpoints_of_job(checkpoint_dir: Anywhere, job_id: str) -> Anywhere:
     """Return the directory of all checkpoints of a job."""
     return checkpoint_dir / job_id
 
 
-def checkpoints_of_rank(checkpoint_dir: Path, job_id: str, rank: int) -> Path:
+def checkpoints_of_rank(checkpoint_dir: Anywhere, job_id: str, rank: int) -> Anywhere:
     """Return the directory of one rank's own checkpoints (independent mode)."""
     return checkpoints_of_job(checkpoint_dir, job_id) / f"worker_{rank}"
 

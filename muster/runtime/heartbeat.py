@@ -14,6 +14,7 @@ from muster.checkpoints.errors import (
     CheckpointDamaged,
     CheckpointMismatch,
     CheckpointNotWritable,
+    StaleGeneration,
     UnsupportedState,
 )
 from muster.contracts.environ import RankSettings
@@ -188,6 +189,8 @@ class Supervision:
             cause = error.__cause__
             sys.__excepthook__(type(cause), cause, cause.__traceback__)
         print_stderr(f"muster: {error}")
+        if isinstance(error, StaleGeneration):
+            sys.exit(REPLACED_CODE)
 
 
 def permanent_error(error: MusterError, redaction: Redaction) -> PermanentFailure | Raised | None:

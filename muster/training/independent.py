@@ -78,6 +78,7 @@ def _train(run: Run, shape: SampleSchema) -> None:
             break
     if saved_at != run.steps_done or run.steps_done == 0:
         run.checkpoint(state)
+    run.flush()
     _print(run, "is asked to stop; saved" if run.should_stop else "is done")
 
 

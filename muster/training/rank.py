@@ -33,7 +33,7 @@ from muster.training.replay import Replay
 from muster.training.reporter import Reporter
 from muster.training.schedule import Schedule
 from muster.training.state_sync import Replica
-from muster.training.trainer import Trainer
+from muster.training.trainer import Outcome, Trainer
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
@@ -111,6 +111,8 @@ def train_synchronous(settings: RankSettings, working_dir: Path, agent: AgentCli
     reporter.supervision.send(Ready(port=groups.port))
     with _refusing_closed(agent.socket):
         outcome = trainer.run()
+    if outcome is not Outcome.LEFT:  # or a later group has its own checkpoints
+        reporter.flush()
     reporter.print_outcome(outcome)
     return 0
 
