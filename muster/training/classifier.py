@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from muster.contracts.location import Location, S3Location
 from muster.datasets.schema import LabelledSample, schema_of
 from muster.datasets.source import DataSource
 from muster.datasets.sources import open_source
@@ -91,9 +92,9 @@ def accuracy(state: Arrays, samples: Sequence[LabelledSample]) -> float:
 class Classifier:
     """A `muster.program.Program` that classifies samples ``{"x": [features], "y": class}``."""
 
-    def __init__(self, dataset: Path | DataSource) -> None:
+    def __init__(self, dataset: Location | DataSource) -> None:
         """Read the number of features and classes from the data; raises `DatasetError`."""
-        source = open_source(dataset) if isinstance(dataset, Path) else dataset
+        source = open_source(dataset) if isinstance(dataset, Path | S3Location) else dataset
         self._shape = schema_of(source, lines_limit=SHAPE_LINES)
         self.decode: Final = self._shape.decoder().decode
 
