@@ -35,11 +35,12 @@ from muster.contracts.errors import MusterError
 from muster.contracts.messages import METRIC_NAME_LIMIT, METRICS_LIMIT, Heartbeat
 from muster.contracts.paths import checkpoints_of_rank
 from muster.contracts.rank import COUNT_MAX, RankProgress
-from muster.contracts.shards import shards_of_rank
+from muster.contracts.shards import Reading
 from muster.contracts.spec import JOB_ID_PATTERN
 from muster.contracts.storage import Place
-from muster.datasets.index import ShardIndex
-from muster.datasets.reader import SampleReader, find_shards
+from muster.datasets.reader import SampleReader
+from muster.datasets.source import DataSource
+from muster.datasets.sources import open_source
 from muster.program import refuse_while_loaded
 from muster.runtime.agent_client import AgentClient, AgentSocket
 from muster.runtime.exit_report import print_error
@@ -72,7 +73,9 @@ class Run:
     def __init__(self, settings: RankSettings, client: AgentClient) -> None:
         self.settings = settings
         self._total_steps: int | None = None
-        self._reader = SampleReader(lambda: self.shards, settings.epochs)
+        self._batch_size: int | None = None
+        self.reading: Final = Reading(rank=settings.rank, world_size=settings.world_size)
+        self._reader = SampleReader(lambda: self.source, settings.epochs, self.reading)
         self._supervision = Supervision(client, settings, self._beat)
         self._loss: float | None = None
         self._metrics: dict[str, float] = {}
@@ -108,9 +111,13 @@ class Run:
     def total_steps(self) -> int | None:
         """How many steps this rank will take in all, for display.
 
-        Set by the first call of `batches` or `samples`, one step per batch. A program that counts
-        differently may set it to an integer of at least 0.
+        Set by the first call of `batches` or `samples`, one step per batch; where the samples of a
+        store are not counted yet, once the first epoch is read. A program that counts differently
+        may set it to an integer of at least 0.
         """
+        samples, size = self._reader.samples_per_epoch, self._batch_size
+        if self._total_steps is None and samples is not None and size is not None and size > 0:
+            self.total_steps = self.settings.epochs * math.ceil(samples / size)
         return self._total_steps
 
     @total_steps.setter
@@ -177,9 +184,9 @@ class Run:
         the type of the samples: ``msgspec.json.Decoder(MySample)``.
         """
         size = self.settings.batch_size if size is None else size
-        if self.total_steps is None:
-            batches = math.ceil(self.samples_per_epoch / size) if size > 0 else 0
-            self.total_steps = self.settings.epochs * batches
+        if self._total_steps is None:
+            self._batch_size = self._batch_size or size
+            self.count_samples()
         return self._reader.batches(size, decoder or msgspec.json.Decoder())
 
     def step(self, *, loss: float | None = None, **metrics: float) -> None:
@@ -215,10 +222,13 @@ class Run:
         """Wait until the last checkpoint is durable; raises a `CheckpointError` if it is not."""
         self._checkpoints.flush()
 
-    @cached_property
-    def samples_per_epoch(self) -> int:
-        """The number of samples that this rank reads in one epoch."""
-        return sum(ShardIndex.open(shard).lines for shard in self.shards)
+    def count_samples(self) -> int | None:
+        """Return how many samples this rank reads in one epoch; None if that is not known yet."""
+        if self._reader.samples_per_epoch is None:
+            totals = self.source.known_totals(self.reading.own(len(self.source.shards)))
+            if totals is not None:
+                self._reader.samples_per_epoch = sum(shard.lines for shard in totals)
+        return self._reader.samples_per_epoch
 
     def rest(self, seconds: float) -> None:
         """Sleep, but return early once `should_stop` is set."""
@@ -227,10 +237,9 @@ class Run:
             time.sleep(min(left, STOP_CHECK_SECONDS))
 
     @cached_property
-    def shards(self) -> list[Path]:
-        """The shard files of this rank, in reading order; raises a `DatasetError`."""
-        shards = find_shards(self.settings.dataset_dir)
-        return shards_of_rank(shards, self.rank, self.world_size)
+    def source(self) -> DataSource:
+        """The data set; raises a `DatasetError`."""
+        return open_source(self.settings.dataset_dir)
 
     def _checkpoints_of(self, job_id: str) -> str:
         return str(checkpoints_of_rank(self.settings.checkpoint_dir, job_id, self.rank))

@@ -32,6 +32,7 @@ from muster.contracts.messages import (
 from muster.contracts.retry import REPLACED_CODE
 from muster.contracts.wire import encodable
 from muster.datasets.errors import (
+    CacheTooSmall,
     DatasetEmpty,
     DatasetMissing,
     InvalidSample,
@@ -55,7 +56,14 @@ LAST_REPORT_SECONDS: Final = 5.0
 MESSAGE_LIMIT: Final = 8192
 """Characters of an error that is reported: a longer message would not fit into the channel."""
 
-_BAD_DATA: Final = (DatasetMissing, DatasetEmpty, ShardUnreadable, ShardChanged, InvalidSample)
+_BAD_DATA: Final = (
+    DatasetMissing,
+    DatasetEmpty,
+    ShardUnreadable,
+    ShardChanged,
+    InvalidSample,
+    CacheTooSmall,
+)
 _PERMANENT: Final[Mapping[Reason, tuple[type[MusterError], ...]]] = {
     Reason.INVALID_DATASET: _BAD_DATA,
     Reason.INVALID_CHECKPOINT: (CheckpointDamaged, CheckpointMismatch, CheckpointNotWritable),

@@ -18,7 +18,7 @@ from muster.contracts.messages import Ready
 from muster.contracts.spec import GROUP_LIMIT, JobSpec
 from muster.datasets.errors import DatasetEmpty
 from muster.datasets.random_access import RandomAccess
-from muster.datasets.reader import find_shards
+from muster.datasets.sources import open_source
 from muster.host.containment import contain_self
 from muster.program import InvalidProgram, Program
 from muster.runtime.agent_client import AgentClient, AgentSocket
@@ -71,15 +71,16 @@ def train_synchronous(settings: RankSettings, working_dir: Path, agent: AgentCli
     """Train with the members of each group, to the end or until asked to stop."""
     reporter = Reporter(settings, agent)
     reporter.supervision.start()
+    source = open_source(settings.dataset_dir)
     program: Program
     with reporter.busy:
         if settings.program is None:
-            program = Classifier(settings.dataset_dir)
+            program = Classifier(source)
         else:
             program = load_program(settings.program, working_dir, dataset_dir=settings.dataset_dir)
-    drawer = RandomAccess(find_shards(settings.dataset_dir))
+    drawer = RandomAccess(source)
     if drawer.totals.lines == 0:
-        raise DatasetEmpty(settings.dataset_dir, "its shards hold no line")
+        raise DatasetEmpty(source.location, "its shards hold no line")
     schedule = Schedule(
         totals=drawer.totals,
         batch_size=settings.batch_size,
