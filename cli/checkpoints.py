@@ -79,21 +79,28 @@ def find_checkpoint(word: str, rank: int | None) -> Checkpoint:
 
     `word` is ``WHERE``, ``WHERE:STEP``, or the directory of one checkpoint.
     """
+    where, step, name = _parts(word)
+    if name is not None:
+        return _checkpoint_dir(where, rank).reader.load(name)
+    place = _checkpoint_dir(where, rank)
+    return place.newest() if step is None else place.of_step(step)
+
+
+def _parts(word: str) -> tuple[str, int | None, CheckpointName | None]:
+    """Return a place, and the step or the checkpoint in it that `word` names."""
     location = parse_location(word)
     if _is_location(word) and (name := CheckpointName.parse(location.name)):
-        return _checkpoint_dir(f"{location.parent}/", rank).reader.load(name)
+        return f"{location.parent}/", None, name
     found = _WITH_STEP.fullmatch(word)
     if found is None or (isinstance(location, Path) and location.is_dir()):
-        return _checkpoint_dir(word, rank).newest()
-    return _checkpoint_dir(found[1], rank).of_step(int(found[2]))
+        return word, None, None
+    return found[1], int(found[2]), None
 
 
 def _ranks(word: str) -> list[int | None]:
     """Return the ranks that have checkpoints of their own, None if `word` is one checkpoint."""
-    if _is_location(word) and CheckpointName.parse(Path(word).name):
-        return [None]
-    found = None if Path(word).is_dir() else _WITH_STEP.fullmatch(word)
-    return [place.rank for place in _checkpoint_dirs(found[1] if found else word)[1]]
+    where, _, name = _parts(word)
+    return [None] if name else [place.rank for place in _checkpoint_dirs(where)[1]]
 
 
 def _checkpoint_dir(word: str, rank: int | None) -> CheckpointDir:

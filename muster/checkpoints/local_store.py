@@ -162,10 +162,8 @@ class LocalStore:
         path, temporary = f"{self._directory}/{name}", f"{self._directory}/{name.temporary}"
         with checkpoint_errors("deleting", path), suppress(FileNotFoundError):
             self._files.rename(path, temporary)
-            if (
-                name in self._recyclable and not self._hidden
-            ):  # at rest one each is hidden and ready
-                self._hidden.append(name)
+            if name in self._recyclable and not self._hidden:
+                self._hidden.append(name)  # at rest one is hidden and one is ready
             else:
                 self._remove(temporary)
         self._taken.discard(name)
