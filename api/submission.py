@@ -21,7 +21,7 @@ from api.errors import Conflict, invalid_field
 from database.engine import Write
 from database.errors import JobExists
 from database.records import Job
-from muster.checkpoints.errors import CheckpointMismatch
+from muster.checkpoints.errors import CheckpointError, CheckpointMismatch
 from muster.checkpoints.listing import (
     holds_checkpoints,
     refuse_other_mode,
@@ -150,7 +150,7 @@ def refusing(field: str) -> Iterator[None]:
         raise invalid_field(
             "body", field, f"{error.filename} cannot be used ({error.strerror})"
         ) from error
-    except DatasetError as error:
+    except (CheckpointError, DatasetError) as error:
         raise invalid_field("body", field, str(error)) from error
 
 
