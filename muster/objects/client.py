@@ -195,7 +195,9 @@ class S3Client:
                 found, now = self.read(location, len(content))
                 if found == content:
                     return now
-            raise PreconditionFailed(f"{location} was changed by another writer") from failed
+            if isinstance(failed, PreconditionFailed):
+                raise
+            raise PreconditionFailed(f"{location} is gone") from failed
 
     def list(self, location: S3Location, start: str = "") -> Iterator[Stored]:
         """Yield the objects below `location` whose names begin with `start`, page by page."""
@@ -286,14 +288,18 @@ class S3Client:
     def _patiently(self, location: S3Location, send: Callable[[], T]) -> T:
         """Send a request, and again as long as the store fails."""
         until = time.monotonic() + self._patience_seconds
-        pause_seconds = PAUSE_SECONDS
+        is_certain, pause_seconds = True, PAUSE_SECONDS
         while True:
             try:
                 with store_errors(self.endpoint, location):
                     return send()
+            except PreconditionFailed as failed:
+                failed.is_certain = is_certain
+                raise
             except StoreUnavailable:
                 if time.monotonic() + pause_seconds > until:
                     raise
+                is_certain = False
             time.sleep(pause_seconds * random.uniform(0.5, 1))  # noqa: S311  spreads the retries
             pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
 
