@@ -28,7 +28,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     consumed_hash: int = 0
 
 
-class Shard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Shard(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is known of a shard file without reading it."""
 
     name: str

@@ -22,13 +22,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeAlias
 from weakref import finalize
 
 from muster.contracts.shards import Reading
-from muster.datasets.errors import CacheFull, CacheTooSmall
+from muster.datasets.errors import CacheFull
 
 Fill: TypeAlias = Callable[[memoryview], None]
 """Writes the verified content of an object into memory, or raises."""
@@ -67,25 +67,23 @@ class ShardCache:
         """Return where the file of an object is, or would be."""
         return self.directory / f"{key.hex()}.txt"
 
-    def fetch(self, key: bytes, size_bytes: int, needed: float, fill: Fill) -> bool:
-        """Make sure that an object is there; return False if another process downloads it already.
+    def fetch(self, key: bytes, size_bytes: int, needed: float, fill: Fill) -> None:
+        """Make sure that an object is there.
 
-        `needed` is how soon, and only what is needed later makes room for it. An object that is
-        needed `NOW` is waited for. Raises `CacheFull` or `CacheTooSmall`, and what `fill` does.
+        `needed` is how soon, and only what is needed later makes room for it. Only what is needed
+        `NOW` is waited for if another process downloads it already, or else that raises
+        `BlockingIOError`. Raises `CacheFull`, and what `fill` does.
         """
         place = self.place(key)
         part = place.with_suffix(".part")
+        how = fcntl.LOCK_EX | (fcntl.LOCK_NB if needed > NOW else 0)
         while not place.exists():
-            with _open(part) as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if needed > NOW else 0))
-                except BlockingIOError:
-                    return False
+            with _locked(part, how) as file:
                 if not _is_at(file, part):  # it was renamed or removed while we waited
                     continue
-                if place.exists():  # since we looked
+                if place.exists():  # it was renamed since we looked
                     part.unlink()
-                    break
+                    return
                 try:
                     self._reserve(file, size_bytes, needed)
                     if size_bytes:
@@ -98,7 +96,6 @@ class ShardCache:
                 except BaseException:
                     part.unlink(missing_ok=True)
                     raise
-        return True
 
     def _reserve(self, part: int, size_bytes: int, needed: float) -> None:
         """Give `part` its full size on disk, removing other objects if necessary."""
@@ -138,11 +135,8 @@ class ShardCache:
             removed.append(name)
             missing -= sizes[name]
         if missing > 0:
-            error = CacheTooSmall if size_bytes > self.limit_bytes else CacheFull
-            raise error(
-                self.directory,
-                f"it is limited to {self.limit_bytes} bytes, and {missing} more are in use at once",
-            )
+            problem = f"of {self.limit_bytes} bytes, and {missing} more are needed at the same time"
+            raise CacheFull(self.directory, problem)
         for name in removed:
             used -= sizes[name]
             for suffix in _OBJECT:
@@ -160,12 +154,9 @@ class ShardCache:
                 else:
                     yield path, facts
 
-    @contextmanager
-    def locked(self, how: int) -> Iterator[int]:
-        """Hold the lock of the cache; yield its file."""
-        with _open(self.directory / "lock") as file:
-            fcntl.flock(file, how)
-            yield file
+    def locked(self, how: int) -> AbstractContextManager[int]:
+        """Hold the lock of the cache; yields its file."""
+        return _locked(self.directory / "lock", how)
 
 
 class Readers:
@@ -213,9 +204,11 @@ def needs_of(readers: bytes) -> Iterator[tuple[str, float]]:
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[int]:
+def _locked(path: Path, how: int) -> Iterator[int]:
+    """Hold the lock of a file, which is created if necessary; yield its descriptor."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
+        fcntl.flock(file, how)
         yield file
     finally:
         os.close(file)
@@ -228,9 +221,8 @@ def _is_at(file: int, path: Path) -> bool:
 
 
 def _is_locked(path: Path) -> bool:
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    try:
+        with _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            return False
+    except BlockingIOError:
+        return True

@@ -8,7 +8,6 @@ DatasetError
 ├── InvalidSample        a line that is not a valid sample: it has a file and a number
 ├── DatasetNotWritable   a data set or an index cannot be written there
 └── CacheFull            a shard does not fit beside those that are being read, or the disk is full
-    └── CacheTooSmall    the limit of the cache is below what this data set needs at once
 """
 
 from pathlib import Path
@@ -85,10 +84,6 @@ class CacheFull(DatasetError):
             f"the cache {directory} has no room for a shard: {problem}. Raise MUSTER_CACHE_BYTES, "
             "or name a larger disk in MUSTER_CACHE_DIR"
         )
-
-
-class CacheTooSmall(CacheFull):
-    """The data set can never be read with this limit."""
 
 
 def _excerpt(line: bytes) -> str:

@@ -1,25 +1,23 @@
-"""The interface to the shards of a data set, wherever they lie, and what they consist of."""
+"""The interface to the shards of a data set, wherever they lie; and data sets on a disk."""
 
 import re
-from collections.abc import Iterable, Sequence
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Final, Protocol
+from weakref import finalize
 
 import msgspec
 
 from muster.contracts.location import Location
 from muster.contracts.shards import Reading, Shard
-from muster.datasets.errors import DatasetEmpty
-from muster.datasets.index import Totals
+from muster.datasets.errors import DatasetEmpty, DatasetMissing, ShardUnreadable
+from muster.datasets.index import ShardIndex, Totals, fingerprint_of
 
 FACTS_NAME: Final = "dataset.json"
 
-WRITING: Final = b'{"writing":'
-"""How ``dataset.json`` begins in a store until all shards are there."""
-
-SHARD_PREFIX: Final = "shard_"
-
-_SHARD_NAME: Final = re.compile(rf"{SHARD_PREFIX}[^/]+\.txt")
+_SHARD_NAME: Final = re.compile(r"shard_[^/]+\.txt")
 
 
 class DatasetFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -69,6 +67,43 @@ class DataSource(Protocol):
         """Return the same, or None if a shard would have to be fetched first."""
 
 
+class LocalSource:
+    """The shards in a directory. An index on disk knows their totals."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raise `DatasetMissing`, `DatasetEmpty`, and `ShardUnreadable`, also for a broken link."""
+        self.location: Final = directory
+        self._paths = [directory / name for name in sorted_shard_names(_names_in(directory))]
+        self.shards: Final = [
+            Shard(path.name, fingerprint_of(path).size_bytes) for path in self._paths
+        ]
+        refuse_empty(directory, self.shards)
+
+    @property
+    def facts(self) -> DatasetFacts | None:
+        return read_facts(self.location)
+
+    def path(self, shard_idx: int, _reading: Reading | None = None) -> Path:
+        return self._paths[shard_idx]
+
+    def totals(self, shard_idxs: Iterable[int]) -> list[Totals]:
+        # Not those in the facts: a shard may have been edited since.
+        return [ShardIndex.open(self._paths[idx]).totals for idx in shard_idxs]
+
+    known_totals = totals
+
+
+class MemorySource(LocalSource):
+    """The files of a data set by name, as a private directory; for tests and for trying."""
+
+    def __init__(self, contents: Mapping[str, bytes]) -> None:
+        directory = Path(mkdtemp(prefix="muster-data-"))
+        finalize(self, shutil.rmtree, directory)
+        for name, content in contents.items():
+            (directory / name).write_bytes(content)
+        super().__init__(directory)
+
+
 def shard_name(number: int) -> str:
     """Return the file name of the shard with this number, counted from 0."""
     return f"shard_{number:05d}.txt"
@@ -87,9 +122,28 @@ def refuse_empty(location: Location, shards: Sequence[Shard]) -> None:
         raise DatasetEmpty(location, f"has {len(shards)} shards without a single line")
 
 
+def read_facts(directory: Path) -> DatasetFacts | None:
+    """Return the facts of a complete generated data set; None for any other directory."""
+    try:
+        return decode_facts((directory / FACTS_NAME).read_bytes())
+    except OSError:
+        return None
+
+
 def decode_facts(content: bytes | bytearray) -> DatasetFacts | None:
     """Return the facts of a generated data set; None if these are not such facts."""
     try:
         return msgspec.json.decode(content, type=DatasetFacts)
     except msgspec.MsgspecError:
         return None
+
+
+def _names_in(directory: Path) -> list[str]:
+    try:
+        return [entry.name for entry in directory.iterdir()]
+    except FileNotFoundError:
+        raise DatasetMissing(directory, "does not exist") from None
+    except NotADirectoryError:
+        raise DatasetMissing(directory, "is not a directory") from None
+    except OSError as error:
+        raise ShardUnreadable(directory, error) from error

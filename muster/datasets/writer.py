@@ -24,13 +24,8 @@ from muster.contracts.shards import Shard
 from muster.datasets.errors import DatasetNotWritable
 from muster.datasets.index import ShardIndex, index_beside
 from muster.datasets.schema import HELD_OUT_NAME, Contents
-from muster.datasets.source import (
-    FACTS_NAME,
-    SHARD_PREFIX,
-    WRITING,
-    shard_name,
-    sorted_shard_names,
-)
+from muster.datasets.source import FACTS_NAME, shard_name, sorted_shard_names
+from muster.datasets.sources.s3 import WRITING
 from muster.objects.client import THREADS, S3Client
 from muster.objects.errors import ObjectMissing
 
@@ -68,7 +63,7 @@ def upload_dataset(
     facts, etag = location / FACTS_NAME, None
     with suppress(ObjectMissing):
         etag = client.head(facts).etag
-    old = [each.name for each in client.list(location, SHARD_PREFIX)]
+    old = [each.name for each in client.list(location, "shard_")]
     if not replace and (etag or old):
         raise DatasetNotWritable(location, "it already holds shards; add --force to replace them")
 
@@ -111,15 +106,8 @@ def _write_files(staging: Path, contents: Contents) -> None:
         shard = staging / shard_name(number)
         xxh3 = _write_lines(shard, islice(lines, base + (number < extra)))
         index = ShardIndex.build(shard, index_beside(shard))
-        files.append(
-            Shard(
-                name=shard.name,
-                size_bytes=index.fingerprint.size_bytes,
-                lines=index.lines,
-                hash_sum=index.hash_sum,
-                xxh3=xxh3,
-            )
-        )
+        size_bytes = index.fingerprint.size_bytes
+        files.append(Shard(shard.name, size_bytes, index.lines, index.hash_sum, xxh3))
     if facts.held_out:
         _write_lines(staging / HELD_OUT_NAME, contents.held_out)
     _write_lines(

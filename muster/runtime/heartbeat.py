@@ -32,7 +32,7 @@ from muster.contracts.messages import (
 from muster.contracts.retry import REPLACED_CODE
 from muster.contracts.wire import encodable
 from muster.datasets.errors import (
-    CacheTooSmall,
+    CacheFull,
     DatasetEmpty,
     DatasetMissing,
     InvalidSample,
@@ -62,7 +62,7 @@ _BAD_DATA: Final = (
     ShardUnreadable,
     ShardChanged,
     InvalidSample,
-    CacheTooSmall,
+    CacheFull,
 )
 _PERMANENT: Final[Mapping[Reason, tuple[type[MusterError], ...]]] = {
     Reason.INVALID_DATASET: _BAD_DATA,

@@ -11,9 +11,7 @@ from muster.datasets.cache import ShardCache
 from muster.datasets.errors import DatasetEmpty
 from muster.datasets.index import Totals, line_hash
 from muster.datasets.reader import SampleReader
-from muster.datasets.source import FACTS_NAME, DatasetFacts, DataSource
-from muster.datasets.sources.local import LocalSource
-from muster.datasets.sources.memory import MemorySource
+from muster.datasets.source import FACTS_NAME, DatasetFacts, DataSource, LocalSource, MemorySource
 from muster.datasets.sources.s3 import S3Source
 from tests.support.s3_server import put_files
 
@@ -30,9 +28,6 @@ Opener = Callable[[Mapping[str, bytes], DatasetFacts | None], DataSource]
 
 @pytest.fixture(params=["local", "memory", "s3"])
 def open_(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
-    if request.param == "memory":
-        return MemorySource
-
     def open_s3(contents: Mapping[str, bytes], facts: DatasetFacts | None) -> DataSource:
         client, place = request.getfixturevalue("s3"), request.getfixturevalue("place")
         put_files(client, place, contents)
@@ -47,7 +42,11 @@ def open_(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
             (tmp_path / FACTS_NAME).write_bytes(msgspec.json.encode(facts))
         return LocalSource(tmp_path)
 
-    return open_s3 if request.param == "s3" else open_local
+    def open_memory(contents: Mapping[str, bytes], facts: DatasetFacts | None) -> DataSource:
+        encoded = {} if facts is None else {FACTS_NAME: msgspec.json.encode(facts)}
+        return MemorySource({**contents, **encoded})
+
+    return {"local": open_local, "memory": open_memory, "s3": open_s3}[request.param]
 
 
 def test_shards_are_listed_by_name_with_their_sizes(open_: Opener) -> None:

@@ -1,4 +1,4 @@
-"""The kinds of storage that a data set can be read from."""
+"""Data sets on a disk or in a store, by their location."""
 
 import os
 from collections.abc import Callable
@@ -7,20 +7,17 @@ from pathlib import Path
 from muster.contracts.location import Location
 from muster.contracts.settings import S3Settings
 from muster.datasets.cache import ShardCache
-from muster.datasets.source import DataSource
-from muster.datasets.sources.local import LocalSource
+from muster.datasets.source import DataSource, LocalSource
 from muster.datasets.sources.s3 import S3Source
 from muster.objects.client import S3Client, StoreAccess
 
 
 def open_source(
-    location: Location, progress: Callable[[int, int], None] = lambda _done, _all: None
+    location: Location, progress: Callable[[int, int], None] | None = None
 ) -> DataSource:
-    """List the data set at `location`, in a store with the keys and the cache of the environment.
+    """List a data set, in a store with the keys and the cache that the environment names.
 
-    `progress` is called with the numbers of shards while the lines of a store's data set are
-    counted. Raises `DatasetMissing`, `DatasetEmpty`, `ShardUnreadable`, `CacheFull`, and an
-    `ObjectStoreError`.
+    Raises `DatasetMissing`, `DatasetEmpty`, `ShardUnreadable`, `CacheFull`, `ObjectStoreError`.
     """
     if isinstance(location, Path):
         return LocalSource(location)
@@ -29,7 +26,5 @@ def open_source(
     return S3Source(location, store_client(settings), cache, progress)
 
 
-def store_client(settings: S3Settings) -> S3Client:
-    return S3Client(
-        StoreAccess(settings.endpoint, settings.access_key, settings.secret_key, settings.unfenced)
-    )
+def store_client(it: S3Settings) -> S3Client:
+    return S3Client(StoreAccess(it.endpoint, it.access_key, it.secret_key, it.unfenced))

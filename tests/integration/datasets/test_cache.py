@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from muster.contracts.shards import Reading
 from muster.datasets.cache import NEXT, NOW, Readers, ShardCache
-from muster.datasets.errors import CacheFull, CacheTooSmall
+from muster.datasets.errors import CacheFull
 
 SIZE = 4096
 KEYS = [bytes([number]) * 16 for number in range(12)]
@@ -79,7 +79,7 @@ def test_no_rank_loses_what_it_reads(tmp_path: Path) -> None:
     for readers, key in zip(jobs, (KEYS[0], KEYS[4]), strict=True):
         readers.note(0, Reading(epochs_left=1))
         fetch(cache, key)
-    with pytest.raises(CacheFull, match=r"more are in use at once.*MUSTER_CACHE_BYTES"):
+    with pytest.raises(CacheFull, match=r"more are needed at the same time.*MUSTER_CACHE_BYTES"):
         fetch(cache, KEYS[8])
     jobs[1].close()
     assert fetch(cache, KEYS[8]) == [KEYS[8]]
@@ -100,7 +100,7 @@ def test_early_fetch_removes_nothing_needed_sooner(tmp_path: Path) -> None:
 
 
 def test_shard_larger_than_the_cache_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CacheTooSmall, match=r"limited to 4095 bytes.*MUSTER_CACHE_BYTES"):
+    with pytest.raises(CacheFull, match=r"of 4095 bytes.*MUSTER_CACHE_BYTES"):
         fetch(cache_of(tmp_path, 0), KEYS[0])
 
 
@@ -166,7 +166,8 @@ def test_killed_download_is_begun_again(tmp_path: Path) -> None:
     process = FORKED.Process(target=run)
     process.start()
     assert begun.wait(10)
-    assert cache.fetch(KEYS[0], SIZE, NEXT, hang) is False
+    with pytest.raises(BlockingIOError):
+        cache.fetch(KEYS[0], SIZE, NEXT, hang)
     process.kill()
     process.join()
     for key in KEYS[:3]:

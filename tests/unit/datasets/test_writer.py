@@ -11,9 +11,8 @@ from muster.datasets.errors import DatasetNotWritable
 from muster.datasets.index import ShardIndex, index_beside
 from muster.datasets.reader import read_lines
 from muster.datasets.schema import Contents
-from muster.datasets.source import DatasetFacts
+from muster.datasets.source import DatasetFacts, read_facts
 from muster.datasets.sources import open_source
-from muster.datasets.sources.local import read_facts
 from muster.datasets.writer import write_dataset
 from tests.support.ranks import shard_paths
 
