@@ -1,4 +1,4 @@
-"""Jobs with checkpoints on S3: the storage process and ranks are killed, and no bit differs."""
+"""Jobs on S3: the storage process and ranks are killed, and no bit differs from a local run."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from muster.contracts.location import S3Location
 from muster.contracts.paths import checkpoints_of_job
 from muster.host.processes import environment_of
 from tests.support.installation import Installation, pids
-from tests.support.s3_server import new_bucket, shared_store
+from tests.support.s3_server import bare_client, new_bucket, shared_store
 from tests.support.storage_processes import listening_process
 from tests.support.undisturbed import UndisturbedRuns
 
@@ -37,8 +37,13 @@ def on_s3(
     }
     for name, value in keys.items():
         monkeypatch.setenv(name, value)  # for reading what jobs have saved
-    places = {"CHECKPOINT_DIR": str(bucket), "DATASET_DIR": str(dataset_dir)}
-    with Installation(tmp_path, **keys, **places) as installation:
+    for shard in dataset_dir.glob("*.*"):
+        bare_client(access).upload_file(
+            shard, bucket.bucket, f"{bucket.prefix}/shards/{shard.name}"
+        )
+    places = {"CHECKPOINT_DIR": str(bucket), "DATASET_DIR": str(bucket / "shards")}
+    cache = {"MUSTER_CACHE_DIR": str(tmp_path / "cache")}
+    with Installation(tmp_path, **keys, **places, **cache) as installation:
         yield installation
 
 
