@@ -41,7 +41,7 @@ from muster.objects.errors import ObjectMissing, ObjectStoreError, PreconditionF
 from muster.objects.probe import check_store
 
 _CHECKPOINTS: Final = "step_"  # how their names begin
-_LATEST: Final = re.compile(rb"([\w.]*)\n(?:token (\d{1,19}) ([0-9a-f]{16}) [0-9a-f]{16}\n)?")
+_LATEST: Final = re.compile(r"([\w.]*)\n(?:token (\d{1,19}) ([0-9a-f]{16}) ([0-9a-f]{16})\n)?")
 _OWN: Final = re.compile(
     r"(worker_\d+/|)(?:LATEST|(step_[\d.gr]+)/(?:manifest\.json|state\.safetensors))", re.ASCII
 )
@@ -54,6 +54,7 @@ class _Latest(NamedTuple):
     name: CheckpointName | None = None
     fence: Fence | None = None
     etag: str | None = None  # None if there is no LATEST
+    random: str | None = None
 
 
 class S3Store:
@@ -72,6 +73,7 @@ class S3Store:
         self._warn: Final = warn
         self._fence = Fence.of(-1, None)
         self._latest = _Latest()
+        self._random = ""  # of the last swap, whether or not it took place
         self._begun: CheckpointName | None = None  # whose commit is under way, or has failed
 
     def latest(self) -> CheckpointName | None:
@@ -133,15 +135,8 @@ class S3Store:
                 name = name._replace(revision=name.revision + 1)
             try:
                 self._swap(name, self._latest.etag)
-            except PreconditionFailed:
-                found = self._look()
-                if found.fence is None or found.etag == self._latest.etag:
-                    raise
-                with suppress(ObjectStoreError):  # else the successor does it
-                    self._remove(name)
-                raise StaleGeneration(
-                    self._where, name.generation, found.fence.generation
-                ) from None
+            except PreconditionFailed as failed:
+                self._refuse_if_stale(name, failed)
         self._begun = None
         return name, manifest
 
@@ -157,16 +152,29 @@ class S3Store:
             content, etag = self._client.read(self.location / LATEST, _LATEST_LIMIT_BYTES)
         except ObjectMissing:
             return _Latest()
-        if not (found := _LATEST.fullmatch(content)):
+        if not (found := _LATEST.fullmatch(content.decode("ascii", "replace"))):
             return _Latest(etag=etag)
-        fence = Fence(int(found[2]), found[3].decode()) if found[2] else None
-        return _Latest(CheckpointName.parse(found[1].decode()), fence, etag)
+        fence = Fence(int(found[2]), found[3]) if found[2] else None
+        return _Latest(CheckpointName.parse(found[1]), fence, etag, found[4])
 
     def _swap(self, name: CheckpointName | None, etag: str | None) -> None:
-        token = f"token {self._fence.generation} {self._fence.job} {os.urandom(8).hex()}"
+        self._random = os.urandom(8).hex()
+        token = f"token {self._fence.generation} {self._fence.job} {self._random}"
         content = f"{name or ''}\n{token}\n".encode()
         etag = self._client.compare_and_swap(self.location / LATEST, content, etag)
         self._latest = _Latest(name, self._fence, etag)
+
+    def _refuse_if_stale(self, name: CheckpointName, failed: PreconditionFailed) -> None:
+        """Raise `StaleGeneration`, or `failed`; return if our swap has taken place after all."""
+        found = self._look()
+        if found.random != self._random:
+            if found.fence is None or found.etag == self._latest.etag:
+                raise failed
+            if failed.is_certain:  # otherwise the successor may have found it
+                with suppress(ObjectStoreError):
+                    self._remove(name)
+            raise StaleGeneration(self._where, name.generation, found.fence.generation)
+        self._latest = found
 
     def _write(self, name: CheckpointName, unsigned: Manifest, packed: Packed) -> Manifest | None:
         """Put state and manifest; return None if the name is taken."""

@@ -38,6 +38,8 @@ class ObjectMissing(ObjectStoreError):
 class PreconditionFailed(ObjectStoreError):
     """The object is not in the state that the request requires."""
 
+    is_certain = True  # False if an earlier attempt had no answer: it may have taken place
+
 
 @contextmanager
 def store_errors(endpoint: str, location: S3Location) -> Iterator[None]:

@@ -1,6 +1,5 @@
 """Stores that do not keep what checkpoints rely on."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,7 +8,7 @@ from muster.contracts.location import S3Location
 from muster.objects.client import Conditions, S3Client
 from muster.objects.errors import PreconditionFailed, StoreRefused
 from muster.objects.probe import check_store
-from tests.support.faulty_store import FaultyStore
+from tests.support.faulty_store import FaultyStore, Rewrite
 
 Headers = dict[str, str]
 
@@ -52,7 +51,7 @@ def loses_metadata(_operation: str, headers: Headers) -> None:
     ],
 )
 def test_a_store_that_breaks_a_promise_is_refused(
-    rewrite: Callable[[str, Headers], None],
+    rewrite: Rewrite,
     lacking: str,
     faulty_store: FaultyStore,
     place: S3Location,

@@ -175,7 +175,7 @@ def test_unreadable_latest_is_replaced_by_the_newest(
         with pytest.raises(CheckpointFailed, match="too many"):
             store.claim(2, "uid")
         return
-    with pytest.raises(CheckpointFailed, match="another writer"):
+    with pytest.raises(CheckpointFailed):
         commit(older, 1, 3)
     assert (store.latest(), [*store.by_trust()][-2:]) == (None, names[::-1])
     assert store.claim(None, None) == 2
