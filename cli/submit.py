@@ -29,7 +29,8 @@ from cli.output import Output, facts, notice_if_slow, show
 from cli.run import python_option
 from muster.client.errors import Invalid
 from muster.contracts.errors import printable
-from muster.contracts.spec import JobSpec
+from muster.contracts.location import InvalidLocation, S3Location, parse_location
+from muster.contracts.spec import LOCATIONS, JobSpec
 from muster.contracts.views import FieldError, JobPlan, JobView
 from muster.host.programs import callers_python
 
@@ -38,7 +39,7 @@ Location: TypeAlias = Sequence[str | int]
 """A field and what is in it: ``("env", "LR")`` or ``("command", 0)``."""
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
-PATH_FIELDS: Final = ("dataset_dir", "checkpoint_dir", "working_dir", "python")
+PATH_FIELDS: Final = (*LOCATIONS, "working_dir", "python")
 
 _UNKNOWN_FIELD: Final = "extra_forbidden"  # `type` of a field error of the API
 
@@ -191,7 +192,7 @@ def _submit(
     with connected(ATTACHED_SECONDS) as client:
         with (
             _field_errors(described),
-            notice_if_slow("the API has not answered yet; retrying for up to a minute"),
+            notice_if_slow("the job is not accepted yet; retrying for up to a minute"),
         ):
             answer = client.order(body)
         job = client.job_of(answer.read_as(JobView))
@@ -255,6 +256,13 @@ def _plan_facts(plan: JobPlan, body: Mapping[str, object]) -> Iterator[tuple[str
         per_rank = f"{most}" if least == most else f"{least} to {most}"
         yield "shards", f"{plan.shards}: {per_rank} for each rank"
     yield "note", plan.message or None
+
+
+def _is_no_path(text: str) -> bool:
+    try:
+        return isinstance(parse_location(text), S3Location)
+    except InvalidLocation:  # the server refuses it with the place in the file
+        return True
 
 
 class InvalidJobFile(Misuse):
@@ -345,7 +353,9 @@ class JobDescription:
         if body.get("working_dir") is None and (body.get("command") or body.get("program")):
             body["working_dir"] = str(directory)
         for field in PATH_FIELDS:
-            if isinstance(path := body.get(field), str):
+            if isinstance(path := body.get(field), str) and not (
+                field in LOCATIONS and _is_no_path(path)
+            ):
                 # Unlike Path.resolve, abspath treats links and ".." as a shell does.
                 body[field] = os.path.abspath(directory / os.path.expanduser(path))  # noqa: PTH100, PTH111
         return body

@@ -49,6 +49,9 @@ GROUP_LIMIT: Final = 250
 """Most ranks of a synchronous job: they receive their memory as file descriptors, and the kernel
 passes at most 253 at once."""
 
+LOCATIONS: Final = ("dataset_dir", "checkpoint_dir")
+"""The fields that name a directory, or a prefix in an object store."""
+
 Mode: TypeAlias = Literal["independent", "synchronous"]
 """Each rank has its own model and shards, or all ranks train one model together."""
 
@@ -130,11 +133,17 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = 0.0
     dataset_dir: Annotated[
         str | None,
-        _doc("Directory of shards. Default: the server's, or a small synthetic data set."),
+        _doc(
+            "Where the shards are: a directory, or s3://bucket/prefix. Default: the server's, or a "
+            "small synthetic data set."
+        ),
     ] = None
     checkpoint_dir: Annotated[
         str | None,
-        _doc("Directory of checkpoints. Default: that of the job in resume_from, or the server's."),
+        _doc(
+            "Where checkpoints go: a directory, or s3://bucket/prefix. Default: that of the job in "
+            "resume_from, or the server's."
+        ),
     ] = None
     command: Annotated[
         tuple[str, ...] | None,

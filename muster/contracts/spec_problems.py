@@ -12,6 +12,7 @@ from msgspec import inspect
 
 from muster.contracts.errors import CONTROLS, FieldProblem, InvalidSpec
 from muster.contracts.job import JobId
+from muster.contracts.location import InvalidLocation, parse_location
 from muster.contracts.secrets import REFERENCE_WANTED, Reference
 from muster.contracts.spec import (
     COMMAND_LIMIT,
@@ -22,6 +23,7 @@ from muster.contracts.spec import (
     JOB_ID_PATTERN,
     JOB_ID_WANTED,
     LIMITS,
+    LOCATIONS,
     MAPPING_LIMIT,
     PROGRAM_WANTED,
     SAMPLES_PER_SHARD_MIN,
@@ -204,6 +206,11 @@ def _text_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             yield from _terminal_problems(field, value)
             if value == "":
                 yield FieldProblem(field, "is empty: leave it out instead")
+            if field in LOCATIONS:
+                try:
+                    parse_location(value)
+                except InvalidLocation as error:
+                    yield FieldProblem(field, str(error))
 
 
 def _command_problems(spec: JobSpec) -> Iterator[FieldProblem]:

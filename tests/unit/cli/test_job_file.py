@@ -115,6 +115,13 @@ def described(
         ("env:", {"B": "c"}, {}, {"env": {"B": "c"}}),
         ("env: [A=1]", {"B": "c"}, {}, {"env": ["A=1"]}),
         (None, {}, {"dataset_dir": "a/../b"}, {"dataset_dir": "/home/me/b"}),
+        (
+            "dataset_dir: s3://b/x",
+            {},
+            {"python": "a:/b"},
+            {"dataset_dir": "s3://b/x", "python": "/home/me/a:/b"},
+        ),
+        ("checkpoint_dir: s3:/b", {}, {}, {"checkpoint_dir": "s3:/b"}),
         ("checkpoint_dir: /saved", {}, {}, {"checkpoint_dir": "/saved"}),
         (None, {}, {"dataset_dir": 7}, {"dataset_dir": 7}),
         (None, {}, {"command": ["a"]}, {"command": ["a"], "working_dir": "/home/me"}),

@@ -27,7 +27,7 @@ def test_location_is_parsed(text: str, location: object) -> None:
 
 OTHER = """
 s3:/b s3:// s3:///x gs://b/x S3://bucket s3://B/x s3://ab/x file:/x s3://bucket//x s3://bucket/a//b
-s3://bucket/../x s3://bucket/a/. s3://a!b/x
+s3://bucket/../x s3://bucket/a/. s3://a!b/x /home/me/s3:/b
 """
 
 
