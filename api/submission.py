@@ -17,11 +17,11 @@ from typing import Final, TypeAlias
 import msgspec
 from anyio.to_thread import run_sync
 
-from api.errors import Conflict, invalid_field
+from api.errors import Conflict, ServiceUnavailable, invalid_field
 from database.engine import Write
 from database.errors import JobExists
 from database.records import Job
-from muster.checkpoints.errors import CheckpointError, CheckpointMismatch
+from muster.checkpoints.errors import CheckpointError, CheckpointFailed, CheckpointMismatch
 from muster.checkpoints.listing import (
     holds_checkpoints,
     refuse_other_mode,
@@ -29,7 +29,7 @@ from muster.checkpoints.listing import (
     values_of_newest,
 )
 from muster.contracts.job import JobId
-from muster.contracts.location import Location
+from muster.contracts.location import InvalidLocation, Location, parse_location
 from muster.contracts.paths import DataDir, checkpoints_of_job
 from muster.contracts.secrets import Reference, plaintext_secrets
 from muster.contracts.settings import ServiceSettings
@@ -40,6 +40,9 @@ from muster.datasets.sources import open_source
 from muster.datasets.synthetic import synthetic
 from muster.host.programs import command_problem, path_with
 from muster.job_defaults import Completed, complete
+from muster.objects.client import shared_client, while_a_user_waits
+from muster.objects.errors import ObjectStoreError, StoreUnavailable
+from muster.objects.probe import check_store
 from muster.runtime.secrets import SecretStore
 
 SUFFIX_DIGITS: Final = 10
@@ -70,12 +73,13 @@ class Submitter:
     search_path: str | None
     """Where ranks look for programs (PATH), unless their job has its own."""
 
+    @while_a_user_waits()
     def prepare(self, request: JobRequest) -> Submission:
         """Return what to store.
 
         Raises `InvalidSpec` and `InvalidRequest` for a job that cannot run, `Conflict` for
         checkpoints of an earlier job, of another mode or of another schedule, `JobExists` for the
-        id of a stored job that has checkpoints.
+        id of a stored job that has checkpoints, `ServiceUnavailable` if a place does not answer.
         """
         job_id = self._job_id(request)
         spec = checked(request.spec())
@@ -118,7 +122,7 @@ class Submitter:
                 "checkpoints-left-over",
                 f"{own} holds checkpoints of an earlier job {job_id}: give "
                 f'"resume_from": "{job_id}" to continue from them, or choose another job_id '
-                "(or remove that directory).",
+                "(or remove them).",
             )
         if earlier is None:
             return
@@ -127,8 +131,8 @@ class Submitter:
             where = ""
             if earlier_dir is None:
                 where = f", and there is no job {earlier}: checkpoint_dir is the directory above it"
-            elif Path(earlier_dir) != completed.checkpoint_dir:
-                saved = checkpoints_of_job(Path(earlier_dir), earlier)
+            elif (saved_to := parse_location(earlier_dir)) != completed.checkpoint_dir:
+                saved = checkpoints_of_job(saved_to, earlier)
                 where = f"; job {earlier} saved to {saved}: leave out checkpoint_dir to use it"
             raise invalid_field("body", "resume_from", f"{source} holds no checkpoints{where}")
         spec, slug = completed.spec, "checkpoints-of-another-mode"
@@ -144,14 +148,16 @@ class Submitter:
 
 @contextmanager
 def refusing(field: str) -> Iterator[None]:
-    """Refuse `field` if the system cannot use the path in it."""
+    """Refuse `field` if the system cannot use the place in it."""
     try:
         yield
     except OSError as error:
         raise invalid_field(
             "body", field, f"{error.filename} cannot be used ({error.strerror})"
         ) from error
-    except (CheckpointError, DatasetError) as error:
+    except (CheckpointFailed, StoreUnavailable) as error:
+        raise ServiceUnavailable(f"{field}: {error}") from error
+    except (CheckpointError, DatasetError, InvalidLocation, ObjectStoreError) as error:
         raise invalid_field("body", field, str(error)) from error
 
 
@@ -167,6 +173,8 @@ def _refuse_missing_files(spec: JobSpec, completed: Completed, search_path: str 
         with refusing("checkpoint_dir"):
             if isinstance(completed.checkpoint_dir, Path):
                 _refuse_unwritable(completed.checkpoint_dir)
+            else:
+                check_store(shared_client(), completed.checkpoint_dir)
     file, _, _ = (spec.program or "").rpartition(":")
     if file.endswith(".py"):  # a rank finds modules by its own path
         with refusing("program"):

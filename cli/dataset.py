@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from muster.contracts.location import parse_location
-from muster.contracts.settings import S3Settings
 
 if TYPE_CHECKING:
     from muster.datasets.schema import Contents
@@ -74,7 +72,6 @@ def synthetic(*, out: str, force: bool, **sizes: int) -> None:
 
 
 def _write(out: str, contents: Contents, *, force: bool) -> None:
-    from muster.datasets.sources import store_client  # noqa: PLC0415  slow
     from muster.datasets.writer import upload_dataset, write_dataset  # noqa: PLC0415  slow
 
     location = parse_location(out)
@@ -94,8 +91,9 @@ def _write(out: str, contents: Contents, *, force: bool) -> None:
         if isinstance(location, Path):
             write_dataset(location, contents, replace=force)
         else:
-            client = store_client(S3Settings.read(os.environ))
-            upload_dataset(location, client, contents, replace=force)
+            from muster.objects.client import shared_client  # noqa: PLC0415  slow
+
+            upload_dataset(location, shared_client(), contents, replace=force)
         lines.finish()  # the writer does not ask for a line after the last
         lines.render_progress()
     held_out = f", {facts.held_out} more in test.jsonl" if facts.held_out else ""

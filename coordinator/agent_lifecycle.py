@@ -18,6 +18,7 @@ from coordinator.launcher import AgentProcess, Launcher
 from database.records import Job
 from muster.contracts.environ import agent_heartbeat_seconds, process_tag
 from muster.contracts.job import JobUid, Reason
+from muster.contracts.location import InvalidLocation
 from muster.contracts.messages import AdoptedRank, AgentAssignment
 from muster.contracts.paths import DataDir
 from muster.contracts.rank import ProcessRecord
@@ -264,7 +265,7 @@ def prepare(spec: JobSpec, settings: ServiceSettings) -> Completed:
                 ensure_synthetic(completed.dataset_dir)
             else:
                 open_source(completed.dataset_dir)
-    except (DatasetError, ObjectStoreError) as error:
+    except (DatasetError, ObjectStoreError, InvalidLocation) as error:
         raise Unprepared(JobFailure(reason=Reason.INVALID_DATASET, message=str(error))) from error
     is_directory = False
     with suppress(OSError):  # the name is too long, or a parent must not be searched

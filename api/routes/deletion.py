@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from http import HTTPStatus
-from pathlib import Path
 from typing import Annotated, Final
 
 from anyio.to_thread import run_sync
@@ -28,11 +27,13 @@ from database.errors import JobMissing
 from database.records import Job
 from muster.checkpoints.deletion import entries
 from muster.checkpoints.deletion import size_bytes as checkpoints_size_bytes
+from muster.checkpoints.errors import CheckpointError
 from muster.checkpoints.manifest import Owner
 from muster.contracts.job import JobId, JobStatus, StopRequest
-from muster.contracts.location import Location
+from muster.contracts.location import Location, parse_location
 from muster.contracts.paths import checkpoints_of_job
 from muster.contracts.views import Deleted, NotDeleted, Purged
+from muster.objects.client import while_a_user_waits
 from muster.runtime.archive import archive_files, archived_files
 
 YEARS_LIMIT: Final = 1000
@@ -243,11 +244,12 @@ def _delete(state: AppState, job: Job, deletion: Deletion) -> Deleted:
     )
 
 
+@while_a_user_waits()
 def _size_bytes(state: AppState, job: Job, deletion: Deletion) -> int:
     """Return the size of what `deletion` removes of this job."""
     size = 0
     if (checkpoints := _checkpoints(job, deletion)) is not None:
-        with suppress(OSError):  # the directory is gone or cannot be read
+        with suppress(OSError, CheckpointError):  # the place is gone or cannot be read
             size = checkpoints_size_bytes(checkpoints, _owner_of_checkpoints(job)) or 0
     if deletion.delete_logs:
         files = state.data_dir.job(job.job_id)
@@ -267,7 +269,7 @@ def _checkpoints(job: Job, deletion: Deletion) -> Location | None:
     chosen = deletion.delete_checkpoints
     if not (deletion.force if chosen is None else chosen) or job.spec.checkpoint_dir is None:
         return None
-    return checkpoints_of_job(Path(job.spec.checkpoint_dir), job.job_id)
+    return checkpoints_of_job(parse_location(job.spec.checkpoint_dir), job.job_id)
 
 
 def _owner_of_checkpoints(job: Job) -> Owner:
@@ -276,11 +278,12 @@ def _owner_of_checkpoints(job: Job) -> Owner:
     return Owner(job_id=job.job_id, job_uid=uid, rank=0, world_size=job.world_size, generation=None)
 
 
+@while_a_user_waits()
 def _remove_checkpoints(state: AppState, checkpoints: Location, job: Job) -> bool:
     """Remove them, and return whether there were any.
 
     Raises `JobMissing` once the row is gone, as they may be a later job's then. The row is held for
-    one entry at a time: it blocks all other writes, and the disk may be slow.
+    one entry at a time: it blocks all other writes, and the disk or store may be slow.
     """
     found = False
     try:
@@ -288,12 +291,12 @@ def _remove_checkpoints(state: AppState, checkpoints: Location, job: Job) -> boo
             found = True
             with state.jobs.keeping(job.job_id, job.uid):
                 entry.remove()
-    except OSError as error:
+    except (OSError, CheckpointError) as error:
         raise _not_removed(checkpoints, error) from error
     return found
 
 
-def _not_removed(directory: Location, why: OSError) -> Conflict:
+def _not_removed(directory: Location, why: OSError | CheckpointError) -> Conflict:
     return Conflict(
         "files-not-removed",
         f"{directory} could not be removed ({why}): correct that and repeat the request.",

@@ -4,14 +4,16 @@ Users choose the checkpoint directory and the job id, and could choose any direc
 an entry is deleted only if its name and its manifest show that a `CheckpointManager` of this job
 wrote it. Everything else stays, and so do the directories that hold it. Symbolic links are neither
 followed nor deleted.
+
+In an object store the same holds for the keys of objects.
 """
 
 import errno
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from muster.checkpoints.errors import CheckpointDamaged, CheckpointNotWritable
+from muster.checkpoints.errors import CheckpointDamaged, checkpoint_errors
 from muster.checkpoints.local_store import LocalStore
 from muster.checkpoints.manifest import (
     LATEST,
@@ -24,8 +26,10 @@ from muster.checkpoints.manifest import (
     decode_manifest,
     generation_of_temporary,
 )
-from muster.contracts.location import Location
+from muster.checkpoints.s3 import owned_objects
+from muster.contracts.location import Location, S3Location
 from muster.contracts.paths import rank_of_checkpoints
+from muster.objects.client import shared_client
 
 
 class Entry(NamedTuple):
@@ -33,6 +37,10 @@ class Entry(NamedTuple):
 
     path: Path
     is_directory: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        return 0 if self.is_directory else self.path.lstat().st_size
 
     def remove(self) -> None:
         """Remove it unless it is gone or not empty. Raises OSError."""
@@ -43,29 +51,47 @@ class Entry(NamedTuple):
                 raise
 
 
+class StoredEntry(NamedTuple):
+    """An object of the job."""
+
+    location: S3Location
+    size_bytes: int
+
+    def remove(self) -> None:
+        """Remove it unless it is gone. Raises `CheckpointError`."""
+        with checkpoint_errors("deleting", str(self.location)):
+            shared_client().delete([self.location])
+
+
+AnyEntry: TypeAlias = Entry | StoredEntry
+
+
 def size_bytes(location: Location, owner: Owner) -> int | None:
     """Return the size of the owner's files; None if there are none. Raises as `entries`."""
-    files = [entry.path for entry in entries(location, owner) if not entry.is_directory]
-    return sum(path.lstat().st_size for path in files) if files else None
+    sizes = [entry.size_bytes for entry in entries(location, owner)]
+    return sum(sizes) if sizes else None
 
 
-def entries(location: Location, owner: Owner) -> Iterator[Entry]:
+def entries(location: Location, owner: Owner) -> Iterator[AnyEntry]:
     """Yield the entries that all ranks of a job have saved, each directory after its content.
 
     A caller that removes each entry before the next also removes the directory, unless it holds
-    something else. Raises OSError, and `CheckpointNotWritable` for a location without directories.
+    something else. Raises OSError, and in a store `CheckpointError`.
     """
     if not isinstance(location, Path):
-        raise CheckpointNotWritable(f"{location}: only checkpoints in directories can be deleted")
-    found = False
+        with checkpoint_errors("looking into", str(location)):
+            found = owned_objects(shared_client(), location, owner)
+        yield from (StoredEntry(location / each.name, each.size_bytes) for each in found)
+        return
+    is_found = False
     for entry in _content(location, owner):
-        found = True
+        is_found = True
         yield entry
-    if found:
+    if is_found:
         yield Entry(location, is_directory=True)
 
 
-def _content(directory: Path, owner: Owner) -> Iterator[Entry]:
+def _content(directory: Path, owner: Owner) -> Iterator[AnyEntry]:
     if not _is_directory(directory):
         return
     store = LocalStore(directory)

@@ -13,9 +13,10 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -38,6 +39,7 @@ THREADS: Final = 8
 READ_BYTES: Final = 1 << 20  # urllib3 holds a copy of what is read at once
 
 PATIENCE_SECONDS: Final = 75.0  # how long failures are retried: a store may be away for a minute
+REQUEST_PATIENCE_SECONDS: Final = 3.0  # where a user waits for the answer
 PAUSE_SECONDS: Final = 0.1  # doubled up to the longest, less up to half of it at random
 LONGEST_PAUSE_SECONDS: Final = 5.0
 
@@ -48,6 +50,8 @@ _URL: Final = re.compile(r"https?://[^\s/@?#]+/?")
 _KEY: Final = re.compile(r"[!-~]+")
 
 T = TypeVar("T")
+
+_PATIENCE_SECONDS: Final = ContextVar("_PATIENCE_SECONDS", default=PATIENCE_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ class StoreAccess:
                 raise StoreRefused(f"{name} is empty, or has a character that no key has")
 
 
-class Conditions(Enum):
+class Conditions(StrEnum):
     """How a bucket compares ETags in conditional writes; `muster.objects.probe` finds out."""
 
     QUOTED = "quoted"
@@ -113,8 +117,8 @@ class S3Client:
                 aws_access_key_id=access.access_key,
                 aws_secret_access_key=access.secret_key,
                 config=Config(
-                    connect_timeout=5,
-                    read_timeout=30,
+                    connect_timeout=min(5, patience_seconds),
+                    read_timeout=min(30, patience_seconds),
                     max_pool_connections=2 * THREADS,
                     retries={"total_max_attempts": 1, "mode": "standard"},
                     s3={"addressing_style": "path"},
@@ -308,9 +312,23 @@ def _below(location: S3Location, key: str) -> str:
     return key.removeprefix((location / "").prefix)
 
 
-@cache
+@contextmanager
+def while_a_user_waits() -> Iterator[None]:
+    """Make `shared_client` give up within some seconds; also a decorator."""
+    token = _PATIENCE_SECONDS.set(REQUEST_PATIENCE_SECONDS)
+    try:
+        yield
+    finally:
+        _PATIENCE_SECONDS.reset(token)
+
+
 def shared_client() -> S3Client:
     """Return the client of the store that the environment of this process describes."""
     found = S3Settings.read(os.environ)
     access = StoreAccess(found.endpoint, found.access_key, found.secret_key, found.unfenced)
-    return S3Client(access)
+    return _client(access, _PATIENCE_SECONDS.get())
+
+
+@cache
+def _client(access: StoreAccess, patience_seconds: float) -> S3Client:
+    return S3Client(access, patience_seconds=patience_seconds)

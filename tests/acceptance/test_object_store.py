@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.location import S3Location
 from muster.contracts.paths import checkpoints_of_job
 from muster.host.processes import environment_of
+from muster.objects.client import S3Client
+from tests.support.faulty_store import FaultyStore, faulty
 from tests.support.installation import Installation, pids
-from tests.support.s3_server import bare_client, new_bucket, shared_store
+from tests.support.s3_server import bare_client, new_bucket, put_files, shared_store
 from tests.support.storage_processes import listening_process
 from tests.support.undisturbed import UndisturbedRuns
 
@@ -85,3 +88,93 @@ def test_killed_processes_change_the_bits(
     assert on_s3.running_processes() == []
     logs = [path for path in on_s3.files.root.rglob("*.log") if SECRET in path.read_text()]
     assert logs == []
+
+
+@pytest.fixture
+def proxied(
+    tmp_path: Path, dataset_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Installation, FaultyStore]]:
+    with faulty(shared_store()) as store:
+        environment = {
+            "S3_ENDPOINT": str(store.access.endpoint),
+            "S3_ACCESS_KEY": str(store.access.access_key),
+            "S3_SECRET_KEY": str(store.access.secret_key),
+            "MUSTER_CACHE_DIR": str(tmp_path / "cache"),
+        }
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)  # for saving here what is deleted there
+        with Installation(tmp_path, DATASET_DIR=str(dataset_dir), **environment) as installation:
+            yield installation, store
+
+
+FAULTS = {"403": lambda _: "403", "drop before": lambda _: "drop before"}
+REFUSALS = [
+    ("dataset_dir", "s3:/b", "", 422, "is not a location"),
+    ("checkpoint_dir", "s3://", "", 422, "names no bucket"),
+    ("checkpoint_dir", "gs://x", "", 422, "is not a location"),
+    ("checkpoint_dir", "/data/s3:/b", "", 422, "is not a location"),
+    ("dataset_dir", "s3://missing-bucket/x", "", 422, "has no bucket 'missing-bucket'"),
+    ("checkpoint_dir", "s3://missing-bucket/x", "", 422, "has no bucket 'missing-bucket'"),
+    ("dataset_dir", "", "", 422, "make one with muster dataset"),
+    ("dataset_dir", "", "403", 422, "refuses access"),
+    ("checkpoint_dir", "", "403", 422, "refuses access"),
+    ("checkpoint_dir", "", "no conditions", 422, "it overwrites an object"),
+    ("checkpoint_dir", "", "drop before", 503, "does not answer"),
+]
+
+
+def test_a_location_that_cannot_be_used_is_refused(
+    proxied: tuple[Installation, FaultyStore],
+) -> None:
+    installation, store = proxied
+    for field, text, fault, status, sentence in REFUSALS:
+        store.fault = FAULTS.get(fault, lambda _: None)
+        store.rewrite = drop_conditions if fault == "no conditions" else lambda *_: None
+        place = text or str(new_bucket(shared_store()))
+        began = time.monotonic()
+        answer = installation.request("POST", "/jobs", json={field: place})
+        assert time.monotonic() - began < 10
+        assert (answer.status_code, sentence in answer.json()["detail"]) == (status, True), (
+            answer.text
+        )
+        assert answer.json()["detail"].startswith(f"{field}: ")
+    assert installation.see_all() == []
+
+
+def drop_conditions(_: str, headers: dict[str, str]) -> None:
+    for name in [name for name in headers if name.lower().startswith("if-")]:
+        del headers[name]
+
+
+def test_a_delete_removes_the_objects_of_its_job_only(
+    proxied: tuple[Installation, FaultyStore],
+) -> None:
+    installation, store = proxied
+    bucket = new_bucket(shared_store())
+    fields = {"world_size": 1, "checkpoint_dir": str(bucket), "mode": "independent"}
+    doomed, kept = (installation.submit(**fields) for _ in range(2))
+    for job_id in (doomed, kept):
+        installation.complete(job_id)
+    client = S3Client(shared_store())
+    put_files(client, bucket / doomed, {"notes.txt": b"mine", "step_0000000001.g0001/x": b"mine"})
+    before = {each.name for each in client.list(bucket)}
+    again = {**fields, "job_id": "again", "resume_from": doomed}
+    assert installation.request("POST", "/jobs?dry_run=true", json=again).status_code == 200
+    missing = {**fields, "resume_from": "nobody"}
+    assert "holds no checkpoints" in installation.request("POST", "/jobs", json=missing).text
+
+    store.fault = lambda _: "503"
+    path = f"/jobs/{doomed}?delete_checkpoints=true"
+    assert installation.request("DELETE", path).status_code == 409
+    store.fault = lambda _: None
+    would = installation.request("POST", "/jobs/purge?dry_run=true&delete_checkpoints=true").json()
+    assert would["freed_bytes"] > sum(each.size_bytes for each in client.list(bucket / doomed))
+    assert installation.request("DELETE", f"/jobs/{kept}").json()["checkpoints_deleted"] is False
+    refused = installation.request("POST", "/jobs", json={**fields, "job_id": kept})
+    assert refused.json()["type"] == "/problems/checkpoints-left-over"
+    assert installation.request("DELETE", path).json()["checkpoints_deleted"] is True
+    installation.forget(doomed)
+    installation.forget(kept)
+    stays = {f"{doomed}/notes.txt", f"{doomed}/step_0000000001.g0001/x"}
+    left = {each.name for each in client.list(bucket)}
+    assert left == stays | {name for name in before if name.startswith(kept)}

@@ -9,7 +9,7 @@ from muster.contracts.settings import S3Settings
 from muster.datasets.cache import ShardCache
 from muster.datasets.source import DataSource, LocalSource
 from muster.datasets.sources.s3 import S3Source
-from muster.objects.client import S3Client, StoreAccess
+from muster.objects.client import shared_client
 
 
 def open_source(
@@ -23,8 +23,4 @@ def open_source(
         return LocalSource(location)
     settings = S3Settings.read(os.environ)
     cache = ShardCache(settings.cache_dir, settings.cache_bytes)
-    return S3Source(location, store_client(settings), cache, progress)
-
-
-def store_client(it: S3Settings) -> S3Client:
-    return S3Client(StoreAccess(it.endpoint, it.access_key, it.secret_key, it.unfenced))
+    return S3Source(location, shared_client(), cache, progress)
