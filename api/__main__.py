@@ -1,6 +1,7 @@
 """``python -P -m api`` serves the REST API.
 
-``--check`` only checks the settings. ``--backup FILE`` copies the database.
+``--check`` only checks the settings, and ``--check --store`` the object store, too.
+``--backup FILE`` copies the database.
 """
 
 import json
@@ -12,11 +13,11 @@ from pathlib import Path
 def main() -> int:
     """Return the exit code."""
     arguments = sys.argv[1:]
-    if arguments == ["--check"]:
+    if arguments[:1] == ["--check"]:
         # Without FastAPI, because `muster up` and `muster doctor` wait for it.
         from api.startup_checks import run_checks  # noqa: PLC0415
 
-        return run_checks(os.environ)
+        return run_checks(os.environ, is_store_asked="--store" in arguments)
     if arguments[:1] == ["--backup"]:
         return back_up(Path(arguments[1]))
     from api.server import serve  # noqa: PLC0415

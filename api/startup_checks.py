@@ -9,11 +9,12 @@ import json
 import os
 import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from muster.contracts.errors import MusterError
+from muster.contracts.location import S3Location
 from muster.contracts.settings import AccessSettings, ServiceSettings
 from muster.contracts.token import Scope
 from muster.host.ports import AddressNotLocal
@@ -99,12 +100,13 @@ def check_listening(
     return address
 
 
-def run_checks(environ: Mapping[str, str]) -> int:
+def run_checks(environ: Mapping[str, str], *, is_store_asked: bool = False) -> int:
     """Print the result of all checks as one JSON object; return 1 if there is a problem."""
     problems: list[dict[str, str]] = []
     address: str | None = None
     database: dict[str, object] | None = None
     has_admin_token = False
+    stores: list[dict[str, str]] = []
     try:
         settings = ServiceSettings.read(environ, cores=os.cpu_count() or 1)
         access = AccessSettings.read(environ)
@@ -128,11 +130,14 @@ def run_checks(environ: Mapping[str, str]) -> int:
             address = check_listening(settings, access, lambda: has_token)
         except MusterError as error:
             problems.append(_described(error, "address"))
+        if is_store_asked:
+            stores = list(_described_stores(settings))
     report = {
         "problems": problems,
         "address": address,
         "database": database,
         "has_admin_token": has_admin_token,
+        "stores": stores,
     }
     print(json.dumps(report))  # noqa: T201  the result of this command
     return 1 if problems else 0
@@ -143,6 +148,25 @@ def _described(error: MusterError, check: str, next_step: str = "") -> dict[str,
         check, what, why, next_step = error.check, error.what, error.why, error.next_step
         return {"check": check, "what": what, "why": why, "next": next_step}
     return {"check": check, "what": str(error), "why": "", "next": next_step}
+
+
+def _described_stores(settings: ServiceSettings) -> Iterator[dict[str, str]]:
+    """Yield what the stores of the default places promise, or why they cannot be used."""
+    from muster.objects.client import shared_client, while_a_user_waits  # noqa: PLC0415  slow
+    from muster.objects.probe import check_store  # noqa: PLC0415
+
+    for where in (settings.checkpoint_dir, settings.dataset_dir):
+        if isinstance(where, S3Location):
+            found = {"location": str(where), "problem": "", "conditions": ""}
+            try:
+                with while_a_user_waits():
+                    client = shared_client()
+                    next(client.list(where), None)
+                    if where is settings.checkpoint_dir:
+                        found["conditions"] = check_store(client, where)
+            except MusterError as error:
+                found["problem"] = str(error)
+            yield found
 
 
 def _described_database(url: str) -> dict[str, object]:

@@ -31,7 +31,7 @@ from cli.run import visible_gpus
 from cli.service_record import read_record, service_settings
 from muster.contracts.errors import InvalidEnvironment, MusterError
 from muster.contracts.paths import DataDir, has_few_files_left, is_nearly_full, size_text
-from muster.contracts.settings import AccessSettings, ServiceSettings
+from muster.contracts.settings import AccessSettings, S3Settings, ServiceSettings
 from muster.contracts.token import WAY_TO_ADMIN
 from muster.host.containment import cgroup_of
 from muster.host.extras import install_command, missing_server_packages
@@ -96,6 +96,8 @@ class StartReport(msgspec.Struct, frozen=True):
     """kind, revision (None: no tables yet), expected_revision, and what the database says of
     itself: see `database.engine.Database.facts`; None if it cannot be read."""
     has_admin_token: bool
+    stores: list[dict[str, str]] = []
+    """location, problem, conditions (of writes, where checkpoints go), with ``--store``."""
 
 
 class CannotStart(MusterError):
@@ -130,11 +132,11 @@ def require_startable(environ: Mapping[str, str]) -> None:
         )
 
 
-def start_report(environ: Mapping[str, str]) -> StartReport:
+def start_report(environ: Mapping[str, str], *options: str) -> StartReport:
     """Ask the API whether it would start; raises `CannotStart` if it cannot say."""
     # A process of its own: the CLI itself knows neither database nor web framework.
     asked = subprocess.run(
-        module_command("api", "--check"),
+        module_command("api", "--check", *options),
         env=environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -149,7 +151,7 @@ def start_report(environ: Mapping[str, str]) -> StartReport:
 def _findings(environ: Mapping[str, str]) -> Iterator[Finding]:
     try:
         settings = service_settings()
-        access = AccessSettings.read(environ)
+        access, shards = AccessSettings.read(environ), S3Settings.read(environ)
     except InvalidEnvironment as error:
         yield from _check_machine(1)
         fix = "muster config show --origin lists them all"
@@ -164,12 +166,18 @@ def _findings(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield _finding("start", seen, warning=f"for up, run and demo: {install_command('server')}")
         return
     try:
-        report = start_report(environ)
+        report = start_report(environ, "--store")
     except CannotStart as error:
         yield _finding("start", str(error), problem="see the error above")
         return
     yield _check_database(report)
     yield _check_access(report, access)
+    for store in report.stores:
+        yield _check_store(store)
+    if report.stores:
+        cache = _check_writable("cache", shards.cache_dir, "MUSTER_CACHE_DIR")
+        limit = size_text(shards.cache_bytes)
+        yield msgspec.structs.replace(cache, seen=f"{cache.seen}, at most {limit} of shards")
 
 
 def _check_machine(slots: int) -> Iterator[Finding]:
@@ -321,6 +329,19 @@ def _check_database(report: StartReport) -> Finding:
     clock = f"its clock {abs(skew):.1f} s {'ahead' if skew > 0 else 'behind'}"
     seen = f"PostgreSQL {found['version']}, {most} connections, {clock}, {schema}"
     return _finding("database", seen, warning="; ".join(fixes))
+
+
+def _check_store(store: Mapping[str, str]) -> Finding:
+    where, conditions, fix = store["location"], store["conditions"], ""
+    if store["problem"]:
+        return _finding("store", where, problem=store["problem"])
+    seen = f"{where} can be read"
+    if conditions == "none":
+        seen = f"{where} ignores conditions of writes, which S3_UNFENCED accepts"
+        fix = "run everything on one host, or use another store"
+    elif conditions:
+        seen = f"{where} keeps the conditions of writes, with {conditions} ETags"
+    return _finding("store", seen, warning=fix)
 
 
 def _check_access(report: StartReport, access: AccessSettings) -> Finding:

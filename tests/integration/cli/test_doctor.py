@@ -21,6 +21,7 @@ from database.tokens import Tokens
 from muster.contracts.token import Scope
 from tests.support.certificates import key_of, needs_openssl, own_certificate
 from tests.support.postgres_server import PASSWORD, tcp_server
+from tests.support.s3_server import new_bucket, shared_store
 from tests.support.scarcity import allow_no_more_files, small_disk
 
 
@@ -254,3 +255,21 @@ def test_few_descriptors_are_reported(
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _kind: (soft, soft))
     assert doctor()[1]["descriptors"]["verdict"] == verdict
+
+
+def test_store_and_its_cache_are_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    access = shared_store()
+    monkeypatch.setenv("S3_ENDPOINT", str(access.endpoint))
+    monkeypatch.setenv("S3_ACCESS_KEY", str(access.access_key))
+    monkeypatch.setenv("S3_SECRET_KEY", str(access.secret_key))
+    monkeypatch.setenv("MUSTER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("MUSTER_CACHE_BYTES", str(3 << 30))
+    monkeypatch.setenv("CHECKPOINT_DIR", str(new_bucket(access)))
+    code, found = doctor()
+    assert code == 0, found
+    assert "keeps the conditions of writes" in found["store"]["seen"]
+    assert found["cache"]["seen"].endswith("at most 3 GiB of shards")
+    monkeypatch.setenv("CHECKPOINT_DIR", "s3://missing-bucket/x")
+    code, found = doctor()
+    assert (code, found["store"]["verdict"]) == (1, "problem")
+    assert "has no bucket 'missing-bucket'" in found["store"]["fix"]
