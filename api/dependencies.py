@@ -86,11 +86,12 @@ class CoordinatorHandle:
     def wake(self) -> None:
         """Send an empty datagram to the address in the lease, after writing a row.
 
-        If it is lost, the coordinator finds the row at its next poll.
+        If it is lost, the coordinator finds the row at its next poll. Without an address the
+        database itself has notified the coordinator of the commit.
         """
         with suppress(OSError, DatabaseError, ValueError):
             lease = self._recent_lease()
-            if lease is not None:
+            if lease is not None and lease.address:
                 host, _, port = lease.address.rpartition(":")
                 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
                     sender.sendto(b"", (host, int(port)))

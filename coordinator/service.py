@@ -59,6 +59,13 @@ class Service:
         loop.add_signal_handler(signal.SIGTERM, self.hand_over)
         loop.add_signal_handler(signal.SIGINT, self.shut_down)
         wake_ups, address = await listen_for_wake_ups(self._wake)
+
+        def wake() -> None:  # from another thread, perhaps after the end of the event loop
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._wake)
+
+        if self._database.listen(wake):
+            address = ""
         self._candidate = LeaseCandidate(
             leases=self._leases, owner=uuid.uuid4().hex, process=this_process(), address=address
         )
