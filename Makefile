@@ -2,7 +2,7 @@
 # comparing the age of four files is all that is left of it.
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo check types units test floors chaos contain stale fuzz load security bench lock clean
+.PHONY: help up demo check types units test floors chaos contain objects stale fuzz load security bench lock clean
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
@@ -64,6 +64,9 @@ chaos: $(STAMP) ## faults in every process, then random kills of ranks: 10 to 30
 
 contain: $(STAMP) ## 500 ranks that leave processes behind, and lookalikes: 5 to 10 min (ARGS='TRIALS SEED')
 	$(BIN)/python -m stress.containment $(ARGS)
+
+objects: $(STAMP) ## 10 000 operations on checkpoints in a failing S3 store: 15 to 30 min (ARGS='OPERATIONS SEED')
+	$(BIN)/python -m stress.objects $(ARGS)
 
 stale: $(STAMP) ## 200 ranks of frozen hosts resume after a takeover: 10 to 20 min (ARGS='WAKINGS SEED')
 	$(BIN)/python -m stress.stale $(ARGS)

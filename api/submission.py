@@ -21,7 +21,7 @@ from api.errors import Conflict, invalid_field
 from database.engine import Write
 from database.errors import JobExists
 from database.records import Job
-from muster.checkpoints.errors import CheckpointMismatch
+from muster.checkpoints.errors import CheckpointError, CheckpointMismatch
 from muster.checkpoints.listing import (
     holds_checkpoints,
     refuse_other_mode,
@@ -29,6 +29,7 @@ from muster.checkpoints.listing import (
     values_of_newest,
 )
 from muster.contracts.job import JobId
+from muster.contracts.location import Location
 from muster.contracts.paths import DataDir, checkpoints_of_job
 from muster.contracts.secrets import Reference, plaintext_secrets
 from muster.contracts.settings import ServiceSettings
@@ -150,7 +151,7 @@ def refusing(field: str) -> Iterator[None]:
         raise invalid_field(
             "body", field, f"{error.filename} cannot be used ({error.strerror})"
         ) from error
-    except DatasetError as error:
+    except (CheckpointError, DatasetError) as error:
         raise invalid_field("body", field, str(error)) from error
 
 
@@ -164,7 +165,8 @@ def _refuse_missing_files(spec: JobSpec, completed: Completed, search_path: str 
         raise invalid_field("body", "python", f"{python} is not an executable file")
     if spec.checkpoint_dir is not None or spec.command is None:
         with refusing("checkpoint_dir"):
-            _refuse_unwritable(completed.checkpoint_dir)
+            if isinstance(completed.checkpoint_dir, Path):
+                _refuse_unwritable(completed.checkpoint_dir)
     file, _, _ = (spec.program or "").rpartition(":")
     if file.endswith(".py"):  # a rank finds modules by its own path
         with refusing("program"):
@@ -178,18 +180,19 @@ def _refuse_missing_files(spec: JobSpec, completed: Completed, search_path: str 
             raise invalid_field("body", "command", problem)
 
 
-def _count_shards(spec: JobSpec, directory: Path, synthetic_dir: Path) -> int | None:
+def _count_shards(spec: JobSpec, location: Location, synthetic_dir: Path) -> int | None:
     """Return the shards of a job's data set, None for a command, which reads what it needs itself.
 
     Raises `DatasetError` for a data set with which the job would fail.
     """
+    is_missing = isinstance(location, Path) and not location.is_dir()
     if spec.command is not None:
-        if spec.dataset_dir is not None and not directory.is_dir():
-            raise DatasetMissing(directory, "is not a directory")
+        if spec.dataset_dir is not None and is_missing:
+            raise DatasetMissing(location, "is not a directory")
         return None
-    if directory == synthetic_dir and not directory.is_dir():
+    if location == synthetic_dir and is_missing:
         return synthetic().facts.shards  # the coordinator writes it when the job starts
-    return len(open_source(directory).shards)
+    return len(open_source(location).shards)
 
 
 def _refuse_unwritable(checkpoint_dir: Path) -> None:

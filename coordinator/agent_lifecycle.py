@@ -31,6 +31,7 @@ from muster.datasets.synthetic import ensure_synthetic
 from muster.host.ports import group_port
 from muster.host.processes import is_running
 from muster.job_defaults import Completed, complete
+from muster.objects.errors import ObjectStoreError
 from muster.runtime.agent_sockets import newest_generation
 from muster.runtime.archive import claim_directory
 
@@ -263,7 +264,7 @@ def prepare(spec: JobSpec, settings: ServiceSettings) -> Completed:
                 ensure_synthetic(completed.dataset_dir)
             else:
                 open_source(completed.dataset_dir)
-    except DatasetError as error:
+    except (DatasetError, ObjectStoreError) as error:
         raise Unprepared(JobFailure(reason=Reason.INVALID_DATASET, message=str(error))) from error
     is_directory = False
     with suppress(OSError):  # the name is too long, or a parent must not be searched

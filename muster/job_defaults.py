@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from muster.contracts.location import SCHEME
+from muster.contracts.location import Location, parse_location
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import JobSpec
@@ -22,8 +22,8 @@ class Completed:
     """A job with known, absolute directories; `spec` names the same."""
 
     spec: JobSpec
-    dataset_dir: Path
-    checkpoint_dir: Path
+    dataset_dir: Location
+    checkpoint_dir: Location
     working_dir: Path
     note: str | None
     """What the user should know about a default directory."""
@@ -31,8 +31,7 @@ class Completed:
     @property
     def uses_store(self) -> bool:
         """Whether its ranks need a storage process."""
-        places = self.spec.dataset_dir, self.spec.checkpoint_dir
-        return any(text is not None and text.startswith(SCHEME) for text in places)
+        return not (isinstance(self.dataset_dir, Path) and isinstance(self.checkpoint_dir, Path))
 
 
 def complete(spec: JobSpec, settings: ServiceSettings, working_dir: Path) -> Completed:
@@ -44,12 +43,12 @@ def complete(spec: JobSpec, settings: ServiceSettings, working_dir: Path) -> Com
     """
     checkpoint_dir = settings.checkpoint_dir
     if spec.checkpoint_dir is not None:
-        checkpoint_dir = working_dir / spec.checkpoint_dir
+        checkpoint_dir = parse_location(spec.checkpoint_dir, working_dir)
     own_dir = working_dir if spec.working_dir is None else working_dir / spec.working_dir
     python = None if spec.python is None else str(working_dir / spec.python)
     dataset_dir, note = settings.dataset_dir, None
     if spec.dataset_dir is not None:
-        dataset_dir = working_dir / spec.dataset_dir
+        dataset_dir = parse_location(spec.dataset_dir, working_dir)
     elif spec.command is None and spec.program is None:
         try:
             open_source(dataset_dir)

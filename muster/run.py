@@ -40,13 +40,12 @@ from muster.contracts.spec import JOB_ID_PATTERN
 from muster.contracts.storage import Place
 from muster.datasets.reader import SampleReader
 from muster.datasets.source import DataSource
-from muster.datasets.sources import open_source
 from muster.program import refuse_while_loaded
 from muster.runtime.agent_client import AgentClient, AgentSocket
 from muster.runtime.exit_report import print_error
 from muster.runtime.heartbeat import Supervision
 from muster.runtime.stderr_messages import flush_streams
-from muster.runtime.storage_client import open_checkpoints
+from muster.runtime.storage_client import open_checkpoints, open_data
 
 STOP_CHECK_SECONDS: Final = 0.1
 """time.sleep() resumes after a signal handler (PEP 475), so a long sleep is cut into pieces."""
@@ -239,7 +238,7 @@ class Run:
     @cached_property
     def source(self) -> DataSource:
         """The data set; raises a `DatasetError`."""
-        return open_source(self.settings.dataset_dir)
+        return open_data(self.settings, self._supervision.warn)
 
     def _checkpoints_of(self, job_id: str) -> str:
         return str(checkpoints_of_rank(self.settings.checkpoint_dir, job_id, self.rank))

@@ -5,27 +5,21 @@ from collections.abc import Iterator
 import pytest
 
 from muster.contracts.location import S3Location
-from muster.objects.client import S3Client, StoreAccess
+from muster.objects.client import S3Client
 from tests.support.faulty_store import FaultyStore, faulty
-from tests.support.s3_server import new_bucket, running_store
+from tests.support.s3_server import new_bucket, shared_store
 
 PATIENCE_SECONDS = 5.0
 
 
 @pytest.fixture(scope="session")
-def s3_access() -> Iterator[StoreAccess]:
-    with running_store() as access:
-        yield access
-
-
-@pytest.fixture(scope="session")
-def bucket(s3_access: StoreAccess) -> S3Location:
-    return new_bucket(s3_access)
+def bucket() -> S3Location:
+    return new_bucket(shared_store())
 
 
 @pytest.fixture
-def faulty_store(s3_access: StoreAccess) -> Iterator[FaultyStore]:
-    with faulty(s3_access) as store:
+def faulty_store() -> Iterator[FaultyStore]:
+    with faulty(shared_store()) as store:
         yield store
 
 

@@ -15,7 +15,9 @@ import threading
 import time
 import traceback
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +29,7 @@ from muster.checkpoints.manager import CheckpointManager
 from muster.checkpoints.manifest import sign
 from muster.contracts import storage
 from muster.contracts.errors import MusterError, WireError
+from muster.contracts.location import parse_location
 from muster.contracts.storage import (
     SENTENCE_LIMIT,
     Place,
@@ -35,15 +38,20 @@ from muster.contracts.storage import (
     StorageRequest,
 )
 from muster.contracts.wire import decode_storage_request, encode
+from muster.datasets.source import DataSource
+from muster.datasets.sources import open_source
 from muster.host.peers import peer_of
 from muster.runtime.redaction import Redaction
 from muster.runtime.stderr_messages import print_stderr
-from muster.runtime.storage_client import open_manager, socket_address
+from muster.runtime.storage_client import Listing, open_manager, socket_address
 
 BACKLOG: Final = 4096  # all ranks of a job may connect at once
 CHECK_SECONDS: Final = 0.5
 LINGER_SECONDS: Final = 5.0
 """How long it stays without its starter and without a connection: a rank may be between two."""
+
+
+_OPENING: Final = threading.Lock()
 
 
 class _Terminated(BaseException):
@@ -153,6 +161,8 @@ class Connection(threading.Thread):
         self, request: StorageRequest, descriptors: list[int]
     ) -> tuple[StorageReply, list[int]]:
         """Return the reply and the memory that goes with it."""
+        if isinstance(request, storage.ListShards | storage.FetchShard | storage.CountShards):
+            return _read_data(request)
         if self._place is None:
             raise WireError("the first message of a connection names the place")
         # One after the other, also across connections: the successor of a rank claims after the
@@ -181,9 +191,7 @@ class Connection(threading.Thread):
             return storage.Done(), []
         packed = pack(found.state)
         _, manifest = sign(msgspec.structs.replace(found.manifest, manifest_xxh3=""))
-        memory = os.memfd_create("muster-restored", os.MFD_CLOEXEC)
-        with os.fdopen(memory, "wb", closefd=False) as file:
-            file.writelines([*packed.buffers, manifest])
+        memory = _memory_of([*packed.buffers, manifest])
         reply = storage.Restored(
             name=str(found.name), state_bytes=packed.size_bytes, manifest_bytes=len(manifest)
         )
@@ -198,6 +206,35 @@ class Connection(threading.Thread):
         redacted = self._redaction.redact_text(text)
         print_stderr(redacted)
         return redacted[:SENTENCE_LIMIT]
+
+
+def _read_data(
+    request: storage.ListShards | storage.FetchShard | storage.CountShards,
+) -> tuple[StorageReply, list[int]]:
+    with _OPENING:
+        source = _source(request.location)
+    if isinstance(request, storage.FetchShard):
+        return storage.Fetched(path=str(source.path(request.shard_idx, request.reading))), []
+    if isinstance(request, storage.ListShards):
+        content = msgspec.json.encode(Listing(tuple(source.shards), source.facts))
+    else:
+        idxs = range(request.start, request.stop, request.step)
+        found = source.known_totals(idxs) if request.only_known else source.totals(idxs)
+        content = msgspec.json.encode(found)
+    return storage.Content(size_bytes=len(content)), [_memory_of([content])]
+
+
+@cache
+def _source(location: str) -> DataSource:
+    """Return the one source of a location, whose cache sees what all ranks read."""
+    return open_source(parse_location(location))
+
+
+def _memory_of(parts: Sequence[bytes | memoryview]) -> int:
+    memory = os.memfd_create("muster-storage", os.MFD_CLOEXEC)
+    with os.fdopen(memory, "wb", closefd=False) as file:
+        file.writelines(parts)
+    return memory
 
 
 def main() -> None:

@@ -225,7 +225,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where the job's storage process listens. None: the rank starts its own if it needs one."""
     orphan_timeout_seconds: Annotated[float, ORPHAN_VARIABLE] = ORPHAN_TIMEOUT_SECONDS
     checkpoint_dir: Annotated[Location, Variable("CHECKPOINT_DIR")]
-    dataset_dir: Annotated[Path, Variable("DATASET_DIR")]
+    dataset_dir: Annotated[Location, Variable("DATASET_DIR")]
 
     # From `JOB_VARIABLES`
     world_size: int

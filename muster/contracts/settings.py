@@ -21,6 +21,7 @@ from muster.contracts.environ import (
     read_fields,
 )
 from muster.contracts.errors import InvalidEnvironment
+from muster.contracts.location import Location
 from muster.contracts.secrets import SHARED_VARIABLES
 from muster.contracts.spec import ENVIRONMENT_NAME_PATTERN
 from muster.contracts.token import id_in, sha256_of
@@ -64,9 +65,9 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
         Variable("MUSTER_SLOTS", "Ranks that run at once; a larger job runs alone.", 1, 1_000_000),
     ]
     checkpoint_dir: Annotated[
-        Path, Variable("CHECKPOINT_DIR", "Checkpoints of jobs that name none.")
+        Location, Variable("CHECKPOINT_DIR", "Checkpoints of jobs that name none.")
     ]
-    dataset_dir: Annotated[Path, Variable("DATASET_DIR", "Data of jobs that name no directory.")]
+    dataset_dir: Annotated[Location, Variable("DATASET_DIR", "Data of jobs that name no place.")]
     orphan_timeout_seconds: Annotated[float, ORPHAN_VARIABLE] = ORPHAN_TIMEOUT_SECONDS
 
     @classmethod

@@ -45,9 +45,9 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int = 1
     epochs_left: int = 0  # after the present one
 
-    def own(self, shards: int) -> Sequence[int]:
+    def own(self, shards: int) -> range:
         """Return which of so many shards this rank reads, in order."""
-        return shards_of_rank(range(shards), self.rank, self.world_size)
+        return range(self.rank, shards, self.world_size)
 
 
 def shards_of_rank(shards: Sequence[Item], rank: int, world_size: int) -> Sequence[Item]:

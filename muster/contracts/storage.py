@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from muster.contracts.rank import Count
-from muster.contracts.shards import Position
+from muster.contracts.shards import Position, Reading
 
 PACKET_LIMIT_BYTES: Final = 1 << 16
 SENTENCE_LIMIT: Final = 8192  # characters
@@ -58,7 +58,31 @@ class Save(_Message, frozen=True, tag="save"):
     values_bytes: Count
 
 
-StorageRequest: TypeAlias = Place | Claim | Restore | Save
+class ListShards(_Message, frozen=True, tag="list_shards"):
+    """Return the `Listing` of a data set."""
+
+    location: LocationText
+
+
+class FetchShard(_Message, frozen=True, tag="fetch_shard"):
+    """Return the path of a shard's file, see `DataSource.path`."""
+
+    location: LocationText
+    shard_idx: Count
+    reading: Reading | None
+
+
+class CountShards(_Message, frozen=True, tag="count_shards"):
+    """Return lines and hash sums of a range of shards; null if `only_known` and one is not."""
+
+    location: LocationText
+    start: Count
+    stop: Count
+    step: Annotated[int, Meta(ge=1)]
+    only_known: bool
+
+
+StorageRequest: TypeAlias = Place | Claim | Restore | Save | ListShards | FetchShard | CountShards
 
 
 class Done(_Message, frozen=True, tag="done"):
@@ -71,6 +95,18 @@ class Restored(_Message, frozen=True, tag="restored"):
     name: Name
     state_bytes: Count
     manifest_bytes: Count
+
+
+class Fetched(_Message, frozen=True, tag="fetched"):
+    """A complete, verified local file."""
+
+    path: LocationText
+
+
+class Content(_Message, frozen=True, tag="content"):
+    """JSON, which is in its memory."""
+
+    size_bytes: Count
 
 
 class StorageFailed(_Message, frozen=True, tag="storage_failed"):
@@ -86,7 +122,7 @@ class StorageWarned(_Message, frozen=True, tag="storage_warned"):
     message: Sentence
 
 
-StorageReply: TypeAlias = Done | Restored | StorageFailed | StorageWarned
+StorageReply: TypeAlias = Done | Restored | Fetched | Content | StorageFailed | StorageWarned
 
 
 class StorageAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -60,10 +60,10 @@ class DataSource(Protocol):
         `ShardChanged` for a shard that is not the listed one.
         """
 
-    def totals(self, shard_idxs: Iterable[int]) -> list[Totals]:
+    def totals(self, shard_idxs: range) -> list[Totals]:
         """Return the totals of each of these shards, which are read if that is necessary."""
 
-    def known_totals(self, shard_idxs: Iterable[int]) -> list[Totals] | None:
+    def known_totals(self, shard_idxs: range) -> list[Totals] | None:
         """Return the same, or None if a shard would have to be fetched first."""
 
 
@@ -86,7 +86,7 @@ class LocalSource:
     def path(self, shard_idx: int, _reading: Reading | None = None) -> Path:
         return self._paths[shard_idx]
 
-    def totals(self, shard_idxs: Iterable[int]) -> list[Totals]:
+    def totals(self, shard_idxs: range) -> list[Totals]:
         # Not those in the facts: a shard may have been edited since.
         return [ShardIndex.open(self._paths[idx]).totals for idx in shard_idxs]
 

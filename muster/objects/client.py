@@ -7,6 +7,7 @@ request, and where its condition then fails they read back and compare: the obje
 boto3 takes 0.6 s to import and belongs to an extra: it is imported with the first client.
 """
 
+import os
 import random
 import re
 import time
@@ -15,11 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
 from xxhash import xxh3_64
 
 from muster.contracts.location import S3Location
+from muster.contracts.settings import S3Settings
 from muster.host.extras import install_command
 from muster.objects.errors import (
     ObjectMissing,
@@ -192,7 +195,9 @@ class S3Client:
                 found, now = self.read(location, len(content))
                 if found == content:
                     return now
-            raise PreconditionFailed(f"{location} was changed by another writer") from failed
+            if isinstance(failed, PreconditionFailed):
+                raise
+            raise PreconditionFailed(f"{location} is gone") from failed
 
     def list(self, location: S3Location, start: str = "") -> Iterator[Stored]:
         """Yield the objects below `location` whose names begin with `start`, page by page."""
@@ -283,17 +288,29 @@ class S3Client:
     def _patiently(self, location: S3Location, send: Callable[[], T]) -> T:
         """Send a request, and again as long as the store fails."""
         until = time.monotonic() + self._patience_seconds
-        pause_seconds = PAUSE_SECONDS
+        is_certain, pause_seconds = True, PAUSE_SECONDS
         while True:
             try:
                 with store_errors(self.endpoint, location):
                     return send()
+            except PreconditionFailed as failed:
+                failed.is_certain = is_certain
+                raise
             except StoreUnavailable:
                 if time.monotonic() + pause_seconds > until:
                     raise
+                is_certain = False
             time.sleep(pause_seconds * random.uniform(0.5, 1))  # noqa: S311  spreads the retries
             pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
 
 
 def _below(location: S3Location, key: str) -> str:
     return key.removeprefix((location / "").prefix)
+
+
+@cache
+def shared_client() -> S3Client:
+    """Return the client of the store that the environment of this process describes."""
+    found = S3Settings.read(os.environ)
+    access = StoreAccess(found.endpoint, found.access_key, found.secret_key, found.unfenced)
+    return S3Client(access)

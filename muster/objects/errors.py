@@ -38,6 +38,8 @@ class ObjectMissing(ObjectStoreError):
 class PreconditionFailed(ObjectStoreError):
     """The object is not in the state that the request requires."""
 
+    is_certain = True  # False if an earlier attempt had no answer: it may have taken place
+
 
 @contextmanager
 def store_errors(endpoint: str, location: S3Location) -> Iterator[None]:
@@ -79,12 +81,10 @@ def _answered(endpoint: str, location: S3Location, answer: dict[str, Any]) -> Ob
         return StoreRefused(
             f"{endpoint} has no bucket {location.bucket!r}: create it, or correct the location"
         )
-    if code == "RequestTimeTooSkewed":
-        return StoreRefused(f"the clocks of {endpoint} and of this machine differ: set them")
     if status in {401, 403}:
         return StoreRefused(
             f"{endpoint} refuses access to {location} ({what}): check S3_ACCESS_KEY, S3_SECRET_KEY "
-            "and what they permit there"
+            "and what they permit there, and the clock of this machine"
         )
     if status == 404:  # noqa: PLR2004
         return ObjectMissing(f"{location} does not exist")

@@ -15,25 +15,29 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from muster.checkpoints import errors
+from muster.checkpoints import errors as checkpoint_errors
 from muster.checkpoints.errors import CheckpointError, CheckpointFailed, UnsupportedState
 from muster.checkpoints.format import State, pack, unpack
-from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manager import CheckpointManager
 from muster.checkpoints.manifest import CheckpointName, Owner, decode_manifest
 from muster.checkpoints.reader import Checkpoint
+from muster.checkpoints.store import CheckpointStore, open_store
 from muster.contracts import storage
 from muster.contracts.environ import RankSettings
-from muster.contracts.errors import WireError
+from muster.contracts.errors import MusterError, WireError
 from muster.contracts.location import S3Location, parse_location
-from muster.contracts.shards import Position
+from muster.contracts.shards import Position, Reading, Shard
 from muster.contracts.storage import Place, StorageReply, StorageRequest
 from muster.contracts.wire import decode_storage_reply, encode
+from muster.datasets import errors as dataset_errors
+from muster.datasets.index import Totals
+from muster.datasets.source import DatasetFacts, DataSource, LocalSource
 from muster.host.peers import peer_of, short_socket_path
+from muster.objects import errors as store_errors
 from muster.runtime.storage_process import StorageProcess
 
 REACH_SECONDS: Final = 90.0
@@ -61,11 +65,15 @@ class StorageConnection:
     """One request at a time to whatever process listens at an address."""
 
     def __init__(
-        self, address: str, place: Place, warn: Callable[[str], None], revive: Callable[[], None]
+        self,
+        address: str,
+        place: Place | None,
+        warn: Callable[[str], None],
+        revive: Callable[[], None],
     ) -> None:
-        """`revive` is called while no process can be reached."""
+        """`place` is for requests about checkpoints. `revive` is called without a process."""
         self._address: Final = address
-        self._place: Final = encode(place)
+        self._place: Final = place
         self._warn: Final = warn
         self._revive: Final = revive
         self._channel: socket.socket | None = None
@@ -97,6 +105,11 @@ class StorageConnection:
             f"the storage process at {self._address} does not answer: see storage.log"
         )
 
+    def ask(self, request: StorageRequest) -> tuple[StorageReply, list[int]]:
+        """Send a request and return its reply."""
+        self.send(request)
+        return self.reply()
+
     def close(self) -> None:
         if self._channel is not None:
             self._channel.close()
@@ -111,7 +124,8 @@ class StorageConnection:
                     self._channel.connect(address)
                 if peer_of(self._channel).user_id != os.geteuid():
                     raise PermissionError
-                self._channel.send(self._place)
+                if self._place is not None:
+                    self._channel.send(encode(self._place))
             content, descriptors = self._request
             socket.send_fds(self._channel, [content], descriptors)
         except OSError:
@@ -227,8 +241,7 @@ class RemoteCheckpoints:
 
     def _ask(self, request: StorageRequest) -> tuple[StorageReply, list[int]]:
         self._settle()
-        self._connection.send(request)
-        return self._connection.reply()
+        return self._connection.ask(request)
 
     def _start(self) -> None:
         assert self._save is not None  # noqa: S101
@@ -263,6 +276,58 @@ class RemoteCheckpoints:
             raise error
 
 
+class Listing(msgspec.Struct, frozen=True):
+    """What a `DataSource` knows without reading a shard."""
+
+    shards: tuple[Shard, ...]
+    facts: DatasetFacts | None
+
+
+class RemoteSource:
+    """A `DataSource` whose shards the storage process fetches into the cache of the host."""
+
+    def __init__(self, location: S3Location, connection: StorageConnection) -> None:
+        self.location: Final = location
+        self._text: Final = str(location)
+        self._connection: Final = connection
+        self._lock: Final = threading.Lock()
+        listing = self._read(storage.ListShards(location=self._text), Listing)
+        self.shards: Final = listing.shards
+        self.facts: Final = listing.facts
+
+    def path(self, shard_idx: int, reading: Reading | None = None) -> Path:
+        request = storage.FetchShard(location=self._text, shard_idx=shard_idx, reading=reading)
+        with self._lock:
+            reply, _ = self._connection.ask(request)
+        assert isinstance(reply, storage.Fetched)  # noqa: S101
+        return Path(reply.path)
+
+    def totals(self, shard_idxs: range) -> list[Totals]:
+        return self._totals(shard_idxs, only_known=False) or []
+
+    def known_totals(self, shard_idxs: range) -> list[Totals] | None:
+        return self._totals(shard_idxs, only_known=True)
+
+    def _totals(self, idxs: range, *, only_known: bool) -> list[Totals] | None:
+        request = storage.CountShards(
+            location=self._text,
+            start=idxs.start,
+            stop=idxs.stop,
+            step=idxs.step,
+            only_known=only_known,
+        )
+        found: list[Totals] | None = self._read(request, list[Totals] | None)
+        return found
+
+    def _read(self, request: StorageRequest, kind: Any) -> Any:  # noqa: ANN401  a type, its value
+        with self._lock:
+            reply, descriptors = self._connection.ask(request)
+        assert isinstance(reply, storage.Content)  # noqa: S101
+        with os.fdopen(descriptors[0], "rb") as file:
+            file.seek(0)
+            return msgspec.json.decode(file.read(reply.size_bytes), type=kind)
+
+
 Checkpoints: TypeAlias = CheckpointManager | RemoteCheckpoints
 
 
@@ -272,32 +337,47 @@ def open_checkpoints(
     """Return the checkpoints of a place; those in an object store by the storage process."""
     if not isinstance(parse_location(place.location), S3Location):
         return open_manager(place, warn)
-    address, revive = str(settings.storage_socket), lambda: None
-    if settings.storage_socket is None:
-        address, process = _own_process()
-        revive = process.revive
-    return RemoteCheckpoints(StorageConnection(address, place, warn, revive), warn)
+    return RemoteCheckpoints(_connection(settings, place, warn), warn)
+
+
+def open_data(settings: RankSettings, warn: Callable[[str], None]) -> DataSource:
+    """Return the data set of a rank; one in an object store by the storage process."""
+    if not isinstance(settings.dataset_dir, S3Location):
+        return LocalSource(settings.dataset_dir)
+    return RemoteSource(settings.dataset_dir, _connection(settings, None, warn))
+
+
+def _connection(
+    settings: RankSettings, place: Place | None, warn: Callable[[str], None]
+) -> StorageConnection:
+    if settings.storage_socket is not None:
+        return StorageConnection(str(settings.storage_socket), place, warn, lambda: None)
+    address, process = _own_process()
+    return StorageConnection(address, place, warn, process.revive)
 
 
 def open_manager(
     place: Place, warn: Callable[[str], None], *, is_remote: bool = False
 ) -> CheckpointManager:
     """Return the manager of a place; `is_remote`: for saves that cost training nothing."""
+
+    def store_at(text: str) -> CheckpointStore:
+        return open_store(parse_location(text), warn)
+
     return CheckpointManager(
-        files=LocalFileSystem(),
-        directory=Path(place.location),
+        store=store_at(place.location),
         owner=Owner(
             job_id=place.job_id,
             job_uid=place.job_uid,
             rank=place.rank,
             world_size=place.world_size,
             generation=place.generation,
+            any_world_size=place.any_world_size,
         ),
         keep_last=place.keep_last,
         clock=lambda: datetime.now(UTC),
         warn=warn,
-        inherited=None if place.inherited is None else Path(place.inherited),
-        any_world_size=place.any_world_size,
+        inherited=None if place.inherited is None else store_at(place.inherited),
         reports_cost=not is_remote,
     )
 
@@ -314,11 +394,12 @@ def _own_process() -> tuple[str, StorageProcess]:
     return address, process
 
 
-def _error_of(failed: storage.StorageFailed) -> CheckpointError:
+def _error_of(failed: storage.StorageFailed) -> MusterError:
     """Return the error of the process, with its class and sentence."""
-    kind = getattr(errors, failed.error, None)
-    if isinstance(kind, type) and issubclass(kind, CheckpointError):
-        # Not by its constructor, which may make the sentence of other arguments.
-        error: CheckpointError = kind.__new__(kind, failed.message)
-        return error
+    for module in (checkpoint_errors, dataset_errors, store_errors):
+        kind = getattr(module, failed.error, None)
+        if isinstance(kind, type) and issubclass(kind, MusterError):
+            # Not by its constructor, which may make the sentence of other arguments.
+            error: MusterError = kind.__new__(kind, failed.message)
+            return error
     return CheckpointFailed(failed.message)

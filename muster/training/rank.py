@@ -18,11 +18,11 @@ from muster.contracts.messages import Ready
 from muster.contracts.spec import GROUP_LIMIT, JobSpec
 from muster.datasets.errors import DatasetEmpty
 from muster.datasets.random_access import RandomAccess
-from muster.datasets.sources import open_source
 from muster.host.containment import contain_self
 from muster.program import InvalidProgram, Program
 from muster.runtime.agent_client import AgentClient, AgentSocket
 from muster.runtime.exit_report import ExitReport, exit_process, print_error, print_interrupt
+from muster.runtime.storage_client import open_data
 from muster.training import independent
 from muster.training.blocks import BlockComputer
 from muster.training.classifier import Classifier
@@ -71,7 +71,7 @@ def train_synchronous(settings: RankSettings, working_dir: Path, agent: AgentCli
     """Train with the members of each group, to the end or until asked to stop."""
     reporter = Reporter(settings, agent)
     reporter.supervision.start()
-    source = open_source(settings.dataset_dir)
+    source = open_data(settings, reporter.supervision.warn)
     program: Program
     with reporter.busy:
         if settings.program is None:

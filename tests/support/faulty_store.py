@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 from muster.objects.client import StoreAccess
@@ -24,6 +24,8 @@ FAULTS: Final = (
     "cut",  # the body of the answer is cut short
 )
 LATE_SECONDS: Final = 0.05
+
+Rewrite: TypeAlias = Callable[[str, dict[str, str]], None]
 
 _ERROR: Final = "<?xml version='1.0'?><Error><Code>Injected</Code><Message>no</Message></Error>"
 
@@ -55,7 +57,7 @@ class FaultyStore:
             store, server_address = outer, target
 
         self.fault: Callable[[str], str | None] = lambda _operation: None
-        self.rewrite: Callable[[str, dict[str, str]], None] = lambda _operation, _headers: None
+        self.rewrite: Rewrite = lambda _operation, _headers: None
         self.operations: list[str] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True

@@ -1,11 +1,13 @@
 """A store for tests: a moto server in a process of its own, or the one of TEST_S3_ENDPOINT."""
 
+import atexit
 import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
 
 from muster.contracts.location import S3Location
 from muster.objects.client import S3Client, StoreAccess
@@ -13,35 +15,42 @@ from muster.objects.client import S3Client, StoreAccess
 REGION = "us-east-1"
 
 
-@contextmanager
-def running_store() -> Iterator[StoreAccess]:
-    """Use the store of TEST_S3_ENDPOINT, or a server that ends with this process."""
+@cache
+def shared_store() -> StoreAccess:
+    """Return the store of TEST_S3_ENDPOINT, or one server for the rest of this process."""
     if endpoint := os.environ.get("TEST_S3_ENDPOINT"):
-        yield StoreAccess(endpoint, os.environ["S3_ACCESS_KEY"], os.environ["S3_SECRET_KEY"])
-        return
-    command = [sys.executable, "-P", "-c", _SERVER]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        port = process.stdout.readline().decode().strip()
-        yield StoreAccess(f"http://127.0.0.1:{port}", "testing", "testing")
-        process.stdin.close()
+        return StoreAccess(endpoint, os.environ["S3_ACCESS_KEY"], os.environ["S3_SECRET_KEY"])
+    # It ends with its standard input, so even if this process is killed.
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", _SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    atexit.register(process.communicate)
+    assert process.stdout is not None
+    port = process.stdout.readline().decode().strip()
+    return StoreAccess(f"http://127.0.0.1:{port}", "testing", "testing")
 
 
 def new_bucket(access: StoreAccess) -> S3Location:
     """Create a bucket, and return the location of a prefix in it."""
+    name = f"muster-{uuid.uuid4().hex}"
+    bare_client(access).create_bucket(Bucket=name)
+    return S3Location(name, "prefix")
+
+
+def bare_client(access: StoreAccess) -> Any:  # noqa: ANN401  boto3 has no types
+    """Return a client of boto3, without anything of ours."""
     import boto3  # noqa: PLC0415  slow
 
-    name = f"muster-{uuid.uuid4().hex}"
-    boto3.client(
+    return boto3.client(
         "s3",
         endpoint_url=access.endpoint,
         aws_access_key_id=access.access_key,
         aws_secret_access_key=access.secret_key,
         region_name=REGION,
-    ).create_bucket(Bucket=name)
-    return S3Location(name, "prefix")
+    )
 
 
 def put_files(client: S3Client, location: S3Location, contents: Mapping[str, bytes]) -> None:

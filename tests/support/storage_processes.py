@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from muster.contracts.location import Location
 from muster.contracts.storage import Place, StorageAssignment
 from muster.host.peers import peer_of
 from muster.runtime.storage_client import RemoteCheckpoints, StorageConnection, socket_address
@@ -19,8 +20,12 @@ KEY = "a key that stays with the process"
 class StorageStage:
     """What an agent does for its ranks."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(
+        self, root: Path, location: Location | None = None, keys: dict[str, str] | None = None
+    ) -> None:
+        """`location` is that of the checkpoints, a directory if there is none."""
+        self.location = location or root / "checkpoints"
+        self._keys = keys or {"S3_SECRET_KEY": KEY}
         self.socket = root / "storage.sock"
         self.log = root / "storage.log"
         self.warnings: list[str] = []
@@ -30,7 +35,7 @@ class StorageStage:
     def start(self, environ: Mapping[str, str] = os.environ) -> StorageProcess:
         """Start a process as an agent does; a second one is its standby."""
         assignment = StorageAssignment(
-            socket=str(self.socket), stop_grace_seconds=10.0, keys={"S3_SECRET_KEY": KEY}
+            socket=str(self.socket), stop_grace_seconds=10.0, keys=self._keys
         )
         process = StorageProcess(assignment, environ, self.log)
         process.revive()
@@ -55,7 +60,7 @@ class StorageStage:
         rank = RemoteCheckpoints(
             StorageConnection(
                 str(self.socket),
-                place_of(self.root / "checkpoints", generation, **fields),
+                place_of(self.location, generation, **fields),
                 self.warnings.append,
                 self.revive,
             ),
@@ -91,7 +96,7 @@ def listening_process(path: Path) -> int:
         return pid
 
 
-def place_of(location: Path, generation: int | None = 1, **fields: object) -> Place:
+def place_of(location: Location, generation: int | None = 1, **fields: object) -> Place:
     names = {
         "inherited": None,
         "job_id": "job",

@@ -158,7 +158,7 @@ def test_errors_say_what_to_do_and_hold_no_key(
     assert key not in repr(answering)
     assert sentence(answering, "403") == (
         "StoreRefused: STORE refuses access to s3://b/x (Injected, status 403): check "
-        "S3_ACCESS_KEY, S3_SECRET_KEY and what they permit there"
+        "S3_ACCESS_KEY, S3_SECRET_KEY and what they permit there, and the clock of this machine"
     )
     assert sentence(answering, "503") == (
         "StoreUnavailable: STORE fails for s3://b/x (Injected, status 503): try again later"

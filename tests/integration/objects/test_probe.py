@@ -1,6 +1,5 @@
 """Stores that do not keep what checkpoints rely on."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,7 +8,7 @@ from muster.contracts.location import S3Location
 from muster.objects.client import Conditions, S3Client
 from muster.objects.errors import PreconditionFailed, StoreRefused
 from muster.objects.probe import check_store
-from tests.support.faulty_store import FaultyStore
+from tests.support.faulty_store import FaultyStore, Rewrite
 
 Headers = dict[str, str]
 
@@ -37,9 +36,14 @@ def always_swaps(_operation: str, headers: Headers) -> None:
     headers.pop("If-Match", None)
 
 
+def loses_metadata(_operation: str, headers: Headers) -> None:
+    headers.pop("x-amz-meta-xxh3", None)
+
+
 @pytest.mark.parametrize(
     ("rewrite", "lacking"),
     [
+        (loses_metadata, "loses the metadata"),
         (overwrites, "overwrites an object"),
         (lets_racers_win, "16 win"),
         (never_swaps, "does not replace an object"),
@@ -47,7 +51,7 @@ def always_swaps(_operation: str, headers: Headers) -> None:
     ],
 )
 def test_a_store_that_breaks_a_promise_is_refused(
-    rewrite: Callable[[str, Headers], None],
+    rewrite: Rewrite,
     lacking: str,
     faulty_store: FaultyStore,
     place: S3Location,

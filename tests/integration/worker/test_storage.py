@@ -18,17 +18,30 @@ from muster.contracts.storage import Restore
 from muster.host.processes import environment_of, identify
 from muster.runtime.storage_client import RemoteCheckpoints, open_manager
 from tests.support.installation import await_value
+from tests.support.s3_server import new_bucket, shared_store
 from tests.support.storage_processes import KEY, StorageStage, place_of
 
 LARGE = {"weights": np.arange(4_000_000, dtype=np.float64), "seen": 7}
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[StorageStage]:
+def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[StorageStage]:
+    """A stage with one process; its checkpoints are in a directory, or on S3 if a test says so."""
     stage = StorageStage(tmp_path)
+    if getattr(request, "param", None) == "s3":
+        access = shared_store()
+        keys = {
+            "S3_ENDPOINT": str(access.endpoint),
+            "S3_ACCESS_KEY": str(access.access_key),
+            "S3_SECRET_KEY": str(access.secret_key),
+        }
+        stage = StorageStage(tmp_path, new_bucket(access), keys)
     stage.start()
     yield stage
     stage.close()
+
+
+everywhere = pytest.mark.parametrize("stage", ["disk", "s3"], indirect=True)
 
 
 def save(checkpoints: RemoteCheckpoints, step: int, state: dict[str, object]) -> list[int]:
@@ -65,6 +78,7 @@ def test_bytes_differ_from_those_saved_locally(
     assert all(array.flags.writeable for array in found.state.values() if hasattr(array, "flags"))
 
 
+@everywhere
 def test_killed_process_loses_or_repeats_a_save(stage: StorageStage) -> None:
     rank = stage.rank()
     rank.claim()
@@ -82,6 +96,7 @@ def test_killed_process_loses_or_repeats_a_save(stage: StorageStage) -> None:
     assert not stage.warnings
 
 
+@everywhere
 def test_killed_process_spoils_a_restore(stage: StorageStage) -> None:
     rank = stage.rank()
     save(rank, 3, LARGE)
@@ -118,6 +133,7 @@ def test_save_is_lost_with_its_rank(stage: StorageStage, tmp_path: Path) -> None
     assert found.step == 5
 
 
+@everywhere
 def test_fenced_rank_goes_on(stage: StorageStage) -> None:
     old, new = stage.rank(1), stage.rank(2)
     old.claim()
@@ -174,6 +190,7 @@ def test_standby_serves_too_early_or_never(stage: StorageStage) -> None:
     assert stage.pid() != first
 
 
+@everywhere
 def test_sigterm_drops_what_was_handed_over(stage: StorageStage) -> None:
     rank = stage.rank()
     rank.claim()
@@ -212,7 +229,7 @@ def test_key_is_in_the_environment_or_log(stage: StorageStage) -> None:
     assert KEY not in environment_of(pid).values()
     assert KEY not in Path(f"/proc/{pid}/cmdline").read_text()
     place = stage.rank(job_id=KEY)
-    (stage.root / "checkpoints").write_text("no directory")
+    Path(str(stage.location)).write_text("no directory")
     with pytest.raises(CheckpointError):
         place.claim()
     assert KEY not in stage.log.read_text()

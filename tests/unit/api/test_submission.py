@@ -14,9 +14,9 @@ from api.submission import Outcomes, SubmissionQueue, Submitter
 from database.engine import Write
 from database.errors import DatabaseError, DatabaseUnavailable, JobExists
 from database.records import Job, utc_now
-from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manager import CheckpointManager
 from muster.checkpoints.manifest import Owner
+from muster.checkpoints.store import open_store
 from muster.contracts.job import JobId
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
@@ -126,7 +126,7 @@ def test_leftover_checkpoints_need_resume_from(submitter: Submitter, tmp_path: P
     submitter.prepare(JobRequest(job_id="a"))
     with pytest.raises(InvalidRequest, match="holds no checkpoints"):
         submitter.prepare(JobRequest(job_id="b", resume_from="a"))
-    (tmp_path / "ckpt" / "a" / "LATEST").touch()
+    (tmp_path / "ckpt" / "a" / "LATEST").write_text("step_0000000001.g0000\n")
     with pytest.raises(Conflict, match="resume_from"):
         submitter.prepare(JobRequest(job_id="a"))
     submitter.prepare(JobRequest(job_id="a", resume_from="a"))
@@ -137,7 +137,7 @@ def test_checkpoints_of_a_stored_job_mean_that_its_id_is_taken(
     submitter: Submitter, tmp_path: Path
 ) -> None:
     (tmp_path / "ckpt" / "before").mkdir(parents=True)
-    (tmp_path / "ckpt" / "before" / "LATEST").touch()
+    (tmp_path / "ckpt" / "before" / "LATEST").write_text("step_0000000001.g0000\n")
     with pytest.raises(JobExists):
         submitter.prepare(JobRequest(job_id="before"))
 
@@ -146,7 +146,7 @@ def test_a_job_resumes_where_the_earlier_one_saved(submitter: Submitter, tmp_pat
     (tmp_path / "earlier" / "before").mkdir(parents=True)
     with pytest.raises(InvalidRequest, match="holds no checkpoints"):
         submitter.prepare(JobRequest(resume_from="before"))
-    (tmp_path / "earlier" / "before" / "LATEST").touch()
+    (tmp_path / "earlier" / "before" / "LATEST").write_text("step_0000000001.g0000\n")
     spec = submitter.prepare(JobRequest(resume_from="before")).spec
     assert spec.checkpoint_dir == str(tmp_path / "earlier")
 
@@ -189,8 +189,7 @@ def test_resume_with_another_schedule_is_refused(
     values = {"batch_size": 64, "seed": 0}
     owner = Owner(job_id="a", job_uid="a", rank=0, world_size=1, generation=1)
     manager = CheckpointManager(
-        files=LocalFileSystem(),
-        directory=tmp_path / "ckpt" / "a",
+        store=open_store(tmp_path / "ckpt" / "a"),
         owner=owner,
         keep_last=1,
         clock=utc_now,
