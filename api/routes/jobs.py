@@ -35,6 +35,7 @@ from api.views import audit_view, job_tag, job_view, summary
 from database.errors import JobExists, JobMissing
 from database.history import AttemptPosition
 from database.idempotency import IdempotencyKey
+from database.jobs import NewJob
 from database.records import Job
 from muster.contracts.errors import MusterError
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
@@ -311,17 +312,10 @@ async def create(
             if key and (job := await run_sync(state.answers.find, key)):
                 return job
             raise
-        creation = state.jobs.creation(
-            submission.job_id,
-            uid,
-            submission.spec,
-            message=submission.message,
-            idempotency=key,
-            actor=actor,
-        )
+        new = NewJob(submission.job_id, uid, submission.spec, submission.message, key, actor)
         tried += 1
         try:
-            return await state.submission_queue.store(creation)
+            return await state.submission_queue.store(new)
         except JobExists:
             if requested.job_id is not None or tried == IDS_TRIED:
                 raise
