@@ -1,6 +1,5 @@
 """The application: routes, problem documents and OpenAPI around one `AppState`."""
 
-from http import HTTPStatus
 from typing import Any
 
 from fastapi import Depends, FastAPI
@@ -39,7 +38,7 @@ def described(version: str) -> FastAPI:
         dependencies=[Depends(refuse_unknown_query)],
         generate_unique_id_function=lambda route: route.name,
         # For every route: each refuses a query parameter that it does not know.
-        responses={**refusals(HTTPStatus.UNPROCESSABLE_ENTITY), **ANY},
+        responses={**refusals(422), **ANY},
     )
     install(app)
     app.add_middleware(HeadAsGet)

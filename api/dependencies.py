@@ -25,7 +25,7 @@ from api.streams import JobCache, LogBroadcast
 from api.submission import SubmissionQueue, Submitter
 from database.engine import Database
 from database.errors import DatabaseError, DatabaseFull
-from database.history import Attempts, CheckpointLog, Events, Members, Ranks
+from database.history import History
 from database.idempotency import Answers
 from database.jobs import Jobs
 from database.leases import LEASE_SECONDS
@@ -151,11 +151,7 @@ class AppState:
 
     database: Database
     jobs: Jobs
-    ranks: Ranks
-    members: Members
-    attempts: Attempts
-    checkpoint_log: CheckpointLog
-    events: Events
+    history: History
     answers: Answers
     tokens: Tokens
     job_cache: JobCache

@@ -26,7 +26,7 @@ from api.startup_checks import check_certificate, check_listening
 from api.streams import JobCache, JobState, LogBroadcast
 from api.submission import Outcomes, SubmissionQueue, Submitter
 from database.engine import Database
-from database.history import Attempts, CheckpointLog, Events, Members, Ranks
+from database.history import History
 from database.idempotency import Answers
 from database.jobs import Jobs, NewJob
 from database.leases import COORDINATOR_LEASE, Leases
@@ -149,7 +149,7 @@ def _build_state(
     settings: ServiceSettings, database: Database, tokens: Tokens, is_closing: Callable[[], bool]
 ) -> AppState:
     started = time.monotonic()
-    jobs, ranks, leases = Jobs(database), Ranks(database), Leases(database)
+    jobs, history, leases = Jobs(database), History(database), Leases(database)
     data_dir = DataDir(settings.data_dir)
 
     def read_lease() -> Lease | None:
@@ -157,7 +157,7 @@ def _build_state(
 
     def read_state(job_id: JobId) -> JobState | None:
         job = jobs.find(job_id)
-        return JobState(job, ranks.of_job(job_id)) if job else None
+        return JobState(job, history.ranks(job_id)) if job else None
 
     def checkpoint_dir_of(job_id: JobId) -> str | None:
         job = jobs.find(job_id)
@@ -179,11 +179,7 @@ def _build_state(
     return AppState(
         database=database,
         jobs=jobs,
-        ranks=ranks,
-        members=Members(database),
-        attempts=Attempts(database),
-        checkpoint_log=CheckpointLog(database),
-        events=Events(database),
+        history=history,
         answers=Answers(database),
         tokens=tokens,
         job_cache=job_cache,

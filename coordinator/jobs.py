@@ -22,7 +22,6 @@ from coordinator.persistence import (
     attempt_rows,
     commit_row,
     ended_attempt_rows,
-    epoch_rows,
     job_row,
     member_rows,
     rank_rows,
@@ -32,7 +31,7 @@ from coordinator.persistence import (
 from coordinator.restore import snapshot_of, snapshot_with_agent
 from database.engine import Database
 from database.errors import DatabaseUnavailable
-from database.history import Members, Ranks
+from database.history import History
 from database.jobs import Jobs
 from database.records import Attempt, Event, Job, JobChange, JobWrite, MemberRecord, RankRecord
 from muster.contracts.job import TERMINAL, JobStatus, JobUid, Reason, StopRequest
@@ -146,7 +145,7 @@ class TrackedJob:
             rank: rank_urgency(self.committed_ranks.get(rank), record)
             for rank, record in ranks.items()
         }
-        epochs = {epoch.epoch: epoch for saved, _ in self.saved for epoch in epoch_rows(saved)}
+        epochs = {epoch.epoch: epoch for saved, _ in self.saved for epoch in saved.epochs}
         members = member_rows(self.snapshot, now)
         write = JobWrite(
             change=change,
@@ -225,8 +224,7 @@ class JobTable:
         self._database = database
         self._files = files
         self._jobs = Jobs(database)
-        self._ranks = Ranks(database)
-        self._members = Members(database)
+        self._history = History(database)
         self._slots = slots
         self._rows: Sequence[Job] = ()  # of the last look
         self._seen: int | None = None
@@ -308,7 +306,7 @@ class JobTable:
             attachment = Attachment(started_at=row.started_at)
             self.tracked[row.uid] = _track(snapshot, attachment, ranks, None, now)
         synchronous = [row.job_id for row in unfinished if row.spec.mode == "synchronous"]
-        departures = await asyncio.to_thread(self._members.departures, synchronous)
+        departures = await asyncio.to_thread(self._history.departures, synchronous)
         for row in unfinished:
             _take_requests(self.tracked[row.uid], row, departures.get(row.job_id, ()), now)
 
@@ -318,8 +316,8 @@ class JobTable:
         if not rows:
             return []
         ids = [row.job_id for row in rows]
-        ranks, members = self._ranks.of_jobs(ids), self._members.of_jobs(ids)
-        departures = self._members.departures(ids)
+        ranks, members = self._history.ranks_by_job(ids), self._history.members_by_job(ids)
+        departures = self._history.departures(ids)
         return [
             (row, ranks[row.job_id], _drained(departures[row.job_id], members[row.job_id]))
             for row in rows

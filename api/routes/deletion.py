@@ -30,6 +30,7 @@ from muster.checkpoints.deletion import entries
 from muster.checkpoints.deletion import size_bytes as checkpoints_size_bytes
 from muster.checkpoints.manifest import Owner
 from muster.contracts.job import JobId, JobStatus, StopRequest
+from muster.contracts.location import Location
 from muster.contracts.paths import checkpoints_of_job
 from muster.contracts.views import Deleted, NotDeleted, Purged
 from muster.runtime.archive import archive_files, archived_files
@@ -90,10 +91,7 @@ RequestedDeletion = Annotated[Deletion, Depends(_deletion)]
 
 
 @router.delete(
-    "/jobs/{job_id}",
-    **operation(
-        "Delete a job that is over", SUBMIT, Deleted, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT
-    ),
+    "/jobs/{job_id}", **operation("Delete a job that is over", SUBMIT, Deleted, 404, 409)
 )
 async def delete_job(
     job_id: KnownJobId,
@@ -281,8 +279,8 @@ def _size_bytes(state: AppState, job: Job, deletion: Deletion) -> int:
     return size
 
 
-def _checkpoints(job: Job, deletion: Deletion) -> Path | None:
-    """Return the directory of checkpoints to remove, if any."""
+def _checkpoints(job: Job, deletion: Deletion) -> Location | None:
+    """Return the place of checkpoints to remove, if any."""
     if not deletion.delete_checkpoints or job.spec.checkpoint_dir is None:
         return None
     return checkpoints_of_job(Path(job.spec.checkpoint_dir), job.job_id)
@@ -294,7 +292,7 @@ def _owner_of_checkpoints(job: Job) -> Owner:
     return Owner(job_id=job.job_id, job_uid=uid, rank=0, world_size=job.world_size, generation=None)
 
 
-def _remove_checkpoints(state: AppState, checkpoints: Path, job: Job) -> bool:
+def _remove_checkpoints(state: AppState, checkpoints: Location, job: Job) -> bool:
     """Remove them, and return whether there were any.
 
     Raises `JobMissing` once the row is gone, as they may be a later job's then. The row is held for
@@ -311,7 +309,7 @@ def _remove_checkpoints(state: AppState, checkpoints: Path, job: Job) -> bool:
     return found
 
 
-def _not_removed(directory: Path, why: OSError) -> Conflict:
+def _not_removed(directory: Location, why: OSError) -> Conflict:
     return Conflict(
         "files-not-removed",
         f"{directory} could not be removed ({why}): correct that and repeat the request.",

@@ -129,7 +129,7 @@ RequestedFilter = Annotated[LogFilter, Depends(_log_filter)]
     "/jobs/{job_id}/logs",
     summary="The last lines, all ranks or one",
     dependencies=[READ],
-    responses=refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
+    responses=refusals(404, 409)
     | {
         200: {
             "description": "Successful Response",
@@ -191,7 +191,7 @@ async def get_logs(  # noqa: PLR0913  a query has many parameters
     summary="History, then live lines, as server-sent events",
     response_class=EventSourceResponse,
     dependencies=[READ],
-    responses=refusals(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
+    responses=refusals(404, 409)
     | {
         200: {"content": {EVENTS: _FORMS[EVENTS]}},
         204: {"description": "The job is over and everything was delivered."},

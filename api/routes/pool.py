@@ -1,6 +1,5 @@
 """The pool of a job: show it, scale it, remove a worker, pause and resume."""
 
-from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Response
@@ -19,14 +18,7 @@ router = APIRouter(tags=["jobs"])
 
 @router.patch(
     "/jobs/{job_id}",
-    **operation(
-        "Scale a job that trains synchronously",
-        SUBMIT,
-        JobView,
-        HTTPStatus.NOT_FOUND,
-        HTTPStatus.CONFLICT,
-        HTTPStatus.PRECONDITION_FAILED,
-    ),
+    **operation("Scale a job that trains synchronously", SUBMIT, JobView, 404, 409, 412),
 )
 def scale_job(
     job_id: KnownJobId,
@@ -62,23 +54,14 @@ def scale_job(
 
 @router.post(
     "/jobs/{job_id}/pause",
-    **operation(
-        "Pause a job that trains synchronously",
-        SUBMIT,
-        JobView,
-        HTTPStatus.NOT_FOUND,
-        HTTPStatus.CONFLICT,
-    ),
+    **operation("Pause a job that trains synchronously", SUBMIT, JobView, 404, 409),
 )
 def pause_job(job_id: KnownJobId, state: State, actor: CallerName) -> Response:
     """Stop training after the present step; the ranks stay. Repeating it changes nothing."""
     return _set_pause(state, job_id, actor, paused=True)
 
 
-@router.post(
-    "/jobs/{job_id}/resume",
-    **operation("Resume a paused job", SUBMIT, JobView, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
-)
+@router.post("/jobs/{job_id}/resume", **operation("Resume a paused job", SUBMIT, JobView, 404, 409))
 def resume_job(job_id: KnownJobId, state: State, actor: CallerName) -> Response:
     """End a requested pause. A job that is not paused stays as it is."""
     return _set_pause(state, job_id, actor, paused=False)
@@ -86,21 +69,19 @@ def resume_job(job_id: KnownJobId, state: State, actor: CallerName) -> Response:
 
 @router.get(
     "/jobs/{job_id}/workers",
-    **operation("Present and former workers of a job", READ, MemberList, HTTPStatus.NOT_FOUND),
+    **operation("Present and former workers of a job", READ, MemberList, 404),
 )
 def list_workers(job_id: KnownJobId, state: State) -> Response:
     job = state.jobs.get(job_id)
-    leaving = state.members.departures([job_id])[job_id]
-    workers = state.ranks.of_job(job_id)
-    members = state.members.of_job(job_id)
+    leaving = state.history.departures([job_id])[job_id]
+    workers = state.history.ranks(job_id)
+    members = state.history.members(job_id)
     return reply(member_list(job, members, leaving, workers, state.clock()))
 
 
 @router.post(
     "/jobs/{job_id}/workers/{worker_id}/leave",
-    **operation(
-        "Ask an active worker to leave", SUBMIT, JobView, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT
-    ),
+    **operation("Ask an active worker to leave", SUBMIT, JobView, 404, 409),
 )
 def dismiss_worker(
     job_id: KnownJobId, worker_id: KnownWorkerId, state: State, actor: CallerName
@@ -112,7 +93,7 @@ def dismiss_worker(
             f"{job_id} is independent: no other rank would read the shards of a rank that leaves. "
             "Only workers of a job of mode synchronous can leave.",
         )
-    job = state.members.request_departure(job_id, worker_id, actor=actor)
+    job = state.history.request_departure(job_id, worker_id, actor=actor)
     state.coordinator.wake()
     return reply(job_view(job))
 

@@ -70,12 +70,7 @@ async def get_liveness() -> Response:
     return reply(Alive(status="ok"))
 
 
-@router.get(
-    "/readyz",
-    **operation(
-        "Whether this service can answer requests", None, Alive, HTTPStatus.SERVICE_UNAVAILABLE
-    ),
-)
+@router.get("/readyz", **operation("Whether this service can answer requests", None, Alive, 503))
 def get_readiness(state: State) -> Response:
     """Answer 200 while the database can be read, otherwise 503.
 
@@ -108,9 +103,7 @@ def get_version(state: State) -> Response:
     return reply(view, headers={"Cache-Control": "no-cache"})
 
 
-@token_router.post(
-    "/tokens", **operation("Create a token", ADMIN, TokenCreated, status=HTTPStatus.CREATED)
-)
+@token_router.post("/tokens", **operation("Create a token", ADMIN, TokenCreated, status=201))
 def create_token(
     requested: Annotated[TokenRequest, body(TokenRequest)], state: State, actor: CallerName
 ) -> Response:
@@ -135,9 +128,7 @@ def list_tokens(state: State) -> Response:
     return reply(TokenList(tokens=[token_view(token, now) for token in state.tokens.all()]))
 
 
-@token_router.delete(
-    "/tokens/{name}", **operation("Revoke a token at once", ADMIN, TokenView, HTTPStatus.NOT_FOUND)
-)
+@token_router.delete("/tokens/{name}", **operation("Revoke a token at once", ADMIN, TokenView, 404))
 def revoke_token(
     name: Annotated[str, Path(description="The token's name.")], state: State
 ) -> Response:

@@ -201,10 +201,13 @@ def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -
     count = snapshot.count_endings(rank, rank.ending.retry_class)
     limit = getattr(snapshot.spec, retry.budget)
     fruitless, most = rank.fruitless, snapshot.spec.max_fruitless
+    again = "all ranks are" if snapshot.is_gang else "it is"
+    is_first = sum(rank.endings.values()) == 1
+    if rank.ending.is_mistake and fruitless and is_first:  # see `fold_exit.MISTAKES_LIMIT`
+        return f"{sentence}; {again} started again, and a second failure like this ends the job"
     # Show the nearer limit: the job fails with the last such failure, or after the last restart.
     if fruitless and rank.is_program_suspect and most - fruitless <= limit - count + 1:
         failures = f"failure {fruitless} of {most} in a row without a new checkpoint"
-        again = "all ranks are" if snapshot.is_gang else "it is"
         return f"{sentence}; {again} started again ({failures})"
     all_ranks = "all ranks are started again, " if snapshot.is_gang else ""
     return f"{sentence}; {all_ranks}restart {count} of {limit}{retry.occasion}"

@@ -8,8 +8,6 @@ from alembic import op
 
 revision = "0001"
 down_revision = None
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -18,11 +16,6 @@ def upgrade() -> None:
     _create_events()
     _create_answers()
     _create_leases()
-
-
-def downgrade() -> None:
-    for table in ("leases", "answers", "events", "workers", "jobs"):
-        op.drop_table(table)
 
 
 def _create_jobs() -> None:

@@ -8,8 +8,6 @@ from alembic import op
 
 revision = "0002"
 down_revision = "0001"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -18,15 +16,6 @@ def upgrade() -> None:
     _create_departures()
     _create_commits()
     _create_epochs()
-
-
-def downgrade() -> None:
-    for table in ("epochs", "commits", "departures", "members"):
-        op.drop_table(table)
-    with op.batch_alter_table("jobs") as jobs:
-        jobs.drop_column("pause_request")
-        jobs.drop_column("layout_generation")
-        jobs.drop_column("wanted_world_size")
 
 
 def _extend_jobs() -> None:

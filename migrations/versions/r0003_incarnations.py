@@ -8,21 +8,11 @@ from alembic import op
 
 revision = "0003"
 down_revision = "0002"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
     _extend_workers()
     _create_incarnations()
-
-
-def downgrade() -> None:
-    op.drop_table("incarnations")
-    with op.batch_alter_table("workers") as workers:
-        workers.drop_column("endings")
-        workers.drop_column("fruitless")
-        workers.drop_column("proven_step")
 
 
 def _extend_workers() -> None:

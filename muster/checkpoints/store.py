@@ -1,10 +1,18 @@
 """What a place for checkpoints guarantees, on a disk or in an object store."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Protocol
 
+from muster.checkpoints.errors import CheckpointDamaged, CheckpointNotWritable
 from muster.checkpoints.format import Packed
-from muster.checkpoints.manifest import CheckpointName, Manifest
+from muster.checkpoints.manifest import (
+    MANIFEST,
+    MANIFEST_LIMIT_BYTES,
+    CheckpointName,
+    Manifest,
+    decode_manifest,
+)
 from muster.contracts.location import Location
 
 
@@ -40,7 +48,8 @@ class CheckpointStore(Protocol):
     def by_trust(self) -> Iterator[CheckpointName]:
         """Yield the same in the order in which a restart tries them.
 
-        An object store yields LATEST first and lists the others only if the caller goes on.
+        An object store yields LATEST first, whether or not it exists, and lists the others only if
+        the caller goes on.
         """
 
     def read(self, name: CheckpointName, file: str, limit_bytes: int) -> bytearray:
@@ -53,11 +62,12 @@ class CheckpointStore(Protocol):
         another job has used is taken over. Raises `StaleGeneration`.
         """
 
-    def commit(self, name: CheckpointName, unsigned: Manifest, packed: Packed) -> Manifest:
-        """Write a checkpoint and make LATEST name it; return the signed manifest.
+    def commit(self, unsigned: Manifest, packed: Packed) -> tuple[CheckpointName, Manifest]:
+        """Write a checkpoint and make LATEST name it; return its name and the signed manifest.
 
-        The name must be new, of the generation that was claimed. Also raises `StaleGeneration`, and
-        `UnsupportedState` for values that no manifest can hold.
+        The manifest is of the generation that was claimed, and without `files`. The store chooses
+        the revision: only it knows cheaply which names are taken. After an error claim again. Also
+        raises `StaleGeneration`, and `UnsupportedState` for values that no manifest can hold.
         """
 
     def remove(self, name: CheckpointName) -> None:
@@ -68,3 +78,26 @@ class CheckpointStore(Protocol):
 
     def ranks(self) -> list[int]:
         """Return the ranks that have a place of their own (``worker_3``) below this one, sorted."""
+
+
+def manifest_of(store: CheckpointStore, name: CheckpointName) -> Manifest:
+    """Return a checkpoint's verified manifest; raises `CheckpointDamaged`."""
+    where = f"{store.location}/{name}/{MANIFEST}"
+    manifest = decode_manifest(store.read(name, MANIFEST, MANIFEST_LIMIT_BYTES), where)
+    if not manifest.is_named(name):
+        raise CheckpointDamaged(f"{where} belongs to another directory")
+    return manifest
+
+
+def open_store(
+    location: Location, warn: Callable[[str], None] = lambda _sentence: None
+) -> CheckpointStore:
+    """Return the store at a location; `warn` takes sentences for the user.
+
+    Raises `CheckpointNotWritable` if this installation cannot use it. Nothing is written.
+    """
+    if isinstance(location, Path):
+        from muster.checkpoints.local_store import LocalStore  # noqa: PLC0415  it imports us
+
+        return LocalStore(location, warn)
+    raise CheckpointNotWritable(f"{location}: checkpoints need a directory, choose a path")

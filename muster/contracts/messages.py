@@ -120,9 +120,16 @@ class EpochDone(_Message, frozen=True, tag="epoch_done"):
 
     epoch: Count
     samples: Count
-    hash_sum: int
+    hash_sum: int  # sums of the samples' hashes are modulo 2**64
     expected_samples: Count
     expected_hash_sum: int
+
+    @property
+    def exactly_once(self) -> bool | None:
+        """Whether every sample was read exactly once; None while samples are missing."""
+        if self.samples < self.expected_samples:
+            return None
+        return (self.samples, self.hash_sum) == (self.expected_samples, self.expected_hash_sum)
 
 
 class Saved(_Message, frozen=True, tag="saved"):

@@ -35,7 +35,7 @@ def test_older_generation_is_refused_and_nothing_moves() -> None:
 
 def latest_of(rank: Rank) -> CheckpointName | None:
     """Return the name in LATEST, even if a newer checkpoint exists."""
-    return rank.manager._reader.latest()  # noqa: SLF001  no public way
+    return rank.store.latest()
 
 
 class Sleeps(MemoryFileSystem):

@@ -12,7 +12,6 @@ from muster.client.errors import (
     ClientError,
     NoCertificates,
     NotMuster,
-    Problem,
     Refused,
     Unconfirmed,
     Unreachable,
@@ -29,10 +28,11 @@ from muster.contracts.errors import (
 )
 from muster.contracts.job import TERMINAL
 from muster.contracts.secrets import Reference, SecretUnavailable
+from muster.contracts.views import ProblemView
 
 
 def refused(status: int) -> Refused:
-    return refusal(Problem(status=status, detail="No."))
+    return refusal(ProblemView(status=status, detail="No."))
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,13 @@ def test_names_aliases_and_foreign_words_do_not_overlap() -> None:
     assert all(ours in COMMANDS or not ours.isalpha() for ours in OTHER_TOOLS.values())
 
 
+def test_list_is_another_name_of_ls_in_every_group() -> None:
+    groups = [app.get_command(click.Context(app), name) for name in COMMANDS]
+    listing = [one for one in groups if isinstance(one, click.Group) and "ls" in one.commands]
+    assert {one.name for one in listing} == {"checkpoint", "secret", "token"}
+    assert all(one.get_command(click.Context(one), "list") is one.commands["ls"] for one in listing)
+
+
 def test_help_lists_every_command_on_one_line() -> None:
     lines = CliRunner().invoke(app, ["--help"], terminal_width=LINE).output.splitlines()
     assert all(len(line) < LINE for line in lines)
