@@ -1,6 +1,5 @@
 """The application: routes, problem documents and OpenAPI around one `AppState`."""
 
-from http import HTTPStatus
 from typing import Any
 
 from fastapi import Depends, FastAPI
@@ -10,6 +9,7 @@ from api.errors import install
 from api.middleware import BODY_LIMIT_BYTES, HeadAsGet
 from api.routes import deletion, jobs, logs, pages, pool, service
 from api.schema import ANY, add_schemas, refusals, refuse_unknown_query
+from muster.contracts.interpreter import VERSION
 
 
 class _Application(FastAPI):
@@ -22,7 +22,7 @@ class _Application(FastAPI):
 
 def build(state: AppState) -> FastAPI:
     """Return the application. Its only state is `state`; access control is a middleware."""
-    app = described(state.version)
+    app = described(VERSION)
     app.state.app_state = state
     return app
 
@@ -39,7 +39,7 @@ def described(version: str) -> FastAPI:
         dependencies=[Depends(refuse_unknown_query)],
         generate_unique_id_function=lambda route: route.name,
         # For every route: each refuses a query parameter that it does not know.
-        responses={**refusals(HTTPStatus.UNPROCESSABLE_ENTITY), **ANY},
+        responses={**refusals(422), **ANY},
     )
     install(app)
     app.add_middleware(HeadAsGet)

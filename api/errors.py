@@ -16,10 +16,10 @@ repeated in its refusal; a path and the name of a field are.
 import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Final
 
+import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -43,51 +43,25 @@ from database.errors import (
     TokenMissing,
 )
 from muster.contracts.errors import InvalidSpec, MusterError
+from muster.contracts.views import FieldError, ProblemView
+from muster.contracts.wire import encodable
 
 RETRY_AFTER_SECONDS: Final = 1
 
 MEDIA_TYPE = "application/problem+json"
 
-_DATABASE_REFUSALS: Final[Mapping[type[DatabaseError], tuple[HTTPStatus, str, str | None]]] = {
-    JobMissing: (
-        HTTPStatus.NOT_FOUND,
-        "job-not-found",
-        "There is no job with this id. GET /jobs lists all jobs.",
-    ),
-    MemberMissing: (
-        HTTPStatus.NOT_FOUND,
-        "worker-not-found",
-        "The job has no worker with this id. GET /jobs/{job_id}/workers lists them.",
-    ),
-    TokenMissing: (
-        HTTPStatus.NOT_FOUND,
-        "token-not-found",
-        "There is no valid token with this name. GET /tokens lists all tokens.",
-    ),
-    JobChanged: (
-        HTTPStatus.PRECONDITION_FAILED,
-        "job-changed",
-        "The job has changed since you looked: GET it again, and repeat with its new ETag.",
-    ),
-    JobNotTerminal: (HTTPStatus.CONFLICT, "job-not-over", None),
-    JobOver: (HTTPStatus.CONFLICT, "job-over", None),
-    DepartureRefused: (HTTPStatus.CONFLICT, "worker-stays", None),
-    TokenExists: (HTTPStatus.CONFLICT, "token-exists", None),
-    IdempotencyConflict: (HTTPStatus.UNPROCESSABLE_ENTITY, "idempotency-conflict", None),
+_DATABASE_REFUSALS: Final[Mapping[type[DatabaseError], tuple[int, str]]] = {
+    JobMissing: (404, "job-not-found"),
+    MemberMissing: (404, "worker-not-found"),
+    TokenMissing: (404, "token-not-found"),
+    JobNotTerminal: (409, "job-not-over"),
+    JobOver: (409, "job-over"),
+    DepartureRefused: (409, "worker-stays"),
+    TokenExists: (409, "token-exists"),
+    JobChanged: (412, "job-changed"),
+    IdempotencyConflict: (422, "idempotency-conflict"),
 }
-"""Status, kind and sentence of each refusal; None: the sentence of the error itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FieldError:
-    """One invalid field of a request."""
-
-    loc: tuple[str | int, ...]
-    """Its path: ``("body", "world_size")`` or ``("query", "limit")``."""
-    msg: str
-    type: str
-    hint: str | None = None
-    """What was probably meant."""
+"""Status and kind of each refusal."""
 
 
 class Problem(MusterError):
@@ -124,7 +98,13 @@ class MethodNotAllowed(Problem):
 class InvalidRequest(Problem):
     def __init__(self, errors: Sequence[FieldError]) -> None:
         # The name of a field may contain half a surrogate pair, which UTF-8 cannot encode.
-        errors = [replace(error, loc=tuple(map(_encodable, error.loc))) for error in errors]
+        errors = [
+            msgspec.structs.replace(
+                error,
+                loc=tuple(encodable(it) if isinstance(it, str) else it for it in error.loc),
+            )
+            for error in errors
+        ]
         detail = "; ".join(map(_sentence, errors))
         super().__init__(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", detail, errors=errors)
 
@@ -155,23 +135,18 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
 
 def problem_response(problem: Problem, scope: Scope) -> Response:
     """Return the document that answers the request of `scope`."""
-    document = {
-        "type": f"/problems/{problem.slug}",
-        "title": problem.slug.replace("-", " ").capitalize(),
-        "status": int(problem.status),
-        "detail": problem.detail,
-        "instance": scope.get("path", ""),
-        "request_id": scope.get("state", {}).get("request_id", ""),
-    }
-    if problem.errors:
-        document["errors"] = [
-            {"loc": list(error.loc), "msg": error.msg, "type": error.type, "hint": error.hint}
-            for error in problem.errors
-        ]
-    # json.dumps writes ASCII only: a path may contain what UTF-8 cannot encode.
-    return Response(
-        json.dumps(document), problem.status, headers=problem.headers, media_type=MEDIA_TYPE
+    document = ProblemView(
+        type=f"/problems/{problem.slug}",
+        title=problem.slug.replace("-", " ").capitalize(),
+        status=int(problem.status),
+        detail=problem.detail,
+        instance=scope.get("path", ""),
+        request_id=scope.get("state", {}).get("request_id", ""),
+        errors=problem.errors,
     )
+    # json.dumps writes ASCII only: a path may contain what UTF-8 cannot encode.
+    content = json.dumps(msgspec.to_builtins(document))
+    return Response(content, problem.status, headers=problem.headers, media_type=MEDIA_TYPE)
 
 
 def _sentence(error: FieldError) -> str:
@@ -246,8 +221,8 @@ def _database_problem(error: DatabaseError) -> Problem:
         case DatabaseUnavailable():
             return ServiceUnavailable(str(error))
         case _ if type(error) in _DATABASE_REFUSALS:
-            status, slug, sentence = _DATABASE_REFUSALS[type(error)]
-            return Problem(status, slug, sentence or str(error))
+            status, slug = _DATABASE_REFUSALS[type(error)]
+            return Problem(status, slug, str(error))
         case _:
             raise error  # a bug, answered by `_unexpected`
 
@@ -265,7 +240,3 @@ def _unexpected(request: Request, _error: Exception) -> Response:
     detail = "The server failed unexpectedly. Its log has the details under this request_id."
     problem = Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "unexpected", detail)
     return problem_response(problem, request.scope)
-
-
-def _encodable(part: str | int) -> str | int:
-    return part if isinstance(part, int) else part.encode("utf-8", "replace").decode()

@@ -52,18 +52,6 @@ PROBES: Final = BARE_PROBES | {"/health"}
 
 _REQUEST_ID_LIMIT: Final = 128
 
-_SINGLE_HEADERS: Final = (
-    b"host",
-    b"origin",
-    b"sec-fetch-site",
-    b"sec-fetch-mode",
-    b"content-type",
-    b"content-length",
-    b"authorization",
-    b"idempotency-key",
-)
-"""Headers that decide about a request. A proxy may have looked at another one than we do."""
-
 _HOST: Final = re.compile(r"(?:\[([0-9a-f:]+)\]|([^:/@\s]+))(?::\d{1,5})?")
 
 _LOG: Final = structlog.get_logger("api")
@@ -163,11 +151,6 @@ class AccessMiddleware:
             raise
 
     def _check_headers(self, scope: Scope, headers: Headers) -> None:
-        names = [name for name, _ in headers.raw]
-        for name in _SINGLE_HEADERS:
-            if names.count(name) > 1:
-                detail = f"The header {name.decode().title()} may be sent only once."
-                raise Problem(HTTPStatus.BAD_REQUEST, "header-given-twice", detail)
         # h11 limits incomplete headers only; those that arrive in one piece can be longer.
         if sum(len(name) + len(value) for name, value in headers.raw) > HEADERS_LIMIT_BYTES:
             detail = f"The headers may have {HEADERS_LIMIT_BYTES >> 10} KiB in all."

@@ -1,9 +1,9 @@
 """What routes read and answer: bodies, parameters, JSON responses, and their OpenAPI schemas."""
 
 import re
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from http import HTTPStatus
+from itertools import islice
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
@@ -12,7 +12,7 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from api.dependencies import PREFIX
-from api.errors import MEDIA_TYPE, FieldError, InvalidRequest, did_you_mean
+from api.errors import MEDIA_TYPE, InvalidRequest, did_you_mean
 from database.errors import JobMissing, MemberMissing
 from muster.contracts import token, views
 from muster.contracts.errors import CONTROLS, InvalidSpec
@@ -20,18 +20,13 @@ from muster.contracts.job import JobId
 from muster.contracts.spec import LIMITS, SECONDS_LIMIT, JobRequest
 from muster.contracts.spec_problems import checked_job_id, declared_fields, mismatches
 from muster.contracts.token import NAME_PATTERN, NAME_WANTED, Scope
+from muster.contracts.views import FieldError
 
 REASON_LIMIT: Final = 500
 """Characters of a reason: a sentence or two."""
 
-BODY_NAMES_LIMIT: Final = 1000
-"""A job with 256 variables, labels and secrets has 800."""
-
-BODY_ITEMS_LIMIT: Final = 2000
-"""A command has up to 1024 words."""
-
-SUGGESTIONS_LIMIT: Final = 10
-"""Names for which one refusal looks for a similar known name, at 0.1 ms each."""
+ERRORS_LIMIT: Final = 20
+"""Most fields that one refusal names. To look for a similar known name takes 0.1 ms."""
 
 _REF: Final = "#/components/schemas/{name}"
 _JSON: Final = "application/json"
@@ -112,44 +107,25 @@ def body(kind: type[Sent], *, is_optional: bool = False) -> Any:  # noqa: ANN401
 
 
 def decode(document: object, kind: type[Sent]) -> Sent:
-    """Return parsed JSON as `kind`, or raise `InvalidRequest` with every field that is wrong."""
+    """Return parsed JSON as `kind`, or raise `InvalidRequest` with the fields that are wrong."""
     if not isinstance(document, dict):
         found = [FieldError(loc=("body",), msg="expected a JSON object", type="dict_type")]
         raise InvalidRequest(found)
-    _refuse_large(document)
-    fields = declared_fields(kind)
-    errors = [
-        FieldError(loc=("body", name), msg="is required", type="missing")
-        for name, field in fields.items()
-        if field.required and name not in document
-    ]
-    unknown = [name for name in document if name not in fields]
-    errors += _unknown("body", unknown, "there is no such field", fields)
-    for name in filter(fields.__contains__, document):
-        errors += [
-            FieldError(loc=("body", name, *one.path), msg=one.message, type=one.kind)
-            for one in mismatches(document[name], fields[name].type, is_secret=name == "secrets")
-        ]
-    if errors:
+    if errors := list(islice(_field_errors(document, kind), ERRORS_LIMIT)):
         raise InvalidRequest(errors)
     return msgspec.convert(document, kind)
 
 
-def _refuse_large(document: dict[str, Any]) -> None:
-    """Refuse more names or list items than a valid body has: each one takes time to check."""
-    names, items, parts = 0, 0, deque[Any]([document])
-    while parts and names <= BODY_NAMES_LIMIT and items <= BODY_ITEMS_LIMIT:
-        part = parts.popleft()
-        if isinstance(part, dict):
-            names += len(part)
-            parts.extend(part.values())
-        elif isinstance(part, list):
-            items += len(part)
-            parts.extend(part)
-    if parts:
-        limits = f"{BODY_NAMES_LIMIT} names and {BODY_ITEMS_LIMIT} list items"
-        found = FieldError(loc=("body",), msg=f"holds more than {limits}", type="too_long")
-        raise InvalidRequest([found])
+def _field_errors(document: dict[str, Any], kind: type[Sent]) -> Iterator[FieldError]:
+    fields = declared_fields(kind)
+    for name, field in fields.items():
+        if field.required and name not in document:
+            yield FieldError(loc=("body", name), msg="is required", type="missing")
+    unknown = (name for name in document if name not in fields)
+    yield from _unknown("body", unknown, "there is no such field", fields)
+    for name in filter(fields.__contains__, document):
+        for one in mismatches(document[name], fields[name].type, is_secret=name == "secrets"):
+            yield FieldError(loc=("body", name, *one.path), msg=one.message, type=one.kind)
 
 
 async def refuse_unknown_query(request: Request) -> None:
@@ -159,24 +135,18 @@ async def refuse_unknown_query(request: Request) -> None:
     path = request.scope["route"].path.removeprefix(PREFIX)
     operation = request.app.openapi()["paths"].get(path, {}).get(request.method.lower(), {})
     known = [one["name"] for one in operation.get("parameters", ()) if one["in"] == "query"]
-    unknown = [name for name in request.query_params if name not in known]
-    if unknown:
-        message = "is not a query parameter of this path"
-        raise InvalidRequest(_unknown("query", unknown, message, known))
+    unknown = (name for name in request.query_params if name not in known)
+    message = "is not a query parameter of this path"
+    if errors := list(islice(_unknown("query", unknown, message, known), ERRORS_LIMIT)):
+        raise InvalidRequest(errors)
 
 
 def _unknown(
-    where: str, names: Sequence[str], message: str, known: Iterable[str]
-) -> list[FieldError]:
-    return [
-        FieldError(
-            loc=(where, name),
-            msg=message,
-            type="extra_forbidden",
-            hint=did_you_mean(name, known) if number < SUGGESTIONS_LIMIT else None,
-        )
-        for number, name in enumerate(names)
-    ]
+    where: str, names: Iterable[str], message: str, known: Collection[str]
+) -> Iterator[FieldError]:
+    for name in names:
+        hint = did_you_mean(name, known)
+        yield FieldError(loc=(where, name), msg=message, type="extra_forbidden", hint=hint)
 
 
 async def _job_id(job_id: Annotated[str, Path(description="The job's id.")]) -> JobId:
@@ -193,7 +163,7 @@ async def _worker_id(
     job_id: KnownJobId, worker_id: Annotated[str, Path(description="As in the list of workers.")]
 ) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", worker_id):  # ASCII, and within 64 bits
-        raise MemberMissing(job_id, -1)
+        raise MemberMissing(job_id, worker_id)
     return int(worker_id)
 
 
@@ -207,16 +177,17 @@ def reply(
     return Response(msgspec.json.encode(view), status, headers, media_type=_JSON)
 
 
-def returns(kind: type[views.View], status: int = HTTPStatus.OK) -> Responses:
+def returns(kind: type[views.View], status: int = 200) -> Responses:
     """Describe the JSON response of a route for OpenAPI."""
     content = {_JSON: {"schema": {"$ref": _REF.format(name=kind.__name__)}}}
-    return {int(status): {"description": "Successful Response", "content": content}}
+    return {status: {"description": "Successful Response", "content": content}}
 
 
-def refusals(*statuses: HTTPStatus) -> Responses:
+def refusals(*statuses: int) -> Responses:
     """Describe the problem documents with which a route refuses."""
     return {
-        status.value: {"description": status.phrase, "content": _PROBLEM} for status in statuses
+        status: {"description": HTTPStatus(status).phrase, "content": _PROBLEM}
+        for status in statuses
     }
 
 
@@ -233,8 +204,8 @@ def operation(
     summary: str,
     scope: Any,  # noqa: ANN401  FastAPI has no common type for Depends and Security
     kind: type[views.View],
-    *others: HTTPStatus,
-    status: HTTPStatus = HTTPStatus.OK,
+    *others: int,
+    status: int = 200,
 ) -> dict[str, Any]:
     """Return the declaration of a route that answers with `kind`, or refuses with `others`.
 
@@ -243,7 +214,7 @@ def operation(
     unchanged = "The response named in `If-None-Match` is still current."
     responses = returns(kind, status)
     for other in others:
-        is_unchanged = other is HTTPStatus.NOT_MODIFIED
+        is_unchanged = other == HTTPStatus.NOT_MODIFIED
         responses |= {other: {"description": unchanged}} if is_unchanged else refusals(other)
     return {
         "summary": summary,

@@ -26,14 +26,13 @@ from api.startup_checks import check_certificate, check_listening
 from api.streams import JobCache, JobState, LogBroadcast
 from api.submission import Outcomes, SubmissionQueue, Submitter
 from database.engine import Database, Write
-from database.history import Attempts, CheckpointLog, Events, Members, Ranks
+from database.history import History
 from database.idempotency import Answers
 from database.jobs import Jobs
 from database.leases import COORDINATOR_LEASE, Leases
 from database.records import Job, Lease, utc_now
 from database.tokens import Tokens
 from muster.contracts.errors import MusterError
-from muster.contracts.interpreter import VERSION
 from muster.contracts.job import JobId
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import TOKEN, AccessSettings, ServiceSettings, is_issued_token
@@ -94,8 +93,8 @@ def _run(settings: ServiceSettings, access: AccessSettings, database: Database) 
     app = AccessMiddleware(
         build(state),
         authenticator=Authenticator(
-            tokens,
-            utc_now,
+            tokens=tokens,
+            clock=utc_now,
             own_uid=os.geteuid(),
             require_token=access.require_token,
             token_sha256=access.token_sha256,
@@ -149,7 +148,7 @@ def _build_state(
     settings: ServiceSettings, database: Database, tokens: Tokens, is_closing: Callable[[], bool]
 ) -> AppState:
     started = time.monotonic()
-    jobs, ranks, leases = Jobs(database), Ranks(database), Leases(database)
+    jobs, history, leases = Jobs(database), History(database), Leases(database)
     data_dir = DataDir(settings.data_dir)
 
     def read_lease() -> Lease | None:
@@ -157,13 +156,14 @@ def _build_state(
 
     def read_state(job_id: JobId) -> JobState | None:
         job = jobs.find(job_id)
-        return JobState(job, ranks.of_job(job_id)) if job else None
+        return JobState(job, history.ranks(job_id)) if job else None
 
     def checkpoint_dir_of(job_id: JobId) -> str | None:
         job = jobs.find(job_id)
         return job.spec.checkpoint_dir if job else None
 
-    job_cache = JobCache(read_state, time.monotonic)
+    changes = database.changes if database.listen(lambda: None) else lambda: None
+    job_cache = JobCache(read_state, time.monotonic, changes)
     coordinator = CoordinatorHandle(read_lease, time.monotonic)
     readers = CapacityLimiter(LOG_READERS)
     disk_reserve = DiskReserve(data_dir.disk_reserve)
@@ -178,15 +178,13 @@ def _build_state(
     return AppState(
         database=database,
         jobs=jobs,
-        ranks=ranks,
-        members=Members(database),
-        attempts=Attempts(database),
-        checkpoint_log=CheckpointLog(database),
-        events=Events(database),
+        history=history,
         answers=Answers(database),
         tokens=tokens,
         job_cache=job_cache,
-        log_broadcast=LogBroadcast(data_dir, job_cache, is_closing=is_closing, readers=readers),
+        log_broadcast=LogBroadcast(
+            files=data_dir, jobs=job_cache, is_closing=is_closing, readers=readers
+        ),
         log_searches=CapacityLimiter(LOG_SEARCHES),
         coordinator=coordinator,
         submitter=Submitter(
@@ -203,5 +201,4 @@ def _build_state(
         is_closing=is_closing,
         clock=utc_now,
         uptime_seconds=lambda: time.monotonic() - started,
-        version=VERSION,
     )

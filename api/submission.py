@@ -5,8 +5,8 @@ than by a rank minutes later.
 """
 
 import asyncio
+import base64
 import os
-import string
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from api.errors import Conflict, invalid_field
 from database.engine import Write
 from database.errors import JobExists
 from database.records import Job
-from muster.checkpoints.errors import CheckpointMismatch
+from muster.checkpoints.errors import CheckpointError, CheckpointMismatch
 from muster.checkpoints.listing import (
     holds_checkpoints,
     refuse_other_mode,
@@ -34,13 +34,16 @@ from muster.contracts.secrets import Reference, plaintext_secrets
 from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import RESERVED_IDS, JobRequest, JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
-from muster.datasets.errors import DatasetError
+from muster.datasets.errors import DatasetError, DatasetMissing
+from muster.datasets.reader import find_shards
+from muster.datasets.synthetic import synthetic
 from muster.host.programs import command_problem, path_with
 from muster.job_defaults import Completed, complete
 from muster.runtime.secrets import SecretStore
 
-_BASE_36: Final = string.digits + string.ascii_lowercase
-_SUFFIX_LENGTH: Final = 6
+SUFFIX_DIGITS: Final = 10
+"""Of the random part of an id, in hexadecimal. Of 500 jobs in a second two get the same id in one
+of 9 million cases; the second one is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,7 @@ class Submission:
     job_id: JobId
     spec: JobSpec
     message: str | None
+    shards: int | None  # of the data set; None for a command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,18 +87,19 @@ class Submitter:
         with refusing("dataset_dir"):
             completed = complete(spec, self.settings, self.working_dir)
         _refuse_missing_files(spec, completed, self.search_path)
+        with refusing("dataset_dir"):
+            synthetic_dir = DataDir(self.settings.data_dir).synthetic_dataset
+            shards = _count_shards(spec, completed.dataset_dir, synthetic_dir)
         _refuse_missing_secrets(spec, DataDir(self.settings.data_dir).secrets)
         with refusing("checkpoint_dir"):
             self._check_checkpoints(job_id, completed, earlier_dir)
         message = "; ".join(_remarks(completed, self.settings.slots)) or None
-        return Submission(job_id=job_id, spec=completed.spec, message=message)
+        return Submission(job_id=job_id, spec=completed.spec, message=message, shards=shards)
 
     def _job_id(self, request: JobRequest) -> JobId:
         if request.job_id is None:
-            number = int(self.random_hex(), 16)
-            signs = (number // len(_BASE_36) ** place for place in range(_SUFFIX_LENGTH))
-            suffix = "".join(_BASE_36[sign % len(_BASE_36)] for sign in signs)
-            return JobId(f"job-{self.clock():%Y%m%dt%H%M%S}-{suffix}")
+            random = base64.b32encode(bytes.fromhex(self.random_hex()[:SUFFIX_DIGITS]))
+            return JobId(f"job-{self.clock():%Y%m%dt%H%M%S}-{random.decode().lower()}")
         if request.job_id in RESERVED_IDS:
             raise invalid_field("body", "job_id", f"{request.job_id} is a path of this service")
         return checked_job_id(request.job_id)
@@ -145,19 +150,15 @@ def refusing(field: str) -> Iterator[None]:
         raise invalid_field(
             "body", field, f"{error.filename} cannot be used ({error.strerror})"
         ) from error
-    except DatasetError as error:
+    except (CheckpointError, DatasetError) as error:
         raise invalid_field("body", field, str(error)) from error
 
 
 def _refuse_missing_files(spec: JobSpec, completed: Completed, search_path: str | None) -> None:
-    directories = {"working_dir": completed.working_dir}
-    if spec.dataset_dir is not None:
-        directories["dataset_dir"] = completed.dataset_dir
-    for field, path in directories.items():
-        with refusing(field):
-            if not path.is_dir():
-                hint = "make one with muster dataset" if field == "dataset_dir" else None
-                raise invalid_field("body", field, f"{path} is not a directory", hint)
+    with refusing("working_dir"):
+        if not completed.working_dir.is_dir():
+            message = f"{completed.working_dir} is not a directory"
+            raise invalid_field("body", "working_dir", message)
     python = completed.spec.python
     if python is not None and not (os.path.isfile(python) and os.access(python, os.X_OK)):  # noqa: PTH113
         raise invalid_field("body", "python", f"{python} is not an executable file")
@@ -175,6 +176,20 @@ def _refuse_missing_files(spec: JobSpec, completed: Completed, search_path: str 
         places = path_with(python, spec.env.get("PATH", search_path))
         if problem := command_problem(completed.spec.argv, completed.working_dir, places):
             raise invalid_field("body", "command", problem)
+
+
+def _count_shards(spec: JobSpec, directory: Path, synthetic_dir: Path) -> int | None:
+    """Return the shards of a job's data set, None for a command, which reads what it needs itself.
+
+    Raises `DatasetError` for a data set with which the job would fail.
+    """
+    if spec.command is not None:
+        if spec.dataset_dir is not None and not directory.is_dir():
+            raise DatasetMissing(directory, "is not a directory")
+        return None
+    if directory == synthetic_dir and not directory.is_dir():
+        return synthetic().facts.shards  # the coordinator writes it when the job starts
+    return len(find_shards(directory))
 
 
 def _refuse_unwritable(checkpoint_dir: Path) -> None:

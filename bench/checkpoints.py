@@ -21,9 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manager import CheckpointManager
 from muster.checkpoints.manifest import Owner
+from muster.checkpoints.store import open_store
 from muster.contracts.shards import Position
 
 RANKS = 4
@@ -37,8 +37,7 @@ LARGE = {"weights": np.random.default_rng(0).random(13_107_200)}
 
 def vault(directory: Path, rank: int = 0) -> CheckpointManager:
     return CheckpointManager(
-        files=LocalFileSystem(),
-        directory=directory / f"worker_{rank}",
+        store=open_store(directory / f"worker_{rank}", print),
         owner=Owner(job_id="bench", job_uid="uid", rank=rank, world_size=RANKS, generation=0),
         keep_last=3,
         clock=lambda: datetime.now(UTC),

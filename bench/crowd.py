@@ -19,7 +19,7 @@ from _services import Services, cpu_seconds
 
 from database.engine import Database
 from database.fenced_writer import FencedWriter
-from database.history import Ranks
+from database.history import History
 from database.jobs import Jobs
 from database.leases import COORDINATOR_LEASE, Leases
 from database.records import JobChange, JobWrite, RankRecord
@@ -226,7 +226,7 @@ def check(services: Services, jobs: Sequence[tuple[JobId, JobUid]], seconds: flo
     """Check that every heartbeat was recorded and no rank was restarted."""
     database = Database.open(services.database_url)
     try:
-        rows = Ranks(database).of_jobs([job_id for job_id, _ in jobs])
+        rows = History(database).ranks_by_job([job_id for job_id, _ in jobs])
     finally:
         database.close()
     workers = [worker for of_job in rows.values() for worker in of_job]

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import click
 
 from cli.connection import connected
-from cli.output import Column, Output, columns, moment, output_option, seconds_of, show
+from cli.output import Column, Group, Output, columns, moment, output_option, seconds_of, show
 from cli.service_record import service_settings
 from muster.contracts.paths import DataDir
 from muster.contracts.token import SECONDS_LIMIT, Scope
@@ -33,7 +33,7 @@ _token_name: Final = click.argument("name", metavar="NAME", help="Who or what it
 _secret_name: Final = click.argument("name", metavar="NAME", help="What jobs call it: file:NAME.")
 
 
-@click.group()
+@click.group(cls=Group)
 def token() -> None:
     """Create, list and revoke API tokens."""
 
@@ -94,7 +94,7 @@ def revoke(name: str) -> None:
     click.echo(f"{name} is revoked")
 
 
-@click.group()
+@click.group(cls=Group)
 def secret() -> None:
     """Store secrets that jobs may use.
 

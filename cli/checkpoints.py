@@ -19,10 +19,11 @@ import msgspec
 
 from cli.connection import complete_jobs, connected
 from cli.errors import ExitCode, Misuse
-from cli.output import Column, Output, columns, facts, moment, output_option, plural, show
+from cli.output import Column, Group, Output, columns, facts, moment, output_option, plural, show
 from muster.checkpoints.errors import CheckpointMissing
 from muster.checkpoints.manifest import CheckpointName
 from muster.client.progress import duration
+from muster.contracts.location import Location, parse_location
 from muster.contracts.paths import checkpoints_of_job, size_text
 
 if TYPE_CHECKING:
@@ -78,62 +79,77 @@ def find_checkpoint(word: str, rank: int | None) -> Checkpoint:
 
     `word` is ``WHERE``, ``WHERE:STEP``, or the directory of one checkpoint.
     """
-    path = Path(word)
-    if _is_directory(word) and (name := CheckpointName.parse(path.name)):
-        return _checkpoint_dir(f"{path.parent}/", rank).reader.load(name)
+    where, step, name = _parts(word)
+    if name is not None:
+        return _checkpoint_dir(where, rank).reader.load(name)
+    place = _checkpoint_dir(where, rank)
+    return place.newest() if step is None else place.of_step(step)
+
+
+def _parts(word: str) -> tuple[str, int | None, CheckpointName | None]:
+    """Return a place, and the step or the checkpoint in it that `word` names."""
+    location = parse_location(word)
+    if _is_location(word) and (name := CheckpointName.parse(location.name)):
+        return f"{location.parent}/", None, name
     found = _WITH_STEP.fullmatch(word)
-    if found is None or path.is_dir():
-        return _checkpoint_dir(word, rank).newest()
-    return _checkpoint_dir(found[1], rank).of_step(int(found[2]))
+    if found is None or (isinstance(location, Path) and location.is_dir()):
+        return word, None, None
+    return found[1], int(found[2]), None
+
+
+def _ranks(word: str) -> list[int | None]:
+    """Return the ranks that have checkpoints of their own, None if `word` is one checkpoint."""
+    where, _, name = _parts(word)
+    return [None] if name else [place.rank for place in _checkpoint_dirs(where)[1]]
 
 
 def _checkpoint_dir(word: str, rank: int | None) -> CheckpointDir:
-    directory, found = _checkpoint_dirs(word)
+    location, found = _checkpoint_dirs(word)
     ranks = [place.rank for place in found]
     if rank is None and len(ranks) > 1:
         raise Misuse(
-            f"in {directory} each of the ranks {ranks[0]} to {ranks[-1]} has its own checkpoints: "
+            f"in {location} each of the ranks {ranks[0]} to {ranks[-1]} has its own checkpoints: "
             "choose one with --rank"
         )
     if rank is not None and rank not in ranks:
         known = ", ".join(map(str, ranks))
-        raise CheckpointMissing(f"{directory} has checkpoints of rank {known} only")
+        raise CheckpointMissing(f"{location} has checkpoints of rank {known} only")
     return found[0 if rank is None else ranks.index(rank)]
 
 
-def _checkpoint_dirs(word: str) -> tuple[Path, Sequence[CheckpointDir]]:
-    """Return a job's directory and its checkpoints, by rank."""
+def _checkpoint_dirs(word: str) -> tuple[Location, Sequence[CheckpointDir]]:
+    """Return a job's place and its checkpoints, by rank."""
     from muster.checkpoints.listing import checkpoint_dirs  # noqa: PLC0415
 
-    directory, uid = (Path(word), None) if _is_directory(word) else _directory_of_job(word)
-    return directory, checkpoint_dirs(directory, uid)
+    location, uid = (parse_location(word), None) if _is_location(word) else _place_of_job(word)
+    return location, checkpoint_dirs(location, uid)
 
 
-def _is_directory(word: str) -> bool:
+def _is_location(word: str) -> bool:
     return "/" in word or word in {".", ".."}
 
 
-def _directory_of_job(word: str) -> tuple[Path, str]:
+def _place_of_job(word: str) -> tuple[Location, str]:
     with connected() as client:
         job = client.job(word).view
-    directory = checkpoints_of_job(Path(job.spec["checkpoint_dir"]), job.job_id)
-    if not directory.is_dir():
+    location = checkpoints_of_job(parse_location(job.spec["checkpoint_dir"]), job.job_id)
+    if isinstance(location, Path) and not location.is_dir():
         reason = "it has saved none yet, or it saves on another machine"
         if job.spec["command"]:
             reason += "; a command saves only with `import muster`"
-        raise CheckpointMissing(f"{job.job_id} has no checkpoints in {directory}: {reason}")
-    return directory, job.job_uid
+        raise CheckpointMissing(f"{job.job_id} has no checkpoints in {location}: {reason}")
+    return location, job.job_uid
 
 
 def _examined(
-    directory: Path, places: Sequence[CheckpointDir]
+    location: Location, places: Sequence[CheckpointDir]
 ) -> list[tuple[CheckpointDir, ListedCheckpoint]]:
     """Return every checkpoint after reading all its bytes."""
     from muster.checkpoints.listing import examine  # noqa: PLC0415
 
     found = [(place, one) for place in places for one in examine(place)]
     if not found:
-        raise CheckpointMissing(f"{directory} has no checkpoint yet")
+        raise CheckpointMissing(f"{location} has no checkpoint yet")
     return found
 
 
@@ -143,10 +159,11 @@ def _dangling_latest(places: Sequence[CheckpointDir]) -> Iterator[tuple[str, str
     A restart uses the newest intact checkpoint; the one that LATEST named is gone.
     """
     for place in places:
-        latest, names = place.reader.latest(), place.reader.names()
+        store = place.reader.store
+        latest, names = store.latest(), store.names()
         # A running job may have replaced the file since `names` was read.
-        if names and latest not in names and place.reader.latest() == latest:
-            path = f"{place.reader.directory}/LATEST"
+        if names and latest not in names and store.latest() == latest:
+            path = f"{place.location}/LATEST"
             problem = (
                 f"names {latest}, which does not exist" if latest else "is missing or unreadable"
             )
@@ -166,7 +183,7 @@ def _which_argument(name: str) -> Callable[[_Function], _Function]:
     return click.argument(name, metavar="WHERE[:STEP]", shell_complete=complete_jobs, help=text)
 
 
-@click.group()
+@click.group(cls=Group)
 def checkpoint() -> None:
     """List, verify, compare and export checkpoints.
 
@@ -210,8 +227,8 @@ def verify(where: str, output: Output) -> None:
     Every byte is compared with what was saved. Exit code 1 if a file is damaged
     or LATEST names no checkpoint. With -o name it prints the paths of these.
     """
-    directory, places = _checkpoint_dirs(where)
-    entries = [_entry(*each) for each in _examined(directory, places)]
+    location, places = _checkpoint_dirs(where)
+    entries = [_entry(*each) for each in _examined(location, places)]
     dangling = dict(_dangling_latest(places))
     damaged = [entry["path"] for entry in entries if entry["damage"]]
     lines = [f"{it['whose']}  step {it['step']}  {it['damage'] or it['state']}" for it in entries]
@@ -227,23 +244,30 @@ def verify(where: str, output: Output) -> None:
 @_rank_option
 @output_option
 def diff(first: str, second: str, rank: int | None, output: Output) -> None:
-    """Compare two checkpoints bit by bit.
+    """Compare two checkpoints bit by bit, or those of each rank.
 
     Exit code 1 if they differ. For example:
     muster checkpoint diff my-job:40 my-job:45
     """
     from muster.checkpoints.comparison import differences  # noqa: PLC0415
 
-    states = []
-    for which in (first, second):
-        found = find_checkpoint(which, rank)
-        position = msgspec.to_builtins(found.position)
-        states.append({**found.state, **{f"position.{at}": n for at, n in position.items()}})
-    unequal = differences(*states)
-    body = {"equal": not unequal, "differences": msgspec.to_builtins(unequal)}
-    equal = [f"equal bits: {len(states[0])} entries, including the position"]
-    lines = columns(body["differences"], _DIFFERENCES) if unequal else equal
-    show(output, body, lines, (one.name for one in unequal))
+    ranks, unequal, entries = [rank], [], 0
+    if rank is None and (shared := _ranks(first)) == _ranks(second):
+        ranks = shared
+    for one in ranks:
+        states = []
+        for saved in (find_checkpoint(first, one), find_checkpoint(second, one)):
+            position = msgspec.to_builtins(saved.position)
+            states.append({**saved.state, **{f"position.{at}": n for at, n in position.items()}})
+        whose = f"rank {one}: " if len(ranks) > 1 else ""
+        found = msgspec.to_builtins(differences(*states))
+        unequal += [{**it, "name": whose + it["name"]} for it in found]
+        entries += len(states[0])
+    body = {"equal": not unequal, "differences": unequal}
+    of_ranks = f" of {len(ranks)} ranks" if len(ranks) > 1 else ""
+    equal = [f"equal bits: {entries} entries{of_ranks}, including the position"]
+    lines = columns(unequal, _DIFFERENCES) if unequal else equal
+    show(output, body, lines, (one["name"] for one in unequal))
     if unequal:
         sys.exit(ExitCode.FAILED)
 
@@ -298,7 +322,7 @@ def _entry(place: CheckpointDir, one: ListedCheckpoint) -> dict[str, Any]:
     return {
         "whose": place.label,
         "rank": place.rank,
-        "path": f"{place.reader.directory}/{one.name}",
+        "path": f"{place.location}/{one.name}",
         "step": one.name.step,
         "generation": one.name.generation,
         "epoch": manifest and manifest.position.epoch,

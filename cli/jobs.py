@@ -154,7 +154,12 @@ def _lines(job: JobView, summary: SummaryView, warnings: Sequence[str]) -> Itera
     yield from facts([*_facts(job, summary), *(("warning", it) for it in warnings)])
     if summary.workers:
         yield ""
-        yield from table(_RANKS_HEADER, map(_rank_row, summary.workers))
+        # Each restart of a gang is one of every rank; a rank's own number is of those it caused.
+        is_gang = job.spec.get("restart_scope") == "gang"
+        rows = (
+            _rank_row(it, summary.restarts if is_gang else it.restarts) for it in summary.workers
+        )
+        yield from table(_RANKS_HEADER, rows)
 
 
 def _facts(job: JobView, summary: SummaryView) -> Iterator[tuple[str, str | None]]:
@@ -185,7 +190,7 @@ def _facts(job: JobView, summary: SummaryView) -> Iterator[tuple[str, str | None
         yield name, None if at is None else f"{moment(at)} UTC"
 
 
-def _rank_row(worker: WorkerView) -> tuple[Cell, ...]:
+def _rank_row(worker: WorkerView, restarts: int) -> tuple[Cell, ...]:
     return (
         worker.rank,
         worker.state,
@@ -193,7 +198,7 @@ def _rank_row(worker: WorkerView) -> tuple[Cell, ...]:
         loss_of(worker),
         worker.pid,
         shortened(worker.node, NAME_WIDTH),
-        worker.restarts,
+        restarts,
         worker.last_checkpoint_step,
     )
 

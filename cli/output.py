@@ -59,6 +59,13 @@ class Output(StrEnum):
     """One id per line, for `xargs`."""
 
 
+class Group(click.Group):
+    """A group of commands in which `list` is another name of `ls`; help does not show it."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, "ls" if cmd_name == "list" else cmd_name)
+
+
 output_option: Final = click.option(
     "-o",
     "--output",

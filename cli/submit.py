@@ -27,10 +27,10 @@ from cli.jobs import show_logs_and_events, what_runs
 from cli.lifecycle import watch_to_end
 from cli.output import Output, facts, notice_if_slow, show
 from cli.run import python_option
-from muster.client.errors import FieldError, Invalid
+from muster.client.errors import Invalid
 from muster.contracts.errors import printable
 from muster.contracts.spec import JobSpec
-from muster.contracts.views import JobPlan, JobView
+from muster.contracts.views import FieldError, JobPlan, JobView
 from muster.host.programs import callers_python
 
 _Pairs: TypeAlias = Sequence[tuple[str, str]]
@@ -40,9 +40,7 @@ Location: TypeAlias = Sequence[str | int]
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 PATH_FIELDS: Final = ("dataset_dir", "checkpoint_dir", "working_dir", "python")
 
-# `type` of a field error of the API
-_UNKNOWN_FIELD: Final = "extra_forbidden"
-_NOT_TEXT: Final = "string_type"
+_UNKNOWN_FIELD: Final = "extra_forbidden"  # `type` of a field error of the API
 
 
 class _WithCommand(click.Command):
@@ -260,7 +258,7 @@ def _plan_facts(plan: JobPlan, body: Mapping[str, object]) -> Iterator[tuple[str
 
 
 class InvalidJobFile(Misuse):
-    """The file cannot be read, is not YAML, or does not describe a job."""
+    """The file is invalid YAML or does not describe a job; the message begins with the place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,9 +272,9 @@ class JobFile:
 
     @classmethod
     def read(cls, path: Path) -> JobFile:
-        """Return the job of a file; raises `InvalidJobFile`."""
+        """Return the job of a file; raises `InvalidJobFile`, and `Misuse` for a whole file."""
         if path.suffix not in SUFFIXES:
-            raise InvalidJobFile(
+            raise Misuse(
                 f"{path} is not a job file ({', '.join(SUFFIXES)}); to run a command, write -- "
                 f"before it: muster submit -- python train.py"
             )
@@ -284,7 +282,7 @@ class JobFile:
             text = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise InvalidJobFile(f"{path} cannot be read: {reason}") from error
+            raise Misuse(f"{path} cannot be read: {reason}") from error
         try:
             root, fields = _yaml().compose(text), _yaml().load(text)
         except MarkedYAMLError as error:
@@ -292,22 +290,13 @@ class JobFile:
             at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
             raise InvalidJobFile(f"{path}{at}: {_reason(error)}") from error
         except (YAMLError, ValueError, RecursionError) as error:
-            raise InvalidJobFile(f"{path}: invalid YAML: {error}") from error
+            raise Misuse(f"{path}: invalid YAML: {error}") from error
         if not isinstance(fields, dict):
             raise InvalidJobFile(f"{path}:1:1: expected fields of a job, such as world_size: 4")
         return cls(name=str(path), fields=fields, root=root)
 
     def position(self, location: Location) -> tuple[int, int]:
         """Return line and column, from 1, of a field or of what encloses it."""
-        mark, _ = self._find(location)
-        return mark.line + 1, mark.column + 1
-
-    def scalar(self, location: Location) -> str | None:
-        """Return a single value as it is written in the file."""
-        _, node = self._find(location)
-        return node.value if node is not None and node.id == "scalar" else None
-
-    def _find(self, location: Location) -> tuple[Any, Any]:
         mark, node = self.root.start_mark, self.root
         for part in location:
             if node.id == "mapping":
@@ -317,10 +306,10 @@ class JobFile:
             else:
                 found = []
             if not found:
-                return mark, None
+                break
             key, node = found[0]
             mark = key.start_mark
-        return mark, node
+        return mark.line + 1, mark.column + 1
 
 
 def _yaml() -> YAML:
@@ -374,9 +363,5 @@ class JobDescription:
             if self.file and location and location[0] in self.file.fields.keys() - self.typed:
                 position = self.file.position(location)
                 at = ":".join(map(str, (self.file.name, *position)))
-                # YAML reads the value of ``env: {LR: 0.1}`` as a number.
-                word = self.file.scalar(location) if error.type == _NOT_TEXT else None
-                if word and location[0] != "secrets":
-                    hint = hint or f'write "{word}"'
             found.append((position, f"{at}: {field}: {error.msg}" + (f" ({hint})" if hint else "")))
         return [line for _, line in sorted(found, key=itemgetter(0))]

@@ -62,7 +62,6 @@ class AgentLifecycle:
         self._holds_lease = holds_lease
         self._data = DataDir(settings.data_dir)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._preparing: dict[JobUid, asyncio.Task[Completed]] = {}
         self._error: BaseException | None = None
 
     @property
@@ -112,10 +111,7 @@ class AgentLifecycle:
 
         Killing it at once would save the time of its imports, but could orphan what it is starting.
         """
-        preparing = self._preparing.get(job.snapshot.uid)
-        if preparing is not None:
-            preparing.cancel()
-        elif job.agent is not None:  # otherwise `_launch` finds it dismissed
+        if job.agent is not None:  # otherwise `_launch` finds it dismissed
             self._run(self._kill_if_it_stays(job.agent))
 
     async def sweep(self, leftovers: Mapping[JobUid, Sequence[ProcessRecord]]) -> None:
@@ -177,7 +173,7 @@ class AgentLifecycle:
         The agent may be dismissed at any time, also before it is started.
         """
         if job.places is None or not job.snapshot.any_alive:  # living ranks have their places
-            await self._prepare_unless_dismissed(job)
+            job.places = await self._prepare(job)
         if _is_wanted(job):
             files = self._data.job(job.snapshot.job_id)
             await asyncio.to_thread(claim_directory, files, job.snapshot.uid)
@@ -194,18 +190,6 @@ class AgentLifecycle:
         status = None if job.agent is None else await job.agent.ended
         ending = "ended" if status is None else describe_status(status)
         return f"the job's agent {ending}; another one is started"
-
-    async def _prepare_unless_dismissed(self, job: TrackedJob) -> None:
-        """Prepare the job; a slow disk does not delay the dismissal of its agent."""
-        uid = job.snapshot.uid
-        self._preparing[uid] = preparing = asyncio.create_task(self._prepare(job))
-        try:
-            await asyncio.wait([preparing])
-        finally:
-            del self._preparing[uid]
-            preparing.cancel()
-        if not preparing.cancelled():
-            job.places = preparing.result()
 
     async def _prepare(self, job: TrackedJob) -> Completed:
         return await asyncio.to_thread(prepare, job.snapshot.spec, self._settings)

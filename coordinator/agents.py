@@ -42,9 +42,6 @@ HELLO_TIMEOUT_SECONDS: Final = 10.0  # a peer that has not said hello by then is
 
 HELLO_LIMIT_BYTES: Final = 4096  # ids and a token take a few hundred
 
-PENDING_LIMIT: Final = 256
-"""Connections that have not said hello. Above, the oldest is closed: agents speak at once."""
-
 BACKLOG: Final = 1024
 
 ACCEPT_PAUSE_SECONDS: Final = 1.0
@@ -82,8 +79,6 @@ class AgentServer:
         self._writers: dict[JobUid, asyncio.StreamWriter] = {}
         self._socket: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pending: dict[socket.socket, asyncio.Task[None]] = {}
-        """Connections without a hello, oldest first."""
 
     async def start(self) -> CoordinatorAddress:
         """Listen on a free port of the loopback interface and return its address."""
@@ -125,28 +120,22 @@ class AgentServer:
                 _LOG.warning("cannot accept agents", action="not_accepting", error=str(error))
                 await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
                 continue
-            if not is_same_user(connection):
-                connection.close()
+            if is_same_user(connection):
+                self._run(self._serve(connection))
             else:
-                self._pending[connection] = self._run(self._serve(connection))
-            if len(self._pending) > PENDING_LIMIT:
-                self._pending.pop(next(iter(self._pending))).cancel()
+                connection.close()
             await asyncio.sleep(0)  # the loop's other work has its turn, however many connect
 
-    def _run(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+    def _run(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return task
 
     async def _serve(self, connection: socket.socket) -> None:
         reader, writer = await asyncio.open_connection(sock=connection)
         with closing(writer), suppress(OSError, EOFError, WireError):  # of a faulty peer
-            try:
-                async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
-                    hello = await _receive_hello(reader)
-            finally:
-                self._pending.pop(connection, None)
+            async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
+                hello = await _receive_hello(reader)
             await self._converse(hello, reader, writer)
 
     async def _converse(

@@ -22,7 +22,7 @@ import msgspec
 from coordinator.service import Service
 from database.engine import Database
 from database.errors import DatabaseUnavailable
-from database.history import Events, Ranks
+from database.history import History
 from database.jobs import Jobs
 from database.records import Event, Job, RankRecord
 from muster.checkpoints.listing import refuse_other_mode
@@ -120,11 +120,10 @@ def play(
 
     An unfinished job of that id is resumed. `display` is called once the place of the job's files
     is known. Raises `JobDiffers` if the unfinished job has another spec, a `DatabaseError` if a
-    concurrent call was faster, `TooFewOpenFiles`, `UnusableDirectory`, and what `complete` and
-    `refuse_other_mode` raise.
+    concurrent call was faster, `UnusableDirectory`, and what `complete` and `refuse_other_mode`
+    raise.
     """
     limits = ShellLimits.replaced()
-    limits.refuse_too_many(spec.world_size)
     make_private(settings.data_dir)
     data = DataDir(settings.data_dir / "foreground" / job_id)
     settings = msgspec.structs.replace(
@@ -138,7 +137,7 @@ def play(
     database = Database.open(settings.database_url)
     try:
         # An earlier run has shown the events that are there.
-        last = Events(database).of_job(job_id, 1)
+        last = History(database).events(job_id, 1)
         shown = (last[0].event_id or 0) if last else 0
         _store(Jobs(database), job_id, spec, settings)
         service = Service(database, settings, environ, limits)
@@ -225,8 +224,7 @@ class _Foreground:
         """`shown` is the id of the last event that was shown already."""
         self._service = service
         self._jobs = Jobs(database)
-        self._workers = Ranks(database)
-        self._events = Events(database)
+        self._history = History(database)
         self._job = self._jobs.get(job_id)
         self._display = display
         self._shown = shown
@@ -263,14 +261,14 @@ class _Foreground:
                 self._writer.submit(self._display.show_output)
                 await self._show_events()
                 if with_progress:
-                    workers = await asyncio.to_thread(self._workers.of_job, self._job.job_id)
+                    workers = await asyncio.to_thread(self._history.ranks, self._job.job_id)
                     self._writer.submit(partial(self._display.show_progress, workers))
                 await self._writer.wait(LOOK_SECONDS)
             self._job = await asyncio.to_thread(self._jobs.get, self._job.job_id)
 
     async def _show_events(self) -> bool:
         """Show the next events; return whether there were any."""
-        following, job_id = self._events.following, self._job.job_id
+        following, job_id = self._history.events_after, self._job.job_id
         events = await asyncio.to_thread(following, job_id, self._shown, EVENTS_LIMIT)
         for event in events:
             self._shown = event.event_id or self._shown

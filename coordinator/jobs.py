@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from coordinator.decide import actions
@@ -22,7 +22,6 @@ from coordinator.persistence import (
     attempt_rows,
     commit_row,
     ended_attempt_rows,
-    epoch_rows,
     job_row,
     member_rows,
     rank_rows,
@@ -32,7 +31,7 @@ from coordinator.persistence import (
 from coordinator.restore import snapshot_of, snapshot_with_agent
 from database.engine import Database
 from database.errors import DatabaseUnavailable
-from database.history import Members, Ranks
+from database.history import History
 from database.jobs import Jobs
 from database.records import Attempt, Event, Job, JobChange, JobWrite, MemberRecord, RankRecord
 from muster.contracts.job import TERMINAL, JobStatus, JobUid, Reason, StopRequest
@@ -104,14 +103,7 @@ class TrackedJob:
             self.saved.append((observation.message, now))
         new = event_of(before, observation, self.snapshot)
         if new is not None:
-            event = Event(
-                at=now.wall,
-                kind=new.kind,
-                message=new.message,
-                rank=new.rank,
-                incarnation=new.attempt,
-            )
-            self.events.append(event)
+            self.events.append(Event(at=now.wall, **asdict(new)))
         if self.attachment.started_at is None and self.snapshot.status is JobStatus.STARTING:
             self.attach(started_at=now.wall)
 
@@ -146,7 +138,7 @@ class TrackedJob:
             rank: rank_urgency(self.committed_ranks.get(rank), record)
             for rank, record in ranks.items()
         }
-        epochs = {epoch.epoch: epoch for saved, _ in self.saved for epoch in epoch_rows(saved)}
+        epochs = {epoch.epoch: epoch for saved, _ in self.saved for epoch in saved.epochs}
         members = member_rows(self.snapshot, now)
         write = JobWrite(
             change=change,
@@ -225,8 +217,7 @@ class JobTable:
         self._database = database
         self._files = files
         self._jobs = Jobs(database)
-        self._ranks = Ranks(database)
-        self._members = Members(database)
+        self._history = History(database)
         self._slots = slots
         self._rows: Sequence[Job] = ()  # of the last look
         self._seen: int | None = None
@@ -242,14 +233,14 @@ class JobTable:
         Ranks without an agent run on and wait for the next one. Where no rank lives, `sweep` ends
         the remaining processes.
         """
-        rows = await _retry(lambda: asyncio.to_thread(self._jobs.unfinished))
+        rows = await wait_for_database(lambda: asyncio.to_thread(self._jobs.unfinished))
         started = [row for row in rows if row.status is not JobStatus.QUEUED]  # may have processes
-        found = await _retry(lambda: asyncio.to_thread(self._with_ranks, started))
+        found = await wait_for_database(lambda: asyncio.to_thread(self._with_ranks, started))
         for row, ranks, members in found:
             agent = await find_agent(row)
             self.tracked[row.uid] = self._inherit(row, ranks, members, agent, now)
         jobs = list(self.tracked.values())
-        await _retry(lambda: self._refresh(now))
+        await wait_for_database(lambda: self._refresh(now))
         # Requests of users are folded in first: they explain why some ranks have ended.
         for job in jobs:
             if job.agent is None:
@@ -308,7 +299,7 @@ class JobTable:
             attachment = Attachment(started_at=row.started_at)
             self.tracked[row.uid] = _track(snapshot, attachment, ranks, None, now)
         synchronous = [row.job_id for row in unfinished if row.spec.mode == "synchronous"]
-        departures = await asyncio.to_thread(self._members.departures, synchronous)
+        departures = await asyncio.to_thread(self._history.departures, synchronous)
         for row in unfinished:
             _take_requests(self.tracked[row.uid], row, departures.get(row.job_id, ()), now)
 
@@ -318,8 +309,8 @@ class JobTable:
         if not rows:
             return []
         ids = [row.job_id for row in rows]
-        ranks, members = self._ranks.of_jobs(ids), self._members.of_jobs(ids)
-        departures = self._members.departures(ids)
+        ranks, members = self._history.ranks_by_job(ids), self._history.members_by_job(ids)
+        departures = self._history.departures(ids)
         return [
             (row, ranks[row.job_id], _drained(departures[row.job_id], members[row.job_id]))
             for row in rows
@@ -404,7 +395,7 @@ def _drained(leaving: Collection[int], members: Sequence[MemberRecord]) -> list[
     ]
 
 
-async def _retry(read: Callable[[], Awaitable[Result]]) -> Result:
+async def wait_for_database(read: Callable[[], Awaitable[Result]]) -> Result:
     """Return what `read` returns; wait for the database while it is away."""
     while True:
         try:

@@ -18,7 +18,6 @@ from coordinator.decide.state import NEVER, JobSnapshot, RankSnapshot
 from database.records import (
     Attempt,
     CheckpointRecord,
-    EpochRecord,
     JobChange,
     MemberRecord,
     RankRecord,
@@ -175,11 +174,6 @@ def commit_row(saved: Saved, now: Moment) -> CheckpointRecord:
     return CheckpointRecord(**facts, saved_at=now.wall)
 
 
-def epoch_rows(saved: Saved) -> list[EpochRecord]:
-    """Return the rows of the epochs that a durable checkpoint accounts for."""
-    return [EpochRecord(**msgspec.structs.asdict(epoch)) for epoch in saved.epochs]
-
-
 # Attempts: when each began, how it ended, what that means
 
 
@@ -240,13 +234,17 @@ def _attempt_row(rank: RankSnapshot, pid: int | None, now: Moment) -> Attempt:
     )
     if rank.is_alive:
         return row
-    row = replace(row, ended_at=now.wall, exit_code=rank.exit_code, exit_signal=rank.exit_signal)
+    row = msgspec.structs.replace(
+        row, ended_at=now.wall, exit_code=rank.exit_code, exit_signal=rank.exit_signal
+    )
     if rank.has_told_step:
         # An attempt that never reported where it began has made no progress.
         step = rank.progress.step
         began = step if row.step_at_start is None else row.step_at_start
-        row = replace(row, step_at_start=began, step_at_end=step)
+        row = msgspec.structs.replace(row, step_at_start=began, step_at_end=step)
     if rank.ending is None:
         return row
     end = rank.ending
-    return replace(row, retry_class=end.retry_class, reason=end.reason, message=end.message)
+    return msgspec.structs.replace(
+        row, retry_class=end.retry_class, reason=end.reason, message=end.message
+    )

@@ -84,7 +84,7 @@ class JobChanged(DatabaseError):
 
 
 class MemberMissing(DatabaseError):
-    def __init__(self, job_id: JobId, worker_id: int) -> None:
+    def __init__(self, job_id: JobId, worker_id: int | str) -> None:
         super().__init__(
             f"job {job_id} has no worker {worker_id}: list its workers to see what there is"
         )

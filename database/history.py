@@ -17,7 +17,6 @@ from database.records import (
     Audit,
     CheckpointRecord,
     Clock,
-    EpochRecord,
     Event,
     Job,
     MemberRecord,
@@ -26,6 +25,7 @@ from database.records import (
 )
 from database.tables import COMMITS, DEPARTURES, EPOCHS, EVENTS, INCARNATIONS, MEMBERS, WORKERS
 from muster.contracts.job import JobId
+from muster.contracts.messages import EpochDone
 from muster.contracts.pool import WorkerState
 
 COMMITS_KEPT: Final = 1000
@@ -82,7 +82,7 @@ _PRUNE: Final = sa.delete(COMMITS).where(
 )
 _IS_COMPLETE: Final = EPOCHS.c.samples == EPOCHS.c.expected_samples
 _IS_EQUAL: Final = EPOCHS.c.hash_sum == EPOCHS.c.expected_hash_sum
-# The rule of `EpochRecord.exactly_once`, for all epochs of a job in one query.
+# The rule of `EpochDone.exactly_once`, for all epochs of a job in one query.
 _VERDICTS: Final = sa.select(
     sa.func.count().filter(sa.and_(_IS_COMPLETE, _IS_EQUAL)),
     sa.func.count().filter(
@@ -92,29 +92,26 @@ _VERDICTS: Final = sa.select(
 ).where(EPOCHS.c.job_id == sa.bindparam("id"))
 
 
-class _Reader:
-    def __init__(self, database: Database) -> None:
+class History:
+    """What happened to all jobs and to their ranks; each read sees one snapshot."""
+
+    def __init__(self, database: Database, clock: Clock = utc_now) -> None:
         self._database = database
+        self._clock = clock
 
-
-class Ranks(_Reader):
-    """The ranks of all jobs."""
-
-    def of_job(self, job_id: JobId) -> list[RankRecord]:
+    def ranks(self, job_id: JobId) -> list[RankRecord]:
         """Return the job's ranks, lowest first; empty if there is no such job."""
-        return self.of_jobs([job_id])[job_id]
+        return self.ranks_by_job([job_id])[job_id]
 
-    def of_jobs(self, job_ids: Collection[JobId]) -> dict[JobId, list[RankRecord]]:
-        """Return the ranks of each of the jobs, in one snapshot."""
+    def ranks_by_job(self, job_ids: Collection[JobId]) -> dict[JobId, list[RankRecord]]:
+        """Return the ranks of each of the jobs."""
         with self._database.reading() as connection:
             return _records(connection, _RANKS, job_ids, RankRecord)
 
-
-class Attempts(_Reader):
-    """Every process that the ranks of all jobs have had."""
-
-    def page(self, job_id: JobId, limit: int, after: AttemptPosition | None) -> list[Attempt]:
-        """Return up to `limit` attempts, the last one started first.
+    def attempts(
+        self, job_id: JobId, limit: int, after: AttemptPosition | None = None
+    ) -> list[Attempt]:
+        """Return up to `limit` attempts of the job, the last one started first.
 
         `after` is the position of the last one seen: no attempt is shown twice or left out,
         whatever is started meanwhile.
@@ -127,24 +124,16 @@ class Attempts(_Reader):
             rows = connection.execute(query, {"id": job_id, "most": limit})
             return [Attempt(**row._asdict()) for row in rows]
 
-    def count(self, job_id: JobId) -> int:
+    def attempt_count(self, job_id: JobId) -> int:
         with self._database.reading() as connection:
             return connection.execute(_count(INCARNATIONS), {"id": job_id}).scalar_one()
 
+    def members(self, job_id: JobId) -> list[MemberRecord]:
+        """Return the members of the job's pool by worker id; empty without a pool or a job."""
+        return self.members_by_job([job_id])[job_id]
 
-class Members:
-    """The workers in the pools of synchronous jobs, past and present."""
-
-    def __init__(self, database: Database, clock: Clock = utc_now) -> None:
-        self._database = database
-        self._clock = clock
-
-    def of_job(self, job_id: JobId) -> list[MemberRecord]:
-        """Return the job's members by worker id; empty without a pool or a job."""
-        return self.of_jobs([job_id])[job_id]
-
-    def of_jobs(self, job_ids: Collection[JobId]) -> dict[JobId, list[MemberRecord]]:
-        """Return the members of each of the jobs, in one snapshot."""
+    def members_by_job(self, job_ids: Collection[JobId]) -> dict[JobId, list[MemberRecord]]:
+        """Return the present and former members of each of the jobs."""
         with self._database.reading() as connection:
             return _records(connection, _MEMBERS, job_ids, MemberRecord)
 
@@ -170,24 +159,16 @@ class Members:
             append_events(connection, job_id, [event])
             return update_job(connection, job_id, now, {"wanted_world_size": job.world_size - 1})
 
-
-class Events(_Reader):
-    """The events of all jobs. They are appended and never changed."""
-
-    def of_job(self, job_id: JobId, limit: int) -> list[Event]:
+    def events(self, job_id: JobId, limit: int) -> list[Event]:
         """Return the last `limit` events of the job, oldest first."""
         with self._database.reading() as connection:
             return _last_rows(connection, _LAST_EVENTS, job_id, limit, Event)
 
-    def following(self, job_id: JobId, event_id: int, limit: int) -> list[Event]:
+    def events_after(self, job_id: JobId, event_id: int, limit: int) -> list[Event]:
         """Return the first `limit` events of the job after `event_id`, oldest first."""
         with self._database.reading() as connection:
             rows = connection.execute(_NEXT_EVENTS, {"id": job_id, "seen": event_id, "most": limit})
             return [Event(**row._asdict()) for row in rows]
-
-
-class CheckpointLog(_Reader):
-    """The durable checkpoints of synchronous jobs, and the epochs behind them."""
 
     def audit(self, job_id: JobId, limit: int) -> Audit:
         """Return the last `limit` checkpoints and epochs of the job, and counts over all epochs."""
@@ -195,7 +176,7 @@ class CheckpointLog(_Reader):
             exact, inexact, all_epochs = connection.execute(_VERDICTS, {"id": job_id}).one()
             all_commits = connection.execute(_count(COMMITS), {"id": job_id}).scalar_one()
             commits = _last_rows(connection, _LAST_COMMITS, job_id, limit, CheckpointRecord)
-            epochs = _last_rows(connection, _LAST_EPOCHS, job_id, limit, EpochRecord)
+            epochs = _last_rows(connection, _LAST_EPOCHS, job_id, limit, EpochDone)
         return Audit(
             commits=commits,
             epochs=epochs,

@@ -9,9 +9,13 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
+
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
+from muster.contracts.messages import EpochDone
 from muster.contracts.rank import NO_PROGRESS, ProcessRecord, RankProgress
 from muster.contracts.spec import JobSpec
+from muster.contracts.views import CheckpointView, EventView, IncarnationView
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -20,14 +24,20 @@ Clock: TypeAlias = Callable[[], datetime]  # returns the time as an aware value 
 
 RowVersion: TypeAlias = tuple[JobUid, int]  # identifies one state of one job's row
 
+# Rows that hold just what the API shows of them.
+Attempt: TypeAlias = IncarnationView
+Event: TypeAlias = EventView
+
 
 def utc_now() -> datetime:
     """Return the system's time, to be shown; no decision compares two machines' clocks."""
     return datetime.now(UTC)
 
 
-def values_of(record: "DataclassInstance") -> dict[str, Any]:
+def values_of(record: "DataclassInstance | msgspec.Struct") -> dict[str, Any]:
     """Return the fields of `record` by the names of their columns."""
+    if isinstance(record, msgspec.Struct):
+        return msgspec.structs.asdict(record)
     return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
@@ -114,25 +124,6 @@ class RankRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """One process of one rank. The fields about its end are None while it runs."""
-
-    rank: int
-    incarnation: int
-    pid: int | None  # None until it is known; kept after the process has exited
-    started_at: datetime
-    ended_at: datetime | None = None
-    exit_code: int | None = None
-    exit_signal: int | None = None
-    retry_class: str | None = None  # a value of `muster.contracts.retry.RetryClass`
-    reason: str | None = None
-    message: str | None = None
-    """A verb phrase, with the last line of its log if that gives the reason."""
-    step_at_start: int | None = None  # None if unknown
-    step_at_end: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MemberRecord:
     """A worker of a synchronous job's pool: one attempt of one rank, past or present."""
 
@@ -148,35 +139,11 @@ class MemberRecord:
     last_heartbeat_at: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRecord:
+class CheckpointRecord(CheckpointView, frozen=True, kw_only=True):
     """A durable checkpoint of all ranks of a synchronous job together."""
 
-    step: int
-    generation: int  # the group round that saved it
-    epoch: int
-    digest: str  # hash of state and data position, in hex
     consumed: int  # samples of this epoch contained in the checkpoint
     consumed_hash: int  # the sum of their hashes, modulo 2**64
-    saved_at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochRecord:
-    """One pass over the data: samples read and committed, and samples in the data set."""
-
-    epoch: int
-    samples: int
-    hash_sum: int  # sums of the samples' hashes are modulo 2**64
-    expected_samples: int
-    expected_hash_sum: int
-
-    @property
-    def exactly_once(self) -> bool | None:
-        """Whether every sample was read exactly once; None while samples are missing."""
-        if self.samples < self.expected_samples:
-            return None
-        return (self.samples, self.hash_sum) == (self.expected_samples, self.expected_hash_sum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,25 +151,11 @@ class Audit:
     """The evidence that a job read every sample exactly once."""
 
     commits: Sequence[CheckpointRecord]  # the last ones, newest last
-    epochs: Sequence[EpochRecord]  # the last ones, newest last
+    epochs: Sequence[EpochDone]  # the last ones, newest last
     exact: int  # number of epochs read exactly once
     inexact: int  # number of epochs that were not; epochs still being read count in neither
     epochs_omitted: int = 0  # number of older epochs on record that are left out here
     commits_omitted: int = 0  # the same for commits
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """One entry of a job's history."""
-
-    at: datetime
-    kind: str  # a past participle, such as ``submitted``, ``rank_exited``, ``checkpoint_rejected``
-    message: str
-    rank: int | None = None
-    incarnation: int | None = None
-    actor: str | None = None
-    """The caller who caused it, such as ``uid:1000`` or ``token:ci``; None: Muster itself."""
-    event_id: int | None = None  # position in the order of events; None until it is stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +190,7 @@ class JobWrite:
     attempts: Sequence[Attempt] = ()
     members: Sequence[MemberRecord] = ()
     commits: Sequence[CheckpointRecord] = ()
-    epochs: Sequence[EpochRecord] = ()
+    epochs: Sequence[EpochDone] = ()
     events: Sequence[Event] = ()
 
 

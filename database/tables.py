@@ -27,13 +27,13 @@ from database.errors import DatabaseError
 from database.records import (
     Attempt,
     CheckpointRecord,
-    EpochRecord,
     Event,
     Job,
     Lease,
     MemberRecord,
     RankRecord,
 )
+from muster.contracts.messages import EpochDone
 from muster.contracts.token import Token
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -209,7 +209,7 @@ DEPARTURES: Final = sa.Table(
     sa.Column("worker_id", sa.BigInteger, primary_key=True, autoincrement=False),
 )
 COMMITS: Final = _table("commits", CheckpointRecord, ["step"], _job_id())
-EPOCHS: Final = _table("epochs", EpochRecord, ["epoch"], _job_id())
+EPOCHS: Final = _table("epochs", EpochDone, ["epoch"], _job_id())
 EVENTS: Final = _table(
     "events", Event, ["event_id"], _job_id(is_key=False), sa.Index(None, "job_id", "event_id")
 )

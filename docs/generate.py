@@ -80,7 +80,7 @@ def cli() -> str:
     parts = [
         "# Command line\n\nMade by `python -P docs/generate.py`.",
         f"```\n{root.get_help()}\n```",
-        f"Aliases: {aliases}.",
+        f"Aliases: {aliases}; in a group, `list` is `ls`.",
         f"## Exit codes\n\n```\n{codes}\n```",
     ]
     for heading, entries in HEADINGS.items():

@@ -30,11 +30,11 @@ from typing import Any, Final
 
 import msgspec
 
-from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manager import CheckpointManager
 from muster.checkpoints.manifest import Owner
 from muster.checkpoints.nested import flatten, unflatten
 from muster.checkpoints.reader import Checkpoint, CheckpointReader
+from muster.checkpoints.store import CheckpointStore, open_store
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import METRIC_NAME_LIMIT, METRICS_LIMIT, Heartbeat
 from muster.contracts.paths import checkpoints_of_rank
@@ -78,8 +78,7 @@ class Run:
         self._checkpoints_saved = 0
         self._last_checkpoint_step: int | None = None
         self._vault: Final = CheckpointManager(
-            files=LocalFileSystem(),
-            directory=self._checkpoints_of(settings.job_id),
+            store=self._store_of(settings.job_id),
             owner=Owner(
                 job_id=settings.job_id,
                 job_uid=settings.job_uid,
@@ -226,8 +225,9 @@ class Run:
         shards = find_shards(self.settings.dataset_dir)
         return shards_of_rank(shards, self.rank, self.world_size)
 
-    def _checkpoints_of(self, job_id: str) -> Path:
-        return checkpoints_of_rank(self.settings.checkpoint_dir, job_id, self.rank)
+    def _store_of(self, job_id: str) -> CheckpointStore:
+        location = checkpoints_of_rank(self.settings.checkpoint_dir, job_id, self.rank)
+        return open_store(location, self._supervision.warn)
 
     def _inherited(self) -> Checkpoint | None:
         """Return the checkpoint of the job named by `resume_from`, if any."""
@@ -235,8 +235,7 @@ class Run:
         if source is None:
             return None
         return CheckpointReader(
-            files=LocalFileSystem(),
-            directory=self._checkpoints_of(source),
+            store=self._store_of(source),
             rank=self.rank,
             world_size=self.world_size,
             warn=self._supervision.warn,

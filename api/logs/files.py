@@ -177,14 +177,9 @@ def open_log(path: Path) -> int:
 
 def read(path: Path, start: int, count: int) -> bytes:
     """Return bytes of a file that is opened for this read only; b"" if it is missing."""
-    try:
-        descriptor = open_log(path)
-    except OSError:
-        return b""
-    try:
+    with suppress(OSError), closing(open_log(path)) as descriptor:
         return os.pread(descriptor, count, start % LOG_EPOCH_BYTES)
-    finally:
-        os.close(descriptor)
+    return b""
 
 
 def size_of(path: Path) -> int:
@@ -315,27 +310,17 @@ class TimeIndex:
 
     def size_at(self, micros: Micros) -> int:
         """Return how many bytes had been written by then, as far as the marks tell."""
-        try:
-            descriptor = open_log(self._path)
-        except OSError:
-            return 0
-        try:
+        with suppress(OSError), closing(open_log(self._path)) as descriptor:
             later = _first_index(descriptor, lambda mark: mark[1] > micros)
             return _read_mark(descriptor, later - 1)[0] if later else 0
-        finally:
-            os.close(descriptor)
+        return 0
 
     def _load(self, end: int) -> None:
-        try:
-            descriptor = open_log(self._path)
-        except OSError:
-            return
-        try:
+        first, raw = 0, b""
+        with suppress(OSError), closing(open_log(self._path)) as descriptor:
             first = max(_first_index(descriptor, lambda mark: mark[0] >= end) - NEIGHBOURS, 0)
             length = 2 * NEIGHBOURS * TIME_MARK.size
             raw = os.pread(descriptor, length, first * TIME_MARK.size)
-        finally:
-            os.close(descriptor)
         marks = list(TIME_MARK.iter_unpack(raw[: len(raw) // TIME_MARK.size * TIME_MARK.size]))
         if first == 0:
             marks.insert(0, (0, 0))

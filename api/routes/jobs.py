@@ -5,7 +5,6 @@ import hashlib
 import json
 from collections.abc import Collection
 from http import HTTPStatus
-from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
@@ -14,7 +13,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from msgspec import Meta
 from msgspec.json import Decoder
 
-from api.dependencies import READ, SUBMIT, AppState, CallerName, CurrentCaller, State
+from api.dependencies import READ, SUBMIT, AppState, CurrentCaller, State
 from api.listing import (
     DEFAULT_LIMIT,
     Cursor,
@@ -30,7 +29,6 @@ from api.listing import (
 )
 from api.schema import KnownJobId, StopBody, body, operation, refusals, reply, returns
 from api.streams import FRESH_SECONDS, JobState
-from api.submission import refusing
 from api.views import audit_view, job_tag, job_view, summary
 from database.errors import JobExists, JobMissing
 from database.history import AttemptPosition
@@ -43,9 +41,7 @@ from muster.contracts.spec import JobRequest, JobSpec
 from muster.contracts.views import (
     AuditView,
     EventList,
-    EventView,
     IncarnationList,
-    IncarnationView,
     JobList,
     JobPlan,
     JobView,
@@ -53,8 +49,6 @@ from muster.contracts.views import (
     SummaryList,
     SummaryView,
 )
-from muster.datasets.reader import find_shards
-from muster.datasets.synthetic import synthetic
 
 KEY_LIMIT: Final = 255
 """Longest Idempotency-Key, as with other services."""
@@ -63,10 +57,6 @@ WAIT_LIMIT_SECONDS: Final = 60.0
 """Proxies close a connection that is silent for longer."""
 
 UNTIL_TERMINAL: Final = "terminal"
-
-IDS_TRIED: Final = 4
-"""Generated ids tried for one job. Of 500 jobs in a second two get the same id in one of 17 000
-cases (500² / 2 / 36⁶)."""
 
 NUMBER_LIMIT: Final = 2**63 - 1
 """The largest integer of the databases."""
@@ -79,11 +69,9 @@ router = APIRouter(tags=["jobs"])
 
 @router.post(
     "/jobs",
-    status_code=HTTPStatus.CREATED,
+    status_code=201,
     summary="Create a job",
-    responses=returns(JobView, HTTPStatus.CREATED)
-    | returns(JobPlan, HTTPStatus.OK)
-    | refusals(HTTPStatus.CONFLICT),
+    responses=returns(JobView, 201) | returns(JobPlan, 200) | refusals(409),
     dependencies=[SUBMIT],
 )
 async def create_job(
@@ -118,7 +106,7 @@ async def create_job(
     return reply(job_view(job), HTTPStatus.CREATED, headers)
 
 
-@router.get("/jobs", **operation("List jobs, newest first", READ, JobList, HTTPStatus.NOT_MODIFIED))
+@router.get("/jobs", **operation("List jobs, newest first", READ, JobList, 304))
 def list_jobs(
     *,
     state: State,
@@ -137,15 +125,14 @@ def list_jobs(
 
 # Before /jobs/{job_id}, which would take "summaries" for an id.
 @router.get(
-    "/jobs/summaries",
-    **operation("Summaries of jobs, newest first", READ, SummaryList, HTTPStatus.NOT_MODIFIED),
+    "/jobs/summaries", **operation("Summaries of jobs, newest first", READ, SummaryList, 304)
 )
 def list_summaries(
     state: State, page: RequestedPage, request: Request, if_none_match: IfNoneMatch = None
 ) -> Response:
     """Return one page, as the list of jobs does. The ETag ignores ages of heartbeats."""
     jobs, headers = jobs_of(page, state, request)
-    workers = state.ranks.of_jobs([job.job_id for job in jobs])
+    workers = state.history.ranks_by_job([job.job_id for job in jobs])
     versions = [job.row_version for job in jobs]
     tag = weak_tag(request, headers["X-Total-Count"], [versions, list(workers.items())])
 
@@ -156,10 +143,7 @@ def list_summaries(
     return reply_tagged(tag, if_none_match, view, headers)
 
 
-@router.get(
-    "/jobs/{job_id}",
-    **operation("Status of one job", READ, JobView, HTTPStatus.NOT_FOUND, HTTPStatus.NOT_MODIFIED),
-)
+@router.get("/jobs/{job_id}", **operation("Status of one job", READ, JobView, 404, 304))
 async def get_job(
     *,
     job_id: KnownJobId,
@@ -193,43 +177,37 @@ async def get_job(
 
 @router.get(
     "/jobs/{job_id}/summary",
-    **operation(
-        "Progress of one job and all its workers",
-        READ,
-        SummaryView,
-        HTTPStatus.NOT_FOUND,
-        HTTPStatus.NOT_MODIFIED,
-    ),
+    **operation("Progress of one job and all its workers", READ, SummaryView, 404, 304),
 )
 def get_summary(
     job_id: KnownJobId, state: State, request: Request, if_none_match: IfNoneMatch = None
 ) -> Response:
     """Return the present numbers. The ETag ignores ages of heartbeats."""
-    job, workers = state.jobs.get(job_id), state.ranks.of_job(job_id)
+    job, workers = state.jobs.get(job_id), state.history.ranks(job_id)
     tag = weak_tag(request, job.row_version, workers)
     return reply_tagged(tag, if_none_match, lambda: summary(job, workers, state.clock()))
 
 
-@router.post(
-    "/jobs/{job_id}/stop",
-    **operation("Stop a job gracefully", SUBMIT, JobView, HTTPStatus.NOT_FOUND),
-)
+@router.post("/jobs/{job_id}/stop", **operation("Stop a job gracefully", SUBMIT, JobView, 404))
 def stop_job(
     job_id: KnownJobId,
     state: State,
-    actor: CallerName,
+    caller: CurrentCaller,
     requested: Annotated[StopBody, body(StopBody, is_optional=True)],
 ) -> Response:
     """Ask for a last checkpoint and an end. A job that is over stays as it is."""
     job = state.request_stop(
-        job_id, StopRequest.GRACEFUL, requested.grace_seconds, actor=actor, why=requested.reason
+        job_id,
+        StopRequest.GRACEFUL,
+        requested.grace_seconds,
+        actor=caller.name,
+        why=requested.reason,
     )
     return reply(job_view(job))
 
 
 @router.get(
-    "/jobs/{job_id}/events",
-    **operation("Events of a job, oldest first", READ, EventList, HTTPStatus.NOT_FOUND),
+    "/jobs/{job_id}/events", **operation("Events of a job, oldest first", READ, EventList, 404)
 )
 def list_events(
     job_id: KnownJobId,
@@ -240,18 +218,15 @@ def list_events(
     """Return the last events, or the first ones after the `event_id` `after`."""
     state.jobs.get(job_id)
     if after is None:
-        events = state.events.of_job(job_id, limit)
+        events = state.history.events(job_id, limit)
     else:
-        events = state.events.following(job_id, after, limit)
-    views = msgspec.convert(events, list[EventView], from_attributes=True)
-    return reply(EventList(job_id=job_id, events=views))
+        events = state.history.events_after(job_id, after, limit)
+    return reply(EventList(job_id=job_id, events=events))
 
 
 @router.get(
     "/jobs/{job_id}/incarnations",
-    **operation(
-        "Every process of a job, the newest first", READ, IncarnationList, HTTPStatus.NOT_FOUND
-    ),
+    **operation("Every process of a job, the newest first", READ, IncarnationList, 404),
 )
 def list_incarnations(
     job_id: KnownJobId,
@@ -265,20 +240,17 @@ def list_incarnations(
     after = decode_cursor(cursor, ATTEMPT_PLACES)
     found, headers = one_page(
         request,
-        state.attempts.page(job_id, limit + 1, after),
+        state.history.attempts(job_id, limit + 1, after),
         limit,
-        state.attempts.count(job_id),
+        state.history.attempt_count(job_id),
         lambda last: (last.started_at, last.rank, last.incarnation),
     )
-    attempts = msgspec.convert(found, list[IncarnationView], from_attributes=True)
-    return reply(IncarnationList(job_id=job_id, incarnations=attempts), headers=headers)
+    return reply(IncarnationList(job_id=job_id, incarnations=list(found)), headers=headers)
 
 
 @router.get(
     "/jobs/{job_id}/audit",
-    **operation(
-        "Whether every sample was read exactly once", READ, AuditView, HTTPStatus.NOT_FOUND
-    ),
+    **operation("Whether every sample was read exactly once", READ, AuditView, 404),
 )
 def get_audit(
     job_id: KnownJobId,
@@ -292,7 +264,7 @@ def get_audit(
     The result covers every epoch, including those that are not listed.
     """
     job = state.jobs.get(job_id)
-    return reply(audit_view(job, state.checkpoint_log.audit(job_id, limit)))
+    return reply(audit_view(job, state.history.audit(job_id, limit)))
 
 
 async def create(
@@ -302,29 +274,22 @@ async def create(
 
     Raises what `Submitter.prepare` and `Jobs.create` do.
     """
-    tried = 0
-    while True:
-        try:
-            submission = await run_sync(state.submitter.prepare, requested)
-        except MusterError:
-            # The job of the first request may be the obstacle, or its files may be gone.
-            if key and (job := await run_sync(state.answers.find, key)):
-                return job
-            raise
-        creation = state.jobs.creation(
-            submission.job_id,
-            uid,
-            submission.spec,
-            message=submission.message,
-            idempotency=key,
-            actor=actor,
-        )
-        tried += 1
-        try:
-            return await state.submission_queue.store(creation)
-        except JobExists:
-            if requested.job_id is not None or tried == IDS_TRIED:
-                raise
+    try:
+        submission = await run_sync(state.submitter.prepare, requested)
+    except MusterError:
+        # The job of the first request may be the obstacle, or its files may be gone.
+        if key and (job := await run_sync(state.answers.find, key)):
+            return job
+        raise
+    creation = state.jobs.creation(
+        submission.job_id,
+        uid,
+        submission.spec,
+        message=submission.message,
+        idempotency=key,
+        actor=actor,
+    )
+    return await state.submission_queue.store(creation)
 
 
 def planned(requested: JobRequest, state: AppState) -> JobPlan:
@@ -333,7 +298,8 @@ def planned(requested: JobRequest, state: AppState) -> JobPlan:
     if requested.job_id is not None and state.jobs.find(submission.job_id) is not None:
         raise JobExists(submission.job_id)
     spec = submission.spec
-    per_rank = _shards_per_rank(spec, state.data_dir.synthetic_dataset)
+    found = submission.shards
+    per_rank = None if found is None else _shards_per_rank(spec, found)
     return JobPlan(
         job_id=submission.job_id,
         message=submission.message,
@@ -347,15 +313,7 @@ def planned(requested: JobRequest, state: AppState) -> JobPlan:
     )
 
 
-def _shards_per_rank(spec: JobSpec, synthetic_dataset: Path) -> list[int] | None:
-    if spec.command is not None or spec.dataset_dir is None:
-        return None
-    directory = Path(spec.dataset_dir)
-    if directory == synthetic_dataset and not directory.is_dir():
-        found = synthetic().facts.shards  # it is written when a rank first needs it
-    else:
-        with refusing("dataset_dir"):
-            found = len(find_shards(directory))
+def _shards_per_rank(spec: JobSpec, found: int) -> list[int]:
     if spec.mode == "synchronous":
         return [stop - start for start, stop in ranges(spec.virtual_shards, spec.world_size)]
     numbers = range(found)

@@ -50,8 +50,8 @@ def classify(
         words = printable(exited.unstarted)
         return AttemptEnd(retry_class=kind, reason=Reason.HOST_EXHAUSTED, message=words)
     reason = _end_reason(snapshot) if kind is RetryClass.STOPPED else _REASONS.get(kind)
-    message = _describe(kind, snapshot, rank, exited)
-    return AttemptEnd(retry_class=kind, reason=reason, message=message)
+    message, mistake = _describe(kind, snapshot, rank, exited), is_mistake(exited)
+    return AttemptEnd(retry_class=kind, reason=reason, message=message, is_mistake=mistake)
 
 
 def classify_unobserved(snapshot: JobSnapshot, cause: Cause) -> AttemptEnd:

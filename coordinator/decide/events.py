@@ -36,7 +36,7 @@ class NewEvent:
     kind: str
     message: str
     rank: int | None = None
-    attempt: int | None = None
+    incarnation: int | None = None
 
 
 def event_of(  # noqa: PLR0911  one return for each kind of observation
@@ -139,9 +139,8 @@ def _identity(snapshot: JobSnapshot, rank: int) -> ProcessRecord | None:
 
 
 def _of_rank(snapshot: JobSnapshot, rank: int, kind: str, words: str) -> NewEvent:
-    return NewEvent(
-        kind=kind, message=f"rank {rank} {words}", rank=rank, attempt=snapshot.ranks[rank].attempt
-    )
+    attempt = snapshot.ranks[rank].attempt
+    return NewEvent(kind=kind, message=f"rank {rank} {words}", rank=rank, incarnation=attempt)
 
 
 # Sentences
@@ -201,10 +200,13 @@ def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -
     count = snapshot.count_endings(rank, rank.ending.retry_class)
     limit = getattr(snapshot.spec, retry.budget)
     fruitless, most = rank.fruitless, snapshot.spec.max_fruitless
+    again = "all ranks are" if snapshot.is_gang else "it is"
+    is_first = sum(rank.endings.values()) == 1
+    if rank.ending.is_mistake and fruitless and is_first:  # see `fold_exit.MISTAKES_LIMIT`
+        return f"{sentence}; {again} started again, and a second failure like this ends the job"
     # Show the nearer limit: the job fails with the last such failure, or after the last restart.
     if fruitless and rank.is_program_suspect and most - fruitless <= limit - count + 1:
         failures = f"failure {fruitless} of {most} in a row without a new checkpoint"
-        again = "all ranks are" if snapshot.is_gang else "it is"
         return f"{sentence}; {again} started again ({failures})"
     all_ranks = "all ranks are started again, " if snapshot.is_gang else ""
     return f"{sentence}; {all_ranks}restart {count} of {limit}{retry.occasion}"

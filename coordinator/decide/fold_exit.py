@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from coordinator.decide import fold_pool, fold_rank
-from coordinator.decide.classify_exit import classify, is_mistake
+from coordinator.decide.classify_exit import classify
 from coordinator.decide.events import describe_exit, printable, quote_lines
 from coordinator.decide.state import NEVER, AttemptEnd, Cause, JobFailure, JobSnapshot, RankSnapshot
 from muster.contracts.interpreter import import_advice
@@ -130,7 +130,7 @@ def _restart_or_fail(
     limit = _exhausted_limit(snapshot, rank, ending.retry_class)
     # Only of the first attempts: a program that has worked may miss a file for a moment.
     is_unproven = rank.fruitless >= MISTAKES_LIMIT > message.incarnation
-    if limit is None and is_unproven and is_mistake(message):
+    if limit is None and is_unproven and ending.is_mistake:
         limit = Reason.INVALID_PROGRAM, "a restart did not help"
     if limit is not None:
         failure = _failure(rank, ending, _with_advice(snapshot.spec, message), *limit)

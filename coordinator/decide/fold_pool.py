@@ -160,8 +160,9 @@ def _join_group(
     if not group.workers:
         # A round of the previous coordinator: its members are unknown, but this rank holds state.
         return snapshot.with_rank(joined)
-    if message.generation != group.round or rank.worker_id not in group.workers:
+    if rank.worker_id not in group.workers:
         return snapshot
+    # Also of an earlier round: a short training may be over before its members see the next one.
     pool = snapshot.pool
     if pool.members[rank.worker_id].state is WorkerState.SYNCING:
         pool = pools.activate(pool, rank.worker_id, now=now, step=message.step)

@@ -69,6 +69,7 @@ class AttemptEnd:
     retry_class: RetryClass
     reason: Reason | None
     message: str
+    is_mistake: bool = False  # the program named a mistake in its text or its arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,28 +8,9 @@ from alembic import op
 
 revision = "0002"
 down_revision = "0001"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
-    _extend_jobs()
-    _create_members()
-    _create_departures()
-    _create_commits()
-    _create_epochs()
-
-
-def downgrade() -> None:
-    for table in ("epochs", "commits", "departures", "members"):
-        op.drop_table(table)
-    with op.batch_alter_table("jobs") as jobs:
-        jobs.drop_column("pause_request")
-        jobs.drop_column("layout_generation")
-        jobs.drop_column("wanted_world_size")
-
-
-def _extend_jobs() -> None:
     op.add_column("jobs", sa.Column("wanted_world_size", sa.Integer()))
     op.add_column(
         "jobs",
@@ -40,9 +21,6 @@ def _extend_jobs() -> None:
         # The default also serves processes of the release before, which name no such column.
         sa.Column("pause_request", sa.Boolean(), nullable=False, server_default=sa.false()),
     )
-
-
-def _create_members() -> None:
     op.create_table(
         "members",
         sa.Column("job_id", sa.String(63), nullable=False),
@@ -59,9 +37,6 @@ def _create_members() -> None:
         sa.PrimaryKeyConstraint("job_id", "worker_id", name="pk_members"),
         _of_a_job("members"),
     )
-
-
-def _create_departures() -> None:
     op.create_table(
         "departures",
         sa.Column("job_id", sa.String(63), nullable=False),
@@ -69,9 +44,6 @@ def _create_departures() -> None:
         sa.PrimaryKeyConstraint("job_id", "worker_id", name="pk_departures"),
         _of_a_job("departures"),
     )
-
-
-def _create_commits() -> None:
     op.create_table(
         "commits",
         sa.Column("job_id", sa.String(63), nullable=False),
@@ -85,9 +57,6 @@ def _create_commits() -> None:
         sa.PrimaryKeyConstraint("job_id", "step", name="pk_commits"),
         _of_a_job("commits"),
     )
-
-
-def _create_epochs() -> None:
     op.create_table(
         "epochs",
         sa.Column("job_id", sa.String(63), nullable=False),

@@ -8,8 +8,6 @@ from alembic import op
 
 revision = "0004"
 down_revision = "0003"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -21,10 +19,3 @@ def upgrade() -> None:
         "workers",
         sa.Column("checkpoints_before", sa.BigInteger(), nullable=False, server_default="0"),
     )
-
-
-def downgrade() -> None:
-    with op.batch_alter_table("workers") as workers:
-        workers.drop_column("checkpoints_before")
-    with op.batch_alter_table("jobs") as jobs:
-        jobs.drop_column("master_port")

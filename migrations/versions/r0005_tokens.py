@@ -8,8 +8,6 @@ from alembic import op
 
 revision = "0005"
 down_revision = "0004"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -28,10 +26,3 @@ def upgrade() -> None:
         sa.Column("last_used_at", sa.BigInteger()),
         sa.PrimaryKeyConstraint("token_id", name="pk_tokens"),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("tokens")
-    # SQLite copies the table, and would number the events of the copy from the last one it has.
-    with op.batch_alter_table("events", table_kwargs={"sqlite_autoincrement": True}) as events:
-        events.drop_column("actor")

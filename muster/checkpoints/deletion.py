@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from muster.checkpoints.errors import CheckpointDamaged
-from muster.checkpoints.local import LocalFileSystem
+from muster.checkpoints.errors import CheckpointDamaged, CheckpointNotWritable
+from muster.checkpoints.local_store import LocalStore
 from muster.checkpoints.manifest import (
     LATEST,
-    LATEST_LIMIT_BYTES,
     MANIFEST,
     MANIFEST_LIMIT_BYTES,
     STATE,
@@ -24,8 +23,8 @@ from muster.checkpoints.manifest import (
     Owner,
     decode_manifest,
     generation_of_temporary,
-    parse_latest,
 )
+from muster.contracts.location import Location
 from muster.contracts.paths import rank_of_checkpoints
 
 
@@ -44,51 +43,54 @@ class Entry(NamedTuple):
                 raise
 
 
-def size_bytes(checkpoints: Path, owner: Owner) -> int | None:
-    """Return the size of the owner's files; None if there are none. Raises OSError."""
-    files = [entry.path for entry in entries(checkpoints, owner) if not entry.is_directory]
+def size_bytes(location: Location, owner: Owner) -> int | None:
+    """Return the size of the owner's files; None if there are none. Raises as `entries`."""
+    files = [entry.path for entry in entries(location, owner) if not entry.is_directory]
     return sum(path.lstat().st_size for path in files) if files else None
 
 
-def entries(directory: Path, owner: Owner) -> Iterator[Entry]:
+def entries(location: Location, owner: Owner) -> Iterator[Entry]:
     """Yield the entries that all ranks of a job have saved, each directory after its content.
 
-    A caller that removes each entry before the next also removes `directory`, unless it holds
-    something else. Raises OSError.
+    A caller that removes each entry before the next also removes the directory, unless it holds
+    something else. Raises OSError, and `CheckpointNotWritable` for a location without directories.
     """
+    if not isinstance(location, Path):
+        raise CheckpointNotWritable(f"{location}: only checkpoints in directories can be deleted")
     found = False
-    for entry in _content(directory, owner):
+    for entry in _content(location, owner):
         found = True
         yield entry
     if found:
-        yield Entry(directory, is_directory=True)
+        yield Entry(location, is_directory=True)
 
 
 def _content(directory: Path, owner: Owner) -> Iterator[Entry]:
     if not _is_directory(directory):
         return
+    store = LocalStore(directory)
     paths = list(directory.iterdir())
     is_shared = False
     for path in paths:
         if rank_of_checkpoints(path.name) is not None:
             yield from entries(path, owner)
-        elif CheckpointName.parse(path.name) is not None and _is_directory(path):
-            if _is_owned(path, owner):
+        elif (name := CheckpointName.parse(path.name)) is not None and _is_directory(path):
+            if _is_owned(store, name, owner):
                 yield from _checkpoint(path)
             else:
                 is_shared = True
     if not is_shared:  # otherwise the remaining entries may be the other job's
         for path in paths:
-            yield from _leftovers(path)
+            yield from _leftovers(store, path)
 
 
-def _leftovers(path: Path) -> Iterator[Entry]:
+def _leftovers(store: LocalStore, path: Path) -> Iterator[Entry]:
     """Yield an entry that belongs to no checkpoint: LATEST, a fence, an interrupted save."""
     if generation_of_temporary(path.name) is not None and _is_directory(path):
         yield from _checkpoint(path)
     elif generation_of_temporary(path.name) is not None or Fence.parse(path.name) is not None:
         yield from _file(path)
-    elif path.name == LATEST and parse_latest(_read(path, LATEST_LIMIT_BYTES)) is not None:
+    elif path.name == LATEST and store.latest() is not None:
         yield Entry(path)
 
 
@@ -108,18 +110,10 @@ def _is_directory(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def _is_owned(path: Path, owner: Owner) -> bool:
+def _is_owned(store: LocalStore, name: CheckpointName, owner: Owner) -> bool:
     """Return whether a checkpoint is the owner's; a damaged one counts as the owner's."""
     try:
-        content = _read(path / MANIFEST, MANIFEST_LIMIT_BYTES)
-        return owner.owns(decode_manifest(content, path.name))
+        content = store.read(name, MANIFEST, MANIFEST_LIMIT_BYTES)
+        return owner.owns(decode_manifest(content, str(name)))
     except CheckpointDamaged:
         return True
-
-
-def _read(path: Path, limit_bytes: int) -> bytes:
-    """Return the content of a file; empty if it is missing, too long or not a regular file."""
-    try:
-        return bytes(LocalFileSystem().read(str(path), limit_bytes))
-    except OSError:
-        return b""

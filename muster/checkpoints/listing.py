@@ -1,7 +1,7 @@
-"""Lists the checkpoints in a job's directory: where they are, of which mode, and their condition.
+"""Lists the checkpoints of a job: where they are, of which mode, and their condition.
 
-A synchronous job has one model and saves into the job's directory; the ranks of an independent job
-save into a directory each below it. A running job saves and deletes meanwhile: a checkpoint that is
+A synchronous job has one model and saves into the job's place; the ranks of an independent job save
+into a place each below it. A running job saves and deletes meanwhile: a checkpoint that is
 gone by the time it is read is left out.
 """
 
@@ -9,25 +9,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Final
 
-from muster.checkpoints.errors import (
-    CheckpointDamaged,
-    CheckpointMismatch,
-    CheckpointMissing,
-    checkpoint_errors,
-)
-from muster.checkpoints.local import LocalFileSystem
-from muster.checkpoints.manifest import (
-    LATEST,
-    SCHEDULE,
-    VIRTUAL_SHARDS,
-    CheckpointName,
-    Manifest,
-)
+from muster.checkpoints.errors import CheckpointDamaged, CheckpointMismatch, CheckpointMissing
+from muster.checkpoints.manifest import SCHEDULE, VIRTUAL_SHARDS, CheckpointName, Manifest
 from muster.checkpoints.reader import Checkpoint, CheckpointReader
-from muster.contracts.paths import rank_of_checkpoints
+from muster.checkpoints.store import CheckpointStore, manifest_of, open_store
+from muster.contracts.location import Location
+from muster.contracts.paths import rank_of_checkpoints, rank_place
 from muster.contracts.spec import Mode
 
 ALL_RANKS: Final = "all ranks"
@@ -35,7 +24,7 @@ ALL_RANKS: Final = "all ranks"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointDir:
-    """The directory where one rank, or all ranks together, save checkpoints."""
+    """The place where one rank, or all ranks together, save checkpoints."""
 
     label: str  # ``all ranks`` or ``rank 3``
     reader: CheckpointReader
@@ -47,6 +36,10 @@ class CheckpointDir:
         return self.reader.rank
 
     @property
+    def location(self) -> Location:
+        return self.reader.store.location
+
+    @property
     def owner_uid(self) -> str | None:
         """The uid of the job whose checkpoints count."""
         return self.job_uid or self.reader.last_uid()
@@ -56,20 +49,18 @@ class CheckpointDir:
         uid = self.owner_uid
         checkpoint = self.reader.newest(lambda manifest: manifest.job_uid == uid)
         if checkpoint is None:
-            raise CheckpointMissing(f"{self.reader.directory} holds no checkpoint of this job yet")
+            raise CheckpointMissing(f"{self.location} holds no checkpoint of this job yet")
         return checkpoint
 
     def of_step(self, step: int) -> Checkpoint:
         """Return the most trusted checkpoint of a step, verified; raises `CheckpointError`."""
-        names = self.reader.by_trust()
+        names = [*self.reader.store.by_trust()]
         for name in names:
             if name.step == step:
                 return self.reader.load(name)
         steps = ", ".join(str(step) for step in sorted({name.step for name in names}))
         there = f"it has steps {steps}" if steps else "it is empty"
-        raise CheckpointMissing(
-            f"{self.reader.directory} holds no checkpoint of step {step}: {there}"
-        )
+        raise CheckpointMissing(f"{self.location} holds no checkpoint of step {step}: {there}")
 
 
 class Condition(StrEnum):
@@ -92,42 +83,37 @@ class ListedCheckpoint:
     damage: str = ""  # a sentence that names the file
 
 
-def checkpoint_dirs(directory: Path, job_uid: str | None = None) -> list[CheckpointDir]:
-    """Return the directories of a job's checkpoints by rank; raises `CheckpointMissing` if none.
+def checkpoint_dirs(location: Location, job_uid: str | None = None) -> list[CheckpointDir]:
+    """Return the places of a job's checkpoints by rank; raises `CheckpointMissing` if none.
 
-    `directory` may also be that of one rank. Without `job_uid` the job that saved last counts.
+    `location` may also be that of one rank. Without `job_uid` the job that saved last counts.
     """
-    own_rank = rank_of_checkpoints(directory.name)
-    numbered = ((rank_of_checkpoints(path.name), path) for path in directory.glob("worker_*"))
-    ranks = sorted((rank, path) for rank, path in numbered if rank is not None)
-    places = [(f"rank {rank}", rank, path) for rank, path in ranks]
-    if _has_checkpoints(directory):
+    store = open_store(location)
+    own_rank = rank_of_checkpoints(location.name)
+    places = [(f"rank {rank}", rank, _of_rank(store, rank)) for rank in store.ranks()]
+    if _has_checkpoints(store):
         label = ALL_RANKS if own_rank is None else f"rank {own_rank}"
-        places.append((label, own_rank or 0, directory))
+        places.append((label, own_rank or 0, store))
     found = [
-        CheckpointDir(
-            label=label,
-            reader=_reader(path, rank),
-            job_uid=job_uid,
-        )
-        for label, rank, path in places
+        CheckpointDir(label=label, reader=_reader(place, rank), job_uid=job_uid)
+        for label, rank, place in places
     ]
     if not found:
         raise CheckpointMissing(
-            f"{directory} holds no checkpoints: name a directory such as ./checkpoints/my-job"
+            f"{location} holds no checkpoints: name a directory such as ./checkpoints/my-job"
         )
     return found
 
 
 def examine(directory: CheckpointDir) -> Iterator[ListedCheckpoint]:
-    """Yield every checkpoint of a directory, most trusted first, after verifying its bytes."""
+    """Yield every checkpoint of a place, most trusted first, after verifying its bytes."""
     reader, own = directory.reader, directory.owner_uid
     has_current = False
-    for name in reader.by_trust():
+    for name in reader.store.by_trust():
         try:
             manifest = reader.load(name).manifest
         except CheckpointDamaged as damage:
-            if name in reader.names():
+            if name in reader.store.names():
                 yield ListedCheckpoint(
                     name=name, condition=Condition.DAMAGED, manifest=None, damage=str(damage)
                 )
@@ -139,33 +125,32 @@ def examine(directory: CheckpointDir) -> Iterator[ListedCheckpoint]:
         yield ListedCheckpoint(name=name, condition=condition, manifest=manifest)
 
 
-def refuse_other_mode(directory: Path, mode: Mode) -> None:
-    """Raise `CheckpointMismatch` if a job's directory has checkpoints only of the other mode.
+def refuse_other_mode(location: Location, mode: Mode) -> None:
+    """Raise `CheckpointMismatch` if a job's place has checkpoints only of the other mode.
 
     A job that looked in the wrong place would start from the beginning. A missing directory has no
-    checkpoints. Raises another `CheckpointError` if the directory cannot be read.
+    checkpoints. Raises another `CheckpointError` if the place cannot be read.
     """
-    with checkpoint_errors("looking into", str(directory)):
-        found = set(_modes(directory))
+    found = set(_modes(location))
     if not found or mode in found:
         return
     (other,) = found
     raise CheckpointMismatch(
-        f"the checkpoints in {directory} are of mode {other}, and a job of mode {mode} cannot "
+        f"the checkpoints in {location} are of mode {other}, and a job of mode {mode} cannot "
         f"resume from them: use mode {other}, or start a job with another id and no resume_from"
     )
 
 
-def values_of_newest(directory: Path) -> Mapping[str, Any]:
+def values_of_newest(location: Location) -> Mapping[str, Any]:
     """Return the values of the newest checkpoint of the job that saved last, or nothing.
 
-    Only the manifest is verified. Raises a `CheckpointError` if the directory cannot be read.
+    Only the manifest is verified. Raises a `CheckpointError` if the place cannot be read.
     """
-    reader = _reader(directory, 0)
+    reader = _reader(open_store(location), 0)
     uid = reader.last_uid()
-    for name in reader.by_trust():
+    for name in reader.store.by_trust():
         with suppress(CheckpointDamaged):
-            manifest = reader.manifest(name)
+            manifest = manifest_of(reader.store, name)
             if manifest.job_uid == uid:
                 return manifest.values
     return {}
@@ -187,45 +172,26 @@ def refuse_other_schedule(values: Mapping[str, Any], wanted: Mapping[str, int], 
         )
 
 
-def holds_checkpoints(directory: Path) -> bool:
-    """Return whether a job's directory has any checkpoints, intact or not. Raises OSError."""
-    return any(_modes(directory))
+def holds_checkpoints(location: Location) -> bool:
+    """Return whether a job's place has any checkpoints, intact or not; raises as the store."""
+    return any(_modes(location))
 
 
-def _reader(directory: Path, rank: int) -> CheckpointReader:
-    return CheckpointReader(
-        files=LocalFileSystem(),
-        directory=directory,
-        rank=rank,
-        world_size=None,
-        warn=lambda _sentence: None,
-    )
+def _reader(store: CheckpointStore, rank: int) -> CheckpointReader:
+    return CheckpointReader(store=store, rank=rank, world_size=None, warn=lambda _sentence: None)
 
 
-def _modes(directory: Path) -> Iterator[Mode]:
-    for name in _names_in(directory):
-        if _is_checkpoint(name):
-            yield "synchronous"
-        elif rank_of_checkpoints(name) is not None and any(
-            map(_is_checkpoint, _names_in(directory / name))
-        ):
-            yield "independent"
+def _of_rank(store: CheckpointStore, rank: int) -> CheckpointStore:
+    return open_store(rank_place(store.location, rank))
 
 
-def _has_checkpoints(directory: Path) -> bool:
-    try:
-        return any(map(_is_checkpoint, _names_in(directory)))
-    except OSError:
-        return False
+def _modes(location: Location) -> Iterator[Mode]:
+    store = open_store(location)
+    if _has_checkpoints(store):
+        yield "synchronous"
+    if any(_has_checkpoints(_of_rank(store, rank)) for rank in store.ranks()):
+        yield "independent"
 
 
-def _is_checkpoint(name: str) -> bool:
-    return name == LATEST or CheckpointName.parse(name) is not None
-
-
-def _names_in(directory: Path) -> list[str]:
-    """Return the names in a directory; none if it is missing or not a directory."""
-    try:
-        return [entry.name for entry in directory.iterdir()]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+def _has_checkpoints(store: CheckpointStore) -> bool:
+    return store.latest() is not None or bool(store.names())

@@ -1,67 +1,40 @@
 """The API as Python: ``from muster import Client``.
 
-Lazy like `muster` itself: importing an error does not import an HTTP library.
+`Client` and `Job` load lazily: importing an error does not import an HTTP library.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from muster.client.errors import Ambiguous as Ambiguous
+from muster.client.errors import Busy as Busy
+from muster.client.errors import ClientError as ClientError
+from muster.client.errors import Conflict as Conflict
+from muster.client.errors import HungUp as HungUp
+from muster.client.errors import Invalid as Invalid
+from muster.client.errors import NoCertificates as NoCertificates
+from muster.client.errors import NotAllowed as NotAllowed
+from muster.client.errors import NotFound as NotFound
+from muster.client.errors import NotMuster as NotMuster
+from muster.client.errors import Refused as Refused
+from muster.client.errors import Replaced as Replaced
+from muster.client.errors import Unconfirmed as Unconfirmed
+from muster.client.errors import Unreachable as Unreachable
+from muster.client.errors import Unsendable as Unsendable
+from muster.client.errors import Untrusted as Untrusted
+from muster.client.errors import WaitTimedOut as WaitTimedOut
+from muster.client.errors import WrongPath as WrongPath
+
 if TYPE_CHECKING:
     from muster.client.client import Client as Client
-    from muster.client.errors import Ambiguous as Ambiguous
-    from muster.client.errors import Busy as Busy
-    from muster.client.errors import ClientError as ClientError
-    from muster.client.errors import Conflict as Conflict
-    from muster.client.errors import HungUp as HungUp
-    from muster.client.errors import Invalid as Invalid
-    from muster.client.errors import NoCertificates as NoCertificates
-    from muster.client.errors import NotAllowed as NotAllowed
-    from muster.client.errors import NotFound as NotFound
-    from muster.client.errors import NotMuster as NotMuster
-    from muster.client.errors import Refused as Refused
-    from muster.client.errors import Replaced as Replaced
-    from muster.client.errors import Unconfirmed as Unconfirmed
-    from muster.client.errors import Unreachable as Unreachable
-    from muster.client.errors import Unsendable as Unsendable
-    from muster.client.errors import Untrusted as Untrusted
-    from muster.client.errors import WaitTimedOut as WaitTimedOut
-    from muster.client.errors import WrongPath as WrongPath
     from muster.client.job import Job as Job
-
-__all__ = [
-    "Ambiguous",
-    "Busy",
-    "Client",
-    "ClientError",
-    "Conflict",
-    "HungUp",
-    "Invalid",
-    "Job",
-    "NoCertificates",
-    "NotAllowed",
-    "NotFound",
-    "NotMuster",
-    "Refused",
-    "Replaced",
-    "Unconfirmed",
-    "Unreachable",
-    "Unsendable",
-    "Untrusted",
-    "WaitTimedOut",
-    "WrongPath",
-]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  a module attribute can be anything
-    if name not in __all__:
+    if name not in {"Client", "Job"}:
         raise AttributeError(f"module 'muster.client' has no attribute {name!r}")
-    home = name.lower() if name in {"Client", "Job"} else "errors"
-    return getattr(import_module(f"muster.client.{home}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+    return getattr(import_module(f"muster.client.{name.lower()}"), name)
 
 
 def job_path(job_id: str, *rest: str) -> str:

@@ -14,12 +14,19 @@ from typing import Any, Final, Self
 
 import httpx
 
-from muster.client.errors import Ambiguous, NotFound, Problem
-from muster.client.http import TIMEOUT_SECONDS, ApiResponse, Connection, Query, tls_context
+from muster.client.errors import Ambiguous, NotFound
+from muster.client.http import (
+    RETRY_SECONDS,
+    TIMEOUT_SECONDS,
+    ApiResponse,
+    Connection,
+    Query,
+    tls_context,
+)
 from muster.client.job import ENDING_SECONDS, Job
 from muster.contracts.settings import CA_FILE, TOKEN, api_url
 from muster.contracts.spec import JOB_ID_PATTERN, RESERVED_IDS
-from muster.contracts.views import Health, JobList, JobPlan, JobView, Purged, Version
+from muster.contracts.views import Health, JobList, JobPlan, JobView, ProblemView, Purged, Version
 
 LATEST: Final = "@latest"  # stands for the job that was submitted last
 
@@ -30,9 +37,8 @@ AMBIGUOUS_IDS_SHOWN: Final = 5
 class Client:
     """One API. Close it, or use it in a ``with`` statement.
 
-    Questions and submissions are repeated for `retry_seconds` while the API does not answer. The
-    default is 10, or 2 if the connection is refused and this client has never reached the API.
-    Other requests are sent at most once. Every method raises a `ClientError`.
+    Questions and submissions are repeated for `retry_seconds` while the API does not answer. Other
+    requests are sent at most once. Every method raises a `ClientError`.
     """
 
     def __init__(  # noqa: PLR0913  three are for tests only
@@ -41,7 +47,7 @@ class Client:
         token: str | None = None,
         *,
         timeout_seconds: float = TIMEOUT_SECONDS,
-        retry_seconds: float | None = None,
+        retry_seconds: float = RETRY_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         transport: httpx.BaseTransport | None = None,
@@ -225,7 +231,7 @@ def _only(word: str, found: Sequence[JobView]) -> JobView | None:
 
 def _not_found(detail: str) -> NotFound:
     return NotFound(
-        Problem(
+        ProblemView(
             status=HTTPStatus.NOT_FOUND,
             type="/problems/job-not-found",
             title="Job not found",

@@ -25,32 +25,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-import msgspec
-
 from muster.contracts.errors import MusterError
 from muster.contracts.settings import LOOPBACK_NAMES
 from muster.contracts.token import WAY_TO_ADMIN
-
-
-class FieldError(msgspec.Struct, frozen=True):
-    """One invalid field of a request."""
-
-    loc: tuple[str | int, ...]  # its place: ``("body", "world_size")`` or ``("query", "limit")``
-    msg: str
-    type: str
-    hint: str | None = None  # what was probably meant
-
-
-class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """A problem document (RFC 9457)."""
-
-    status: int
-    detail: str
-    type: str = "about:blank"
-    title: str = ""
-    instance: str = ""
-    request_id: str = ""
-    errors: tuple[FieldError, ...] = ()
+from muster.contracts.views import ProblemView
 
 
 class ClientError(MusterError):
@@ -133,7 +111,7 @@ class WrongPath(NotMuster):
 class Refused(ClientError):
     """The API answered with a problem; raised itself for a status without a class of its own."""
 
-    def __init__(self, problem: Problem, retry_after_seconds: float | None = None) -> None:
+    def __init__(self, problem: ProblemView, retry_after_seconds: float | None = None) -> None:
         super().__init__(advice_for(problem.type, problem.instance) or problem.detail)
         self.status = problem.status
         self.type = problem.type  # for machines: ``/problems/job-not-found``
@@ -182,7 +160,7 @@ _BY_STATUS: Final[Mapping[int, type[Refused]]] = {
 }
 
 
-def refusal(problem: Problem, retry_after_seconds: float | None = None) -> Refused:
+def refusal(problem: ProblemView, retry_after_seconds: float | None = None) -> Refused:
     """Return the error for a problem document."""
     return _BY_STATUS.get(problem.status, Refused)(problem, retry_after_seconds)
 

@@ -27,7 +27,6 @@ from muster.client.errors import (
     HungUp,
     NoCertificates,
     NotMuster,
-    Problem,
     Unconfirmed,
     Unreachable,
     Unsendable,
@@ -36,15 +35,11 @@ from muster.client.errors import (
     refusal,
 )
 from muster.contracts.settings import CA_FILE
+from muster.contracts.views import ProblemView
 
 TIMEOUT_SECONDS: Final = 30.0
 
 RETRY_SECONDS: Final = 10.0  # `muster up` restarts an API that was killed within two seconds
-
-NEVER_SEEN_RETRY_SECONDS: Final = 2.0
-"""Instead of `RETRY_SECONDS` while the connection is refused and this client has never reached the
-server: the service was probably not started. A server that closes connections or is silent exists.
-"""
 
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 1.0
@@ -101,20 +96,16 @@ class Connection:
         token: str | None,
         *,
         timeout_seconds: float = TIMEOUT_SECONDS,
-        retry_seconds: float | None = None,
+        retry_seconds: float = RETRY_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """`retry_seconds` is how long a request is repeated.
-
-        None: `RETRY_SECONDS`, or `NEVER_SEEN_RETRY_SECONDS` where that applies.
-        """
+        """`retry_seconds` is how long a request is repeated."""
         self.url = url
         self.monotonic = monotonic
         self.sleep = sleep
         self._retry_seconds = retry_seconds
-        self._has_connected = False
         self._was_served = False
         try:
             self._http = httpx.Client(
@@ -173,7 +164,7 @@ class Connection:
                 if lost_at is None:
                     # A server that closes the connection during a long answer was there until now.
                     lost_at = now if isinstance(error, HungUp | Busy) else asked_at
-                until = min(lost_at + self._patience_seconds(error), deadline)
+                until = min(lost_at + self._retry_seconds, deadline)
                 if not is_repeatable or now + wait_seconds > until:
                     if key is not None and may_be_done:
                         raise Unconfirmed(error) from None
@@ -198,7 +189,6 @@ class Connection:
             with self._http.stream(
                 "GET", path, params=query, headers=headers, timeout=timeout
             ) as response:
-                self._has_connected = True
                 if not response.is_success:
                     response.read()
                     raise self._refused(response)
@@ -229,7 +219,6 @@ class Connection:
             response = self._http.send(request)
         except httpx.RequestError as error:
             raise self._unanswered(error) from error
-        self._has_connected = True
         if not response.is_success:
             raise self._refused(response)
         self._was_served = True
@@ -244,15 +233,7 @@ class Connection:
             total=int(total) if total.isdecimal() else None,
         )
 
-    def _patience_seconds(self, error: Unreachable | Busy) -> float:
-        if self._retry_seconds is not None:
-            return self._retry_seconds
-        is_refused = _cause(error, ConnectionRefusedError) is not None
-        is_unknown = is_refused and not self._has_connected
-        return NEVER_SEEN_RETRY_SECONDS if is_unknown else RETRY_SECONDS
-
     def _unanswered(self, error: httpx.RequestError) -> ClientError:
-        self._has_connected = self._has_connected or _was_connected(error)
         if isinstance(error, httpx.ReadError | httpx.RemoteProtocolError | httpx.DecodingError):
             return HungUp(self.url)
         if (cause := _cause(error, ssl.SSLError)) is not None:
@@ -262,12 +243,12 @@ class Connection:
 
     def _refused(self, response: httpx.Response) -> ClientError:
         try:
-            problem = msgspec.json.decode(response.content, type=Problem)
+            problem = msgspec.json.decode(response.content, type=ProblemView)
         except _UNREADABLE:
             if response.status_code not in _TRANSIENT:
                 return NotMuster(self.url, response.status_code)
             detail = f"{self.url} is overloaded or down (HTTP {response.status_code})"
-            problem = Problem(status=response.status_code, detail=detail)
+            problem = ProblemView(status=response.status_code, detail=detail)
         # After any success a missing route only means another release of the server.
         if not self._was_served and problem.type == _NO_ROUTE and urlsplit(self.url).path:
             return WrongPath(self.url)
@@ -324,15 +305,11 @@ def _reason(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def _was_connected(error: BaseException | None) -> bool:
-    return not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-
-
 def _may_be_done(error: Unreachable | Busy) -> bool:
     """Return whether the request may have been carried out before its answer was lost."""
     if isinstance(error, Busy):
         return error.status in _MAYBE_DONE and error.type not in NOT_DONE
-    return _was_connected(error.__cause__)
+    return not isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
 
 
 def _cause(error: BaseException, kind: type[Raised]) -> Raised | None:

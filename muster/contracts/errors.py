@@ -6,8 +6,10 @@ MusterError
 ├── InvalidEnvironment     an environment variable with an unusable value
 ├── JobDiffers             an unfinished job was resumed with another description
 ├── WireError              a peer sent an invalid frame or message
+├── InvalidLocation        muster/contracts/location.py
 ├── SecretUnavailable      muster/contracts/secrets.py
 ├── PoolError              muster/contracts/pool.py
+├── ObjectStoreError …     muster/objects/errors.py
 ├── CheckpointError …      muster/checkpoints/errors.py
 ├── CollectiveError …      muster/collectives/errors.py
 └── DatasetError …         muster/datasets/errors.py

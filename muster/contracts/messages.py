@@ -120,9 +120,16 @@ class EpochDone(_Message, frozen=True, tag="epoch_done"):
 
     epoch: Count
     samples: Count
-    hash_sum: int
+    hash_sum: int  # sums of the samples' hashes are modulo 2**64
     expected_samples: Count
     expected_hash_sum: int
+
+    @property
+    def exactly_once(self) -> bool | None:
+        """Whether every sample was read exactly once; None while samples are missing."""
+        if self.samples < self.expected_samples:
+            return None
+        return (self.samples, self.hash_sum) == (self.expected_samples, self.expected_hash_sum)
 
 
 class Saved(_Message, frozen=True, tag="saved"):
@@ -192,7 +199,7 @@ class AgentHello(_Message, frozen=True, tag="agent_hello"):
 
 
 class RankSpawned(_Message, frozen=True, tag="rank_spawned"):
-    """A process was started; (pid, start_ticks, boot_id) identifies it for ever."""
+    """A process was started; the fields of its `ProcessRecord` identify it for ever."""
 
     rank: int
     incarnation: int
@@ -200,6 +207,7 @@ class RankSpawned(_Message, frozen=True, tag="rank_spawned"):
     start_ticks: int
     boot_id: str
     node: str
+    pid_namespace: int = 0
 
 
 class RankSaid(_Message, frozen=True, tag="rank_said"):

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
+from muster.contracts.location import Location
+
 TIME_MARK: Final = struct.Struct("<QQ")
 """One entry of a ``.times`` file: a size of the log in bytes, and when it had that size in
 microseconds since 1970 (UTC). Every byte below the size was written by then."""
@@ -169,14 +171,19 @@ class DataDir:
         return JobFiles(self.jobs / job_id)
 
 
-def checkpoints_of_job(checkpoint_dir: Path, job_id: str) -> Path:
-    """Return the directory of all checkpoints of a job."""
+def checkpoints_of_job(checkpoint_dir: Location, job_id: str) -> Location:
+    """Return the place of all checkpoints of a job."""
     return checkpoint_dir / job_id
 
 
-def checkpoints_of_rank(checkpoint_dir: Path, job_id: str, rank: int) -> Path:
-    """Return the directory of one rank's own checkpoints (independent mode)."""
-    return checkpoints_of_job(checkpoint_dir, job_id) / f"worker_{rank}"
+def checkpoints_of_rank(checkpoint_dir: Location, job_id: str, rank: int) -> Location:
+    """Return the place of one rank's own checkpoints (independent mode)."""
+    return rank_place(checkpoints_of_job(checkpoint_dir, job_id), rank)
+
+
+def rank_place(checkpoints: Location, rank: int) -> Location:
+    """Return the place of one rank's own checkpoints below those of its job."""
+    return checkpoints / f"worker_{rank}"
 
 
 def rank_of_checkpoints(name: str) -> int | None:

@@ -167,11 +167,13 @@ class EventView(View, frozen=True, kw_only=True):
     """One event of a job."""
 
     at: Moment
-    kind: str
+    kind: Annotated[str, _doc("A past participle, such as submitted or rank_exited.")]
     message: str
-    rank: int | None
-    incarnation: int | None
-    actor: Annotated[str | None, _doc("Who asked for it; null if the system did it.")] = None
+    rank: int | None = None
+    incarnation: int | None = None
+    actor: Annotated[
+        str | None, _doc("Who asked for it, such as token:ci; null if the system did it.")
+    ] = None
     event_id: Annotated[
         int | None, _doc("Its position: ask for later ones with the parameter `after`.")
     ] = None
@@ -189,20 +191,20 @@ class IncarnationView(View, frozen=True, kw_only=True):
     incarnation: int
     pid: Annotated[int | None, _doc("Kept after the exit; null before it is known.")]
     started_at: Moment
-    ended_at: Moment | None
-    exit_code: int | None
-    exit_signal: int | None
+    ended_at: Moment | None = None
+    exit_code: int | None = None
+    exit_signal: int | None = None
     retry_class: Annotated[
         str | None,
         _doc(
             "finished, stopped, crash, hang, out_of_memory, preemption, infrastructure, "
             "invalid_program or do_not_retry"
         ),
-    ]
-    reason: Annotated[str | None, _doc("Why, for machines. New words may come.")]
-    message: Annotated[str | None, _doc("Why, in words, with the last line of its log.")]
-    step_at_start: Annotated[int | None, _doc("null while it is unknown")]
-    step_at_end: int | None
+    ] = None
+    reason: Annotated[str | None, _doc("Why, for machines. New words may come.")] = None
+    message: Annotated[str | None, _doc("Why, in words, with the last line of its log.")] = None
+    step_at_start: Annotated[int | None, _doc("null while it is unknown")] = None
+    step_at_end: int | None = None
 
 
 class IncarnationList(View, frozen=True, kw_only=True):
@@ -340,20 +342,22 @@ class Version(View, frozen=True, kw_only=True):
     checkpoint_dir: Annotated[str, _doc("Default directory of checkpoints, likewise.")] = ""
 
 
-class FieldErrorView(View, frozen=True, kw_only=True):
-    loc: list[str | int]
+class FieldError(View, frozen=True, kw_only=True):
+    """One invalid field of a request."""
+
+    loc: Annotated[tuple[str | int, ...], _doc('Its place, such as `["body", "world_size"]`.')]
     msg: str
     type: str
-    hint: str | None
+    hint: Annotated[str | None, _doc("What was probably meant.")] = None
 
 
-class ProblemView(View, frozen=True, kw_only=True):
+class ProblemView(View, frozen=True, kw_only=True, omit_defaults=True):
     """Why a request failed (RFC 9457)."""
 
-    type: str
-    title: str
+    type: str = "about:blank"
+    title: str = ""
     status: int
     detail: str
-    instance: str
-    request_id: str
-    errors: list[FieldErrorView] = []
+    instance: str = ""
+    request_id: str = ""
+    errors: tuple[FieldError, ...] = ()

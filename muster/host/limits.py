@@ -8,25 +8,7 @@ alone; those of a program are as open as the user's umask allows.
 import os
 import resource
 from contextlib import suppress
-from typing import Final, NamedTuple, Self
-
-from muster.contracts.errors import MusterError
-
-PER_RANK: Final = 3
-"""Log, log index, channel."""
-
-PER_AGENT: Final = 24
-"""Everything else an agent, or a coordinator with a database, has open."""
-
-
-class TooFewOpenFiles(MusterError):
-    """The hard limit on open files is too low for this many ranks."""
-
-    def __init__(self, ranks: int, needed: int, limit: int) -> None:
-        super().__init__(
-            f"a world size of {ranks} needs {needed} open files, but the limit is {limit}: use "
-            f"fewer ranks, or raise it with `ulimit -n {needed}` in a new shell"
-        )
+from typing import NamedTuple, Self
 
 
 class ShellLimits(NamedTuple):
@@ -43,12 +25,6 @@ class ShellLimits(NamedTuple):
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (before.hard, before.hard))
         return before
-
-    def refuse_too_many(self, ranks: int) -> None:
-        """Raise `TooFewOpenFiles` if an agent could not hold this many ranks."""
-        needed = PER_AGENT + PER_RANK * ranks
-        if self.hard != resource.RLIM_INFINITY and self.hard < needed:
-            raise TooFewOpenFiles(ranks, needed, self.hard)
 
     def apply_to(self, pid: int) -> None:
         """Set the limit on open files of a process that has just started."""

@@ -192,7 +192,7 @@ class BlockComputer:
                 rows = total = np.hstack((np.array(numbers, np.float32), loaded.sample_counts))
                 while len(total) > 1:  # a whole level of the tree at once
                     total = total[0::2] + total[1::2]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError):
             self._find_bad_leaf(block, state, step, loaded)
             raise
         out[end:] = total[0]

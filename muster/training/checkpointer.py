@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from muster.checkpoints.errors import CheckpointMismatch
 from muster.checkpoints.listing import refuse_other_schedule
-from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manager import CheckpointManager
 from muster.checkpoints.manifest import SCHEDULE, VIRTUAL_SHARDS, Owner
 from muster.checkpoints.reader import Checkpoint, CheckpointReader
+from muster.checkpoints.store import CheckpointStore, open_store
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import EpochDone
 from muster.contracts.paths import checkpoints_of_job
@@ -92,8 +92,7 @@ class Checkpointer:
             self.close()
             self._generation = generation
             self._manager = CheckpointManager(
-                files=LocalFileSystem(),
-                directory=checkpoints_of_job(self._settings.checkpoint_dir, self._settings.job_id),
+                store=self._store_of(self._settings.job_id),
                 owner=self._owner(generation, world_size),
                 keep_last=self._settings.keep_last,
                 clock=lambda: datetime.now(UTC),
@@ -112,12 +111,12 @@ class Checkpointer:
 
     def _reader(self, job_id: str) -> CheckpointReader:
         return CheckpointReader(
-            files=LocalFileSystem(),
-            directory=checkpoints_of_job(self._settings.checkpoint_dir, job_id),
-            rank=0,
-            world_size=None,
-            warn=self._warn,
+            store=self._store_of(job_id), rank=0, world_size=None, warn=self._warn
         )
+
+    def _store_of(self, job_id: str) -> CheckpointStore:
+        location = checkpoints_of_job(self._settings.checkpoint_dir, job_id)
+        return open_store(location, self._warn)
 
 
 def rows_of(epochs: Sequence[EpochDone]) -> NDArray[np.uint64]:

@@ -115,7 +115,7 @@ class GradientSchema:
         try:
             with np.errstate(over="ignore"):  # `_refuse` reports it
                 target[self.gradient_elements :] = numbers
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:  # torch raises the last
             raise InvalidProgram(f"the loss or a metric {leaf} is not a number: {error}") from error
         if not np.isfinite(target).all():
             self._refuse(target, leaf)
@@ -284,7 +284,8 @@ def _listed(names: Iterable[str]) -> str:
 def _described(value: object) -> str:
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype} {_dimensions(value.shape)}"
-    return f"a {type(value).__name__}"
+    hint = " (call .numpy() on it)" if hasattr(value, "numpy") else ""  # a tensor
+    return f"a {type(value).__name__}{hint}"
 
 
 def _dimensions(shape: tuple[int, ...]) -> str:

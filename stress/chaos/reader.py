@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from muster.checkpoints.errors import CheckpointError
-from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manifest import LATEST, CheckpointName
 from muster.checkpoints.reader import CheckpointReader
+from muster.checkpoints.store import open_store
 
 PAUSE_SECONDS = 0.003
 NICE = 5
@@ -69,8 +69,7 @@ class Reader:
 
     def _read(self, directory: Path, rank: int) -> None:
         reader = CheckpointReader(
-            files=LocalFileSystem(),
-            directory=directory,
+            store=open_store(directory),
             rank=rank,
             world_size=None,
             warn=lambda sentence: self._note(directory, sentence),

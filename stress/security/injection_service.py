@@ -20,6 +20,7 @@ from muster.runtime.secrets import SecretStore
 from stress.security.injection_fields import EARLIER, JOB, ORDINARY, STANDING
 from tests.support.api_service import DEADLINE_SECONDS, Agent, Service, StandIn
 from tests.support.database_samples import member
+from tests.support.installation import write_small_dataset
 
 CONTENT = "content that must not be shown or changed"
 
@@ -83,6 +84,7 @@ class AttackedService:
         lent = {"MUSTER_SECRET_ENV": ORDINARY, ORDINARY: "lent"}
         self.service = Service(installation, MUSTER_REQUESTS_PER_SECOND="1000000", **lent)
         SecretStore(self.service.files.secrets).put(ORDINARY, "kept")
+        write_small_dataset(installation / "shards")
         (installation / f"{ORDINARY}.py").write_text("class Name: ...")
         (installation / "checkpoints" / EARLIER / "worker_0" / LATEST).mkdir(parents=True)
         for name in PLANTED:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from muster.checkpoints.local import FileSystem
+from muster.checkpoints.local_store import LocalStore
 from muster.checkpoints.manager import CheckpointManager
 from muster.checkpoints.manifest import CheckpointName, Fence, Owner
 from muster.contracts.shards import Position
@@ -31,13 +32,13 @@ class Rank:
     owner: Owner = field(default_factory=owner)
     keep_last: int = 2
     directory: Path = DIRECTORY
-    kind: type[CheckpointManager] = CheckpointManager
+    kind: type[LocalStore] = LocalStore
     warnings: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.manager = self.kind(
-            files=self.files,
-            directory=self.directory,
+        self.store = self.kind(self.directory, self.warnings.append, self.files)
+        self.manager = CheckpointManager(
+            store=self.store,
             owner=self.owner,
             keep_last=self.keep_last,
             clock=lambda: NOON,

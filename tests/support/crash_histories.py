@@ -8,7 +8,7 @@ from functools import cache
 
 from muster.checkpoints.comparison import identity, identity_of
 from muster.checkpoints.errors import CheckpointDamaged
-from muster.checkpoints.manager import CheckpointManager
+from muster.checkpoints.local_store import LocalStore
 from muster.checkpoints.manifest import LATEST, CheckpointName, parse_latest
 from muster.checkpoints.reader import Checkpoint
 from tests.support.checkpoint_ranks import DIRECTORY, Rank, owner, position, state
@@ -49,7 +49,7 @@ class History:
 
     files: MemoryFileSystem = field(default_factory=MemoryFileSystem)
     keep_last: int = 2
-    kind: type[CheckpointManager] = CheckpointManager
+    kind: type[LocalStore] = LocalStore
     acknowledged: dict[int, CheckpointName] = field(default_factory=dict)
 
     def play(self, *sessions: Session) -> "History":

@@ -17,7 +17,6 @@ from database.leases import Leases
 from database.records import (
     Attempt,
     CheckpointRecord,
-    EpochRecord,
     Job,
     JobChange,
     JobWrite,
@@ -28,6 +27,7 @@ from database.records import (
 )
 from database.tables import METADATA
 from muster.contracts.job import JobId, JobStatus, JobUid
+from muster.contracts.messages import EpochDone
 from muster.contracts.rank import NO_PROGRESS, RankProgress
 from muster.contracts.spec import JobSpec
 
@@ -133,9 +133,9 @@ def commit(step: int, **new: object) -> CheckpointRecord:
     )
 
 
-def epoch(number: int, **new: object) -> EpochRecord:
+def epoch(number: int, **new: object) -> EpochDone:
     """Return an epoch that was read exactly once, unless `new` says otherwise."""
-    return EpochRecord(
+    return EpochDone(
         **{
             "epoch": number,
             "samples": 100,

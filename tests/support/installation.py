@@ -21,8 +21,8 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from muster.checkpoints.comparison import identity_of
-from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.reader import Checkpoint, CheckpointReader
+from muster.checkpoints.store import open_store
 from muster.contracts.job import TERMINAL
 from muster.contracts.paths import DataDir, checkpoints_of_rank
 from muster.contracts.rank import ProcessRecord
@@ -404,11 +404,7 @@ def newest_checkpoint(directory: Path, rank: int, world_size: int | None) -> Che
     """Return what a successor would go on from; it must be the very newest there is."""
     warnings: list[str] = []
     reader = CheckpointReader(
-        files=LocalFileSystem(),
-        directory=directory,
-        rank=rank,
-        world_size=world_size,
-        warn=warnings.append,
+        store=open_store(directory), rank=rank, world_size=world_size, warn=warnings.append
     )
     found = reader.newest()
     assert found is not None, f"{directory} holds no checkpoint"

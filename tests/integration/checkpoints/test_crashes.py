@@ -12,9 +12,10 @@ import pytest
 from muster.checkpoints.comparison import identity_of
 from muster.checkpoints.errors import CheckpointDamaged
 from muster.checkpoints.format import decode_arrays
-from muster.checkpoints.manager import CheckpointManager
+from muster.checkpoints.local_store import LocalStore
 from muster.checkpoints.manifest import LATEST, CheckpointName, temporary_latest
 from muster.checkpoints.reader import Checkpoint
+from muster.checkpoints.store import manifest_of
 from tests.support.checkpoint_ranks import DIRECTORY, Rank, owner
 from tests.support.crash_histories import (
     Forgetful,
@@ -119,7 +120,7 @@ def test_missing_fsync_is_detected(
     assert explore(history, limit=30).violations.total() > 0
 
 
-class LatestFirst(CheckpointManager):
+class LatestFirst(LocalStore):
     """Replaces LATEST before the checkpoint exists."""
 
     def _rename(self, temporary: str, name: str) -> None:
@@ -128,7 +129,7 @@ class LatestFirst(CheckpointManager):
             super()._rename(temporary, name)
 
 
-class DeletesFirst(CheckpointManager):
+class DeletesFirst(LocalStore):
     """Deletes old checkpoints before the new one is found."""
 
     def _fill(self, *arguments):  # noqa: ANN002, ANN202  as in the parent
@@ -139,7 +140,7 @@ class DeletesFirst(CheckpointManager):
         return super()._fill(*arguments)
 
 
-class DeletesInPlace(CheckpointManager):
+class DeletesInPlace(LocalStore):
     """Deletes old checkpoints under their own names, before LATEST is durable."""
 
     def _rename(self, temporary: str, name: str) -> None:
@@ -152,7 +153,7 @@ class DeletesInPlace(CheckpointManager):
 
 
 @pytest.mark.parametrize("kind", [LatestFirst, DeletesFirst, DeletesInPlace])
-def test_wrong_order_is_detected(kind: type[CheckpointManager]) -> None:
+def test_wrong_order_is_detected(kind: type[LocalStore]) -> None:
     history = History(kind=kind, keep_last=1).play(Session(0, (1, 2, 3)))
     assert explore(history, limit=30).violations.total() > 0
 
@@ -166,11 +167,10 @@ def test_reader_without_verification_returns_torn_bytes() -> None:
 def trusting_restore(files: MemoryFileSystem, generation: int) -> Checkpoint | None:
     """Read the checkpoint that LATEST names without verifying it."""
     rank = Rank(files=files, owner=owner(generation=generation))
-    reader = rank.manager._reader  # noqa: SLF001  a broken reader made of the real one's parts
-    name = reader.latest()
+    name = rank.store.latest()
     if name is None or str(name) not in files.list_directory(str(DIRECTORY)):
         return None
-    manifest = reader.manifest(name)
+    manifest = manifest_of(rank.store, name)
     size_bytes = manifest.files["state.safetensors"].size_bytes
     content = bytearray(files.tree().get(f"{DIRECTORY}/{name}/state.safetensors", b""))
     try:

@@ -24,12 +24,15 @@ def saved(service: Service, client: httpx.Client, job: str) -> Path:
     uid = client.get(f"/jobs/{job}").json()["job_uid"]
     directory = service.root / "checkpoints" / job
     for rank, steps in ((0, (1, 2, 3)), (1, (3,))):
-        place = directory / f"worker_{rank}"
-        whose = owner(uid=uid, rank=rank)
-        vault = Rank(LocalFileSystem(), whose, keep_last=3, directory=place)
-        vault.save(*steps)
-        vault.manager.close()
+        save(directory, uid, rank, *steps)
     return directory
+
+
+def save(directory: Path, uid: str, rank: int, *steps: int) -> None:
+    place, whose = directory / f"worker_{rank}", owner(uid=uid, rank=rank)
+    vault = Rank(LocalFileSystem(), whose, keep_last=3, directory=place)
+    vault.save(*steps)
+    vault.manager.close()
 
 
 def damage(directory: Path, step: int) -> Path:
@@ -116,6 +119,16 @@ def test_diff_compares_bits(muster: Muster, job: str) -> None:
         muster("checkpoint", "diff", f"{job}:1", job, "--rank", "0", "-o", "json").stdout
     )
     assert not told["equal"]
+
+
+def test_diff_compares_each_rank_with_itself(muster: Muster, job: str, saved: Path) -> None:
+    same = muster("checkpoint", "diff", job, f"{saved}/")
+    assert (same.exit_code, "entries of 2 ranks" in same.stdout) == (0, True)
+    other = saved.parent / "other"
+    save(other, "other", 0, 3)
+    save(other, "other", 1, 4)
+    differing = muster("checkpoint", "diff", job, f"{other}/", "-o", "name")
+    assert {name.split(":")[0] for name in differing.stdout.splitlines()} == {"rank 1"}
 
 
 @pytest.mark.usefixtures("saved")

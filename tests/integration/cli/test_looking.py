@@ -113,7 +113,8 @@ def test_show_says_what_runs_and_where(
     command = ["python", "-c", "import os\nprint(os.getcwd())  # " + "x" * 99]
     asked = {"job_id": name, "command": command, "restart_scope": "gang", "world_size": 2}
     spec = client.post("/jobs", json=asked).raise_for_status().json()["spec"]
-    stand_in.run(name, worker(0, checkpoints_saved=57, last_checkpoint_step=282), worker(1))
+    ranks = worker(0, checkpoints_saved=57, last_checkpoint_step=282), worker(1, restarts=2)
+    stand_in.run(name, *ranks)
     shown = muster("show", name).stdout.splitlines()
     facts = dict(line.split("  ", 1) for line in shown[: shown.index("")])
     facts = {name: text.strip() for name, text in facts.items()}
@@ -121,7 +122,8 @@ def test_show_says_what_runs_and_where(
     assert len(facts["runs"]) == RUNS_WIDTH
     assert facts["working in"] == spec["working_dir"]
     assert facts["checkpoint in"] == spec["checkpoint_dir"]
-    assert facts["restarts"] == "0, of all ranks together"
+    assert facts["restarts"] == "2, of all ranks together"
+    assert [row.split()[-2] for row in shown[-3:]] == ["restarts", "2", "2"]
     assert facts["saved"] == "57 checkpoints, newest at step 282"
     stand_in.end(name)
 

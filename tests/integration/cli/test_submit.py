@@ -79,6 +79,7 @@ def test_gang_starts_all_ranks_again(submitted: Callable[..., Job]) -> None:
 
 def test_option_overrides_the_file(submitted: Callable[..., Job], tmp_path: Path) -> None:
     (tmp_path / "shards/here").mkdir(parents=True)
+    (tmp_path / "shards/here/shard_00000.txt").write_text("line\n")
     (tmp_path / "job.yaml").write_text(
         "name: digits\nworld_size: 4\nseed: 1\ndataset_dir: shards/here\n"
         "checkpoint_dir: ~/saved\nenv: {A: a, B: b}\n"
@@ -114,8 +115,10 @@ def watching(
         ("command:\n- python\n- 7\n", ["job.yaml"], "job.yaml:3:3: command.1: "),
         ('name: "\\e[2J"\n', ["job.yaml"], "job.yaml:1:1: name: "),
         ("epochs: 3\n", ["job.yaml", "--set", "epochs=x"], "muster: epochs: "),
-        ("", ["."], ". is not a job file"),
-        ("", ["--set", "dataset_dir=nowhere"], "nowhere is not a directory (make one with muster"),
+        ("", ["."], "muster: . is not a job file"),
+        ("", ["gone.yaml"], "muster: gone.yaml cannot be read: No such file or directory"),
+        ("a: [1\n", ["job.yaml"], "job.yaml:2:1: "),
+        ("", ["--set", "dataset_dir=nowhere"], "nowhere does not exist: make one with muster "),
         ("", ["--set", "labels=&a [*a]", "--", "true"], "this request "),
         ("", ["--set", "labels=&a {b: [*a]}", "--", "true"], "this request "),
         ("", ["--set", "labels={a: .nan}", "--", "true"], "this request "),
@@ -131,6 +134,7 @@ def test_invalid_job_is_refused_and_not_submitted(
     result = muster("submit", "-d", *words)
     assert (result.exit_code, result.stdout) == (ExitCode.USAGE, "")
     assert said in result.stderr
+    assert result.stderr.startswith(("muster: ", "job.yaml:"))
     assert stand_in.jobs.count(JobQuery()) == before
 
 

@@ -1,7 +1,6 @@
 """Creation under the requested or a free id, plans, and waiting for a status."""
 
 import asyncio
-from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from api.routes.jobs import IDS_TRIED, create, planned, wait_for_status
+from api.routes.jobs import create, planned, wait_for_status
 from api.streams import JobCache, JobState
 from api.submission import Submitter
 from database.engine import Write
@@ -29,9 +28,8 @@ UID = JobUid("uid")
 class Service:
     """The parts of a desk that a submission uses; the clock stands still."""
 
-    def __init__(self, root: Path, numbers: Iterable[int]) -> None:
+    def __init__(self, root: Path) -> None:
         environment = {"MUSTER_DATA_DIR": str(root), "CHECKPOINT_DIR": str(root / "ckpt")}
-        hexes = map(hex, numbers)
         self.stored: dict[JobId, Job] = {}
         self.app_state = SimpleNamespace(
             jobs=SimpleNamespace(creation=self._creation, find=self.stored.get),
@@ -41,7 +39,7 @@ class Service:
                 settings=ServiceSettings.read(environment, cores=2),
                 working_dir=root,
                 clock=lambda: datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
-                random_hex=lambda: next(hexes),
+                random_hex=lambda: "abcdef0123456789",
                 checkpoint_dir_of=lambda _: None,
                 search_path=None,
             ),
@@ -62,24 +60,8 @@ class Service:
         return asyncio.run(create(JobRequest(job_id=job_id), self.app_state, UID, None, "ada"))
 
 
-def test_a_generated_id_that_is_taken_is_replaced(tmp_path: Path) -> None:
-    service = Service(tmp_path, [1, 1, 1, 2])
-    assert [service.submit().job_id for _ in range(2)] == [
-        "job-20260102t030405-100000",
-        "job-20260102t030405-200000",
-    ]
-
-
-def test_generated_ids_are_tried_a_few_times(tmp_path: Path) -> None:
-    service = Service(tmp_path, [1] * (1 + IDS_TRIED))
-    service.submit()
-    with pytest.raises(JobExists):
-        service.submit()
-    assert len(service.stored) == 1
-
-
-def test_a_requested_id_is_tried_once(tmp_path: Path) -> None:
-    service = Service(tmp_path, [])
+def test_an_id_is_used_once(tmp_path: Path) -> None:
+    service = Service(tmp_path)
     service.submit("mine")
     with pytest.raises(JobExists):
         service.submit("mine")

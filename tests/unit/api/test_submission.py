@@ -14,9 +14,9 @@ from api.submission import Outcomes, SubmissionQueue, Submitter
 from database.engine import Write
 from database.errors import DatabaseError, DatabaseUnavailable, JobExists
 from database.records import Job, utc_now
-from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manager import CheckpointManager
 from muster.checkpoints.manifest import Owner
+from muster.checkpoints.store import open_store
 from muster.contracts.job import JobId
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
@@ -56,7 +56,7 @@ def refusal(submitter: Submitter, **fields: object) -> str:
 
 
 def test_a_generated_id_sorts_by_time(submitter: Submitter) -> None:
-    assert submitter.prepare(JobRequest()).job_id == "job-20260102t030405-xmxt0u"
+    assert submitter.prepare(JobRequest()).job_id == "job-20260102t030405-vpg66ajd"
 
 
 def test_relative_paths_start_at_the_servers_directory(
@@ -64,8 +64,8 @@ def test_relative_paths_start_at_the_servers_directory(
 ) -> None:
     for name in ("mine", "work"):
         (tmp_path / name).mkdir()
-    request = JobRequest(dataset_dir="mine", working_dir="work", checkpoint_dir="saved")
-    spec = submitter.prepare(request).spec
+    paths = {"dataset_dir": "mine", "working_dir": "work", "checkpoint_dir": "saved"}
+    spec = submitter.prepare(JobRequest(command=("true",), **paths)).spec
     assert spec.dataset_dir == str(tmp_path / "mine")
     assert spec.working_dir == str(tmp_path / "work")
     assert spec.checkpoint_dir == str(tmp_path / "saved")
@@ -103,11 +103,17 @@ def test_an_unreadable_default_data_set_is_refused(submitter: Submitter, tmp_pat
     assert refusal(submitter) == "dataset_dir"
 
 
+def test_a_program_without_any_data_is_refused(submitter: Submitter) -> None:
+    assert refusal(submitter, mode="synchronous", program="module:Net") == "dataset_dir"
+
+
 def test_a_program_is_looked_for_in_the_working_directory(
     submitter: Submitter, tmp_path: Path
 ) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "train.py").touch()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "shard_00000.txt").write_text("line\n")
     for program in ("train.py:Net", "package.module:Net"):
         request = JobRequest(mode="synchronous", program=program, working_dir="work")
         assert submitter.prepare(request).spec.program == program
@@ -120,7 +126,7 @@ def test_leftover_checkpoints_need_resume_from(submitter: Submitter, tmp_path: P
     submitter.prepare(JobRequest(job_id="a"))
     with pytest.raises(InvalidRequest, match="holds no checkpoints"):
         submitter.prepare(JobRequest(job_id="b", resume_from="a"))
-    (tmp_path / "ckpt" / "a" / "LATEST").touch()
+    (tmp_path / "ckpt" / "a" / "LATEST").write_text("step_0000000001.g0000\n")
     with pytest.raises(Conflict, match="resume_from"):
         submitter.prepare(JobRequest(job_id="a"))
     submitter.prepare(JobRequest(job_id="a", resume_from="a"))
@@ -131,7 +137,7 @@ def test_checkpoints_of_a_stored_job_mean_that_its_id_is_taken(
     submitter: Submitter, tmp_path: Path
 ) -> None:
     (tmp_path / "ckpt" / "before").mkdir(parents=True)
-    (tmp_path / "ckpt" / "before" / "LATEST").touch()
+    (tmp_path / "ckpt" / "before" / "LATEST").write_text("step_0000000001.g0000\n")
     with pytest.raises(JobExists):
         submitter.prepare(JobRequest(job_id="before"))
 
@@ -140,7 +146,7 @@ def test_a_job_resumes_where_the_earlier_one_saved(submitter: Submitter, tmp_pat
     (tmp_path / "earlier" / "before").mkdir(parents=True)
     with pytest.raises(InvalidRequest, match="holds no checkpoints"):
         submitter.prepare(JobRequest(resume_from="before"))
-    (tmp_path / "earlier" / "before" / "LATEST").touch()
+    (tmp_path / "earlier" / "before" / "LATEST").write_text("step_0000000001.g0000\n")
     spec = submitter.prepare(JobRequest(resume_from="before")).spec
     assert spec.checkpoint_dir == str(tmp_path / "earlier")
 
@@ -183,8 +189,7 @@ def test_resume_with_another_schedule_is_refused(
     values = {"batch_size": 64, "seed": 0}
     owner = Owner(job_id="a", job_uid="a", rank=0, world_size=1, generation=1)
     manager = CheckpointManager(
-        files=LocalFileSystem(),
-        directory=tmp_path / "ckpt" / "a",
+        store=open_store(tmp_path / "ckpt" / "a"),
         owner=owner,
         keep_last=1,
         clock=utc_now,

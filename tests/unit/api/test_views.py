@@ -23,8 +23,9 @@ from api.views import (
     throughput,
     total_steps,
 )
-from database.records import Audit, EpochRecord, RankRecord
+from database.records import Audit, RankRecord
 from muster.contracts.job import TERMINAL, JobId, JobStatus, StopRequest
+from muster.contracts.messages import EpochDone
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.retry import RetryClass
 from muster.contracts.views import AuditView, SummaryView
@@ -176,9 +177,7 @@ SHORT = epoch(1, samples=3, hash_sum=1)
 TWICE = epoch(1, samples=101)
 
 
-def audited(
-    status: JobStatus, epochs: Sequence[EpochRecord], mode: str = "synchronous"
-) -> AuditView:
+def audited(status: JobStatus, epochs: Sequence[EpochDone], mode: str = "synchronous") -> AuditView:
     verdicts = [record.exactly_once for record in epochs]
     job = replace(JOB, status=status, spec=msgspec.structs.replace(JOB.spec, mode=mode, epochs=2))
     exact, inexact = verdicts.count(True), verdicts.count(False)
@@ -202,7 +201,7 @@ def audited(
 )
 def test_exactly_once_is_decided_as_soon_as_it_is_known(
     status: JobStatus,
-    epochs: list[EpochRecord],
+    epochs: list[EpochDone],
     is_exact: bool | None,  # noqa: FBT001  a table's column
 ) -> None:
     found = audited(status, epochs)

@@ -136,7 +136,9 @@ def test_file_with_failed_fsync_is_removed() -> None:
 def test_lasting_errors_are_told_from_passing_ones(number: int) -> None:
     files = MemoryFileSystem(errors=dict.fromkeys(range(100), number))
     kind = CheckpointNotWritable if number in LASTING else CheckpointFailed
-    with pytest.raises(kind, match=r"^saving a checkpoint in /.+ failed: .+\. ") as caught:
+    with pytest.raises(
+        kind, match=r"^preparing to save checkpoints in /.+ failed: .+\. "
+    ) as caught:
         Rank(files).save(1)
     assert caught.value.__cause__.errno == number
 

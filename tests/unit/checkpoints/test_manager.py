@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from muster.checkpoints.comparison import identity, identity_of
-from muster.checkpoints.manager import RECYCLED_LIMIT_BYTES, SaveCost, expendable
-from muster.checkpoints.manifest import LATEST, CheckpointName
-from tests.support.checkpoint_ranks import NOON, Rank, position, state
+from muster.checkpoints.format import Packed
+from muster.checkpoints.local_store import RECYCLED_LIMIT_BYTES, LocalStore
+from muster.checkpoints.manager import SaveCost, expendable
+from muster.checkpoints.manifest import LATEST, CheckpointName, Manifest
+from tests.support.checkpoint_ranks import NOON, Rank, owner, position, state
 
 
 def test_saved_state_is_restored() -> None:
@@ -103,24 +105,17 @@ def test_retention_keeps_last_and_removes_temporaries(keep_last: int) -> None:
     assert rank.on_disk() == [LATEST, *kept]
 
 
-def test_saving_a_step_again_uses_a_new_revision() -> None:
-    rank = Rank(keep_last=2)
-    rank.save(4, 4, 4)
-    rank.manager.close()
-    assert rank.restored() == CheckpointName(0, 4, 2)
-    assert rank.on_disk() == [LATEST, "step_0000000004.g0000.r0001", "step_0000000004.g0000.r0002"]
-
-
 BY_HAND = """
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from tests.support.crash_simulator import MemoryFileSystem
 from muster.checkpoints.manifest import Owner
+from muster.checkpoints.local_store import LocalStore
 from muster.checkpoints.manager import CheckpointManager
 from muster.contracts.shards import Position
 manager = CheckpointManager(
-    files=MemoryFileSystem(), directory=Path("/c"), keep_last=1, warn=print,
+    store=LocalStore(Path("/c"), print, MemoryFileSystem()), keep_last=1, warn=print,
     owner=Owner(job_id="j", job_uid=None, rank=0, world_size=1, generation=None),
     clock=lambda: datetime.now(UTC),
 )
@@ -188,3 +183,18 @@ def test_costly_saves_are_reported_with_the_remedy() -> None:
 def test_cheap_saves_are_not_reported() -> None:
     cost = SaveCost()
     assert not any(cost.warning(step, step, step + 0.05) for step in range(100))
+
+
+class Replaced(LocalStore):
+    """A successor saves between a commit and the removal of old checkpoints."""
+
+    def commit(self, unsigned: Manifest, packed: Packed) -> tuple[CheckpointName, Manifest]:
+        found = super().commit(unsigned, packed)
+        Rank(self._files, owner(generation=1)).save(9)
+        return found
+
+
+def test_checkpoint_of_a_successor_is_never_retired() -> None:
+    stale = Rank(keep_last=1, kind=Replaced)
+    stale.save(1)
+    assert Rank(stale.files).restored() == CheckpointName(1, 9)

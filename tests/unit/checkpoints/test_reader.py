@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 
 from muster.checkpoints.errors import CheckpointDamaged
+from muster.checkpoints.local_store import LocalStore
 from muster.checkpoints.manifest import LATEST, MANIFEST, CheckpointName
 from muster.checkpoints.reader import CheckpointReader
 from tests.support.checkpoint_ranks import DIRECTORY, Rank, flipped, owner
@@ -127,6 +128,22 @@ def test_interrupted_saves_are_removed_other_files_stay() -> None:
     assert left == kept
 
 
+class LatestFirst(LocalStore):
+    """Yields LATEST without looking whether it exists, as an object store does."""
+
+    def by_trust(self) -> Iterator[CheckpointName]:
+        latest = self.latest()
+        yield from [latest, *(name for name in super().by_trust() if name != latest)]
+
+
+def test_latest_that_names_nothing_is_skipped() -> None:
+    rank = Rank(kind=LatestFirst)
+    rank.save(2, 3)
+    overwrite(rank.files, f"{DIRECTORY}/{LATEST}", LATEST_LINES["pointing nowhere"])
+    assert rank.restored() == CheckpointName(0, 3)
+    assert "names step_0000000099.g0000" in rank.warnings[0]
+
+
 @dataclass
 class Racing:
     """A reader's file system on which the job saves before a manifest is read."""
@@ -148,9 +165,8 @@ def racing_reader(rank: Rank, times: int, warnings: list[str]) -> CheckpointRead
     assert isinstance(rank.files, MemoryFileSystem)
     saves = (partial(rank.save, *range(first, first + 3)) for first in range(10, 10 + 3 * times, 3))
     files = Racing(rank.files, saves)
-    return CheckpointReader(
-        files=files, directory=rank.directory, rank=0, world_size=None, warn=warnings.append
-    )
+    store = LocalStore(rank.directory, files=files)
+    return CheckpointReader(store=store, rank=0, world_size=None, warn=warnings.append)
 
 
 def test_reader_retries_when_the_job_deletes_meanwhile() -> None:

@@ -12,7 +12,6 @@ from muster.client.errors import (
     ClientError,
     NoCertificates,
     NotMuster,
-    Problem,
     Refused,
     Unconfirmed,
     Unreachable,
@@ -28,11 +27,13 @@ from muster.contracts.errors import (
     MusterError,
 )
 from muster.contracts.job import TERMINAL
+from muster.contracts.location import InvalidLocation
 from muster.contracts.secrets import Reference, SecretUnavailable
+from muster.contracts.views import ProblemView
 
 
 def refused(status: int) -> Refused:
-    return refusal(Problem(status=status, detail="No."))
+    return refusal(ProblemView(status=status, detail="No."))
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,7 @@ def refused(status: int) -> Refused:
         (Ambiguous("a", ["a1", "a2"]), ExitCode.USAGE),
         (WaitTimedOut("a", "RUNNING", 1.0), ExitCode.TIMED_OUT),
         (ClientError("anything else"), ExitCode.FAILED),
+        (InvalidLocation("s3://"), ExitCode.USAGE),
         (InvalidSpec([FieldProblem("job_id", "is not an id")]), ExitCode.USAGE),
         (InvalidEnvironment("MUSTER_PORT", "x", "a number"), ExitCode.USAGE),
         (JobDiffers("a", ["command"]), ExitCode.CONFLICT),

@@ -47,6 +47,12 @@ def test_names_aliases_and_foreign_words_do_not_overlap() -> None:
     assert all(ours in COMMANDS or not ours.isalpha() for ours in OTHER_TOOLS.values())
 
 
+def test_list_is_another_name_of_ls_in_every_group() -> None:
+    commands = [app.get_command(click.Context(app), name) for name in COMMANDS]
+    for group in (one for one in commands if isinstance(one, click.Group)):
+        assert group.get_command(click.Context(group), "list") is group.commands.get("ls")
+
+
 def test_help_lists_every_command_on_one_line() -> None:
     lines = CliRunner().invoke(app, ["--help"], terminal_width=LINE).output.splitlines()
     assert all(len(line) < LINE for line in lines)

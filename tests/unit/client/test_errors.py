@@ -9,7 +9,8 @@ import pytest
 
 from muster import Client, client
 from muster.client import errors
-from muster.client.errors import ClientError, Problem, Unreachable, advice_for, refusal
+from muster.client.errors import ClientError, Unreachable, advice_for, refusal
+from muster.contracts.views import ProblemView
 
 KINDS = {
     name: kind
@@ -75,7 +76,9 @@ def test_advice_depends_on_the_address(url: str, advice: str) -> None:
     ],
 )
 def test_a_refusal_names_the_next_command(kind: str, instance: str, advice: str) -> None:
-    problem = Problem(status=409, detail="POST this.", type=f"/problems/{kind}", instance=instance)
+    problem = ProblemView(
+        status=409, detail="POST this.", type=f"/problems/{kind}", instance=instance
+    )
     error = refusal(problem)
     assert advice in str(error)
     assert error.detail == "POST this."
@@ -84,4 +87,4 @@ def test_a_refusal_names_the_next_command(kind: str, instance: str, advice: str)
 def test_other_refusals_keep_the_documents_sentence() -> None:
     assert advice_for("/problems/full", "/jobs") is None
     assert advice_for("/problems/job-not-found", "") is None
-    assert str(refusal(Problem(status=409, detail="No room."))) == "No room."
+    assert str(refusal(ProblemView(status=409, detail="No room."))) == "No room."

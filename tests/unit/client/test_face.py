@@ -7,13 +7,17 @@ import pytest
 
 import muster
 from muster import client
+from muster.client import job
+
+
+def test_every_exported_name_exists() -> None:
+    assert sorted(muster.__all__) == muster.__all__ == dir(muster)
+    assert all(getattr(muster, name).__name__ == name for name in muster.__all__)
+    assert [client.Client, client.Job] == [muster.Client, job.Job]
 
 
 @pytest.mark.parametrize("face", [muster, client], ids=["muster", "muster.client"])
-def test_every_exported_name_exists(face: object) -> None:
-    names = face.__all__  # type: ignore[attr-defined]
-    assert sorted(names) == names == dir(face)
-    assert all(getattr(face, name).__name__ == name for name in names)
+def test_a_misspelt_name_is_no_export(face: object) -> None:
     with pytest.raises(AttributeError, match="has no attribute 'Clinet'"):
         face.Clinet  # type: ignore[attr-defined]  # noqa: B018  the access is the point
 

@@ -25,23 +25,12 @@ from muster.client.errors import (
 )
 from muster.client.http import (
     LONGEST_PAUSE_SECONDS,
-    NEVER_SEEN_RETRY_SECONDS,
     NOT_DONE,
     TIMEOUT_SECONDS,
 )
 from muster.client.job import ENDING_SECONDS, Job
 from muster.contracts.errors import InvalidEnvironment
-from muster.host.ports import free_port
 from tests.support.scene import JOB, Scene, job, problem
-
-
-class ConnectionRefused(httpx.ConnectError):
-    """As httpx raises it where no process listens on the port."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.__cause__ = ConnectionRefusedError(message)
-
 
 # Retries
 
@@ -59,35 +48,6 @@ def test_a_question_is_given_up_in_time() -> None:
         scene.client().job("a")
     assert 10.0 - LONGEST_PAUSE_SECONDS <= scene.now <= 10.0
     assert "httpx.ConnectError" not in "".join(traceback.format_exception(caught.value))
-
-
-@pytest.mark.parametrize(("given", "longest"), [(None, NEVER_SEEN_RETRY_SECONDS), (30.0, 30.0)])
-def test_a_service_never_seen_is_given_up_soon(given: float | None, longest: float) -> None:
-    now = 0.0
-
-    def sleep(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    url = f"http://127.0.0.1:{free_port()}"
-    client = Client(url, monotonic=lambda: now, sleep=sleep, retry_seconds=given)
-    with client, pytest.raises(Unreachable, match="muster up"):
-        client.job("a")
-    assert longest - LONGEST_PAUSE_SECONDS <= now <= longest
-
-
-def test_a_service_seen_before_is_waited_for() -> None:
-    scene = Scene(job(), *([ConnectionRefused] * 8), job(status="RUNNING"))
-    client = scene.client(retry_seconds=None)
-    assert client.job("a").refresh().status == "RUNNING"
-    assert scene.now > NEVER_SEEN_RETRY_SECONDS
-
-
-@pytest.mark.parametrize("lost", [httpx.ReadError, httpx.RemoteProtocolError, httpx.ReadTimeout])
-def test_a_service_that_connected_before_is_waited_for(lost: type[httpx.RequestError]) -> None:
-    scene = Scene(lost, *([ConnectionRefused] * 8), job())
-    assert scene.client(retry_seconds=None).submit(world_size=1).id == "a"
-    assert scene.now > NEVER_SEEN_RETRY_SECONDS
 
 
 def test_a_retry_after_beyond_the_limit_ends_the_retries() -> None:

@@ -141,8 +141,6 @@ class Dismissal:
         settings = service_settings(root)
         self.files = DataDir(settings.data_dir).job(job.job_id)
         self.observed: list[Observation] = []
-        self.disk = Event()
-        """Set once it responds."""
         self.launcher = Launcher(self._is_starting)
         self._job = TrackedJob(snapshot=job, attachment=Attachment(started_at=None))
         self._lifecycle = AgentLifecycle(self.launcher, settings, holds_lease)
@@ -156,7 +154,6 @@ class Dismissal:
         self._lifecycle.start(self._job, self._observe)
         async with asyncio.timeout(DEADLINE_SECONDS):
             await self._lost.wait()
-        self.disk.set()
 
     def reach(self, moment: str) -> None:
         if moment == self._moment and not self._dismissed.is_set():
@@ -195,8 +192,6 @@ def test_an_agent_can_be_dismissed_at_any_moment_of_its_start(
 
     def slow_prepare(*_: object) -> Completed:
         dismissal.reach_in_thread("preparing")
-        if moment == "preparing":
-            assert dismissal.disk.wait(DEADLINE_SECONDS), "a hanging disk delays the dismissal"
         return complete(JobSpec(), service_settings(tmp_path), tmp_path)
 
     def claim(*_: object) -> None:

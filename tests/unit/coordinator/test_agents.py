@@ -211,20 +211,6 @@ def test_another_user_is_disconnected_before_anything_is_read() -> None:
     play(story)
 
 
-def test_of_too_many_silent_connections_the_oldest_is_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("coordinator.agents.PENDING_LIMIT", 1)
-
-    async def story(stage: Stage) -> None:
-        async with stage.peer() as silent, stage.peer() as agent:
-            assert await silent.is_hung_up_on() == []
-            agent.sends(HELLO)
-            assert await stage.entry() == ("joined", "uid", 3)
-
-    play(story)
-
-
 def test_an_agent_of_another_version_is_dismissed() -> None:
     async def story(stage: Stage) -> None:
         async with stage.peer() as agent:

@@ -102,6 +102,8 @@ def test_a_mistake_in_the_program_is_restarted_once(
 ) -> None:
     story = Story.commands(world_size=1)
     story.is_ended(0, **end).passes(1).plans()
+    warning = "it is started again, and a second failure like this ends the job"
+    assert (story.job.message or "").endswith(warning) is is_believed
     story.executes(0)
     assert story.job.failure is None
     story.is_ended(0, **end)
@@ -116,6 +118,7 @@ def test_a_mistake_after_other_attempts_is_like_any_error() -> None:
     story.is_ended(0, signal=SIGKILL).passes(1).plans()
     for _ in range(2):
         story.executes(0).is_ended(0, **end).passes(10).plans()
+        assert "a second failure" not in (story.job.message or "")
     assert story.job.failure is None
 
 

@@ -15,7 +15,7 @@ from coordinator import foreground
 from coordinator.foreground import Display, EventPrinter
 from database.engine import Database
 from database.errors import DatabaseUnavailable
-from database.history import Ranks
+from database.history import History
 from database.jobs import Jobs, append_events
 from database.records import Event, Job
 from muster.contracts.errors import JobDiffers
@@ -135,7 +135,7 @@ def test_the_job_outlives_an_outage_of_its_database(
     loop: asyncio.AbstractEventLoop
     monkeypatch.setattr(foreground, "Service", Starting)
     monkeypatch.setattr(Jobs, "get", away)
-    monkeypatch.setattr(Ranks, "of_job", away)
+    monkeypatch.setattr(History, "ranks", away)
     assert run(tmp_path) == 0
     assert refusals == 4
 

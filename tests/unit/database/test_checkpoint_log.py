@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from database.engine import Database
 from database.errors import DatabaseError
 from database.fenced_writer import FencedWriter
-from database.history import COMMITS_KEPT, CheckpointLog
+from database.history import COMMITS_KEPT, History
 from database.jobs import Jobs
 from database.records import Audit, Job
 from database.tables import Uint64
@@ -23,8 +23,8 @@ from tests.support.database_samples import (
 
 
 @pytest.fixture
-def log(database: Database) -> CheckpointLog:
-    return CheckpointLog(database)
+def history(database: Database) -> History:
+    return History(database)
 
 
 @pytest.fixture
@@ -37,47 +37,47 @@ def write(database: Database, job: Job, **rows: object) -> None:
 
 
 def test_the_newest_checkpoints_come_last(
-    database: Database, log: CheckpointLog, job: Job, jobs: Jobs
+    database: Database, history: History, job: Job, jobs: Jobs
 ) -> None:
     made = [commit(step) for step in (5, 10, 15, 2**40)]
     write(database, job, commits=made)
     write(database, submit(jobs, "other"), commits=[commit(99)])
-    assert log.audit(job.job_id, 10).commits == made
-    assert log.audit(job.job_id, 2).commits == made[-2:]
+    assert history.audit(job.job_id, 10).commits == made
+    assert history.audit(job.job_id, 2).commits == made[-2:]
     nothing = Audit(commits=[], epochs=[], exact=0, inexact=0)
-    assert log.audit(JobId("none"), 2) == nothing
+    assert history.audit(JobId("none"), 2) == nothing
 
 
 def test_a_step_saved_again_replaces_its_record(
-    database: Database, log: CheckpointLog, job: Job
+    database: Database, history: History, job: Job
 ) -> None:
     again = commit(5, generation=2, digest="e" * 64)
     write(database, job, commits=[commit(5)])
     write(database, job, commits=[again])
-    assert log.audit(job.job_id, 10).commits == [again]
+    assert history.audit(job.job_id, 10).commits == [again]
 
 
 def test_only_the_oldest_records_of_the_same_job_are_pruned(
-    database: Database, log: CheckpointLog, job: Job, jobs: Jobs
+    database: Database, history: History, job: Job, jobs: Jobs
 ) -> None:
     other = submit(jobs, "other")
     write(database, other, commits=[commit(1)])
     write(database, job, commits=[commit(step) for step in range(COMMITS_KEPT)])
-    assert len(log.audit(job.job_id, 2 * COMMITS_KEPT).commits) == COMMITS_KEPT
+    assert len(history.audit(job.job_id, 2 * COMMITS_KEPT).commits) == COMMITS_KEPT
     write(database, job, commits=[commit(2**40), commit(2**40 + 1)])
-    kept = [found.step for found in log.audit(job.job_id, 2 * COMMITS_KEPT).commits]
+    kept = [found.step for found in history.audit(job.job_id, 2 * COMMITS_KEPT).commits]
     assert kept == [*range(2, COMMITS_KEPT), 2**40, 2**40 + 1]
-    assert log.audit(other.job_id, 9).commits == [commit(1)]
+    assert history.audit(other.job_id, 9).commits == [commit(1)]
 
 
 @pytest.mark.parametrize("total", [0, 1, 2**63 - 1, 2**63, 2**64 - 1])
 def test_a_sum_of_hashes_keeps_all_bits(
-    database: Database, log: CheckpointLog, job: Job, total: int
+    database: Database, history: History, job: Job, total: int
 ) -> None:
     made = commit(1, consumed_hash=total)
     record = epoch(0, hash_sum=total, expected_hash_sum=total)
     write(database, job, commits=[made], epochs=[record])
-    found = log.audit(job.job_id, 1)
+    found = history.audit(job.job_id, 1)
     assert found == Audit(commits=[made], epochs=[record], exact=1, inexact=0)
 
 
@@ -97,13 +97,13 @@ def test_uint64_survives_a_signed_column(total: int) -> None:
 
 
 def test_an_audit_counts_what_it_does_not_list(
-    database: Database, log: CheckpointLog, job: Job, jobs: Jobs
+    database: Database, history: History, job: Job, jobs: Jobs
 ) -> None:
     listed = [epoch(number) for number in range(1, 5)]
     made = [commit(step) for step in (5, 10, 15)]
     write(database, job, commits=made, epochs=[epoch(0, hash_sum=1), *listed])
     write(database, submit(jobs, "other"), commits=made, epochs=[epoch(0)])
-    found = log.audit(job.job_id, 2)
+    found = history.audit(job.job_id, 2)
     assert (found.epochs, found.epochs_omitted) == (listed[-2:], 3)
     assert (found.commits, found.commits_omitted) == (made[-2:], 1)
     assert (found.exact, found.inexact) == (4, 1)
@@ -121,11 +121,11 @@ EPOCHS = {
 
 @pytest.mark.parametrize(("read", "verdict"), EPOCHS.values(), ids=EPOCHS)
 def test_record_and_query_judge_an_epoch_alike(
-    database: Database, log: CheckpointLog, job: Job, read: dict[str, int], verdict: object
+    database: Database, history: History, job: Job, read: dict[str, int], verdict: object
 ) -> None:
     record = epoch(3, **read)
     write(database, job, epochs=[record])
-    found = log.audit(job.job_id, 5)
+    found = history.audit(job.job_id, 5)
     assert record.exactly_once is verdict
     counts = (found.exact, found.inexact)
     assert (found.epochs, counts) == ([record], (verdict is True, verdict is False))

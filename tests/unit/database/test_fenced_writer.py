@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from database.engine import Database
 from database.errors import DatabaseUnavailable, LeaseLost
 from database.fenced_writer import FencedWriter
-from database.history import Attempts, CheckpointLog, Events, Members, Ranks
+from database.history import History
 from database.jobs import Jobs
 from database.leases import Leases
 from database.records import Event, JobWrite, Lease
@@ -73,12 +73,12 @@ def test_a_commit_writes_every_kind_of_row_and_the_beat(
     assert change_of(after) == change
     assert after.version == job.version + 1
     assert after.updated_at > job.updated_at
-    assert Ranks(database).of_job(job.job_id) == ranks
-    assert Attempts(database).page(job.job_id, 9, None) == ROWS["attempts"]
-    assert Members(database).of_job(job.job_id) == ROWS["members"]
-    audit = CheckpointLog(database).audit(job.job_id, 9)
+    assert History(database).ranks(job.job_id) == ranks
+    assert History(database).attempts(job.job_id, 9, None) == ROWS["attempts"]
+    assert History(database).members(job.job_id) == ROWS["members"]
+    audit = History(database).audit(job.job_id, 9)
     assert (audit.commits, audit.epochs) == (ROWS["commits"], ROWS["epochs"])
-    assert Events(database).of_job(job.job_id, 1)[0].message == STARTED.message
+    assert History(database).events(job.job_id, 1)[0].message == STARTED.message
     assert Leases(database).current(lease.name).beat == lease.beat + 1
 
 
@@ -95,7 +95,7 @@ def test_a_rank_replaces_its_row(database: Database, jobs: Jobs, writer: FencedW
     job = submit(jobs, "a")
     for ranks in ([worker(1), worker(0)], [worker(1, incarnation=1, step=7, process=None)]):
         writer.commit([write_of(job, ranks=ranks)])
-    assert Ranks(database).of_job(job.job_id) == [
+    assert History(database).ranks(job.job_id) == [
         worker(0),
         worker(1, incarnation=1, step=7, process=None),
     ]
@@ -106,19 +106,19 @@ def test_ranks_of_several_jobs_are_read_together(
 ) -> None:
     a, b, c = (submit(jobs, name) for name in "abc")
     writer.commit([write_of(a, ranks=[worker(0)]), write_of(b, ranks=[worker(0), worker(1)])])
-    found = Ranks(database).of_jobs([a.job_id, b.job_id, c.job_id])
+    found = History(database).ranks_by_job([a.job_id, b.job_id, c.job_id])
     assert {key: len(ranks) for key, ranks in found.items()} == {"a": 1, "b": 2, "c": 0}
-    assert Ranks(database).of_jobs([]) == {}
+    assert History(database).ranks_by_job([]) == {}
 
 
 def test_events_keep_their_order(database: Database, jobs: Jobs, writer: FencedWriter) -> None:
     job = submit(jobs, "a")
     events = [Event(at=NOON, kind="counted", message=str(number)) for number in range(9)]
     writer.commit([write_of(job, events=events)])
-    last = Events(database).of_job(job.job_id, 3)
+    last = History(database).events(job.job_id, 3)
     assert [event.message for event in last] == ["6", "7", "8"]
     assert last[0].event_id < last[1].event_id < last[2].event_id
-    assert Events(database).of_job(JobId("none"), 3) == []
+    assert History(database).events(JobId("none"), 3) == []
 
 
 @pytest.mark.parametrize("is_taken", [False, True], ids=["released", "taken"])
@@ -147,7 +147,7 @@ def test_a_deleted_job_and_its_successor_are_not_touched(database: Database, job
         late = write_of(old, status=JobStatus.FAILED, message="late", events=[STARTED], **ROWS)
         writer.commit([late])
     writer.commit([write_of(old, **ROWS), write_of(other, message="on")])
-    assert Ranks(database).of_job(old.job_id) == []
+    assert History(database).ranks(old.job_id) == []
     assert jobs.get(other.job_id).message == "on"
 
 
@@ -212,7 +212,7 @@ def test_a_repeated_commit_writes_no_event_twice(
 ) -> None:
     a, b = submit(jobs, "a"), submit(jobs, "b")
     writer = FencedWriter(Faltering(database, list(fates)), take_lease(database))
-    before = {job.job_id: len(Events(database).of_job(job.job_id, 99)) for job in (a, b)}
+    before = {job.job_id: len(History(database).events(job.job_id, 99)) for job in (a, b)}
     pending: list[Event] = []
     for number, fate in enumerate(fates):
         pending.append(Event(at=NOON, kind="counted", message=str(number)))
@@ -223,5 +223,5 @@ def test_a_repeated_commit_writes_no_event_twice(
         if fate == "acknowledged":
             pending = []
     for job, first in ((a, 0), (b, 0 if fates[0] != "acknowledged" else 1)):
-        found = Events(database).of_job(job.job_id, 99)[before[job.job_id] :]
+        found = History(database).events(job.job_id, 99)[before[job.job_id] :]
         assert [event.message for event in found] == [str(n) for n in range(first, len(fates))]

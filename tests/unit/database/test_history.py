@@ -1,13 +1,13 @@
 """Events and attempts: the first values are kept, and pages leave nothing out."""
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from database.engine import Database
 from database.fenced_writer import FencedWriter
-from database.history import Attempts, Events
+from database.history import History
 from database.jobs import Jobs
 from database.records import Attempt, Job
 from muster.contracts.job import JobId, StopRequest
@@ -17,8 +17,8 @@ LATER = NOON + timedelta(seconds=7)
 
 
 @pytest.fixture
-def attempts(database: Database) -> Attempts:
-    return Attempts(database)
+def history(database: Database) -> History:
+    return History(database)
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def write(database: Database, job: Job, *rows: Attempt) -> None:
 
 
 def test_the_end_of_an_attempt_keeps_its_beginning(
-    database: Database, attempts: Attempts, job: Job
+    database: Database, history: History, job: Job
 ) -> None:
     write(database, job, attempt(0, 0, pid=None, step_at_start=None))
     write(database, job, attempt(0, 0))
@@ -40,11 +40,11 @@ def test_the_end_of_an_attempt_keeps_its_beginning(
     )
     # A coordinator that took over knows the end, but not exactly the beginning.
     write(database, job, replace(ended, pid=None, started_at=LATER, step_at_start=3))
-    assert attempts.page(job.job_id, 9, None) == [ended]
+    assert history.attempts(job.job_id, 9, None) == [ended]
 
 
 def test_pages_of_attempts_are_complete_and_newest_first(
-    database: Database, attempts: Attempts, job: Job, jobs: Jobs
+    database: Database, history: History, job: Job, jobs: Jobs
 ) -> None:
     made = [
         attempt(rank, number, started_at=NOON + timedelta(seconds=number))
@@ -54,22 +54,22 @@ def test_pages_of_attempts_are_complete_and_newest_first(
     write(database, job, *made)
     write(database, submit(jobs, "b"), attempt(0, 0))
     seen: list[Attempt] = []
-    while page := attempts.page(
+    while page := history.attempts(
         job.job_id, 4, (seen[-1].started_at, seen[-1].rank, seen[-1].incarnation) if seen else None
     ):
         seen += page
     assert seen == made[::-1]
-    assert attempts.count(job.job_id) == 6
-    assert attempts.page(JobId("none"), 4, None) == []
+    assert history.attempt_count(job.job_id) == 6
+    assert history.attempts(JobId("none"), 4, None) == []
 
 
 def test_events_can_be_read_from_any_id(database: Database, jobs: Jobs, job: Job) -> None:
     submit(jobs, "another")
     jobs.scale(job.job_id, 3)
     jobs.request_stop(job.job_id, StopRequest.GRACEFUL, None)
-    events = Events(database)
-    every = events.following(job.job_id, 0, 10)
+    history = History(database)
+    every = history.events_after(job.job_id, 0, 10)
     assert [event.kind for event in every] == ["submitted", "scale_requested", "stop_requested"]
-    assert every == events.of_job(job.job_id, 10)
-    assert events.following(job.job_id, every[0].event_id or 0, 1) == every[1:2]
-    assert events.following(job.job_id, every[-1].event_id or 0, 10) == []
+    assert every == history.events(job.job_id, 10)
+    assert history.events_after(job.job_id, every[0].event_id or 0, 1) == every[1:2]
+    assert history.events_after(job.job_id, every[-1].event_id or 0, 10) == []

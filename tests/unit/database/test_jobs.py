@@ -10,7 +10,7 @@ from sqlalchemy import insert
 from database.engine import Database
 from database.errors import JobExists, JobMissing, JobNotTerminal, JobOver
 from database.fenced_writer import FencedWriter
-from database.history import Events, Members
+from database.history import History
 from database.jobs import JobQuery, Jobs
 from database.records import Job, values_of
 from database.tables import JOBS
@@ -48,7 +48,7 @@ def test_a_created_job_reads_back(database: Database, jobs: Jobs) -> None:
     assert created.status is JobStatus.QUEUED
     assert created.created_at == NOON + timedelta(seconds=1)
     assert jobs.get(JobId("a")) == created
-    (event,) = Events(database).of_job(JobId("a"), 10)
+    (event,) = History(database).events(JobId("a"), 10)
     assert (event.kind, event.at) == ("submitted", created.created_at)
     assert event.message == "the job was submitted: data set made"
 
@@ -224,7 +224,7 @@ def test_stop_requests_only_get_stronger(
     assert answered.stop_request is left
     assert answered.stop_grace_seconds == float(events - 1)
     assert answered.version == job.version + events
-    kinds = [event.kind for event in Events(database).of_job(job.job_id, 10)]
+    kinds = [event.kind for event in History(database).events(job.job_id, 10)]
     assert kinds == ["submitted"] + ["stop_requested"] * events
 
 
@@ -254,7 +254,7 @@ def test_the_last_scaling_holds(database: Database, jobs: Jobs) -> None:
         assert scaled.world_size == scaled.wanted_world_size == size
     assert scaled.spec == job.spec
     assert scaled.version == job.version + 3, "repeating a size changes nothing"
-    assert [event.message for event in Events(database).of_job(job.job_id, 10)] == [
+    assert [event.message for event in History(database).events(job.job_id, 10)] == [
         "the job was submitted",
         "a change from 2 to 5 ranks was requested",
         "a change from 5 to 1 rank was requested",
@@ -270,7 +270,7 @@ def test_a_pause_holds_until_it_is_ended(database: Database, jobs: Jobs) -> None
         assert answered == jobs.get(job.job_id)
         assert answered.pause_request is paused
     assert answered.version == job.version + 2
-    kinds = [event.kind for event in Events(database).of_job(job.job_id, 10)]
+    kinds = [event.kind for event in History(database).events(job.job_id, 10)]
     assert kinds == ["submitted", "pause_requested", "resume_requested"]
 
 
@@ -311,7 +311,7 @@ def test_a_delete_removes_every_row_of_the_job(database: Database, jobs: Jobs) -
     pool = {"workers": [worker(0), worker(1)], "members": [member(0), member(1)]}
     rows = {**pool, "incarnations": [attempt(0, 0)], "commits": [commit(5)], "epochs": [epoch(0)]}
     writer.commit([write_of(job, **rows)])
-    Members(database).request_departure(job.job_id, 0)
+    History(database).request_departure(job.job_id, 0)
     over = finish(database, job)
     jobs.delete(over.job_id, over.uid)
     assert jobs.find(over.job_id) is None

@@ -5,7 +5,7 @@ import pytest
 from database.engine import Database
 from database.errors import DepartureRefused, JobMissing, JobOver, MemberMissing
 from database.fenced_writer import FencedWriter
-from database.history import Events, Members
+from database.history import History
 from database.jobs import Jobs
 from database.records import Job, MemberRecord
 from muster.contracts.job import JobId, JobStatus, JobUid, StopRequest
@@ -27,8 +27,8 @@ FOUR = [member(number) for number in range(4)]
 
 
 @pytest.fixture
-def members(database: Database, clock: SteppingClock) -> Members:
-    return Members(database, clock)
+def history(database: Database, clock: SteppingClock) -> History:
+    return History(database, clock)
 
 
 def write(database: Database, job: Job, *pool: MemberRecord) -> None:
@@ -44,37 +44,37 @@ def pooled(database: Database, jobs: Jobs, *pool: MemberRecord) -> Job:
 
 
 def test_members_are_replaced_by_id_and_kept_when_gone(
-    database: Database, jobs: Jobs, members: Members
+    database: Database, jobs: Jobs, history: History
 ) -> None:
     kept = member(1, state="syncing", joined_step=None)
     job = pooled(database, jobs, member(0), kept)
     gone = member(0, state="failed", last_heartbeat_at=NOON)
     newcomer = member(2**40, rank=0, incarnation=1, node=None, gpu_count=8, backend="tcp")
     write(database, job, newcomer, gone)
-    assert members.of_job(job.job_id) == [gone, kept, newcomer]
+    assert history.members(job.job_id) == [gone, kept, newcomer]
 
 
 def test_members_of_several_jobs_are_read_together(
-    database: Database, jobs: Jobs, members: Members
+    database: Database, jobs: Jobs, history: History
 ) -> None:
     a, b = submit(jobs, "a"), submit(jobs, "b")
     write(database, a, member(0))
-    found = members.of_jobs([a.job_id, b.job_id, JobId("none")])
+    found = history.members_by_job([a.job_id, b.job_id, JobId("none")])
     assert found == {"a": [member(0)], "b": [], "none": []}
-    assert members.departures([a.job_id]) == {"a": frozenset()}
-    assert members.of_jobs([]) == members.departures([]) == {}
+    assert history.departures([a.job_id]) == {"a": frozenset()}
+    assert history.members_by_job([]) == history.departures([]) == {}
 
 
 def test_a_departure_takes_one_rank_from_the_job(
-    database: Database, jobs: Jobs, members: Members
+    database: Database, jobs: Jobs, history: History
 ) -> None:
     job = pooled(database, jobs, *FOUR)
-    changed = members.request_departure(job.job_id, 1)
+    changed = history.request_departure(job.job_id, 1)
     assert changed == jobs.get(job.job_id)
     assert (changed.world_size, changed.wanted_world_size, changed.spec) == (3, 3, job.spec)
     assert changed.version == job.version + 1
-    assert members.departures([job.job_id]) == {job.job_id: frozenset({1})}
-    (event,) = Events(database).of_job(job.job_id, 1)
+    assert history.departures([job.job_id]) == {job.job_id: frozenset({1})}
+    (event,) = History(database).events(job.job_id, 1)
     assert (event.kind, event.message) == ("departure_requested", "worker 1 was asked to leave")
 
 
@@ -104,7 +104,7 @@ REFUSED = {
 def test_a_departure_is_refused(
     database: Database,
     jobs: Jobs,
-    members: Members,
+    history: History,
     pool: list[MemberRecord],
     asked: list[int],
     worker_id: int,
@@ -112,14 +112,14 @@ def test_a_departure_is_refused(
 ) -> None:
     job = pooled(database, jobs, *pool)
     for each in asked:
-        members.request_departure(job.job_id, each)
+        history.request_departure(job.job_id, each)
     error = MemberMissing if worker_id == 7 else DepartureRefused
     with nothing_moves(database), pytest.raises(error, match=why):
-        members.request_departure(job.job_id, worker_id)
+        history.request_departure(job.job_id, worker_id)
 
 
 def test_no_departure_from_a_job_that_shrinks_or_ends(
-    database: Database, jobs: Jobs, members: Members
+    database: Database, jobs: Jobs, history: History
 ) -> None:
     job = pooled(database, jobs, *FOUR)
     for change, error in (
@@ -130,4 +130,4 @@ def test_no_departure_from_a_job_that_shrinks_or_ends(
     ):
         change()
         with nothing_moves(database), pytest.raises(error):
-            members.request_departure(job.job_id, 0)
+            history.request_departure(job.job_id, 0)

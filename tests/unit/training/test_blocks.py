@@ -199,7 +199,18 @@ class Wrong:
         return Contribution(gradients, self.changes.get("loss", good.loss), metrics)  # type: ignore[arg-type]
 
 
+class Tensor:
+    """One of torch that still has its graph."""
+
+    def numpy(self, *_: object) -> np.ndarray:
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad")
+
+    __array__ = __float__ = numpy
+
+
 BAD = [
+    ({"weights": Tensor()}, r"'weights' .* is a Tensor \(call .numpy\(\) on it\): expected"),
+    ({"loss": Tensor()}, "the loss or a metric .* is not a number: Can't call numpy"),
     ({"weights": np.full(FEATURES, np.nan, np.float32)}, "the gradient 'weights' .* not finite"),
     ({"weights": np.full(FEATURES, np.inf, np.float32)}, "the gradient 'weights' .* not finite"),
     ({"weights": np.zeros(FEATURES)}, "the gradient 'weights' .* float64"),

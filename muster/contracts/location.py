@@ -1,0 +1,70 @@
+"""Where data sets and checkpoints lie: a directory, or a prefix in an object store.
+
+Both join with ``/`` and print as users write them, so most code need not know which one it has.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from muster.contracts.errors import MusterError
+
+SCHEME: Final = "s3://"
+
+_OTHER_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+
+
+class InvalidLocation(MusterError):
+    """A text is neither a path nor ``s3://bucket/prefix``."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class S3Location:
+    """A prefix in a bucket. Its keys begin with ``prefix/``; no prefix means the whole bucket."""
+
+    bucket: str
+    prefix: str = ""  # without a slash at either end
+
+    def __truediv__(self, name: str) -> "S3Location":
+        return S3Location(self.bucket, f"{self.prefix}/{name}" if self.prefix else name)
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.bucket}/{self.prefix}".rstrip("/")
+
+    @property
+    def name(self) -> str:
+        """The last part of the prefix, as of a path."""
+        return self.prefix.rpartition("/")[2]
+
+    @property
+    def parent(self) -> "S3Location":
+        return S3Location(self.bucket, self.prefix.rpartition("/")[0])
+
+
+Location: TypeAlias = Path | S3Location
+
+
+def parse_location(text: str, working_dir: Path = Path()) -> Location:
+    """Return the location that `text` names; a relative path starts at `working_dir`.
+
+    Raises `InvalidLocation` for another scheme, a bucket's name that no store accepts, and a prefix
+    with empty parts, ``.`` or ``..``.
+    """
+    if not text.startswith(SCHEME):
+        if _OTHER_SCHEME.match(text):
+            raise InvalidLocation(
+                f"{text!r} is not a location: write a path, or s3://bucket/prefix"
+            )
+        return working_dir / text
+    bucket, _, prefix = text.removeprefix(SCHEME).partition("/")
+    prefix = prefix.removesuffix("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise InvalidLocation(
+            f"{text!r} names no bucket: write s3://bucket/prefix; a bucket has 3 to 63 lower-case "
+            "letters, digits, dots and hyphens"
+        )
+    if prefix and {"", ".", ".."} & set(prefix.split("/")):
+        raise InvalidLocation(f"{text!r} has an empty part, '.' or '..' in its prefix")
+    return S3Location(bucket, prefix)
