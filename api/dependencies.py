@@ -167,7 +167,6 @@ class AppState:
     """True when the service stops, so that waiting requests must be answered."""
     clock: Callable[[], datetime]
     uptime_seconds: Callable[[], float]
-    version: str
 
     def request_stop(
         self,
@@ -200,12 +199,6 @@ async def _caller(request: Request) -> Caller:
 
 CurrentCaller = Annotated[Caller, Depends(_caller)]
 
-
-async def _caller_name(request: Request) -> str:
-    return cast(Caller, request.scope["state"]["caller"]).name
-
-
-CallerName = Annotated[str, Depends(_caller_name)]
 
 Reauthenticate: TypeAlias = Callable[[], Awaitable[None]]
 """Authenticates the caller again; raises `Problem` if the token was revoked or has expired."""

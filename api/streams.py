@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -248,22 +248,15 @@ class LogFeed:
         return LogEvent(event.encode(), batch.position)
 
 
+@dataclass(slots=True, kw_only=True)
 class LogBroadcast:
     """The feeds of one event loop: one for each job, or rank of a job, that clients follow."""
 
-    def __init__(
-        self,
-        files: DataDir,
-        jobs: JobCache,
-        *,
-        is_closing: Callable[[], bool],
-        readers: CapacityLimiter,
-    ) -> None:
-        self._files = files
-        self._jobs = jobs
-        self._is_closing = is_closing
-        self._readers = readers
-        self._feeds: dict[tuple[JobUid, int | None], LogFeed] = {}
+    files: DataDir
+    jobs: JobCache
+    is_closing: Callable[[], bool]
+    readers: CapacityLimiter
+    _feeds: dict[tuple[JobUid, int | None], LogFeed] = field(init=False, default_factory=dict)
 
     @asynccontextmanager
     async def subscribe(self, job: Job, rank: int | None) -> AsyncIterator[LogFeed]:
@@ -284,8 +277,8 @@ class LogBroadcast:
 
     def _open(self, job: Job, rank: int | None) -> LogFeed:
         async def look() -> JobState | None:
-            state = await self._jobs.get(job.job_id)
+            state = await self.jobs.get(job.job_id)
             return state if state is not None and state.job.uid == job.uid else None
 
-        files = self._files.job(job.job_id)
-        return LogFeed(job.uid, files, rank, look, self._is_closing, self._readers)
+        files = self.files.job(job.job_id)
+        return LogFeed(job.uid, files, rank, look, self.is_closing, self.readers)

@@ -29,13 +29,14 @@ from muster.checkpoints.listing import (
     values_of_newest,
 )
 from muster.contracts.job import JobId
+from muster.contracts.location import Location
 from muster.contracts.paths import DataDir, checkpoints_of_job
 from muster.contracts.secrets import Reference, plaintext_secrets
 from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import RESERVED_IDS, JobRequest, JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
 from muster.datasets.errors import DatasetError, DatasetMissing
-from muster.datasets.reader import find_shards
+from muster.datasets.sources import open_source
 from muster.datasets.synthetic import synthetic
 from muster.host.programs import command_problem, path_with
 from muster.job_defaults import Completed, complete
@@ -164,7 +165,8 @@ def _refuse_missing_files(spec: JobSpec, completed: Completed, search_path: str 
         raise invalid_field("body", "python", f"{python} is not an executable file")
     if spec.checkpoint_dir is not None or spec.command is None:
         with refusing("checkpoint_dir"):
-            _refuse_unwritable(completed.checkpoint_dir)
+            if isinstance(completed.checkpoint_dir, Path):
+                _refuse_unwritable(completed.checkpoint_dir)
     file, _, _ = (spec.program or "").rpartition(":")
     if file.endswith(".py"):  # a rank finds modules by its own path
         with refusing("program"):
@@ -178,18 +180,19 @@ def _refuse_missing_files(spec: JobSpec, completed: Completed, search_path: str 
             raise invalid_field("body", "command", problem)
 
 
-def _count_shards(spec: JobSpec, directory: Path, synthetic_dir: Path) -> int | None:
+def _count_shards(spec: JobSpec, location: Location, synthetic_dir: Path) -> int | None:
     """Return the shards of a job's data set, None for a command, which reads what it needs itself.
 
     Raises `DatasetError` for a data set with which the job would fail.
     """
+    is_missing = isinstance(location, Path) and not location.is_dir()
     if spec.command is not None:
-        if spec.dataset_dir is not None and not directory.is_dir():
-            raise DatasetMissing(directory, "is not a directory")
+        if spec.dataset_dir is not None and is_missing:
+            raise DatasetMissing(location, "is not a directory")
         return None
-    if directory == synthetic_dir and not directory.is_dir():
+    if location == synthetic_dir and is_missing:
         return synthetic().facts.shards  # the coordinator writes it when the job starts
-    return len(find_shards(directory))
+    return len(open_source(location).shards)
 
 
 def _refuse_unwritable(checkpoint_dir: Path) -> None:

@@ -229,7 +229,8 @@ class Database:
         """Return version and connections_needed; of a server also those that its `Backend` adds."""
         with self.reading() as connection:
             found = self._backend.facts(connection)
-        return {**found, "connections_needed": CONNECTIONS_NEEDED}
+        needed = {"connections_needed": CONNECTIONS_NEEDED} if "max_connections" in found else {}
+        return {**found, **needed}
 
     def check(self) -> None:
         """Raise `DatabaseError` unless the database can be read."""

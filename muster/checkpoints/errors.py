@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from muster.contracts.errors import MusterError
+from muster.objects.errors import ObjectStoreError, StoreRefused
 
 LASTING: Final = frozenset(
     {
@@ -76,9 +77,12 @@ class UnsupportedState(CheckpointError):
 
 @contextmanager
 def checkpoint_errors(doing: str, where: str) -> Iterator[None]:
-    """Turn an `OSError` into `CheckpointNotWritable` or `CheckpointFailed`."""
+    """Turn errors of disks and stores into `CheckpointNotWritable` or `CheckpointFailed`."""
     try:
         yield
+    except ObjectStoreError as error:
+        kind = CheckpointNotWritable if isinstance(error, StoreRefused) else CheckpointFailed
+        raise kind(f"{doing} {where} failed: {error}. Older checkpoints are untouched") from error
     except OSError as error:
         what = f"{doing} {where} failed: {error.strerror or error}"
         if error.errno in LASTING:

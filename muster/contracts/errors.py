@@ -9,6 +9,7 @@ MusterError
 ├── InvalidLocation        muster/contracts/location.py
 ├── SecretUnavailable      muster/contracts/secrets.py
 ├── PoolError              muster/contracts/pool.py
+├── ObjectStoreError …     muster/objects/errors.py
 ├── CheckpointError …      muster/checkpoints/errors.py
 ├── CollectiveError …      muster/collectives/errors.py
 └── DatasetError …         muster/datasets/errors.py

@@ -1,6 +1,7 @@
 """Where a service may listen, and what it says if it may not."""
 
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -96,8 +97,12 @@ def test_check_reports_a_database_without_creating_it(
     database.close()
     code, report, problems = checked(capsys, tmp_path, **REQUIRED)
     assert (code, problems, report["has_admin_token"]) == (0, [], True)
-    wanted = {"kind": "sqlite", "revision": HEAD, "expected_revision": HEAD}
-    assert report["database"].items() >= wanted.items()
+    assert report["database"] == {
+        "kind": "sqlite",
+        "revision": HEAD,
+        "expected_revision": HEAD,
+        "version": sqlite3.sqlite_version,
+    }
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,8 @@ class World:
         self.is_closing = False
         ticks = itertools.count()
         self.broadcast = LogBroadcast(
-            directory,
-            JobCache(lambda _id: JobState(self.job, ()), lambda: float(next(ticks))),
+            files=directory,
+            jobs=JobCache(lambda _id: JobState(self.job, ()), lambda: float(next(ticks))),
             is_closing=lambda: self.is_closing,
             readers=CapacityLimiter(2),
         )

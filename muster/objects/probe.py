@@ -1,0 +1,72 @@
+"""What a store must promise before it is trusted, tried with objects that are removed again.
+
+Several S3-compatible stores accept conditional writes and ignore the condition, or let several of
+those that race win. On such a store a replaced writer could still commit.
+"""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Final
+
+from muster.contracts.location import S3Location
+from muster.objects.client import Conditions, S3Client
+from muster.objects.errors import ObjectStoreError, PreconditionFailed, StoreRefused
+
+WRITERS: Final = 16
+
+
+def check_store(client: S3Client, location: S3Location) -> Conditions:
+    """Find out how the bucket of `location` compares ETags, once per client.
+
+    Raises `StoreRefused`, naming the promise that the store does not keep, unless it is accepted
+    unfenced; and as the client does.
+    """
+    if (known := client.conditions.get(location.bucket)) is not None:
+        return known
+    scratch = location / f".probe-{os.urandom(8).hex()}"
+    try:
+        lacking = _lacking(client, scratch / "object", scratch / "race")
+    finally:
+        conditions = client.conditions.pop(location.bucket, Conditions.QUOTED)
+        with suppress(ObjectStoreError):
+            client.delete([scratch / "object", scratch / "race"])
+    if lacking and not client.access.unfenced:
+        raise StoreRefused(
+            f"{client.endpoint} cannot protect checkpoints from replaced writers: {lacking}. Use "
+            "another store, or set S3_UNFENCED=true if one host runs everything"
+        )
+    client.conditions[location.bucket] = Conditions.NONE if lacking else conditions
+    return client.conditions[location.bucket]
+
+
+def _lacking(client: S3Client, one: S3Location, race: S3Location) -> str | None:
+    """Return what the store does wrong, or None; note in the client how it compares ETags."""
+    first = client.put_if_absent(one, [memoryview(b"first")])
+    if client.head(one) != first:
+        return "it loses the metadata of objects"
+    if _writes(client, one, b"second"):
+        return "it overwrites an object in spite of If-None-Match"
+    with ThreadPoolExecutor(WRITERS) as pool:
+        won = sum(pool.map(lambda writer: _writes(client, race, b"%d" % writer), range(WRITERS)))
+    if won != 1:
+        return f"of {WRITERS} writers that race to create an object, {won} win"
+    for form in Conditions.QUOTED, Conditions.UNQUOTED:
+        client.conditions[one.bucket] = form
+        with suppress(PreconditionFailed, StoreRefused):
+            client.compare_and_swap(one, b"swapped", first.etag)
+            break
+    else:
+        return "it does not replace an object with If-Match and the right ETag"
+    with suppress(PreconditionFailed):
+        client.compare_and_swap(one, b"swapped again", first.etag)
+        return "it replaces an object in spite of If-Match with another ETag"
+    return None
+
+
+def _writes(client: S3Client, location: S3Location, content: bytes) -> bool:
+    try:
+        client.put_if_absent(location, [memoryview(content)])
+    except PreconditionFailed:
+        return False
+    return True

@@ -1,0 +1,34 @@
+"""What several suites share."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from muster.contracts.location import S3Location
+from muster.objects.client import S3Client
+from tests.support.faulty_store import FaultyStore, faulty
+from tests.support.s3_server import new_bucket, shared_store
+
+PATIENCE_SECONDS = 5.0
+
+
+@pytest.fixture(scope="session")
+def bucket() -> S3Location:
+    return new_bucket(shared_store())
+
+
+@pytest.fixture
+def faulty_store() -> Iterator[FaultyStore]:
+    with faulty(shared_store()) as store:
+        yield store
+
+
+@pytest.fixture
+def s3(faulty_store: FaultyStore) -> S3Client:
+    return S3Client(faulty_store.access, patience_seconds=PATIENCE_SECONDS)
+
+
+@pytest.fixture
+def place(bucket: S3Location, request: pytest.FixtureRequest) -> S3Location:
+    """A prefix of the test's own."""
+    return bucket / str(hash(request.node.nodeid))

@@ -1,0 +1,143 @@
+"""A proxy in front of a store that counts requests and makes some of them fail."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final, TypeAlias
+from urllib.parse import parse_qs, urlsplit
+
+from muster.objects.client import StoreAccess
+
+FAULTS: Final = (
+    "drop before",  # the request is lost
+    "drop after",  # the answer is lost
+    "late",  # the request arrives, but only after the connection is lost
+    "409",
+    "412",
+    "500",
+    "503",
+    "200",  # with an error in the body
+    "cut",  # the body of the answer is cut short
+)
+LATE_SECONDS: Final = 0.05
+
+Rewrite: TypeAlias = Callable[[str, dict[str, str]], None]
+
+_ERROR: Final = "<?xml version='1.0'?><Error><Code>Injected</Code><Message>no</Message></Error>"
+
+
+def operation(method: str, url: str) -> str:
+    """Return what a request does, such as ``PUT LATEST``, ``LIST`` or ``COMPLETE``."""
+    parts = urlsplit(url)
+    query = parse_qs(parts.query, keep_blank_values=True)
+    if "list-type" in query:
+        return "LIST"
+    if "uploads" in query:
+        return "LIST UPLOADS" if method == "GET" else "CREATE"
+    if "uploadId" in query:
+        return {"PUT": "PART", "POST": "COMPLETE", "DELETE": "ABORT"}[method]
+    return f"{method} {parts.path.rpartition('/')[2]}"
+
+
+class FaultyStore:
+    """Set `fault`: it is given an operation, and returns one of `FAULTS`, a status, or None.
+
+    `rewrite` may change the headers of requests that reach the store.
+    """
+
+    def __init__(self, access: StoreAccess) -> None:
+        target = urlsplit(access.endpoint or "").netloc
+        outer = self
+
+        class Handler(_Handler):
+            store, server_address = outer, target
+
+        self.fault: Callable[[str], str | None] = lambda _operation: None
+        self.rewrite: Rewrite = lambda _operation, _headers: None
+        self.operations: list[str] = []
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.access = replace(access, endpoint=f"http://127.0.0.1:{self._server.server_port}")
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@contextmanager
+def faulty(access: StoreAccess) -> Iterator[FaultyStore]:
+    store = FaultyStore(access)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    store: FaultyStore
+    server_address: str
+
+    def _relay(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        done = operation(self.command, self.path)
+        self.store.operations.append(done)
+        fault = self.store.fault(done)
+        if fault == "200" and done.startswith(("GET", "HEAD", "DELETE")):
+            fault = None  # no store does
+        if fault and fault.isdigit():
+            self._answer(int(fault), [("Content-Type", "application/xml")], _ERROR.encode())
+        elif fault in {"drop before", "late"}:
+            self.close_connection = True
+            if fault == "late":
+                threading.Thread(target=self._late, args=(body,), daemon=True).start()
+        else:
+            status, headers, content = self._forward(body)
+            if fault == "drop after":
+                self.close_connection = True
+            else:
+                self._answer(status, headers, content, cut=fault == "cut")
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _relay  # noqa: N815
+
+    def _late(self, body: bytes) -> None:
+        time.sleep(LATE_SECONDS)
+        self._forward(body)
+
+    def _forward(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+        connection = HTTPConnection(self.server_address)
+        try:
+            headers = {name: value for name, value in self.headers.items() if name != "Expect"}
+            self.store.rewrite(operation(self.command, self.path), headers)
+            connection.request(self.command, self.path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.getheaders(), answer.read()
+        finally:
+            connection.close()
+
+    def _answer(
+        self, status: int, headers: list[tuple[str, str]], content: bytes, *, cut: bool = False
+    ) -> None:
+        self.send_response_only(status)
+        sized = [pair for pair in headers if pair[0].lower() == "content-length"]
+        for name, value in headers:
+            if name.lower() not in {"connection", "transfer-encoding"}:
+                self.send_header(name, value)
+        if not sized:
+            self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content[: len(content) // 2] if cut else content)
+        if cut:
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, ANN401
+        """Keep quiet: `FaultyStore.operations` has it."""

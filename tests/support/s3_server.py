@@ -1,0 +1,76 @@
+"""A store for tests: a moto server in a process of its own, or the one of TEST_S3_ENDPOINT."""
+
+import atexit
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from muster.contracts.location import S3Location
+from muster.objects.client import S3Client, StoreAccess
+
+REGION = "us-east-1"
+
+
+@cache
+def shared_store() -> StoreAccess:
+    """Return the store of TEST_S3_ENDPOINT, or one server for the rest of this process."""
+    if endpoint := os.environ.get("TEST_S3_ENDPOINT"):
+        return StoreAccess(endpoint, os.environ["S3_ACCESS_KEY"], os.environ["S3_SECRET_KEY"])
+    # It ends with its standard input, so even if this process is killed.
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", _SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    atexit.register(process.communicate)
+    assert process.stdout is not None
+    port = process.stdout.readline().decode().strip()
+    return StoreAccess(f"http://127.0.0.1:{port}", "testing", "testing")
+
+
+def new_bucket(access: StoreAccess) -> S3Location:
+    """Create a bucket, and return the location of a prefix in it."""
+    name = f"muster-{uuid.uuid4().hex}"
+    bare_client(access).create_bucket(Bucket=name)
+    return S3Location(name, "prefix")
+
+
+def bare_client(access: StoreAccess) -> Any:  # noqa: ANN401  boto3 has no types
+    """Return a client of boto3, without anything of ours."""
+    import boto3  # noqa: PLC0415  slow
+
+    return boto3.client(
+        "s3",
+        endpoint_url=access.endpoint,
+        aws_access_key_id=access.access_key,
+        aws_secret_access_key=access.secret_key,
+        region_name=REGION,
+    )
+
+
+def put_files(client: S3Client, location: S3Location, contents: Mapping[str, bytes]) -> None:
+    for name, content in contents.items():
+        client.put_if_absent(location / name, [memoryview(content)])
+
+
+_SERVER = """
+import os, sys, threading
+from werkzeug.serving import make_server
+from moto.moto_server import werkzeug_app as moto
+
+# 1.1, or every put would wait a second for "100 Continue" that never comes.
+moto.MotoRequestHandler.protocol_version = "HTTP/1.1"
+app = moto.DomainDispatcherApplication(moto.create_backend_app)
+server = make_server(
+    "127.0.0.1", 0, app, threaded=True, request_handler=moto.MotoRequestHandler
+)
+print(server.port, flush=True)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+sys.stdin.read()  # until the parent closes it, or is gone
+os._exit(0)
+"""
