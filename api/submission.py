@@ -18,8 +18,8 @@ import msgspec
 from anyio.to_thread import run_sync
 
 from api.errors import Conflict, invalid_field
-from database.engine import Write
 from database.errors import JobExists
+from database.jobs import NewJob
 from database.records import Job
 from muster.checkpoints.errors import CheckpointError, CheckpointMismatch
 from muster.checkpoints.listing import (
@@ -29,13 +29,14 @@ from muster.checkpoints.listing import (
     values_of_newest,
 )
 from muster.contracts.job import JobId
+from muster.contracts.location import Location
 from muster.contracts.paths import DataDir, checkpoints_of_job
 from muster.contracts.secrets import Reference, plaintext_secrets
 from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import RESERVED_IDS, JobRequest, JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
 from muster.datasets.errors import DatasetError, DatasetMissing
-from muster.datasets.reader import find_shards
+from muster.datasets.sources import open_source
 from muster.datasets.synthetic import synthetic
 from muster.host.programs import command_problem, path_with
 from muster.job_defaults import Completed, complete
@@ -164,7 +165,8 @@ def _refuse_missing_files(spec: JobSpec, completed: Completed, search_path: str 
         raise invalid_field("body", "python", f"{python} is not an executable file")
     if spec.checkpoint_dir is not None or spec.command is None:
         with refusing("checkpoint_dir"):
-            _refuse_unwritable(completed.checkpoint_dir)
+            if isinstance(completed.checkpoint_dir, Path):
+                _refuse_unwritable(completed.checkpoint_dir)
     file, _, _ = (spec.program or "").rpartition(":")
     if file.endswith(".py"):  # a rank finds modules by its own path
         with refusing("program"):
@@ -178,18 +180,19 @@ def _refuse_missing_files(spec: JobSpec, completed: Completed, search_path: str 
             raise invalid_field("body", "command", problem)
 
 
-def _count_shards(spec: JobSpec, directory: Path, synthetic_dir: Path) -> int | None:
+def _count_shards(spec: JobSpec, location: Location, synthetic_dir: Path) -> int | None:
     """Return the shards of a job's data set, None for a command, which reads what it needs itself.
 
     Raises `DatasetError` for a data set with which the job would fail.
     """
+    is_missing = isinstance(location, Path) and not location.is_dir()
     if spec.command is not None:
-        if spec.dataset_dir is not None and not directory.is_dir():
-            raise DatasetMissing(directory, "is not a directory")
+        if spec.dataset_dir is not None and is_missing:
+            raise DatasetMissing(location, "is not a directory")
         return None
-    if directory == synthetic_dir and not directory.is_dir():
+    if location == synthetic_dir and is_missing:
         return synthetic().facts.shards  # the coordinator writes it when the job starts
-    return len(find_shards(directory))
+    return len(open_source(location).shards)
 
 
 def _refuse_unwritable(checkpoint_dir: Path) -> None:
@@ -231,7 +234,7 @@ def _remarks(completed: Completed, slots: int) -> Iterator[str]:
 
 
 Outcomes: TypeAlias = Sequence[Job | Exception]
-_Waiting: TypeAlias = list[tuple[Write[Job], "asyncio.Future[Job]"]]
+_Waiting: TypeAlias = list[tuple[NewJob, "asyncio.Future[Job]"]]
 
 
 class SubmissionQueue:
@@ -240,15 +243,15 @@ class SubmissionQueue:
     For one event loop. `store` runs in a thread.
     """
 
-    def __init__(self, store: Callable[[Sequence[Write[Job]]], Outcomes]) -> None:
+    def __init__(self, store: Callable[[Sequence[NewJob]], Outcomes]) -> None:
         self._store_all = store
         self._waiting: _Waiting = []
         self._storing: asyncio.Task[None] | None = None
 
-    async def store(self, creation: Write[Job]) -> Job:
-        """Return the job once it is durable, or raise what `creation` raised."""
+    async def store(self, new: NewJob) -> Job:
+        """Return the job once it is durable, or raise why it is not stored."""
         stored: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
-        self._waiting.append((creation, stored))
+        self._waiting.append((new, stored))
         if self._storing is None:
             self._storing = asyncio.create_task(self._run())
         return await stored
@@ -267,7 +270,7 @@ class SubmissionQueue:
 
     async def _store_batch(self, batch: _Waiting) -> None:
         try:
-            outcomes = await run_sync(self._store_all, [creation for creation, _ in batch])
+            outcomes = await run_sync(self._store_all, [new for new, _ in batch])
         except Exception as error:  # noqa: BLE001  each request in the batch must get an answer
             outcomes = [error] * len(batch)
         for (_, stored), outcome in zip(batch, outcomes, strict=True):

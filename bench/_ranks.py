@@ -27,7 +27,7 @@ from muster.collectives.tree import Block
 from muster.contracts.messages import GroupMember, WorkerGroup
 from muster.contracts.shards import Position
 from muster.datasets.random_access import RandomAccess
-from muster.datasets.reader import find_shards
+from muster.datasets.sources import open_source
 from muster.training.batches import BatchLoader, decoder_of
 from muster.training.blocks import BlockComputer, BusyFlag, LeafRng
 from muster.training.group import Group, SharedMemoryGroupFactory
@@ -88,7 +88,7 @@ class Rank:
     """One process."""
 
     def __init__(self, data: Path, batch_size: int, rank: int, memory: tuple[int, ...]) -> None:
-        data_access = RandomAccess(find_shards(data))
+        data_access = RandomAccess(open_source(data))
         self.program = Perceptron()
         self.schedule = Schedule(
             totals=data_access.totals,

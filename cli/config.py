@@ -30,7 +30,7 @@ class Setting(NamedTuple):
     default: str
     """As the reference page shows it."""
     field: str | None
-    """Its name in `ServiceSettings` or `AccessSettings`; None if it is in neither."""
+    """Its name in the class of settings that declares it; None if none does."""
 
 
 # What no settings class declares.
@@ -47,11 +47,14 @@ _COMPUTED_DEFAULTS: Final[Mapping[str, str]] = {
     "CHECKPOINT_DIR": "`./checkpoints`",
     "DATASET_DIR": "`./data/shards`",
     "MUSTER_TLS_KEYFILE": "the certificate's file",
+    "MUSTER_CACHE_DIR": "`~/.cache/muster/shards`",
     "MUSTER_URL": "this machine",
     "MUSTER_CA_FILE": "those of the system",
 }
 
-_SECRETS: Final = frozenset({"MUSTER_DATABASE_URL", "MUSTER_TOKEN"})
+_SECRETS: Final = frozenset(
+    {"MUSTER_DATABASE_URL", "MUSTER_TOKEN", "S3_ACCESS_KEY", "S3_SECRET_KEY"}
+)
 
 MASK: Final = "***"
 
@@ -66,10 +69,14 @@ def settings() -> Mapping[str, Setting]:
     import msgspec  # noqa: PLC0415
 
     from muster.contracts.environ import variables_of  # noqa: PLC0415
-    from muster.contracts.settings import AccessSettings, ServiceSettings  # noqa: PLC0415
+    from muster.contracts.settings import (  # noqa: PLC0415
+        AccessSettings,
+        S3Settings,
+        ServiceSettings,
+    )
 
     found = {}
-    for kind in (ServiceSettings, AccessSettings):
+    for kind in (ServiceSettings, AccessSettings, S3Settings):
         defaults = {it.name: it.default for it in msgspec.structs.fields(kind)}
         for field, (variable, _) in variables_of(kind).items():
             text = _text(defaults[field])
@@ -145,11 +152,17 @@ def setting_values(environ: Mapping[str, str]) -> dict[str, str | None]:
     """Return the effective value of every setting, secrets masked; raises `InvalidEnvironment`."""
     import msgspec  # noqa: PLC0415  as in `settings`
 
-    from muster.contracts.settings import AccessSettings, ServiceSettings, api_url  # noqa: PLC0415
+    from muster.contracts.settings import (  # noqa: PLC0415
+        AccessSettings,
+        S3Settings,
+        ServiceSettings,
+        api_url,
+    )
 
     services = ServiceSettings.read(environ, cores=os.cpu_count() or 1)
-    access = AccessSettings.read(environ)
-    fields = {**msgspec.structs.asdict(services), **msgspec.structs.asdict(access)}
+    fields: dict[str, object] = {}
+    for read in (services, AccessSettings.read(environ), S3Settings.read(environ)):
+        fields |= msgspec.structs.asdict(read)
     values = {
         name: _text(fields[setting.field]) if setting.field else environ.get(name) or None
         for name, setting in settings().items()
@@ -158,7 +171,8 @@ def setting_values(environ: Mapping[str, str]) -> dict[str, str | None]:
     is_any_port = services.port == 0 and not environ.get("MUSTER_URL")
     values["MUSTER_URL"] = None if is_any_port else api_url(environ)
     values["MUSTER_DATABASE_URL"] = mask_password(services.database_url)
-    values["MUSTER_TOKEN"] = MASK if environ.get("MUSTER_TOKEN") else None
+    for name in ("MUSTER_TOKEN", "S3_ACCESS_KEY", "S3_SECRET_KEY"):
+        values[name] = MASK if environ.get(name) else None
     return values
 
 

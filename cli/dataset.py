@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -9,6 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+
+from muster.contracts.location import parse_location
+from muster.contracts.settings import S3Settings
 
 if TYPE_CHECKING:
     from muster.datasets.schema import Contents
@@ -29,7 +33,7 @@ def _number(name: str, default: int, low: int, high: int, text: str) -> Callable
 
 
 _out = click.option(
-    "--out", type=click.Path(path_type=Path), required=True, help="Directory to write."
+    "--out", type=click.Path(path_type=str), required=True, help="Directory or s3://bucket/prefix."
 )
 _shards = _number("--shards", 8, 1, SHARDS_MAX, "Number of files.")
 _seed = _number("--seed", 0, 0, 2**63 - 1, "The same seed gives the same bytes.")
@@ -41,7 +45,7 @@ _force = click.option("--force", is_flag=True, help="Replace the data set that i
 @_shards
 @_seed
 @_force
-def digits(*, out: Path, shards: int, seed: int, force: bool) -> None:
+def digits(*, out: str, shards: int, seed: int, force: bool) -> None:
     """Write the UCI handwritten digits.
 
     1438 to train on, and 359 held out in test.jsonl.
@@ -59,7 +63,7 @@ def digits(*, out: Path, shards: int, seed: int, force: bool) -> None:
 @_number("--classes", 4, 2, 256, "Number of labels.")
 @_seed
 @_force
-def synthetic(*, out: Path, force: bool, **sizes: int) -> None:
+def synthetic(*, out: str, force: bool, **sizes: int) -> None:
     """Write points scattered around one centre per class.
 
     Any amount, and learnable.
@@ -69,9 +73,11 @@ def synthetic(*, out: Path, force: bool, **sizes: int) -> None:
     _write(out, scattered_points(**sizes), force=force)
 
 
-def _write(out: Path, contents: Contents, *, force: bool) -> None:
-    from muster.datasets.writer import write_dataset  # noqa: PLC0415  slow
+def _write(out: str, contents: Contents, *, force: bool) -> None:
+    from muster.datasets.sources import store_client  # noqa: PLC0415  slow
+    from muster.datasets.writer import upload_dataset, write_dataset  # noqa: PLC0415  slow
 
+    location = parse_location(out)
     facts = contents.facts
     if facts.shards > facts.samples:
         raise click.BadParameter(
@@ -84,11 +90,17 @@ def _write(out: Path, contents: Contents, *, force: bool) -> None:
         file=sys.stderr,
         update_min_steps=SAMPLES_PER_UPDATE,
     ) as lines:
-        write_dataset(out, contents._replace(lines=lines), replace=force)
+        contents = contents._replace(lines=lines)
+        if isinstance(location, Path):
+            write_dataset(location, contents, replace=force)
+        else:
+            client = store_client(S3Settings.read(os.environ))
+            upload_dataset(location, client, contents, replace=force)
         lines.finish()  # the writer does not ask for a line after the last
         lines.render_progress()
     held_out = f", {facts.held_out} more in test.jsonl" if facts.held_out else ""
+    found = location.absolute() if isinstance(location, Path) else location
     click.echo(
         f"Wrote {facts.samples} samples in {facts.shards} shards to {out}{held_out}. "
-        f"Next: muster submit -n 2 --set dataset_dir={shlex.quote(str(out.absolute()))}"
+        f"Next: muster submit -n 2 --set dataset_dir={shlex.quote(str(found))}"
     )

@@ -227,7 +227,8 @@ def _check_places(settings: ServiceSettings) -> Iterator[Finding]:
         seen, is_short = f"{seen}, but only {files.f_favail} more files (inodes)", True
     fix = "make room, or delete old jobs: muster purge --help"
     yield _finding("room", seen, warning=fix if is_short else "")
-    yield _check_writable("checkpoints", settings.checkpoint_dir, "CHECKPOINT_DIR")
+    if isinstance(settings.checkpoint_dir, Path):
+        yield _check_writable("checkpoints", settings.checkpoint_dir, "CHECKPOINT_DIR")
     secrets = SecretStore(DataDir(settings.data_dir).secrets)
     try:
         faults, count = list(secrets.faults()), len(secrets.names())

@@ -26,11 +26,12 @@ from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import JobSpec
 from muster.contracts.token import sha256_of
 from muster.datasets.errors import DatasetError
-from muster.datasets.reader import find_shards
+from muster.datasets.sources import open_source
 from muster.datasets.synthetic import ensure_synthetic
 from muster.host.ports import group_port
 from muster.host.processes import is_running
 from muster.job_defaults import Completed, complete
+from muster.objects.errors import ObjectStoreError
 from muster.runtime.agent_sockets import newest_generation
 from muster.runtime.archive import claim_directory
 
@@ -219,6 +220,8 @@ class AgentLifecycle:
             max_log_bytes=snapshot.spec.max_log_bytes,
             secrets=snapshot.spec.secrets,
             secrets_dir=str(self._data.secrets),
+            # The launcher adds the keys.
+            store_keys={} if job.places is not None and job.places.uses_store else None,
             adopted=tuple(
                 AdoptedRank(
                     rank=rank.rank,
@@ -260,8 +263,8 @@ def prepare(spec: JobSpec, settings: ServiceSettings) -> Completed:
             if completed.dataset_dir == DataDir(settings.data_dir).synthetic_dataset:
                 ensure_synthetic(completed.dataset_dir)
             else:
-                find_shards(completed.dataset_dir)
-    except DatasetError as error:
+                open_source(completed.dataset_dir)
+    except (DatasetError, ObjectStoreError) as error:
         raise Unprepared(JobFailure(reason=Reason.INVALID_DATASET, message=str(error))) from error
     is_directory = False
     with suppress(OSError):  # the name is too long, or a parent must not be searched

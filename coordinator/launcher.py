@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import msgspec
 import structlog
 
-from muster.contracts.environ import PROCESS_TAG, SERVICE_ONLY
+from muster.contracts.environ import PROCESS_TAG, SERVICE_ONLY, STORE_KEYS
 from muster.contracts.messages import AgentAssignment
 from muster.contracts.paths import JobFiles
 from muster.contracts.rank import ProcessRecord
@@ -76,6 +76,7 @@ class LocalLauncher:
         self._limits = limits
         shared = shared_variables(environ)
         self._shared = {name: environ[name] for name in shared if environ.get(name)}
+        self._store_keys = {name: environ[name] for name in STORE_KEYS if environ.get(name)}
         self._environ = {
             name: value for name, value in environ.items() if name not in SERVICE_ONLY | shared
         }
@@ -130,7 +131,9 @@ class LocalLauncher:
             and reference.source == "env"
             and reference.name in self._shared
         }
-        content = msgspec.json.encode(msgspec.structs.replace(assignment, shared_env=shared))
+        keys = None if assignment.store_keys is None else self._store_keys
+        complete = msgspec.structs.replace(assignment, shared_env=shared, store_keys=keys)
+        content = msgspec.json.encode(complete)
         assert process.stdin is not None  # noqa: S101  it is a pipe
         # An agent that dies at once breaks the pipe; its pidfd reports that.
         with suppress(BrokenPipeError), process.stdin as pipe:

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-PROCESSES: Final = ("api", "cli", "coordinator", "worker", "worker.agent")
+PROCESSES: Final = ("api", "cli", "coordinator", "worker", "worker.agent", "worker.storage")
 
 
 def main() -> None:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import msgspec
 
+from muster.contracts.location import Location, parse_location
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import JobSpec
 from muster.datasets.errors import DatasetEmpty, DatasetMissing
-from muster.datasets.reader import find_shards
+from muster.datasets.sources import open_source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +22,16 @@ class Completed:
     """A job with known, absolute directories; `spec` names the same."""
 
     spec: JobSpec
-    dataset_dir: Path
-    checkpoint_dir: Path
+    dataset_dir: Location
+    checkpoint_dir: Location
     working_dir: Path
     note: str | None
     """What the user should know about a default directory."""
+
+    @property
+    def uses_store(self) -> bool:
+        """Whether its ranks need a storage process."""
+        return not (isinstance(self.dataset_dir, Path) and isinstance(self.checkpoint_dir, Path))
 
 
 def complete(spec: JobSpec, settings: ServiceSettings, working_dir: Path) -> Completed:
@@ -37,15 +43,15 @@ def complete(spec: JobSpec, settings: ServiceSettings, working_dir: Path) -> Com
     """
     checkpoint_dir = settings.checkpoint_dir
     if spec.checkpoint_dir is not None:
-        checkpoint_dir = working_dir / spec.checkpoint_dir
+        checkpoint_dir = parse_location(spec.checkpoint_dir, working_dir)
     own_dir = working_dir if spec.working_dir is None else working_dir / spec.working_dir
     python = None if spec.python is None else str(working_dir / spec.python)
     dataset_dir, note = settings.dataset_dir, None
     if spec.dataset_dir is not None:
-        dataset_dir = working_dir / spec.dataset_dir
+        dataset_dir = parse_location(spec.dataset_dir, working_dir)
     elif spec.command is None and spec.program is None:
         try:
-            find_shards(dataset_dir)
+            open_source(dataset_dir)
         except (DatasetMissing, DatasetEmpty):
             note = (
                 f"no data set was named and none is at {dataset_dir}: a small synthetic one will "

@@ -23,29 +23,29 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from muster.checkpoints.manager import CheckpointManager
-from muster.checkpoints.manifest import Owner
 from muster.checkpoints.nested import flatten, unflatten
-from muster.checkpoints.reader import Checkpoint, CheckpointReader
-from muster.checkpoints.store import CheckpointStore, open_store
 from muster.contracts.environ import RankSettings
+from muster.contracts.errors import MusterError
 from muster.contracts.messages import METRIC_NAME_LIMIT, METRICS_LIMIT, Heartbeat
 from muster.contracts.paths import checkpoints_of_rank
 from muster.contracts.rank import COUNT_MAX, RankProgress
-from muster.contracts.shards import shards_of_rank
+from muster.contracts.shards import Reading
 from muster.contracts.spec import JOB_ID_PATTERN
-from muster.datasets.index import ShardIndex
-from muster.datasets.reader import SampleReader, find_shards
+from muster.contracts.storage import Place
+from muster.datasets.reader import SampleReader
+from muster.datasets.source import DataSource
 from muster.program import refuse_while_loaded
 from muster.runtime.agent_client import AgentClient, AgentSocket
+from muster.runtime.exit_report import print_error
 from muster.runtime.heartbeat import Supervision
+from muster.runtime.stderr_messages import flush_streams
+from muster.runtime.storage_client import open_checkpoints, open_data
 
 STOP_CHECK_SECONDS: Final = 0.1
 """time.sleep() resumes after a signal handler (PEP 475), so a long sleep is cut into pieces."""
@@ -61,6 +61,7 @@ def join() -> "Run":
     refuse_while_loaded()
     settings = RankSettings.read(os.environ, world_size=1, job_id=_own_job_id())
     run = Run(settings, AgentClient(AgentSocket.of(settings)))
+    atexit.register(run.exit_failed)  # called last
     run.start()
     return run
 
@@ -71,25 +72,26 @@ class Run:
     def __init__(self, settings: RankSettings, client: AgentClient) -> None:
         self.settings = settings
         self._total_steps: int | None = None
-        self._reader = SampleReader(lambda: self.shards, settings.epochs)
+        self._batch_size: int | None = None
+        self.reading: Final = Reading(rank=settings.rank, world_size=settings.world_size)
+        self._reader = SampleReader(lambda: self.source, settings.epochs, self.reading)
         self._supervision = Supervision(client, settings, self._beat)
         self._loss: float | None = None
         self._metrics: dict[str, float] = {}
         self._checkpoints_saved = 0
         self._last_checkpoint_step: int | None = None
-        self._vault: Final = CheckpointManager(
-            store=self._store_of(settings.job_id),
-            owner=Owner(
-                job_id=settings.job_id,
-                job_uid=settings.job_uid,
-                rank=settings.rank,
-                world_size=settings.world_size,
-                generation=settings.generation,
-            ),
+        self._exit_code = 0
+        place = Place(
+            location=self._checkpoints_of(settings.job_id),
+            inherited=settings.resume_from and self._checkpoints_of(settings.resume_from),
+            job_id=settings.job_id,
+            job_uid=settings.job_uid,
+            rank=settings.rank,
+            world_size=settings.world_size,
+            generation=settings.generation,
             keep_last=settings.keep_last,
-            clock=lambda: datetime.now(UTC),
-            warn=self._supervision.warn,
         )
+        self._checkpoints: Final = open_checkpoints(settings, place, self._supervision.warn)
 
     @property
     def rank(self) -> int:
@@ -108,9 +110,13 @@ class Run:
     def total_steps(self) -> int | None:
         """How many steps this rank will take in all, for display.
 
-        Set by the first call of `batches` or `samples`, one step per batch. A program that counts
-        differently may set it to an integer of at least 0.
+        Set by the first call of `batches` or `samples`, one step per batch; where the samples of a
+        store are not counted yet, once the first epoch is read. A program that counts differently
+        may set it to an integer of at least 0.
         """
+        samples, size = self._reader.samples_per_epoch, self._batch_size
+        if self._total_steps is None and samples is not None and size is not None and size > 0:
+            self.total_steps = self.settings.epochs * math.ceil(samples / size)
         return self._total_steps
 
     @total_steps.setter
@@ -142,7 +148,7 @@ class Run:
     def start(self) -> None:
         """Connect to the agent, and handle SIGTERM and errors of Muster; `join` calls this."""
         self._supervision.start()
-        atexit.register(self._vault.close)
+        atexit.register(self._close)
 
     def restore(self) -> dict[str, Any] | None:
         """Return the state of the newest intact checkpoint, and seek to its position.
@@ -150,8 +156,8 @@ class Run:
         None if there is none. From now on no earlier attempt of this rank can save. Raises a
         `CheckpointError` that says what to do.
         """
-        self._vault.claim()
-        checkpoint = self._vault.restore() or self._inherited()
+        self._checkpoints.claim()
+        checkpoint = self._checkpoints.restore()
         if checkpoint is None:
             return None
         state = unflatten(checkpoint.state)
@@ -177,9 +183,9 @@ class Run:
         the type of the samples: ``msgspec.json.Decoder(MySample)``.
         """
         size = self.settings.batch_size if size is None else size
-        if self.total_steps is None:
-            batches = math.ceil(self.samples_per_epoch / size) if size > 0 else 0
-            self.total_steps = self.settings.epochs * batches
+        if self._total_steps is None:
+            self._batch_size = self._batch_size or size
+            self.count_samples()
         return self._reader.batches(size, decoder or msgspec.json.Decoder())
 
     def step(self, *, loss: float | None = None, **metrics: float) -> None:
@@ -199,19 +205,29 @@ class Run:
     def checkpoint(self, state: Mapping[str, Any]) -> None:
         """Make `state` and the current position durable; no later crash loses them.
 
+        In an object store they are durable a little later: the state is copied when this returns,
+        another process saves it, and the next call waits for that. `flush` waits for it, and the
+        end of the process does.
+
         `state` maps names to PyTorch tensors, numpy arrays, None, bools, ints, floats, strings, and
         lists, tuples and dicts of these, such as `state_dict()` returns. `restore` returns tensors
         on the CPU. Raises a `CheckpointError`; older checkpoints are then unchanged.
         """
         position = self._reader.committed
-        self._vault.save(position.step, position, flatten(state))
-        self._checkpoints_saved += 1
-        self._last_checkpoint_step = position.step
+        noted = partial(self._note_saved, position.step)
+        self._checkpoints.save(position.step, position, flatten(state), noted)
 
-    @cached_property
-    def samples_per_epoch(self) -> int:
-        """The number of samples that this rank reads in one epoch."""
-        return sum(ShardIndex.open(shard).lines for shard in self.shards)
+    def flush(self) -> None:
+        """Wait until the last checkpoint is durable; raises a `CheckpointError` if it is not."""
+        self._checkpoints.flush()
+
+    def count_samples(self) -> int | None:
+        """Return how many samples this rank reads in one epoch; None if that is not known yet."""
+        if self._reader.samples_per_epoch is None:
+            totals = self.source.known_totals(self.reading.own(len(self.source.shards)))
+            if totals is not None:
+                self._reader.samples_per_epoch = sum(shard.lines for shard in totals)
+        return self._reader.samples_per_epoch
 
     def rest(self, seconds: float) -> None:
         """Sleep, but return early once `should_stop` is set."""
@@ -220,26 +236,29 @@ class Run:
             time.sleep(min(left, STOP_CHECK_SECONDS))
 
     @cached_property
-    def shards(self) -> list[Path]:
-        """The shard files of this rank, in reading order; raises a `DatasetError`."""
-        shards = find_shards(self.settings.dataset_dir)
-        return shards_of_rank(shards, self.rank, self.world_size)
+    def source(self) -> DataSource:
+        """The data set; raises a `DatasetError`."""
+        return open_data(self.settings, self._supervision.warn)
 
-    def _store_of(self, job_id: str) -> CheckpointStore:
-        location = checkpoints_of_rank(self.settings.checkpoint_dir, job_id, self.rank)
-        return open_store(location, self._supervision.warn)
+    def _checkpoints_of(self, job_id: str) -> str:
+        return str(checkpoints_of_rank(self.settings.checkpoint_dir, job_id, self.rank))
 
-    def _inherited(self) -> Checkpoint | None:
-        """Return the checkpoint of the job named by `resume_from`, if any."""
-        source = self.settings.resume_from
-        if source is None:
-            return None
-        return CheckpointReader(
-            store=self._store_of(source),
-            rank=self.rank,
-            world_size=self.world_size,
-            warn=self._supervision.warn,
-        ).newest_of_last_job()
+    def _note_saved(self, step: int) -> None:
+        self._checkpoints_saved += 1
+        self._last_checkpoint_step = step
+
+    def _close(self) -> None:
+        try:
+            self._checkpoints.flush()
+        except MusterError as error:
+            self._exit_code = print_error(error)
+        self._checkpoints.close()
+
+    def exit_failed(self) -> None:
+        """End the process with an error if its last checkpoint could not be made durable."""
+        if self._exit_code:
+            flush_streams()
+            os._exit(self._exit_code)
 
     def _beat(self, stopping: bool) -> Heartbeat:  # noqa: FBT001  a field of Beat
         position = self._reader.committed

@@ -22,6 +22,7 @@ from typing import Final, assert_never
 
 import msgspec
 
+from muster.contracts.environ import PROCESS_TAG
 from muster.contracts.messages import (
     AgentAssignment,
     AgentHello,
@@ -36,9 +37,11 @@ from muster.contracts.messages import (
 )
 from muster.contracts.paths import JobFiles
 from muster.contracts.retry import REPLACED_CODE
+from muster.contracts.storage import StorageAssignment
 from muster.host.files import rotate
 from muster.host.limits import ShellLimits
 from muster.runtime.stderr_messages import print_stderr
+from muster.runtime.storage_process import StorageProcess
 from worker.containment import kill_descendants, kill_leftovers
 from worker.coordinator_link import CoordinatorLink
 from worker.ranks import GroupPublisher, RankTable
@@ -69,9 +72,12 @@ class Agent:
         self._link = CoordinatorLink(
             Path(assignment.address_file), self._selector, self._on_message
         )
-        self._log = JobFiles(Path(assignment.job_root)).agent_log
+        files = JobFiles(Path(assignment.job_root))
+        self._logs = files.agent_log, files.storage_log
         limits = ShellLimits.replaced()
         self._secrets = RankSecrets(assignment)
+        self._storage = _storage_process(assignment, files)
+        self._secrets.redaction.add((assignment.store_keys or {}).values())
         self._starter: Starter = (
             PreforkStarter(assignment.job_uid, limits, assignment.python)
             if assignment.is_managed
@@ -99,6 +105,8 @@ class Agent:
                 handler()
             self._on_time(time.monotonic())
         self._starter.close()
+        if self._storage is not None:
+            self._storage.stop()
         kill_descendants()
         self._link.close()
         return self._exit_code
@@ -110,15 +118,21 @@ class Agent:
             self._resign("no process was touched")
             return
         adopted = self._assignment.adopted
-        kill_leftovers(self._assignment.job_uid, {rank.process_tag for rank in adopted})
+        spared = {*(rank.process_tag for rank in adopted), _storage_tag(self._assignment)}
+        kill_leftovers(self._assignment.job_uid, spared)
         for rank in adopted:
             self._ranks.adopt(rank)
         # Listen only now: when a rank has reconnected, its exit must be seen.
         self._ranks.listen()
+        self._revive_storage()
         if not adopted:
             # Not where ranks run already: the next start may be hours away.
             with suppress(OSError):  # no process at the moment: the first start tries again
                 self._starter.warm_up()
+
+    def _revive_storage(self) -> None:
+        if self._storage is not None:
+            self._storage.revive()
 
     def _timeout(self) -> float:
         moments = [self._next_address_check]
@@ -130,8 +144,10 @@ class Agent:
     def _on_time(self, now: float) -> None:
         if now >= self._next_tick:
             self._next_tick = now + TICK_SECONDS
+            self._revive_storage()
             self._ranks.tick()
-            rotate(self._log)
+            for log in self._logs:
+                rotate(log)
             self._groups.deliver()
             if self._ranks.is_succeeded and not self._is_leaving:
                 self._resign("its ranks here are killed")
@@ -223,7 +239,25 @@ class Agent:
 
     def _on_sigchld(self) -> None:
         self._wake_up.recv(4096)
+        self._revive_storage()  # before zombies are reaped
         self._ranks.settle()
+
+
+def _storage_tag(assignment: AgentAssignment) -> str:
+    return f"{assignment.job_uid}/storage"
+
+
+def _storage_process(assignment: AgentAssignment, files: JobFiles) -> StorageProcess | None:
+    """Return what keeps the job's storage process alive; that of an earlier agent goes on."""
+    if assignment.store_keys is None:
+        return None
+    order = StorageAssignment(
+        socket=str(files.storage_socket),
+        stop_grace_seconds=assignment.stop_grace_seconds,
+        keys=assignment.store_keys,
+    )
+    environ = {**os.environ, PROCESS_TAG: _storage_tag(assignment)}
+    return StorageProcess(order, environ, files.storage_log)
 
 
 def _wake_on_sigchld() -> socket.socket:

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from muster.contracts.environ import AGENT_SOCKET, ERROR_FILE, ORPHAN_TIMEOUT
+from muster.contracts.environ import AGENT_SOCKET, ERROR_FILE, ORPHAN_TIMEOUT, STORAGE_SOCKET
 from muster.contracts.messages import (
     AdoptedRank,
     AgentAssignment,
@@ -79,6 +79,7 @@ class RankTable:
         self._starter = starter
         self._report = report
         self._orphan_timeout_seconds = assignment.orphan_timeout_seconds
+        self._has_storage = assignment.store_keys is not None
         self._max_log_bytes = assignment.max_log_bytes
         self._next_logs_check = 0.0
         self._are_logs_full = False
@@ -136,6 +137,7 @@ class RankTable:
             **self._secrets.variables(),
             **order.environment,
             AGENT_SOCKET: str(self._socket),
+            STORAGE_SOCKET: str(self._files.storage_socket) if self._has_storage else "",
             ORPHAN_TIMEOUT: repr(self._orphan_timeout_seconds),
             ERROR_FILE: str(self._files.error_file(order.rank, order.incarnation)),
         }

@@ -8,11 +8,12 @@ import math
 import time
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
 from muster.checkpoints.errors import CheckpointDamaged, CheckpointError
-from muster.checkpoints.format import State, pack
+from muster.checkpoints.format import Packed, State, pack
 from muster.checkpoints.manifest import CheckpointName, Manifest, Owner
 from muster.checkpoints.reader import Checkpoint, CheckpointReader
 from muster.checkpoints.store import CheckpointStore, manifest_of
@@ -83,9 +84,12 @@ class CheckpointManager:
         keep_last: int,
         clock: Callable[[], datetime],
         warn: Callable[[str], None],
+        inherited: CheckpointStore | None = None,
+        reports_cost: bool = True,
     ) -> None:
         """`clock` returns the time in UTC; `warn` takes sentences for the user.
 
+        A job without checkpoints begins with those of the last job in `inherited`.
         `keep_last` counts the newest one: 1 keeps nothing to fall back to.
         """
         if keep_last < 1:
@@ -96,11 +100,15 @@ class CheckpointManager:
         self._clock: Final = clock
         self._warn: Final = warn
         self._reader: Final = CheckpointReader(
-            store=store, rank=owner.rank, world_size=owner.world_size, warn=warn
+            store=store,
+            rank=owner.rank,
+            world_size=None if owner.any_world_size else owner.world_size,
+            warn=warn,
         )
+        self._inherited: Final = inherited
         self._generation = owner.generation
         # For one rank: the others would warn of the same.
-        self._cost = SaveCost() if owner.rank == 0 else None
+        self._cost = SaveCost() if reports_cost and owner.rank == 0 else None
         self._claimed: int | None = None
         self._own: set[CheckpointName] | None = None
         """This job's checkpoints; None until the first save after a claim has listed them."""
@@ -118,7 +126,7 @@ class CheckpointManager:
         return self._claimed
 
     def restore(self) -> Checkpoint | None:
-        """Return the newest intact checkpoint of this job, or None if it has none.
+        """Return the newest intact checkpoint of this job or what it inherits; None without any.
 
         Every byte is verified, and skipped checkpoints are reported to `warn`. Raises
         `CheckpointDamaged` if there are checkpoints and none is intact, `CheckpointMismatch` if
@@ -128,9 +136,17 @@ class CheckpointManager:
         checkpoint = self._reader.newest(self._owner.owns)
         if checkpoint is not None:
             self._trusted.add(checkpoint.name)
+        elif self._inherited is not None:
+            return replace(self._reader, store=self._inherited).newest_of_last_job()
         return checkpoint
 
-    def save(self, step: int, position: Position, state: State) -> Manifest:
+    def save(
+        self,
+        step: int,
+        position: Position,
+        state: State | Packed,
+        on_saved: Callable[[], None] = lambda: None,
+    ) -> Manifest:
         """Save a checkpoint; once this returns, no crash and no power cut can lose it.
 
         Raises `UnsupportedState`, `StaleGeneration`, `CheckpointNotWritable` or
@@ -141,7 +157,7 @@ class CheckpointManager:
             raise ValueError(f"steps count from 0, got {step}")
         began = time.monotonic()
         saved_at = self._clock().isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        packed = pack(state)
+        packed = state if isinstance(state, Packed) else pack(state)
         generation = self.claim()
         self._claimed = None  # a save that fails claims again
         unsigned = Manifest(
@@ -163,7 +179,11 @@ class CheckpointManager:
         if self._cost and (warning := self._cost.warning(step, began, time.monotonic())):
             self._cost = None  # one warning is enough
             self._warn(warning)
+        on_saved()
         return manifest
+
+    def flush(self) -> None:
+        """Do nothing: a checkpoint is durable when `save` has returned."""
 
     def close(self) -> None:
         """Let the store tidy up; a later save claims again."""

@@ -168,6 +168,7 @@ class Owner:
     rank: int
     world_size: int
     generation: int | None  # None when started by hand: one above the newest checkpoint's
+    any_world_size: bool = False  # True continues checkpoints of every world size
 
     def owns(self, manifest: Manifest) -> bool:
         """Return whether a checkpoint is of this job."""

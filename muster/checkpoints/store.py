@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from muster.checkpoints.errors import CheckpointDamaged, CheckpointNotWritable
+from muster.checkpoints.errors import CheckpointDamaged, checkpoint_errors
 from muster.checkpoints.format import Packed
 from muster.checkpoints.manifest import (
     MANIFEST,
@@ -96,8 +96,13 @@ def open_store(
 
     Raises `CheckpointNotWritable` if this installation cannot use it. Nothing is written.
     """
+    # Imported here: stores import this module, and most programs use one of them.
     if isinstance(location, Path):
-        from muster.checkpoints.local_store import LocalStore  # noqa: PLC0415  it imports us
+        from muster.checkpoints.local_store import LocalStore  # noqa: PLC0415
 
         return LocalStore(location, warn)
-    raise CheckpointNotWritable(f"{location}: checkpoints need a directory, choose a path")
+    from muster.checkpoints.s3 import S3Store  # noqa: PLC0415
+    from muster.objects.client import shared_client  # noqa: PLC0415
+
+    with checkpoint_errors("using", str(location)):
+        return S3Store(shared_client(), location, warn)

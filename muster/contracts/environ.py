@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from muster.contracts.errors import InvalidEnvironment
+from muster.contracts.location import SCHEME, InvalidLocation, Location, parse_location
 from muster.contracts.spec import (
     JOB_ID_PATTERN,
     LIMITS,
@@ -29,7 +30,10 @@ from muster.contracts.spec import (
     usual_mode,
 )
 
-_DIRECTORIES: Final = {"CHECKPOINT_DIR": "checkpoints", "DATASET_DIR": "data/shards"}
+_DIRECTORIES: Final[Mapping[str, str]] = {
+    "CHECKPOINT_DIR": "checkpoints",
+    "DATASET_DIR": "data/shards",
+}
 """The defaults, below the current directory."""
 
 INTEGER_MAX: Final = 2**63 - 1
@@ -54,17 +58,27 @@ PROCESS_TAG: Final = "MUSTER_MARK"
 the processes that a rank leaves behind."""
 AGENT_FD: Final = "MUSTER_AGENT_FD"
 AGENT_SOCKET: Final = "MUSTER_AGENT_SOCKET"
+STORAGE_SOCKET: Final = "MUSTER_STORAGE_SOCKET"
 PREFORK_FD: Final = "MUSTER_TEMPLATE_FD"
 """The descriptor of a prefork server's channel to its agent."""
 LIFELINE_FD: Final = "MUSTER_LIFELINE_FD"
 """The descriptor of a pipe that closes when `muster up` ends, which ends its services."""
 ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
 """Where a program may write its error, as torch's `@record` does."""
+STORE_KEYS: Final = (
+    "S3_ACCESS_KEY",
+    "S3_SECRET_KEY",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+)
+"""The keys of an object store. Of a job's processes only its storage process gets them."""
 SERVICE_ONLY: Final = frozenset(
     {
         "MUSTER_DATABASE_URL",
         "MUSTER_TOKEN",
         LIFELINE_FD,
+        *STORE_KEYS,
         # Of the service's own Slurm allocation; Lightning would take them for those of the rank.
         "SLURM_NTASKS",
         "SLURM_PROCID",
@@ -135,6 +149,12 @@ class Variable(NamedTuple):
         limited = kind if self.high is None else Annotated[bare, Meta(ge=self.low, le=self.high)]
         value: object = text
         try:
+            if bare == Location:
+                return parse_location(text, Path().absolute())
+            if bare is Path and text.startswith(SCHEME):
+                raise InvalidEnvironment(
+                    self.name, text, "a path, as this cannot be in a store yet"
+                )
             if get_origin(bare) is tuple:
                 value = msgspec.json.decode(text) or {}  # an empty list is no command
             elif get_origin(bare) is frozenset:
@@ -142,7 +162,7 @@ class Variable(NamedTuple):
             elif bare is bool:
                 value = {"yes": "true", "no": "false"}.get(text.lower(), text)
             return msgspec.convert(value, limited, strict=False, dec_hook=_path)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        except (msgspec.MsgspecError, InvalidLocation, UnicodeError, RecursionError):
             raise InvalidEnvironment(self.name, text, self._wanted(bare)) from None
 
     def _wanted(self, kind: Any) -> str:  # noqa: ANN401  a type
@@ -150,6 +170,8 @@ class Variable(NamedTuple):
             return f"one of {', '.join(get_args(kind))}"
         if get_origin(kind) is tuple:
             return 'a JSON list of words, such as ["python", "train.py"]'
+        if kind == Location:
+            return "a path, or s3://bucket/prefix"
         words = {bool: "1 or 0", int: "an integer", float: "a number"}[kind]
         if kind is bool or self.high is None:
             return words
@@ -174,6 +196,12 @@ ORPHAN_VARIABLE: Final = Variable(
     SECONDS_LIMIT,
 )
 
+USE_S3: Final = Variable(
+    "USE_S3", "`1`: checkpoints and data that name no place are in the bucket."
+)
+S3_BUCKET: Final = Variable("S3_BUCKET", "The bucket of `USE_S3`.")
+DEFAULT_BUCKET: Final = "training-data"
+
 
 class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one rank, which a user or an agent put into its environment."""
@@ -193,9 +221,11 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The inherited socket to the agent. None: the process has no agent."""
     agent_socket: Annotated[Path | None, Variable(AGENT_SOCKET)] = None
     """Where the next agent listens after a takeover."""
+    storage_socket: Annotated[Path | None, Variable(STORAGE_SOCKET)] = None
+    """Where the job's storage process listens. None: the rank starts its own if it needs one."""
     orphan_timeout_seconds: Annotated[float, ORPHAN_VARIABLE] = ORPHAN_TIMEOUT_SECONDS
-    checkpoint_dir: Annotated[Path, Variable("CHECKPOINT_DIR")]
-    dataset_dir: Annotated[Path, Variable("DATASET_DIR")]
+    checkpoint_dir: Annotated[Location, Variable("CHECKPOINT_DIR")]
+    dataset_dir: Annotated[Location, Variable("DATASET_DIR")]
 
     # From `JOB_VARIABLES`
     world_size: int
@@ -222,7 +252,6 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
         `world_size` and `job_id` are the defaults: 4 for a rank started by hand, 1 and its own
         name for a script that runs alone.
         """
-        refuse_s3(environ)
         own = {"job_id": job_id, **read_fields(cls, environ)}
         _check_id("JOB_ID", own["job_id"])
         job = {"world_size": world_size, **_read_job(environ)}
@@ -244,8 +273,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     job_uid: str
     rank: int
     incarnation: int
-    checkpoint_dir: Path
-    dataset_dir: Path
+    checkpoint_dir: Location
+    dataset_dir: Location
     master_port: int
 
 
@@ -315,11 +344,15 @@ def process_tag(job_uid: str, rank: int, attempt: int) -> str:
 
 
 def read_fields(settings: type[msgspec.Struct], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields whose variables are set, and the default directories."""
+    """Return the fields whose variables are set, and the default places."""
+    defaults = _DIRECTORIES
+    if USE_S3.parse(environ.get(USE_S3.name) or "0", bool):
+        bucket = f"{SCHEME}{environ.get(S3_BUCKET.name) or DEFAULT_BUCKET}"
+        defaults = {"CHECKPOINT_DIR": f"{bucket}/checkpoints", "DATASET_DIR": f"{bucket}/shards"}
     return {
         field: variable.parse(text, kind)
         for field, (variable, kind) in variables_of(settings).items()
-        if (text := environ.get(variable.name) or _DIRECTORIES.get(variable.name))
+        if (text := environ.get(variable.name) or defaults.get(variable.name))
     }
 
 
@@ -363,9 +396,3 @@ def _checked(spec: JobSpec) -> JobSpec:
         wanted = f"a multiple of {shards}, {SAMPLES_PER_SHARD_MIN * shards} or more"
         raise InvalidEnvironment("MUSTER_BATCH_SIZE", str(size), wanted)
     return spec
-
-
-def refuse_s3(environ: Mapping[str, str]) -> None:
-    text = environ.get("USE_S3", "")
-    if text.lower() not in {"", "0", "false", "no"}:
-        raise InvalidEnvironment("USE_S3", text, "possible in this version, which saves to disk")

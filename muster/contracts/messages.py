@@ -333,6 +333,8 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     shared_env: dict[str, str] = {}
     """The values of the job's ``env:`` references by name, as far as the service shares them.
     They are in this message and in the environment of ranks only."""
+    store_keys: dict[str, str] | None = None
+    """Variables for the job's storage process alone; None for a job that needs none."""
     adopted: tuple[AdoptedRank, ...] = ()
     """The job's processes that live on. Any other process of the job is ended first."""
 

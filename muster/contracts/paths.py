@@ -14,6 +14,7 @@
     logs/rank_00000.000.times     when each byte of it was written
     run/agent.log, agent.log.1    output of the agent itself
     run/agent.0003.sock           where ranks reconnect to the third agent after a takeover
+    run/storage.log, storage.sock output of the storage process, and where it listens; its lock
     run/exits/rank_00000.000.exit how that process ended, durable before it is reported
     run/exits/rank_00000.000.own  the exit report that the rank wrote itself
     run/rank_00000.000.error.json its error, as torch's `@record` writes it
@@ -105,6 +106,14 @@ class JobFiles:
     @property
     def agent_log(self) -> Path:
         return self.run / "agent.log"
+
+    @property
+    def storage_log(self) -> Path:
+        return self.run / "storage.log"
+
+    @property
+    def storage_socket(self) -> Path:
+        return self.run / "storage.sock"
 
     def agent_socket(self, generation: int) -> Path:
         return self.run / f"agent.{generation:04d}.sock"

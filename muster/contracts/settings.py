@@ -10,14 +10,18 @@ from urllib.parse import urlsplit
 import msgspec
 
 from muster.contracts.environ import (
+    DEFAULT_BUCKET,
+    INTEGER_MAX,
     ORPHAN_TIMEOUT_SECONDS,
     ORPHAN_VARIABLE,
+    S3_BUCKET,
     SERVICE_ONLY,
+    USE_S3,
     Variable,
     read_fields,
-    refuse_s3,
 )
 from muster.contracts.errors import InvalidEnvironment
+from muster.contracts.location import Location
 from muster.contracts.secrets import SHARED_VARIABLES
 from muster.contracts.spec import ENVIRONMENT_NAME_PATTERN
 from muster.contracts.token import id_in, sha256_of
@@ -61,20 +65,49 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
         Variable("MUSTER_SLOTS", "Ranks that run at once; a larger job runs alone.", 1, 1_000_000),
     ]
     checkpoint_dir: Annotated[
-        Path, Variable("CHECKPOINT_DIR", "Checkpoints of jobs that name none.")
+        Location, Variable("CHECKPOINT_DIR", "Checkpoints of jobs that name none.")
     ]
-    dataset_dir: Annotated[Path, Variable("DATASET_DIR", "Data of jobs that name no directory.")]
+    dataset_dir: Annotated[Location, Variable("DATASET_DIR", "Data of jobs that name no place.")]
     orphan_timeout_seconds: Annotated[float, ORPHAN_VARIABLE] = ORPHAN_TIMEOUT_SECONDS
 
     @classmethod
     def read(cls, environ: Mapping[str, str], *, cores: int) -> "ServiceSettings":
         """Read the settings of a service; `cores` is the machine's number of processors."""
-        refuse_s3(environ)
         shared_variables(environ)
         data_dir = Path(environ.get("HOME", "/"), ".local", "share", "muster").absolute()
         found = {"data_dir": data_dir, "slots": 2 * cores, **read_fields(cls, environ)}
         found.setdefault("database_url", f"sqlite:///{found['data_dir']}/muster.db")
         return cls(**found)
+
+
+class S3Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The object store of services, and of ranks started by hand; and the cache before it."""
+
+    use_s3: Annotated[bool, USE_S3] = False
+    bucket: Annotated[str, S3_BUCKET] = DEFAULT_BUCKET
+    endpoint: Annotated[
+        str | None, Variable("S3_ENDPOINT", "URL of an S3-compatible store; without it AWS.")
+    ] = None
+    access_key: Annotated[
+        str | None,
+        Variable("S3_ACCESS_KEY", "Its key. Without one it is found as AWS's own tools do."),
+    ] = None
+    secret_key: Annotated[str | None, Variable("S3_SECRET_KEY", "The secret of that key.")] = None
+    unfenced: Annotated[
+        bool,
+        Variable("S3_UNFENCED", "`1`: accept a store without conditional writes, on one host."),
+    ] = False
+    cache_dir: Annotated[
+        Path, Variable("MUSTER_CACHE_DIR", "Shards from the store; every job of the host uses it.")
+    ]
+    cache_bytes: Annotated[
+        int, Variable("MUSTER_CACHE_BYTES", "The most that they take.", 1 << 20, INTEGER_MAX)
+    ] = 50 << 30
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> "S3Settings":
+        cache_dir = Path(environ.get("HOME", "/"), ".cache", "muster", "shards").absolute()
+        return cls(**{"cache_dir": cache_dir, **read_fields(cls, environ)})
 
 
 class AccessSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ import msgspec
 
 HASH_MODULUS: Final = 1 << 64
 
-Shard = TypeVar("Shard")
+Item = TypeVar("Item")
 
 
 class Position(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,11 +28,33 @@ class Position(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     consumed_hash: int = 0
 
 
-def shards_of_rank(shards: Sequence[Shard], rank: int, world_size: int) -> list[Shard]:
+class Shard(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is known of a shard file without reading it."""
+
+    name: str
+    size_bytes: int
+    lines: int | None = None
+    hash_sum: int | None = None  # the sum of the xxh3 of every line modulo 2**64
+    xxh3: str | None = None  # of all bytes, 16 hexadecimal digits
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """Who reads, and how much is to come: rank's own shards in order, epoch after epoch."""
+
+    rank: int = 0
+    world_size: int = 1
+    epochs_left: int = 0  # after the present one
+
+    def own(self, shards: int) -> range:
+        """Return which of so many shards this rank reads, in order."""
+        return range(self.rank, shards, self.world_size)
+
+
+def shards_of_rank(shards: Sequence[Item], rank: int, world_size: int) -> Sequence[Item]:
     """Return the shards of `rank`: shard i belongs to the rank with ``i % world_size == rank``."""
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is not in [0, {world_size})")
-    return list(shards[rank::world_size])
+    return shards[rank::world_size]
 
 
 def ranges(total: int, parts: int) -> list[tuple[int, int]]:

@@ -19,6 +19,7 @@ from muster.contracts.messages import (
     RankSaid,
     WorkerGroup,
 )
+from muster.contracts.storage import StorageReply, StorageRequest
 
 CONTROL_FRAME_LIMIT_BYTES: Final = 1 << 20
 """Control messages are small (an environment is the largest). A longer prefix comes from a broken
@@ -97,7 +98,14 @@ def encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def encode(message: RankMessage | AgentMessage | CoordinatorMessage | WorkerGroup) -> bytes:
+def encode(
+    message: RankMessage
+    | AgentMessage
+    | CoordinatorMessage
+    | WorkerGroup
+    | StorageRequest
+    | StorageReply,
+) -> bytes:
     """Return the bytes of one message, without its frame."""
     return _ENCODER.encode(message)
 
@@ -120,6 +128,8 @@ decode_rank_message: Final = _Decode[RankMessage](RankMessage, "a rank")
 decode_agent_message: Final = _Decode[AgentMessage](AgentMessage, "an agent")
 decode_coordinator_message: Final = _Decode[CoordinatorMessage](CoordinatorMessage, "a coordinator")
 decode_group: Final = _Decode[WorkerGroup](WorkerGroup, "an agent")
+decode_storage_request: Final = _Decode[StorageRequest](StorageRequest, "a rank")
+decode_storage_reply: Final = _Decode[StorageReply](StorageReply, "a storage process")
 
 
 def encode_exit_record(record: ExitRecord) -> bytes:

@@ -6,13 +6,15 @@ DatasetError
 ├── ShardUnreadable      the system cannot list or read it
 ├── ShardChanged         a shard is not the one that was indexed or partly read
 ├── InvalidSample        a line that is not a valid sample: it has a file and a number
-└── DatasetNotWritable   a data set or an index cannot be written there
+├── DatasetNotWritable   a data set or an index cannot be written there
+└── CacheFull            a shard does not fit beside those that are being read, or the disk is full
 """
 
 from pathlib import Path
 from typing import Final
 
 from muster.contracts.errors import MusterError
+from muster.contracts.location import Location
 
 SHOWN_CHARACTERS: Final = 80  # the part of an invalid line that an error shows
 
@@ -22,7 +24,7 @@ class DatasetError(MusterError):
 
 
 class _NoDataset(DatasetError):
-    def __init__(self, directory: Path, problem: str) -> None:
+    def __init__(self, directory: Location, problem: str) -> None:
         super().__init__(
             f"the data set {directory} {problem}: make one with muster dataset digits --out "
             f"{directory}"
@@ -50,7 +52,7 @@ class ShardUnreadable(DatasetError):
 class ShardChanged(DatasetError):
     """`path` does not hold the content that a position or an index refers to."""
 
-    def __init__(self, path: Path, problem: str) -> None:
+    def __init__(self, path: Location, problem: str) -> None:
         super().__init__(
             f"{path} {problem}: restore the file that the job started with, or start a new job"
         )
@@ -59,7 +61,7 @@ class ShardChanged(DatasetError):
 class InvalidSample(DatasetError):
     """Line `line_number` (counted from 1) of `path` is invalid."""
 
-    def __init__(self, path: Path, line_number: int, problem: str, line: bytes = b"") -> None:
+    def __init__(self, path: Location, line_number: int, problem: str, line: bytes = b"") -> None:
         shown = f" (it starts with {_excerpt(line)})" if line else ""
         super().__init__(
             f"{path}:{line_number}: {problem}{shown}: correct or remove the line, "
@@ -70,8 +72,18 @@ class InvalidSample(DatasetError):
 class DatasetNotWritable(DatasetError):
     """Nothing was written to `path`."""
 
-    def __init__(self, path: Path, problem: str) -> None:
+    def __init__(self, path: Location, problem: str) -> None:
         super().__init__(f"cannot write to {path}: {problem}")
+
+
+class CacheFull(DatasetError):
+    """There is no room for a shard in the cache at `directory`."""
+
+    def __init__(self, directory: Path, problem: str) -> None:
+        super().__init__(
+            f"the cache {directory} has no room for a shard: {problem}. Raise MUSTER_CACHE_BYTES, "
+            "or name a larger disk in MUSTER_CACHE_DIR"
+        )
 
 
 def _excerpt(line: bytes) -> str:

@@ -27,6 +27,7 @@ from typing import BinaryIO, Final, NamedTuple, Self
 
 import xxhash
 
+from muster.contracts.location import Location
 from muster.contracts.shards import HASH_MODULUS
 from muster.datasets.errors import DatasetNotWritable, InvalidSample, ShardChanged, ShardUnreadable
 
@@ -52,7 +53,7 @@ class Line(NamedTuple):
     """One line without its newline, and where it was read."""
 
     content: bytes
-    shard: Path
+    shard: Location
     number: int  # counts from 1 within its shard, as in an editor
 
 
@@ -192,6 +193,10 @@ class ShardIndex:
             lines=totals.lines,
             hash_sum=totals.hash_sum,
         )
+
+    @property
+    def totals(self) -> Totals:
+        return Totals(lines=self.lines, hash_sum=self.hash_sum)
 
     def offset(self, line_idx: int) -> int:
         """Return the byte at which a line begins; for `lines` itself, the end of the shard.

@@ -9,15 +9,16 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from io import FileIO
-from pathlib import Path
 from typing import Final, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from muster.contracts.location import Location
 from muster.contracts.shards import HASH_MODULUS
 from muster.datasets.errors import InvalidSample, ShardChanged
 from muster.datasets.index import Fingerprint, Line, ShardIndex, Totals, reading
+from muster.datasets.source import DataSource
 
 Numbers: TypeAlias = NDArray[np.int64]
 
@@ -26,24 +27,26 @@ OPEN_SHARDS: Final = 128
 
 
 class RandomAccess:
-    """Reads lines of `shards` by number. For one thread; a context manager.
+    """Reads lines of `source` by number. For one thread; a context manager.
 
     Raises `ShardUnreadable`, and `ShardChanged` for a shard that has changed since this was made.
     """
 
-    def __init__(self, shards: Sequence[Path]) -> None:
-        """Read the header of every index, building missing ones."""
-        self._indexes = [ShardIndex.open(shard) for shard in shards]
+    def __init__(self, source: DataSource) -> None:
+        """A shard is fetched and its index opened when one of its lines is first drawn."""
+        self._source = source
+        self._totals = source.totals(range(len(source.shards)))
+        self._indexes: dict[int, ShardIndex] = {}
         # Shard i holds the numbers [ends[i - 1], ends[i]).
-        self._ends = np.cumsum([index.lines for index in self._indexes], dtype=np.int64)
+        self._ends = np.cumsum([totals.lines for totals in self._totals], dtype=np.int64)
         self._open: OrderedDict[int, _OpenShard] = OrderedDict()
 
     @property
     def totals(self) -> Totals:
         """The totals of all shards."""
         return Totals(
-            lines=sum(index.lines for index in self._indexes),
-            hash_sum=sum(index.hash_sum for index in self._indexes) % HASH_MODULUS,
+            lines=sum(totals.lines for totals in self._totals),
+            hash_sum=sum(totals.hash_sum for totals in self._totals) % HASH_MODULUS,
         )
 
     def draw(self, numbers: Numbers) -> list[Line]:
@@ -82,24 +85,35 @@ class RandomAccess:
         for shard_idx, wanted in zip(
             touched.tolist(), np.split(ascending, starts[1:]), strict=True
         ):
-            yield shard_idx, int(self._ends[shard_idx]) - self._indexes[shard_idx].lines, wanted
+            yield shard_idx, int(self._ends[shard_idx]) - self._totals[shard_idx].lines, wanted
 
     def _shard(self, shard_idx: int) -> "_OpenShard":
         """Return a shard's open files; closes those that were used least recently."""
         shard = self._open.get(shard_idx)
         if shard is None:
-            shard = self._open[shard_idx] = _OpenShard(self._indexes[shard_idx])
+            location = self._source.location / self._source.shards[shard_idx].name
+            shard = self._open[shard_idx] = _OpenShard(self._index(shard_idx), location)
             if len(self._open) > OPEN_SHARDS:
                 self._open.popitem(last=False)[1].close()
         self._open.move_to_end(shard_idx)
         return shard
 
+    def _index(self, shard_idx: int) -> ShardIndex:
+        index = self._indexes.get(shard_idx)
+        if index is None:
+            index = self._indexes[shard_idx] = ShardIndex.open(self._source.path(shard_idx))
+            if index.totals != self._totals[shard_idx]:
+                del self._indexes[shard_idx]
+                raise ShardChanged(index.shard, "has other lines than when the job started")
+        return index
+
 
 class _OpenShard:
     """A shard and its index, open."""
 
-    def __init__(self, index: ShardIndex) -> None:
+    def __init__(self, index: ShardIndex, location: Location) -> None:
         self._index = index
+        self._location = location
         self._path = index.shard
         with ExitStack() as files, reading(self._path):
             self._offsets = files.enter_context(index.offsets())
@@ -128,8 +142,8 @@ class _OpenShard:
         if not piece.startswith(b"\n") or not ends or b"\n" in content:
             raise ShardChanged(self._path, f"has no line {number} at the offset in its index")
         if content in (b"", b"\r"):
-            raise InvalidSample(self._path, number, "the line is blank")
-        return Line(content, self._path, number)
+            raise InvalidSample(self._location, number, "the line is blank")
+        return Line(content, self._location, number)
 
     def close(self) -> None:
         self._files.close()

@@ -1,25 +1,20 @@
-"""Finds the shards of a data set and reads their lines from an exact position.
+"""Reads the lines of a rank's shards from an exact position.
 
 The consumer takes as many lines as a step needs and saves the position that came with the last one:
 reading from there again yields exactly the rest.
 """
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import count, repeat
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
-from muster.contracts.shards import HASH_MODULUS, Position
-from muster.datasets.errors import (
-    DatasetEmpty,
-    DatasetMissing,
-    InvalidSample,
-    ShardChanged,
-    ShardUnreadable,
-)
+from muster.contracts.location import Location
+from muster.contracts.shards import HASH_MODULUS, Position, Reading
+from muster.datasets.errors import InvalidSample, ShardChanged
 from muster.datasets.index import (
     Fingerprint,
     ShardIndex,
@@ -27,65 +22,34 @@ from muster.datasets.index import (
     fingerprint_of,
     line_hash,
 )
+from muster.datasets.source import DataSource
 
 Sample = TypeVar("Sample")
 
-_SHARD_NAME: Final = re.compile(r"shard_[^/]+\.txt")
+WHOLE: Final = Reading()
+"""All shards, once."""
 
 
-def shard_name(number: int) -> str:
-    """Return the file name of the shard with this number, counted from 0."""
-    return f"shard_{number:05d}.txt"
-
-
-def sorted_shard_names(names: Iterable[str]) -> list[str]:
-    """Return those of `names` that are shards, sorted by code point."""
-    return sorted(name for name in names if _SHARD_NAME.fullmatch(name))
-
-
-def find_shards(directory: Path) -> list[Path]:
-    """Return the shards of a data set in the order that assigns them to ranks.
-
-    The order depends on names alone, so that every process and every kind of storage agree; even a
-    dangling link is listed. Raises `DatasetMissing`, `ShardUnreadable`, or `DatasetEmpty` if there
-    is not a single line.
-    """
-    shards = [directory / name for name in sorted_shard_names(_names_in(directory))]
-    if not shards:
-        raise DatasetEmpty(directory, "holds no shard file such as shard_00000.txt")
-    if not any(fingerprint_of(shard).size_bytes for shard in shards):
-        raise DatasetEmpty(directory, f"has {len(shards)} shards without a single line")
-    return shards
-
-
-def _names_in(directory: Path) -> list[str]:
-    try:
-        return [entry.name for entry in directory.iterdir()]
-    except FileNotFoundError:
-        raise DatasetMissing(directory, "does not exist") from None
-    except NotADirectoryError:
-        raise DatasetMissing(directory, "is not a directory") from None
-    except OSError as error:
-        raise ShardUnreadable(directory, error) from error
-
-
-def read_lines(shards: Sequence[Path], position: Position) -> Iterator[tuple[bytes, int, int]]:
+def read_lines(
+    source: DataSource, position: Position, reading: Reading = WHOLE
+) -> Iterator[tuple[bytes, int, int]]:
     """Yield every line from `position` on as ``(line, shard_idx, line_idx)`` *after* that line.
 
-    Lines come without their newline, in the order of `shards`; memory is bounded by a block of
-    lines. Raises, when the reading gets there, `ShardUnreadable`, `ShardChanged` if a shard is not
-    the one that `position` refers to, and `InvalidSample` for a blank line. The index is needed
-    only to start in the middle of a shard.
+    Lines come without their newline, in the order of the rank's shards; memory is bounded by a
+    block of lines. A shard is fetched when the reading gets there, and then it raises
+    `ShardUnreadable`, `ShardChanged` if the shard is not the one that `position` refers to, and
+    `InvalidSample` for a blank line. The index is needed only to start in the middle of a shard.
     """
+    shards = reading.own(len(source.shards))
     if (position.shard_idx, position.line_idx) > (len(shards), 0):
         raise ShardChanged(
-            shards[0].parent if shards else Path(),
+            source.location,
             f"has lost shards: this rank was in its shard {position.shard_idx} (from 0), and now "
             f"has {len(shards)}",
         )
     for shard_idx in range(position.shard_idx, len(shards)):
         line_idx = position.line_idx if shard_idx == position.shard_idx else 0
-        shard = shards[shard_idx]
+        shard = source.path(shards[shard_idx], reading)
         fingerprint, offset = _start(shard, line_idx)
         for lines in blocks_of_shard(shard, fingerprint, offset=offset, line_idx=line_idx):
             # A lone carriage return is blank, too.
@@ -93,8 +57,14 @@ def read_lines(shards: Sequence[Path], position: Position) -> Iterator[tuple[byt
             blank_idx = min(blanks, default=None)
             yield from zip(lines[:blank_idx], repeat(shard_idx), count(line_idx + 1))
             if blank_idx is not None:
-                raise InvalidSample(shard, line_idx + blank_idx + 1, "the line is blank")
+                shown = locations(source, reading)[shard_idx]
+                raise InvalidSample(shown, line_idx + blank_idx + 1, "the line is blank")
             line_idx += len(lines)
+
+
+def locations(source: DataSource, reading: Reading) -> list[Location]:
+    """Return where the user finds each of the rank's shards."""
+    return [source.location / source.shards[idx].name for idx in reading.own(len(source.shards))]
 
 
 def _start(shard: Path, line_idx: int) -> tuple[Fingerprint, int]:
@@ -110,7 +80,7 @@ def _start(shard: Path, line_idx: int) -> tuple[Fingerprint, int]:
 
 
 def parse_sample(
-    line: bytes, decoder: msgspec.json.Decoder[Sample], *, shard: Path, line_number: int
+    line: bytes, decoder: msgspec.json.Decoder[Sample], *, shard: Location, line_number: int
 ) -> Sample:
     """Return the decoded sample (``Decoder()`` takes any JSON), or raise `InvalidSample`.
 
@@ -129,10 +99,15 @@ class SampleReader:
     places: where it has read to, and where the last step ended.
     """
 
-    def __init__(self, find_shards: Callable[[], Sequence[Path]], epochs: int) -> None:
-        """`find_shards` is called when the first sample is read: a program may need no data."""
-        self._find_shards = find_shards
+    def __init__(
+        self, find_source: Callable[[], DataSource], epochs: int, reading: Reading = WHOLE
+    ) -> None:
+        """`find_source` is called when the first sample is read: a program may need no data."""
+        self._reading = reading
+        self._find_source = find_source
         self._epochs = epochs
+        self.samples_per_epoch: int | None = None
+        """Known once an epoch has been read to its end."""
         self.committed = Position()
         self._epoch = self._shard_idx = self._line_idx = 0
         self._consumed = self._consumed_hash = 0
@@ -172,6 +147,7 @@ class SampleReader:
                     batch = []
             if batch:
                 yield batch
+            self.samples_per_epoch = self._consumed
             # The committed position stays at the end of the last epoch until a step.
             self._epoch += 1
             self._shard_idx = self._line_idx = 0
@@ -179,9 +155,11 @@ class SampleReader:
 
     def _rest_of_epoch(self, decoder: msgspec.json.Decoder[Any]) -> Iterator[Any]:
         here = Position(shard_idx=self._shard_idx, line_idx=self._line_idx)
-        shards = self._find_shards()
-        for line, shard_idx, line_idx in read_lines(shards, here):
-            sample = parse_sample(line, decoder, shard=shards[shard_idx], line_number=line_idx)
+        source = self._find_source()
+        reading = replace(self._reading, epochs_left=self._epochs - self._epoch - 1)
+        shown = locations(source, reading)
+        for line, shard_idx, line_idx in read_lines(source, here, reading):
+            sample = parse_sample(line, decoder, shard=shown[shard_idx], line_number=line_idx)
             self._shard_idx, self._line_idx = shard_idx, line_idx
             self._consumed += 1
             self._consumed_hash += line_hash(line)

@@ -1,29 +1,16 @@
 """What a data set consists of: its facts, its lines, and the schema of its samples."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import islice
-from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
-from muster.contracts.shards import Position
-from muster.datasets.reader import parse_sample, read_lines
+from muster.contracts.shards import Position, Reading
+from muster.datasets.reader import WHOLE, locations, parse_sample, read_lines
+from muster.datasets.source import DatasetFacts, DataSource
 
-FACTS_NAME: Final = "dataset.json"
 HELD_OUT_NAME: Final = "test.jsonl"
-
-
-class DatasetFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of ``dataset.json``: how a generated data set was made."""
-
-    kind: str
-    samples: int  # samples of all shards
-    held_out: int = 0  # samples in ``test.jsonl``, which are in no shard
-    shards: int
-    features: int
-    classes: int
-    seed: int
 
 
 class Contents(NamedTuple):
@@ -32,14 +19,6 @@ class Contents(NamedTuple):
     facts: DatasetFacts
     lines: Iterable[bytes]
     held_out: Iterable[bytes] = ()
-
-
-def read_facts(directory: Path) -> DatasetFacts | None:
-    """Return the facts of a complete generated data set; None for any other directory."""
-    try:
-        return msgspec.json.decode((directory / FACTS_NAME).read_bytes(), type=DatasetFacts)
-    except (OSError, msgspec.MsgspecError):
-        return None
 
 
 class LabelledSample(msgspec.Struct, frozen=True):
@@ -66,20 +45,21 @@ class SampleSchema(NamedTuple):
 
 
 def schema_of(
-    directory: Path, shards: Sequence[Path], *, lines_limit: int | None = None
+    source: DataSource, reading: Reading = WHOLE, *, lines_limit: int | None = None
 ) -> SampleSchema:
-    """Return the schema from the facts of `directory`, or else from the lines of `shards`.
+    """Return the schema from the facts of `source`, or else from the lines of a rank's shards.
 
     Without facts, all lines are read unless there is a limit. Raises `InvalidSample`.
     """
-    facts = read_facts(directory)
+    facts = source.facts
     if facts is not None:
         return SampleSchema(facts.features, facts.classes)
     decoder = msgspec.json.Decoder(LabelledSample)
     features = classes = 0
-    for line, shard_idx, line_idx in islice(read_lines(shards, Position()), lines_limit):
-        shard = shards[shard_idx]
-        sample = parse_sample(line, decoder, shard=shard, line_number=line_idx)
+    shown = locations(source, reading)
+    lines = read_lines(source, Position(), reading)
+    for line, shard_idx, line_idx in islice(lines, lines_limit):
+        sample = parse_sample(line, decoder, shard=shown[shard_idx], line_number=line_idx)
         features = features or len(sample.x)
         classes = max(classes, sample.y + 1)
     return SampleSchema(features, classes)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from muster.datasets.errors import DatasetError, DatasetNotWritable
-from muster.datasets.schema import Contents, DatasetFacts, read_facts
+from muster.datasets.schema import Contents
+from muster.datasets.source import DatasetFacts, read_facts
 from muster.datasets.writer import shards_in, write_dataset
 from muster.host.extras import install_command
 

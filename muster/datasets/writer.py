@@ -9,16 +9,25 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from itertools import islice
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
+from secrets import token_hex
 
 import msgspec
+from xxhash import xxh3_64
 
+from muster.contracts.location import S3Location
+from muster.contracts.shards import Shard
 from muster.datasets.errors import DatasetNotWritable
 from muster.datasets.index import ShardIndex, index_beside
-from muster.datasets.reader import shard_name, sorted_shard_names
-from muster.datasets.schema import FACTS_NAME, HELD_OUT_NAME, Contents
+from muster.datasets.schema import HELD_OUT_NAME, Contents
+from muster.datasets.source import FACTS_NAME, shard_name, sorted_shard_names
+from muster.datasets.sources.s3 import WRITING
+from muster.objects.client import THREADS, S3Client
+from muster.objects.errors import ObjectMissing
 
 
 def write_dataset(directory: Path, contents: Contents, *, replace: bool = False) -> None:
@@ -43,6 +52,41 @@ def write_dataset(directory: Path, contents: Contents, *, replace: bool = False)
         ) from error
 
 
+def upload_dataset(
+    location: S3Location, client: S3Client, contents: Contents, *, replace: bool = False
+) -> None:
+    """Write `contents` below `location`, as `write_dataset` does; raises `ObjectStoreError`, too.
+
+    A store has no rename: ``dataset.json`` says that the data set is incomplete until the rest of
+    it is there. Before that, everything is written to the directory for temporary files.
+    """
+    facts, etag = location / FACTS_NAME, None
+    with suppress(ObjectMissing):
+        etag = client.head(facts).etag
+    old = [each.name for each in client.list(location, "shard_")]
+    if not replace and (etag or old):
+        raise DatasetNotWritable(location, "it already holds shards; add --force to replace them")
+
+    def put(path: Path) -> None:
+        with (
+            path.open("rb") as file,
+            mmap(file.fileno(), 0, access=ACCESS_READ) as content,
+            memoryview(content) as view,
+        ):
+            client.put_if_absent(location / path.name, [view])
+
+    try:
+        with tempfile.TemporaryDirectory(prefix="muster-dataset-") as staging:
+            _write_files(Path(staging), contents)
+            etag = client.compare_and_swap(facts, WRITING + b'"%s"}' % token_hex().encode(), etag)
+            client.delete(location / name for name in (*old, HELD_OUT_NAME))
+            with ThreadPoolExecutor(THREADS) as pool:
+                list(pool.map(put, [*shards_in(Path(staging)), *Path(staging).glob(HELD_OUT_NAME)]))
+            client.compare_and_swap(facts, (Path(staging) / FACTS_NAME).read_bytes(), etag)
+    except OSError as error:
+        raise DatasetNotWritable(location, f"{error.strerror or error} in TMPDIR") from error
+
+
 @contextmanager
 def _staged(directory: Path, contents: Contents) -> Iterator[Path]:
     staging = Path(tempfile.mkdtemp(prefix=".muster-dataset-", dir=directory))
@@ -56,22 +100,34 @@ def _staged(directory: Path, contents: Contents) -> Iterator[Path]:
 def _write_files(staging: Path, contents: Contents) -> None:
     facts = contents.facts
     lines = iter(contents.lines)
+    files: list[Shard] = []
     base, extra = divmod(facts.samples, facts.shards)
     for number in range(facts.shards):
         shard = staging / shard_name(number)
-        _write_lines(shard, islice(lines, base + (number < extra)))
-        ShardIndex.build(shard, index_beside(shard))
+        xxh3 = _write_lines(shard, islice(lines, base + (number < extra)))
+        index = ShardIndex.build(shard, index_beside(shard))
+        size_bytes = index.fingerprint.size_bytes
+        files.append(Shard(shard.name, size_bytes, index.lines, index.hash_sum, xxh3))
     if facts.held_out:
         _write_lines(staging / HELD_OUT_NAME, contents.held_out)
-    _write_lines(staging / FACTS_NAME, [msgspec.json.encode(facts)])
+    _write_lines(
+        staging / FACTS_NAME,
+        [msgspec.json.encode(msgspec.structs.replace(facts, files=tuple(files)))],
+    )
 
 
-def _write_lines(path: Path, lines: Iterable[bytes]) -> None:
+def _write_lines(path: Path, lines: Iterable[bytes]) -> str:
+    """Return the hash of the file."""
+    digest = xxh3_64()
     with path.open("wb") as file:
-        file.writelines(line + b"\n" for line in lines)
+        for line in lines:
+            content = line + b"\n"
+            digest.update(content)
+            file.write(content)
         file.flush()
         # A shard truncated by a power failure would look like a smaller data set.
         os.fsync(file.fileno())
+    return digest.hexdigest()
 
 
 def _move_in(staging: Path, directory: Path) -> None:

@@ -7,6 +7,7 @@ request, and where its condition then fails they read back and compare: the obje
 boto3 takes 0.6 s to import and belongs to an extra: it is imported with the first client.
 """
 
+import os
 import random
 import re
 import time
@@ -15,11 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
 from xxhash import xxh3_64
 
 from muster.contracts.location import S3Location
+from muster.contracts.settings import S3Settings
 from muster.host.extras import install_command
 from muster.objects.errors import (
     ObjectMissing,
@@ -301,3 +304,11 @@ class S3Client:
 
 def _below(location: S3Location, key: str) -> str:
     return key.removeprefix((location / "").prefix)
+
+
+@cache
+def shared_client() -> S3Client:
+    """Return the client of the store that the environment of this process describes."""
+    found = S3Settings.read(os.environ)
+    access = StoreAccess(found.endpoint, found.access_key, found.secret_key, found.unfenced)
+    return S3Client(access)

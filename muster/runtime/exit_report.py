@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NoReturn
 
+from muster.checkpoints.errors import StaleGeneration
 from muster.checkpoints.local import (
     DIRECTORY_MODE,
     LocalFileSystem,
@@ -26,7 +27,7 @@ from muster.contracts.environ import RankSettings
 from muster.contracts.messages import RankExited, RankSaid
 from muster.contracts.paths import JobFiles
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.retry import INTERRUPTED_CODE
+from muster.contracts.retry import INTERRUPTED_CODE, REPLACED_CODE
 from muster.contracts.wire import ExitRecord, decode_exit_record, encode_exit_record
 from muster.host.processes import is_running
 from muster.runtime.agent_client import AgentClient
@@ -142,8 +143,9 @@ def print_error(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         print_stderr(f"{error.code}")
     else:
-        sys.excepthook(type(error), error, error.__traceback__)
-    return 1
+        with suppress(SystemExit):  # of a replaced process
+            sys.excepthook(type(error), error, error.__traceback__)
+    return REPLACED_CODE if isinstance(error, StaleGeneration) else 1
 
 
 def print_interrupt() -> int:

@@ -14,6 +14,7 @@ from muster.checkpoints.errors import (
     CheckpointDamaged,
     CheckpointMismatch,
     CheckpointNotWritable,
+    StaleGeneration,
     UnsupportedState,
 )
 from muster.contracts.environ import RankSettings
@@ -31,12 +32,14 @@ from muster.contracts.messages import (
 from muster.contracts.retry import REPLACED_CODE
 from muster.contracts.wire import encodable
 from muster.datasets.errors import (
+    CacheFull,
     DatasetEmpty,
     DatasetMissing,
     InvalidSample,
     ShardChanged,
     ShardUnreadable,
 )
+from muster.objects.errors import StoreRefused
 from muster.program import InvalidProgram, ProgramRaised
 from muster.runtime.agent_client import RETRY_SECONDS, AgentClient
 from muster.runtime.redaction import Redaction
@@ -54,7 +57,15 @@ LAST_REPORT_SECONDS: Final = 5.0
 MESSAGE_LIMIT: Final = 8192
 """Characters of an error that is reported: a longer message would not fit into the channel."""
 
-_BAD_DATA: Final = (DatasetMissing, DatasetEmpty, ShardUnreadable, ShardChanged, InvalidSample)
+_BAD_DATA: Final = (
+    DatasetMissing,
+    DatasetEmpty,
+    ShardUnreadable,
+    ShardChanged,
+    InvalidSample,
+    CacheFull,
+    StoreRefused,
+)
 _PERMANENT: Final[Mapping[Reason, tuple[type[MusterError], ...]]] = {
     Reason.INVALID_DATASET: _BAD_DATA,
     Reason.INVALID_CHECKPOINT: (CheckpointDamaged, CheckpointMismatch, CheckpointNotWritable),
@@ -180,6 +191,8 @@ class Supervision:
             cause = error.__cause__
             sys.__excepthook__(type(cause), cause, cause.__traceback__)
         print_stderr(f"muster: {error}")
+        if isinstance(error, StaleGeneration):
+            sys.exit(REPLACED_CODE)
 
 
 def permanent_error(error: MusterError, redaction: Redaction) -> PermanentFailure | Raised | None:

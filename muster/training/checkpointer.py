@@ -7,7 +7,6 @@ for an older group is refused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
@@ -16,13 +15,12 @@ from numpy.typing import NDArray
 
 from muster.checkpoints.errors import CheckpointMismatch
 from muster.checkpoints.listing import refuse_other_schedule
-from muster.checkpoints.manager import CheckpointManager
-from muster.checkpoints.manifest import SCHEDULE, VIRTUAL_SHARDS, Owner
-from muster.checkpoints.reader import Checkpoint, CheckpointReader
-from muster.checkpoints.store import CheckpointStore, open_store
+from muster.checkpoints.manifest import SCHEDULE, VIRTUAL_SHARDS
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import EpochDone
 from muster.contracts.paths import checkpoints_of_job
+from muster.contracts.storage import Place
+from muster.runtime.storage_client import Checkpoints, open_checkpoints
 from muster.training.schedule import Schedule
 from muster.training.state_sync import Arrays, Committed, Replica
 
@@ -38,27 +36,40 @@ class Checkpointer:
     def __init__(self, settings: RankSettings, warn: Callable[[str], None]) -> None:
         self._settings: Final = settings
         self._warn: Final = warn
-        self._manager: CheckpointManager | None = None
-        self._generation = -1
+        self._checkpoints: Checkpoints | None = None
+        self._generation: int | None = -1
 
-    def save(self, generation: int, world_size: int, replica: Replica, schedule: Schedule) -> None:
-        """Make the replica durable. Raises `CheckpointError`; older checkpoints are untouched."""
-        manager = self._manager_of(generation, world_size)
+    def save(
+        self,
+        generation: int,
+        world_size: int,
+        replica: Replica,
+        schedule: Schedule,
+        on_saved: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Save the replica, and call `on_saved` once it is durable; see `RemoteCheckpoints`."""
+        checkpoints = self._checkpoints_of(generation, world_size)
         position = replica.committed.position
         values = {EPOCHS: rows_of(replica.committed.epochs), SCHEDULE: _facts(schedule)}
         values[VIRTUAL_SHARDS] = schedule.virtual_shards
-        manager.save(position.step, position, {**replica.state, **values})
+        checkpoints.save(position.step, position, {**replica.state, **values}, on_saved)
+
+    def flush(self) -> None:
+        """Wait until the last save is durable. Raises `CheckpointError` if it is not."""
+        if self._checkpoints is not None:
+            self._checkpoints.flush()
 
     def claim(self, generation: int, world_size: int) -> None:
         """Fence older groups: none of their members can save. Raises `CheckpointError`."""
-        self._manager_of(generation, world_size).claim()
+        self._checkpoints_of(generation, world_size).claim()
 
     def restore(self, initial: Arrays, replica: Replica, schedule: Schedule) -> bool:
         """Fill the replica from the newest intact checkpoint; return False if there is none.
 
         Raises `CheckpointError`, `CheckpointMismatch` for a state of another shape or schedule.
         """
-        checkpoint = self._newest()
+        checkpoints = self._checkpoints or self._checkpoints_of(None, self._settings.world_size)
+        checkpoint = checkpoints.restore()
         if checkpoint is None:
             return False
         state = dict(checkpoint.state)
@@ -77,46 +88,33 @@ class Checkpointer:
         return True
 
     def close(self) -> None:
-        if self._manager is not None:
-            self._manager.close()
+        if self._checkpoints is not None:
+            self._checkpoints.close()
 
-    def _newest(self) -> Checkpoint | None:
-        owner = self._owner(generation=None, world_size=self._settings.world_size)
-        own = self._reader(self._settings.job_id).newest(owner.owns)
-        if own is None and self._settings.resume_from is not None:
-            return self._reader(self._settings.resume_from).newest_of_last_job()
-        return own
-
-    def _manager_of(self, generation: int, world_size: int) -> CheckpointManager:
-        if self._manager is None or generation != self._generation:
+    def _checkpoints_of(self, generation: int | None, world_size: int) -> Checkpoints:
+        if self._checkpoints is None or generation != self._generation:
             self.close()
             self._generation = generation
-            self._manager = CheckpointManager(
-                store=self._store_of(self._settings.job_id),
-                owner=self._owner(generation, world_size),
-                keep_last=self._settings.keep_last,
-                clock=lambda: datetime.now(UTC),
-                warn=self._warn,
+            self._checkpoints = open_checkpoints(
+                self._settings,
+                Place(
+                    location=self._place_of(self._settings.job_id),
+                    inherited=self._settings.resume_from
+                    and self._place_of(self._settings.resume_from),
+                    job_id=self._settings.job_id,
+                    job_uid=self._settings.job_uid,
+                    rank=0,
+                    world_size=world_size,
+                    any_world_size=True,
+                    generation=generation,
+                    keep_last=self._settings.keep_last,
+                ),
+                self._warn,
             )
-        return self._manager
+        return self._checkpoints
 
-    def _owner(self, generation: int | None, world_size: int) -> Owner:
-        return Owner(
-            job_id=self._settings.job_id,
-            job_uid=self._settings.job_uid,
-            rank=0,
-            world_size=world_size,
-            generation=generation,
-        )
-
-    def _reader(self, job_id: str) -> CheckpointReader:
-        return CheckpointReader(
-            store=self._store_of(job_id), rank=0, world_size=None, warn=self._warn
-        )
-
-    def _store_of(self, job_id: str) -> CheckpointStore:
-        location = checkpoints_of_job(self._settings.checkpoint_dir, job_id)
-        return open_store(location, self._warn)
+    def _place_of(self, job_id: str) -> str:
+        return str(checkpoints_of_job(self._settings.checkpoint_dir, job_id))
 
 
 def rows_of(epochs: Sequence[EpochDone]) -> NDArray[np.uint64]:

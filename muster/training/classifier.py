@@ -12,8 +12,10 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.datasets.reader import find_shards
+from muster.contracts.location import Location, S3Location
 from muster.datasets.schema import LabelledSample, schema_of
+from muster.datasets.source import DataSource
+from muster.datasets.sources import open_source
 from muster.program import Batch, Contribution
 
 Array: TypeAlias = NDArray[np.float32]
@@ -90,9 +92,10 @@ def accuracy(state: Arrays, samples: Sequence[LabelledSample]) -> float:
 class Classifier:
     """A `muster.program.Program` that classifies samples ``{"x": [features], "y": class}``."""
 
-    def __init__(self, dataset_dir: Path) -> None:
+    def __init__(self, dataset: Location | DataSource) -> None:
         """Read the number of features and classes from the data; raises `DatasetError`."""
-        self._shape = schema_of(dataset_dir, find_shards(dataset_dir), lines_limit=SHAPE_LINES)
+        source = open_source(dataset) if isinstance(dataset, Path | S3Location) else dataset
+        self._shape = schema_of(source, lines_limit=SHAPE_LINES)
         self.decode: Final = self._shape.decoder().decode
 
     def initial(self, seed: int) -> dict[str, Array]:

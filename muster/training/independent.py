@@ -50,10 +50,10 @@ def main(settings: RankSettings, agent: AgentClient) -> int:
     """Train one rank to the end or until it is asked to stop; return the exit code."""
     run = Run(settings, agent)
     run.start()
-    if run.samples_per_epoch == 0:
+    if run.count_samples() == 0:
         _print(run, "has no samples: nothing to do")
         return 0
-    _train(run, schema_of(run.settings.dataset_dir, run.shards))
+    _train(run, schema_of(run.source, run.reading))
     return 0
 
 
@@ -78,6 +78,7 @@ def _train(run: Run, shape: SampleSchema) -> None:
             break
     if saved_at != run.steps_done or run.steps_done == 0:
         run.checkpoint(state)
+    run.flush()
     _print(run, "is asked to stop; saved" if run.should_stop else "is done")
 
 

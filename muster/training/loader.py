@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 
 from muster.contracts.errors import MusterError
 from muster.contracts.interpreter import import_advice
+from muster.contracts.location import Location
 from muster.contracts.retry import DO_NOT_RETRY_CODE
 from muster.program import InvalidProgram, Program, ProgramRaised, loaded_as
 
@@ -31,7 +32,7 @@ FUNCTIONS: Final = {
 _EXAMPLE: Final = "such as train.py:Model or package.module:Model"
 
 
-def load_program(reference: str, working_dir: Path, *, dataset_dir: Path) -> Program:
+def load_program(reference: str, working_dir: Path, *, dataset_dir: Location) -> Program:
     """Return the program that `reference` names, or raise `InvalidProgram`.
 
     ``file.py:Name`` is a file relative to `working_dir`. It is imported under a unique module name,
@@ -104,7 +105,7 @@ def _attribute(module: ModuleType, name: str, reference: str) -> object:
         ) from None
 
 
-def _create(found: object, reference: str, dataset_dir: Path) -> object:
+def _create(found: object, reference: str, dataset_dir: Location) -> object:
     if not callable(found):
         if hasattr(found, "gradient"):
             return found

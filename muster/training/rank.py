@@ -18,11 +18,11 @@ from muster.contracts.messages import Ready
 from muster.contracts.spec import GROUP_LIMIT, JobSpec
 from muster.datasets.errors import DatasetEmpty
 from muster.datasets.random_access import RandomAccess
-from muster.datasets.reader import find_shards
 from muster.host.containment import contain_self
 from muster.program import InvalidProgram, Program
 from muster.runtime.agent_client import AgentClient, AgentSocket
 from muster.runtime.exit_report import ExitReport, exit_process, print_error, print_interrupt
+from muster.runtime.storage_client import open_data
 from muster.training import independent
 from muster.training.blocks import BlockComputer
 from muster.training.classifier import Classifier
@@ -33,7 +33,7 @@ from muster.training.replay import Replay
 from muster.training.reporter import Reporter
 from muster.training.schedule import Schedule
 from muster.training.state_sync import Replica
-from muster.training.trainer import Trainer
+from muster.training.trainer import Outcome, Trainer
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
@@ -71,15 +71,16 @@ def train_synchronous(settings: RankSettings, working_dir: Path, agent: AgentCli
     """Train with the members of each group, to the end or until asked to stop."""
     reporter = Reporter(settings, agent)
     reporter.supervision.start()
+    source = open_data(settings, reporter.supervision.warn)
     program: Program
     with reporter.busy:
         if settings.program is None:
-            program = Classifier(settings.dataset_dir)
+            program = Classifier(source)
         else:
             program = load_program(settings.program, working_dir, dataset_dir=settings.dataset_dir)
-    drawer = RandomAccess(find_shards(settings.dataset_dir))
+    drawer = RandomAccess(source)
     if drawer.totals.lines == 0:
-        raise DatasetEmpty(settings.dataset_dir, "its shards hold no line")
+        raise DatasetEmpty(source.location, "its shards hold no line")
     schedule = Schedule(
         totals=drawer.totals,
         batch_size=settings.batch_size,
@@ -110,6 +111,8 @@ def train_synchronous(settings: RankSettings, working_dir: Path, agent: AgentCli
     reporter.supervision.send(Ready(port=groups.port))
     with _refusing_closed(agent.socket):
         outcome = trainer.run()
+    if outcome is not Outcome.LEFT:  # or a later group has its own checkpoints
+        reporter.flush()
     reporter.print_outcome(outcome)
     return 0
 

@@ -81,7 +81,7 @@ class Reporter:
         if is_resumed:
             self._last_checkpoint_step = replica.position.step
             # The rank that saved it may have died before it could report it.
-            self._report_saved(worker_group, replica)
+            self._report_saved(worker_group.generation, replica.committed, replica.digest())
             self._print(replica.position.step, "goes on from the checkpoint")
         else:
             initial = {name: array.copy() for name, array in self._initial.items()}
@@ -117,14 +117,25 @@ class Reporter:
             self._print(replica.position.step, f"loss {means.loss:.4f}")
 
     def save_checkpoint(self, worker_group: WorkerGroup, replica: Replica) -> None:
+        generation, committed = worker_group.generation, replica.committed
+        digest = replica.digest()
+
+        def report_saved() -> None:
+            self._checkpoints_saved += 1
+            self._last_checkpoint_step = committed.position.step
+            self._last_warning = None
+            self._report_saved(generation, committed, digest)
+
         with self.busy:
             self._checkpointer.save(
-                worker_group.generation, len(worker_group.members), replica, self._schedule
+                generation, len(worker_group.members), replica, self._schedule, report_saved
             )
-        self._checkpoints_saved += 1
-        self._last_checkpoint_step = replica.position.step
-        self._last_warning = None
-        self._report_saved(worker_group, replica)
+        if self._schedule.is_over(replica.position):
+            self.flush()
+
+    def flush(self) -> None:
+        """Wait until the last checkpoint is durable; raises a `CheckpointError` if it is not."""
+        self._checkpointer.flush()
 
     def on_checkpoint_failed(self, replica: Replica, error: CheckpointFailed) -> None:
         is_over = self._schedule.is_over(replica.position)
@@ -145,19 +156,18 @@ class Reporter:
     def print_outcome(self, outcome: Outcome) -> None:
         self._print(self._position.step, _LAST_LINES[outcome])
 
-    def _report_saved(self, worker_group: WorkerGroup, replica: Replica) -> None:
+    def _report_saved(self, generation: int, committed: Committed, digest: str) -> None:
         """Report the checkpoint and every finished epoch that this process has not reported.
 
         The last epochs are always included again, which makes up for a lost message.
         """
-        position, epochs = replica.position, replica.committed.epochs
+        position, epochs = committed.position, committed.epochs
         first = min(self._epochs_reported, max(0, len(epochs) - EPOCHS_PER_MESSAGE))
         self._epochs_reported = len(epochs)
-        digest = replica.digest()
         for start in range(first, max(len(epochs), first + 1), EPOCHS_PER_MESSAGE):
             self.supervision.send_waiting(
                 Saved(
-                    generation=worker_group.generation,
+                    generation=generation,
                     step=position.step,
                     epoch=position.epoch,
                     digest=digest,

@@ -117,6 +117,7 @@ class Stage:
         stop_grace_seconds: float = 1.0,
         is_managed: bool = False,
         adopted: Sequence[AdoptedRank] = (),
+        store_keys: dict[str, str] | None = None,
         log: int | None = None,
         program: Sequence[str] = AGENT,
     ) -> None:
@@ -137,6 +138,7 @@ class Stage:
             agent_heartbeat_seconds=0.2,
             max_log_bytes=1 << 20,
             adopted=tuple(adopted),
+            store_keys=store_keys,
         )
         self._agent = subprocess.Popen(
             [sys.executable, "-P", *program],

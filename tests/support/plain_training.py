@@ -12,7 +12,7 @@ import numpy as np
 from muster.datasets.index import Line, Totals
 from muster.datasets.order import steps_per_epoch
 from muster.datasets.random_access import RandomAccess
-from muster.datasets.reader import find_shards
+from muster.datasets.sources import open_source
 from muster.program import Batch, Program, State
 from muster.training.batches import decode_lines, decoder_of
 from muster.training.schema import GradientSchema, Leaf, Means, StateSchema, read_only
@@ -34,14 +34,14 @@ class PlainTraining:
         self, program: Program, dataset: Path, *, seed: int, batch_size: int, virtual_shards: int
     ) -> None:
         self._program = program
-        self._shards = find_shards(dataset)
+        self._source = open_source(dataset)
         self._seed = seed
         self._batch_size = batch_size
         self._virtual_shards = virtual_shards
         self._shape: GradientSchema | None = None
 
     def run(self, epochs: int) -> Outcome:
-        with RandomAccess(self._shards) as self._drawer:
+        with RandomAccess(self._source) as self._drawer:
             self._steps = steps_per_epoch(self._drawer.totals.lines, self._batch_size)
             return self._run(epochs)
 

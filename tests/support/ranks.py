@@ -24,6 +24,11 @@ def write_contents(directory: Path, *contents: bytes) -> list[Path]:
     return paths
 
 
+def shard_paths(directory: Path) -> list[Path]:
+    """Return the shards in a directory, in order."""
+    return sorted(directory.glob("shard_*.txt"))
+
+
 def write_shards(directory: Path, *shards: Sequence[object]) -> Path:
     """Write a data set whose samples are the values given."""
     encode = msgspec.json.encode

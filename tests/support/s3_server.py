@@ -5,11 +5,12 @@ import os
 import subprocess
 import sys
 import uuid
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from muster.contracts.location import S3Location
-from muster.objects.client import StoreAccess
+from muster.objects.client import S3Client, StoreAccess
 
 REGION = "us-east-1"
 
@@ -50,6 +51,11 @@ def bare_client(access: StoreAccess) -> Any:  # noqa: ANN401  boto3 has no types
         aws_secret_access_key=access.secret_key,
         region_name=REGION,
     )
+
+
+def put_files(client: S3Client, location: S3Location, contents: Mapping[str, bytes]) -> None:
+    for name, content in contents.items():
+        client.put_if_absent(location / name, [memoryview(content)])
 
 
 _SERVER = """

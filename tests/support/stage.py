@@ -17,7 +17,7 @@ from muster.collectives.message_reducer import MessageReducer
 from muster.contracts.messages import GroupMember, WorkerGroup
 from muster.contracts.shards import Position
 from muster.datasets.random_access import RandomAccess
-from muster.datasets.reader import find_shards
+from muster.datasets.sources import open_source
 from muster.program import Batch, Contribution, State
 from muster.training.blocks import BlockComputer, BusyFlag
 from muster.training.group import Group, group_rank_of
@@ -267,7 +267,7 @@ class Stage:
         return Group(backend, reducer)
 
     def _player(self, worker_id: int, rank: int) -> Player:
-        drawer = self.drawer(find_shards(self.data))
+        drawer = self.drawer(open_source(self.data))
         self.drawers.append(drawer)
         schedule = Schedule(
             totals=drawer.totals,

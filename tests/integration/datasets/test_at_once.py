@@ -7,7 +7,7 @@ from pathlib import Path
 
 from muster.contracts.shards import HASH_MODULUS
 from muster.datasets.index import line_hash
-from muster.datasets.reader import find_shards
+from muster.datasets.sources import open_source
 
 PROCESSES = 4
 
@@ -59,5 +59,5 @@ def test_ranks_that_index_one_shard_agree(tmp_path: Path) -> None:
 def test_servers_share_one_default_data_set(tmp_path: Path) -> None:
     directory = tmp_path / "synthetic"
     assert run_at_once(ENSURE, directory) == [f"{directory}\n"] * PROCESSES
-    assert len(find_shards(directory)) == 8
+    assert len(open_source(directory).shards) == 8
     assert names_in(tmp_path) == ["synthetic"]

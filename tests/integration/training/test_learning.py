@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 
 from muster.datasets.random_access import RandomAccess
-from muster.datasets.reader import find_shards
 from muster.datasets.schema import HELD_OUT_NAME, LabelledSample
+from muster.datasets.sources import open_source
 from muster.datasets.synthetic import digits
 from muster.datasets.writer import write_dataset
 from muster.training.classifier import accuracy
@@ -25,6 +25,6 @@ def test_it_learns_the_digits(tmp_path: Path) -> None:
     assert outcome.means[-1].metrics["accuracy"] > 0.9
     assert outcome.means[0].loss > 2.0
     assert outcome.means[-1].loss < 0.3
-    assert outcome.read == [RandomAccess(find_shards(tmp_path)).totals] * 12, (
+    assert outcome.read == [RandomAccess(open_source(tmp_path)).totals] * 12, (
         "every sample once an epoch"
     )

@@ -12,6 +12,7 @@ from muster.contracts.environ import (
     spec_from_environment,
 )
 from muster.contracts.errors import InvalidEnvironment
+from muster.contracts.location import Location, S3Location
 from muster.contracts.settings import AccessSettings, ServiceSettings, api_url, is_issued_token
 from muster.contracts.spec import JobSpec
 from muster.contracts.token import sha256_of
@@ -144,10 +145,26 @@ def test_job_id_with_a_path_is_refused(name: str) -> None:
         read_rank({name: "../../elsewhere"})
 
 
-def test_s3_is_refused() -> None:
-    with pytest.raises(InvalidEnvironment, match="USE_S3"):
-        read_rank({"USE_S3": "true"})
-    assert read_rank({"USE_S3": "false"}).rank == 0
+USED = {"USE_S3": "true", "DATASET_DIR": "shards"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "place"),
+    [
+        ({"USE_S3": "false"}, Path("checkpoints").absolute()),
+        (USED, S3Location("training-data", "checkpoints")),
+        ({**USED, "S3_BUCKET": "mine"}, S3Location("mine", "checkpoints")),
+        ({**USED, "CHECKPOINT_DIR": "kept"}, Path("kept").absolute()),
+        ({"CHECKPOINT_DIR": "s3://mine/a/b"}, S3Location("mine", "a/b")),
+    ],
+)
+def test_checkpoints_are_sought_elsewhere(environ: dict[str, str], place: Location) -> None:
+    assert read_rank(environ).checkpoint_dir == place
+
+
+def test_place_in_no_store_is_accepted() -> None:
+    with pytest.raises(InvalidEnvironment, match=r"CHECKPOINT_DIR.* is not a path, or s3://"):
+        read_rank({"CHECKPOINT_DIR": "gs://bucket/a"})
 
 
 # Defaults

@@ -32,6 +32,7 @@ from muster.contracts.messages import (
     WorkerGroup,
 )
 from muster.contracts.rank import NO_PROGRESS
+from muster.contracts.storage import StorageReply, StorageRequest
 from muster.contracts.wire import (
     CONTROL_FRAME_LIMIT_BYTES,
     FrameReader,
@@ -39,6 +40,8 @@ from muster.contracts.wire import (
     decode_coordinator_message,
     decode_group,
     decode_rank_message,
+    decode_storage_reply,
+    decode_storage_request,
     encode,
     frame,
 )
@@ -50,7 +53,7 @@ Decode = Callable[[bytes], msgspec.Struct]
 SIMPLE: dict[type[inspect.Type], st.SearchStrategy[Any]] = {
     inspect.NoneType: st.none(),
     inspect.BoolType: st.booleans(),
-    inspect.StrType: st.text(),
+    inspect.StrType: st.text(max_size=128),
     inspect.FloatType: st.floats(allow_nan=False),
 }
 
@@ -83,6 +86,8 @@ SENT = {
     decode_agent_message: values(inspect.type_info(AgentMessage)),
     decode_coordinator_message: values(inspect.type_info(CoordinatorMessage)),
     decode_group: values(inspect.type_info(WorkerGroup)),
+    decode_storage_request: values(inspect.type_info(StorageRequest)),
+    decode_storage_reply: values(inspect.type_info(StorageReply)),
 }
 DECODERS = list(SENT)
 

@@ -21,9 +21,9 @@ from muster.contracts.rank import ProcessRecord
 from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import JobSpec
 from muster.contracts.wire import ExitRecord
-from muster.datasets.reader import find_shards
 from muster.job_defaults import Completed, complete
 from muster.runtime.exit_report import write_own_record
+from tests.support.ranks import shard_paths
 from tests.support.stories import Story, exited
 
 DEADLINE_SECONDS = 20.0
@@ -250,10 +250,10 @@ def test_the_synthetic_data_set_is_created_once(settings: ServiceSettings, synth
     spec = JobSpec(dataset_dir=str(synthetic))
     places = prepare(spec, settings)
     assert places.dataset_dir == synthetic
-    made = {shard: shard.stat() for shard in find_shards(synthetic)}
+    made = {shard: shard.stat() for shard in shard_paths(synthetic)}
     assert len(made) == 8
     assert prepare(spec, settings) == places
-    assert {shard: shard.stat() for shard in find_shards(synthetic)} == made
+    assert {shard: shard.stat() for shard in shard_paths(synthetic)} == made
 
 
 def test_a_job_never_changes_its_data_set(
@@ -275,7 +275,7 @@ def test_an_incomplete_stored_job_is_completed_first(
     assert places.dataset_dir == synthetic
     assert places.checkpoint_dir == tmp_path / "checkpoints"
     assert places.working_dir == Path.cwd()
-    assert len(find_shards(synthetic)) == 8
+    assert len(shard_paths(synthetic)) == 8
 
 
 def test_the_named_data_set_is_used(settings: ServiceSettings, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from muster.datasets.errors import InvalidSample, ShardChanged, ShardUnreadable
 from muster.datasets.index import Line, ShardIndex, index_beside
 from muster.datasets.random_access import RandomAccess
 from muster.datasets.reader import read_lines
+from muster.datasets.sources import open_source
 from tests.support.ranks import write_contents
 from tests.support.virtual_shards import consumed
 
@@ -24,26 +25,29 @@ def all_lines(shards: list[Path]) -> list[Line]:
     """Return every line, found by reading all of them one after another."""
     return [
         Line(line, shards[shard_idx], number)
-        for line, shard_idx, number in read_lines(shards, Position())
+        for line, shard_idx, number in read_lines(open_source(shards[0].parent), Position())
     ]
 
 
 def test_lines_come_in_the_requested_order(shards: list[Path]) -> None:
     expected = all_lines(shards)
     wanted = [7, 0, 3, 3, 6, 0, 1, 2, 5, 4]
-    with RandomAccess(shards) as access:
+    with RandomAccess(open_source(shards[0].parent)) as access:
         assert access.draw(numbers(*wanted)) == [expected[number] for number in wanted]
         assert access.draw(numbers()) == []
 
 
 @pytest.mark.parametrize("number", [-1, 8])
 def test_line_number_out_of_range_is_refused(shards: list[Path], number: int) -> None:
-    with RandomAccess(shards) as access, pytest.raises(IndexError, match="must be in"):
+    with (
+        RandomAccess(open_source(shards[0].parent)) as access,
+        pytest.raises(IndexError, match="must be in"),
+    ):
         access.draw(numbers(0, number))
 
 
 def test_one_pass_adds_up_to_the_totals(shards: list[Path]) -> None:
-    with RandomAccess(shards) as access:
+    with RandomAccess(open_source(shards[0].parent)) as access:
         shuffled = np.random.default_rng(0).permutation(8)
         assert consumed(access.draw(shuffled)) == access.totals
         assert consumed(access.draw(shuffled[1:])) != access.totals
@@ -53,7 +57,7 @@ def test_one_pass_adds_up_to_the_totals(shards: list[Path]) -> None:
 @pytest.mark.parametrize("blank", [b"", b"\r"])
 def test_blank_line_is_refused_by_number(tmp_path: Path, blank: bytes) -> None:
     shards = write_contents(tmp_path, b"a\n", b"b\n" + blank + b"\nc\n")
-    with RandomAccess(shards) as access:
+    with RandomAccess(open_source(shards[0].parent)) as access:
         with pytest.raises(InvalidSample, match=r"shard_00001.txt:2: the line is blank"):
             access.draw(numbers(0, 2))
         assert [line.content for line in access.draw(numbers(3, 1))] == [b"c", b"b"]
@@ -92,7 +96,7 @@ def replace_and_index(shard: Path) -> None:
 def test_changed_shard_is_refused(
     shards: list[Path], change: Callable[[Path], None], *, was_open: bool
 ) -> None:
-    with RandomAccess(shards) as access:
+    with RandomAccess(open_source(shards[0].parent)) as access:
         if was_open:
             access.draw(numbers(1))
         change(shards[1])
@@ -101,14 +105,14 @@ def test_changed_shard_is_refused(
 
 
 def test_open_shard_survives_removal(shards: list[Path]) -> None:
-    with RandomAccess(shards) as access:
+    with RandomAccess(open_source(shards[0].parent)) as access:
         access.draw(numbers(0))
         replace_and_index(shards[1])
         assert [line.content for line in access.draw(numbers(0, 1, 2))] == [b"a", b"b", b"c"]
 
 
 def test_missing_shard_is_refused_when_needed(shards: list[Path]) -> None:
-    with RandomAccess(shards) as access:
+    with RandomAccess(open_source(shards[0].parent)) as access:
         shards[4].unlink()
         assert access.draw(numbers(0))[0].content == b"a"
         with pytest.raises(ShardUnreadable, match=r"shard_00004.txt cannot be read"):
@@ -118,7 +122,7 @@ def test_missing_shard_is_refused_when_needed(shards: list[Path]) -> None:
 @pytest.mark.parametrize("damage", [1, -2])
 def test_index_offset_inside_a_line_is_detected(tmp_path: Path, damage: int) -> None:
     shards = write_contents(tmp_path, b"aaa\nbbb\nccc\n")
-    with RandomAccess(shards) as access:
+    with RandomAccess(open_source(shards[0].parent)) as access:
         place = index_beside(shards[0])
         content = bytearray(place.read_bytes())
         content[-16] += damage
@@ -137,7 +141,7 @@ def test_number_of_open_files_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(random_access, "OPEN_SHARDS", 3)
     shards = write_contents(tmp_path, *(b"%d\n" % number for number in range(20)))
     before = open_files()
-    with RandomAccess(shards) as access:
+    with RandomAccess(open_source(shards[0].parent)) as access:
         for _ in range(2):
             lines = access.draw(np.arange(20)[::-1])
             assert [int(line.content) for line in lines] == list(range(20))[::-1]
@@ -151,7 +155,7 @@ def test_random_access_memory_is_bounded(tmp_path: Path) -> None:
     ShardIndex.open(shards[0])
     tracemalloc.start()
     try:
-        with RandomAccess(shards) as access:
+        with RandomAccess(open_source(shards[0].parent)) as access:
             for start in range(0, 200_000, 10_000):
                 access.draw(np.arange(start, start + 64))
         _, peak_bytes = tracemalloc.get_traced_memory()

@@ -4,7 +4,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from muster.contracts.shards import Position
+from muster.contracts.shards import Position, Reading
 from muster.datasets.errors import (
     DatasetEmpty,
     DatasetMissing,
@@ -14,12 +14,12 @@ from muster.datasets.errors import (
 )
 from muster.datasets.index import ShardIndex, index_beside
 from muster.datasets.reader import (
-    find_shards,
     parse_sample,
     read_lines,
-    shard_name,
 )
 from muster.datasets.schema import LabelledSample
+from muster.datasets.source import shard_name
+from muster.datasets.sources import open_source
 from tests.support.ranks import write_contents
 
 START = Position()
@@ -30,7 +30,7 @@ def at(shard_idx: int, line_idx: int) -> Position:
 
 
 def test_lines_come_once_with_the_position_after(shards: list[Path]) -> None:
-    assert list(read_lines(shards, START)) == [
+    assert list(read_lines(open_source(shards[0].parent), START)) == [
         (b"a", 1, 1),
         (b"b", 1, 2),
         (b"c", 1, 3),
@@ -43,44 +43,49 @@ def test_lines_come_once_with_the_position_after(shards: list[Path]) -> None:
 
 
 def test_reading_resumes_at_every_position(shards: list[Path]) -> None:
-    everything = list(read_lines(shards, START))
+    everything = list(read_lines(open_source(shards[0].parent), START))
     for number, (_, shard_idx, line_idx) in enumerate(everything, start=1):
-        assert list(read_lines(shards, at(shard_idx, line_idx))) == everything[number:]
+        assert (
+            list(read_lines(open_source(shards[0].parent), at(shard_idx, line_idx)))
+            == everything[number:]
+        )
     for shard_idx in range(len(shards) + 1):
         rest = [entry for entry in everything if entry[1] >= shard_idx]
-        assert list(read_lines(shards, at(shard_idx, 0))) == rest
+        assert list(read_lines(open_source(shards[0].parent), at(shard_idx, 0))) == rest
 
 
-def test_rank_without_shards_reads_nothing() -> None:
-    assert list(read_lines([], START)) == []
+def test_rank_without_shards_reads_nothing(shards: list[Path]) -> None:
+    assert (
+        list(read_lines(open_source(shards[0].parent), START, Reading(rank=7, world_size=8))) == []
+    )
 
 
 def test_start_of_a_shard_needs_no_index(shards: list[Path]) -> None:
-    list(read_lines(shards, at(1, 0)))
+    list(read_lines(open_source(shards[0].parent), at(1, 0)))
     assert not any(index_beside(shard).exists() for shard in shards)
 
 
 @pytest.mark.parametrize("blank", [b"", b"\r"])
 def test_blank_line_is_refused_after_earlier_lines(tmp_path: Path, blank: bytes) -> None:
     shards = write_contents(tmp_path, b"a\nb\n" + blank + b"\nc\n")
-    reading = read_lines(shards, START)
+    reading = read_lines(open_source(shards[0].parent), START)
     assert list(islice(reading, 2)) == [(b"a", 0, 1), (b"b", 0, 2)]
     with pytest.raises(InvalidSample, match=r"shard_00000.txt:3: the line is blank"):
         next(reading)
     with pytest.raises(InvalidSample, match=r"shard_00000.txt:3:"):
-        list(read_lines(shards, at(0, 2)))
+        list(read_lines(open_source(shards[0].parent), at(0, 2)))
 
 
 def test_shard_shorter_than_position_has_changed(shards: list[Path]) -> None:
     ShardIndex.open(shards[1])
     shards[1].write_bytes(b"a\n")
     with pytest.raises(ShardChanged, match="has 1 lines, but 3 of them were already consumed"):
-        list(read_lines(shards, at(1, 3)))
+        list(read_lines(open_source(shards[0].parent), at(1, 3)))
 
 
 def test_missing_shard_raises_when_reached(shards: list[Path]) -> None:
+    reading = read_lines(open_source(shards[0].parent), START)
     shards[2].unlink()
-    reading = read_lines(shards, START)
     assert len(list(islice(reading, 3))) == 3
     with pytest.raises(ShardUnreadable, match=r"shard_00002.txt cannot be read"):
         next(reading)
@@ -89,7 +94,7 @@ def test_missing_shard_raises_when_reached(shards: list[Path]) -> None:
 @pytest.mark.parametrize("position", [at(8, 0), at(7, 1)])
 def test_position_behind_the_last_shard_is_refused(shards: list[Path], position: Position) -> None:
     with pytest.raises(ShardChanged, match="lost shards"):
-        list(read_lines(shards, position))
+        list(read_lines(open_source(shards[0].parent), position))
 
 
 def test_only_shards_are_listed_in_order(tmp_path: Path) -> None:
@@ -97,25 +102,25 @@ def test_only_shards_are_listed_in_order(tmp_path: Path) -> None:
     others = ["shard_00001.idx", "test.jsonl", "x.txt", ".shard_00000.txt.ab12.tmp", "shard_.txt"]
     for name in [*reversed(names), *others]:
         (tmp_path / name).write_text("{}\n")
-    assert [path.name for path in find_shards(tmp_path)] == names
+    assert [shard.name for shard in open_source(tmp_path).shards] == names
 
 
 def test_missing_or_empty_data_set_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetMissing, match=r"does not exist: .*muster dataset digits --out .*no"):
-        find_shards(tmp_path / "no")
+        open_source(tmp_path / "no")
     with pytest.raises(DatasetEmpty, match=r"holds no shard file.*muster dataset digits"):
-        find_shards(tmp_path)
+        open_source(tmp_path)
     (tmp_path / "shard_00000.txt").touch()
     with pytest.raises(DatasetEmpty, match="1 shards without a single line"):
-        find_shards(tmp_path)
+        open_source(tmp_path)
     with pytest.raises(DatasetMissing, match="is not a directory"):
-        find_shards(tmp_path / "shard_00000.txt")
+        open_source(tmp_path / "shard_00000.txt")
 
 
 def test_dangling_link_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "shard_00000.txt").symlink_to(tmp_path / "gone")
     with pytest.raises(ShardUnreadable, match="shard_00000"):
-        find_shards(tmp_path)
+        open_source(tmp_path)
 
 
 SHARD = Path("data/shard_00003.txt")

@@ -6,9 +6,10 @@ import msgspec
 import pytest
 
 from muster.datasets.errors import DatasetError, DatasetNotWritable
-from muster.datasets.reader import find_shards
 from muster.datasets.schema import LabelledSample
+from muster.datasets.sources import open_source
 from muster.datasets.synthetic import digits, ensure_synthetic, synthetic
+from tests.support.ranks import shard_paths
 
 
 def names_in(directory: Path) -> list[str]:
@@ -22,7 +23,7 @@ def samples_of(lines: list[bytes]) -> list[LabelledSample]:
 
 def test_default_data_set_never_changes(tmp_path: Path) -> None:
     ensure_synthetic(tmp_path / "synthetic")
-    shards = find_shards(tmp_path / "synthetic")
+    shards = shard_paths(tmp_path / "synthetic")
     content = b"".join(shard.read_bytes() for shard in shards)
     assert len(shards) == 8
     assert content.count(b"\n") == 2048
@@ -47,7 +48,7 @@ def test_lines_are_generated_lazily() -> None:
 def test_complete_data_set_is_kept(tmp_path: Path) -> None:
     (tmp_path / "deep" / "synthetic").mkdir(parents=True)
     directory = ensure_synthetic(tmp_path / "deep" / "synthetic")
-    assert len(find_shards(directory)) == 8
+    assert len(open_source(directory).shards) == 8
     before = {path.name: path.stat() for path in directory.iterdir()}
     assert ensure_synthetic(directory) == directory
     assert {path.name: path.stat() for path in directory.iterdir()} == before

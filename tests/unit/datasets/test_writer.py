@@ -3,13 +3,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import xxhash
+from msgspec.structs import replace
 
-from muster.contracts.shards import Position
+from muster.contracts.shards import Position, Shard
 from muster.datasets.errors import DatasetNotWritable
 from muster.datasets.index import ShardIndex, index_beside
-from muster.datasets.reader import find_shards, read_lines
-from muster.datasets.schema import Contents, DatasetFacts, read_facts
+from muster.datasets.reader import read_lines
+from muster.datasets.schema import Contents
+from muster.datasets.source import DatasetFacts, read_facts
+from muster.datasets.sources import open_source
 from muster.datasets.writer import write_dataset
+from tests.support.ranks import shard_paths
 
 
 def contents(samples: int, shards: int, held_out: int = 0, word: str = "line") -> Contents:
@@ -27,7 +32,7 @@ def contents(samples: int, shards: int, held_out: int = 0, word: str = "line") -
 
 
 def lines_in(directory: Path) -> list[bytes]:
-    return [line for line, _, _ in read_lines(find_shards(directory), Position())]
+    return [line for line, _, _ in read_lines(open_source(directory), Position())]
 
 
 def files_in(directory: Path) -> dict[str, bytes]:
@@ -38,11 +43,25 @@ def test_shards_get_even_contiguous_runs(tmp_path: Path) -> None:
     directory = tmp_path / "new" / "data"
     write_dataset(directory, contents(10, shards=3, held_out=2))
     assert lines_in(directory) == [f"line {number}".encode() for number in range(10)]
-    shards = find_shards(directory)
+    shards = shard_paths(directory)
     assert all(index_beside(shard).exists() for shard in shards)
     assert [ShardIndex.open(shard).lines for shard in shards] == [4, 3, 3]
     assert (directory / "test.jsonl").read_bytes() == b"kept back\nkept back\n"
-    assert read_facts(directory) == contents(10, shards=3, held_out=2).facts
+    facts = read_facts(directory)
+    assert facts == replace(contents(10, shards=3, held_out=2).facts, files=facts.files)
+
+
+def test_facts_list_every_shard(tmp_path: Path) -> None:
+    write_dataset(tmp_path, contents(5, shards=2))
+    for shard, entry in zip(shard_paths(tmp_path), read_facts(tmp_path).files, strict=True):
+        index = ShardIndex.open(shard)
+        assert entry == Shard(
+            name=shard.name,
+            size_bytes=shard.stat().st_size,
+            lines=index.lines,
+            hash_sum=index.hash_sum,
+            xxh3=xxhash.xxh3_64_hexdigest(shard.read_bytes()),
+        )
 
 
 def test_existing_shards_are_refused_and_untouched(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from muster.collectives.tree import Block
 from muster.datasets.errors import InvalidSample
 from muster.datasets.index import Line
 from muster.datasets.random_access import RandomAccess
-from muster.datasets.reader import find_shards
+from muster.datasets.sources import open_source
 from muster.training.batches import BatchLoader, BlockBatches, decode_lines, decoder_of
 from muster.training.sample_count import decode_sample_count
 from muster.training.schedule import Schedule
@@ -25,7 +25,7 @@ BATCH = 32
 @pytest.fixture(scope="module")
 def drawer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RandomAccess]:
     directory: Path = tmp_path_factory.mktemp("data")
-    with RandomAccess(find_shards(write_samples(directory, SAMPLES))) as drawer:
+    with RandomAccess(open_source(write_samples(directory, SAMPLES))) as drawer:
         yield drawer
 
 

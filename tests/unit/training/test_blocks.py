@@ -7,7 +7,7 @@ import pytest
 
 from muster.collectives.tree import Block
 from muster.datasets.random_access import RandomAccess
-from muster.datasets.reader import find_shards
+from muster.datasets.sources import open_source
 from muster.program import Batch, Contribution, InvalidProgram, ProgramRaised, State
 from muster.training.blocks import BlockComputer, BusyFlag, LeafRng
 from muster.training.sample_count import COUNT_ELEMENTS, decode_sample_count
@@ -19,7 +19,7 @@ from tests.support.stage import FEATURES, Regression, write_samples
 
 @pytest.fixture(scope="module")
 def drawer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RandomAccess]:
-    shards = find_shards(write_samples(tmp_path_factory.mktemp("data"), SAMPLES))
+    shards = open_source(write_samples(tmp_path_factory.mktemp("data"), SAMPLES))
     with RandomAccess(shards) as drawer:
         yield drawer
 

@@ -1,0 +1,134 @@
+"""The messages between a rank and the storage process of its job: packets on a Unix socket.
+
+Every request but `Place` has one reply, after any number of `StorageWarned`. Bytes of checkpoints
+travel as descriptors of anonymous memory, so that a save can be finished without its rank.
+"""
+
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from muster.contracts.rank import Count
+from muster.contracts.shards import Position, Reading
+
+PACKET_LIMIT_BYTES: Final = 1 << 16
+SENTENCE_LIMIT: Final = 8192  # characters
+
+Sentence = Annotated[str, Meta(max_length=SENTENCE_LIMIT)]
+Name = Annotated[str, Meta(max_length=128)]
+LocationText = Annotated[str, Meta(max_length=8192)]  # see `location.parse_location`
+
+
+class _Message(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="is"
+):
+    """Common shape: immutable, named fields only, tagged."""
+
+
+class Place(_Message, frozen=True, tag="place"):
+    """The checkpoints that the following requests are about, and the process that uses them."""
+
+    location: LocationText
+    inherited: LocationText | None
+    """Where the job named by `resume_from` has its checkpoints."""
+    job_id: Name
+    job_uid: Name | None
+    rank: Count
+    world_size: Count
+    generation: Count | None
+    keep_last: Annotated[int, Meta(ge=1)]
+    any_world_size: bool = False  # True accepts checkpoints of every world size
+
+
+class Claim(_Message, frozen=True, tag="claim"):
+    """Fence older generations."""
+
+
+class Restore(_Message, frozen=True, tag="restore"):
+    """Return the newest checkpoint to begin with; `Done` if there is none."""
+
+
+class Save(_Message, frozen=True, tag="save"):
+    """Make a checkpoint durable. Its memory holds the file of the arrays, then the JSON values."""
+
+    step: Count
+    position: Position
+    state_bytes: Count
+    values_bytes: Count
+
+
+class ListShards(_Message, frozen=True, tag="list_shards"):
+    """Return the `Listing` of a data set."""
+
+    location: LocationText
+
+
+class FetchShard(_Message, frozen=True, tag="fetch_shard"):
+    """Return the path of a shard's file, see `DataSource.path`."""
+
+    location: LocationText
+    shard_idx: Count
+    reading: Reading | None
+
+
+class CountShards(_Message, frozen=True, tag="count_shards"):
+    """Return lines and hash sums of a range of shards; null if `only_known` and one is not."""
+
+    location: LocationText
+    start: Count
+    stop: Count
+    step: Annotated[int, Meta(ge=1)]
+    only_known: bool
+
+
+StorageRequest: TypeAlias = Place | Claim | Restore | Save | ListShards | FetchShard | CountShards
+
+
+class Done(_Message, frozen=True, tag="done"):
+    """The request was carried out."""
+
+
+class Restored(_Message, frozen=True, tag="restored"):
+    """A verified checkpoint. Its memory holds the file of the arrays, then the manifest."""
+
+    name: Name
+    state_bytes: Count
+    manifest_bytes: Count
+
+
+class Fetched(_Message, frozen=True, tag="fetched"):
+    """A complete, verified local file."""
+
+    path: LocationText
+
+
+class Content(_Message, frozen=True, tag="content"):
+    """JSON, which is in its memory."""
+
+    size_bytes: Count
+
+
+class StorageFailed(_Message, frozen=True, tag="storage_failed"):
+    """The request failed with an error of this class."""
+
+    error: Name
+    message: Sentence
+
+
+class StorageWarned(_Message, frozen=True, tag="storage_warned"):
+    """A sentence for the user; the request goes on."""
+
+    message: Sentence
+
+
+StorageReply: TypeAlias = Done | Restored | Fetched | Content | StorageFailed | StorageWarned
+
+
+class StorageAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a storage process reads as a line from its standard input."""
+
+    socket: str
+    """Its path; ``@name`` is one without a file (unix(7): abstract), which needs no lock."""
+    stop_grace_seconds: float
+    keys: dict[str, str]  # of the store: environment variables of this process alone

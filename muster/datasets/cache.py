@@ -1,0 +1,232 @@
+"""Shards of object stores on this host's disk, for all jobs, processes and threads together.
+
+A cache is a directory with these files, of which ``KEY`` names one version of one object:
+
+    KEY.txt        complete and verified; never changes
+    KEY.idx        its index, see `muster.datasets.index`
+    KEY.part       being downloaded by the holder of its lock; others wait for that
+    *.readers      what the ranks of a job read, in their order; locked by the process that reads
+    lock           guards what follows, and holds an estimate of the bytes in the directory
+
+What is needed last goes first (Belady 1966), which is possible because ranks read their shards in a
+fixed order. Locks are flock(2), which end with their holders: files of killed processes are those
+without a lock, and the next process that makes room removes them.
+"""
+
+import fcntl
+import math
+import mmap
+import os
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Final, TypeAlias
+from weakref import finalize
+
+from muster.contracts.shards import Reading
+from muster.datasets.errors import CacheFull
+
+Fill: TypeAlias = Callable[[memoryview], None]
+"""Writes the verified content of an object into memory, or raises."""
+
+_KEY_BYTES: Final = 16
+_BYTES: Final = struct.Struct("<Q")
+_HEADER: Final = struct.Struct("<2Q")  # number of keys; 1 if all of them are needed all along
+_SLOT: Final = struct.Struct("<4Q")  # rank, world size, epochs left, shard that it reads
+
+_SCANNED_SHARE: Final = 0.9
+"""From this share of the limit on, files are counted: the estimate does not know of indexes."""
+
+_OBJECT: Final = (".txt", ".idx")
+_LOCKED: Final = (".part", ".readers")
+
+_LEFT_SECONDS: Final = 3600.0
+"""A temporary file of an index that is older was left by a killed process."""
+
+
+class ShardCache:
+    """A cache directory. For any number of threads and processes."""
+
+    def __init__(self, directory: Path, limit_bytes: int) -> None:
+        """`limit_bytes` is the most that shards and their indexes take."""
+        self.directory: Final = directory
+        self.limit_bytes: Final = limit_bytes
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise CacheFull(directory, str(error.strerror)) from error
+
+    def place(self, key: bytes) -> Path:
+        """Return where the file of an object is, or would be."""
+        return self.directory / f"{key.hex()}.txt"
+
+    def _part(self, key: bytes) -> Path:
+        return self.place(key).with_suffix(".part")
+
+    def fetch(self, key: bytes, size_bytes: int, fill: Fill, *, wait: bool = True) -> None:
+        """Make sure that an object is there. Only what is needed later is removed for it.
+
+        Raises `CacheFull`, what `fill` does, and `BlockingIOError` for an object that is being
+        downloaded already, unless this may `wait` for it.
+        """
+        place, part = self.place(key), self._part(key)
+        how = fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)
+        while not place.exists():
+            with _locked(part, how) as file:
+                if not _is_at(file, part):  # it was renamed or removed while we waited
+                    continue
+                if place.exists():  # it was renamed since we looked
+                    part.unlink()
+                    return
+                try:
+                    self._reserve(file, size_bytes, key.hex())
+                    if size_bytes:
+                        with mmap.mmap(file, size_bytes) as memory, memoryview(memory) as view:
+                            fill(view)
+                    # Zeros of a file that a power failure cut short would pass for the shard.
+                    os.fsync(file)
+                    with self.locked(fcntl.LOCK_SH):  # not while files are counted
+                        part.rename(place)
+                except BaseException:
+                    part.unlink(missing_ok=True)
+                    raise
+
+    def _reserve(self, part: int, size_bytes: int, name: str) -> None:
+        """Give `part` its full size on disk, removing other objects if necessary."""
+        with self.locked(fcntl.LOCK_EX) as lock:
+            os.ftruncate(part, 0)
+            noted = os.pread(lock, _BYTES.size, 0)
+            used = _BYTES.unpack(noted)[0] if noted else self.limit_bytes
+            if used + size_bytes > _SCANNED_SHARE * self.limit_bytes:
+                used = self._make_room(size_bytes, name)
+            try:
+                if size_bytes:
+                    os.posix_fallocate(part, 0, size_bytes)
+            except OSError as error:
+                os.ftruncate(part, 0)
+                raise CacheFull(self.directory, str(error.strerror)) from error
+            os.pwrite(lock, _BYTES.pack(used + size_bytes), 0)
+
+    def _make_room(self, size_bytes: int, wanted: str) -> int:
+        """Remove what is needed last, and later than `wanted`; return the bytes that are left."""
+        sizes: Counter[str] = Counter()
+        ages: dict[str, float] = {}
+        needs: dict[str, float] = {}
+        used = 0
+        for path, facts in self._files():
+            used += facts.st_size
+            if path.suffix == ".readers":
+                for name, reads in needs_of(path.read_bytes()):
+                    needs[name] = min(reads, needs.get(name, math.inf))
+            elif path.suffix in _OBJECT:
+                sizes[path.stem] += facts.st_size
+                ages[path.stem] = facts.st_mtime
+        missing = used + size_bytes - self.limit_bytes
+        removed = []
+        for name in sorted(sizes, key=lambda name: (-needs.get(name, math.inf), ages[name])):
+            if missing <= 0 or (name in needs and needs[name] <= needs.get(wanted, math.inf)):
+                break
+            removed.append(name)
+            missing -= sizes[name]
+        if missing > 0:
+            problem = f"of {self.limit_bytes} bytes, and {missing} more are needed at the same time"
+            raise CacheFull(self.directory, problem)
+        for name in removed:
+            used -= sizes[name]
+            for suffix in _OBJECT:
+                (self.directory / f"{name}{suffix}").unlink(missing_ok=True)
+        return used
+
+    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+        """Yield the files of the cache; remove what killed processes have left."""
+        for path in self.directory.iterdir():
+            with suppress(FileNotFoundError):  # an index was finished, and renamed
+                facts = path.stat()
+                is_left = path.suffix == ".tmp" and time.time() - facts.st_mtime > _LEFT_SECONDS
+                if is_left or (path.suffix in _LOCKED and not _is_locked(path)):
+                    path.unlink()
+                else:
+                    yield path, facts
+
+    def is_coming(self, key: bytes) -> bool:
+        """Return whether an object has its room, because it is there or is being downloaded."""
+        with suppress(FileNotFoundError):
+            return self.place(key).exists() or self._part(key).stat().st_size > 0
+        return False
+
+    def locked(self, how: int) -> AbstractContextManager[int]:
+        """Hold the lock of the cache; yields its file."""
+        return _locked(self.directory / "lock", how)
+
+
+class Readers:
+    """The ranks of one source: what they need, for every process that makes room to see."""
+
+    def __init__(self, cache: ShardCache, keys: Sequence[bytes]) -> None:
+        self._cache = cache
+        self._count = len(keys)
+        self._places: dict[int, int] = {}
+        self._mutex = threading.Lock()
+        with cache.locked(fcntl.LOCK_SH):  # else it could be removed before we lock it
+            name = f"{os.getpid()}-{os.urandom(8).hex()}.readers"
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._file = os.open(cache.directory / name, flags, 0o600)
+            self.close: Final = finalize(self, os.close, self._file)
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            os.write(self._file, _HEADER.pack(self._count, 0) + b"".join(keys))
+
+    def note(self, shard_idx: int, reading: Reading | None) -> None:
+        """Record what a rank reads now; from then on, nobody removes it."""
+        with self._mutex, self._cache.locked(fcntl.LOCK_SH):
+            if reading is None:
+                os.pwrite(self._file, _HEADER.pack(self._count, 1), 0)
+                return
+            number = self._places.setdefault(reading.rank, len(self._places))
+            slot = _SLOT.pack(reading.rank, reading.world_size, reading.epochs_left, shard_idx)
+            start = _HEADER.size + _KEY_BYTES * self._count
+            os.pwrite(self._file, slot, start + _SLOT.size * number)
+
+
+def needs_of(readers: bytes) -> Iterator[tuple[str, float]]:
+    """Yield the name of each needed object, and after how many reads of its reader that is."""
+    count, needs_all = _HEADER.unpack_from(readers)
+    start = _HEADER.size
+    end = start + _KEY_BYTES * count
+    names = [readers[at : at + _KEY_BYTES].hex() for at in range(start, end, _KEY_BYTES)]
+    if needs_all:
+        yield from ((name, 0) for name in names)
+    for rank, world_size, epochs_left, shard_idx in _SLOT.iter_unpack(readers[end:]):
+        own = names[rank::world_size]
+        now = (shard_idx - rank) // world_size
+        yield from ((name, reads) for reads, name in enumerate(own[now:]))
+        if epochs_left:
+            yield from ((name, len(own) - now + idx) for idx, name in enumerate(own[:now]))
+
+
+@contextmanager
+def _locked(path: Path, how: int) -> Iterator[int]:
+    """Hold the lock of a file, which is created if necessary; yield its descriptor."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, how)
+        yield file
+    finally:
+        os.close(file)
+
+
+def _is_at(file: int, path: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file), path.stat())
+    return False
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            return False
+    except BlockingIOError:
+        return True

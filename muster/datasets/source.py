@@ -1,0 +1,149 @@
+"""The interface to the shards of a data set, wherever they lie; and data sets on a disk."""
+
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Final, Protocol
+from weakref import finalize
+
+import msgspec
+
+from muster.contracts.location import Location
+from muster.contracts.shards import Reading, Shard
+from muster.datasets.errors import DatasetEmpty, DatasetMissing, ShardUnreadable
+from muster.datasets.index import ShardIndex, Totals, fingerprint_of
+
+FACTS_NAME: Final = "dataset.json"
+
+_SHARD_NAME: Final = re.compile(r"shard_[^/]+\.txt")
+
+
+class DatasetFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The content of ``dataset.json``: how a generated data set was made."""
+
+    kind: str
+    samples: int  # samples of all shards
+    held_out: int = 0  # samples in ``test.jsonl``, which are in no shard
+    shards: int
+    features: int
+    classes: int
+    seed: int
+    files: tuple[Shard, ...] = ()  # empty in data sets of earlier versions
+
+
+class DataSource(Protocol):
+    """A data set to read. Thread-safe. Raises a `DatasetError` where a method cannot answer.
+
+    A source never changes: its shards, in the order that assigns them to ranks, were listed when it
+    was opened. The order depends on names alone, so every process and every kind of storage agree.
+    At least one shard is not empty.
+    """
+
+    @property
+    def location(self) -> Location: ...
+
+    @property
+    def shards(self) -> Sequence[Shard]: ...
+
+    @property
+    def facts(self) -> DatasetFacts | None:
+        """How the data set was made; None for one that was not generated."""
+
+    def path(self, shard_idx: int, reading: Reading | None = None) -> Path:
+        """Return a complete, verified local file with the content of a shard; waits for it.
+
+        The file stays until the same rank asks for its next shard. The shard is one of
+        ``reading.own``; a source that fetches uses their order to fetch early and to keep what is
+        needed soonest. None means no known order: every shard stays. Raises `ShardUnreadable`, and
+        `ShardChanged` for a shard that is not the listed one.
+        """
+
+    def totals(self, shard_idxs: range) -> list[Totals]:
+        """Return the totals of each of these shards, which are read if that is necessary."""
+
+    def known_totals(self, shard_idxs: range) -> list[Totals] | None:
+        """Return the same, or None if a shard would have to be fetched first."""
+
+
+class LocalSource:
+    """The shards in a directory. An index on disk knows their totals."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raise `DatasetMissing`, `DatasetEmpty`, and `ShardUnreadable`, also for a broken link."""
+        self.location: Final = directory
+        self._paths = [directory / name for name in sorted_shard_names(_names_in(directory))]
+        self.shards: Final = [
+            Shard(path.name, fingerprint_of(path).size_bytes) for path in self._paths
+        ]
+        refuse_empty(directory, self.shards)
+
+    @property
+    def facts(self) -> DatasetFacts | None:
+        return read_facts(self.location)
+
+    def path(self, shard_idx: int, _reading: Reading | None = None) -> Path:
+        return self._paths[shard_idx]
+
+    def totals(self, shard_idxs: range) -> list[Totals]:
+        # Not those in the facts: a shard may have been edited since.
+        return [ShardIndex.open(self._paths[idx]).totals for idx in shard_idxs]
+
+    known_totals = totals
+
+
+class MemorySource(LocalSource):
+    """The files of a data set by name, as a private directory; for tests and for trying."""
+
+    def __init__(self, contents: Mapping[str, bytes]) -> None:
+        directory = Path(mkdtemp(prefix="muster-data-"))
+        finalize(self, shutil.rmtree, directory)
+        for name, content in contents.items():
+            (directory / name).write_bytes(content)
+        super().__init__(directory)
+
+
+def shard_name(number: int) -> str:
+    """Return the file name of the shard with this number, counted from 0."""
+    return f"shard_{number:05d}.txt"
+
+
+def sorted_shard_names(names: Iterable[str]) -> list[str]:
+    """Return those of `names` that are shards, sorted by code point."""
+    return sorted(name for name in names if _SHARD_NAME.fullmatch(name))
+
+
+def refuse_empty(location: Location, shards: Sequence[Shard]) -> None:
+    """Raise `DatasetEmpty` if there is not a single line."""
+    if not shards:
+        raise DatasetEmpty(location, "holds no shard file such as shard_00000.txt")
+    if not any(shard.size_bytes for shard in shards):
+        raise DatasetEmpty(location, f"has {len(shards)} shards without a single line")
+
+
+def read_facts(directory: Path) -> DatasetFacts | None:
+    """Return the facts of a complete generated data set; None for any other directory."""
+    try:
+        return decode_facts((directory / FACTS_NAME).read_bytes())
+    except OSError:
+        return None
+
+
+def decode_facts(content: bytes | bytearray) -> DatasetFacts | None:
+    """Return the facts of a generated data set; None if these are not such facts."""
+    try:
+        return msgspec.json.decode(content, type=DatasetFacts)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _names_in(directory: Path) -> list[str]:
+    try:
+        return [entry.name for entry in directory.iterdir()]
+    except FileNotFoundError:
+        raise DatasetMissing(directory, "does not exist") from None
+    except NotADirectoryError:
+        raise DatasetMissing(directory, "is not a directory") from None
+    except OSError as error:
+        raise ShardUnreadable(directory, error) from error

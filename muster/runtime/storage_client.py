@@ -1,0 +1,405 @@
+"""A rank's connection to the storage process, which alone talks to an object store.
+
+The process may die at any moment: a request without a reply is sent again to the next one.
+"""
+
+import atexit
+import mmap
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from muster.checkpoints import errors as checkpoint_errors
+from muster.checkpoints.errors import CheckpointError, CheckpointFailed, UnsupportedState
+from muster.checkpoints.format import State, pack, unpack
+from muster.checkpoints.manager import CheckpointManager
+from muster.checkpoints.manifest import CheckpointName, Owner, decode_manifest
+from muster.checkpoints.reader import Checkpoint
+from muster.checkpoints.store import CheckpointStore, open_store
+from muster.contracts import storage
+from muster.contracts.environ import RankSettings
+from muster.contracts.errors import MusterError, WireError
+from muster.contracts.location import S3Location, parse_location
+from muster.contracts.shards import Position, Reading, Shard
+from muster.contracts.storage import Place, StorageReply, StorageRequest
+from muster.contracts.wire import decode_storage_reply, encode
+from muster.datasets import errors as dataset_errors
+from muster.datasets.index import Totals
+from muster.datasets.source import DatasetFacts, DataSource, LocalSource
+from muster.host.peers import peer_of, short_socket_path
+from muster.objects import errors as store_errors
+from muster.runtime.storage_process import StorageProcess
+
+REACH_SECONDS: Final = 90.0
+"""How long a rank waits for a storage process: one is started at most 30 s after another."""
+
+RETRY_SECONDS: Final = 0.05
+DEATHS_LIMIT: Final = 5
+"""After so many deaths during one request the request is taken for their cause."""
+
+OWN_GRACE_SECONDS: Final = 30.0
+"""How long the storage process of a rank without an agent may take to end."""
+
+
+@contextmanager
+def socket_address(text: str) -> Iterator[str]:
+    """Give what bind(2) and connect(2) take for `StorageAssignment.socket`, valid in the block."""
+    if text.startswith("@"):
+        yield f"\0{text[1:]}"
+    else:
+        with short_socket_path(Path(text)) as address:
+            yield address
+
+
+class StorageConnection:
+    """One request at a time to whatever process listens at an address."""
+
+    def __init__(
+        self,
+        address: str,
+        place: Place | None,
+        warn: Callable[[str], None],
+        revive: Callable[[], None],
+    ) -> None:
+        """`place` is for requests about checkpoints. `revive` is called without a process."""
+        self._address: Final = address
+        self._place: Final = place
+        self._warn: Final = warn
+        self._revive: Final = revive
+        self._channel: socket.socket | None = None
+        self._request: tuple[bytes, Sequence[int]] = b"", ()
+
+    def send(self, request: StorageRequest, *descriptors: int) -> None:
+        """Send a request; `reply` does it if there is no process at the moment."""
+        self._request = encode(request), descriptors
+        with suppress(OSError):
+            self._send()
+
+    def reply(self) -> tuple[StorageReply, list[int]]:
+        """Wait for the reply to the last request; return it with its descriptors.
+
+        Raises the error that the process has met, and `CheckpointFailed` if it cannot be reached.
+        """
+        deaths, deadline = 0, time.monotonic() + REACH_SECONDS
+        while deaths < DEATHS_LIMIT and time.monotonic() < deadline:
+            with suppress(OSError, WireError):
+                if self._channel is None:
+                    self._send()
+                return self._receive()
+            if self._channel is not None:  # it has died
+                deaths, deadline = deaths + 1, time.monotonic() + REACH_SECONDS
+                self.close()
+            self._revive()
+            time.sleep(RETRY_SECONDS)
+        raise CheckpointFailed(
+            f"the storage process at {self._address} does not answer: see storage.log"
+        )
+
+    def ask(self, request: StorageRequest) -> tuple[StorageReply, list[int]]:
+        """Send a request and return its reply."""
+        self.send(request)
+        return self.reply()
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _send(self) -> None:
+        try:
+            if self._channel is None:
+                self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                self._channel.settimeout(None)  # the program may have set a default
+                with socket_address(self._address) as address:
+                    self._channel.connect(address)
+                if peer_of(self._channel).user_id != os.geteuid():
+                    raise PermissionError
+                if self._place is not None:
+                    self._channel.send(encode(self._place))
+            content, descriptors = self._request
+            socket.send_fds(self._channel, [content], descriptors)
+        except OSError:
+            self.close()
+            raise
+
+    def _receive(self) -> tuple[StorageReply, list[int]]:
+        assert self._channel is not None  # noqa: S101  `reply` has connected it
+        while True:
+            content, descriptors, _, _ = socket.recv_fds(
+                self._channel, storage.PACKET_LIMIT_BYTES, 1, socket.MSG_CMSG_CLOEXEC
+            )
+            if not content:
+                raise ConnectionResetError
+            reply = decode_storage_reply(content)
+            if isinstance(reply, storage.StorageWarned):
+                self._warn(reply.message)
+            elif isinstance(reply, storage.StorageFailed):
+                raise _error_of(reply)
+            else:
+                return reply, descriptors
+
+
+class SharedMemory:
+    """Anonymous memory whose pages are kept: their first use costs more than copying into them."""
+
+    def __init__(self) -> None:
+        self.descriptor = -1
+        self._map: mmap.mmap | None = None
+
+    def fill(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Write the parts one after the other; nothing may read the memory meanwhile."""
+        size = sum(map(len, parts))
+        if self._map is None or len(self._map) < size:
+            self.close()
+            self.descriptor = os.memfd_create("muster-checkpoint", os.MFD_CLOEXEC)
+            os.ftruncate(self.descriptor, 2 * size)  # what is not used is no memory
+            self._map = mmap.mmap(self.descriptor, 0)
+        end = 0
+        for part in parts:
+            start, end = end, end + len(part)
+            memoryview(self._map)[start:end] = part
+
+    def close(self) -> None:
+        if self._map is not None:
+            self._map.close()
+            os.close(self.descriptor)
+            self._map = None
+
+
+class RemoteCheckpoints:
+    """A `CheckpointManager` whose saves become durable in the storage process, a little later.
+
+    `save` copies the state and hands it over. The process finishes the save even if this one dies;
+    if it dies itself, the save is sent again. The next save waits for it. A failure that may pass
+    is a warning; any other is raised by the next call.
+    """
+
+    def __init__(self, connection: StorageConnection, warn: Callable[[str], None]) -> None:
+        self._connection: Final = connection
+        self._warn: Final = warn
+        self._memory: Final = SharedMemory()
+        self._delivery: threading.Thread | None = None
+        self._save: tuple[storage.Save, Callable[[], None]] | None = None
+        """The last one, which the memory holds, and what to call once it is durable."""
+        self._error: CheckpointError | None = None  # that of the last save
+
+    def claim(self) -> None:
+        self._ask(storage.Claim())
+
+    def restore(self) -> Checkpoint | None:
+        reply, descriptors = self._ask(storage.Restore())
+        if not isinstance(reply, storage.Restored):
+            return None
+        with os.fdopen(descriptors[0], "rb") as file:
+            file.seek(0)  # the offset is shared with its writer
+            content = bytearray(reply.state_bytes)
+            file.readinto(content)
+            manifest = decode_manifest(file.read(reply.manifest_bytes), reply.name)
+        name = CheckpointName(manifest.generation, manifest.step)
+        state = unpack(content if manifest.files else None, manifest.values, reply.name)
+        return Checkpoint(name=name, manifest=manifest, state=state)
+
+    def save(
+        self, step: int, position: Position, state: State, on_saved: Callable[[], None]
+    ) -> None:
+        """Copy the state, and call `on_saved` from another thread once it is durable."""
+        self._settle()
+        packed = pack(state)
+        try:
+            values = msgspec.json.encode(packed.values)
+        except (ValueError, RecursionError) as error:
+            raise UnsupportedState(f"the state cannot be written as JSON: {error}") from error
+        self._memory.fill([*packed.buffers, values])
+        sizes = {"state_bytes": packed.size_bytes, "values_bytes": len(values)}
+        self._save = storage.Save(step=step, position=position, **sizes), on_saved
+        self._start()
+
+    def flush(self) -> None:
+        """Wait until the last save is durable; raise what has made it fail twice."""
+        self._settle()
+        if self._error is not None:
+            self._start()  # what has made it fail may have passed
+            self._settle()
+        self._raise_error()
+
+    def close(self) -> None:
+        """Wait for the last save, durable or not."""
+        with suppress(CheckpointError):
+            self._settle()
+        self._connection.close()
+        self._memory.close()
+
+    def _ask(self, request: StorageRequest) -> tuple[StorageReply, list[int]]:
+        self._settle()
+        return self._connection.ask(request)
+
+    def _start(self) -> None:
+        assert self._save is not None  # noqa: S101
+        self._error = None
+        self._connection.send(self._save[0], self._memory.descriptor)
+        self._delivery = threading.Thread(
+            target=self._deliver, args=self._save[1:], name="muster-save", daemon=True
+        )
+        self._delivery.start()
+
+    def _deliver(self, on_saved: Callable[[], None]) -> None:
+        try:
+            self._connection.reply()
+        except CheckpointError as error:
+            self._error = error
+            if isinstance(error, CheckpointFailed):
+                self._warn(f"could not save a checkpoint, the next save tries again: {error}")
+        else:
+            on_saved()
+
+    def _settle(self) -> None:
+        """Wait for the last save; raise an error that a repetition would meet again."""
+        if self._delivery is not None:
+            self._delivery.join()
+            self._delivery = None
+        if not isinstance(self._error, CheckpointFailed):
+            self._raise_error()
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """What a `DataSource` knows without reading a shard."""
+
+    shards: tuple[Shard, ...]
+    facts: DatasetFacts | None
+
+
+class RemoteSource:
+    """A `DataSource` whose shards the storage process fetches into the cache of the host."""
+
+    def __init__(self, location: S3Location, connection: StorageConnection) -> None:
+        self.location: Final = location
+        self._text: Final = str(location)
+        self._connection: Final = connection
+        self._lock: Final = threading.Lock()
+        listing = self._read(storage.ListShards(location=self._text), Listing)
+        self.shards: Final = listing.shards
+        self.facts: Final = listing.facts
+
+    def path(self, shard_idx: int, reading: Reading | None = None) -> Path:
+        request = storage.FetchShard(location=self._text, shard_idx=shard_idx, reading=reading)
+        with self._lock:
+            reply, _ = self._connection.ask(request)
+        assert isinstance(reply, storage.Fetched)  # noqa: S101
+        return Path(reply.path)
+
+    def totals(self, shard_idxs: range) -> list[Totals]:
+        return self._totals(shard_idxs, only_known=False) or []
+
+    def known_totals(self, shard_idxs: range) -> list[Totals] | None:
+        return self._totals(shard_idxs, only_known=True)
+
+    def _totals(self, idxs: range, *, only_known: bool) -> list[Totals] | None:
+        request = storage.CountShards(
+            location=self._text,
+            start=idxs.start,
+            stop=idxs.stop,
+            step=idxs.step,
+            only_known=only_known,
+        )
+        found: list[Totals] | None = self._read(request, list[Totals] | None)
+        return found
+
+    def _read(self, request: StorageRequest, kind: Any) -> Any:  # noqa: ANN401  a type, its value
+        with self._lock:
+            reply, descriptors = self._connection.ask(request)
+        assert isinstance(reply, storage.Content)  # noqa: S101
+        with os.fdopen(descriptors[0], "rb") as file:
+            file.seek(0)
+            return msgspec.json.decode(file.read(reply.size_bytes), type=kind)
+
+
+Checkpoints: TypeAlias = CheckpointManager | RemoteCheckpoints
+
+
+def open_checkpoints(
+    settings: RankSettings, place: Place, warn: Callable[[str], None]
+) -> Checkpoints:
+    """Return the checkpoints of a place; those in an object store by the storage process."""
+    if not isinstance(parse_location(place.location), S3Location):
+        return open_manager(place, warn)
+    return RemoteCheckpoints(_connection(settings, place, warn), warn)
+
+
+def open_data(settings: RankSettings, warn: Callable[[str], None]) -> DataSource:
+    """Return the data set of a rank; one in an object store by the storage process."""
+    if not isinstance(settings.dataset_dir, S3Location):
+        return LocalSource(settings.dataset_dir)
+    return RemoteSource(settings.dataset_dir, _connection(settings, None, warn))
+
+
+def _connection(
+    settings: RankSettings, place: Place | None, warn: Callable[[str], None]
+) -> StorageConnection:
+    if settings.storage_socket is not None:
+        return StorageConnection(str(settings.storage_socket), place, warn, lambda: None)
+    address, process = _own_process()
+    return StorageConnection(address, place, warn, process.revive)
+
+
+def open_manager(
+    place: Place, warn: Callable[[str], None], *, is_remote: bool = False
+) -> CheckpointManager:
+    """Return the manager of a place; `is_remote`: for saves that cost training nothing."""
+
+    def store_at(text: str) -> CheckpointStore:
+        return open_store(parse_location(text), warn)
+
+    return CheckpointManager(
+        store=store_at(place.location),
+        owner=Owner(
+            job_id=place.job_id,
+            job_uid=place.job_uid,
+            rank=place.rank,
+            world_size=place.world_size,
+            generation=place.generation,
+            any_world_size=place.any_world_size,
+        ),
+        keep_last=place.keep_last,
+        clock=lambda: datetime.now(UTC),
+        warn=warn,
+        inherited=None if place.inherited is None else store_at(place.inherited),
+        reports_cost=not is_remote,
+    )
+
+
+@cache
+def _own_process() -> tuple[str, StorageProcess]:
+    """Return the storage process of a rank without an agent, and its address."""
+    address = f"@muster-storage-{secrets.token_hex(16)}"
+    assignment = storage.StorageAssignment(
+        socket=address, stop_grace_seconds=OWN_GRACE_SECONDS, keys={}
+    )
+    process = StorageProcess(assignment, dict(os.environ))
+    atexit.register(process.stop)
+    return address, process
+
+
+def _error_of(failed: storage.StorageFailed) -> MusterError:
+    """Return the error of the process, with its class and sentence."""
+    for module in (checkpoint_errors, dataset_errors, store_errors):
+        kind = getattr(module, failed.error, None)
+        if isinstance(kind, type) and issubclass(kind, MusterError):
+            # Not by its constructor, which may make the sentence of other arguments.
+            error: MusterError = kind.__new__(kind, failed.message)
+            return error
+    return CheckpointFailed(failed.message)

@@ -1,0 +1,235 @@
+"""The storage process and its ranks, over a real socket; what is killed here, is killed."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from muster.checkpoints.errors import CheckpointError, CheckpointFailed, StaleGeneration
+from muster.contracts.shards import Position
+from muster.contracts.storage import Restore
+from muster.host.processes import environment_of, identify
+from muster.runtime.storage_client import RemoteCheckpoints, open_manager
+from tests.support.installation import await_value
+from tests.support.s3_server import new_bucket, shared_store
+from tests.support.storage_processes import KEY, StorageStage, place_of
+
+LARGE = {"weights": np.arange(4_000_000, dtype=np.float64), "seen": 7}
+
+
+@pytest.fixture
+def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[StorageStage]:
+    """A stage with one process; its checkpoints are in a directory, or on S3 if a test says so."""
+    stage = StorageStage(tmp_path)
+    if getattr(request, "param", None) == "s3":
+        access = shared_store()
+        keys = {
+            "S3_ENDPOINT": str(access.endpoint),
+            "S3_ACCESS_KEY": str(access.access_key),
+            "S3_SECRET_KEY": str(access.secret_key),
+        }
+        stage = StorageStage(tmp_path, new_bucket(access), keys)
+    stage.start()
+    yield stage
+    stage.close()
+
+
+everywhere = pytest.mark.parametrize("stage", ["disk", "s3"], indirect=True)
+
+
+def save(checkpoints: RemoteCheckpoints, step: int, state: dict[str, object]) -> list[int]:
+    """Begin a save, and return where its acknowledgements are counted."""
+    saved: list[int] = []
+    checkpoints.save(step, Position(step=step), state, lambda: saved.append(step))
+    return saved
+
+
+STATES = [
+    {},
+    {"text": "ß", "big": 2**70, "none": None, "infinite": float("inf"), "pair": (1, 2.0)},
+    {"empty": np.empty((0, 3)), "flags": np.array([True]), "odd": np.float32(3)},
+]
+
+
+@pytest.mark.parametrize("state", STATES, ids=["nothing", "values", "arrays"])
+def test_bytes_differ_from_those_saved_locally(
+    stage: StorageStage, tmp_path: Path, state: dict[str, object]
+) -> None:
+    rank, local = stage.rank(), open_manager(place_of(tmp_path / "local"), print)
+    rank.claim()
+    assert rank.restore() is None
+    saved = save(rank, 4, state)
+    rank.flush()
+    manifest = local.save(4, Position(step=4), state)
+    found, wanted = rank.restore(), local.restore()
+    assert saved == [4]
+    assert found is not None
+    assert wanted is not None
+    assert found.manifest.files == manifest.files
+    assert found.manifest.values == manifest.values
+    assert repr(found.state) == repr(wanted.state)
+    assert all(array.flags.writeable for array in found.state.values() if hasattr(array, "flags"))
+
+
+@everywhere
+def test_killed_process_loses_or_repeats_a_save(stage: StorageStage) -> None:
+    rank = stage.rank()
+    rank.claim()
+    acknowledged = []
+    for step in range(1, 5):
+        acknowledged.append(save(rank, step, LARGE | {"step": step}))
+        time.sleep(step * 0.03)  # somewhere in the save
+        stage.kill()
+        rank.flush()
+    assert acknowledged == [[step] for step in range(1, 5)]
+    found = rank.restore()
+    assert found is not None
+    assert found.step == found.state["step"] == 4
+    assert found.state["weights"].tobytes() == LARGE["weights"].tobytes()
+    assert not stage.warnings
+
+
+@everywhere
+def test_killed_process_spoils_a_restore(stage: StorageStage) -> None:
+    rank = stage.rank()
+    save(rank, 3, LARGE)
+    rank.flush()
+    for _ in range(4):
+        os.kill(stage.pid(), signal.SIGSTOP)
+        rank._connection.send(Restore())  # noqa: SLF001
+        stage.kill()
+        found = rank.restore()
+        assert found is not None
+        assert found.state["weights"].tobytes() == LARGE["weights"].tobytes()
+
+
+RANK = """
+import os, signal, sys
+import numpy as np
+from pathlib import Path
+from muster.contracts.shards import Position
+from tests.support.storage_processes import StorageStage
+rank = StorageStage(Path(sys.argv[1])).rank()
+rank.claim()
+rank.save(5, Position(step=5), {"weights": np.ones(4_000_000)}, lambda: None)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_save_is_lost_with_its_rank(stage: StorageStage, tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", RANK, str(tmp_path)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    successor = stage.rank(generation=2)
+    successor.claim()  # after the save of its predecessor
+    found = successor.restore()
+    assert found is not None
+    assert found.step == 5
+
+
+@everywhere
+def test_fenced_rank_goes_on(stage: StorageStage) -> None:
+    old, new = stage.rank(1), stage.rank(2)
+    old.claim()
+    new.claim()
+    saved = save(old, 1, {})
+    with pytest.raises(StaleGeneration, match="generation 2"):
+        old.flush()
+    assert not saved
+
+
+def test_failed_save_ends_training_or_is_forgotten(stage: StorageStage) -> None:
+    rank = stage.rank()
+    rank.claim()
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.prlimit(stage.pid(), resource.RLIMIT_FSIZE, (1 << 20, unlimited[1]))
+    saved = save(rank, 1, LARGE)
+    small = save(rank, 2, {})
+    rank.flush()
+    assert (saved, small) == ([], [2])
+    assert len(stage.warnings) == 1
+    assert "the next save tries again" in stage.warnings[0]
+    last = save(rank, 3, LARGE)
+    with pytest.raises(CheckpointFailed):
+        rank.flush()
+    last = save(rank, 4, LARGE)
+    await_value(lambda: len(stage.warnings) >= 3, lambda: str(stage.warnings))
+    resource.prlimit(stage.pid(), resource.RLIMIT_FSIZE, unlimited)
+    rank.flush()  # tries it once more
+    assert last == [4]
+
+
+def test_lasting_error_is_raised_as_something_else(tmp_path: Path) -> None:
+    stage = StorageStage(tmp_path)
+    stage.start()
+    (tmp_path / "checkpoints").write_text("no directory")
+    with pytest.raises(CheckpointError) as remote:
+        stage.rank().claim()
+    with pytest.raises(CheckpointError) as local:
+        open_manager(place_of(tmp_path / "checkpoints"), print).claim()
+    assert (remote.type, str(remote.value)) == (local.type, str(local.value))
+    stage.close()
+
+
+def test_standby_serves_too_early_or_never(stage: StorageStage) -> None:
+    first = stage.pid()
+    stage.start()
+    rank = stage.rank()
+    rank.claim()
+    assert stage.pid() == first
+    saved = save(rank, 1, LARGE)
+    os.kill(first, signal.SIGKILL)
+    rank.flush()
+    assert saved == [1]
+    assert stage.pid() != first
+
+
+@everywhere
+def test_sigterm_drops_what_was_handed_over(stage: StorageStage) -> None:
+    rank = stage.rank()
+    rank.claim()
+    saved = save(rank, 1, LARGE)
+    os.kill(stage.pid(), signal.SIGTERM)
+    await_value(lambda: saved == [1], stage.log.read_text)
+
+
+STARTER = """
+import signal, sys
+from pathlib import Path
+from tests.support.storage_processes import StorageStage
+StorageStage(Path(sys.argv[1])).start()
+signal.pause()
+"""
+
+
+def test_process_stays_without_starter_and_ranks(tmp_path: Path) -> None:
+    stage = StorageStage(tmp_path)
+    with subprocess.Popen([sys.executable, "-c", STARTER, str(tmp_path)]) as starter:
+        rank = stage.rank()
+        rank.claim()
+        pid = stage.pid()
+        starter.kill()
+    saved = save(rank, 1, {})
+    rank.flush()
+    assert saved == [1]
+    stage.close()
+    await_value(lambda: identify(pid) is None, lambda: f"{pid} stays")
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"checkpoints", "storage.log", "storage.sock.lock"}
+
+
+def test_key_is_in_the_environment_or_log(stage: StorageStage) -> None:
+    pid = stage.pid()
+    assert KEY not in environment_of(pid).values()
+    assert KEY not in Path(f"/proc/{pid}/cmdline").read_text()
+    place = stage.rank(job_id=KEY)
+    Path(str(stage.location)).write_text("no directory")
+    with pytest.raises(CheckpointError):
+        place.claim()
+    assert KEY not in stage.log.read_text()

@@ -1,0 +1,268 @@
+"""The storage process: ``python -P -m muster worker.storage``, one per job and host.
+
+It is the only process of a job that talks to the object store and has its keys. Each connection has
+a thread. A request that was sent is carried out even if its rank dies. A second process waits until
+the first has ended: on SIGTERM, or when what has started it and all ranks are gone.
+"""
+
+import fcntl
+import mmap
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from muster.checkpoints.errors import CheckpointFailed
+from muster.checkpoints.format import Packed, pack
+from muster.checkpoints.manager import CheckpointManager
+from muster.checkpoints.manifest import sign
+from muster.contracts import storage
+from muster.contracts.errors import MusterError, WireError
+from muster.contracts.location import parse_location
+from muster.contracts.storage import (
+    SENTENCE_LIMIT,
+    Place,
+    StorageFailed,
+    StorageReply,
+    StorageRequest,
+)
+from muster.contracts.wire import decode_storage_request, encode
+from muster.datasets.source import DataSource
+from muster.datasets.sources import open_source
+from muster.host.peers import peer_of
+from muster.runtime.redaction import Redaction
+from muster.runtime.stderr_messages import print_stderr
+from muster.runtime.storage_client import Listing, open_manager, socket_address
+
+BACKLOG: Final = 4096  # all ranks of a job may connect at once
+CHECK_SECONDS: Final = 0.5
+LINGER_SECONDS: Final = 5.0
+"""How long it stays without its starter and without a connection: a rank may be between two."""
+
+
+_OPENING: Final = threading.Lock()
+
+
+class _Terminated(BaseException):
+    """SIGTERM has arrived."""
+
+
+class Server:
+    """The listening socket, and its connections."""
+
+    def __init__(
+        self, assignment: storage.StorageAssignment, starter_gone: threading.Event
+    ) -> None:
+        self._starter_gone = starter_gone
+        self._grace_seconds = assignment.stop_grace_seconds
+        self._redaction = Redaction(assignment.keys.values())
+        self._connections: list[Connection] = []
+        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._path = None if assignment.socket.startswith("@") else Path(assignment.socket)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.settimeout(CHECK_SECONDS)
+        self._unlink()
+        with socket_address(assignment.socket) as address:
+            self._listener.bind(address)
+        self._listener.listen(BACKLOG)
+
+    def run(self) -> None:
+        """Serve until it is terminated, or needed no more; then finish what was sent by then."""
+        needed_at = time.monotonic()
+        with suppress(_Terminated):
+            while time.monotonic() < needed_at + LINGER_SECONDS:
+                self._connections = [each for each in self._connections if each.is_alive()]
+                if self._connections or not self._starter_gone.is_set():
+                    needed_at = time.monotonic()
+                with suppress(TimeoutError):
+                    channel, _ = self._listener.accept()
+                    if peer_of(channel).user_id == os.geteuid():
+                        connection = Connection(channel, self._locks, self._redaction)
+                        connection.start()
+                        self._connections.append(connection)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self._listener.close()
+        self._unlink()
+        deadline = time.monotonic() + self._grace_seconds
+        for connection in self._connections:
+            connection.finish(max(0.0, deadline - time.monotonic()))
+
+    def _unlink(self) -> None:
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+class Connection(threading.Thread):
+    """Carries out the requests of one rank about one place."""
+
+    def __init__(
+        self, channel: socket.socket, locks: defaultdict[str, threading.Lock], redaction: Redaction
+    ) -> None:
+        """`locks` are those of all places."""
+        super().__init__(daemon=True)
+        channel.settimeout(None)
+        self._channel: Final = channel
+        self._locks: Final = locks
+        self._redaction: Final = redaction
+        self._place: Place | None = None
+        self._manager: CheckpointManager | None = None
+
+    def run(self) -> None:
+        with self._channel, suppress(OSError, WireError):  # the rank is gone, or not ours
+            while True:
+                content, descriptors, _, _ = socket.recv_fds(
+                    self._channel, storage.PACKET_LIMIT_BYTES, 1, socket.MSG_CMSG_CLOEXEC
+                )
+                if not content:
+                    break
+                request = decode_storage_request(content)
+                if isinstance(request, Place):
+                    self._place = request
+                else:
+                    self._answer(request, descriptors)
+        if self._manager is not None:
+            self._manager.close()
+
+    def finish(self, seconds: float) -> None:
+        """Wait until everything is carried out that was sent before."""
+        with suppress(OSError):  # its thread has closed it
+            self._channel.shutdown(socket.SHUT_RD)
+        self.join(seconds)
+
+    def _answer(self, request: StorageRequest, descriptors: list[int]) -> None:
+        reply: StorageReply
+        memory: list[int] = []
+        try:
+            reply, memory = self._carry_out(request, descriptors)
+        except MusterError as error:
+            reply = StorageFailed(error=type(error).__name__, message=self._log(str(error)))
+        except Exception as error:  # noqa: BLE001  the rank decides what follows
+            self._log(traceback.format_exc())
+            message = self._log(f"the storage process failed: {error!r}")
+            reply = StorageFailed(error=CheckpointFailed.__name__, message=message)
+        try:
+            socket.send_fds(self._channel, [encode(reply)], memory)
+        finally:
+            for descriptor in (*descriptors, *memory):
+                os.close(descriptor)
+
+    def _carry_out(
+        self, request: StorageRequest, descriptors: list[int]
+    ) -> tuple[StorageReply, list[int]]:
+        """Return the reply and the memory that goes with it."""
+        if isinstance(request, storage.ListShards | storage.FetchShard | storage.CountShards):
+            return _read_data(request)
+        if self._place is None:
+            raise WireError("the first message of a connection names the place")
+        # One after the other, also across connections: the successor of a rank claims after the
+        # save that the rank has left behind.
+        with self._locks[self._place.location]:
+            if self._manager is None:
+                self._manager = open_manager(self._place, self._warn, is_remote=True)
+            if isinstance(request, storage.Claim):
+                self._manager.claim()
+            elif isinstance(request, storage.Restore):
+                return self._restore(self._manager)
+            elif isinstance(request, storage.Save):
+                content = memoryview(mmap.mmap(descriptors[0], 0, prot=mmap.PROT_READ))
+                size, end = request.state_bytes, request.state_bytes + request.values_bytes
+                packed = Packed(
+                    buffers=[content[:size]] if size else [],
+                    size_bytes=size,
+                    values=msgspec.json.decode(content[size:end]),
+                )
+                self._manager.save(request.step, request.position, packed)
+        return storage.Done(), []
+
+    def _restore(self, manager: CheckpointManager) -> tuple[StorageReply, list[int]]:
+        found = manager.restore()
+        if found is None:
+            return storage.Done(), []
+        packed = pack(found.state)
+        _, manifest = sign(msgspec.structs.replace(found.manifest, manifest_xxh3=""))
+        memory = _memory_of([*packed.buffers, manifest])
+        reply = storage.Restored(
+            name=str(found.name), state_bytes=packed.size_bytes, manifest_bytes=len(manifest)
+        )
+        return reply, [memory]
+
+    def _warn(self, sentence: str) -> None:
+        with suppress(OSError):  # the rank is gone, its save goes on
+            self._channel.send(encode(storage.StorageWarned(message=self._log(sentence))))
+
+    def _log(self, text: str) -> str:
+        """Print a text without keys, and return as much of it as a message holds."""
+        redacted = self._redaction.redact_text(text)
+        print_stderr(redacted)
+        return redacted[:SENTENCE_LIMIT]
+
+
+def _read_data(
+    request: storage.ListShards | storage.FetchShard | storage.CountShards,
+) -> tuple[StorageReply, list[int]]:
+    with _OPENING:
+        source = _source(request.location)
+    if isinstance(request, storage.FetchShard):
+        return storage.Fetched(path=str(source.path(request.shard_idx, request.reading))), []
+    if isinstance(request, storage.ListShards):
+        content = msgspec.json.encode(Listing(tuple(source.shards), source.facts))
+    else:
+        idxs = range(request.start, request.stop, request.step)
+        found = source.known_totals(idxs) if request.only_known else source.totals(idxs)
+        content = msgspec.json.encode(found)
+    return storage.Content(size_bytes=len(content)), [_memory_of([content])]
+
+
+@cache
+def _source(location: str) -> DataSource:
+    """Return the one source of a location, whose cache sees what all ranks read."""
+    return open_source(parse_location(location))
+
+
+def _memory_of(parts: Sequence[bytes | memoryview]) -> int:
+    memory = os.memfd_create("muster-storage", os.MFD_CLOEXEC)
+    with os.fdopen(memory, "wb", closefd=False) as file:
+        file.writelines(parts)
+    return memory
+
+
+def main() -> None:
+    """Read the assignment from standard input, and serve it once no other process does."""
+    assignment = msgspec.json.decode(sys.stdin.buffer.readline(), type=storage.StorageAssignment)
+    os.environ.update(assignment.keys)  # unlike the first environment, not shown in /proc
+    starter_gone, is_serving = threading.Event(), threading.Event()
+
+    def watch_starter() -> None:
+        sys.stdin.buffer.read()
+        starter_gone.set()
+        if not is_serving.is_set():
+            os._exit(0)
+
+    threading.Thread(target=watch_starter, daemon=True).start()
+    if not assignment.socket.startswith("@"):
+        lock = os.open(f"{assignment.socket}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    is_serving.set()
+    signal.signal(signal.SIGTERM, _terminate)
+    os.chdir("/")
+    Server(assignment, starter_gone).run()
+    os._exit(0)  # threads that did not end within the grace must not keep it
+
+
+def _terminate(_number: int, _frame: object) -> None:
+    raise _Terminated
+
+
+if __name__ == "__main__":
+    main()
