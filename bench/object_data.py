@@ -16,9 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import boto3
 import msgspec
-from botocore.config import Config
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the server and the proxy of the tests
 
@@ -33,7 +31,7 @@ from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import upload_dataset, write_dataset
 from muster.objects.client import S3Client, StoreAccess
 from tests.support.faulty_store import FaultyStore, faulty
-from tests.support.s3_server import new_bucket, put_files, running_store
+from tests.support.s3_server import bare_client, new_bucket, put_files, shared_store
 
 SHARDS = 64
 SHARD_BYTES = 4 << 20
@@ -60,7 +58,8 @@ def at_once(run: Callable[[int], object], numbers: range) -> None:
 
 
 def main() -> int:
-    with running_store() as access, faulty(access) as store:
+    access = shared_store()
+    with faulty(access) as store:
         client = S3Client(access)
         place = new_bucket(access) / "cold"
         upload_dataset(place, client, Contents(FACTS, (LINE for _ in range(FACTS.samples))))
@@ -100,15 +99,8 @@ class Job:
 def read_all(cache: str, endpoint: str, key: str, secret: str, bucket: str, prefix: str) -> None:
     """Read all shards once when standard input is closed; print when the first was there."""
     place = S3Location(bucket, prefix)
-    ours = S3Client(StoreAccess(endpoint, key, secret))
-    bare = boto3.client(
-        "s3",
-        endpoint_url=endpoint,
-        aws_access_key_id=key,
-        aws_secret_access_key=secret,
-        region_name="us-east-1",
-        config=Config(max_pool_connections=THREADS),
-    )
+    access = StoreAccess(endpoint, key, secret)
+    ours, bare = S3Client(access), bare_client(access)
     print(flush=True)
     sys.stdin.read()
     begun = time.monotonic()

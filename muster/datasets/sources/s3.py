@@ -84,15 +84,16 @@ class S3Source:
 
     def totals(self, shard_idxs: Iterable[int]) -> list[Totals]:
         def count(shard_idx: int) -> Totals:
-            return self._known(shard_idx) or ShardIndex.open(self.path(shard_idx)).totals
+            return ShardIndex.open(self.path(shard_idx)).totals
 
-        wanted, counted = list(shard_idxs), []
         with self._counting, ThreadPoolExecutor(THREADS) as pool:
-            for totals in pool.map(count, wanted):
-                counted.append(totals)
+            found = {idx: self._known(idx) for idx in shard_idxs}
+            missing = [idx for idx, totals in found.items() if totals is None]
+            for done, totals in enumerate(pool.map(count, missing)):
+                found[missing[done]] = totals
                 if self._progress:
-                    self._progress(len(counted), len(wanted))
-        return counted
+                    self._progress(done + 1, len(missing))
+        return [totals for totals in found.values() if totals]
 
     def known_totals(self, shard_idxs: Iterable[int]) -> list[Totals] | None:
         known = [self._known(idx) for idx in shard_idxs]
