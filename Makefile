@@ -2,7 +2,7 @@
 # comparing the age of four files is all that is left of it.
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo check types units test floors chaos contain objects stale fuzz load security bench lock clean
+.PHONY: help up demo check types units test floors chaos contain objects stale fuzz load security bench compose-env containers lock clean
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
@@ -87,6 +87,15 @@ security: $(STAMP) ## attacks on the API, path traversal, leaks of secrets: 5 mi
 
 bench: $(STAMP) ## run every benchmark and print its figures
 	$(BIN)/python -m bench
+
+compose-env: ## write .env with random passwords, for docker compose
+	@if [ -e .env ]; then echo ".env exists; remove it to make new passwords" >&2; exit 1; fi
+	@umask 077; for name in MUSTER_TOKEN POSTGRES_PASSWORD S3_ACCESS_KEY S3_SECRET_KEY; do \
+		echo "$$name=$$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')"; done > .env
+	@echo "wrote .env; now: docker compose up -d"
+
+containers: $(STAMP) ## build the images, run docker-compose.yml, kill its services: 10 min (ARGS=--no-build)
+	$(BIN)/python -m stress.containers $(ARGS)
 
 lock: $(STAMP) ## write requirements.lock from pyproject.toml (ARGS=--upgrade for newer versions)
 	$(BIN)/python bootstrap.py uv pip compile --quiet --universal --python-version 3.11 \

@@ -9,6 +9,7 @@ from api.errors import install
 from api.middleware import BODY_LIMIT_BYTES, HeadAsGet
 from api.routes import deletion, jobs, logs, pages, pool, service
 from api.schema import ANY, add_schemas, refusals, refuse_unknown_query
+from muster.contracts.interpreter import VERSION
 
 
 class _Application(FastAPI):
@@ -21,7 +22,7 @@ class _Application(FastAPI):
 
 def build(state: AppState) -> FastAPI:
     """Return the application. Its only state is `state`; access control is a middleware."""
-    app = described(state.version)
+    app = described(VERSION)
     app.state.app_state = state
     return app
 

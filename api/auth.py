@@ -5,8 +5,9 @@ A request with a token is judged by the token alone, also if it comes from the s
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from http import HTTPStatus
 from ipaddress import IPv6Address, IPv6Network
 from typing import Final
@@ -109,30 +110,24 @@ class TokenCache(Tokens):
         return token
 
 
+@dataclass(slots=True, kw_only=True)
 class Authenticator:
     """Identifies callers. `token_sha256` is the digest of MUSTER_TOKEN, if that is set."""
 
-    def __init__(
-        self,
-        tokens: TokenCache,
-        clock: Callable[[], datetime],
-        *,
-        own_uid: int,
-        require_token: bool,
-        token_sha256: str | None,
-    ) -> None:
-        self._tokens = tokens
-        self._clock = clock
-        self._own_uid = own_uid
-        self._require_token = require_token
-        self._token_sha256 = token_sha256
-        self._lookups = CapacityLimiter(LOOKUPS_AT_ONCE)
-        self._noted: dict[str, datetime] = {}
-        """By token id: when its use was last written, or was tried to be."""
+    tokens: TokenCache
+    clock: Callable[[], datetime]
+    own_uid: int
+    require_token: bool
+    token_sha256: str | None
+    _lookups: CapacityLimiter = field(
+        init=False, default_factory=partial(CapacityLimiter, LOOKUPS_AT_ONCE)
+    )
+    _noted: dict[str, datetime] = field(init=False, default_factory=dict)
+    """By token id: when its use was last written, or was tried to be."""
 
     def is_own_user(self, uid: int | None) -> bool:
         """True if this is the service's user, and no token is required of that user."""
-        return uid is not None and uid == self._own_uid and not self._require_token
+        return uid is not None and uid == self.own_uid and not self.require_token
 
     async def authenticate(self, uid: int | None, authorization: str | None) -> Caller:
         """Return the caller, from the user id of a local client and the Authorization header.
@@ -147,7 +142,7 @@ class Authenticator:
             return await run_sync(self._from_database, text, limiter=self._lookups)
         if self.is_own_user(uid):
             return Caller(name=f"uid:{uid}", scope=Scope.ADMIN, is_limited=False)
-        if uid is not None and uid == self._own_uid:
+        if uid is not None and uid == self.own_uid:
             # The owner, or a stranger behind a proxy of the owner's.
             raise Unauthorized(
                 "token-required",
@@ -166,20 +161,20 @@ class Authenticator:
         token_id = id_in(text)
         if token_id is None:
             return self._from_environment(text)
-        token, now = self._tokens.find_cached(token_id), self._clock()
+        token, now = self.tokens.find_cached(token_id), self.clock()
         if token is None or not token.is_valid(now) or not matches(text, token.sha256):
             return None
         return _caller(token) if self._is_use_noted(token, now) else None
 
     def _from_environment(self, text: str) -> Caller:
-        if self._token_sha256 is not None and matches(text, self._token_sha256):
+        if self.token_sha256 is not None and matches(text, self.token_sha256):
             return Caller(name=TOKEN, scope=Scope.ADMIN, is_limited=True)
         detail = "This service does not know this token. Check that it was copied completely."
         raise Unauthorized("unknown-token", detail)
 
     def _from_database(self, text: str) -> Caller:
         try:
-            token = self._tokens.find(id_in(text) or "")
+            token = self.tokens.find(id_in(text) or "")
         except DatabaseUnavailable as error:
             # The client may be a stranger, and the error says where the database is.
             _LOG.warning(
@@ -189,7 +184,7 @@ class Authenticator:
             raise ServiceUnavailable(detail) from error
         if token is None or not matches(text, token.sha256):
             return self._from_environment(text)
-        now = self._clock()
+        now = self.clock()
         if token.revoked_at is not None:
             detail = f"The token {token.name} was revoked. Ask for another one."
             raise Unauthorized("revoked-token", detail)
@@ -209,7 +204,7 @@ class Authenticator:
         # Set before the write: if the database is slow, only one request waits for it.
         self._noted[token.token_id] = now
         try:
-            self._tokens.note_use(token.token_id, now)
+            self.tokens.note_use(token.token_id, now)
         except DatabaseUnavailable as error:
             _LOG.warning(
                 f"cannot record the use of token {token.name}: {error}",

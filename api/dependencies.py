@@ -86,11 +86,12 @@ class CoordinatorHandle:
     def wake(self) -> None:
         """Send an empty datagram to the address in the lease, after writing a row.
 
-        If it is lost, the coordinator finds the row at its next poll.
+        If it is lost, the coordinator finds the row at its next poll. Without an address the
+        database itself has notified the coordinator of the commit.
         """
         with suppress(OSError, DatabaseError, ValueError):
             lease = self._recent_lease()
-            if lease is not None:
+            if lease is not None and lease.address:
                 host, _, port = lease.address.rpartition(":")
                 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
                     sender.sendto(b"", (host, int(port)))
@@ -166,7 +167,6 @@ class AppState:
     """True when the service stops, so that waiting requests must be answered."""
     clock: Callable[[], datetime]
     uptime_seconds: Callable[[], float]
-    version: str
 
     def request_stop(
         self,
@@ -199,12 +199,6 @@ async def _caller(request: Request) -> Caller:
 
 CurrentCaller = Annotated[Caller, Depends(_caller)]
 
-
-async def _caller_name(request: Request) -> str:
-    return cast(Caller, request.scope["state"]["caller"]).name
-
-
-CallerName = Annotated[str, Depends(_caller_name)]
 
 Reauthenticate: TypeAlias = Callable[[], Awaitable[None]]
 """Authenticates the caller again; raises `Problem` if the token was revoked or has expired."""

@@ -130,23 +130,18 @@ def _labels(words: list[str]) -> dict[str, str]:
 class Page:
     """A requested page of jobs."""
 
-    selection: JobQuery
-    limit: int
-    after: Place | None
+    selection: SelectedJobs
+    limit: PageLimit = DEFAULT_LIMIT
+    cursor: Cursor = None
 
 
-async def _page(
-    selection: SelectedJobs, limit: PageLimit = DEFAULT_LIMIT, cursor: Cursor = None
-) -> Page:
-    return Page(selection=selection, limit=limit, after=decode_cursor(cursor, PLACES))
-
-
-RequestedPage = Annotated[Page, Depends(_page)]
+RequestedPage = Annotated[Page, Depends()]
 
 
 def jobs_of(page: Page, state: AppState, request: Request) -> tuple[Sequence[Job], dict[str, str]]:
     """Return the jobs of a page, and the headers with their number and the next page."""
-    found = state.jobs.page(page.selection, page.limit + 1, page.after)
+    after = decode_cursor(page.cursor, PLACES)
+    found = state.jobs.page(page.selection, page.limit + 1, after)
     total = state.jobs.count(page.selection)
     return one_page(request, found, page.limit, total, lambda job: (job.created_at, job.job_id))
 

@@ -33,7 +33,6 @@ from database.leases import COORDINATOR_LEASE, Leases
 from database.records import Job, Lease, utc_now
 from database.tokens import Tokens
 from muster.contracts.errors import MusterError
-from muster.contracts.interpreter import VERSION
 from muster.contracts.job import JobId
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import TOKEN, AccessSettings, ServiceSettings, is_issued_token
@@ -94,8 +93,8 @@ def _run(settings: ServiceSettings, access: AccessSettings, database: Database) 
     app = AccessMiddleware(
         build(state),
         authenticator=Authenticator(
-            tokens,
-            utc_now,
+            tokens=tokens,
+            clock=utc_now,
             own_uid=os.geteuid(),
             require_token=access.require_token,
             token_sha256=access.token_sha256,
@@ -163,7 +162,8 @@ def _build_state(
         job = jobs.find(job_id)
         return job.spec.checkpoint_dir if job else None
 
-    job_cache = JobCache(read_state, time.monotonic)
+    changes = database.changes if database.listen(lambda: None) else lambda: None
+    job_cache = JobCache(read_state, time.monotonic, changes)
     coordinator = CoordinatorHandle(read_lease, time.monotonic)
     readers = CapacityLimiter(LOG_READERS)
     disk_reserve = DiskReserve(data_dir.disk_reserve)
@@ -182,7 +182,9 @@ def _build_state(
         answers=Answers(database),
         tokens=tokens,
         job_cache=job_cache,
-        log_broadcast=LogBroadcast(data_dir, job_cache, is_closing=is_closing, readers=readers),
+        log_broadcast=LogBroadcast(
+            files=data_dir, jobs=job_cache, is_closing=is_closing, readers=readers
+        ),
         log_searches=CapacityLimiter(LOG_SEARCHES),
         coordinator=coordinator,
         submitter=Submitter(
@@ -199,5 +201,4 @@ def _build_state(
         is_closing=is_closing,
         clock=utc_now,
         uptime_seconds=lambda: time.monotonic() - started,
-        version=VERSION,
     )

@@ -103,7 +103,7 @@ def run_checks(environ: Mapping[str, str]) -> int:
     """Print the result of all checks as one JSON object; return 1 if there is a problem."""
     problems: list[dict[str, str]] = []
     address: str | None = None
-    database: dict[str, str | None] | None = None
+    database: dict[str, object] | None = None
     has_admin_token = False
     try:
         settings = ServiceSettings.read(environ, cores=os.cpu_count() or 1)
@@ -116,7 +116,7 @@ def run_checks(environ: Mapping[str, str]) -> int:
         has_token = True  # as far as is known
         has_admin_token = access.token_sha256 is not None
         try:
-            database = _schema(settings.database_url)
+            database = _described_database(settings.database_url)
             has_token = is_any_token(settings.database_url, Scope.READ)
             has_admin_token |= is_any_token(settings.database_url, Scope.ADMIN)
         except MusterError as error:
@@ -145,12 +145,14 @@ def _described(error: MusterError, check: str, next_step: str = "") -> dict[str,
     return {"check": check, "what": str(error), "why": "", "next": next_step}
 
 
-def _schema(url: str) -> dict[str, str | None]:
-    """Return the schema of the database at `url`; raise `StartupProblem` if it is too new."""
-    from database.engine import existing_revision  # noqa: PLC0415  imports SQLAlchemy
+def _described_database(url: str) -> dict[str, object]:
+    """Return schema and server of the database at `url`; raise `StartupProblem` if too new."""
+    from database.engine import existing  # noqa: PLC0415  imports SQLAlchemy
     from database.schema import HEAD  # noqa: PLC0415
 
-    found = existing_revision(url)
+    with existing(url) as database:
+        found = database.revision() if database else None
+        facts = database.facts() if database else {}
     if found is not None and found > HEAD:
         raise StartupProblem(
             "database",
@@ -159,4 +161,4 @@ def _schema(url: str) -> dict[str, str | None]:
             "upgrade Muster",
         )
     kind = url.partition(":")[0].partition("+")[0]
-    return {"kind": kind, "revision": found, "expected_revision": HEAD}
+    return {"kind": kind, "revision": found, "expected_revision": HEAD, **facts}

@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -71,37 +71,45 @@ class JobCache:
     """The latest known states of the jobs that clients watch. For one event loop."""
 
     def __init__(
-        self, read: Callable[[JobId], JobState | None], monotonic: Callable[[], float]
+        self,
+        read: Callable[[JobId], JobState | None],
+        monotonic: Callable[[], float],
+        changes: Callable[[], int | None] = lambda: None,
     ) -> None:
+        """`changes` differs after any commit; None if that is not known."""
         self._read = read
         self._monotonic = monotonic
-        self._states: dict[JobId, tuple[float, JobState | None]] = {}
-        """With the time at which the query began."""
+        self._changes = changes
+        self._states: dict[JobId, tuple[float, int | None, JobState | None]] = {}
+        """With the time at which the query began, and what `changes` returned then."""
         self._locks: WeakValueDictionary[JobId, asyncio.Lock] = WeakValueDictionary()
 
     async def get(self, job_id: JobId, *, is_current: bool = False) -> JobState | None:
         """Return the job as it was at most `FRESH_SECONDS` ago, or None if it does not exist.
 
-        Returns the last known state while the database is unavailable; raises
-        `DatabaseUnavailable` if there is none. With `is_current` the job is read now, as its id may
-        belong to another job than a moment ago.
+        If commits are noticed, the job is read only after one. Returns the last known state while
+        the database is unavailable; raises `DatabaseUnavailable` if there is none. With
+        `is_current` the job is read now, as its id may belong to another job than a moment ago.
         """
         not_before = self._monotonic() - (0.0 if is_current else FRESH_SECONDS)
         lock = self._locks.setdefault(job_id, asyncio.Lock())
         async with lock:  # all who wait for one query share the next
             known = self._states.get(job_id)
-            if known is not None and known[0] > not_before:
-                return known[1]
+            changes = self._changes()
+            if known is not None:
+                is_unchanged = changes is not None and changes == known[1] and not is_current
+                if is_unchanged or known[0] > not_before:
+                    return known[2]
             began = self._monotonic()
             try:
                 state = await run_sync(self._read, job_id)
             except DatabaseUnavailable:
                 if known is not None and not is_current:
-                    return known[1]
+                    return known[2]
                 raise
-            self._states[job_id] = began, state
+            self._states[job_id] = began, changes, state
             oldest = began - FORGET_SECONDS
-            for forgotten in [one for one, (at, _) in self._states.items() if at < oldest]:
+            for forgotten in [one for one, (at, *_) in self._states.items() if at < oldest]:
                 del self._states[forgotten]
             return state
 
@@ -240,22 +248,15 @@ class LogFeed:
         return LogEvent(event.encode(), batch.position)
 
 
+@dataclass(slots=True, kw_only=True)
 class LogBroadcast:
     """The feeds of one event loop: one for each job, or rank of a job, that clients follow."""
 
-    def __init__(
-        self,
-        files: DataDir,
-        jobs: JobCache,
-        *,
-        is_closing: Callable[[], bool],
-        readers: CapacityLimiter,
-    ) -> None:
-        self._files = files
-        self._jobs = jobs
-        self._is_closing = is_closing
-        self._readers = readers
-        self._feeds: dict[tuple[JobUid, int | None], LogFeed] = {}
+    files: DataDir
+    jobs: JobCache
+    is_closing: Callable[[], bool]
+    readers: CapacityLimiter
+    _feeds: dict[tuple[JobUid, int | None], LogFeed] = field(init=False, default_factory=dict)
 
     @asynccontextmanager
     async def subscribe(self, job: Job, rank: int | None) -> AsyncIterator[LogFeed]:
@@ -276,8 +277,8 @@ class LogBroadcast:
 
     def _open(self, job: Job, rank: int | None) -> LogFeed:
         async def look() -> JobState | None:
-            state = await self._jobs.get(job.job_id)
+            state = await self.jobs.get(job.job_id)
             return state if state is not None and state.job.uid == job.uid else None
 
-        files = self._files.job(job.job_id)
-        return LogFeed(job.uid, files, rank, look, self._is_closing, self._readers)
+        files = self.files.job(job.job_id)
+        return LogFeed(job.uid, files, rank, look, self.is_closing, self.readers)

@@ -20,9 +20,9 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 class Services:
     """Use as a context manager; all files are in a temporary directory."""
 
-    def __init__(self, slots: int = 16) -> None:
+    def __init__(self, slots: int = 16, database_url: str | None = None) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="muster-bench-"))
-        self.database_url = f"sqlite:///{self.root}/muster.db"
+        self.database_url = database_url or f"sqlite:///{self.root}/muster.db"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]

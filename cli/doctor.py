@@ -60,6 +60,9 @@ WRITES: Final = 5
 PROBE_BYTES: Final = 1 << 16
 """More than the rest of a block that is already allocated."""
 
+CLOCK_SKEW_SECONDS: Final = 2.0
+"""Times in events of several machines would be out of order."""
+
 REMOTE_FILE_SYSTEMS: Final = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "afs", "lustre"}
 )
@@ -90,7 +93,8 @@ class StartReport(msgspec.Struct, frozen=True):
     """check, what, why, next; `why` and `next` may be empty."""
     address: str | None
     database: dict[str, Any] | None
-    """kind, revision (None: no tables yet), expected_revision; None if it cannot be read."""
+    """kind, revision (None: no tables yet), expected_revision, and what the database says of
+    itself: see `database.engine.Database.facts`; None if it cannot be read."""
     has_admin_token: bool
 
 
@@ -300,12 +304,23 @@ def _check_database(report: StartReport) -> Finding:
     found = report.database
     if found is None:
         return _finding("database", "not checked", warning="correct the other problems first")
-    name = f"SQLite {sqlite3.sqlite_version}" if found["kind"] == "sqlite" else "PostgreSQL"
-    if found["revision"] is None:
-        return _finding("database", f"{name}, its tables to be created")
     is_current = found["revision"] == found["expected_revision"]
-    update = "" if is_current else ": the next start migrates it"
-    return _finding("database", f"{name}, schema {found['revision']}{update}")
+    schema = f"schema {found['revision']}" + ("" if is_current else ": the next start migrates it")
+    if found["revision"] is None:
+        schema = "its tables to be created"
+    if found["kind"] == "sqlite":
+        return _finding("database", f"SQLite {sqlite3.sqlite_version}, {schema}")
+    most, needed, skew = (
+        found[name] for name in ("max_connections", "connections_needed", "clock_skew_seconds")
+    )
+    fixes = []
+    if most < needed:
+        fixes += [f"API and coordinator may need {needed} connections: raise max_connections"]
+    if abs(skew) > CLOCK_SKEW_SECONDS:
+        fixes += ["synchronize the clocks of this machine and the server (NTP)"]
+    clock = f"its clock {abs(skew):.1f} s {'ahead' if skew > 0 else 'behind'}"
+    seen = f"PostgreSQL {found['version']}, {most} connections, {clock}, {schema}"
+    return _finding("database", seen, warning="; ".join(fixes))
 
 
 def _check_access(report: StartReport, access: AccessSettings) -> Finding:

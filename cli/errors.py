@@ -20,6 +20,7 @@ from enum import IntEnum
 
 from muster.contracts.errors import InvalidEnvironment, InvalidSpec, JobDiffers, MusterError
 from muster.contracts.job import EXIT_CODES, JobStatus
+from muster.contracts.location import InvalidLocation
 from muster.contracts.retry import INTERRUPTED_CODE
 
 
@@ -62,6 +63,7 @@ def exit_code_of(error: Exception) -> ExitCode:
         of_client.Invalid,
         of_client.Ambiguous,
         of_client.Unsendable,
+        InvalidLocation,
         InvalidSpec,
     )
     invalid_setting = (InvalidEnvironment, of_client.NoCertificates, UnusableDirectory)

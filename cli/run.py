@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -33,11 +34,9 @@ if TYPE_CHECKING:
 OWN_MESSAGES: Final = {"job_stopping": "interrupted; ranks checkpoint and exit", "job_queued": ""}
 """In place of messages that speak of a service."""
 
-CHUNK_BYTES: Final = 1 << 18
-"""Read at once from a log; a longer line is shown in pieces."""
-
-ROUNDS: Final = 16
-"""Chunks of each log per look, so that a rank that prints without end does not block the rest."""
+CHUNK_BYTES: Final = 4 << 20
+"""Read at once from a log, so that a rank that prints without end does not block the rest. A longer
+line is shown in pieces."""
 
 TORCHRUN_OPTIONS: Final = re.split(
     " +",
@@ -211,49 +210,32 @@ class LogRelay:
         self._write = write
         self._positions = {name: path.stat().st_size for name, path in self._files()}
 
-    def pass_on(self) -> None:
-        """Write the lines that have ended; of very many, some are left for the next call."""
-        for _ in range(ROUNDS):
-            if not self._pass_chunks(_length_of_lines):
-                return
+    def pass_on(self, *, is_over: bool = False) -> bool:
+        """Write the lines that have ended, or all if the ranks have; return whether any came."""
+        has_news = False
+        for name, path in self._files():
+            position = self._positions.setdefault(name, 0)
+            with suppress(FileNotFoundError), path.open("rb") as log:  # it may be deleted
+                log.seek(position)
+                content = log.read(CHUNK_BYTES)
+                taken = content[: content.rfind(b"\n") + 1]
+                if not taken and (is_over or len(content) == CHUNK_BYTES):
+                    taken = content
+                if taken:
+                    has_news = True
+                    self._positions[name] += len(taken)
+                    lines = taken.decode(errors="replace").removesuffix("\n").split("\n")
+                    self._write("\n".join(f"[{name.rank}] {line}" for line in lines))
+        return has_news
 
     def finish(self) -> None:
         """Write everything, also unfinished lines. The ranks must have ended."""
-        while self._pass_chunks(_length_of_lines):
+        while self.pass_on(is_over=True):
             pass
-        self._pass_chunks(len)
-
-    def _pass_chunks(self, count: Callable[[bytes], int]) -> bool:
-        """Write something of each log with news; return whether there was any."""
-        has_news = False
-        for name, path in self._files():
-            content = self._read(path, self._positions.setdefault(name, 0))
-            taken = content[: count(content)]
-            self._positions[name] += len(taken)
-            if taken:
-                has_news = True
-                lines = taken.decode(errors="replace").removesuffix("\n").split("\n")
-                self._write("\n".join(f"[{name.rank}] {line}" for line in lines))
-        return has_news
 
     def _files(self) -> Iterator[tuple[LogName, Path]]:
         named = ((LogName.parse(path.name), path) for path in self._logs.glob("*.log"))
         yield from sorted((name, path) for name, path in named if name is not None)
-
-    @staticmethod
-    def _read(path: Path, position: int) -> bytes:
-        try:
-            with path.open("rb") as log:
-                log.seek(position)
-                return log.read(CHUNK_BYTES)
-        except FileNotFoundError:  # a log may be deleted at any time
-            return b""
-
-
-def _length_of_lines(content: bytes) -> int:
-    """Return the length of all complete lines; of a full chunk without any, its own length."""
-    complete = content.rfind(b"\n") + 1
-    return len(content) if not complete and len(content) == CHUNK_BYTES else complete
 
 
 def print_lines(lines: str) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from coordinator.decide import actions
@@ -103,14 +103,7 @@ class TrackedJob:
             self.saved.append((observation.message, now))
         new = event_of(before, observation, self.snapshot)
         if new is not None:
-            event = Event(
-                at=now.wall,
-                kind=new.kind,
-                message=new.message,
-                rank=new.rank,
-                incarnation=new.attempt,
-            )
-            self.events.append(event)
+            self.events.append(Event(at=now.wall, **asdict(new)))
         if self.attachment.started_at is None and self.snapshot.status is JobStatus.STARTING:
             self.attach(started_at=now.wall)
 
@@ -240,14 +233,14 @@ class JobTable:
         Ranks without an agent run on and wait for the next one. Where no rank lives, `sweep` ends
         the remaining processes.
         """
-        rows = await _retry(lambda: asyncio.to_thread(self._jobs.unfinished))
+        rows = await wait_for_database(lambda: asyncio.to_thread(self._jobs.unfinished))
         started = [row for row in rows if row.status is not JobStatus.QUEUED]  # may have processes
-        found = await _retry(lambda: asyncio.to_thread(self._with_ranks, started))
+        found = await wait_for_database(lambda: asyncio.to_thread(self._with_ranks, started))
         for row, ranks, members in found:
             agent = await find_agent(row)
             self.tracked[row.uid] = self._inherit(row, ranks, members, agent, now)
         jobs = list(self.tracked.values())
-        await _retry(lambda: self._refresh(now))
+        await wait_for_database(lambda: self._refresh(now))
         # Requests of users are folded in first: they explain why some ranks have ended.
         for job in jobs:
             if job.agent is None:
@@ -402,7 +395,7 @@ def _drained(leaving: Collection[int], members: Sequence[MemberRecord]) -> list[
     ]
 
 
-async def _retry(read: Callable[[], Awaitable[Result]]) -> Result:
+async def wait_for_database(read: Callable[[], Awaitable[Result]]) -> Result:
     """Return what `read` returns; wait for the database while it is away."""
     while True:
         try:

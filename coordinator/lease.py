@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
@@ -28,31 +29,23 @@ SLOW_LOOK_SECONDS: Final = 1.0
 _LOG: Final = structlog.get_logger("coordinator")
 
 
+@dataclass(slots=True, kw_only=True)
 class LeaseCandidate:
     """A process that wants to be the coordinator."""
 
-    def __init__(
-        self,
-        leases: Leases,
-        *,
-        owner: str,
-        process: ProcessRecord,
-        address: str,
-        is_gone: Callable[[ProcessRecord], bool] = is_provably_gone,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._leases = leases
-        self._owner = owner
-        self._process = process
-        self._address = address
-        self._is_gone = is_gone
-        self._clock = clock
-        self.may_wait = True
-        """False to be cancelled instead of waiting for a live holder."""
-        self._holder: ProcessRecord | None = None  # the holder at the last successful look
-        self._seen: tuple[int, int] | None = None
-        self._seen_at = 0.0
-        self._logged = ""
+    leases: Leases
+    owner: str
+    process: ProcessRecord
+    address: str
+    is_gone: Callable[[ProcessRecord], bool] = is_provably_gone
+    clock: Callable[[], float] = time.monotonic
+    may_wait: bool = field(init=False, default=True)
+    """False to be cancelled instead of waiting for a live holder."""
+    _holder: ProcessRecord | None = field(init=False, default=None)
+    """The holder at the last successful look."""
+    _seen: tuple[int, int] | None = field(init=False, default=None)
+    _seen_at: float = field(init=False, default=0.0)
+    _logged: str = field(init=False, default="")
 
     async def win(self) -> Lease:
         """Wait until the lease is ours, and return it."""
@@ -71,18 +64,18 @@ class LeaseCandidate:
 
     async def _compete(self) -> Lease | None:
         """Take the lease, or wait a moment and return None."""
-        began = self._clock()
-        holder = await asyncio.to_thread(self._leases.current, COORDINATOR_LEASE)
-        if self._clock() - began >= SLOW_LOOK_SECONDS:
+        began = self.clock()
+        holder = await asyncio.to_thread(self.leases.current, COORDINATOR_LEASE)
+        if self.clock() - began >= SLOW_LOOK_SECONDS:
             self._seen = None
         if holder is None or self.may_replace(holder):
             try:
                 return await asyncio.to_thread(
-                    self._leases.take,
+                    self.leases.take,
                     COORDINATOR_LEASE,
-                    self._owner,
-                    self._process,
-                    self._address,
+                    self.owner,
+                    self.process,
+                    self.address,
                     displacing=holder,
                 )
             except LeaseLost:
@@ -105,11 +98,11 @@ class LeaseCandidate:
 
         Also if it is ourselves: then the database went away before it confirmed our lease.
         """
-        now = self._clock()
+        now = self.clock()
         if self._seen != (holder.epoch, holder.beat):
             self._seen, self._seen_at = (holder.epoch, holder.beat), now
         is_expired = now - self._seen_at >= LEASE_SECONDS
-        return is_expired or holder.owner == self._owner or self._is_gone(holder.process)
+        return is_expired or holder.owner == self.owner or self.is_gone(holder.process)
 
 
 def kill_if_stopped(process: ProcessRecord) -> bool:

@@ -15,10 +15,10 @@ import structlog
 
 from coordinator.agent_lifecycle import AgentLifecycle
 from coordinator.agents import AgentServer, keep_address_published, listen_for_wake_ups
-from coordinator.jobs import JobTable
+from coordinator.jobs import JobTable, wait_for_database
 from coordinator.launcher import LocalLauncher
 from coordinator.lease import LeaseCandidate
-from coordinator.loop import RETRY_SECONDS, CoordinatorLoop
+from coordinator.loop import CoordinatorLoop
 from database.engine import Database
 from database.errors import DatabaseUnavailable
 from database.fenced_writer import FencedWriter
@@ -59,8 +59,15 @@ class Service:
         loop.add_signal_handler(signal.SIGTERM, self.hand_over)
         loop.add_signal_handler(signal.SIGINT, self.shut_down)
         wake_ups, address = await listen_for_wake_ups(self._wake)
+
+        def wake() -> None:  # from another thread, perhaps after the end of the event loop
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._wake)
+
+        if self._database.listen(wake):
+            address = ""
         self._candidate = LeaseCandidate(
-            self._leases, owner=uuid.uuid4().hex, process=this_process(), address=address
+            leases=self._leases, owner=uuid.uuid4().hex, process=this_process(), address=address
         )
         self._candidate.may_wait = not self._is_shutting_down
         self._winning = asyncio.ensure_future(self._candidate.win())
@@ -110,13 +117,10 @@ class Service:
 
     async def _holds(self, lease: Lease) -> bool:
         """Return True if the lease is still ours; waits for the database while it is away."""
-        while True:
-            try:
-                current = await asyncio.to_thread(self._leases.current, COORDINATOR_LEASE)
-            except DatabaseUnavailable:
-                await asyncio.sleep(RETRY_SECONDS)
-            else:
-                return current is not None and current.epoch == lease.epoch
+        current = await wait_for_database(
+            lambda: asyncio.to_thread(self._leases.current, COORDINATOR_LEASE)
+        )
+        return current is not None and current.epoch == lease.epoch
 
     def hand_over(self) -> None:
         """End soon; agents and ranks run on until the next coordinator starts."""

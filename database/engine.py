@@ -1,7 +1,7 @@
 """`Database`: transactions on SQLite or PostgreSQL, with the driver's errors as plain sentences."""
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
@@ -28,6 +28,9 @@ another process is stuck."""
 
 POOL_SIZE: Final = 5
 POOL_OVERFLOW: Final = 35  # together one connection for each of the 40 threads of a web server
+
+CONNECTIONS_NEEDED: Final = 2 * (POOL_SIZE + POOL_OVERFLOW + 1)
+"""API and coordinator have a pool each, and a connection for notifications."""
 
 INSPECTION_TIMEOUT_SECONDS: Final = 3.0
 
@@ -75,8 +78,14 @@ class Backend(Protocol):
     def json(self, column: Column[Any]) -> ColumnElement[Any]:
         """Return a column of JSON text as an expression that can be indexed."""
 
+    def listen(self, on_commit: Callable[[], None]) -> bool:
+        """Call `on_commit` in a thread after commits of any process; False if it cannot."""
+
     def changes(self) -> int | None:
-        """Return a number that differs after any other commit; None if there is none."""
+        """Return a number that differs after any other commit; None if there is none now."""
+
+    def facts(self, connection: Connection) -> Mapping[str, Any]:
+        """Return version, and of a server max_connections and clock_skew_seconds."""
 
     def back_up(self, path: Path) -> None:
         """Write one consistent state to a new file; raises `DatabaseError`, and leaves no file."""
@@ -198,11 +207,18 @@ class Database:
         """Return a column of JSON text that can be indexed: ``json(c)["name"]``."""
         return self._backend.json(column)
 
+    def listen(self, on_commit: Callable[[], None]) -> bool:
+        """Call `on_commit` in a thread soon after each commit of any process, on any host.
+
+        Return False if this kind of database cannot: SQLite. A call may be lost with a connection.
+        """
+        return self._backend.listen(on_commit)
+
     def changes(self) -> int | None:
         """Return a token that differs after any commit, this object's own included.
 
-        It costs microseconds. None: this kind of database has no such token, so read the rows.
-        Not thread-safe.
+        It costs microseconds. None: there is no such token now, so read the rows; on PostgreSQL
+        there is one after `listen`. Not thread-safe.
         """
         with self._explained():
             return self._backend.changes()
@@ -216,6 +232,17 @@ class Database:
         """Return the schema revision; None for a database without tables of Muster."""
         with self.reading() as connection:
             return schema.current_revision(connection)
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return what is known of the software: ``version``.
+
+        Of a server also ``max_connections``, those that Muster may need, and how many seconds its
+        clock is ahead: ``clock_skew_seconds``.
+        """
+        with self.reading() as connection:
+            found = self._backend.facts(connection)
+        needed = {"connections_needed": CONNECTIONS_NEEDED} if "max_connections" in found else {}
+        return {**found, **needed}
 
     def check(self) -> None:
         """Raise `DatabaseError` unless the database can be read."""
@@ -267,16 +294,6 @@ class Database:
             ) from error
         except SQLAlchemyError as error:
             raise self._backend.explain(error) from error
-
-
-def existing_revision(url: str) -> str | None:
-    """Read the schema revision of the database at `url` and change nothing.
-
-    None: it has no tables yet; the first service creates them. Raises `DatabaseUnavailable` if it
-    cannot be read.
-    """
-    with existing(url) as database:
-        return None if database is None else database.revision()
 
 
 @contextmanager

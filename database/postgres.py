@@ -1,14 +1,18 @@
 """PostgreSQL: the database of several machines.
 
 An advisory lock, held to the end of the transaction, gives every write transaction what BEGIN
-IMMEDIATE gives on SQLite, so that callers need to be correct for one kind of database only.
+IMMEDIATE gives on SQLite, so that callers need to be correct for one kind of database only. Its
+commit notifies every process that listens, on any host.
 """
 
+import os
+import select
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
@@ -24,9 +28,20 @@ from database.errors import DatabaseError, DatabaseUnavailable
 from muster.host.extras import install_command
 
 if TYPE_CHECKING:
+    import psycopg
     from psycopg.abc import PQGen
 
+MINIMUM_VERSION: Final = 15
+
 WRITER_LOCK: Final = 0x4D555354  # key of the advisory lock: "MUST" in ASCII
+CHANNEL: Final = "muster"
+
+SILENCE_SECONDS: Final = 5.0
+"""After this long without a notification the connection is tested, and the rows count as changed,
+because a pooler may lose notifications."""
+
+RECONNECT_SECONDS: Final = (0.5, 8.0)
+"""Pause before a lost connection for notifications is opened again; it doubles up to the second."""
 
 CONNECT_TIMEOUT_SECONDS: Final = 3  # a running server accepts within milliseconds
 
@@ -35,6 +50,21 @@ MIGRATION_TIMEOUT_SECONDS: Final = 600.0
 
 SLACK_SECONDS: Final = 1.0
 """The client waits this much longer than the server's own timeouts, whose errors say more."""
+
+_FACTS: Final = """
+SELECT current_setting('server_version') AS version,
+  current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
+    AS max_connections,
+  extract(epoch FROM clock_timestamp())::float8 AS seconds
+"""
+
+_HINTS: Final = {
+    "password": "correct the user or the password in MUSTER_DATABASE_URL",
+    "does not exist": "create it, or correct its name in MUSTER_DATABASE_URL",
+    "too many clients": "the server has no connection left: raise its max_connections",
+    "remaining connection slots": "the server has no connection left: raise its max_connections",
+}
+"""By what the driver's message contains; errors before a login have no code."""
 
 Value = TypeVar("Value")
 
@@ -66,13 +96,24 @@ class PostgresBackend:
                 f"the database {self._place} needs {error.name}: {install_command('postgres')}"
             ) from error
         _limit_answers(self.engine, busy_timeout_seconds + SLACK_SECONDS)
+        sa.event.listen(self.engine, "connect", self._refuse_old)
+        self._notifications: Notifications | None = None
+
+    def _refuse_old(self, connection: Any, _: object) -> None:  # noqa: ANN401
+        if (found := connection.info.server_version // 10_000) < MINIMUM_VERSION:
+            raise DatabaseUnavailable(
+                f"the database {self._place} is on PostgreSQL {found}, and Muster needs "
+                f"{MINIMUM_VERSION} or newer: upgrade the server"
+            )
 
     def begin_reading(self, connection: sa.Connection) -> None:
         # In READ COMMITTED each statement would see a snapshot of its own.
         connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 
     def begin_writing(self, connection: sa.Connection) -> None:
-        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({WRITER_LOCK})")
+        connection.exec_driver_sql(
+            f"SELECT pg_advisory_xact_lock({WRITER_LOCK}), pg_notify('{CHANNEL}', '')"
+        )
 
     def is_prepared(self, connection: sa.Connection) -> bool:
         del connection
@@ -94,26 +135,102 @@ class PostgresBackend:
     def json(self, column: sa.Column[Any]) -> sa.ColumnElement[Any]:
         return sa.cast(column, sa.JSON)
 
+    def listen(self, on_commit: Callable[[], None]) -> bool:
+        self._notifications = Notifications(self.engine, on_commit)
+        return True
+
     def changes(self) -> int | None:
-        return None
+        if self._notifications is None or not self._notifications.is_listening:
+            return None
+        return self._notifications.count
+
+    def facts(self, connection: sa.Connection) -> Mapping[str, Any]:
+        began = time.time()
+        found = connection.exec_driver_sql(_FACTS).one()
+        skew_seconds = found.seconds - (began + time.time()) / 2
+        return {
+            "version": found.version,
+            "max_connections": found.max_connections,
+            "clock_skew_seconds": round(skew_seconds, 3),
+        }
 
     def back_up(self, path: Path) -> None:
         raise DatabaseError(f"the database {self._place} is no file: use pg_dump instead of {path}")
 
     def explain(self, error: SQLAlchemyError) -> DatabaseError:
-        cause = error.orig if isinstance(error, StatementError) else error
+        cause = " ".join(str(error.orig if isinstance(error, StatementError) else error).split())
         is_disconnected = isinstance(error, DBAPIError) and error.connection_invalidated
         if is_disconnected or isinstance(error, OperationalError | InterfaceError):
+            hints = [hint for text, hint in _HINTS.items() if text in cause]
+            hint = next(iter(hints), "check the server and try again")
             return DatabaseUnavailable(
-                f"the database {self._place} cannot be used now: check the server and try again "
-                f"({str(cause).strip()})"
+                f"the database {self._place} cannot be used now: {hint} ({cause})"
             )
         return DatabaseError(
             f"the database {self._place} refused a statement, nothing is written: {cause}"
         )
 
     def close(self) -> None:
+        if self._notifications is not None:
+            self._notifications.close()
+            self._notifications = None
         self.engine.dispose()
+
+
+class Notifications:
+    """Hears of every commit, with a thread and a connection of its own."""
+
+    def __init__(self, engine: sa.Engine, on_commit: Callable[[], None]) -> None:
+        self.count = 0
+        self.is_listening = False
+        """False while notifications may be lost."""
+        self._engine = engine
+        self._on_commit = on_commit
+        self._ending, self._end = os.pipe()
+        self._thread = threading.Thread(target=self._run, name="notifications", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; it may outlive this call while the server does not answer."""
+        os.close(self._end)
+        self._thread.join(SLACK_SECONDS)
+
+    def _run(self) -> None:
+        import psycopg  # noqa: PLC0415  an optional dependency, found by `create_engine`
+
+        pause_seconds, longest_seconds = RECONNECT_SECONDS
+        while True:
+            with suppress(SQLAlchemyError, psycopg.Error), closing(self._connect()) as connection:
+                connection.execute(f"LISTEN {CHANNEL}")
+                self.is_listening = True
+                pause_seconds = RECONNECT_SECONDS[0]
+                self._hear(connection)
+            self.is_listening = False
+            if select.select([self._ending], [], [], pause_seconds)[0]:
+                os.close(self._ending)
+                return
+            pause_seconds = min(2 * pause_seconds, longest_seconds)
+
+    def _connect(self) -> "psycopg.Connection[Any]":
+        pooled = self._engine.raw_connection()
+        connection: Any = pooled.driver_connection
+        pooled.detach()
+        connection.autocommit = True
+        return cast("psycopg.Connection[Any]", connection)
+
+    def _hear(self, connection: "psycopg.Connection[Any]") -> None:
+        """Count notifications until the connection is lost or `close` is called."""
+        while True:
+            self.count += 1  # also at first, as there were commits before, and after silence
+            self._on_commit()
+            descriptors = [connection.fileno(), self._ending]
+            ready, _, _ = select.select(descriptors, [], [], SILENCE_SECONDS)
+            if self._ending in ready:
+                return
+            if not ready:
+                connection.execute("SELECT 1")
+            for _ in connection.notifies(timeout=0):
+                pass
 
 
 def _limit_answers(engine: sa.Engine, answer_seconds: float) -> None:

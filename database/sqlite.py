@@ -9,7 +9,7 @@ import fcntl
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -154,6 +154,10 @@ class SqliteBackend:
     def json(self, column: sa.Column[Any]) -> sa.ColumnElement[Any]:
         return sa.type_coerce(column, sa.JSON)  # SQLite would cast the text to a number
 
+    def listen(self, on_commit: Callable[[], None]) -> bool:
+        del on_commit
+        return False
+
     def changes(self) -> int | None:
         if self._watch is None:
             self._watch = self._unpooled_connection()
@@ -164,6 +168,10 @@ class SqliteBackend:
             if _code(error) != sqlite3.SQLITE_BUSY:
                 raise DBAPIError("PRAGMA data_version", None, error) from error
         return self._last_change
+
+    def facts(self, connection: sa.Connection) -> Mapping[str, Any]:
+        del connection
+        return {"version": sqlite3.sqlite_version}
 
     def back_up(self, path: Path) -> None:
         try:

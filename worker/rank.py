@@ -203,6 +203,7 @@ class RankProcess:
                 start_ticks=identity.start_ticks,
                 boot_id=identity.boot_id,
                 node=identity.node,
+                pid_namespace=identity.pid_namespace,
             )
 
     def kept_messages(self) -> Iterator[RankSaid]:

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from http import HTTPStatus
@@ -20,7 +20,7 @@ from typing import Annotated, Final
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Query, Response
 
-from api.dependencies import SUBMIT, AppState, CallerName, Reauthenticate, Reauthentication, State
+from api.dependencies import SUBMIT, AppState, CurrentCaller, Reauthentication, State
 from api.errors import Conflict, Problem
 from api.listing import statuses_of
 from api.schema import KnownJobId, operation, reply
@@ -47,47 +47,27 @@ router = APIRouter(tags=["jobs"])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deletion:
-    """What a request deletes, and whether it ends jobs that are not over."""
+    """What a request deletes of a job, and who asks for it."""
 
-    delete_logs: bool
-    stop_first: bool
-    force: bool
-    delete_checkpoints: bool
-    actor: str
-    reauthenticate: Reauthenticate
+    caller: CurrentCaller
+    reauthenticate: Reauthentication
     """Called before anything is removed: the caller's token may have been revoked meanwhile."""
-
-    @property
-    def stop_request(self) -> StopRequest | None:
-        """How a job that is not over is ended; None: it is not."""
-        if self.force:
-            return StopRequest.FORCED
-        return StopRequest.GRACEFUL if self.stop_first else None
-
-
-async def _deletion(
-    actor: CallerName,
-    reauthenticate: Reauthentication,
-    delete_logs: Annotated[bool, Query(description="Delete the logs too.")] = True,  # noqa: FBT002  a query parameter
-    force: Annotated[  # noqa: FBT002
-        bool, Query(description="Kill what runs, and delete the checkpoints too.")
-    ] = False,
+    delete_logs: Annotated[bool, Query(description="Delete the logs too.")] = True
+    force: Annotated[bool, Query(description="Kill what runs, and delete the checkpoints too.")] = (
+        False
+    )
     delete_checkpoints: Annotated[
         bool | None, Query(description="Delete the checkpoints too. Default: as `force`.")
-    ] = None,
-) -> Deletion:
-    return Deletion(
-        delete_logs=delete_logs,
-        stop_first=False,
-        force=force,
-        delete_checkpoints=force if delete_checkpoints is None else delete_checkpoints,
-        actor=actor,
-        reauthenticate=reauthenticate,
-    )
+    ] = None
+
+    def stop_request(self, *, stop_first: bool) -> StopRequest | None:
+        """Return how a job that is not over is ended; None: it is not."""
+        if self.force:
+            return StopRequest.FORCED
+        return StopRequest.GRACEFUL if stop_first else None
 
 
-RequestedDeletion = Annotated[Deletion, Depends(_deletion)]
-"""Without `stop_first`, for which each route has its own parameter."""
+RequestedDeletion = Annotated[Deletion, Depends()]
 
 
 @router.delete(
@@ -100,7 +80,8 @@ async def delete_job(
     stop_first: Annotated[bool, Query(description="Stop it gracefully first.")] = False,  # noqa: FBT002
 ) -> Response:
     """Delete rows and logs; with `stop_first` or `force` also of a job that is not over."""
-    return reply(await delete(state, job_id, replace(deletion, stop_first=stop_first)))
+    stop_request = deletion.stop_request(stop_first=stop_first)
+    return reply(await delete(state, job_id, deletion, stop_request))
 
 
 @router.post("/jobs/purge", **operation("Delete the jobs that match", SUBMIT, Purged))
@@ -124,15 +105,15 @@ async def purge_jobs(
         cutoff = state.clock() - timedelta(hours=older_than_hours)
     wanted = statuses_of(statuses, "statuses")
     jobs = await run_sync(state.jobs.finished_before, cutoff, wanted)
-    deletion = replace(deletion, stop_first=stop_running)
+    stop_request = deletion.stop_request(stop_first=stop_running)
     failed: list[NotDeleted] = []
     if dry_run:
-        may_be_deleted = (job for job in jobs if job.is_terminal or deletion.stop_request)
+        may_be_deleted = (job for job in jobs if job.is_terminal or stop_request)
         freed_bytes = {
             job.job_id: await run_sync(_size_bytes, state, job, deletion) for job in may_be_deleted
         }
     else:
-        freed_bytes, failed = await delete_all(state, jobs, deletion)
+        freed_bytes, failed = await delete_all(state, jobs, deletion, stop_request)
     known = {*freed_bytes, *(one.job_id for one in failed)}
     return reply(
         Purged(
@@ -146,15 +127,17 @@ async def purge_jobs(
     )
 
 
-async def delete(state: AppState, job_id: JobId, deletion: Deletion) -> Deleted:
-    """Delete one job, after its end if `deletion` requests one.
+async def delete(
+    state: AppState, job_id: JobId, deletion: Deletion, stop_request: StopRequest | None
+) -> Deleted:
+    """Delete one job, after its end if `stop_request` says how.
 
     Raises `Conflict` if it is not over and may not be stopped, or does not end in time, and
     `Problem` if the caller lost access meanwhile.
     """
     job = await run_sync(state.jobs.get, job_id)
     if not job.is_terminal:
-        if deletion.stop_request is None:
+        if stop_request is None:
             raise Conflict(
                 "job-not-over",
                 f"{job_id} is {job.status_shown}: stop it first (POST /jobs/{job_id}/stop), or "
@@ -167,7 +150,7 @@ async def delete(state: AppState, job_id: JobId, deletion: Deletion) -> Deleted:
                 "no-coordinator",
                 f"{job_id} cannot be ended now: {absence}, then repeat this request.",
             )
-        await _end_all(state, [job], deletion.stop_request, deletion.actor)
+        await _end_all(state, [job], stop_request, deletion.caller.name)
         uid, job = job.uid, await run_sync(state.jobs.get, job_id)
         if job.uid != uid:
             raise JobMissing(job_id)
@@ -180,15 +163,15 @@ async def delete(state: AppState, job_id: JobId, deletion: Deletion) -> Deleted:
 
 
 async def delete_all(
-    state: AppState, jobs: Sequence[Job], deletion: Deletion
+    state: AppState, jobs: Sequence[Job], deletion: Deletion, stop_request: StopRequest | None
 ) -> tuple[dict[JobId, int], list[NotDeleted]]:
     """Delete those of `jobs` that are over, or that end in time when requested.
 
     Returns the size of each deleted job's files, and the jobs that could not be deleted, which do
     not stop the others. Raises `Problem` once the caller loses access.
     """
-    if deletion.stop_request is not None and not all(job.is_terminal for job in jobs):
-        await _end_all(state, jobs, deletion.stop_request, deletion.actor)
+    if stop_request is not None and not all(job.is_terminal for job in jobs):
+        await _end_all(state, jobs, stop_request, deletion.caller.name)
     freed_bytes: dict[JobId, int] = {}
     failed = []
     for job in jobs:
@@ -281,7 +264,8 @@ def _size_bytes(state: AppState, job: Job, deletion: Deletion) -> int:
 
 def _checkpoints(job: Job, deletion: Deletion) -> Location | None:
     """Return the place of checkpoints to remove, if any."""
-    if not deletion.delete_checkpoints or job.spec.checkpoint_dir is None:
+    chosen = deletion.delete_checkpoints
+    if not (deletion.force if chosen is None else chosen) or job.spec.checkpoint_dir is None:
         return None
     return checkpoints_of_job(Path(job.spec.checkpoint_dir), job.job_id)
 

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from msgspec import Meta
 from msgspec.json import Decoder
 
-from api.dependencies import READ, SUBMIT, AppState, CallerName, CurrentCaller, State
+from api.dependencies import READ, SUBMIT, AppState, CurrentCaller, State
 from api.listing import (
     DEFAULT_LIMIT,
     Cursor,
@@ -192,12 +192,16 @@ def get_summary(
 def stop_job(
     job_id: KnownJobId,
     state: State,
-    actor: CallerName,
+    caller: CurrentCaller,
     requested: Annotated[StopBody, body(StopBody, is_optional=True)],
 ) -> Response:
     """Ask for a last checkpoint and an end. A job that is over stays as it is."""
     job = state.request_stop(
-        job_id, StopRequest.GRACEFUL, requested.grace_seconds, actor=actor, why=requested.reason
+        job_id,
+        StopRequest.GRACEFUL,
+        requested.grace_seconds,
+        actor=caller.name,
+        why=requested.reason,
     )
     return reply(job_view(job))
 

@@ -18,7 +18,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from api.auth import Unauthorized
 from api.dependencies import READ, AppState, CurrentCaller, Reauthenticate, Reauthentication, State
 from api.errors import Conflict, Problem, invalid_field
-from api.logs.files import EventId, Micros, Position, format_event_id, parse_event_id
+from api.logs.files import Micros, Position, format_event_id, parse_event_id
 from api.logs.follow import JobFollower
 from api.logs.tail import LogFilter, LogLine, read_tail, tail_position
 from api.schema import KnownJobId, refusals, returns
@@ -64,25 +64,7 @@ router = APIRouter(tags=["logs"])
 class LogPart:
     """The part of a job's logs that a tail or a stream is asked for."""
 
-    rank: int | None
-    tail: int | None
-    seen: EventId | None
-
-    def position_in(self, job: Job) -> Position | None:
-        """Return where to resume; raise `Conflict` for a position in another job's logs."""
-        if self.seen is None:
-            return None
-        if not self.seen.is_of(job.uid):
-            raise Conflict(
-                "position-of-another-job",
-                f"This position belongs to an earlier job {job.job_id}, which was deleted. Leave "
-                "it out to read this job from its beginning.",
-            )
-        return self.seen.position
-
-
-async def _log_part(
-    rank: Annotated[int | None, Query(ge=0, description="Only this rank's lines.")] = None,
+    rank: Annotated[int | None, Query(ge=0, description="Only this rank's lines.")] = None
     tail: Annotated[
         int | None,
         Query(
@@ -90,18 +72,29 @@ async def _log_part(
             le=TAIL_LIMIT,
             description=f"Only the last lines. Default: {TAIL_DEFAULT}, and for a stream all.",
         ),
-    ] = None,
-    after: Annotated[str | None, Query(description="The id of the last event seen.")] = None,
-    last_event_id: Annotated[
-        str | None, Header(description="The same; it takes precedence.")
-    ] = None,
-) -> LogPart:
-    seen = None
-    if last_event_id:
-        seen = _event_id(last_event_id, "header", "last-event-id")
-    elif after is not None:
-        seen = _event_id(after, "query", "after")
-    return LogPart(rank=rank, tail=tail, seen=seen)
+    ] = None
+    after: Annotated[str | None, Query(description="The id of the last event seen.")] = None
+    last_event_id: Annotated[str | None, Header(description="The same; it takes precedence.")] = (
+        None
+    )
+
+    def position_in(self, job: Job) -> Position | None:
+        """Return where to resume; raise `InvalidRequest`, or `Conflict` for another job's logs."""
+        text = self.last_event_id or self.after
+        if text is None:
+            return None
+        seen = parse_event_id(text)
+        if seen is None:
+            place = ("header", "last-event-id") if self.last_event_id else ("query", "after")
+            message = "not a valid position: send the id of an event, or leave it out"
+            raise invalid_field(*place, message)
+        if not seen.is_of(job.uid):
+            raise Conflict(
+                "position-of-another-job",
+                f"This position belongs to an earlier job {job.job_id}, which was deleted. Leave "
+                "it out to read this job from its beginning.",
+            )
+        return seen.position
 
 
 async def _log_filter(
@@ -121,7 +114,7 @@ async def _log_filter(
     return LogFilter(attempt=incarnation, since=_micros(since), until=_micros(until), text=grep)
 
 
-RequestedPart = Annotated[LogPart, Depends(_log_part)]
+RequestedPart = Annotated[LogPart, Depends()]
 RequestedFilter = Annotated[LogFilter, Depends(_log_filter)]
 
 
@@ -283,14 +276,6 @@ def _check_rank(job: Job, rank: int | None) -> None:
     most = job.spec.largest_world_size
     if rank is not None and rank >= most:
         raise invalid_field("query", "rank", f"the job has at most {most} ranks, counted from 0")
-
-
-def _event_id(text: str, where: str, field: str) -> EventId:
-    parsed = parse_event_id(text)
-    if parsed is None:
-        message = "not a valid position: send the id of an event, or leave it out"
-        raise invalid_field(where, field, message)
-    return parsed
 
 
 def _micros(moment: datetime | None) -> Micros | None:

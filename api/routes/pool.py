@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Response
 
-from api.dependencies import READ, SUBMIT, AppState, CallerName, State
+from api.dependencies import READ, SUBMIT, AppState, CurrentCaller, State
 from api.errors import Conflict, invalid_field
 from api.listing import IfMatch, required_version
 from api.schema import JobPatch, KnownJobId, KnownWorkerId, body, operation, reply
@@ -23,7 +23,7 @@ router = APIRouter(tags=["jobs"])
 def scale_job(
     job_id: KnownJobId,
     state: State,
-    actor: CallerName,
+    caller: CurrentCaller,
     requested: Annotated[JobPatch, body(JobPatch)],
     if_match: IfMatch = None,
 ) -> Response:
@@ -47,7 +47,7 @@ def scale_job(
             "world_size",
             f"this job takes {low} to {high} ranks: its min_workers and its max_workers",
         )
-    job = state.jobs.scale(job_id, requested.world_size, version, actor=actor)
+    job = state.jobs.scale(job_id, requested.world_size, version, actor=caller.name)
     state.coordinator.wake()
     return reply(job_view(job), headers={"ETag": job_tag(job)})
 
@@ -56,15 +56,15 @@ def scale_job(
     "/jobs/{job_id}/pause",
     **operation("Pause a job that trains synchronously", SUBMIT, JobView, 404, 409),
 )
-def pause_job(job_id: KnownJobId, state: State, actor: CallerName) -> Response:
+def pause_job(job_id: KnownJobId, state: State, caller: CurrentCaller) -> Response:
     """Stop training after the present step; the ranks stay. Repeating it changes nothing."""
-    return _set_pause(state, job_id, actor, paused=True)
+    return _set_pause(state, job_id, caller.name, paused=True)
 
 
 @router.post("/jobs/{job_id}/resume", **operation("Resume a paused job", SUBMIT, JobView, 404, 409))
-def resume_job(job_id: KnownJobId, state: State, actor: CallerName) -> Response:
+def resume_job(job_id: KnownJobId, state: State, caller: CurrentCaller) -> Response:
     """End a requested pause. A job that is not paused stays as it is."""
-    return _set_pause(state, job_id, actor, paused=False)
+    return _set_pause(state, job_id, caller.name, paused=False)
 
 
 @router.get(
@@ -84,7 +84,7 @@ def list_workers(job_id: KnownJobId, state: State) -> Response:
     **operation("Ask an active worker to leave", SUBMIT, JobView, 404, 409),
 )
 def dismiss_worker(
-    job_id: KnownJobId, worker_id: KnownWorkerId, state: State, actor: CallerName
+    job_id: KnownJobId, worker_id: KnownWorkerId, state: State, caller: CurrentCaller
 ) -> Response:
     """Remove a worker at the next step boundary. The job has one rank less from then on."""
     if state.jobs.get(job_id).spec.mode == "independent":
@@ -93,7 +93,7 @@ def dismiss_worker(
             f"{job_id} is independent: no other rank would read the shards of a rank that leaves. "
             "Only workers of a job of mode synchronous can leave.",
         )
-    job = state.history.request_departure(job_id, worker_id, actor=actor)
+    job = state.history.request_departure(job_id, worker_id, actor=caller.name)
     state.coordinator.wake()
     return reply(job_view(job))
 

@@ -14,11 +14,12 @@ import msgspec
 import structlog
 from fastapi import APIRouter, Path, Request, Response
 
-from api.dependencies import ADMIN, API_VERSION, READ, AppState, CallerName, State
+from api.dependencies import ADMIN, API_VERSION, READ, AppState, CurrentCaller, State
 from api.errors import Problem
 from api.schema import TokenRequest, body, operation, reply
 from api.views import token_view
 from database.errors import DatabaseError, TokenMissing
+from muster.contracts.interpreter import VERSION
 from muster.contracts.paths import has_few_files_left, is_nearly_full, size_text
 from muster.contracts.token import NAME_PATTERN
 from muster.contracts.views import (
@@ -55,7 +56,7 @@ def health(state: State, request: Request) -> Response:
         )
     view = Health(
         status="ok" if is_ok else "degraded",
-        version=state.version if is_authenticated else None,
+        version=VERSION if is_authenticated else None,
         uptime_seconds=state.uptime_seconds(),
         checks=Checks(database=database, coordinator=coordinator, disk=disk),
     )
@@ -93,7 +94,7 @@ def get_readiness(state: State) -> Response:
 def get_version(state: State) -> Response:
     """Say which service this is."""
     view = Version(
-        app=state.version,
+        app=VERSION,
         api=API_VERSION,
         schema_revision=state.database.revision(),
         database=state.database.kind,
@@ -105,7 +106,7 @@ def get_version(state: State) -> Response:
 
 @token_router.post("/tokens", **operation("Create a token", ADMIN, TokenCreated, status=201))
 def create_token(
-    requested: Annotated[TokenRequest, body(TokenRequest)], state: State, actor: CallerName
+    requested: Annotated[TokenRequest, body(TokenRequest)], state: State, caller: CurrentCaller
 ) -> Response:
     """Return the token's text, which is not stored and cannot be requested again."""
     seconds = requested.expires_in_seconds
@@ -113,7 +114,7 @@ def create_token(
         requested.name,
         requested.scope,
         lifetime=None if seconds is None else timedelta(seconds=seconds),
-        created_by=actor,
+        created_by=caller.name,
     )
     fields = msgspec.structs.asdict(token_view(token, state.clock()))
     headers = {"Cache-Control": "no-store"}

@@ -36,7 +36,7 @@ class NewEvent:
     kind: str
     message: str
     rank: int | None = None
-    attempt: int | None = None
+    incarnation: int | None = None
 
 
 def event_of(  # noqa: PLR0911  one return for each kind of observation
@@ -139,9 +139,8 @@ def _identity(snapshot: JobSnapshot, rank: int) -> ProcessRecord | None:
 
 
 def _of_rank(snapshot: JobSnapshot, rank: int, kind: str, words: str) -> NewEvent:
-    return NewEvent(
-        kind=kind, message=f"rank {rank} {words}", rank=rank, attempt=snapshot.ranks[rank].attempt
-    )
+    attempt = snapshot.ranks[rank].attempt
+    return NewEvent(kind=kind, message=f"rank {rank} {words}", rank=rank, incarnation=attempt)
 
 
 # Sentences

@@ -222,6 +222,7 @@ def _hear_rank(
                 start_ticks=message.start_ticks,
                 boot_id=message.boot_id,
                 node=message.node,
+                pid_namespace=message.pid_namespace,
             )
             located = fold_pool.locate(_reset_agent_failures(snapshot), rank, message.node)
             return located.with_rank(replace(rank, identity=identity))

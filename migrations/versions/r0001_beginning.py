@@ -11,14 +11,6 @@ down_revision = None
 
 
 def upgrade() -> None:
-    _create_jobs()
-    _create_workers()
-    _create_events()
-    _create_answers()
-    _create_leases()
-
-
-def _create_jobs() -> None:
     op.create_table(
         "jobs",
         sa.Column("job_id", sa.String(63), nullable=False),
@@ -43,9 +35,6 @@ def _create_jobs() -> None:
     )
     op.create_index("ix_jobs_created_at_job_id", "jobs", ["created_at", "job_id"])
     op.create_index("ix_jobs_status_created_at", "jobs", ["status", "created_at"])
-
-
-def _create_workers() -> None:
     op.create_table(
         "workers",
         sa.Column("job_id", sa.String(63), nullable=False),
@@ -74,9 +63,6 @@ def _create_workers() -> None:
             ["job_id"], ["jobs.job_id"], name="fk_workers_job_id", ondelete="CASCADE"
         ),
     )
-
-
-def _create_events() -> None:
     op.create_table(
         "events",
         sa.Column("event_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
@@ -93,9 +79,6 @@ def _create_events() -> None:
         sqlite_autoincrement=True,
     )
     op.create_index("ix_events_job_id_event_id", "events", ["job_id", "event_id"])
-
-
-def _create_answers() -> None:
     op.create_table(
         "answers",
         sa.Column("principal", sa.String(255), nullable=False),
@@ -106,9 +89,6 @@ def _create_answers() -> None:
         sa.PrimaryKeyConstraint("principal", "key", name="pk_answers"),
     )
     op.create_index("ix_answers_created_at", "answers", ["created_at"])
-
-
-def _create_leases() -> None:
     op.create_table(
         "leases",
         sa.Column("name", sa.String(64), nullable=False),

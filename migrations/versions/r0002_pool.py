@@ -11,14 +11,6 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    _extend_jobs()
-    _create_members()
-    _create_departures()
-    _create_commits()
-    _create_epochs()
-
-
-def _extend_jobs() -> None:
     op.add_column("jobs", sa.Column("wanted_world_size", sa.Integer()))
     op.add_column(
         "jobs",
@@ -29,9 +21,6 @@ def _extend_jobs() -> None:
         # The default also serves processes of the release before, which name no such column.
         sa.Column("pause_request", sa.Boolean(), nullable=False, server_default=sa.false()),
     )
-
-
-def _create_members() -> None:
     op.create_table(
         "members",
         sa.Column("job_id", sa.String(63), nullable=False),
@@ -48,9 +37,6 @@ def _create_members() -> None:
         sa.PrimaryKeyConstraint("job_id", "worker_id", name="pk_members"),
         _of_a_job("members"),
     )
-
-
-def _create_departures() -> None:
     op.create_table(
         "departures",
         sa.Column("job_id", sa.String(63), nullable=False),
@@ -58,9 +44,6 @@ def _create_departures() -> None:
         sa.PrimaryKeyConstraint("job_id", "worker_id", name="pk_departures"),
         _of_a_job("departures"),
     )
-
-
-def _create_commits() -> None:
     op.create_table(
         "commits",
         sa.Column("job_id", sa.String(63), nullable=False),
@@ -74,9 +57,6 @@ def _create_commits() -> None:
         sa.PrimaryKeyConstraint("job_id", "step", name="pk_commits"),
         _of_a_job("commits"),
     )
-
-
-def _create_epochs() -> None:
     op.create_table(
         "epochs",
         sa.Column("job_id", sa.String(63), nullable=False),

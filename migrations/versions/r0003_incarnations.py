@@ -11,11 +11,6 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    _extend_workers()
-    _create_incarnations()
-
-
-def _extend_workers() -> None:
     # The defaults also serve processes of the releases before, which name no such columns.
     for column in (
         sa.Column("endings", sa.Text(), nullable=False, server_default="{}"),
@@ -23,9 +18,6 @@ def _extend_workers() -> None:
         sa.Column("proven_step", sa.BigInteger(), nullable=False, server_default="-1"),
     ):
         op.add_column("workers", column)
-
-
-def _create_incarnations() -> None:
     op.create_table(
         "incarnations",
         sa.Column("job_id", sa.String(63), nullable=False),

@@ -199,7 +199,7 @@ class AgentHello(_Message, frozen=True, tag="agent_hello"):
 
 
 class RankSpawned(_Message, frozen=True, tag="rank_spawned"):
-    """A process was started; (pid, start_ticks, boot_id) identifies it for ever."""
+    """A process was started; the fields of its `ProcessRecord` identify it for ever."""
 
     rank: int
     incarnation: int
@@ -207,6 +207,7 @@ class RankSpawned(_Message, frozen=True, tag="rank_spawned"):
     start_ticks: int
     boot_id: str
     node: str
+    pid_namespace: int = 0
 
 
 class RankSaid(_Message, frozen=True, tag="rank_said"):

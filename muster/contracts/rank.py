@@ -61,12 +61,14 @@ NO_PROGRESS: Final = RankProgress(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRecord:
-    """The identity of a process. A pid is reused; pid, start and boot together are not."""
+    """The identity of a process. A pid is reused; together with the other fields it is not."""
 
     pid: int
     start_ticks: int  # Field 22 of /proc/PID/stat: clock ticks between boot and its start
     boot_id: str
     node: str
+    pid_namespace: int = 0
+    """Inode of the namespace (container) in which the pid counts. 0: by an earlier version."""
 
 
 class ProcessState(StrEnum):

@@ -1,8 +1,9 @@
 """Processes of this machine: identity, state, signals that cannot hit a reused pid.
 
 A pid alone is ambiguous because the kernel reuses it. Processes are therefore identified by
-(pid, start time, boot id, node), and signals go through a pidfd that is opened first and checked
-second. psutil is not used: it rounds the start time, and its process walk takes twice as long.
+(pid, pid namespace, start time, boot id, node), and signals go through a pidfd that is opened
+first and checked second. psutil is not used: it rounds the start time, and its process walk takes
+twice as long.
 """
 
 import os
@@ -13,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from io import FileIO
 from pathlib import Path
@@ -44,6 +45,12 @@ def boot_id() -> str:
     return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
+@cache
+def pid_namespace() -> int:
+    """Return the inode of our pid namespace: every container counts its own pids."""
+    return (_PROC / "self/ns/pid").stat().st_ino
+
+
 def identify(pid: int) -> ProcessRecord | None:
     """Return the process that has `pid` now; None if there is none or it is a zombie."""
     fields = _stat(pid)
@@ -54,6 +61,7 @@ def identify(pid: int) -> ProcessRecord | None:
         start_ticks=int(fields[_START_TICKS_FIELD]),
         boot_id=boot_id(),
         node=platform.node(),
+        pid_namespace=pid_namespace(),
     )
 
 
@@ -67,7 +75,8 @@ def this_process() -> ProcessRecord:
 
 def is_running(record: ProcessRecord) -> bool:
     """Return whether exactly this process still runs on this machine and boot."""
-    return identify(record.pid) == record
+    found = identify(record.pid)
+    return found is not None and found == _with_namespace(record)
 
 
 def is_stopped(pid: int) -> bool:
@@ -79,9 +88,14 @@ def is_stopped(pid: int) -> bool:
 def is_provably_gone(record: ProcessRecord) -> bool:
     """Return whether this process cannot be running any more.
 
-    False for a process of another machine, as this one cannot look there.
+    False for a process of another machine or container, as this one cannot look there.
     """
-    return record.node == platform.node() and not is_running(record)
+    is_visible = _with_namespace(record).pid_namespace == pid_namespace()
+    return is_visible and record.node == platform.node() and not is_running(record)
+
+
+def _with_namespace(record: ProcessRecord) -> ProcessRecord:
+    return record if record.pid_namespace else replace(record, pid_namespace=pid_namespace())
 
 
 def read_stat(record: ProcessRecord) -> list[str] | None:
@@ -102,7 +116,7 @@ def send_signal(record: ProcessRecord, number: signal.Signals) -> bool:
         return False
     try:
         # The pidfd pins one process. Check after opening it that this is the right one.
-        if identify(record.pid) != record:
+        if not is_running(record):
             return False
         signal.pidfd_send_signal(pidfd, number)
     except ProcessLookupError:

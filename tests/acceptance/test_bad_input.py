@@ -67,23 +67,12 @@ def test_a_rank_without_shards_is_done_at_once(
     assert "has no samples: nothing to do" in installation.log(job_id, rank=2)
 
 
-@pytest.mark.parametrize(
-    ("contents", "said"),
-    [
-        pytest.param([b"", b""], " has 2 shards without a single line", id="no line"),
-        pytest.param([], " holds no shard file", id="no shard"),
-    ],
-)
-def test_unusable_data_is_refused_at_submission(
-    installation: Installation,
-    shards: Callable[..., str],
-    contents: list[bytes | None],
-    said: str,
+def test_data_without_a_line_is_refused_at_submission(
+    installation: Installation, shards: Callable[..., str]
 ) -> None:
-    directory = shards(*contents)
-    answer = installation.request("POST", "/jobs", json={"dataset_dir": directory})
+    answer = installation.request("POST", "/jobs", json={"dataset_dir": shards(b"", b"")})
     assert answer.status_code == 422
-    assert f"{directory}{said}" in answer.text
+    assert "has 2 shards without a single line" in answer.text
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 import stress.chaos.__main__ as chaos
 import stress.stale.__main__ as stale
-from stress import detection, log_gaps, lost_replies
+from stress import detection, log_gaps, lost_replies, two_hosts
 from stress.load.figures import Figure
 from stress.load.lists import list_figures
 from stress.load.submissions import sqlite_figures
@@ -28,6 +28,13 @@ def test_a_few_faults_lose_nothing(tmp_path: Path) -> None:
 def test_resumed_stale_processes_exit_and_change_nothing(tmp_path: Path) -> None:
     # The long run measures how soon they exit.
     report = stale.run(tmp_path, wakings=1, seed=3, seconds=60.0, epochs=60)
+    assert not report.faults, report
+
+
+@pytest.mark.postgres
+@pytest.mark.skipif(not can_be_had(), reason="no name spaces can be made here")
+def test_a_lease_that_moves_between_hosts_costs_nothing(tmp_path: Path) -> None:
+    report = two_hosts.run(tmp_path, faults=3, seed=1)
     assert not report.faults, report
 
 

@@ -112,15 +112,6 @@ def test_the_open_file_limit_is_raised_but_not_for_ranks(terminal: Terminal) -> 
         assert f"[{rank}] 14 of 48\n" in output
 
 
-def test_more_ranks_than_open_files_allow_are_refused(
-    terminal: Terminal,
-) -> None:
-    code, output = terminal.run("-c", LIMITED, "14", "14", *RUN, "-n", "16", "true")
-    assert code == 1
-    assert "16 needs 72 open files, but the limit is 14" in output
-    assert not (terminal.directory / "data").exists()
-
-
 WAITS = (
     "import pathlib, time\n"
     "print('it waits', flush=True)\n"

@@ -42,7 +42,8 @@ def can_be_had() -> bool:
 class Host:
     """One machine with a coordinator of an installation."""
 
-    def __init__(self, installation: Installation, name: str) -> None:
+    def __init__(self, installation: Installation, name: str, **environment: str) -> None:
+        """With ``RESPAWN`` in its environment a coordinator that fails is started again."""
         self.name = name
         self.log = installation.root / f"{name}.log"
         command = [sys.executable, "-P", "-m", "coordinator"]
@@ -56,7 +57,7 @@ class Host:
                     *command,
                 ],
                 cwd=installation.root,
-                env=installation.environment,
+                env={**installation.environment, **environment},
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -16,6 +16,7 @@ def main() -> None:
     name, *command = sys.argv[1:]
     socket.sethostname(name)
     _hide_control_groups()
+    is_respawned = os.environ.pop("RESPAWN", None)
     service = subprocess.Popen(command)
     while True:
         # Whatever is left without a parent comes here.
@@ -24,6 +25,8 @@ def main() -> None:
             if pid == service.pid:
                 code = os.waitstatus_to_exitcode(status)
                 print(f"the service ended with {code}", flush=True)  # noqa: T201  the host's log
+                if is_respawned and code:
+                    service = subprocess.Popen(command)
             continue
         os.read(0, 1)  # nothing is left: wait for the end of the test
         return

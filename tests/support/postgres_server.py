@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -21,6 +22,7 @@ from muster.host import processes
 
 RETRY_SECONDS = 0.1
 PATIENCE_SECONDS = 60.0
+PASSWORD = "only-on-loopback"  # noqa: S105  of a server that a test has started
 
 CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
 
@@ -34,13 +36,13 @@ class PostgresServer:
     @contextmanager
     def database(self, name: str) -> Iterator[str]:
         """Create a database, and drop it afterwards even if it has connections."""
-        self._run(f'CREATE DATABASE "{name}" TEMPLATE template0')
+        self.run(f'CREATE DATABASE "{name}" TEMPLATE template0')
         try:
             yield self.admin.set(database=name).render_as_string(hide_password=False)
         finally:
-            self._run(f'DROP DATABASE "{name}" WITH (FORCE)')
+            self.run(f'DROP DATABASE "{name}" WITH (FORCE)')
 
-    def _run(self, statement: str) -> None:
+    def run(self, statement: str) -> None:
         engine = create_engine(self.admin, isolation_level="AUTOCOMMIT")
         try:
             with engine.connect() as connection:
@@ -62,6 +64,35 @@ def running_server() -> Iterator[PostgresServer]:
             yield PostgresServer(_url(server))
         finally:
             server.cleanup()
+
+
+@contextmanager
+def tcp_server(**settings: str) -> Iterator[PostgresServer]:
+    """Start a server that wants a password, on a TCP port with these settings, or skip."""
+    with _directory() as directory:
+        server = _start(directory, cleanup_mode="stop")
+        local = PostgresServer(_url(server))
+        local.run(f"ALTER USER postgres PASSWORD '{PASSWORD}'")
+        for name, value in settings.items():
+            local.run(f"ALTER SYSTEM SET {name} = {value}")
+        server.cleanup()
+        access = "local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n"
+        (directory / "pg_hba.conf").write_text(access)
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        control = [server.bin_path / "pg_ctl", "-w", "-D", directory, "-l", directory / "log"]
+        options = f"-h 127.0.0.1 -p {port} -k {directory}"
+        user = server.system_user
+        subprocess.run(
+            [*control, "-o", options, "start"], check=True, user=user, stdout=subprocess.DEVNULL
+        )
+        try:
+            admin = URL.create("postgresql+psycopg", "postgres", PASSWORD, "127.0.0.1", port)
+            yield PostgresServer(admin.set(database="postgres"))
+        finally:
+            subprocess.run(
+                [*control, "-m", "fast", "stop"], check=True, user=user, stdout=subprocess.DEVNULL
+            )
 
 
 class FragilePostgres:

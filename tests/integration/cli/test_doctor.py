@@ -5,12 +5,14 @@ import os
 import resource
 import socket
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from psycopg import connect
+from sqlalchemy import URL
 
 from cli.config import settings
 from cli.main import app
@@ -18,6 +20,7 @@ from database.engine import Database
 from database.tokens import Tokens
 from muster.contracts.token import Scope
 from tests.support.certificates import key_of, needs_openssl, own_certificate
+from tests.support.postgres_server import PASSWORD, tcp_server
 from tests.support.scarcity import allow_no_more_files, small_disk
 
 
@@ -203,6 +206,46 @@ def test_unreadable_database_is_a_problem_without_its_password(
     code, found = doctor()
     assert (code, found["database"]["verdict"]) == (1, "problem")
     assert "hunter2" not in str(found)
+
+
+@pytest.mark.postgres
+def test_a_server_is_judged_by_connections_and_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    def judged(url: URL) -> tuple[str, str, str]:
+        monkeypatch.setenv("MUSTER_DATABASE_URL", url.render_as_string(hide_password=False))
+        found = doctor()[1]["database"]
+        assert PASSWORD not in str(found)
+        return found["verdict"], found["seen"], found["fix"]
+
+    with tcp_server(max_connections="10") as server:
+        url = server.admin
+        for wrong, fix in {
+            url.set(username="another"): "correct the user or the password",
+            url.set(database="none"): "create it",
+            url.set(port=1): "check the server",
+        }.items():
+            verdict, seen, _ = judged(wrong)
+            assert (verdict, fix in seen) == ("problem", True), seen
+        verdict, seen, fix = judged(url)
+        assert verdict == "warning"
+        assert seen.startswith("PostgreSQL 1")
+        assert ", 7 connections, its clock 0.0 s " in seen
+        assert seen.endswith(", its tables to be created")
+        assert "raise max_connections" in fix
+        assert "NTP" not in fix
+        server.run("ALTER DATABASE postgres SET search_path = public, pg_catalog")
+        server.run(
+            "CREATE FUNCTION clock_timestamp() RETURNS timestamptz LANGUAGE sql AS "
+            "$$ SELECT now() - interval '1 minute' $$"
+        )
+        verdict, seen, fix = judged(url)
+        assert "its clock 60.0 s behind" in seen
+        assert "NTP" in fix
+        with ExitStack() as stack:
+            plain = url.set(drivername="postgresql").render_as_string(hide_password=False)
+            for _ in range(10):
+                stack.enter_context(connect(plain))
+            verdict, seen, _ = judged(url)
+            assert (verdict, "no connection left" in seen) == ("problem", True), seen
 
 
 @pytest.mark.parametrize(("soft", "verdict"), [(256, "problem"), (1024, "warning"), (9999, "ok")])

@@ -1,5 +1,6 @@
 """A PostgreSQL server that dies, freezes or closes connections: clear errors and bounded waits."""
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -9,8 +10,9 @@ from sqlalchemy.exc import OperationalError
 from database.engine import Database
 from database.errors import CommitInDoubt, DatabaseUnavailable
 from database.jobs import Jobs
-from database.postgres import PostgresBackend
+from database.postgres import SILENCE_SECONDS, PostgresBackend
 from tests.support.database_samples import submit
+from tests.support.installation import DEADLINE_SECONDS
 from tests.support.postgres_server import FragilePostgres, fragile_postgres
 
 pytestmark = pytest.mark.postgres
@@ -43,6 +45,18 @@ def test_a_killed_server_is_unavailable_until_it_is_back(
             Jobs(database).get(job.job_id)
     server.heal()
     assert Jobs(database).get(job.job_id) == job
+
+
+def test_commits_are_noticed_again_after_a_cut(server: FragilePostgres, database: Database) -> None:
+    heard = threading.Semaphore(0)
+    database.listen(heard.release)
+    assert heard.acquire(timeout=DEADLINE_SECONDS)
+    before = database.changes()
+    server.cut()
+    assert heard.acquire(timeout=DEADLINE_SECONDS), "some commits may have been missed"
+    assert database.changes() != before
+    submit(Jobs(database), "after-the-cut")
+    assert heard.acquire(timeout=SILENCE_SECONDS)
 
 
 def test_a_frozen_server_is_given_up_and_found_again(

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from api.auth import Caller
 from api.dependencies import DiskReserve
 from api.routes import deletion
 from api.routes.deletion import Deletion, delete_all
@@ -22,6 +23,7 @@ from muster.checkpoints.manifest import Owner
 from muster.contracts.job import JobId, JobUid
 from muster.contracts.paths import DataDir
 from muster.contracts.spec import JobSpec
+from muster.contracts.token import Scope
 from muster.runtime.archive import claim_directory
 from tests.support.checkpoint_ranks import Rank
 from tests.support.database_samples import finish, submit
@@ -35,10 +37,9 @@ async def allow() -> None:
 
 UNFORCED = Deletion(
     delete_logs=True,
-    stop_first=False,
     force=False,
     delete_checkpoints=False,
-    actor="ada",
+    caller=Caller(name="ada", scope=Scope.SUBMIT, is_limited=True),
     reauthenticate=allow,
 )
 FORCED = replace(UNFORCED, force=True, delete_checkpoints=True)
@@ -104,7 +105,7 @@ def test_a_late_delete_spares_the_next_job_of_that_id(
     desk.jobs.delete(old.job_id, old.uid)
     new = over(database, desk, "new")
     desk.jobs.stale = {old.job_id: old} if is_stale else {}
-    assert asyncio.run(delete_all(desk, [old], UNFORCED)) == ({}, [])
+    assert asyncio.run(delete_all(desk, [old], UNFORCED, None)) == ({}, [])
     assert desk.data_dir.job(new.job_id).log(0, 0).read_text() == "by new\n"
     assert desk.jobs.get(new.job_id) == new
 
@@ -121,7 +122,7 @@ def test_a_late_forced_delete_spares_the_next_jobs_checkpoints(
     save(directory, "new")
     before = set(directory.rglob("*"))
     desk.jobs.stale = {old.job_id: old}
-    assert asyncio.run(delete_all(desk, [old], FORCED)) == ({}, [])
+    assert asyncio.run(delete_all(desk, [old], FORCED, None)) == ({}, [])
     assert set(directory.rglob("*")) == before
 
 
@@ -140,7 +141,7 @@ def test_a_forced_delete_stops_once_another_one_is_done(
         left.append(set(directory.rglob("*")))
 
     desk.jobs.meanwhile = [lambda: None, delete_and_resubmit]
-    assert asyncio.run(delete_all(desk, [old], FORCED)) == ({}, [])
+    assert asyncio.run(delete_all(desk, [old], FORCED, None)) == ({}, [])
     assert [set(directory.rglob("*"))] == left
 
 
@@ -148,7 +149,7 @@ def test_an_interrupted_delete_can_be_repeated(database: Database, desk: SimpleN
     job = over(database, desk, "old")
     files = desk.data_dir.job(job.job_id)
     archive = files.root.rename(files.root.with_name(f"a.{job.uid}"))
-    freed_bytes, _ = asyncio.run(delete_all(desk, [job], UNFORCED))
+    freed_bytes, _ = asyncio.run(delete_all(desk, [job], UNFORCED, None))
     assert not archive.exists()
     assert desk.jobs.find(job.job_id) is None
     assert freed_bytes == {job.job_id: len("oldby old\n")}
@@ -162,7 +163,7 @@ def test_a_refused_delete_of_checkpoints_leaves_the_logs(
 
     job = over(database, desk, "old", JobSpec(world_size=2, checkpoint_dir="/checkpoints"))
     monkeypatch.setattr(deletion, "entries", refuse)
-    _, (kept,) = asyncio.run(delete_all(desk, [job], FORCED))
+    _, (kept,) = asyncio.run(delete_all(desk, [job], FORCED, None))
     assert "could not be removed" in kept.detail
     assert desk.data_dir.job(job.job_id).log(0, 0).read_text() == "by old\n"
     assert desk.jobs.get(job.job_id) == job

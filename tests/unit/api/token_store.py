@@ -60,8 +60,8 @@ def make_authenticator(
 ) -> Authenticator:
     """Return the authenticator of a service; `token` is its MUSTER_TOKEN."""
     return Authenticator(
-        tokens,
-        clock or ManualClock(NOON),
+        tokens=tokens,
+        clock=clock or ManualClock(NOON),
         own_uid=OWN_UID,
         require_token=require_token,
         token_sha256=None if token is None else sha256_of(token),

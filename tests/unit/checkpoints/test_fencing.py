@@ -22,17 +22,6 @@ def test_restarted_rank_may_save_a_step_again() -> None:
     assert [name for name in found if "FENCE" in name] == [str(Fence.of(1, "uid"))]
 
 
-def test_older_generation_is_refused_and_nothing_moves() -> None:
-    stale = Rank(owner=owner(generation=3))
-    stale.save(1)
-    Rank(stale.files, owner(generation=4)).save(2)
-    before = stale.files.tree()
-    for rank in (stale, Rank(stale.files, owner(generation=3))):
-        with pytest.raises(StaleGeneration, match="generation 4, and this process is generation 3"):
-            rank.save(9)
-    assert stale.files.tree() == before
-
-
 def latest_of(rank: Rank) -> CheckpointName | None:
     """Return the name in LATEST, even if a newer checkpoint exists."""
     return rank.store.latest()
@@ -139,14 +128,6 @@ def test_checkpoints_of_another_job_are_ignored() -> None:
     assert new.warnings == []
     theirs = ["step_0000000001.g0007", "step_0000000002.g0007"]
     assert set(theirs) < set(new.on_disk())
-
-
-def test_name_taken_by_another_job_gets_a_revision() -> None:
-    old = Rank(owner=owner(uid="old"))
-    old.save(2)
-    new = Rank(old.files, owner(uid="new"))
-    new.save(2)
-    assert new.restored() == CheckpointName(0, 2, 1)
 
 
 @pytest.mark.parametrize("changed", [{"rank": 1}, {"world_size": 3}])

@@ -105,14 +105,6 @@ def test_retention_keeps_last_and_removes_temporaries(keep_last: int) -> None:
     assert rank.on_disk() == [LATEST, *kept]
 
 
-def test_saving_a_step_again_uses_a_new_revision() -> None:
-    rank = Rank(keep_last=2)
-    rank.save(4, 4, 4)
-    rank.manager.close()
-    assert rank.restored() == CheckpointName(0, 4, 2)
-    assert rank.on_disk() == [LATEST, "step_0000000004.g0000.r0001", "step_0000000004.g0000.r0002"]
-
-
 BY_HAND = """
 import sys
 from datetime import UTC, datetime

@@ -27,6 +27,7 @@ from muster.contracts.errors import (
     MusterError,
 )
 from muster.contracts.job import TERMINAL
+from muster.contracts.location import InvalidLocation
 from muster.contracts.secrets import Reference, SecretUnavailable
 from muster.contracts.views import ProblemView
 
@@ -43,6 +44,7 @@ def refused(status: int) -> Refused:
         (Ambiguous("a", ["a1", "a2"]), ExitCode.USAGE),
         (WaitTimedOut("a", "RUNNING", 1.0), ExitCode.TIMED_OUT),
         (ClientError("anything else"), ExitCode.FAILED),
+        (InvalidLocation("s3://"), ExitCode.USAGE),
         (InvalidSpec([FieldProblem("job_id", "is not an id")]), ExitCode.USAGE),
         (InvalidEnvironment("MUSTER_PORT", "x", "a number"), ExitCode.USAGE),
         (JobDiffers("a", ["command"]), ExitCode.CONFLICT),

@@ -48,10 +48,9 @@ def test_names_aliases_and_foreign_words_do_not_overlap() -> None:
 
 
 def test_list_is_another_name_of_ls_in_every_group() -> None:
-    groups = [app.get_command(click.Context(app), name) for name in COMMANDS]
-    listing = [one for one in groups if isinstance(one, click.Group) and "ls" in one.commands]
-    assert {one.name for one in listing} == {"checkpoint", "secret", "token"}
-    assert all(one.get_command(click.Context(one), "list") is one.commands["ls"] for one in listing)
+    commands = [app.get_command(click.Context(app), name) for name in COMMANDS]
+    for group in (one for one in commands if isinstance(one, click.Group)):
+        assert group.get_command(click.Context(group), "list") is group.commands.get("ls")
 
 
 def test_help_lists_every_command_on_one_line() -> None:

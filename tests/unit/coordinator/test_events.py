@@ -32,7 +32,7 @@ def event_after(story: Story, observation: Observation) -> NewEvent | None:
 
 
 def of_rank(kind: str, message: str) -> NewEvent:
-    return NewEvent(kind=kind, message=message, rank=1, attempt=0)
+    return NewEvent(kind=kind, message=message, rank=1, incarnation=0)
 
 
 WARNING = RankSaid(rank=1, incarnation=0, message=Warned(message="took an older checkpoint"))
@@ -185,7 +185,7 @@ def test_the_next_attempt_may_repeat_a_warning() -> None:
     again = RankSaid(rank=1, incarnation=1, message=WARNING.message)
     entry = event_after(story, again)
     assert entry is not None
-    assert entry.attempt == 1
+    assert entry.incarnation == 1
 
 
 def test_a_mismatch_is_reported_once() -> None:

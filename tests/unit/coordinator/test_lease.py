@@ -63,7 +63,7 @@ class Watch:
 
     def __post_init__(self) -> None:
         self.candidate = LeaseCandidate(
-            self.leases,
+            leases=self.leases,
             owner="second",
             process=OURSELVES,
             address="127.0.0.1:1",

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, bindparam, event, func, insert, make_url, select, update
 from sqlalchemy.exc import OperationalError
 
-from database.engine import POOL_OVERFLOW, POOL_SIZE, Database, existing_revision
+from database import postgres
+from database.engine import POOL_OVERFLOW, POOL_SIZE, Database, existing
 from database.errors import CommitInDoubt, DatabaseError, DatabaseLocked, DatabaseUnavailable
 from database.jobs import Jobs
 from database.schema import HEAD
@@ -24,6 +25,7 @@ from database.sqlite import SqliteBackend, journal_mode
 from database.tables import EVENTS, JOBS, UtcTime
 from muster.contracts.job import JobId
 from tests.support.database_samples import NOON, nothing_moves, submit
+from tests.support.installation import DEADLINE_SECONDS
 
 BRIEF_SECONDS = 0.05
 
@@ -37,11 +39,14 @@ def refused(url: str) -> str:
 
 def test_a_new_database_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "not" / "yet" / "muster.db"
-    assert existing_revision(f"sqlite:///{path}") is None
+    with existing(f"sqlite:///{path}") as found:
+        assert found is None
     assert not path.exists(), "an inspection creates nothing"
     Database.open(f"sqlite:///{path}").close()
     assert path.stat().st_mode & 0o777 == 0o600
-    assert existing_revision(f"sqlite:///{path}") == HEAD
+    with existing(f"sqlite:///{path}") as found:
+        assert found is not None
+        assert found.revision() == HEAD
 
 
 def test_rows_survive_a_reopening(url: str) -> None:
@@ -118,9 +123,33 @@ def test_changes_never_waits_for_a_writer(sqlite_url: str, tmp_path: Path) -> No
 
 
 @pytest.mark.postgres
-def test_postgres_has_no_token(migrated_postgres: str) -> None:
-    with closing(Database.open(migrated_postgres)) as database:
-        assert database.changes() is None
+def test_postgres_notifies_of_commits_only(migrated_postgres: str) -> None:
+    heard = threading.Semaphore(0)
+    with (
+        closing(Database.open(migrated_postgres)) as ours,
+        closing(Database.open(migrated_postgres)) as other,
+    ):
+        assert ours.changes() is None
+        assert ours.listen(heard.release)
+        assert heard.acquire(timeout=DEADLINE_SECONDS), "at first"
+        tokens = [ours.changes()]
+        other.revision()
+        with pytest.raises(KeyError), other.writing():
+            raise KeyError
+        tokens += [ours.changes()]
+        for number, database in enumerate((ours, other)):
+            submit(Jobs(database), f"job-{number}")
+            assert heard.acquire(timeout=DEADLINE_SECONDS)
+            tokens += [ours.changes()]
+    assert tokens[0] == tokens[1] != tokens[2] != tokens[3]
+
+
+@pytest.mark.postgres
+def test_a_server_that_is_too_old_is_refused(
+    migrated_postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "MINIMUM_VERSION", 99)
+    assert "Muster needs 99 or newer" in refused(migrated_postgres)
 
 
 # Timeouts

@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 
 from muster.contracts.environ import PROCESS_TAG
+from muster.contracts.rank import ProcessRecord
 from muster.host.containment import tag_of, tagged_processes
 from muster.host.processes import (
     PollLimit,
@@ -20,6 +21,7 @@ from muster.host.processes import (
     send_signal,
     this_process,
 )
+from tests.support.frozen_hosts import NAMESPACES, can_be_had
 
 NOBODY_UID = 65534
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
@@ -79,6 +81,26 @@ def test_a_process_with_a_reused_pid_is_not_signalled(new: dict[str, object]) ->
 def test_another_machines_process_is_not_provably_gone() -> None:
     elsewhere = replace(this_process(), node="elsewhere", pid=2**22 + 1)
     assert not is_provably_gone(elsewhere)
+
+
+@pytest.mark.skipif(not can_be_had(), reason="this machine has no name spaces")
+def test_another_containers_process_is_not_provably_gone() -> None:
+    program = "from muster.host.processes import *; print(this_process(), flush=True); input()"
+    words = [*NAMESPACES, sys.executable, "-c", program]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as container:
+        assert container.stdout is not None
+        record = eval(container.stdout.readline(), {"ProcessRecord": ProcessRecord})  # noqa: S307
+        assert record.node == this_process().node
+        assert not is_running(record)
+        assert not is_provably_gone(record)
+        container.communicate("\n")
+
+
+def test_a_record_of_an_earlier_version_has_no_namespace() -> None:
+    older = replace(this_process(), pid_namespace=0)
+    assert is_running(older)
+    assert is_provably_gone(replace(older, start_ticks=1))
 
 
 def test_tagged_processes_are_found_by_prefix() -> None:

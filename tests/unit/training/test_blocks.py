@@ -209,10 +209,7 @@ class Tensor:
 
 
 BAD = [
-    (
-        {"weights": Tensor()},
-        r"'weights' .* is a Tensor \(call \.numpy\(\) on it\): expected an array",
-    ),
+    ({"weights": Tensor()}, r"'weights' .* is a Tensor \(call .numpy\(\) on it\): expected"),
     ({"loss": Tensor()}, "the loss or a metric .* is not a number: Can't call numpy"),
     ({"weights": np.full(FEATURES, np.nan, np.float32)}, "the gradient 'weights' .* not finite"),
     ({"weights": np.full(FEATURES, np.inf, np.float32)}, "the gradient 'weights' .* not finite"),
