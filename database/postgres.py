@@ -83,6 +83,7 @@ class PostgresBackend:
                 url,
                 connect_args={
                     "connect_timeout": CONNECT_TIMEOUT_SECONDS,
+                    "client_encoding": "utf8",  # also of a database made as SQL_ASCII
                     # The second one: a client that holds the writer lock and stands still is cut.
                     "options": f"-c lock_timeout={milliseconds} "
                     f"-c idle_in_transaction_session_timeout={milliseconds}",
