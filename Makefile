@@ -94,7 +94,7 @@ compose-env: ## write .env with random passwords, for docker compose
 		echo "$$name=$$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')"; done > .env
 	@echo "wrote .env; now: docker compose up -d"
 
-containers: $(STAMP) ## build the images, run docker-compose.yml, kill its services: 10 min (ARGS=--no-build)
+containers: $(STAMP) ## build the images, run docker-compose.yml, kill its services: 10 min (ARGS='--build 0')
 	$(BIN)/python -m stress.containers $(ARGS)
 
 lock: $(STAMP) ## write requirements.lock from pyproject.toml (ARGS=--upgrade for newer versions)

@@ -107,12 +107,12 @@ class CoordinatorHandle:
     def _is_beating(self, lease: Lease) -> bool:
         """True if the heartbeat of a lease on another host moved lately, by our own clock.
 
-        The wall clocks of two machines are never compared.
+        The first one seen counts. The wall clocks of two machines are never compared.
         """
         with self._lock:
             now = self._monotonic()
             beat = (lease.epoch, lease.beat)
-            if self._seen is not None and beat != self._seen:
+            if beat != self._seen:
                 self._moved_at = now
             self._seen = beat
             return self._moved_at is not None and now - self._moved_at < LEASE_SECONDS

@@ -102,8 +102,7 @@ class AccessMiddleware:
         try:
             client = await self._admit(scope, headers)
             with nullcontext() if client is None else self._limiter.admit(client):
-                _refuse_long_query(scope)
-                _refuse_idle_change(scope)
+                _refuse_early(scope)
                 await self._app(scope, receive, send)
         except Problem as problem:
             log_refusal(problem, scope)
@@ -214,15 +213,11 @@ def _is_in(probes: Collection[str], scope: Scope) -> bool:
     return scope["path"].removeprefix(PREFIX) in probes
 
 
-def _refuse_long_query(scope: Scope) -> None:
-    """Refuse many query parameters before they are parsed: the probes take them from anyone."""
+def _refuse_early(scope: Scope) -> None:
+    """Refuse what no route allows this caller, before a query is parsed or a body is read."""
     if scope["query_string"].count(b"&") >= QUERY_NAMES_LIMIT:
         detail = f"A query may have {QUERY_NAMES_LIMIT} parameters."
         raise Problem(HTTPStatus.REQUEST_URI_TOO_LONG, "long-query", detail)
-
-
-def _refuse_idle_change(scope: Scope) -> None:
-    """Refuse a change that no route allows this caller, before its body is read."""
     if scope["method"] in CHANGING_METHODS:
         if _is_in(PROBES, scope):
             raise MethodNotAllowed(["GET"])

@@ -25,12 +25,12 @@ from api.rate_limits import RateLimiter
 from api.startup_checks import check_certificate, check_listening
 from api.streams import JobCache, JobState, LogBroadcast
 from api.submission import Outcomes, SubmissionQueue, Submitter
-from database.engine import Database, Write
+from database.engine import Database
 from database.history import History
 from database.idempotency import Answers
-from database.jobs import Jobs
+from database.jobs import Jobs, NewJob
 from database.leases import COORDINATOR_LEASE, Leases
-from database.records import Job, Lease, utc_now
+from database.records import Lease, utc_now
 from database.tokens import Tokens
 from muster.contracts.errors import MusterError
 from muster.contracts.job import JobId
@@ -169,8 +169,8 @@ def _build_state(
     disk_reserve = DiskReserve(data_dir.disk_reserve)
     disk_reserve.allocate()
 
-    def store(creations: Sequence[Write[Job]]) -> Outcomes:
-        outcomes = database.write_together(creations)
+    def store(new_jobs: Sequence[NewJob]) -> Outcomes:
+        outcomes = jobs.create_together(new_jobs)
         coordinator.wake()
         disk_reserve.allocate()
         return outcomes

@@ -18,8 +18,8 @@ import msgspec
 from anyio.to_thread import run_sync
 
 from api.errors import Conflict, ServiceUnavailable, invalid_field
-from database.engine import Write
 from database.errors import JobExists
+from database.jobs import NewJob
 from database.records import Job
 from muster.checkpoints.errors import CheckpointError, CheckpointFailed, CheckpointMismatch
 from muster.checkpoints.listing import (
@@ -242,7 +242,7 @@ def _remarks(completed: Completed, slots: int) -> Iterator[str]:
 
 
 Outcomes: TypeAlias = Sequence[Job | Exception]
-_Waiting: TypeAlias = list[tuple[Write[Job], "asyncio.Future[Job]"]]
+_Waiting: TypeAlias = list[tuple[NewJob, "asyncio.Future[Job]"]]
 
 
 class SubmissionQueue:
@@ -251,15 +251,15 @@ class SubmissionQueue:
     For one event loop. `store` runs in a thread.
     """
 
-    def __init__(self, store: Callable[[Sequence[Write[Job]]], Outcomes]) -> None:
+    def __init__(self, store: Callable[[Sequence[NewJob]], Outcomes]) -> None:
         self._store_all = store
         self._waiting: _Waiting = []
         self._storing: asyncio.Task[None] | None = None
 
-    async def store(self, creation: Write[Job]) -> Job:
-        """Return the job once it is durable, or raise what `creation` raised."""
+    async def store(self, new: NewJob) -> Job:
+        """Return the job once it is durable, or raise why it is not stored."""
         stored: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
-        self._waiting.append((creation, stored))
+        self._waiting.append((new, stored))
         if self._storing is None:
             self._storing = asyncio.create_task(self._run())
         return await stored
@@ -278,7 +278,7 @@ class SubmissionQueue:
 
     async def _store_batch(self, batch: _Waiting) -> None:
         try:
-            outcomes = await run_sync(self._store_all, [creation for creation, _ in batch])
+            outcomes = await run_sync(self._store_all, [new for new, _ in batch])
         except Exception as error:  # noqa: BLE001  each request in the batch must get an answer
             outcomes = [error] * len(batch)
         for (_, stored), outcome in zip(batch, outcomes, strict=True):

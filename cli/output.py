@@ -199,10 +199,15 @@ def moment_of(text: str, now: datetime) -> datetime | None:
         return None
 
 
+def say(sentence: str) -> None:
+    """Print a message on standard error."""
+    print_stderr(f"muster: {sentence}")
+
+
 @contextmanager
 def notice_if_slow(sentence: str) -> Iterator[None]:
     """Print `sentence` to standard error if the body takes longer than `NOTICE_SECONDS`."""
-    notice = Timer(NOTICE_SECONDS, print_stderr, [f"muster: {sentence}"])
+    notice = Timer(NOTICE_SECONDS, say, [sentence])
     notice.start()
     try:
         yield

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from cli.output import ROUTINE_EVENTS
+from cli.output import ROUTINE_EVENTS, say
 from muster.contracts.environ import RANK_DEFAULTS
 from muster.contracts.job import JobId
 from muster.contracts.paths import JobFiles, LogName
@@ -26,7 +26,6 @@ from muster.contracts.spec import JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
 from muster.host.extras import require_server
 from muster.host.programs import callers_python, command_problem
-from muster.runtime.stderr_messages import print_stderr
 
 if TYPE_CHECKING:
     from database.records import Event, Job, RankRecord
@@ -248,7 +247,7 @@ def print_lines(lines: str) -> None:
     except OSError as error:
         # As Python's documentation advises: what is still buffered, and all to come, goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _say(f"what ranks print is only in their logs from now on ({error})")
+        say(f"what ranks print is only in their logs from now on ({error})")
 
 
 class _Terminal:
@@ -267,16 +266,12 @@ class _Terminal:
     def show_event(self, event: Event) -> None:
         message = OWN_MESSAGES.get(event.kind, event.message)
         if message and event.kind not in ROUTINE_EVENTS:
-            _say(message)
+            say(message)
 
     def show_progress(self, workers: Sequence[RankRecord]) -> None:
         """Print nothing: ranks print their progress themselves."""
 
     def show_end(self, job: Job) -> None:
-        _say(f"logs: {self._files.logs}")
+        say(f"logs: {self._files.logs}")
         if not job.is_terminal:
-            _say(f"interrupted; the same command with --job-id {job.job_id} goes on")
-
-
-def _say(message: str) -> None:
-    print_stderr(f"muster: {message}")
+            say(f"interrupted; the same command with --job-id {job.job_id} goes on")

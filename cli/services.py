@@ -22,7 +22,7 @@ import msgspec
 
 from cli.config import config_file
 from cli.doctor import require_startable
-from cli.output import Output, facts, notice_if_slow, output_option, show
+from cli.output import Output, facts, notice_if_slow, output_option, say, show
 from cli.service_record import (
     ServiceRecord,
     is_serving,
@@ -367,11 +367,6 @@ def say_ready(url: str, data_dir: Path, access: AccessSettings) -> None:
     say("next, in another terminal (muster --help has more):")
     for line in next_steps(data_dir, access):
         print_stderr(line)
-
-
-def say(sentence: str) -> None:
-    """Print a message on standard error."""
-    print_stderr(f"muster: {sentence}")
 
 
 def _choose_port(settings: ServiceSettings, environ: Mapping[str, str]) -> int:

@@ -173,7 +173,9 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
         body["python"] = callers_python({**os.environ, **dict(env)})
     if dry_run:
         with connected() as client, _field_errors(described):
-            _show_plan(client.plan(body), body, output or Output.TABLE)
+            plan = client.plan(body)
+        lines = [*facts(_plan_facts(plan, body)), "nothing was submitted: omit --dry-run to submit"]
+        show(output or Output.TABLE, msgspec.to_builtins(plan), lines, [plan.job_id])
     else:
         with_logs = not no_logs and output is None
         sys.exit(_submit(described, body, output, detach=detach, with_logs=with_logs))
@@ -233,11 +235,6 @@ def _values(fields: _Pairs) -> dict[str, Any]:
             message = f"--set {field}: {text!r} is invalid YAML: {reason}"
             raise click.BadParameter(message) from error
     return values
-
-
-def _show_plan(plan: JobPlan, body: Mapping[str, object], output: Output) -> None:
-    lines = [*facts(_plan_facts(plan, body)), "nothing was submitted: omit --dry-run to submit"]
-    show(output, msgspec.to_builtins(plan), lines, [plan.job_id])
 
 
 def _plan_facts(plan: JobPlan, body: Mapping[str, object]) -> Iterator[tuple[str, str | None]]:

@@ -8,7 +8,7 @@ and that agent's token. Any other agent is dismissed and ends its ranks.
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final, Protocol
@@ -149,8 +149,11 @@ class AgentServer:
         self._writers[uid] = writer
         self._listener.on_connected(uid, hello.generation)
         try:
-            async for message in _messages(reader):
-                self._listener.on_message(uid, hello.generation, message)
+            frames = FrameReader()
+            while data := await reader.read(READ_BYTES):
+                for payload in frames.feed(data):
+                    message = decode_agent_message(payload)
+                    self._listener.on_message(uid, hello.generation, message)
         except WireError as error:
             # An agent of another version would reconnect for ever; a new one resumes its job.
             _LOG.warning(f"dismissed the agent of job {uid}: {error}", action="agent_dismissed")
@@ -180,13 +183,6 @@ async def _dismiss(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     async with asyncio.timeout(DISMISSAL_TIMEOUT_SECONDS):
         while await reader.read(READ_BYTES):
             pass
-
-
-async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[AgentMessage]:
-    frames = FrameReader()
-    while data := await reader.read(READ_BYTES):
-        for payload in frames.feed(data):
-            yield decode_agent_message(payload)
 
 
 def publish_address(address: CoordinatorAddress, path: Path) -> None:

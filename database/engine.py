@@ -42,13 +42,8 @@ _PUBLIC_PARAMETERS: Final = frozenset(
 
 Insert: TypeAlias = sqlite.Insert | postgresql.Insert
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-Write: TypeAlias = Callable[[Connection], Result]
-"""One write of a group commit. It raises a `DatabaseError` only before it has written anything.
-
-It may run twice, the second time after a rollback of the first.
-"""
 
 
 class Backend(Protocol):
@@ -85,7 +80,7 @@ class Backend(Protocol):
         """Return a number that differs after any other commit; None if there is none now."""
 
     def facts(self, connection: Connection) -> Mapping[str, Any]:
-        """Return version, and of a server max_connections and clock_skew_seconds."""
+        """Return version; of a server also max_connections, and clock_skew_seconds: its lead."""
 
     def back_up(self, path: Path) -> None:
         """Write one consistent state to a new file; raises `DatabaseError`, and leaves no file."""
@@ -158,26 +153,29 @@ class Database:
                 raise CommitInDoubt(str(error)) from error
             raise
 
-    def write_together(self, writes: Sequence[Write[Result]]) -> list[Result | Exception]:
-        """Group commit: run all `writes` in one transaction; return what each returns or raises.
+    def write_together(
+        self,
+        items: Sequence[Item],
+        write: Callable[[Connection, Sequence[Item]], list[Result | Exception]],
+    ) -> list[Result | Exception]:
+        """Group commit: write all `items` in one transaction; return the result of each.
 
-        Most of the cost of a small write is its fsync, which the writes share. A failing write
-        affects no other: each write that is returned a result is durable.
+        They share round trips and the fsync, most of the cost of a small write. If `write` raises,
+        each item gets a transaction of its own. A result that is no exception is durable.
         """
         try:
             with self.writing() as connection:
-                return [_outcome(write, connection) for write in writes]
+                return write(connection, items)
         except DatabaseUnavailable as error:
-            return [error] * len(writes)
-        except Exception as error:  # noqa: BLE001  the error is one write's result
-            if len(writes) == 1:
+            return [error] * len(items)
+        except Exception as error:  # noqa: BLE001  the error is one item's result
+            if len(items) == 1:
                 return [error]
-        # One of them failed and undid the others: give each a transaction of its own.
         outcomes: list[Result | Exception] = []
-        for write in writes:
-            outcomes += self.write_together([write])
+        for item in items:
+            outcomes += self.write_together([item], write)
             if isinstance(outcomes[-1], DatabaseUnavailable):
-                return outcomes + outcomes[-1:] * (len(writes) - len(outcomes))
+                return outcomes + outcomes[-1:] * (len(items) - len(outcomes))
         return outcomes
 
     def upsert(self, table: Table, kept: Collection[str] = ()) -> Insert:
@@ -196,12 +194,6 @@ class Database:
                 if not column.primary_key
             },
         )
-
-    def insert_new(self, table: Table) -> Insert:
-        """Return the statement that inserts a row unless its key is taken; check `rowcount`."""
-        insert = self._backend.insert(table)
-        new = insert.on_conflict_do_nothing(index_elements=list(table.primary_key))
-        return new.execution_options(preserve_rowcount=True)
 
     def json(self, column: Column[Any]) -> ColumnElement[Any]:
         """Return a column of JSON text that can be indexed: ``json(c)["name"]``."""
@@ -234,11 +226,7 @@ class Database:
             return schema.current_revision(connection)
 
     def facts(self) -> Mapping[str, Any]:
-        """Return what is known of the software: ``version``.
-
-        Of a server also ``max_connections``, those that Muster may need, and how many seconds its
-        clock is ahead: ``clock_skew_seconds``.
-        """
+        """Return version and connections_needed; of a server also those that its `Backend` adds."""
         with self.reading() as connection:
             found = self._backend.facts(connection)
         needed = {"connections_needed": CONNECTIONS_NEEDED} if "max_connections" in found else {}
@@ -344,13 +332,6 @@ def parse_url(text: str) -> URL:
             f"{', '.join(sorted(_PUBLIC_PARAMETERS))}, and write the password as <user>:<password>@"
         )
     return url.set(drivername="postgresql+psycopg")
-
-
-def _outcome(write: Write[Result], connection: Connection) -> Result | Exception:
-    try:
-        return write(connection)
-    except DatabaseError as refusal:
-        return refusal
 
 
 def _backend(text: str, busy_timeout_seconds: float) -> Backend:

@@ -1,6 +1,6 @@
 """The API's side of jobs: the desired state. `database.fenced_writer` writes the actual state."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -8,14 +8,15 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from database.engine import Database, Write
+from database.engine import Database
 from database.errors import JobChanged, JobExists, JobMissing, JobNotTerminal, JobOver
-from database.idempotency import Answers, IdempotencyKey
+from database.idempotency import Answers, IdempotencyKey, answer_to
 from database.records import Clock, Event, Job, RowVersion, utc_now, values_of
 from database.tables import EVENTS, JOBS
 from muster.contracts.job import OPEN, TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.spec import JobSpec
 
+_MICROSECOND: Final = timedelta(microseconds=1)
 _BATCH: Final = 500  # ids in one statement
 
 _IS_UNFINISHED: Final = JOBS.c.status.in_(sorted(OPEN))
@@ -29,7 +30,11 @@ _SEVERAL: Final = sa.select(JOBS).where(JOBS.c.job_id.in_(sa.bindparam("ids", ex
 _NOT_OVER: Final = sa.select(JOBS.c.uid).where(
     JOBS.c.uid.in_(sa.bindparam("uids", expanding=True)), _IS_UNFINISHED
 )
+_TAKEN: Final = sa.select(JOBS.c.job_id).where(
+    JOBS.c.job_id.in_(sa.bindparam("ids", expanding=True))
+)
 _NEWEST: Final = sa.select(sa.func.max(JOBS.c.created_at))
+_CREATE: Final = sa.insert(JOBS)
 _APPEND: Final = sa.insert(EVENTS)
 
 
@@ -47,13 +52,24 @@ class JobQuery:
     oldest_first: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job to be stored; `actor` is the caller who submits it."""
+
+    job_id: JobId
+    uid: JobUid
+    spec: JobSpec
+    message: str | None
+    idempotency: IdempotencyKey | None
+    actor: str | None = None
+
+
 class Jobs:
     """All jobs. `actor` is the caller who asked for a change, for the job's event."""
 
     def __init__(self, database: Database, clock: Clock = utc_now) -> None:
         self._database = database
         self._clock = clock
-        self._insert = database.insert_new(JOBS)
         self._answers = Answers(database, clock)
 
     def create(
@@ -71,52 +87,61 @@ class Jobs:
         A key that was used before for the same request returns the original response. Raises
         `JobExists` or `IdempotencyConflict`.
         """
-        write = self.creation(
-            job_id, uid, spec, message=message, idempotency=idempotency, actor=actor
-        )
-        (outcome,) = self._database.write_together([write])
+        new = NewJob(job_id, uid, spec, message, idempotency, actor)
+        (outcome,) = self.create_together([new])
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
-    def creation(
-        self,
-        job_id: JobId,
-        uid: JobUid,
-        spec: JobSpec,
-        *,
-        message: str | None,
-        idempotency: IdempotencyKey | None,
-        actor: str | None = None,
-    ) -> Write[Job]:
-        """Return the write that `create` does, for `Database.write_together`."""
+    def create_together(self, new_jobs: Sequence[NewJob]) -> list[Job | Exception]:
+        """Do as `create` for each job, in one transaction; return what it returns or raises."""
+        return self._database.write_together(new_jobs, self._create_in)
 
-        def write(connection: sa.Connection) -> Job:
-            now = self._clock()
-            if idempotency and (answer := self._answers.find_in(connection, idempotency, now)):
-                return answer
-            # If a clock has gone back: a reader who pages on from the newest job misses none.
-            newest = connection.scalar(_NEWEST)
-            created_at = max(now, newest + timedelta(microseconds=1)) if newest else now
+    def _create_in(
+        self, connection: sa.Connection, new_jobs: Sequence[NewJob]
+    ) -> list[Job | Exception]:
+        """Create all with as many statements as one takes; no other transaction writes now."""
+        now = self._clock()
+        keys = [new.idempotency for new in new_jobs if new.idempotency]
+        answers = self._answers.find_in(connection, keys, now)
+        taken = set(connection.scalars(_TAKEN, {"ids": [new.job_id for new in new_jobs]}))
+        # If a clock has gone back: a reader who pages on from the newest job misses none.
+        newest = connection.scalar(_NEWEST)
+        created_at = max(now, newest + _MICROSECOND) if newest else now
+        created: list[Job] = []
+        events: list[dict[str, Any]] = []
+        kept: list[tuple[IdempotencyKey, Job]] = []
+        outcomes: list[Job | Exception] = []
+        for new in new_jobs:
+            key = new.idempotency
+            answer = answer_to(key, answers) if key else None
+            if answer is not None or new.job_id in taken:
+                outcomes.append(answer or JobExists(new.job_id))
+                continue
             job = Job(
-                job_id=job_id,
-                uid=uid,
-                spec=spec,
+                job_id=new.job_id,
+                uid=new.uid,
+                spec=new.spec,
                 status=JobStatus.QUEUED,
-                message=message,
+                message=new.message,
                 created_at=created_at,
                 updated_at=created_at,
             )
-            if connection.execute(self._insert, values_of(job)).rowcount == 0:
-                raise JobExists(job_id)
-            text = f"the job was submitted: {message}" if message else "the job was submitted"
-            event = Event(at=now, kind="submitted", message=text, actor=actor)
-            append_events(connection, job_id, [event])
-            if idempotency:
-                self._answers.keep_in(connection, idempotency, job, now)
-            return job
-
-        return write
+            created_at += _MICROSECOND
+            taken.add(job.job_id)
+            created.append(job)
+            outcomes.append(job)
+            text = "the job was submitted" + (f": {new.message}" if new.message else "")
+            event = Event(at=now, kind="submitted", message=text, actor=new.actor)
+            events.append(_event_row(job.job_id, event))
+            if key:
+                answers[key.principal, key.key] = key.request_sha256, job
+                kept.append((key, job))
+        if created:
+            connection.execute(_CREATE, [values_of(job) for job in created])
+            connection.execute(_APPEND, events)
+            self._answers.keep_in(connection, kept, now)
+        return outcomes
 
     def find(self, job_id: JobId) -> Job | None:
         with self._database.reading() as connection:
@@ -326,11 +351,14 @@ def update_job(
 
 def append_events(connection: sa.Connection, job_id: JobId, events: Collection[Event]) -> None:
     """Append to a job's events; the database numbers them."""
-    rows = [values_of(event) | {"job_id": job_id} for event in events]
-    for row in rows:
-        del row["event_id"]
-    if rows:
-        connection.execute(_APPEND, rows)
+    if events:
+        connection.execute(_APPEND, [_event_row(job_id, event) for event in events])
+
+
+def _event_row(job_id: JobId, event: Event) -> dict[str, Any]:
+    row = values_of(event) | {"job_id": job_id}
+    del row["event_id"]
+    return row
 
 
 def _find(connection: sa.Connection, job_id: JobId) -> Job | None:

@@ -10,9 +10,9 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
@@ -28,7 +28,6 @@ from database.errors import DatabaseError, DatabaseUnavailable
 from muster.host.extras import install_command
 
 if TYPE_CHECKING:
-    import psycopg
     from psycopg.abc import PQGen
 
 MINIMUM_VERSION: Final = 15
@@ -84,6 +83,7 @@ class PostgresBackend:
                 url,
                 connect_args={
                     "connect_timeout": CONNECT_TIMEOUT_SECONDS,
+                    "client_encoding": "utf8",  # also of a database made as SQL_ASCII
                     # The second one: a client that holds the writer lock and stands still is cut.
                     "options": f"-c lock_timeout={milliseconds} "
                     f"-c idle_in_transaction_session_timeout={milliseconds}",
@@ -140,9 +140,8 @@ class PostgresBackend:
         return True
 
     def changes(self) -> int | None:
-        if self._notifications is None or not self._notifications.is_listening:
-            return None
-        return self._notifications.count
+        heard = self._notifications
+        return heard.count if heard is not None and heard.is_listening else None
 
     def facts(self, connection: sa.Connection) -> Mapping[str, Any]:
         began = time.time()
@@ -199,32 +198,30 @@ class Notifications:
         import psycopg  # noqa: PLC0415  an optional dependency, found by `create_engine`
 
         pause_seconds, longest_seconds = RECONNECT_SECONDS
+        ended = select.poll()
+        ended.register(self._ending, select.POLLHUP)
         while True:
-            with suppress(SQLAlchemyError, psycopg.Error), closing(self._connect()) as connection:
-                connection.execute(f"LISTEN {CHANNEL}")
+            with suppress(SQLAlchemyError, psycopg.Error), self._engine.connect() as connection:
+                connection.execution_options(isolation_level="AUTOCOMMIT").detach()
+                connection.exec_driver_sql(f"LISTEN {CHANNEL}")
                 self.is_listening = True
                 pause_seconds = RECONNECT_SECONDS[0]
-                self._hear(connection)
+                self._hear(connection.connection.dbapi_connection)
             self.is_listening = False
-            if select.select([self._ending], [], [], pause_seconds)[0]:
+            if ended.poll(1000 * pause_seconds):
                 os.close(self._ending)
                 return
             pause_seconds = min(2 * pause_seconds, longest_seconds)
 
-    def _connect(self) -> "psycopg.Connection[Any]":
-        pooled = self._engine.raw_connection()
-        connection: Any = pooled.driver_connection
-        pooled.detach()
-        connection.autocommit = True
-        return cast("psycopg.Connection[Any]", connection)
-
-    def _hear(self, connection: "psycopg.Connection[Any]") -> None:
+    def _hear(self, connection: Any) -> None:  # noqa: ANN401  the driver's
         """Count notifications until the connection is lost or `close` is called."""
+        readable = select.poll()
+        readable.register(connection, select.POLLIN)
+        readable.register(self._ending, select.POLLHUP)
         while True:
             self.count += 1  # also at first, as there were commits before, and after silence
             self._on_commit()
-            descriptors = [connection.fileno(), self._ending]
-            ready, _, _ = select.select(descriptors, [], [], SILENCE_SECONDS)
+            ready = dict(readable.poll(1000 * SILENCE_SECONDS))
             if self._ending in ready:
                 return
             if not ready:

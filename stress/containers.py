@@ -6,7 +6,6 @@ that saves to a disk; every sample must be counted once. Everything that was sta
 """
 
 import json
-import os
 import secrets
 import shutil
 import subprocess
@@ -43,6 +42,11 @@ class Cluster:
     def __init__(self, directory: Path) -> None:
         names = ("MUSTER_TOKEN", "POSTGRES_PASSWORD", "S3_ACCESS_KEY", "S3_SECRET_KEY")
         self._keys = {name: secrets.token_hex(24) for name in names}
+        self._directory = directory
+        # A copy, as a developer may have an `.env` of their own beside the compose file.
+        shutil.copy(ROOT / "docker-compose.yml", directory)
+        lines = (f"{name}={key}\n" for name, key in self._keys.items())
+        (directory / ".env").write_text("".join(lines))
         self._project = f"muster-stress-{directory.name.lower().replace('_', '')}"
         docker = shutil.which("docker")
         version = [docker or "false", "compose", "version"]
@@ -55,9 +59,7 @@ class Cluster:
     def compose(self, *words: str) -> None:
         """Run a compose command; raises CalledProcessError with its output."""
         command = [*self._compose, "-p", self._project, *words]
-        subprocess.run(
-            command, cwd=ROOT, env={**os.environ, **self._keys}, check=True, capture_output=True
-        )
+        subprocess.run(command, cwd=self._directory, check=True, capture_output=True)
 
     def container(self, service: str) -> str:
         """Return the id of a service's container."""
@@ -89,6 +91,14 @@ class Cluster:
             except httpx.TransportError:
                 pass
             assert time.monotonic() < deadline, f"{method} {path} is not answered"
+            time.sleep(0.5)
+
+    def wait_for_data(self) -> None:
+        """Wait until the sample data set is in the store."""
+        deadline = time.monotonic() + START_SECONDS
+        state = ("inspect", "-f", "{{.State.Status}} {{.State.ExitCode}}")
+        while self.engine(*state, self.container("sample-data")).split() != ["exited", "0"]:
+            assert time.monotonic() < deadline, "the sample data set is not written"
             time.sleep(0.5)
 
     def submit(self, job_id: str, **fields: Any) -> None:
@@ -129,8 +139,8 @@ def running(directory: Path) -> Iterator[Cluster]:
         cluster.compose("down", "-v")
 
 
-def run(directory: Path, *, build: bool = True, seed: int = 0) -> Report:
-    """Kill each service once in the middle of a job of its own."""
+def run(directory: Path, *, build: int = 1, seed: int = 0) -> Report:
+    """Kill each service once in the middle of a job of its own; `build` 0: the images exist."""
     report = Report()
     if build:
         for image in ("api", "worker"):
@@ -140,6 +150,7 @@ def run(directory: Path, *, build: bool = True, seed: int = 0) -> Report:
     with running(directory) as cluster:
         began = time.monotonic()
         cluster.request("GET", "/readyz")
+        cluster.wait_for_data()
         report.lines.append(f"ready after {time.monotonic() - began:.1f} s")
         cluster.submit("reference", seed=seed, checkpoint_dir="/var/lib/muster/checkpoints")
         assert cluster.wait_for_end("reference")["status"] == "COMPLETED"

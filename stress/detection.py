@@ -50,7 +50,9 @@ while True:
     time.sleep(0.1)
 """
 
-ENDLESS = {"epochs": 1_000_000, "sleep_sec": 0.05}
+ENDLESS = {"epochs": 1_000_000, "sleep_sec": 0.05, "checkpoint_every": 50}
+"""On a slow disk fewer steps per save would earn a warning, rightly, which is no false alarm."""
+
 WATCHED = (
     {"mode": "synchronous", "world_size": 2, **ENDLESS},
     {"mode": "independent", "world_size": 2, **ENDLESS},

@@ -32,12 +32,14 @@ from muster.contracts.errors import MusterError, WireError
 from muster.contracts.location import parse_location
 from muster.contracts.storage import (
     SENTENCE_LIMIT,
+    Done,
     Place,
     StorageFailed,
     StorageReply,
     StorageRequest,
 )
 from muster.contracts.wire import decode_storage_request, encode
+from muster.datasets.index import Totals
 from muster.datasets.source import DataSource
 from muster.datasets.sources import open_source
 from muster.host.peers import peer_of
@@ -142,9 +144,11 @@ class Connection(threading.Thread):
 
     def _answer(self, request: StorageRequest, descriptors: list[int]) -> None:
         reply: StorageReply
-        memory: list[int] = []
         try:
-            reply, memory = self._carry_out(request, descriptors)
+            arrays, content = self._carry_out(request, descriptors)
+            if content:
+                descriptors.append(_memory_of([*arrays, content]))
+            reply = Done(state_bytes=sum(map(len, arrays)), json_bytes=len(content))
         except MusterError as error:
             reply = StorageFailed(error=type(error).__name__, message=self._log(str(error)))
         except Exception as error:  # noqa: BLE001  the rank decides what follows
@@ -152,17 +156,18 @@ class Connection(threading.Thread):
             message = self._log(f"the storage process failed: {error!r}")
             reply = StorageFailed(error=CheckpointFailed.__name__, message=message)
         try:
-            socket.send_fds(self._channel, [encode(reply)], memory)
+            has_memory = isinstance(reply, Done) and reply.json_bytes
+            socket.send_fds(self._channel, [encode(reply)], descriptors[-1:] if has_memory else [])
         finally:
-            for descriptor in (*descriptors, *memory):
+            for descriptor in descriptors:
                 os.close(descriptor)
 
     def _carry_out(
         self, request: StorageRequest, descriptors: list[int]
-    ) -> tuple[StorageReply, list[int]]:
-        """Return the reply and the memory that goes with it."""
+    ) -> tuple[Sequence[memoryview], bytes]:
+        """Return the arrays and the JSON of the reply."""
         if isinstance(request, storage.ListShards | storage.FetchShard | storage.CountShards):
-            return _read_data(request)
+            return [], msgspec.json.encode(_read_data(request))
         if self._place is None:
             raise WireError("the first message of a connection names the place")
         # One after the other, also across connections: the successor of a rank claims after the
@@ -172,30 +177,16 @@ class Connection(threading.Thread):
                 self._manager = open_manager(self._place, self._warn, is_remote=True)
             if isinstance(request, storage.Claim):
                 self._manager.claim()
-            elif isinstance(request, storage.Restore):
-                return self._restore(self._manager)
+            elif isinstance(request, storage.Restore) and (found := self._manager.restore()):
+                unsigned = msgspec.structs.replace(found.manifest, manifest_xxh3="")
+                return pack(found.state).buffers, sign(unsigned)[1]
             elif isinstance(request, storage.Save):
                 content = memoryview(mmap.mmap(descriptors[0], 0, prot=mmap.PROT_READ))
-                size, end = request.state_bytes, request.state_bytes + request.values_bytes
-                packed = Packed(
-                    buffers=[content[:size]] if size else [],
-                    size_bytes=size,
-                    values=msgspec.json.decode(content[size:end]),
-                )
+                size, end = request.state_bytes, request.state_bytes + request.json_bytes
+                values = msgspec.json.decode(content[size:end])
+                packed = Packed([content[:size]] if size else [], size, values)
                 self._manager.save(request.step, request.position, packed)
-        return storage.Done(), []
-
-    def _restore(self, manager: CheckpointManager) -> tuple[StorageReply, list[int]]:
-        found = manager.restore()
-        if found is None:
-            return storage.Done(), []
-        packed = pack(found.state)
-        _, manifest = sign(msgspec.structs.replace(found.manifest, manifest_xxh3=""))
-        memory = _memory_of([*packed.buffers, manifest])
-        reply = storage.Restored(
-            name=str(found.name), state_bytes=packed.size_bytes, manifest_bytes=len(manifest)
-        )
-        return reply, [memory]
+        return [], b""
 
     def _warn(self, sentence: str) -> None:
         with suppress(OSError):  # the rank is gone, its save goes on
@@ -210,18 +201,15 @@ class Connection(threading.Thread):
 
 def _read_data(
     request: storage.ListShards | storage.FetchShard | storage.CountShards,
-) -> tuple[StorageReply, list[int]]:
+) -> Listing | str | list[Totals] | None:
     with _OPENING:
         source = _source(request.location)
-    if isinstance(request, storage.FetchShard):
-        return storage.Fetched(path=str(source.path(request.shard_idx, request.reading))), []
     if isinstance(request, storage.ListShards):
-        content = msgspec.json.encode(Listing(tuple(source.shards), source.facts))
-    else:
-        idxs = range(request.start, request.stop, request.step)
-        found = source.known_totals(idxs) if request.only_known else source.totals(idxs)
-        content = msgspec.json.encode(found)
-    return storage.Content(size_bytes=len(content)), [_memory_of([content])]
+        return Listing(tuple(source.shards), source.facts)
+    if isinstance(request, storage.FetchShard):
+        return str(source.path(request.shard_idx, request.reading))
+    count = source.known_totals if request.only_known else source.totals
+    return count(range(*request.shard_idxs))
 
 
 @cache

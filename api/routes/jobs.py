@@ -33,6 +33,7 @@ from api.views import audit_view, job_tag, job_view, summary
 from database.errors import JobExists, JobMissing
 from database.history import AttemptPosition
 from database.idempotency import IdempotencyKey
+from database.jobs import NewJob
 from database.records import Job
 from muster.contracts.errors import MusterError
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
@@ -281,15 +282,8 @@ async def create(
         if key and (job := await run_sync(state.answers.find, key)):
             return job
         raise
-    creation = state.jobs.creation(
-        submission.job_id,
-        uid,
-        submission.spec,
-        message=submission.message,
-        idempotency=key,
-        actor=actor,
-    )
-    return await state.submission_queue.store(creation)
+    new = NewJob(submission.job_id, uid, submission.spec, submission.message, key, actor)
+    return await state.submission_queue.store(new)
 
 
 def planned(requested: JobRequest, state: AppState) -> JobPlan:

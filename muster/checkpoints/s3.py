@@ -19,7 +19,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from muster.checkpoints.errors import CheckpointDamaged, StaleGeneration, checkpoint_errors
+from muster.checkpoints.errors import (
+    CheckpointDamaged,
+    CheckpointError,
+    StaleGeneration,
+    checkpoint_errors,
+)
 from muster.checkpoints.format import Packed
 from muster.checkpoints.manifest import (
     LATEST,
@@ -122,7 +127,7 @@ class S3Store:
                     break
             try:
                 self._sweep()
-            except ObjectStoreError as error:
+            except (ObjectStoreError, CheckpointError) as error:
                 self._warn(f"the rest of interrupted saves stays in {self._where}: {error}")
         return generation
 
@@ -141,8 +146,10 @@ class S3Store:
         return name, manifest
 
     def remove(self, name: CheckpointName) -> None:
+        """Remove the manifest first: without it there is no checkpoint, and a claim removes all."""
         with checkpoint_errors("deleting", f"{self._where}/{name}"):
-            self._remove(name)
+            for file in MANIFEST, STATE:
+                self._client.delete([self.location / str(name) / file])
 
     def close(self) -> None:
         """Do nothing: this writer keeps nothing for its next commit."""
@@ -171,8 +178,8 @@ class S3Store:
             if found.fence is None or found.etag == self._latest.etag:
                 raise failed
             if failed.is_certain:  # otherwise the successor may have found it
-                with suppress(ObjectStoreError):
-                    self._remove(name)
+                with suppress(CheckpointError):
+                    self.remove(name)
             raise StaleGeneration(self._where, name.generation, found.fence.generation)
         self._latest = found
 
@@ -188,11 +195,6 @@ class S3Store:
             self._client.put_if_absent(place / MANIFEST, [memoryview(content)])
             return manifest
         return None
-
-    def _remove(self, name: CheckpointName) -> None:
-        """Remove the manifest first: without it there is no checkpoint, and a claim removes all."""
-        for file in MANIFEST, STATE:
-            self._client.delete([self.location / str(name) / file])
 
     def _files(self) -> dict[CheckpointName, set[str]]:
         """Return which files each checkpoint has, complete or not."""
@@ -223,7 +225,7 @@ class S3Store:
                 with suppress(ObjectMissing):  # not every store lists all that it has
                     self._client.head(self.location / str(name) / MANIFEST)
                     continue
-                self._remove(name)
+                self.remove(name)
         self._begun = None
 
 

@@ -69,7 +69,12 @@ def _facts(summary: SummaryView) -> Iterator[str]:
         yield f"step {summary.step}{total}"
     is_over = summary.status in TERMINAL
     if summary.status == JobStatus.RUNNING or is_over:
-        yield from _speed(summary)
+        if summary.loss is not None:
+            yield f"loss {summary.loss:.4f}"
+        if summary.throughput_steps_per_sec:
+            yield f"{summary.throughput_steps_per_sec:.1f}/s"
+        if summary.eta_seconds is not None:
+            yield f"ETA {duration(summary.eta_seconds)}"
     if not is_over:
         yield f"{summary.living}/{summary.world_size} ranks"
     if summary.restarts:
@@ -77,15 +82,6 @@ def _facts(summary: SummaryView) -> Iterator[str]:
     # A running job needs no explanation, and the caller reports how it ended.
     if summary.message and summary.status != JobStatus.RUNNING and not is_over:
         yield printable(summary.message.partition("\n")[0])
-
-
-def _speed(summary: SummaryView) -> Iterator[str]:
-    if summary.loss is not None:
-        yield f"loss {summary.loss:.4f}"
-    if summary.throughput_steps_per_sec:
-        yield f"{summary.throughput_steps_per_sec:.1f}/s"
-    if summary.eta_seconds is not None:
-        yield f"ETA {duration(summary.eta_seconds)}"
 
 
 def duration(seconds: float) -> str:

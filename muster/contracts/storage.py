@@ -1,7 +1,7 @@
 """The messages between a rank and the storage process of its job: packets on a Unix socket.
 
-Every request but `Place` has one reply, after any number of `StorageWarned`. Bytes of checkpoints
-travel as descriptors of anonymous memory, so that a save can be finished without its rank.
+Every request but `Place` has one reply, after any number of `StorageWarned`. What is large travels
+as a descriptor of anonymous memory, so that a save can be finished without its rank.
 """
 
 from typing import Annotated, Final, TypeAlias
@@ -46,16 +46,16 @@ class Claim(_Message, frozen=True, tag="claim"):
 
 
 class Restore(_Message, frozen=True, tag="restore"):
-    """Return the newest checkpoint to begin with; `Done` if there is none."""
+    """Return arrays and manifest of the newest checkpoint to begin with; nothing without one."""
 
 
 class Save(_Message, frozen=True, tag="save"):
-    """Make a checkpoint durable. Its memory holds the file of the arrays, then the JSON values."""
+    """Make the arrays and the values in its memory durable, as the checkpoint of a step."""
 
     step: Count
     position: Position
     state_bytes: Count
-    values_bytes: Count
+    json_bytes: Count
 
 
 class ListShards(_Message, frozen=True, tag="list_shards"):
@@ -73,12 +73,10 @@ class FetchShard(_Message, frozen=True, tag="fetch_shard"):
 
 
 class CountShards(_Message, frozen=True, tag="count_shards"):
-    """Return lines and hash sums of a range of shards; null if `only_known` and one is not."""
+    """Return the totals of a range of shards, null if `only_known` and one is not known."""
 
     location: LocationText
-    start: Count
-    stop: Count
-    step: Annotated[int, Meta(ge=1)]
+    shard_idxs: tuple[Count, Count, Count]
     only_known: bool
 
 
@@ -86,27 +84,10 @@ StorageRequest: TypeAlias = Place | Claim | Restore | Save | ListShards | FetchS
 
 
 class Done(_Message, frozen=True, tag="done"):
-    """The request was carried out."""
+    """The request was carried out. Its memory, if any, holds a file of arrays and then JSON."""
 
-
-class Restored(_Message, frozen=True, tag="restored"):
-    """A verified checkpoint. Its memory holds the file of the arrays, then the manifest."""
-
-    name: Name
-    state_bytes: Count
-    manifest_bytes: Count
-
-
-class Fetched(_Message, frozen=True, tag="fetched"):
-    """A complete, verified local file."""
-
-    path: LocationText
-
-
-class Content(_Message, frozen=True, tag="content"):
-    """JSON, which is in its memory."""
-
-    size_bytes: Count
+    state_bytes: Count = 0
+    json_bytes: Count = 0
 
 
 class StorageFailed(_Message, frozen=True, tag="storage_failed"):
@@ -122,7 +103,7 @@ class StorageWarned(_Message, frozen=True, tag="storage_warned"):
     message: Sentence
 
 
-StorageReply: TypeAlias = Done | Restored | Fetched | Content | StorageFailed | StorageWarned
+StorageReply: TypeAlias = Done | StorageFailed | StorageWarned
 
 
 class StorageAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

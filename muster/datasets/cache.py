@@ -33,9 +33,6 @@ from muster.datasets.errors import CacheFull
 Fill: TypeAlias = Callable[[memoryview], None]
 """Writes the verified content of an object into memory, or raises."""
 
-NOW: Final = 0
-NEXT: Final = 1
-
 _KEY_BYTES: Final = 16
 _BYTES: Final = struct.Struct("<Q")
 _HEADER: Final = struct.Struct("<2Q")  # number of keys; 1 if all of them are needed all along
@@ -67,16 +64,17 @@ class ShardCache:
         """Return where the file of an object is, or would be."""
         return self.directory / f"{key.hex()}.txt"
 
-    def fetch(self, key: bytes, size_bytes: int, needed: float, fill: Fill) -> None:
-        """Make sure that an object is there.
+    def _part(self, key: bytes) -> Path:
+        return self.place(key).with_suffix(".part")
 
-        `needed` is how soon, and only what is needed later makes room for it. Only what is needed
-        `NOW` is waited for if another process downloads it already, or else that raises
-        `BlockingIOError`. Raises `CacheFull`, and what `fill` does.
+    def fetch(self, key: bytes, size_bytes: int, fill: Fill, *, wait: bool = True) -> None:
+        """Make sure that an object is there. Only what is needed later is removed for it.
+
+        Raises `CacheFull`, what `fill` does, and `BlockingIOError` for an object that is being
+        downloaded already, unless this may `wait` for it.
         """
-        place = self.place(key)
-        part = place.with_suffix(".part")
-        how = fcntl.LOCK_EX | (fcntl.LOCK_NB if needed > NOW else 0)
+        place, part = self.place(key), self._part(key)
+        how = fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)
         while not place.exists():
             with _locked(part, how) as file:
                 if not _is_at(file, part):  # it was renamed or removed while we waited
@@ -85,7 +83,7 @@ class ShardCache:
                     part.unlink()
                     return
                 try:
-                    self._reserve(file, size_bytes, needed)
+                    self._reserve(file, size_bytes, key.hex())
                     if size_bytes:
                         with mmap.mmap(file, size_bytes) as memory, memoryview(memory) as view:
                             fill(view)
@@ -97,14 +95,14 @@ class ShardCache:
                     part.unlink(missing_ok=True)
                     raise
 
-    def _reserve(self, part: int, size_bytes: int, needed: float) -> None:
+    def _reserve(self, part: int, size_bytes: int, name: str) -> None:
         """Give `part` its full size on disk, removing other objects if necessary."""
         with self.locked(fcntl.LOCK_EX) as lock:
             os.ftruncate(part, 0)
             noted = os.pread(lock, _BYTES.size, 0)
             used = _BYTES.unpack(noted)[0] if noted else self.limit_bytes
             if used + size_bytes > _SCANNED_SHARE * self.limit_bytes:
-                used = self._make_room(size_bytes, needed)
+                used = self._make_room(size_bytes, name)
             try:
                 if size_bytes:
                     os.posix_fallocate(part, 0, size_bytes)
@@ -113,8 +111,8 @@ class ShardCache:
                 raise CacheFull(self.directory, str(error.strerror)) from error
             os.pwrite(lock, _BYTES.pack(used + size_bytes), 0)
 
-    def _make_room(self, size_bytes: int, needed: float) -> int:
-        """Remove what is needed last, and return the bytes that are left."""
+    def _make_room(self, size_bytes: int, wanted: str) -> int:
+        """Remove what is needed last, and later than `wanted`; return the bytes that are left."""
         sizes: Counter[str] = Counter()
         ages: dict[str, float] = {}
         needs: dict[str, float] = {}
@@ -130,7 +128,7 @@ class ShardCache:
         missing = used + size_bytes - self.limit_bytes
         removed = []
         for name in sorted(sizes, key=lambda name: (-needs.get(name, math.inf), ages[name])):
-            if missing <= 0 or needs.get(name, math.inf) <= needed:
+            if missing <= 0 or (name in needs and needs[name] <= needs.get(wanted, math.inf)):
                 break
             removed.append(name)
             missing -= sizes[name]
@@ -153,6 +151,12 @@ class ShardCache:
                     path.unlink()
                 else:
                     yield path, facts
+
+    def is_coming(self, key: bytes) -> bool:
+        """Return whether an object has its room, because it is there or is being downloaded."""
+        with suppress(FileNotFoundError):
+            return self.place(key).exists() or self._part(key).stat().st_size > 0
+        return False
 
     def locked(self, how: int) -> AbstractContextManager[int]:
         """Hold the lock of the cache; yields its file."""
@@ -194,7 +198,7 @@ def needs_of(readers: bytes) -> Iterator[tuple[str, float]]:
     end = start + _KEY_BYTES * count
     names = [readers[at : at + _KEY_BYTES].hex() for at in range(start, end, _KEY_BYTES)]
     if needs_all:
-        yield from ((name, NOW) for name in names)
+        yield from ((name, 0) for name in names)
     for rank, world_size, epochs_left, shard_idx in _SLOT.iter_unpack(readers[end:]):
         own = names[rank::world_size]
         now = (shard_idx - rank) // world_size

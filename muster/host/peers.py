@@ -19,6 +19,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from muster.host.files import closing
+
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 Endpoint = tuple[IPAddress, int]
 
@@ -61,11 +63,8 @@ def peer_of(channel: socket.socket) -> Peer:
 @contextmanager
 def short_socket_path(path: Path) -> Iterator[str]:
     """Give an alias of a Unix socket's path, valid in the block: sun_path holds only 108 bytes."""
-    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
         yield f"/proc/self/fd/{directory}/{path.name}"
-    finally:
-        os.close(directory)
 
 
 def uid_of_connection(client: Endpoint, server: Endpoint) -> int | None:

@@ -22,6 +22,7 @@ from typing import Final
 
 from muster.contracts.environ import LIFELINE_FD
 from muster.contracts.rank import ProcessRecord
+from muster.host.files import closing
 
 _PROC: Final = Path("/proc")
 
@@ -111,18 +112,13 @@ def send_signal(record: ProcessRecord, number: signal.Signals) -> bool:
     Raises `PermissionError` if it belongs to another user.
     """
     try:
-        pidfd = os.pidfd_open(record.pid)
+        with closing(os.pidfd_open(record.pid)) as pidfd:
+            # The pidfd pins one process. Check after opening it that this is the right one.
+            if not is_running(record):
+                return False
+            signal.pidfd_send_signal(pidfd, number)
     except ProcessLookupError:
         return False
-    try:
-        # The pidfd pins one process. Check after opening it that this is the right one.
-        if not is_running(record):
-            return False
-        signal.pidfd_send_signal(pidfd, number)
-    except ProcessLookupError:
-        return False
-    finally:
-        os.close(pidfd)
     return True
 
 

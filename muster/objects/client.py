@@ -189,19 +189,17 @@ class S3Client:
         """Replace the version `etag` of an object (None: create it), and return the new ETag.
 
         `content` must be unique: it tells whether a write without an answer took place. Raises
-        `PreconditionFailed` if there is another version, or none.
+        `PreconditionFailed` if there is another version, or `ObjectMissing`.
         """
         try:
             body, condition = {"Body": content}, self._condition(location, etag)
             return str(self._call("put_object", location, body, condition)["ETag"])
-        except (PreconditionFailed, ObjectMissing) as failed:
+        except (PreconditionFailed, ObjectMissing):
             with suppress(PreconditionFailed, ObjectMissing):
                 found, now = self.read(location, len(content))
                 if found == content:
                     return now
-            if isinstance(failed, PreconditionFailed):
-                raise
-            raise PreconditionFailed(f"{location} is gone") from failed
+            raise
 
     def list(self, location: S3Location, start: str = "") -> Iterator[Stored]:
         """Yield the objects below `location` whose names begin with `start`, page by page."""

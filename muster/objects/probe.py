@@ -44,7 +44,7 @@ def _lacking(client: S3Client, one: S3Location, race: S3Location) -> str | None:
     """Return what the store does wrong, or None; note in the client how it compares ETags."""
     first = client.put_if_absent(one, [memoryview(b"first")])
     if client.head(one) != first:
-        return "it loses the metadata of objects"
+        raise StoreRefused(f"{client.endpoint} loses the metadata of objects: use another store")
     if _writes(client, one, b"second"):
         return "it overwrites an object in spite of If-None-Match"
     with ThreadPoolExecutor(WRITERS) as pool:

@@ -39,6 +39,7 @@ from muster.datasets.errors import (
     ShardChanged,
     ShardUnreadable,
 )
+from muster.objects.errors import StoreRefused
 from muster.program import InvalidProgram, ProgramRaised
 from muster.runtime.agent_client import RETRY_SECONDS, AgentClient
 from muster.runtime.redaction import Redaction
@@ -63,6 +64,7 @@ _BAD_DATA: Final = (
     ShardChanged,
     InvalidSample,
     CacheFull,
+    StoreRefused,
 )
 _PERMANENT: Final[Mapping[Reason, tuple[type[MusterError], ...]]] = {
     Reason.INVALID_DATASET: _BAD_DATA,

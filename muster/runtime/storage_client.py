@@ -31,7 +31,7 @@ from muster.contracts.environ import RankSettings
 from muster.contracts.errors import MusterError, WireError
 from muster.contracts.location import S3Location, parse_location
 from muster.contracts.shards import Position, Reading, Shard
-from muster.contracts.storage import Place, StorageReply, StorageRequest
+from muster.contracts.storage import Place, StorageRequest
 from muster.contracts.wire import decode_storage_reply, encode
 from muster.datasets import errors as dataset_errors
 from muster.datasets.index import Totals
@@ -85,8 +85,8 @@ class StorageConnection:
         with suppress(OSError):
             self._send()
 
-    def reply(self) -> tuple[StorageReply, list[int]]:
-        """Wait for the reply to the last request; return it with its descriptors.
+    def reply(self) -> tuple[bytearray, bytes]:
+        """Wait for the reply to the last request; return its arrays and its JSON.
 
         Raises the error that the process has met, and `CheckpointFailed` if it cannot be reached.
         """
@@ -105,7 +105,7 @@ class StorageConnection:
             f"the storage process at {self._address} does not answer: see storage.log"
         )
 
-    def ask(self, request: StorageRequest) -> tuple[StorageReply, list[int]]:
+    def ask(self, request: StorageRequest) -> tuple[bytearray, bytes]:
         """Send a request and return its reply."""
         self.send(request)
         return self.reply()
@@ -132,7 +132,7 @@ class StorageConnection:
             self.close()
             raise
 
-    def _receive(self) -> tuple[StorageReply, list[int]]:
+    def _receive(self) -> tuple[bytearray, bytes]:
         assert self._channel is not None  # noqa: S101  `reply` has connected it
         while True:
             content, descriptors, _, _ = socket.recv_fds(
@@ -146,7 +146,13 @@ class StorageConnection:
             elif isinstance(reply, storage.StorageFailed):
                 raise _error_of(reply)
             else:
-                return reply, descriptors
+                arrays = bytearray(reply.state_bytes)
+                if not descriptors:
+                    return arrays, b""
+                with os.fdopen(descriptors[0], "rb") as file:
+                    file.seek(0)  # the offset is shared with its writer
+                    file.readinto(arrays)
+                    return arrays, file.read(reply.json_bytes)
 
 
 class SharedMemory:
@@ -197,16 +203,12 @@ class RemoteCheckpoints:
         self._ask(storage.Claim())
 
     def restore(self) -> Checkpoint | None:
-        reply, descriptors = self._ask(storage.Restore())
-        if not isinstance(reply, storage.Restored):
+        arrays, content = self._ask(storage.Restore())
+        if not content:
             return None
-        with os.fdopen(descriptors[0], "rb") as file:
-            file.seek(0)  # the offset is shared with its writer
-            content = bytearray(reply.state_bytes)
-            file.readinto(content)
-            manifest = decode_manifest(file.read(reply.manifest_bytes), reply.name)
+        manifest = decode_manifest(content, "the manifest")
         name = CheckpointName(manifest.generation, manifest.step)
-        state = unpack(content if manifest.files else None, manifest.values, reply.name)
+        state = unpack(arrays if manifest.files else None, manifest.values, str(name))
         return Checkpoint(name=name, manifest=manifest, state=state)
 
     def save(
@@ -220,7 +222,7 @@ class RemoteCheckpoints:
         except (ValueError, RecursionError) as error:
             raise UnsupportedState(f"the state cannot be written as JSON: {error}") from error
         self._memory.fill([*packed.buffers, values])
-        sizes = {"state_bytes": packed.size_bytes, "values_bytes": len(values)}
+        sizes = {"state_bytes": packed.size_bytes, "json_bytes": len(values)}
         self._save = storage.Save(step=step, position=position, **sizes), on_saved
         self._start()
 
@@ -239,7 +241,7 @@ class RemoteCheckpoints:
         self._connection.close()
         self._memory.close()
 
-    def _ask(self, request: StorageRequest) -> tuple[StorageReply, list[int]]:
+    def _ask(self, request: StorageRequest) -> tuple[bytearray, bytes]:
         self._settle()
         return self._connection.ask(request)
 
@@ -291,41 +293,27 @@ class RemoteSource:
         self._text: Final = str(location)
         self._connection: Final = connection
         self._lock: Final = threading.Lock()
-        listing = self._read(storage.ListShards(location=self._text), Listing)
-        self.shards: Final = listing.shards
-        self.facts: Final = listing.facts
+        listing = self._ask(storage.ListShards(location=self._text), Listing)
+        self.shards: Final[Sequence[Shard]] = listing.shards
+        self.facts: Final[DatasetFacts | None] = listing.facts
 
     def path(self, shard_idx: int, reading: Reading | None = None) -> Path:
         request = storage.FetchShard(location=self._text, shard_idx=shard_idx, reading=reading)
-        with self._lock:
-            reply, _ = self._connection.ask(request)
-        assert isinstance(reply, storage.Fetched)  # noqa: S101
-        return Path(reply.path)
+        return Path(self._ask(request, str))
 
-    def totals(self, shard_idxs: range) -> list[Totals]:
-        return self._totals(shard_idxs, only_known=False) or []
-
-    def known_totals(self, shard_idxs: range) -> list[Totals] | None:
-        return self._totals(shard_idxs, only_known=True)
-
-    def _totals(self, idxs: range, *, only_known: bool) -> list[Totals] | None:
-        request = storage.CountShards(
-            location=self._text,
-            start=idxs.start,
-            stop=idxs.stop,
-            step=idxs.step,
-            only_known=only_known,
-        )
-        found: list[Totals] | None = self._read(request, list[Totals] | None)
+    def totals(self, shard_idxs: range, *, only_known: bool = False) -> list[Totals]:
+        idxs = (shard_idxs.start, shard_idxs.stop, shard_idxs.step)
+        request = storage.CountShards(location=self._text, shard_idxs=idxs, only_known=only_known)
+        found: list[Totals] = self._ask(request, list[Totals] | None)
         return found
 
-    def _read(self, request: StorageRequest, kind: Any) -> Any:  # noqa: ANN401  a type, its value
+    def known_totals(self, shard_idxs: range) -> list[Totals] | None:
+        return self.totals(shard_idxs, only_known=True)
+
+    def _ask(self, request: StorageRequest, kind: Any) -> Any:  # noqa: ANN401  a type, its value
         with self._lock:
-            reply, descriptors = self._connection.ask(request)
-        assert isinstance(reply, storage.Content)  # noqa: S101
-        with os.fdopen(descriptors[0], "rb") as file:
-            file.seek(0)
-            return msgspec.json.decode(file.read(reply.size_bytes), type=kind)
+            _, content = self._connection.ask(request)
+        return msgspec.json.decode(content, type=kind)
 
 
 Checkpoints: TypeAlias = CheckpointManager | RemoteCheckpoints

@@ -32,6 +32,7 @@ def test_resumed_stale_processes_exit_and_change_nothing(tmp_path: Path) -> None
 
 
 @pytest.mark.postgres
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(not can_be_had(), reason="no name spaces can be made here")
 def test_a_lease_that_moves_between_hosts_costs_nothing(tmp_path: Path) -> None:
     report = two_hosts.run(tmp_path, faults=3, seed=1)

@@ -254,6 +254,7 @@ def adopted(uid: str, spawned: RankSpawned) -> AdoptedRank:
             start_ticks=spawned.start_ticks,
             boot_id=spawned.boot_id,
             node=spawned.node,
+            pid_namespace=spawned.pid_namespace,
         ),
         process_tag=process_tag(uid, spawned.rank, spawned.incarnation),
     )

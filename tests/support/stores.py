@@ -7,10 +7,13 @@ from functools import partial
 from pathlib import Path
 
 from muster.checkpoints.local_store import LocalStore
-from muster.checkpoints.manifest import CheckpointName, Fence
+from muster.checkpoints.manifest import LATEST, CheckpointName, Fence
 from muster.checkpoints.memory import MemoryPlace, MemoryStore
+from muster.checkpoints.s3 import S3Store
 from muster.checkpoints.store import CheckpointStore
 from muster.contracts.paths import rank_place
+from muster.objects.client import S3Client
+from tests.support.s3_server import bare_client, new_bucket, shared_store
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,32 @@ def memory(_directory: Path) -> Iterator[Place]:
     )
 
 
+@contextmanager
+def s3(_directory: Path) -> Iterator[Place]:
+    access = shared_store()
+    root, client, bare = new_bucket(access), S3Client(access), bare_client(access)
+
+    def entries() -> set[str]:
+        unfinished = {name for name, _ in client.uploads(root)}
+        return unfinished | {stored.name for stored in client.list(root)} - {LATEST}
+
+    def damage(name: CheckpointName, file: str, content: bytes | None) -> None:
+        named = {"Bucket": root.bucket, "Key": (root / str(name) / file).prefix}
+        if content is None:
+            bare.delete_object(**named)
+        else:
+            bare.put_object(**named, Body=content)
+
+    yield Place(
+        open=partial(S3Store, client, root),
+        open_rank=lambda rank: S3Store(client, rank_place(root, rank)),
+        entries=entries,
+        damage=damage,
+    )
+
+
 PLACES: Mapping[str, Callable[[Path], AbstractContextManager[Place]]] = {
     "local": local,
     "memory": memory,
+    "s3": s3,
 }

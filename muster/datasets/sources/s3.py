@@ -18,7 +18,7 @@ from xxhash import xxh3_64_hexdigest, xxh3_128_digest
 from muster.contracts.errors import MusterError
 from muster.contracts.location import S3Location
 from muster.contracts.shards import Reading, Shard
-from muster.datasets.cache import NEXT, NOW, Readers, ShardCache
+from muster.datasets.cache import Readers, ShardCache
 from muster.datasets.errors import DatasetMissing, ShardChanged, ShardUnreadable
 from muster.datasets.index import ShardIndex, Totals, index_beside
 from muster.datasets.source import (
@@ -70,27 +70,30 @@ class S3Source:
         texts = [f"{location / shard.name}\0{version}" for shard, version in versions]
         self._keys: Final = [xxh3_128_digest(text.encode()) for text in texts]
         self._readers: Final = Readers(cache, self._keys)
-        self._prefetching: dict[int, Thread] = {}
         self._counting: Final = Lock()
 
     def path(self, shard_idx: int, reading: Reading | None = None) -> Path:
         self._readers.note(shard_idx, reading)
-        self._fetch(shard_idx, NOW)
-        if reading is not None:
+        # The next shard comes at the same time as this one, which has to find room first.
+        if self._cache.is_coming(self._keys[shard_idx]):
             self._prefetch(shard_idx, reading)
+            self._fetch(shard_idx)
+        else:
+            self._fetch(shard_idx, lambda: self._prefetch(shard_idx, reading))
         return self._cache.place(self._keys[shard_idx])
 
     def totals(self, shard_idxs: Iterable[int]) -> list[Totals]:
         def count(shard_idx: int) -> Totals:
-            return self._known(shard_idx) or ShardIndex.open(self.path(shard_idx)).totals
+            return ShardIndex.open(self.path(shard_idx)).totals
 
-        wanted, counted = list(shard_idxs), []
         with self._counting, ThreadPoolExecutor(THREADS) as pool:
-            for totals in pool.map(count, wanted):
-                counted.append(totals)
+            found = {idx: self._known(idx) for idx in shard_idxs}
+            missing = [idx for idx, totals in found.items() if totals is None]
+            for done, totals in enumerate(pool.map(count, missing)):
+                found[missing[done]] = totals
                 if self._progress:
-                    self._progress(len(counted), len(wanted))
-        return counted
+                    self._progress(done + 1, len(missing))
+        return [totals for totals in found.values() if totals]
 
     def known_totals(self, shard_idxs: Iterable[int]) -> list[Totals] | None:
         known = [self._known(idx) for idx in shard_idxs]
@@ -116,24 +119,32 @@ class S3Source:
             return ShardIndex.open(place).totals if index_beside(place).exists() else None
         return None
 
-    def _prefetch(self, shard_idx: int, reading: Reading) -> None:
-        own = reading.own(len(self.shards))
+    def _prefetch(self, shard_idx: int, reading: Reading | None) -> None:
+        own = (reading or Reading()).own(len(self.shards))
         following = own.index(shard_idx) + 1
-        last = self._prefetching.get(reading.rank)
-        if (following == len(own) and not reading.epochs_left) or (last and last.is_alive()):
+        if reading is None or (following == len(own) and not reading.epochs_left):
             return
+        next_idx = own[following % len(own)]
 
         def fetch() -> None:
             with suppress(MusterError, OSError):  # `path` meets them again
-                self._fetch(own[following % len(own)], NEXT)
+                self._fetch(next_idx, wait=False)
 
-        thread = self._prefetching[reading.rank] = Thread(target=fetch, daemon=True)
-        thread.start()
+        if not self._cache.is_coming(self._keys[next_idx]):
+            Thread(target=fetch, daemon=True).start()
 
-    def _fetch(self, shard_idx: int, needed: float) -> None:
+    def _fetch(
+        self, shard_idx: int, begun: Callable[[], None] | None = None, *, wait: bool = True
+    ) -> None:
+        """Fetch a shard; call `begun` when it has its room, and unless it was there."""
         shard = self.shards[shard_idx]
-        fill = lambda memory: self._download(shard, memory)  # noqa: E731
-        self._cache.fetch(self._keys[shard_idx], shard.size_bytes, needed, fill)
+
+        def fill(memory: memoryview) -> None:
+            if begun:
+                begun()
+            self._download(shard, memory)
+
+        self._cache.fetch(self._keys[shard_idx], shard.size_bytes, fill, wait=wait)
 
     def _download(self, shard: Shard, memory: memoryview) -> None:
         """Fill `memory` with the shard as it was listed; raises `ShardChanged`."""

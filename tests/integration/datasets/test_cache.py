@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.contracts.shards import Reading
-from muster.datasets.cache import NEXT, NOW, Readers, ShardCache
+from muster.datasets.cache import Readers, ShardCache
 from muster.datasets.errors import CacheFull
 
 SIZE = 4096
@@ -30,7 +30,7 @@ def cache_of(directory: Path, shards: int) -> ShardCache:
     return ShardCache(directory, shards * SIZE + SPARE_BYTES)
 
 
-def fetch(cache: ShardCache, key: bytes, needed: float = NOW) -> list[bytes]:
+def fetch(cache: ShardCache, key: bytes) -> list[bytes]:
     """Return the keys that were downloaded."""
     filled = []
 
@@ -38,7 +38,7 @@ def fetch(cache: ShardCache, key: bytes, needed: float = NOW) -> list[bytes]:
         filled.append(key)
         memory[:] = key * (SIZE // 16)
 
-    cache.fetch(key, SIZE, needed, fill)
+    cache.fetch(key, SIZE, fill)
     return filled
 
 
@@ -79,6 +79,8 @@ def test_no_rank_loses_what_it_reads(tmp_path: Path) -> None:
     for readers, key in zip(jobs, (KEYS[0], KEYS[4]), strict=True):
         readers.note(0, Reading(epochs_left=1))
         fetch(cache, key)
+    third = Readers(cache, KEYS[8:])
+    third.note(0, Reading())
     with pytest.raises(CacheFull, match=r"more are needed at the same time.*MUSTER_CACHE_BYTES"):
         fetch(cache, KEYS[8])
     jobs[1].close()
@@ -92,10 +94,11 @@ def test_early_fetch_removes_nothing_needed_sooner(tmp_path: Path) -> None:
     readers.note(0, Reading())
     for key in KEYS[:2]:
         fetch(cache, key)
-    with pytest.raises(CacheFull):
-        fetch(cache, KEYS[2], needed=2)
+    for key in (KEYS[2], KEYS[8]):
+        with pytest.raises(CacheFull):
+            fetch(cache, key)
     readers.note(1, Reading())
-    assert fetch(cache, KEYS[2], NEXT)
+    assert fetch(cache, KEYS[2])
     assert not cache.place(KEYS[0]).exists()
 
 
@@ -161,13 +164,13 @@ def test_killed_download_is_begun_again(tmp_path: Path) -> None:
 
     def run() -> None:
         Readers(cache, KEYS).note(0, None)
-        cache.fetch(KEYS[0], SIZE, NOW, hang)
+        cache.fetch(KEYS[0], SIZE, hang)
 
     process = FORKED.Process(target=run)
     process.start()
     assert begun.wait(10)
     with pytest.raises(BlockingIOError):
-        cache.fetch(KEYS[0], SIZE, NEXT, hang)
+        cache.fetch(KEYS[0], SIZE, hang, wait=False)
     process.kill()
     process.join()
     for key in KEYS[:3]:

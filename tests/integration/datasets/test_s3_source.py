@@ -93,6 +93,7 @@ def test_lines_of_a_listed_prefix_are_counted_once(
     source = S3Source(place, s3, cache, lambda done, of: seen.append((done, of)))
     counted = source.totals(range(4))
     assert [totals.lines for totals in counted] == [500] * 4
+    assert source.totals(range(4)) == counted
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
     faulty_store.operations.clear()
     assert opened(s3, place, tmp_path).known_totals(range(4)) == counted

@@ -43,7 +43,6 @@ def loses_metadata(_operation: str, headers: Headers) -> None:
 @pytest.mark.parametrize(
     ("rewrite", "lacking"),
     [
-        (loses_metadata, "loses the metadata"),
         (overwrites, "overwrites an object"),
         (lets_racers_win, "16 win"),
         (never_swaps, "does not replace an object"),
@@ -71,6 +70,15 @@ def test_a_store_that_breaks_a_promise_is_refused(
     accepted.compare_and_swap(place / "head", b"2", etag)
     with pytest.raises(PreconditionFailed):
         accepted.compare_and_swap(place / "head", b"3", etag)
+
+
+def test_a_store_that_loses_metadata_is_never_accepted(
+    faulty_store: FaultyStore, place: S3Location
+) -> None:
+    faulty_store.rewrite = loses_metadata
+    for unfenced in True, False:
+        with pytest.raises(StoreRefused, match="loses the metadata"):
+            check_store(S3Client(replace(faulty_store.access, unfenced=unfenced)), place)
 
 
 def test_etags_are_sent_as_the_store_wants_them(

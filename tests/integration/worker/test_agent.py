@@ -233,7 +233,7 @@ def test_a_forked_rank_can_be_killed_at_once(stage: Stage) -> None:
     stage.start_agent(is_managed=True)
     agent = stage.meet()
     for incarnation in range(20):
-        start = stage.order(None, incarnation=incarnation)
+        start = stage.order(None, incarnation=incarnation, sleep_sec=60)  # it must not end first
         agent.say(start, KillRank(rank=0, incarnation=incarnation))
         assert agent.hear_of(RankExited, 0).signal == signal.SIGKILL
     agent.say(Dismiss())

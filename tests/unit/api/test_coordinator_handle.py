@@ -54,11 +54,11 @@ def test_a_process_of_this_host_is_judged_by_itself() -> None:
 
 def test_a_process_of_another_host_is_judged_by_its_heartbeat() -> None:
     watched = Watched(ELSEWHERE)
-    assert watched.handle.absence() is not None
-    watched.lease = replace(ELSEWHERE, beat=1)
     assert watched.handle.absence() is None
     watched.seconds = LEASE_SECONDS
     assert watched.handle.absence() is not None
+    watched.lease = replace(ELSEWHERE, beat=1)
+    assert watched.handle.absence() is None
 
 
 @pytest.fixture

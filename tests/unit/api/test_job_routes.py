@@ -11,8 +11,8 @@ import pytest
 from api.routes.jobs import create, planned, wait_for_status
 from api.streams import JobCache, JobState
 from api.submission import Submitter
-from database.engine import Write
 from database.errors import DatabaseUnavailable, JobExists
+from database.jobs import NewJob
 from database.records import Job
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid
 from muster.contracts.paths import DataDir
@@ -32,7 +32,7 @@ class Service:
         environment = {"MUSTER_DATA_DIR": str(root), "CHECKPOINT_DIR": str(root / "ckpt")}
         self.stored: dict[JobId, Job] = {}
         self.app_state = SimpleNamespace(
-            jobs=SimpleNamespace(creation=self._creation, find=self.stored.get),
+            jobs=SimpleNamespace(find=self.stored.get),
             submission_queue=SimpleNamespace(store=self._store),
             data_dir=DataDir(root),
             submitter=Submitter(
@@ -45,16 +45,10 @@ class Service:
             ),
         )
 
-    def _creation(self, job_id: JobId, uid: JobUid, *_: object, **__: object) -> Write[Job]:
-        def write(_: object) -> Job:
-            if job_id in self.stored:
-                raise JobExists(job_id)
-            return self.stored.setdefault(job_id, replace(JOB, job_id=job_id, uid=uid))
-
-        return write
-
-    async def _store(self, creation: Write[Job]) -> Job:
-        return creation(None)  # type: ignore[arg-type]  # these need no connection
+    async def _store(self, new: NewJob) -> Job:
+        if new.job_id in self.stored:
+            raise JobExists(new.job_id)
+        return self.stored.setdefault(new.job_id, replace(JOB, job_id=new.job_id, uid=new.uid))
 
     def submit(self, job_id: str | None = None) -> Job:
         return asyncio.run(create(JobRequest(job_id=job_id), self.app_state, UID, None, "ada"))

@@ -11,8 +11,8 @@ import pytest
 
 from api.errors import Conflict, InvalidRequest
 from api.submission import Outcomes, SubmissionQueue, Submitter
-from database.engine import Write
 from database.errors import DatabaseError, DatabaseUnavailable, JobExists
+from database.jobs import NewJob
 from database.records import Job, utc_now
 from muster.checkpoints.manager import CheckpointManager
 from muster.checkpoints.manifest import Owner
@@ -213,18 +213,21 @@ class Store:
         self.begun = threading.Event()
         self.released = threading.Event()
         self.failure: BaseException | None = None
+        self.refusals: dict[str, DatabaseError] = {}
         self.queue = SubmissionQueue(self._store)
 
-    def _store(self, creations: Sequence[Write[Job]]) -> Outcomes:
+    def _store(self, new_jobs: Sequence[NewJob]) -> Outcomes:
         self.begun.set()
         assert self.released.wait(TIMEOUT_SECONDS)
         if self.failure is not None:
             raise self.failure
-        outcomes = [_outcome(creation) for creation in creations]
+        outcomes = [
+            self.refusals.get(new.job_id) or replace(JOB, job_id=new.job_id) for new in new_jobs
+        ]
         self.stored.append([job.job_id for job in outcomes if isinstance(job, Job)])
         return outcomes
 
-    async def while_one_is_stored(self, *others: Write[Job]) -> list[Job | BaseException]:
+    async def while_one_is_stored(self, *others: NewJob) -> list[Job | BaseException]:
         """Submit `others` while the job "first" is being stored; return all results."""
         first = asyncio.create_task(self.queue.store(creates("first")))
         await asyncio.to_thread(self.begun.wait, TIMEOUT_SECONDS)
@@ -234,27 +237,14 @@ class Store:
         return await asyncio.gather(first, *coming, return_exceptions=True)
 
 
-def _outcome(creation: Write[Job]) -> Job | Exception:
-    try:
-        return creation(None)  # type: ignore[arg-type]  # these need no connection
-    except DatabaseError as refusal:
-        return refusal
-
-
-def creates(name: str) -> Write[Job]:
-    return lambda _: replace(JOB, job_id=JobId(name))
-
-
-def refuses(refusal: DatabaseError) -> Write[Job]:
-    def create(_: object) -> Job:
-        raise refusal
-
-    return create
+def creates(name: str) -> NewJob:
+    return NewJob(JobId(name), JOB.uid, JOB.spec, None, None)
 
 
 def test_jobs_that_arrive_meanwhile_share_a_transaction() -> None:
     store, exists = Store(), JobExists(JobId("b"))
-    results = asyncio.run(store.while_one_is_stored(creates("a"), refuses(exists), creates("c")))
+    store.refusals["b"] = exists
+    results = asyncio.run(store.while_one_is_stored(*map(creates, "abc")))
     assert store.stored == [["first"], ["a", "c"]]
     assert [job.job_id for job in results if isinstance(job, Job)] == ["first", "a", "c"]
     assert results[2] is exists

@@ -1,12 +1,13 @@
 """Group commit: writes share a transaction, and a failing write affects no other."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from database.engine import Database
-from database.errors import DatabaseUnavailable, JobExists, JobMissing
-from database.jobs import Jobs
+from database.errors import DatabaseUnavailable, IdempotencyConflict, JobExists, JobMissing
+from database.jobs import Jobs, NewJob
 from muster.contracts.job import JobId, JobUid
 from muster.contracts.spec import JobSpec
 from tests.support.database_samples import everything, idempotency_key
@@ -34,18 +35,17 @@ class Ledger(Database):
         self.committed.append(written)
 
     def outcomes(self, *results: str | Exception) -> list[str | Exception]:
-        """Write each string; raise each exception."""
-        return self.write_together([self._write(result) for result in results])
+        """Write each string, refuse each error of the database, and raise any other."""
+        return self.write_together(results, self._write)
 
     @staticmethod
-    def _write(result: str | Exception):  # type: ignore[no-untyped-def]  # noqa: ANN205
-        def write(written: list[str]) -> str:
-            if isinstance(result, Exception):
+    def _write(written, results):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN205
+        for result in results:
+            if isinstance(result, ValueError):
                 raise result
-            written.append(result)
-            return result
-
-        return write
+            if isinstance(result, str):
+                written.append(result)
+        return list(results)
 
 
 CASES = {
@@ -73,9 +73,9 @@ def test_each_write_gets_its_own_result(
 
 
 def test_one_id_in_one_group_goes_to_the_first(database: Database, jobs: Jobs) -> None:
-    outcomes = database.write_together(
+    outcomes = jobs.create_together(
         [
-            jobs.creation(JobId(name), JobUid(uid), JobSpec(), message=None, idempotency=None)
+            NewJob(JobId(name), JobUid(uid), JobSpec(), None, None)
             for name, uid in (("a", "1"), ("b", "2"), ("a", "3"))
         ]
     )
@@ -85,13 +85,15 @@ def test_one_id_in_one_group_goes_to_the_first(database: Database, jobs: Jobs) -
     assert len(rows["events"]) == 2
 
 
-def test_one_key_in_one_group_makes_one_job(database: Database, jobs: Jobs) -> None:
+def test_one_key_in_one_group_makes_one_job(jobs: Jobs) -> None:
     key = idempotency_key("k")
-    outcomes = database.write_together(
+    other = replace(key, request_sha256="another")
+    outcomes = jobs.create_together(
         [
-            jobs.creation(JobId(name), JobUid(name), JobSpec(), message=None, idempotency=key)
-            for name in "abc"
+            NewJob(JobId(name), JobUid(name), JobSpec(), None, used)
+            for name, used in (("a", key), ("b", key), ("c", other), ("d", key))
         ]
     )
+    assert isinstance(outcomes.pop(2), IdempotencyConflict)
     assert outcomes == [jobs.get(JobId("a"))] * 3
     assert len(jobs.unfinished()) == 1
