@@ -151,22 +151,21 @@ def _described(error: MusterError, check: str, next_step: str = "") -> dict[str,
 
 
 def _described_stores(settings: ServiceSettings) -> Iterator[dict[str, str]]:
-    """Yield what the stores of the default places promise, or why they cannot be used."""
-    from muster.objects.client import shared_client, while_a_user_waits  # noqa: PLC0415  slow
-    from muster.objects.probe import check_store  # noqa: PLC0415
+    """Yield what was seen of the default places in a store, and what is wrong with them."""
+    from muster.objects import client, probe  # noqa: PLC0415  slow
 
+    client.PATIENCE.set(client.BRIEF_SECONDS)
     for where in (settings.checkpoint_dir, settings.dataset_dir):
         if isinstance(where, S3Location):
-            found = {"location": str(where), "problem": "", "conditions": ""}
+            seen, problem = f"{where} can be read", ""
             try:
-                with while_a_user_waits():
-                    client = shared_client()
-                    next(client.list(where), None)
-                    if where is settings.checkpoint_dir:
-                        found["conditions"] = check_store(client, where)
+                next(client.shared_client().list(where), None)
+                if where is settings.checkpoint_dir:
+                    found = probe.check_store(client.shared_client(), where)
+                    seen = f"{where}, conditional writes: {found}"
             except MusterError as error:
-                found["problem"] = str(error)
-            yield found
+                seen, problem = str(where), str(error)
+            yield {"seen": seen, "problem": problem}
 
 
 def _described_database(url: str) -> dict[str, object]:

@@ -40,7 +40,7 @@ from muster.datasets.sources import open_source
 from muster.datasets.synthetic import synthetic
 from muster.host.programs import command_problem, path_with
 from muster.job_defaults import Completed, complete
-from muster.objects.client import shared_client, while_a_user_waits
+from muster.objects.client import shared_client
 from muster.objects.errors import ObjectStoreError, StoreUnavailable
 from muster.objects.probe import check_store
 from muster.runtime.secrets import SecretStore
@@ -73,7 +73,6 @@ class Submitter:
     search_path: str | None
     """Where ranks look for programs (PATH), unless their job has its own."""
 
-    @while_a_user_waits()
     def prepare(self, request: JobRequest) -> Submission:
         """Return what to store.
 

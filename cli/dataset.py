@@ -73,6 +73,7 @@ def synthetic(*, out: str, force: bool, **sizes: int) -> None:
 
 def _write(out: str, contents: Contents, *, force: bool) -> None:
     from muster.datasets.writer import upload_dataset, write_dataset  # noqa: PLC0415  slow
+    from muster.objects.client import shared_client  # noqa: PLC0415  slow
 
     location = parse_location(out)
     facts = contents.facts
@@ -91,8 +92,6 @@ def _write(out: str, contents: Contents, *, force: bool) -> None:
         if isinstance(location, Path):
             write_dataset(location, contents, replace=force)
         else:
-            from muster.objects.client import shared_client  # noqa: PLC0415  slow
-
             upload_dataset(location, shared_client(), contents, replace=force)
         lines.finish()  # the writer does not ask for a line after the last
         lines.render_progress()

@@ -96,8 +96,7 @@ class StartReport(msgspec.Struct, frozen=True):
     """kind, revision (None: no tables yet), expected_revision, and what the database says of
     itself: see `database.engine.Database.facts`; None if it cannot be read."""
     has_admin_token: bool
-    stores: list[dict[str, str]] = []
-    """location, problem, conditions (of writes, where checkpoints go), with ``--store``."""
+    stores: list[dict[str, str]] = []  # seen, problem; only with ``--store``
 
 
 class CannotStart(MusterError):
@@ -173,11 +172,11 @@ def _findings(environ: Mapping[str, str]) -> Iterator[Finding]:
     yield _check_database(report)
     yield _check_access(report, access)
     for store in report.stores:
-        yield _check_store(store)
+        yield _finding("store", store["seen"], problem=store["problem"])
     if report.stores:
         cache = _check_writable("cache", shards.cache_dir, "MUSTER_CACHE_DIR")
-        limit = size_text(shards.cache_bytes)
-        yield msgspec.structs.replace(cache, seen=f"{cache.seen}, at most {limit} of shards")
+        limit = f", at most {size_text(shards.cache_bytes)}"
+        yield msgspec.structs.replace(cache, seen=cache.seen + limit)
 
 
 def _check_machine(slots: int) -> Iterator[Finding]:
@@ -329,19 +328,6 @@ def _check_database(report: StartReport) -> Finding:
     clock = f"its clock {abs(skew):.1f} s {'ahead' if skew > 0 else 'behind'}"
     seen = f"PostgreSQL {found['version']}, {most} connections, {clock}, {schema}"
     return _finding("database", seen, warning="; ".join(fixes))
-
-
-def _check_store(store: Mapping[str, str]) -> Finding:
-    where, conditions, fix = store["location"], store["conditions"], ""
-    if store["problem"]:
-        return _finding("store", where, problem=store["problem"])
-    seen = f"{where} can be read"
-    if conditions == "none":
-        seen = f"{where} ignores conditions of writes, which S3_UNFENCED accepts"
-        fix = "run everything on one host, or use another store"
-    elif conditions:
-        seen = f"{where} keeps the conditions of writes, with {conditions} ETags"
-    return _finding("store", seen, warning=fix)
 
 
 def _check_access(report: StartReport, access: AccessSettings) -> Finding:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -29,8 +29,8 @@ from cli.output import Output, facts, notice_if_slow, show
 from cli.run import python_option
 from muster.client.errors import Invalid
 from muster.contracts.errors import printable
-from muster.contracts.location import InvalidLocation, S3Location, parse_location
-from muster.contracts.spec import LOCATIONS, JobSpec
+from muster.contracts.location import InvalidLocation, parse_location
+from muster.contracts.spec import JobSpec
 from muster.contracts.views import FieldError, JobPlan, JobView
 from muster.host.programs import callers_python
 
@@ -39,7 +39,7 @@ Location: TypeAlias = Sequence[str | int]
 """A field and what is in it: ``("env", "LR")`` or ``("command", 0)``."""
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
-PATH_FIELDS: Final = (*LOCATIONS, "working_dir", "python")
+PATH_FIELDS: Final = ("dataset_dir", "checkpoint_dir", "working_dir", "python")
 
 _UNKNOWN_FIELD: Final = "extra_forbidden"  # `type` of a field error of the API
 
@@ -255,13 +255,6 @@ def _plan_facts(plan: JobPlan, body: Mapping[str, object]) -> Iterator[tuple[str
     yield "note", plan.message or None
 
 
-def _is_no_path(text: str) -> bool:
-    try:
-        return isinstance(parse_location(text), S3Location)
-    except InvalidLocation:  # the server refuses it with the place in the file
-        return True
-
-
 class InvalidJobFile(Misuse):
     """The file is invalid YAML or does not describe a job; the message begins with the place."""
 
@@ -350,11 +343,11 @@ class JobDescription:
         if body.get("working_dir") is None and (body.get("command") or body.get("program")):
             body["working_dir"] = str(directory)
         for field in PATH_FIELDS:
-            if isinstance(path := body.get(field), str) and not (
-                field in LOCATIONS and _is_no_path(path)
-            ):
-                # Unlike Path.resolve, abspath treats links and ".." as a shell does.
-                body[field] = os.path.abspath(directory / os.path.expanduser(path))  # noqa: PTH100, PTH111
+            path = body.get(field)
+            with suppress(InvalidLocation):  # the server refuses it
+                if isinstance(path, str) and isinstance(parse_location(path), Path):
+                    # Unlike Path.resolve, abspath treats links and ".." as a shell does.
+                    body[field] = os.path.abspath(directory / os.path.expanduser(path))  # noqa: PTH100, PTH111
         return body
 
     def error_lines(self, errors: Sequence[FieldError]) -> list[str]:

@@ -33,7 +33,6 @@ from muster.contracts.job import JobId, JobStatus, StopRequest
 from muster.contracts.location import Location, parse_location
 from muster.contracts.paths import checkpoints_of_job
 from muster.contracts.views import Deleted, NotDeleted, Purged
-from muster.objects.client import while_a_user_waits
 from muster.runtime.archive import archive_files, archived_files
 
 YEARS_LIMIT: Final = 1000
@@ -244,7 +243,6 @@ def _delete(state: AppState, job: Job, deletion: Deletion) -> Deleted:
     )
 
 
-@while_a_user_waits()
 def _size_bytes(state: AppState, job: Job, deletion: Deletion) -> int:
     """Return the size of what `deletion` removes of this job."""
     size = 0
@@ -278,7 +276,6 @@ def _owner_of_checkpoints(job: Job) -> Owner:
     return Owner(job_id=job.job_id, job_uid=uid, rank=0, world_size=job.world_size, generation=None)
 
 
-@while_a_user_waits()
 def _remove_checkpoints(state: AppState, checkpoints: Location, job: Job) -> bool:
     """Remove them, and return whether there were any.
 

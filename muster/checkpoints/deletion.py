@@ -11,7 +11,7 @@ In an object store the same holds for the keys of objects.
 import errno
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from muster.checkpoints.errors import CheckpointDamaged, checkpoint_errors
 from muster.checkpoints.local_store import LocalStore
@@ -27,23 +27,23 @@ from muster.checkpoints.manifest import (
     generation_of_temporary,
 )
 from muster.checkpoints.s3 import owned_objects
-from muster.contracts.location import Location, S3Location
+from muster.contracts.location import Location
 from muster.contracts.paths import rank_of_checkpoints
 from muster.objects.client import shared_client
 
 
 class Entry(NamedTuple):
-    """A file or directory of the job."""
+    """A file, directory or object of the job."""
 
-    path: Path
+    path: Location
     is_directory: bool = False
-
-    @property
-    def size_bytes(self) -> int:
-        return 0 if self.is_directory else self.path.lstat().st_size
+    stored_bytes: int = 0  # of an object
 
     def remove(self) -> None:
-        """Remove it unless it is gone or not empty. Raises OSError."""
+        """Remove it unless it is gone or not empty. Raises OSError or `CheckpointError`."""
+        if not isinstance(self.path, Path):
+            with checkpoint_errors("deleting", str(self.path)):
+                return shared_client().delete([self.path])
         try:
             (self.path.rmdir if self.is_directory else self.path.unlink)()
         except OSError as error:
@@ -51,28 +51,16 @@ class Entry(NamedTuple):
                 raise
 
 
-class StoredEntry(NamedTuple):
-    """An object of the job."""
-
-    location: S3Location
-    size_bytes: int
-
-    def remove(self) -> None:
-        """Remove it unless it is gone. Raises `CheckpointError`."""
-        with checkpoint_errors("deleting", str(self.location)):
-            shared_client().delete([self.location])
-
-
-AnyEntry: TypeAlias = Entry | StoredEntry
-
-
 def size_bytes(location: Location, owner: Owner) -> int | None:
     """Return the size of the owner's files; None if there are none. Raises as `entries`."""
-    sizes = [entry.size_bytes for entry in entries(location, owner)]
-    return sum(sizes) if sizes else None
+    files = [entry for entry in entries(location, owner) if not entry.is_directory]
+    sizes = (
+        it.path.lstat().st_size if isinstance(it.path, Path) else it.stored_bytes for it in files
+    )
+    return sum(sizes) if files else None
 
 
-def entries(location: Location, owner: Owner) -> Iterator[AnyEntry]:
+def entries(location: Location, owner: Owner) -> Iterator[Entry]:
     """Yield the entries that all ranks of a job have saved, each directory after its content.
 
     A caller that removes each entry before the next also removes the directory, unless it holds
@@ -81,17 +69,16 @@ def entries(location: Location, owner: Owner) -> Iterator[AnyEntry]:
     if not isinstance(location, Path):
         with checkpoint_errors("looking into", str(location)):
             found = owned_objects(shared_client(), location, owner)
-        yield from (StoredEntry(location / each.name, each.size_bytes) for each in found)
+        yield from (Entry(location / each.name, stored_bytes=each.size_bytes) for each in found)
         return
-    is_found = False
+    entry = None
     for entry in _content(location, owner):
-        is_found = True
         yield entry
-    if is_found:
+    if entry:
         yield Entry(location, is_directory=True)
 
 
-def _content(directory: Path, owner: Owner) -> Iterator[AnyEntry]:
+def _content(directory: Path, owner: Owner) -> Iterator[Entry]:
     if not _is_directory(directory):
         return
     store = LocalStore(directory)

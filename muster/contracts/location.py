@@ -12,8 +12,7 @@ from muster.contracts.errors import MusterError
 
 SCHEME: Final = "s3://"
 
-# Also s3:// after something has taken it for a path: /home/me/s3:/bucket
-_OTHER_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/|.*/s3:/")
+_OTHER_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/|.*/s3:/")  # the last: as a path
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 

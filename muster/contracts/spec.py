@@ -49,9 +49,6 @@ GROUP_LIMIT: Final = 250
 """Most ranks of a synchronous job: they receive their memory as file descriptors, and the kernel
 passes at most 253 at once."""
 
-LOCATIONS: Final = ("dataset_dir", "checkpoint_dir")
-"""The fields that name a directory, or a prefix in an object store."""
-
 Mode: TypeAlias = Literal["independent", "synchronous"]
 """Each rank has its own model and shards, or all ranks train one model together."""
 

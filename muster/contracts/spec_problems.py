@@ -23,7 +23,6 @@ from muster.contracts.spec import (
     JOB_ID_PATTERN,
     JOB_ID_WANTED,
     LIMITS,
-    LOCATIONS,
     MAPPING_LIMIT,
     PROGRAM_WANTED,
     SAMPLES_PER_SHARD_MIN,
@@ -206,7 +205,7 @@ def _text_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             yield from _terminal_problems(field, value)
             if value == "":
                 yield FieldProblem(field, "is empty: leave it out instead")
-            if field in LOCATIONS:
+            if field in {"dataset_dir", "checkpoint_dir"}:
                 try:
                     parse_location(value)
                 except InvalidLocation as error:

@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -38,8 +38,8 @@ PART_BYTES: Final = 16 << 20  # a longer object is uploaded in parts, one copied
 THREADS: Final = 8
 READ_BYTES: Final = 1 << 20  # urllib3 holds a copy of what is read at once
 
+BRIEF_SECONDS: Final = 3.0  # where a user waits for the answer
 PATIENCE_SECONDS: Final = 75.0  # how long failures are retried: a store may be away for a minute
-REQUEST_PATIENCE_SECONDS: Final = 3.0  # where a user waits for the answer
 PAUSE_SECONDS: Final = 0.1  # doubled up to the longest, less up to half of it at random
 LONGEST_PAUSE_SECONDS: Final = 5.0
 
@@ -51,7 +51,7 @@ _KEY: Final = re.compile(r"[!-~]+")
 
 T = TypeVar("T")
 
-_PATIENCE_SECONDS: Final = ContextVar("_PATIENCE_SECONDS", default=PATIENCE_SECONDS)
+PATIENCE: Final = ContextVar("PATIENCE", default=PATIENCE_SECONDS)  # of `shared_client`
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,21 +310,11 @@ def _below(location: S3Location, key: str) -> str:
     return key.removeprefix((location / "").prefix)
 
 
-@contextmanager
-def while_a_user_waits() -> Iterator[None]:
-    """Make `shared_client` give up within some seconds; also a decorator."""
-    token = _PATIENCE_SECONDS.set(REQUEST_PATIENCE_SECONDS)
-    try:
-        yield
-    finally:
-        _PATIENCE_SECONDS.reset(token)
-
-
 def shared_client() -> S3Client:
     """Return the client of the store that the environment of this process describes."""
     found = S3Settings.read(os.environ)
     access = StoreAccess(found.endpoint, found.access_key, found.secret_key, found.unfenced)
-    return _client(access, _PATIENCE_SECONDS.get())
+    return _client(access, PATIENCE.get())
 
 
 @cache

@@ -267,8 +267,8 @@ def test_store_and_its_cache_are_checked(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("CHECKPOINT_DIR", str(new_bucket(access)))
     code, found = doctor()
     assert code == 0, found
-    assert "keeps the conditions of writes" in found["store"]["seen"]
-    assert found["cache"]["seen"].endswith("at most 3 GiB of shards")
+    assert "conditional writes: quoted" in found["store"]["seen"]
+    assert found["cache"]["seen"].endswith("at most 3 GiB")
     monkeypatch.setenv("CHECKPOINT_DIR", "s3://missing-bucket/x")
     code, found = doctor()
     assert (code, found["store"]["verdict"]) == (1, "problem")

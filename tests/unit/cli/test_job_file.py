@@ -118,8 +118,8 @@ def described(
         (
             "dataset_dir: s3://b/x",
             {},
-            {"python": "a:/b"},
-            {"dataset_dir": "s3://b/x", "python": "/home/me/a:/b"},
+            {"python": "b"},
+            {"dataset_dir": "s3://b/x", "python": "/home/me/b"},
         ),
         ("checkpoint_dir: s3:/b", {}, {}, {"checkpoint_dir": "s3:/b"}),
         ("checkpoint_dir: /saved", {}, {}, {"checkpoint_dir": "/saved"}),
