@@ -34,7 +34,7 @@ from muster.objects.errors import ObjectMissing, PreconditionFailed
 WRITING: Final = b'{"writing":'
 """How ``dataset.json`` begins until all shards are there."""
 
-FACTS_LIMIT_BYTES: Final = 64 << 20
+FACTS_LIMIT_BYTES: Final = 16 << 20  # 99,999 shards of 130 bytes; each reader clears a buffer
 
 _ATTEMPTS: Final = 3
 _MD5: Final = re.compile(r'"[0-9a-f]{32}"')  # the ETag of an object that was not uploaded in parts
