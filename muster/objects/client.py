@@ -117,8 +117,8 @@ class S3Client:
                 aws_access_key_id=access.access_key,
                 aws_secret_access_key=access.secret_key,
                 config=Config(
-                    connect_timeout=min(5, patience_seconds),
-                    read_timeout=min(30, patience_seconds),
+                    connect_timeout=5,
+                    read_timeout=min(30, 5 + patience_seconds),
                     max_pool_connections=2 * THREADS,
                     retries={"total_max_attempts": 1, "mode": "standard"},
                     s3={"addressing_style": "path"},
