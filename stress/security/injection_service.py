@@ -14,7 +14,7 @@ from urllib.parse import quote
 import httpx
 
 from database.engine import Database
-from muster.checkpoints.manifest import LATEST
+from muster.checkpoints.manifest import CheckpointName
 from muster.contracts.job import JobStatus
 from muster.runtime.secrets import SecretStore
 from stress.security.injection_fields import EARLIER, JOB, ORDINARY, STANDING
@@ -86,7 +86,8 @@ class AttackedService:
         SecretStore(self.service.files.secrets).put(ORDINARY, "kept")
         write_small_dataset(installation / "shards")
         (installation / f"{ORDINARY}.py").write_text("class Name: ...")
-        (installation / "checkpoints" / EARLIER / "worker_0" / LATEST).mkdir(parents=True)
+        saved = str(CheckpointName(generation=0, step=5))
+        (installation / "checkpoints" / EARLIER / "worker_0" / saved).mkdir(parents=True)
         for name in PLANTED:
             (self.precious / name).parent.mkdir(parents=True, exist_ok=True)
             (self.precious / name).write_text(CONTENT)
