@@ -59,15 +59,25 @@ def put_files(client: S3Client, location: S3Location, contents: Mapping[str, byt
 
 
 _SERVER = """
-import os, sys, threading
+import io, os, sys, threading
 from werkzeug.serving import make_server
 from moto.moto_server import werkzeug_app as moto
 
 # 1.1, or every put would wait a second for "100 Continue" that never comes.
 moto.MotoRequestHandler.protocol_version = "HTTP/1.1"
 app = moto.DomainDispatcherApplication(moto.create_backend_app)
+lock = threading.Lock()
+
+def atomic(environ, start_response):
+    # moto checks a condition and writes in two steps, between which another writer may win, too.
+    if not {"HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH"} & environ.keys():
+        return app(environ, start_response)
+    body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+    with lock:
+        return app({**environ, "wsgi.input": io.BytesIO(body)}, start_response)
+
 server = make_server(
-    "127.0.0.1", 0, app, threaded=True, request_handler=moto.MotoRequestHandler
+    "127.0.0.1", 0, atomic, threaded=True, request_handler=moto.MotoRequestHandler
 )
 print(server.port, flush=True)
 threading.Thread(target=server.serve_forever, daemon=True).start()
