@@ -263,8 +263,9 @@ def prepare(spec: JobSpec, settings: ServiceSettings) -> Completed:
         if spec.command is None:  # a command knows itself which data it needs
             if completed.dataset_dir == DataDir(settings.data_dir).synthetic_dataset:
                 ensure_synthetic(completed.dataset_dir)
-            else:
+            elif isinstance(completed.dataset_dir, Path):
                 open_source(completed.dataset_dir)
+            # A store that is away must fail no job that trains: the ranks ask for it themselves.
     except (DatasetError, ObjectStoreError, InvalidLocation) as error:
         raise Unprepared(JobFailure(reason=Reason.INVALID_DATASET, message=str(error))) from error
     is_directory = False

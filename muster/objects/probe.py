@@ -7,6 +7,7 @@ those that race win. On such a store a replaced writer could still commit.
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from threading import Lock
 from typing import Final
 
 from muster.contracts.location import S3Location
@@ -15,6 +16,8 @@ from muster.objects.errors import ObjectStoreError, PreconditionFailed, StoreRef
 
 WRITERS: Final = 16
 
+_PROBING: Final = Lock()  # what a probe notes in the client is provisional until its end
+
 
 def check_store(client: S3Client, location: S3Location) -> Conditions:
     """Find out how the bucket of `location` compares ETags, once per client.
@@ -22,8 +25,13 @@ def check_store(client: S3Client, location: S3Location) -> Conditions:
     Raises `StoreRefused`, naming the promise that the store does not keep, unless it is accepted
     unfenced; and as the client does.
     """
-    if (known := client.conditions.get(location.bucket)) is not None:
-        return known
+    with _PROBING:
+        if (known := client.conditions.get(location.bucket)) is not None:
+            return known
+        return _probed(client, location)
+
+
+def _probed(client: S3Client, location: S3Location) -> Conditions:
     scratch = location / f".probe-{os.urandom(8).hex()}"
     try:
         lacking = _lacking(client, scratch / "object", scratch / "race")

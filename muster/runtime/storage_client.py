@@ -255,6 +255,8 @@ class RemoteCheckpoints:
         self._delivery.start()
 
     def _deliver(self, on_saved: Callable[[], None]) -> None:
+        # In case of an error that is none of ours: what was not acknowledged is not durable.
+        self._error = CheckpointFailed("the last save was not acknowledged")
         try:
             self._connection.reply()
         except CheckpointError as error:
@@ -262,6 +264,7 @@ class RemoteCheckpoints:
             if isinstance(error, CheckpointFailed):
                 self._warn(f"could not save a checkpoint, the next save tries again: {error}")
         else:
+            self._error = None
             on_saved()
 
     def _settle(self) -> None:
