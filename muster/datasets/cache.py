@@ -180,7 +180,7 @@ class Readers:
             os.write(self._file, _HEADER.pack(self._count, 0) + b"".join(keys))
 
     def note(self, shard_idx: int, reading: Reading | None) -> None:
-        """Record what a rank reads now; from then on, nobody removes it."""
+        """Record what a rank reads now; from then on it is not removed."""
         with self._mutex, self._cache.locked(fcntl.LOCK_SH):
             if reading is None:
                 os.pwrite(self._file, _HEADER.pack(self._count, 1), 0)

@@ -255,7 +255,7 @@ class RemoteCheckpoints:
         self._delivery.start()
 
     def _deliver(self, on_saved: Callable[[], None]) -> None:
-        # In case of an error that is none of ours: what was not acknowledged is not durable.
+        # Whatever error ends this thread: what was not acknowledged is not durable.
         self._error = CheckpointFailed("the last save was not acknowledged")
         try:
             self._connection.reply()

@@ -41,7 +41,7 @@ def new_bucket(access: StoreAccess) -> S3Location:
 
 
 def bare_client(access: StoreAccess) -> Any:  # noqa: ANN401  boto3 has no types
-    """Return a client of boto3, without anything of ours."""
+    """Return a client of boto3, as boto3 makes it."""
     import boto3  # noqa: PLC0415  slow
 
     return boto3.client(
