@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from subprocess import PIPE
 from typing import Any, cast
 
 import pytest
@@ -31,8 +32,11 @@ def worker(**fields: object) -> WorkerView:
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
     """A process that carries the tag of rank 0."""
-    tag = {PROCESS_TAG: "uid/0/3"}
-    with subprocess.Popen(["sleep", "60"], env={**os.environ, **tag}) as process:  # noqa: S607
+    environ = {**os.environ, PROCESS_TAG: "uid/0/3"}
+    script = "echo; read line"
+    with subprocess.Popen(["sh", "-c", script], env=environ, stdin=PIPE, stdout=PIPE) as process:  # noqa: S607
+        assert process.stdout is not None
+        process.stdout.readline()  # until then /proc may show no environment
         yield process
         process.kill()
 
