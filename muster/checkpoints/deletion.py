@@ -29,7 +29,7 @@ from muster.checkpoints.manifest import (
 from muster.checkpoints.s3 import owned_objects
 from muster.contracts.location import Location
 from muster.contracts.paths import rank_of_checkpoints
-from muster.objects.client import shared_client
+from muster.objects.client import default_client
 
 
 class Entry(NamedTuple):
@@ -43,7 +43,7 @@ class Entry(NamedTuple):
         """Remove it unless it is gone or not empty. Raises OSError or `CheckpointError`."""
         if not isinstance(self.path, Path):
             with checkpoint_errors("deleting", str(self.path)):
-                return shared_client().delete([self.path])
+                return default_client().delete([self.path])
         try:
             (self.path.rmdir if self.is_directory else self.path.unlink)()
         except OSError as error:
@@ -68,7 +68,7 @@ def entries(location: Location, owner: Owner) -> Iterator[Entry]:
     """
     if not isinstance(location, Path):
         with checkpoint_errors("looking into", str(location)):
-            found = owned_objects(shared_client(), location, owner)
+            found = owned_objects(default_client(), location, owner)
         yield from (Entry(location / each.name, stored_bytes=each.size_bytes) for each in found)
         return
     entry = None

@@ -22,6 +22,7 @@ import msgspec
 from muster.checkpoints.errors import (
     CheckpointDamaged,
     CheckpointError,
+    CheckpointFailed,
     StaleGeneration,
     checkpoint_errors,
 )
@@ -29,8 +30,8 @@ from muster.checkpoints.format import Packed
 from muster.checkpoints.manifest import (
     LATEST,
     MANIFEST,
-    MANIFEST_LIMIT_BYTES,
     STATE,
+    MANIFEST_LIMIT_BYTES,
     CheckpointName,
     Fence,
     FileFacts,
@@ -50,6 +51,7 @@ _LATEST: Final = re.compile(r"([\w.]*)\n(?:token (\d{1,19}) ([0-9a-f]{16}) ([0-9
 _OWN: Final = re.compile(
     r"(worker_\d+/|)(?:LATEST|(step_[\d.gr]+)/(?:manifest\.json|state\.safetensors))", re.ASCII
 )
+_CLAIM_ATTEMPTS: Final = 100
 _LATEST_LIMIT_BYTES: Final = 1 << 16  # a longer one is not read; valid ones have at most 180
 
 
@@ -112,7 +114,7 @@ class S3Store:
         """Swap this writer's token into LATEST, then remove what older ones have left."""
         with checkpoint_errors("preparing to save checkpoints in", self._where):
             check_store(self._client, self.location)
-            while True:
+            for _ in range(_CLAIM_ATTEMPTS):
                 found = self._look()
                 fence = found.fence
                 is_ours = fence and (job_uid is None or fence.job == Fence.of(0, job_uid).job)
@@ -125,6 +127,11 @@ class S3Store:
                 with suppress(PreconditionFailed):  # another claim was faster
                     self._swap(found.name, found.etag)
                     break
+            else:
+                raise CheckpointFailed(
+                    f"{self._where}/{LATEST} was changed by others before each of "
+                    f"{_CLAIM_ATTEMPTS} attempts to claim it: end the processes that save there"
+                )
             try:
                 self._sweep()
             except (ObjectStoreError, CheckpointError) as error:
@@ -177,9 +184,7 @@ class S3Store:
         if found.random != self._random:
             if found.fence is None or found.etag == self._latest.etag:
                 raise failed
-            if failed.is_certain:  # otherwise the successor may have found it
-                with suppress(CheckpointError):
-                    self.remove(name)
+            # The files stay: the successor may have found them. It retires them by age.
             raise StaleGeneration(self._where, name.generation, found.fence.generation)
         self._latest = found
 
