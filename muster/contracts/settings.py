@@ -16,6 +16,7 @@ from muster.contracts.environ import (
     ORPHAN_VARIABLE,
     S3_BUCKET,
     SERVICE_ONLY,
+    TRACE,
     USE_S3,
     Variable,
     read_fields,
@@ -69,6 +70,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     ]
     dataset_dir: Annotated[Location, Variable("DATASET_DIR", "Data of jobs that name no place.")]
     orphan_timeout_seconds: Annotated[float, ORPHAN_VARIABLE] = ORPHAN_TIMEOUT_SECONDS
+    trace: Annotated[Path | None, TRACE] = None
 
     @classmethod
     def read(cls, environ: Mapping[str, str], *, cores: int) -> "ServiceSettings":
