@@ -26,7 +26,7 @@ def test_a_few_faults_lose_nothing(tmp_path: Path) -> None:
 
 def test_a_few_faults_lose_nothing_in_a_store(tmp_path: Path) -> None:
     only = "storage:kill,store:nap,rank:kill"
-    report = chaos.run(tmp_path, faults=5, seed=1, jobs=1, steps=60, only=only, store="s3")
+    report = chaos.run(tmp_path, faults=5, seed=1, jobs=1, steps=40, only=only, store="s3")
     assert not report.faults, report
 
 
