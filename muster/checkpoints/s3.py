@@ -45,7 +45,7 @@ from muster.objects.probe import check_store
 
 _CHECKPOINTS: Final = "step_"  # how their names begin
 _LATEST: Final = re.compile(r"([\w.]*)\n(?:token (\d{1,19}) ([0-9a-f]{16}) ([0-9a-f]{16})\n)?")
-_CLAIM_ATTEMPTS: Final = 100
+_CLAIM_ATTEMPTS: Final = 20
 _LATEST_LIMIT_BYTES: Final = 1 << 16  # a longer one is not read; valid ones have at most 180
 
 

@@ -142,6 +142,15 @@ def test_one_of_many_claims_wins(s3: S3Client, place: S3Location) -> None:
     assert saved == [S3Store(s3, place).latest()]
 
 
+def test_a_claim_that_always_loses_ends(
+    s3: S3Client, faulty_store: FaultyStore, place: S3Location
+) -> None:
+    store = S3Store(s3, place)
+    faulty_store.fault = {f"PUT {LATEST}": "412"}.get
+    with pytest.raises(CheckpointFailed, match="end the processes that save there"):
+        store.claim(0, "uid")
+
+
 @pytest.mark.parametrize("content", [None, b"", b"step_1\n", b"\xff" * 300, b"x" * 70_000])
 def test_unreadable_latest_is_replaced_by_the_newest(
     content: bytes | None, s3: S3Client, place: S3Location
