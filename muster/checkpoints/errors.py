@@ -54,8 +54,8 @@ class StaleGeneration(CheckpointError):
 
     def __init__(self, directory: str, generation: int, newest: int) -> None:
         super().__init__(
-            f"{directory} belongs to generation {newest}, and this process is generation "
-            f"{generation}: it has been replaced and must exit"
+            f"{directory} was claimed by another process, of generation {newest}: this one, of "
+            f"generation {generation}, has been replaced and must exit"
         )
 
 
