@@ -65,3 +65,29 @@ class Wide:
     def update(self, state: dict, gradients: dict, step: int) -> dict[str, np.ndarray]:
         self._times.write(TIME.pack(step, time.monotonic()))
         return {"weights": state["weights"] - np.float32(0.01) * gradients["weights"]}
+
+
+class Busy:
+    """As many parameters; computes for 80 ms of processor time in a step of eight shards."""
+
+    SHARD_SECONDS = 0.01
+
+    def initial(self, _seed: int) -> dict[str, np.ndarray]:
+        return {"weights": np.zeros(1_000_000, np.float32)}
+
+    def gradient(self, state: dict, batch: Batch, _random: np.random.Generator) -> Contribution:
+        until = time.thread_time() + self.SHARD_SECONDS
+        wanted = np.float32(sum(sample["y"] for sample in batch.samples))
+        gradient = state["weights"] - wanted
+        while time.thread_time() < until:
+            pass
+        return Contribution({"weights": gradient}, 0.0)
+
+    def update(self, state: dict, gradients: dict, _step: int) -> dict[str, np.ndarray]:
+        return {"weights": state["weights"] - np.float32(0.01) * gradients["weights"]}
+
+
+class HalfBusy(Busy):
+    """The same with half as much to compute; the job sleeps between two steps."""
+
+    SHARD_SECONDS = 0.005
