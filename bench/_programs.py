@@ -68,7 +68,7 @@ class Wide:
 
 
 class Busy:
-    """As many parameters; computes for 80 ms of processor time in a step of eight shards."""
+    """As many parameters, and 10 ms of processor time for each virtual shard."""
 
     SHARD_SECONDS = 0.01
 
@@ -78,16 +78,16 @@ class Busy:
     def gradient(self, state: dict, batch: Batch, _random: np.random.Generator) -> Contribution:
         until = time.thread_time() + self.SHARD_SECONDS
         wanted = np.float32(sum(sample["y"] for sample in batch.samples))
-        gradient = state["weights"] - wanted
+        gradient = {"weights": state["weights"] - wanted}
         while time.thread_time() < until:
             pass
-        return Contribution({"weights": gradient}, 0.0)
+        return Contribution(gradient, 0.0)
 
     def update(self, state: dict, gradients: dict, _step: int) -> dict[str, np.ndarray]:
         return {"weights": state["weights"] - np.float32(0.01) * gradients["weights"]}
 
 
 class HalfBusy(Busy):
-    """The same with half as much to compute; the job sleeps between two steps."""
+    """The same with half as much to compute, for jobs that sleep between two steps."""
 
     SHARD_SECONDS = 0.005

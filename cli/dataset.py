@@ -35,6 +35,9 @@ _out = click.option(
 )
 _shards = _number("--shards", 8, 1, SHARDS_MAX, "Number of files.")
 _seed = _number("--seed", 0, 0, 2**63 - 1, "The same seed gives the same bytes.")
+_if_missing = click.option(
+    "--if-missing", is_flag=True, help="Succeed without writing if a data set is there."
+)
 _force = click.option("--force", is_flag=True, help="Replace the data set that is there.")
 
 
@@ -42,15 +45,17 @@ _force = click.option("--force", is_flag=True, help="Replace the data set that i
 @_out
 @_shards
 @_seed
+@_if_missing
 @_force
-def digits(*, out: str, shards: int, seed: int, force: bool) -> None:
+def digits(*, out: str, shards: int, seed: int, if_missing: bool, force: bool) -> None:
     """Write the UCI handwritten digits.
 
     1438 to train on, and 359 held out in test.jsonl.
     """
     from muster.datasets.synthetic import digits as handwritten_digits  # noqa: PLC0415  slow
 
-    _write(out, handwritten_digits(shards=shards, seed=seed), force=force)
+    contents = handwritten_digits(shards=shards, seed=seed)
+    _write(out, contents, if_missing=if_missing, force=force)
 
 
 @dataset.command()
@@ -60,20 +65,22 @@ def digits(*, out: str, shards: int, seed: int, force: bool) -> None:
 @_number("--features", 16, 1, 4096, "Numbers per sample.")
 @_number("--classes", 4, 2, 256, "Number of labels.")
 @_seed
+@_if_missing
 @_force
-def synthetic(*, out: str, force: bool, **sizes: int) -> None:
+def synthetic(*, out: str, if_missing: bool, force: bool, **sizes: int) -> None:
     """Write points scattered around one centre per class.
 
     Any amount, and learnable.
     """
     from muster.datasets.synthetic import synthetic as scattered_points  # noqa: PLC0415  slow
 
-    _write(out, scattered_points(**sizes), force=force)
+    _write(out, scattered_points(**sizes), if_missing=if_missing, force=force)
 
 
-def _write(out: str, contents: Contents, *, force: bool) -> None:
+def _write(out: str, contents: Contents, *, if_missing: bool, force: bool) -> None:
+    from muster.datasets.errors import DatasetExists  # noqa: PLC0415  slow
     from muster.datasets.writer import upload_dataset, write_dataset  # noqa: PLC0415  slow
-    from muster.objects.client import shared_client  # noqa: PLC0415  slow
+    from muster.objects.client import default_client  # noqa: PLC0415  slow
 
     location = parse_location(out)
     facts = contents.facts
@@ -81,20 +88,26 @@ def _write(out: str, contents: Contents, *, force: bool) -> None:
         raise click.BadParameter(
             f"{facts.shards} is more than the {facts.samples} samples", param_hint="'--shards'"
         )
-    with click.progressbar(
-        contents.lines,
-        facts.samples,
-        hidden=not sys.stderr.isatty(),
-        file=sys.stderr,
-        update_min_steps=SAMPLES_PER_UPDATE,
-    ) as lines:
-        contents = contents._replace(lines=lines)
-        if isinstance(location, Path):
-            write_dataset(location, contents, replace=force)
-        else:
-            upload_dataset(location, shared_client(), contents, replace=force)
-        lines.finish()  # the writer does not ask for a line after the last
-        lines.render_progress()
+    try:
+        with click.progressbar(
+            contents.lines,
+            facts.samples,
+            hidden=not sys.stderr.isatty(),
+            file=sys.stderr,
+            update_min_steps=SAMPLES_PER_UPDATE,
+        ) as lines:
+            contents = contents._replace(lines=lines)
+            if isinstance(location, Path):
+                write_dataset(location, contents, replace=force)
+            else:
+                upload_dataset(location, default_client(), contents, replace=force)
+            lines.finish()  # the writer does not ask for a line after the last
+            lines.render_progress()
+    except DatasetExists:
+        if not if_missing:
+            raise
+        click.echo(f"{out} holds a data set already: nothing was written")
+        return
     held_out = f", {facts.held_out} more in test.jsonl" if facts.held_out else ""
     found = location.absolute() if isinstance(location, Path) else location
     click.echo(

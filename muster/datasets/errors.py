@@ -7,6 +7,7 @@ DatasetError
 ├── ShardChanged         a shard is not the one that was indexed or partly read
 ├── InvalidSample        a line that is not a valid sample: it has a file and a number
 ├── DatasetNotWritable   a data set or an index cannot be written there
+│   └── DatasetExists    one is there already
 └── CacheFull            a shard does not fit beside those that are being read, or the disk is full
 """
 
@@ -74,6 +75,13 @@ class DatasetNotWritable(DatasetError):
 
     def __init__(self, path: Location, problem: str) -> None:
         super().__init__(f"cannot write to {path}: {problem}")
+
+
+class DatasetExists(DatasetNotWritable):
+    """`path` holds shards, and they were not to be replaced."""
+
+    def __init__(self, path: Location) -> None:
+        super().__init__(path, "it already holds shards; choose another place or add --force")
 
 
 class CacheFull(DatasetError):

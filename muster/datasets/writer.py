@@ -21,11 +21,11 @@ from xxhash import xxh3_64
 
 from muster.contracts.location import S3Location
 from muster.contracts.shards import Shard
-from muster.datasets.errors import DatasetNotWritable
+from muster.datasets.errors import DatasetExists, DatasetNotWritable
 from muster.datasets.index import ShardIndex, index_beside
 from muster.datasets.schema import HELD_OUT_NAME, Contents
 from muster.datasets.source import FACTS_NAME, shard_name, sorted_shard_names
-from muster.datasets.sources.s3 import WRITING
+from muster.datasets.sources.s3 import FACTS_LIMIT_BYTES, WRITING
 from muster.objects.client import THREADS, S3Client
 from muster.objects.errors import ObjectMissing
 
@@ -34,14 +34,13 @@ def write_dataset(directory: Path, contents: Contents, *, replace: bool = False)
     """Write `contents` to `directory`, which is made if necessary and must hold no shards.
 
     With `replace` it may hold a data set, which is removed once the new one is written; other files
-    stay. If anything fails before that, nothing has changed. Raises `DatasetNotWritable`.
+    stay. If anything fails before that, nothing has changed. Raises `DatasetExists` and
+    `DatasetNotWritable`.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if not replace and shards_in(directory):
-            raise DatasetNotWritable(
-                directory, "it already holds shards; choose another directory or add --force"
-            )
+            raise DatasetExists(directory)
         with _staged(directory, contents) as staging:
             if replace:
                 _remove_dataset(directory)
@@ -58,14 +57,15 @@ def upload_dataset(
     """Write `contents` below `location`, as `write_dataset` does; raises `ObjectStoreError`, too.
 
     A store has no rename: ``dataset.json`` says that the data set is incomplete until the rest of
-    it is there. Before that, everything is written to the directory for temporary files.
+    it is there. Before that, everything is written to the directory for temporary files. What an
+    upload that was cut short has left is replaced.
     """
-    facts, etag = location / FACTS_NAME, None
+    facts, content, etag = location / FACTS_NAME, bytearray(), None
     with suppress(ObjectMissing):
-        etag = client.head(facts).etag
+        content, etag = client.read(facts, FACTS_LIMIT_BYTES)
     old = [each.name for each in client.list(location, "shard_")]
-    if not replace and (etag or old):
-        raise DatasetNotWritable(location, "it already holds shards; add --force to replace them")
+    if (old or etag) and not replace and not content.startswith(WRITING):
+        raise DatasetExists(location)
 
     def put(path: Path) -> None:
         with (

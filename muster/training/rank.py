@@ -19,6 +19,7 @@ from muster.contracts.spec import GROUP_LIMIT, JobSpec
 from muster.datasets.errors import DatasetEmpty
 from muster.datasets.random_access import RandomAccess
 from muster.host.containment import contain_self
+from muster.host.trace import stamp
 from muster.program import InvalidProgram, Program
 from muster.runtime.agent_client import AgentClient, AgentSocket
 from muster.runtime.exit_report import ExitReport, exit_process, print_error, print_interrupt
@@ -49,6 +50,7 @@ cause few page faults."""
 
 def train(settings: RankSettings) -> NoReturn:
     """Train as the settings say, and end the process."""
+    stamp("rank began")
     agent = AgentClient(AgentSocket.of(settings))
     account = ExitReport(settings, agent)
     code = 1
@@ -109,6 +111,7 @@ def train_synchronous(settings: RankSettings, working_dir: Path, agent: AgentCli
         callbacks=reporter,
     )
     reporter.supervision.send(Ready(port=groups.port))
+    stamp("rank ready")
     with _refusing_closed(agent.socket):
         outcome = trainer.run()
     if outcome is not Outcome.LEFT:  # or a later group has its own checkpoints

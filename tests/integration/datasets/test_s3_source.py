@@ -192,3 +192,6 @@ def test_interrupted_upload_is_no_data_set(
         upload_dataset(place, s3, written(20, 4))
     with pytest.raises(DatasetMissing, match="is being written"):
         opened(s3, place, tmp_path)
+    faulty_store.fault = lambda _operation: None
+    upload_dataset(place, s3, written(9, 3))
+    assert len(opened(s3, place, tmp_path).shards) == 3

@@ -57,6 +57,11 @@ def test_existing_data_is_replaced_only_with_force(tmp_path: Path) -> None:
     assert refused.stderr.startswith(f"muster: cannot write to {tmp_path}: it already holds shards")
     assert refused.stderr.count("\n") == 1
     assert len(list(tmp_path.glob("shard_*.txt"))) == 4
+    kept = dataset(*first, "--if-missing")
+    assert (kept.exit_code, kept.stdout) == (
+        0,
+        f"{tmp_path} holds a data set already: nothing was written\n",
+    )
     assert dataset("synthetic", "--out", str(tmp_path), "--shards", "2", "--force").exit_code == 0
     assert len(list(tmp_path.glob("shard_*.txt"))) == 2
 
