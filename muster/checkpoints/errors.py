@@ -82,7 +82,7 @@ def checkpoint_errors(doing: str, where: str) -> Iterator[None]:
         yield
     except ObjectStoreError as error:
         kind = CheckpointNotWritable if isinstance(error, StoreRefused) else CheckpointFailed
-        raise kind(f"{doing} {where} failed: {error}. Older checkpoints are untouched") from error
+        raise kind(f"{doing} {where} failed: {error}") from error
     except OSError as error:
         what = f"{doing} {where} failed: {error.strerror or error}"
         if error.errno in LASTING:

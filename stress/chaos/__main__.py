@@ -41,6 +41,7 @@ ENDURING = {
     "start_grace_seconds": 15.0,
     # All faults are injected, so the restart budget must not run out.
     "max_restarts": 1_000_000,
+    "max_kills": 1_000_000,
 }
 
 
