@@ -29,7 +29,7 @@ from muster.checkpoints.listing import (
     values_of_newest,
 )
 from muster.contracts.job import JobId
-from muster.contracts.location import InvalidLocation, Location, parse_location
+from muster.contracts.location import InvalidLocation, parse_location
 from muster.contracts.paths import DataDir, checkpoints_of_job
 from muster.contracts.secrets import Reference, plaintext_secrets
 from muster.contracts.settings import ServiceSettings
@@ -93,7 +93,7 @@ class Submitter:
         _refuse_missing_files(spec, completed, self.search_path)
         with refusing("dataset_dir"):
             synthetic_dir = DataDir(self.settings.data_dir).synthetic_dataset
-            shards = _count_shards(spec, completed.dataset_dir, synthetic_dir)
+            shards = _count_shards(spec, completed, synthetic_dir)
         _refuse_missing_secrets(spec, DataDir(self.settings.data_dir).secrets)
         with refusing("checkpoint_dir"):
             self._check_checkpoints(job_id, completed, earlier_dir)
@@ -187,11 +187,12 @@ def _refuse_missing_files(spec: JobSpec, completed: Completed, search_path: str 
             raise invalid_field("body", "command", problem)
 
 
-def _count_shards(spec: JobSpec, location: Location, synthetic_dir: Path) -> int | None:
+def _count_shards(spec: JobSpec, completed: Completed, synthetic_dir: Path) -> int | None:
     """Return the shards of a job's data set, None for a command, which reads what it needs itself.
 
     Raises `DatasetError` for a data set with which the job would fail.
     """
+    location = completed.dataset_dir
     is_missing = isinstance(location, Path) and not location.is_dir()
     if spec.command is not None:
         if spec.dataset_dir is not None and is_missing:
@@ -199,7 +200,7 @@ def _count_shards(spec: JobSpec, location: Location, synthetic_dir: Path) -> int
         return None
     if location == synthetic_dir and is_missing:
         return synthetic().facts.shards  # the coordinator writes it when the job starts
-    return len(open_source(location).shards)
+    return len((completed.source or open_source(location)).shards)
 
 
 def _refuse_unwritable(checkpoint_dir: Path) -> None:

@@ -114,7 +114,7 @@ def read_all(cache: str, endpoint: str, key: str, secret: str, bucket: str, pref
 
     def rank(number: int) -> None:
         reading = Reading(rank=number, world_size=RANKS)
-        for idx in reading.own(len(source.shards)):
+        for idx in reading.shard_idxs(len(source.shards)):
             source.path(idx, reading)
             firsts.append(time.monotonic() - begun)
 

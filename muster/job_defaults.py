@@ -14,6 +14,7 @@ from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import JobSpec
 from muster.datasets.errors import DatasetEmpty, DatasetMissing
+from muster.datasets.source import DataSource
 from muster.datasets.sources import open_source
 
 
@@ -27,6 +28,8 @@ class Completed:
     working_dir: Path
     note: str | None
     """What the user should know about a default directory."""
+    source: DataSource | None
+    """The default data set, opened to see whether it is there."""
 
     @property
     def uses_store(self) -> bool:
@@ -46,12 +49,12 @@ def complete(spec: JobSpec, settings: ServiceSettings, working_dir: Path) -> Com
         checkpoint_dir = parse_location(spec.checkpoint_dir, working_dir)
     own_dir = working_dir if spec.working_dir is None else working_dir / spec.working_dir
     python = None if spec.python is None else str(working_dir / spec.python)
-    dataset_dir, note = settings.dataset_dir, None
+    dataset_dir, note, source = settings.dataset_dir, None, None
     if spec.dataset_dir is not None:
         dataset_dir = parse_location(spec.dataset_dir, working_dir)
     elif spec.command is None and spec.program is None:
         try:
-            open_source(dataset_dir)
+            source = open_source(dataset_dir)
         except (DatasetMissing, DatasetEmpty):
             note = (
                 f"no data set was named and none is at {dataset_dir}: a small synthetic one will "
@@ -70,4 +73,5 @@ def complete(spec: JobSpec, settings: ServiceSettings, working_dir: Path) -> Com
         checkpoint_dir=checkpoint_dir,
         working_dir=own_dir,
         note=note,
+        source=source,
     )

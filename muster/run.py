@@ -37,7 +37,7 @@ from muster.contracts.paths import checkpoints_of_rank
 from muster.contracts.rank import COUNT_MAX, RankProgress
 from muster.contracts.shards import Reading
 from muster.contracts.spec import JOB_ID_PATTERN
-from muster.contracts.storage import Place
+from muster.contracts.storage import OpenCheckpoints
 from muster.datasets.reader import SampleReader
 from muster.datasets.source import DataSource
 from muster.program import refuse_while_loaded
@@ -72,7 +72,6 @@ class Run:
     def __init__(self, settings: RankSettings, client: AgentClient) -> None:
         self.settings = settings
         self._total_steps: int | None = None
-        self._batch_size: int | None = None
         self.reading: Final = Reading(rank=settings.rank, world_size=settings.world_size)
         self._reader = SampleReader(lambda: self.source, settings.epochs, self.reading)
         self._supervision = Supervision(client, settings, self._beat)
@@ -81,7 +80,7 @@ class Run:
         self._checkpoints_saved = 0
         self._last_checkpoint_step: int | None = None
         self._exit_code = 0
-        place = Place(
+        session = OpenCheckpoints(
             location=self._checkpoints_of(settings.job_id),
             inherited=settings.resume_from and self._checkpoints_of(settings.resume_from),
             job_id=settings.job_id,
@@ -91,7 +90,7 @@ class Run:
             generation=settings.generation,
             keep_last=settings.keep_last,
         )
-        self._checkpoints: Final = open_checkpoints(settings, place, self._supervision.warn)
+        self._checkpoints: Final = open_checkpoints(settings, session, self._supervision.warn)
 
     @property
     def rank(self) -> int:
@@ -110,13 +109,10 @@ class Run:
     def total_steps(self) -> int | None:
         """How many steps this rank will take in all, for display.
 
-        Set by the first call of `batches` or `samples`, one step per batch; where the samples of a
-        store are not counted yet, once the first epoch is read. A program that counts differently
-        may set it to an integer of at least 0.
+        Set by the first call of `batches` or `samples`, one step per batch, unless the samples of a
+        store are not counted. A program that counts differently may set it to an integer of at
+        least 0.
         """
-        samples, size = self._reader.samples_per_epoch, self._batch_size
-        if self._total_steps is None and samples is not None and size is not None and size > 0:
-            self.total_steps = self.settings.epochs * math.ceil(samples / size)
         return self._total_steps
 
     @total_steps.setter
@@ -183,9 +179,8 @@ class Run:
         the type of the samples: ``msgspec.json.Decoder(MySample)``.
         """
         size = self.settings.batch_size if size is None else size
-        if self._total_steps is None:
-            self._batch_size = self._batch_size or size
-            self.count_samples()
+        if self._total_steps is None and size > 0 and (samples := self.count_samples()) is not None:
+            self.total_steps = self.settings.epochs * math.ceil(samples / size)
         return self._reader.batches(size, decoder or msgspec.json.Decoder())
 
     def step(self, *, loss: float | None = None, **metrics: float) -> None:
@@ -205,9 +200,9 @@ class Run:
     def checkpoint(self, state: Mapping[str, Any]) -> None:
         """Make `state` and the current position durable; no later crash loses them.
 
-        In an object store they are durable a little later: the state is copied when this returns,
-        another process saves it, and the next call waits for that. `flush` waits for it, and the
-        end of the process does.
+        In an object store they are durable a little later if the rank has an agent: the state is
+        copied when this returns, another process saves it, and the next call waits for that.
+        `flush` waits for it, and the end of the process does.
 
         `state` maps names to PyTorch tensors, numpy arrays, None, bools, ints, floats, strings, and
         lists, tuples and dicts of these, such as `state_dict()` returns. `restore` returns tensors
@@ -222,12 +217,11 @@ class Run:
         self._checkpoints.flush()
 
     def count_samples(self) -> int | None:
-        """Return how many samples this rank reads in one epoch; None if that is not known yet."""
-        if self._reader.samples_per_epoch is None:
-            totals = self.source.known_totals(self.reading.own(len(self.source.shards)))
-            if totals is not None:
-                self._reader.samples_per_epoch = sum(shard.lines for shard in totals)
-        return self._reader.samples_per_epoch
+        """Return how many samples this rank reads in one epoch; None if they are not counted."""
+        if not self.source.is_counted:
+            return None
+        totals = self.source.totals(self.reading.shard_idxs(len(self.source.shards)))
+        return sum(shard.lines for shard in totals)
 
     def rest(self, seconds: float) -> None:
         """Sleep, but return early once `should_stop` is set."""

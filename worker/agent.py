@@ -13,9 +13,10 @@ import os
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, assert_never
@@ -40,9 +41,9 @@ from muster.contracts.retry import REPLACED_CODE
 from muster.contracts.storage import StorageAssignment
 from muster.host.files import rotate
 from muster.host.limits import ShellLimits
+from muster.host.processes import module_command
 from muster.host.trace import stamp
 from muster.runtime.stderr_messages import print_stderr
-from muster.runtime.storage_process import StorageProcess
 from worker.containment import kill_descendants, kill_leftovers
 from worker.coordinator_link import CoordinatorLink
 from worker.ranks import GroupPublisher, RankTable
@@ -60,6 +61,9 @@ TICK_SECONDS: Final = 0.25
 RECONNECT_SECONDS: Final = 0.5
 WELCOME_SECONDS: Final = 5.0
 """How long a coordinator may take to accept us; it does not need its database for that."""
+
+STORAGE_PAUSE_SECONDS: Final = 1.0
+"""At least, between two starts of the storage process."""
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
@@ -125,15 +129,15 @@ class Agent:
             self._ranks.adopt(rank)
         # Listen only now: when a rank has reconnected, its exit must be seen.
         self._ranks.listen()
-        self._revive_storage()
+        self._keep_storage_running()
         if not adopted:
             # Not where ranks run already: the next start may be hours away.
             with suppress(OSError):  # no process at the moment: the first start tries again
                 self._starter.warm_up()
 
-    def _revive_storage(self) -> None:
+    def _keep_storage_running(self) -> None:
         if self._storage is not None:
-            self._storage.revive()
+            self._storage.ensure_running()
 
     def _timeout(self) -> float:
         moments = [self._next_address_check]
@@ -145,7 +149,7 @@ class Agent:
     def _on_time(self, now: float) -> None:
         if now >= self._next_tick:
             self._next_tick = now + TICK_SECONDS
-            self._revive_storage()
+            self._keep_storage_running()
             self._ranks.tick()
             for log in self._logs:
                 rotate(log)
@@ -241,8 +245,56 @@ class Agent:
 
     def _on_sigchld(self) -> None:
         self._wake_up.recv(4096)
-        self._revive_storage()  # before zombies are reaped
+        self._keep_storage_running()  # before zombies are reaped
         self._ranks.settle()
+
+
+class StorageProcess:
+    """The job's storage process, a child that ends some time after this process does."""
+
+    def __init__(
+        self, assignment: StorageAssignment, environ: Mapping[str, str], log: Path
+    ) -> None:
+        self._assignment: Final = assignment
+        self._environ: Final = environ
+        self._log: Final = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._next_start = time.monotonic()
+
+    def ensure_running(self) -> None:
+        """Start it if it does not run, but not too often."""
+        now = time.monotonic()
+        if now < self._next_start or (self._process and self._process.poll() is None):
+            return
+        self._next_start = now + STORAGE_PAUSE_SECONDS
+        try:
+            self._start()
+        except OSError as error:  # no process, descriptor or disk space at the moment
+            print_stderr(f"the storage process cannot be started, it is tried again: {error}")
+
+    def stop(self) -> None:
+        """Let it finish what ranks have sent, within the stop grace."""
+        if self._process is not None:
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.communicate(timeout=self._assignment.stop_grace_seconds)
+
+    def _start(self) -> None:
+        if self._process is not None:
+            self._process.communicate()  # closes the pipe
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603  our own module
+                module_command("worker.storage"),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=self._environ,
+                start_new_session=True,
+            )
+        assert self._process.stdin is not None  # noqa: S101  it is a pipe, which stays open
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(msgspec.json.encode(self._assignment) + b"\n")
+            self._process.stdin.flush()
 
 
 def _storage_tag(assignment: AgentAssignment) -> str:

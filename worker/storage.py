@@ -2,7 +2,7 @@
 
 It is the only process of a job that talks to the object store and has its keys. Each connection has
 a thread. A request that was sent is carried out even if its rank dies. A second process waits until
-the first has ended: on SIGTERM, or when what has started it and all ranks are gone.
+the first has ended: on SIGTERM, or when its agent and all ranks are gone.
 """
 
 import fcntl
@@ -17,7 +17,6 @@ import traceback
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -25,35 +24,35 @@ import msgspec
 
 from muster.checkpoints.errors import CheckpointFailed
 from muster.checkpoints.format import Packed, pack
-from muster.checkpoints.manager import CheckpointManager
+from muster.checkpoints.manager import CheckpointManager, open_manager
 from muster.checkpoints.manifest import sign
 from muster.contracts import storage
 from muster.contracts.errors import MusterError, WireError
-from muster.contracts.location import parse_location
+from muster.contracts.location import S3Location, parse_location
 from muster.contracts.storage import (
     SENTENCE_LIMIT,
+    DataRequest,
     Done,
-    Place,
+    OpenCheckpoints,
     StorageFailed,
     StorageReply,
     StorageRequest,
 )
 from muster.contracts.wire import decode_storage_request, encode
+from muster.datasets.errors import ShardChanged
 from muster.datasets.index import Totals
-from muster.datasets.source import DataSource
-from muster.datasets.sources import open_source
-from muster.host.peers import peer_of
+from muster.datasets.source import Listing
+from muster.datasets.sources import open_s3_source
+from muster.datasets.sources.s3 import S3Source
+from muster.host.peers import peer_of, short_socket_path
 from muster.runtime.redaction import Redaction
 from muster.runtime.stderr_messages import print_stderr
-from muster.runtime.storage_client import Listing, open_manager, socket_address
 
 BACKLOG: Final = 4096  # all ranks of a job may connect at once
 CHECK_SECONDS: Final = 0.5
+PROGRESS_SECONDS: Final = 10.0
 LINGER_SECONDS: Final = 5.0
-"""How long it stays without its starter and without a connection: a rank may be between two."""
-
-
-_OPENING: Final = threading.Lock()
+"""How long it stays without its agent and without a connection: a rank may be between two."""
 
 
 class _Terminated(BaseException):
@@ -63,61 +62,66 @@ class _Terminated(BaseException):
 class Server:
     """The listening socket, and its connections."""
 
-    def __init__(
-        self, assignment: storage.StorageAssignment, starter_gone: threading.Event
-    ) -> None:
-        self._starter_gone = starter_gone
+    def __init__(self, assignment: storage.StorageAssignment, agent_gone: threading.Event) -> None:
+        self.redaction: Final = Redaction(assignment.keys.values())
+        self.locks: Final[defaultdict[str, threading.Lock]] = defaultdict(threading.Lock)
+        """One for each place of checkpoints."""
+        self._agent_gone = agent_gone
         self._grace_seconds = assignment.stop_grace_seconds
-        self._redaction = Redaction(assignment.keys.values())
         self._connections: list[Connection] = []
-        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-        self._path = None if assignment.socket.startswith("@") else Path(assignment.socket)
+        self._sources: dict[str, S3Source] = {}
+        self._opening = threading.Lock()
+        self._path = Path(assignment.socket)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.settimeout(CHECK_SECONDS)
-        self._unlink()
-        with socket_address(assignment.socket) as address:
+        self._path.unlink(missing_ok=True)
+        with short_socket_path(self._path) as address:
             self._listener.bind(address)
         self._listener.listen(BACKLOG)
 
+    def source(self, location: str) -> S3Source:
+        """Return the one source of a location, whose cache sees what all ranks read."""
+        with self._opening:
+            found = self._sources.get(location)
+            if found is None:
+                place = parse_location(location)
+                assert isinstance(place, S3Location)  # noqa: S101  the only kind that ranks send
+                found = self._sources[location] = open_s3_source(place)
+            return found
+
     def run(self) -> None:
-        """Serve until it is terminated, or needed no more; then finish what was sent by then."""
+        """Serve until it is terminated or no longer needed; then finish what was sent by then."""
         needed_at = time.monotonic()
         with suppress(_Terminated):
             while time.monotonic() < needed_at + LINGER_SECONDS:
                 self._connections = [each for each in self._connections if each.is_alive()]
-                if self._connections or not self._starter_gone.is_set():
+                if self._connections or not self._agent_gone.is_set():
                     needed_at = time.monotonic()
                 with suppress(TimeoutError):
                     channel, _ = self._listener.accept()
                     if peer_of(channel).user_id == os.geteuid():
-                        connection = Connection(channel, self._locks, self._redaction)
+                        connection = Connection(channel, self)
                         connection.start()
                         self._connections.append(connection)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._listener.close()
-        self._unlink()
+        self._path.unlink(missing_ok=True)
         deadline = time.monotonic() + self._grace_seconds
         for connection in self._connections:
             connection.finish(max(0.0, deadline - time.monotonic()))
-
-    def _unlink(self) -> None:
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+        for source in self._sources.values():
+            source.close()
 
 
 class Connection(threading.Thread):
-    """Carries out the requests of one rank about one place."""
+    """Carries out the requests of one rank."""
 
-    def __init__(
-        self, channel: socket.socket, locks: defaultdict[str, threading.Lock], redaction: Redaction
-    ) -> None:
-        """`locks` are those of all places."""
+    def __init__(self, channel: socket.socket, server: Server) -> None:
         super().__init__(daemon=True)
         channel.settimeout(None)
         self._channel: Final = channel
-        self._locks: Final = locks
-        self._redaction: Final = redaction
-        self._place: Place | None = None
+        self._server: Final = server
+        self._session: OpenCheckpoints | None = None
         self._manager: CheckpointManager | None = None
 
     def run(self) -> None:
@@ -129,8 +133,8 @@ class Connection(threading.Thread):
                 if not content:
                     break
                 request = decode_storage_request(content)
-                if isinstance(request, Place):
-                    self._place = request
+                if isinstance(request, OpenCheckpoints):
+                    self._session = request
                 else:
                     self._answer(request, descriptors)
         if self._manager is not None:
@@ -166,15 +170,15 @@ class Connection(threading.Thread):
         self, request: StorageRequest, descriptors: list[int]
     ) -> tuple[Sequence[memoryview], bytes]:
         """Return the arrays and the JSON of the reply."""
-        if isinstance(request, storage.ListShards | storage.FetchShard | storage.CountShards):
-            return [], msgspec.json.encode(_read_data(request))
-        if self._place is None:
-            raise WireError("the first message of a connection names the place")
+        if isinstance(request, DataRequest):
+            return [], msgspec.json.encode(self._read_data(request))
+        if self._session is None:
+            raise WireError("the first message of a connection names the checkpoints")
         # One after the other, also across connections: the successor of a rank claims after the
         # save that the rank has left behind.
-        with self._locks[self._place.location]:
+        with self._server.locks[self._session.location]:
             if self._manager is None:
-                self._manager = open_manager(self._place, self._warn, is_remote=True)
+                self._manager = open_manager(self._session, self._warn, reports_cost=False)
             if isinstance(request, storage.Claim):
                 self._manager.claim()
             elif isinstance(request, storage.Restore) and (found := self._manager.restore()):
@@ -188,34 +192,34 @@ class Connection(threading.Thread):
                 self._manager.save(request.step, request.position, packed)
         return [], b""
 
+    def _read_data(self, request: DataRequest) -> Listing | str | list[Totals]:
+        source = self._server.source(request.location)
+        listing = source.listing
+        if isinstance(request, storage.ListShards):
+            return listing
+        if request.digest != listing.digest:
+            raise ShardChanged(source.location, "has other shards than when this rank listed them")
+        if isinstance(request, storage.FetchShard):
+            return str(source.path(request.shard_idx, request.reading))
+        next_report = time.monotonic() + PROGRESS_SECONDS
+
+        def report(done: int, total: int) -> None:
+            nonlocal next_report
+            if time.monotonic() > next_report:
+                next_report = time.monotonic() + PROGRESS_SECONDS
+                self._warn(f"counted the lines of {done} of {total} shards of {request.location}")
+
+        return source.totals(range(*request.shard_idxs), report)
+
     def _warn(self, sentence: str) -> None:
         with suppress(OSError):  # the rank is gone, its save goes on
             self._channel.send(encode(storage.StorageWarned(message=self._log(sentence))))
 
     def _log(self, text: str) -> str:
         """Print a text without keys, and return as much of it as a message holds."""
-        redacted = self._redaction.redact_text(text)
+        redacted = self._server.redaction.redact_text(text)
         print_stderr(redacted)
         return redacted[:SENTENCE_LIMIT]
-
-
-def _read_data(
-    request: storage.ListShards | storage.FetchShard | storage.CountShards,
-) -> Listing | str | list[Totals] | None:
-    with _OPENING:
-        source = _source(request.location)
-    if isinstance(request, storage.ListShards):
-        return Listing(tuple(source.shards), source.facts)
-    if isinstance(request, storage.FetchShard):
-        return str(source.path(request.shard_idx, request.reading))
-    count = source.known_totals if request.only_known else source.totals
-    return count(range(*request.shard_idxs))
-
-
-@cache
-def _source(location: str) -> DataSource:
-    """Return the one source of a location, whose cache sees what all ranks read."""
-    return open_source(parse_location(location))
 
 
 def _memory_of(parts: Sequence[bytes | memoryview]) -> int:
@@ -229,23 +233,22 @@ def main() -> None:
     """Read the assignment from standard input, and serve it once no other process does."""
     assignment = msgspec.json.decode(sys.stdin.buffer.readline(), type=storage.StorageAssignment)
     os.environ.update(assignment.keys)  # unlike the first environment, not shown in /proc
-    starter_gone, is_serving = threading.Event(), threading.Event()
+    agent_gone, is_serving = threading.Event(), threading.Event()
 
-    def watch_starter() -> None:
+    def watch_agent() -> None:
         sys.stdin.buffer.read()
-        starter_gone.set()
+        agent_gone.set()
         if not is_serving.is_set():
             os._exit(0)
 
-    threading.Thread(target=watch_starter, daemon=True).start()
-    if not assignment.socket.startswith("@"):
-        lock = os.open(f"{assignment.socket}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    threading.Thread(target=watch_agent, daemon=True).start()
+    lock = os.open(f"{assignment.socket}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
     is_serving.set()
     signal.signal(signal.SIGTERM, _terminate)
     os.chdir("/")
-    Server(assignment, starter_gone).run()
-    os._exit(0)  # threads that did not end within the grace must not keep it
+    Server(assignment, agent_gone).run()
+    os._exit(0)  # without waiting for threads that did not end within the grace
 
 
 def _terminate(_number: int, _frame: object) -> None:

@@ -37,7 +37,7 @@ from database.jobs import NewJob
 from database.records import Job
 from muster.contracts.errors import MusterError
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
-from muster.contracts.shards import ranges, shards_of_rank
+from muster.contracts.shards import Reading, ranges
 from muster.contracts.spec import JobRequest, JobSpec
 from muster.contracts.views import (
     AuditView,
@@ -313,8 +313,8 @@ def planned(requested: JobRequest, state: AppState) -> JobPlan:
 def _shards_per_rank(spec: JobSpec, found: int) -> list[int]:
     if spec.mode == "synchronous":
         return [stop - start for start, stop in ranges(spec.virtual_shards, spec.world_size)]
-    numbers = range(found)
-    return [len(shards_of_rank(numbers, rank, spec.world_size)) for rank in range(spec.world_size)]
+    readings = [Reading(rank=rank, world_size=spec.world_size) for rank in range(spec.world_size)]
+    return [len(reading.shard_idxs(found)) for reading in readings]
 
 
 async def wait_for_status(

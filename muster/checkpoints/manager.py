@@ -9,15 +9,17 @@ import time
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 from muster.checkpoints.errors import CheckpointDamaged, CheckpointError
 from muster.checkpoints.format import Packed, State, pack
 from muster.checkpoints.manifest import CheckpointName, Manifest, Owner
 from muster.checkpoints.reader import Checkpoint, CheckpointReader
-from muster.checkpoints.store import CheckpointStore, manifest_of
+from muster.checkpoints.store import CheckpointStore, manifest_of, open_store
+from muster.contracts.location import parse_location
 from muster.contracts.shards import Position
+from muster.contracts.storage import OpenCheckpoints
 
 COST_SECONDS: Final = 10.0
 """How long it is measured what part of the time saving takes, before a warning."""
@@ -210,3 +212,29 @@ class CheckpointManager:
             return self._owner.owns(manifest_of(self._store, name))
         except CheckpointDamaged:
             return False  # its owner is unknown
+
+
+def open_manager(
+    session: OpenCheckpoints, warn: Callable[[str], None], *, reports_cost: bool = True
+) -> CheckpointManager:
+    """Return the manager of a rank's checkpoints; `warn` takes sentences for the user."""
+
+    def store_at(text: str) -> CheckpointStore:
+        return open_store(parse_location(text), warn)
+
+    return CheckpointManager(
+        store=store_at(session.location),
+        owner=Owner(
+            job_id=session.job_id,
+            job_uid=session.job_uid,
+            rank=session.rank,
+            world_size=session.world_size,
+            generation=session.generation,
+            any_world_size=session.any_world_size,
+        ),
+        keep_last=session.keep_last,
+        clock=lambda: datetime.now(UTC),
+        warn=warn,
+        inherited=None if session.inherited is None else store_at(session.inherited),
+        reports_cost=reports_cost,
+    )

@@ -227,7 +227,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     agent_socket: Annotated[Path | None, Variable(AGENT_SOCKET)] = None
     """Where the next agent listens after a takeover."""
     storage_socket: Annotated[Path | None, Variable(STORAGE_SOCKET)] = None
-    """Where the job's storage process listens. None: the rank starts its own if it needs one."""
+    """Where the job's storage process listens. None: the rank talks to the store itself."""
     orphan_timeout_seconds: Annotated[float, ORPHAN_VARIABLE] = ORPHAN_TIMEOUT_SECONDS
     checkpoint_dir: Annotated[Location, Variable("CHECKPOINT_DIR")]
     dataset_dir: Annotated[Location, Variable("DATASET_DIR")]

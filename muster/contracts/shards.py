@@ -1,14 +1,11 @@
 """Which part of the data belongs to a rank, and the rank's exact position in it."""
 
-from collections.abc import Sequence
 from itertools import pairwise
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
 HASH_MODULUS: Final = 1 << 64
-
-Item = TypeVar("Item")
 
 
 class Position(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,16 +42,9 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int = 1
     epochs_left: int = 0  # after the present one
 
-    def own(self, shards: int) -> range:
+    def shard_idxs(self, shards: int) -> range:
         """Return which of so many shards this rank reads, in order."""
         return range(self.rank, shards, self.world_size)
-
-
-def shards_of_rank(shards: Sequence[Item], rank: int, world_size: int) -> Sequence[Item]:
-    """Return the shards of `rank`: shard i belongs to the rank with ``i % world_size == rank``."""
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank {rank} is not in [0, {world_size})")
-    return shards[rank::world_size]
 
 
 def ranges(total: int, parts: int) -> list[tuple[int, int]]:

@@ -1,7 +1,7 @@
 """The messages between a rank and the storage process of its job: packets on a Unix socket.
 
-Every request but `Place` has one reply, after any number of `StorageWarned`. What is large travels
-as a descriptor of anonymous memory, so that a save can be finished without its rank.
+Every request but `OpenCheckpoints` has one reply, after any number of `StorageWarned`. What is
+large travels as a descriptor of anonymous memory, so that a save can be finished without its rank.
 """
 
 from typing import Annotated, Final, TypeAlias
@@ -26,7 +26,7 @@ class _Message(
     """Common shape: immutable, named fields only, tagged."""
 
 
-class Place(_Message, frozen=True, tag="place"):
+class OpenCheckpoints(_Message, frozen=True, tag="open_checkpoints"):
     """The checkpoints that the following requests are about, and the process that uses them."""
 
     location: LocationText
@@ -68,19 +68,21 @@ class FetchShard(_Message, frozen=True, tag="fetch_shard"):
     """Return the path of a shard's file, see `DataSource.path`."""
 
     location: LocationText
+    digest: Name  # of the listing that `shard_idx` is about: a new process lists again
     shard_idx: Count
     reading: Reading | None
 
 
 class CountShards(_Message, frozen=True, tag="count_shards"):
-    """Return the totals of a range of shards, null if `only_known` and one is not known."""
+    """Return the totals of a range of shards."""
 
     location: LocationText
+    digest: Name  # as above
     shard_idxs: tuple[Count, Count, Count]
-    only_known: bool
 
 
-StorageRequest: TypeAlias = Place | Claim | Restore | Save | ListShards | FetchShard | CountShards
+DataRequest: TypeAlias = ListShards | FetchShard | CountShards
+StorageRequest: TypeAlias = OpenCheckpoints | Claim | Restore | Save | DataRequest
 
 
 class Done(_Message, frozen=True, tag="done"):
@@ -109,7 +111,6 @@ StorageReply: TypeAlias = Done | StorageFailed | StorageWarned
 class StorageAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a storage process reads as a line from its standard input."""
 
-    socket: str
-    """Its path; ``@name`` is one without a file (unix(7): abstract), which needs no lock."""
+    socket: str  # its path
     stop_grace_seconds: float
     keys: dict[str, str]  # of the store: environment variables of this process alone

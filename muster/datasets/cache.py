@@ -2,44 +2,48 @@
 
 A cache is a directory with these files, of which ``KEY`` names one version of one object:
 
-    KEY.txt        complete and verified; never changes
+    KEY.txt        complete and verified; never changes; read-only once it is flushed to the disk
     KEY.idx        its index, see `muster.datasets.index`
     KEY.part       being downloaded by the holder of its lock; others wait for that
     *.readers      what the ranks of a job read, in their order; locked by the process that reads
-    lock           guards what follows, and holds an estimate of the bytes in the directory
+    lock           guards what follows: an estimate of the bytes in the directory, and the boot
 
 What is needed last goes first (Belady 1966), which is possible because ranks read their shards in a
 fixed order. Locks are flock(2), which end with their holders: files of killed processes are those
-without a lock, and the next process that makes room removes them.
+without a lock, and the next process that makes room removes them. Reading does not wait for the
+disk: what was not flushed when the machine went down is removed after the next boot.
 """
 
 import fcntl
 import math
-import mmap
 import os
+import stat
 import struct
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Final, TypeAlias
 from weakref import finalize
 
 from muster.contracts.shards import Reading
-from muster.datasets.errors import CacheFull
+from muster.datasets.errors import CacheFull, CacheUnusable
 
-Fill: TypeAlias = Callable[[memoryview], None]
-"""Writes the verified content of an object into memory, or raises."""
+Fill: TypeAlias = Callable[[int], None]
+"""Writes the verified content of an object into a file, or raises."""
 
 _KEY_BYTES: Final = 16
 _BYTES: Final = struct.Struct("<Q")
-_HEADER: Final = struct.Struct("<2Q")  # number of keys; 1 if all of them are needed all along
+_HEADER: Final = struct.Struct("<2Q")  # number of keys; 1 if all of them are read in random order
 _SLOT: Final = struct.Struct("<4Q")  # rank, world size, epochs left, shard that it reads
 
 _SCANNED_SHARE: Final = 0.9
-"""From this share of the limit on, files are counted: the estimate does not know of indexes."""
+"""From this share of the limit on, files are counted: the estimate does not include indexes."""
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 _OBJECT: Final = (".txt", ".idx")
 _LOCKED: Final = (".part", ".readers")
@@ -49,23 +53,49 @@ _LEFT_SECONDS: Final = 3600.0
 
 
 class ShardCache:
-    """A cache directory. For any number of threads and processes."""
+    """A cache directory, made when it is first used. For any number of threads and processes."""
 
     def __init__(self, directory: Path, limit_bytes: int) -> None:
         """`limit_bytes` is the most that shards and their indexes take."""
-        self.directory: Final = directory
+        self._directory: Final = directory
         self.limit_bytes: Final = limit_bytes
+
+    @cached_property
+    def root(self) -> Path:
+        """The directory, without what a power failure may have damaged; raises `CacheUnusable`."""
         try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _locked(self._directory / "lock", fcntl.LOCK_EX) as lock:
+                boot = _BOOT_ID.read_bytes()
+                if os.pread(lock, len(boot), _BYTES.size) != boot:
+                    for path in self._directory.iterdir():
+                        if path.name != "lock" and not _is_durable(path):
+                            path.unlink()
+                    os.pwrite(lock, _BYTES.pack(self.limit_bytes) + boot, 0)
         except OSError as error:
-            raise CacheFull(directory, str(error.strerror)) from error
+            raise CacheUnusable(self._directory, error) from error
+        return self._directory
 
-    def place(self, key: bytes) -> Path:
+    def path_of(self, key: bytes) -> Path:
         """Return where the file of an object is, or would be."""
-        return self.directory / f"{key.hex()}.txt"
+        return self.root / f"{key.hex()}.txt"
 
-    def _part(self, key: bytes) -> Path:
-        return self.place(key).with_suffix(".part")
+    def is_coming(self, key: bytes) -> bool:
+        """Return whether an object has its room, because it is there or is being downloaded."""
+        path = self.path_of(key)
+        with suppress(FileNotFoundError):
+            return path.exists() or path.with_suffix(".part").stat().st_size > 0
+        return False
+
+    def is_durable(self, key: bytes) -> bool:
+        """Return whether an object would survive a power failure."""
+        return _is_durable(self.path_of(key))
+
+    def flush(self, key: bytes) -> None:
+        """Make an object survive a power failure; waits for the disk."""
+        with suppress(FileNotFoundError), self.path_of(key).open("rb") as file:
+            os.fsync(file)
+            os.fchmod(file.fileno(), stat.S_IRUSR)
 
     def fetch(self, key: bytes, size_bytes: int, fill: Fill, *, wait: bool = True) -> None:
         """Make sure that an object is there. Only what is needed later is removed for it.
@@ -73,24 +103,21 @@ class ShardCache:
         Raises `CacheFull`, what `fill` does, and `BlockingIOError` for an object that is being
         downloaded already, unless this may `wait` for it.
         """
-        place, part = self.place(key), self._part(key)
+        path = self.path_of(key)
+        part = path.with_suffix(".part")
         how = fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)
-        while not place.exists():
+        while not path.exists():
             with _locked(part, how) as file:
                 if not _is_at(file, part):  # it was renamed or removed while we waited
                     continue
-                if place.exists():  # it was renamed since we looked
+                if path.exists():  # it was renamed since we looked
                     part.unlink()
                     return
                 try:
                     self._reserve(file, size_bytes, key.hex())
-                    if size_bytes:
-                        with mmap.mmap(file, size_bytes) as memory, memoryview(memory) as view:
-                            fill(view)
-                    # Zeros of a file that a power failure cut short would pass for the shard.
-                    os.fsync(file)
+                    fill(file)
                     with self.locked(fcntl.LOCK_SH):  # not while files are counted
-                        part.rename(place)
+                        part.rename(path)
                 except BaseException:
                     part.unlink(missing_ok=True)
                     raise
@@ -104,15 +131,26 @@ class ShardCache:
             if used + size_bytes > _SCANNED_SHARE * self.limit_bytes:
                 used = self._make_room(size_bytes, name)
             try:
-                if size_bytes:
-                    os.posix_fallocate(part, 0, size_bytes)
-            except OSError as error:
-                os.ftruncate(part, 0)
-                raise CacheFull(self.directory, str(error.strerror)) from error
+                self._allocate(part, size_bytes)
+            except CacheFull:  # the disk is smaller than the limit
+                used = self._make_room(size_bytes, name, is_disk_full=True)
+                self._allocate(part, size_bytes)
             os.pwrite(lock, _BYTES.pack(used + size_bytes), 0)
 
-    def _make_room(self, size_bytes: int, wanted: str) -> int:
-        """Remove what is needed last, and later than `wanted`; return the bytes that are left."""
+    def _allocate(self, part: int, size_bytes: int) -> None:
+        try:
+            if size_bytes:
+                os.posix_fallocate(part, 0, size_bytes)
+        except OSError as error:
+            os.ftruncate(part, 0)
+            problem = f"{error.strerror}, and nothing in it can be removed now. Free disk space"
+            raise CacheFull(self._directory, problem) from error
+
+    def _make_room(self, size_bytes: int, wanted: str, *, is_disk_full: bool = False) -> int:
+        """Remove what is needed last, and later than `wanted`; return the bytes that are left.
+
+        On a full disk so many bytes are removed, or what can be. Raises `CacheFull` otherwise.
+        """
         sizes: Counter[str] = Counter()
         ages: dict[str, float] = {}
         needs: dict[str, float] = {}
@@ -125,70 +163,72 @@ class ShardCache:
             elif path.suffix in _OBJECT:
                 sizes[path.stem] += facts.st_size
                 ages[path.stem] = facts.st_mtime
-        missing = used + size_bytes - self.limit_bytes
+        missing = size_bytes if is_disk_full else used + size_bytes - self.limit_bytes
         removed = []
         for name in sorted(sizes, key=lambda name: (-needs.get(name, math.inf), ages[name])):
             if missing <= 0 or (name in needs and needs[name] <= needs.get(wanted, math.inf)):
                 break
             removed.append(name)
             missing -= sizes[name]
-        if missing > 0:
+        if missing > 0 and not is_disk_full:
             problem = f"of {self.limit_bytes} bytes, and {missing} more are needed at the same time"
-            raise CacheFull(self.directory, problem)
+            raise CacheFull(self._directory, f"{problem}. Raise MUSTER_CACHE_BYTES")
         for name in removed:
             used -= sizes[name]
             for suffix in _OBJECT:
-                (self.directory / f"{name}{suffix}").unlink(missing_ok=True)
+                (self.root / f"{name}{suffix}").unlink(missing_ok=True)
         return used
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
         """Yield the files of the cache; remove what killed processes have left."""
-        for path in self.directory.iterdir():
+        for path in self.root.iterdir():
             with suppress(FileNotFoundError):  # an index was finished, and renamed
                 facts = path.stat()
-                is_left = path.suffix == ".tmp" and time.time() - facts.st_mtime > _LEFT_SECONDS
-                if is_left or (path.suffix in _LOCKED and not _is_locked(path)):
+                is_orphaned = path.suffix == ".tmp" and time.time() - facts.st_mtime > _LEFT_SECONDS
+                if is_orphaned or (path.suffix in _LOCKED and not _is_locked(path)):
                     path.unlink()
                 else:
                     yield path, facts
 
-    def is_coming(self, key: bytes) -> bool:
-        """Return whether an object has its room, because it is there or is being downloaded."""
-        with suppress(FileNotFoundError):
-            return self.place(key).exists() or self._part(key).stat().st_size > 0
-        return False
-
     def locked(self, how: int) -> AbstractContextManager[int]:
         """Hold the lock of the cache; yields its file."""
-        return _locked(self.directory / "lock", how)
+        return _locked(self.root / "lock", how)
 
 
 class Readers:
     """The ranks of one source: what they need, for every process that makes room to see."""
 
     def __init__(self, cache: ShardCache, keys: Sequence[bytes]) -> None:
-        self._cache = cache
-        self._count = len(keys)
-        self._places: dict[int, int] = {}
-        self._mutex = threading.Lock()
-        with cache.locked(fcntl.LOCK_SH):  # else it could be removed before we lock it
-            name = f"{os.getpid()}-{os.urandom(8).hex()}.readers"
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            self._file = os.open(cache.directory / name, flags, 0o600)
-            self.close: Final = finalize(self, os.close, self._file)
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-            os.write(self._file, _HEADER.pack(self._count, 0) + b"".join(keys))
+        self._cache: Final = cache
+        self._keys: Final = keys
+        self._slots: Final[dict[int, int]] = {}
+        self._mutex: Final = threading.Lock()
+        self._remove: Callable[[], object] = lambda: None
 
-    def note(self, shard_idx: int, reading: Reading | None) -> None:
+    @cached_property
+    def _file(self) -> int:
+        """The locked file of these ranks; for the holder of the cache's lock."""
+        path = self._cache.root / f"{os.getpid()}-{os.urandom(8).hex()}.readers"
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._remove = finalize(self, _remove, path, file)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.write(file, _HEADER.pack(len(self._keys), 0) + b"".join(self._keys))
+        return file
+
+    def record_read(self, shard_idx: int, reading: Reading | None) -> None:
         """Record what a rank reads now; from then on it is not removed."""
         with self._mutex, self._cache.locked(fcntl.LOCK_SH):
             if reading is None:
-                os.pwrite(self._file, _HEADER.pack(self._count, 1), 0)
+                os.pwrite(self._file, _HEADER.pack(len(self._keys), 1), 0)
                 return
-            number = self._places.setdefault(reading.rank, len(self._places))
+            number = self._slots.setdefault(reading.rank, len(self._slots))
             slot = _SLOT.pack(reading.rank, reading.world_size, reading.epochs_left, shard_idx)
-            start = _HEADER.size + _KEY_BYTES * self._count
+            start = _HEADER.size + _KEY_BYTES * len(self._keys)
             os.pwrite(self._file, slot, start + _SLOT.size * number)
+
+    def close(self) -> None:
+        """Record that nothing is needed any more."""
+        self._remove()
 
 
 def needs_of(readers: bytes) -> Iterator[tuple[str, float]]:
@@ -230,3 +270,14 @@ def _is_locked(path: Path) -> bool:
             return False
     except BlockingIOError:
         return True
+
+
+def _is_durable(path: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return path.suffix == ".txt" and not path.stat().st_mode & stat.S_IWUSR
+    return False
+
+
+def _remove(path: Path, file: int) -> None:
+    path.unlink(missing_ok=True)
+    os.close(file)

@@ -8,6 +8,7 @@ DatasetError
 ├── InvalidSample        a line that is not a valid sample: it has a file and a number
 ├── DatasetNotWritable   a data set or an index cannot be written there
 │   └── DatasetExists    one is there already
+├── CacheUnusable        the cache cannot be written
 └── CacheFull            a shard does not fit beside those that are being read, or the disk is full
 """
 
@@ -77,6 +78,16 @@ class DatasetNotWritable(DatasetError):
         super().__init__(f"cannot write to {path}: {problem}")
 
 
+class CacheUnusable(DatasetError):
+    """The cache at `directory` cannot be made, or belongs to another user."""
+
+    def __init__(self, directory: Path, cause: OSError) -> None:
+        super().__init__(
+            f"the cache {directory} cannot be used ({cause.strerror or cause}): name a directory "
+            "that this user can write to in MUSTER_CACHE_DIR"
+        )
+
+
 class DatasetExists(DatasetNotWritable):
     """`path` holds shards, and they were not to be replaced."""
 
@@ -89,8 +100,8 @@ class CacheFull(DatasetError):
 
     def __init__(self, directory: Path, problem: str) -> None:
         super().__init__(
-            f"the cache {directory} has no room for a shard: {problem}. Raise MUSTER_CACHE_BYTES, "
-            "or name a larger disk in MUSTER_CACHE_DIR"
+            f"the cache {directory} has no room for a shard: {problem}, or name a larger disk in "
+            "MUSTER_CACHE_DIR"
         )
 
 

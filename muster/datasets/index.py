@@ -64,12 +64,12 @@ def line_hash(line: bytes) -> int:
 
 def fingerprint_of(shard: Path) -> Fingerprint:
     """Return the fingerprint of a shard, or raise `ShardUnreadable`."""
-    with reading(shard):
+    with shard_errors(shard):
         return Fingerprint.of(shard.stat())
 
 
 @contextmanager
-def reading(shard: Path) -> Iterator[None]:
+def shard_errors(shard: Path) -> Iterator[None]:
     """Turn an `OSError` into `ShardUnreadable`."""
     try:
         yield
@@ -107,7 +107,7 @@ def blocks_of_shard(
 
 
 def _blocks(shard: Path, fingerprint: Fingerprint, offset: int) -> Iterator[bytes]:
-    with reading(shard), FileIO(shard) as file:
+    with shard_errors(shard), FileIO(shard) as file:
         _check_unchanged(file, shard, fingerprint)
         inside = 0 < offset < fingerprint.size_bytes
         if inside and os.pread(file.fileno(), 1, offset - 1) != b"\n":
@@ -221,7 +221,7 @@ class Offsets:
     def __init__(self, index: ShardIndex) -> None:
         self._index = index
         # An open index never changes: a new index replaces the file, not its bytes.
-        with reading(index.place):
+        with shard_errors(index.place):
             self._file = FileIO(index.place)
         if _loaded(index.shard, index.place, self._file) != index:
             self._file.close()

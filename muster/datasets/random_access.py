@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from muster.contracts.location import Location
 from muster.contracts.shards import HASH_MODULUS
-from muster.datasets.errors import InvalidSample, ShardChanged
-from muster.datasets.index import Fingerprint, Line, ShardIndex, Totals, reading
+from muster.datasets.errors import InvalidSample, ShardChanged, ShardUnreadable
+from muster.datasets.index import Fingerprint, Line, ShardIndex, Totals, shard_errors
 from muster.datasets.source import DataSource
 
 Numbers: TypeAlias = NDArray[np.int64]
@@ -91,12 +91,21 @@ class RandomAccess:
         """Return a shard's open files; closes those that were used least recently."""
         shard = self._open.get(shard_idx)
         if shard is None:
-            location = self._source.location / self._source.shards[shard_idx].name
-            shard = self._open[shard_idx] = _OpenShard(self._index(shard_idx), location)
+            try:
+                shard = self._opened(shard_idx)
+            except (ShardUnreadable, ShardChanged):
+                # While the storage process was dead another job may have removed it from the cache.
+                self._indexes.pop(shard_idx, None)
+                shard = self._opened(shard_idx)
+            self._open[shard_idx] = shard
             if len(self._open) > OPEN_SHARDS:
                 self._open.popitem(last=False)[1].close()
         self._open.move_to_end(shard_idx)
         return shard
+
+    def _opened(self, shard_idx: int) -> "_OpenShard":
+        location = self._source.location / self._source.shards[shard_idx].name
+        return _OpenShard(self._index(shard_idx), location)
 
     def _index(self, shard_idx: int) -> ShardIndex:
         index = self._indexes.get(shard_idx)
@@ -115,13 +124,13 @@ class _OpenShard:
         self._index = index
         self._location = location
         self._path = index.shard
-        with ExitStack() as files, reading(self._path):
+        with ExitStack() as files, shard_errors(self._path):
             self._offsets = files.enter_context(index.offsets())
             self._file = files.enter_context(FileIO(self._path))
             self._files = files.pop_all()
 
     def read(self, line_idxs: Sequence[int]) -> list[Line]:
-        with reading(self._path):
+        with shard_errors(self._path):
             pieces = [self._with_newline_before(line_idx) for line_idx in line_idxs]
             facts = os.fstat(self._file.fileno())
         # Checked after the reads: whatever was read before a change is the indexed content.

@@ -40,7 +40,7 @@ def read_lines(
     `ShardUnreadable`, `ShardChanged` if the shard is not the one that `position` refers to, and
     `InvalidSample` for a blank line. The index is needed only to start in the middle of a shard.
     """
-    shards = reading.own(len(source.shards))
+    shards = reading.shard_idxs(len(source.shards))
     if (position.shard_idx, position.line_idx) > (len(shards), 0):
         raise ShardChanged(
             source.location,
@@ -64,7 +64,9 @@ def read_lines(
 
 def locations(source: DataSource, reading: Reading) -> list[Location]:
     """Return where the user finds each of the rank's shards."""
-    return [source.location / source.shards[idx].name for idx in reading.own(len(source.shards))]
+    return [
+        source.location / source.shards[idx].name for idx in reading.shard_idxs(len(source.shards))
+    ]
 
 
 def _start(shard: Path, line_idx: int) -> tuple[Fingerprint, int]:
@@ -106,8 +108,6 @@ class SampleReader:
         self._reading = reading
         self._find_source = find_source
         self._epochs = epochs
-        self.samples_per_epoch: int | None = None
-        """Known once an epoch has been read to its end."""
         self.committed = Position()
         self._epoch = self._shard_idx = self._line_idx = 0
         self._consumed = self._consumed_hash = 0
@@ -147,7 +147,6 @@ class SampleReader:
                     batch = []
             if batch:
                 yield batch
-            self.samples_per_epoch = self._consumed
             # The committed position stays at the end of the last epoch until a step.
             self._epoch += 1
             self._shard_idx = self._line_idx = 0

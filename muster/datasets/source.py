@@ -1,12 +1,9 @@
 """The interface to the shards of a data set, wherever they lie; and data sets on a disk."""
 
 import re
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Final, Protocol
-from weakref import finalize
 
 import msgspec
 
@@ -33,6 +30,14 @@ class DatasetFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     files: tuple[Shard, ...] = ()  # empty in data sets of earlier versions
 
 
+class Listing(msgspec.Struct, frozen=True, kw_only=True):
+    """What a `DataSource` knows without reading a shard."""
+
+    shards: Sequence[Shard]
+    facts: DatasetFacts | None
+    digest: str  # of the names and versions of all shards, in order
+
+
 class DataSource(Protocol):
     """A data set to read. Thread-safe. Raises a `DatasetError` where a method cannot answer.
 
@@ -55,20 +60,24 @@ class DataSource(Protocol):
         """Return a complete, verified local file with the content of a shard; waits for it.
 
         The file stays until the same rank asks for its next shard. The shard is one of
-        ``reading.own``; a source that fetches uses their order to fetch early and to keep what is
-        needed soonest. None means no known order: every shard stays. Raises `ShardUnreadable`, and
-        `ShardChanged` for a shard that is not the listed one.
+        ``reading.shard_idxs``; a source that fetches uses their order to fetch early and to keep
+        what is needed soonest. None means no known order: every shard stays. Ask again if the file
+        is gone: what fetches it may have died. Raises `ShardUnreadable`, and `ShardChanged` for a
+        shard that is not the listed one.
         """
 
     def totals(self, shard_idxs: range) -> list[Totals]:
         """Return the totals of each of these shards, which are read if that is necessary."""
 
-    def known_totals(self, shard_idxs: range) -> list[Totals] | None:
-        """Return the same, or None if a shard would have to be fetched first."""
+    @property
+    def is_counted(self) -> bool:
+        """Whether `totals` need not fetch a shard."""
 
 
 class LocalSource:
     """The shards in a directory. An index on disk knows their totals."""
+
+    is_counted: Final = True
 
     def __init__(self, directory: Path) -> None:
         """Raise `DatasetMissing`, `DatasetEmpty`, and `ShardUnreadable`, also for a broken link."""
@@ -90,19 +99,6 @@ class LocalSource:
         # Not those in the facts: a shard may have been edited since.
         return [ShardIndex.open(self._paths[idx]).totals for idx in shard_idxs]
 
-    known_totals = totals
-
-
-class MemorySource(LocalSource):
-    """The files of a data set by name, as a private directory; for tests and for trying."""
-
-    def __init__(self, contents: Mapping[str, bytes]) -> None:
-        directory = Path(mkdtemp(prefix="muster-data-"))
-        finalize(self, shutil.rmtree, directory)
-        for name, content in contents.items():
-            (directory / name).write_bytes(content)
-        super().__init__(directory)
-
 
 def shard_name(number: int) -> str:
     """Return the file name of the shard with this number, counted from 0."""
@@ -112,6 +108,11 @@ def shard_name(number: int) -> str:
 def sorted_shard_names(names: Iterable[str]) -> list[str]:
     """Return those of `names` that are shards, sorted by code point."""
     return sorted(name for name in names if _SHARD_NAME.fullmatch(name))
+
+
+def has_totals(shards: Sequence[Shard]) -> bool:
+    """Return whether the lines of all shards are listed."""
+    return all(shard.lines is not None for shard in shards)
 
 
 def refuse_empty(location: Location, shards: Sequence[Shard]) -> None:

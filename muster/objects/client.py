@@ -105,34 +105,43 @@ class S3Client:
                 ),
             )
 
-    def get(self, location: S3Location, buffer: memoryview, etag: str | None = None) -> Stored:
-        """Read an object into the start of `buffer`; with `etag`, only that version of it.
+    def get(
+        self,
+        location: S3Location,
+        receive: Callable[[Stored, Iterator[bytes]], T],
+        etag: str | None = None,
+    ) -> T:
+        """Return what `receive` makes of an object; with `etag`, only of that version of it.
 
-        Raises `ObjectMissing`, and `PreconditionFailed` if it is another version or too long.
+        It is given the content in pieces, and again from the start after a failure. Raises
+        `ObjectMissing`, and `PreconditionFailed` if it is another version.
         """
         condition = _condition(etag) if etag else {}
 
-        def receive() -> Stored:
+        def attempt() -> T:
             answer = self._s3.get_object(Bucket=location.bucket, Key=location.prefix, **condition)
-            size_bytes = answer["ContentLength"]
+            stored = Stored(location.name, answer["ContentLength"], answer["ETag"])
             with closing(answer["Body"]) as body:
-                if size_bytes > len(buffer):
-                    raise PreconditionFailed(f"{location} has {size_bytes} bytes: too many")
-                filled = 0
-                while filled < size_bytes:  # botocore raises if it ends before
-                    end = min(filled + READ_BYTES, size_bytes)
-                    filled += body.readinto(buffer[filled:end])
-            return Stored(location.name, size_bytes, answer["ETag"])
+                return receive(stored, body.iter_chunks(READ_BYTES))  # raises if it is cut short
 
-        return self._retry(location, receive)
+        return self._retry(location, attempt)
 
     def read(self, location: S3Location, limit_bytes: int) -> tuple[bytearray, str]:
-        """Return the content of an object, and its ETag; raises as `get`."""
-        content = bytearray(limit_bytes)
-        with memoryview(content) as view:
-            stored = self.get(location, view)
-        del content[stored.size_bytes :]
-        return content, stored.etag
+        """Return the content of an object, and its ETag.
+
+        Raises as `get`, and `PreconditionFailed` if it is longer.
+        """
+
+        def receive(stored: Stored, pieces: Iterator[bytes]) -> tuple[bytearray, str]:
+            if stored.size_bytes > limit_bytes:
+                raise PreconditionFailed(f"{location} has {stored.size_bytes} bytes: too many")
+            content, end = bytearray(stored.size_bytes), 0
+            for piece in pieces:
+                start, end = end, end + len(piece)
+                content[start:end] = piece
+            return content, stored.etag
+
+        return self.get(location, receive)
 
     def head(self, location: S3Location) -> Stored:
         """Describe an object; raises `ObjectMissing`."""

@@ -33,6 +33,7 @@ from muster.contracts.retry import REPLACED_CODE
 from muster.contracts.wire import encodable
 from muster.datasets.errors import (
     CacheFull,
+    CacheUnusable,
     DatasetEmpty,
     DatasetMissing,
     InvalidSample,
@@ -64,6 +65,7 @@ _BAD_DATA: Final = (
     ShardChanged,
     InvalidSample,
     CacheFull,
+    CacheUnusable,
     StoreRefused,
 )
 _PERMANENT: Final[Mapping[Reason, tuple[type[MusterError], ...]]] = {

@@ -3,17 +3,13 @@
 The process may die at any moment: a request without a reply is sent again to the next one.
 """
 
-import atexit
 import mmap
 import os
-import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
-from functools import cache
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -22,60 +18,41 @@ import msgspec
 from muster.checkpoints import errors as checkpoint_errors
 from muster.checkpoints.errors import CheckpointError, CheckpointFailed, UnsupportedState
 from muster.checkpoints.format import State, pack, unpack
-from muster.checkpoints.manager import CheckpointManager
-from muster.checkpoints.manifest import CheckpointName, Owner, decode_manifest
+from muster.checkpoints.manager import CheckpointManager, open_manager
+from muster.checkpoints.manifest import CheckpointName, decode_manifest
 from muster.checkpoints.reader import Checkpoint
-from muster.checkpoints.store import CheckpointStore, open_store
 from muster.contracts import storage
 from muster.contracts.environ import RankSettings
 from muster.contracts.errors import MusterError, WireError
 from muster.contracts.location import S3Location, parse_location
 from muster.contracts.shards import Position, Reading, Shard
-from muster.contracts.storage import Place, StorageRequest
+from muster.contracts.storage import OpenCheckpoints, StorageRequest
 from muster.contracts.wire import decode_storage_reply, encode
 from muster.datasets import errors as dataset_errors
 from muster.datasets.index import Totals
-from muster.datasets.source import DatasetFacts, DataSource, LocalSource
+from muster.datasets.source import DatasetFacts, DataSource, Listing, has_totals
+from muster.datasets.sources import open_source
 from muster.host.peers import peer_of, short_socket_path
 from muster.objects import errors as store_errors
-from muster.runtime.storage_process import StorageProcess
 
-REACH_SECONDS: Final = 90.0
-"""How long a rank waits for a storage process: one is started at most 30 s after another."""
+REACH_SECONDS: Final = 30.0
+"""How long a rank waits for a storage process: its agent starts one a second after another."""
 
 RETRY_SECONDS: Final = 0.05
 DEATHS_LIMIT: Final = 5
 """After so many deaths during one request the request is taken for their cause."""
 
-OWN_GRACE_SECONDS: Final = 30.0
-"""How long the storage process of a rank without an agent may take to end."""
-
-
-@contextmanager
-def socket_address(text: str) -> Iterator[str]:
-    """Give what bind(2) and connect(2) take for `StorageAssignment.socket`, valid in the block."""
-    if text.startswith("@"):
-        yield f"\0{text[1:]}"
-    else:
-        with short_socket_path(Path(text)) as address:
-            yield address
-
 
 class StorageConnection:
-    """One request at a time to whatever process listens at an address."""
+    """One request at a time to the process that listens at an address."""
 
     def __init__(
-        self,
-        address: str,
-        place: Place | None,
-        warn: Callable[[str], None],
-        revive: Callable[[], None],
+        self, address: Path, session: OpenCheckpoints | None, warn: Callable[[str], None]
     ) -> None:
-        """`place` is for requests about checkpoints. `revive` is called without a process."""
+        """`session` is for requests about checkpoints."""
         self._address: Final = address
-        self._place: Final = place
+        self._session: Final = session
         self._warn: Final = warn
-        self._revive: Final = revive
         self._channel: socket.socket | None = None
         self._request: tuple[bytes, Sequence[int]] = b"", ()
 
@@ -99,7 +76,6 @@ class StorageConnection:
             if self._channel is not None:  # it has died
                 deaths, deadline = deaths + 1, time.monotonic() + REACH_SECONDS
                 self.close()
-            self._revive()
             time.sleep(RETRY_SECONDS)
         raise CheckpointFailed(
             f"the storage process at {self._address} does not answer: see storage.log"
@@ -120,12 +96,12 @@ class StorageConnection:
             if self._channel is None:
                 self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 self._channel.settimeout(None)  # the program may have set a default
-                with socket_address(self._address) as address:
+                with short_socket_path(self._address) as address:
                     self._channel.connect(address)
                 if peer_of(self._channel).user_id != os.geteuid():
                     raise PermissionError
-                if self._place is not None:
-                    self._channel.send(encode(self._place))
+                if self._session is not None:
+                    self._channel.send(encode(self._session))
             content, descriptors = self._request
             socket.send_fds(self._channel, [content], descriptors)
         except OSError:
@@ -281,13 +257,6 @@ class RemoteCheckpoints:
             raise error
 
 
-class Listing(msgspec.Struct, frozen=True):
-    """What a `DataSource` knows without reading a shard."""
-
-    shards: tuple[Shard, ...]
-    facts: DatasetFacts | None
-
-
 class RemoteSource:
     """A `DataSource` whose shards the storage process fetches into the cache of the host."""
 
@@ -297,21 +266,22 @@ class RemoteSource:
         self._connection: Final = connection
         self._lock: Final = threading.Lock()
         listing = self._ask(storage.ListShards(location=self._text), Listing)
+        self._digest: Final[str] = listing.digest
         self.shards: Final[Sequence[Shard]] = listing.shards
         self.facts: Final[DatasetFacts | None] = listing.facts
+        self.is_counted: Final = has_totals(self.shards)
 
     def path(self, shard_idx: int, reading: Reading | None = None) -> Path:
-        request = storage.FetchShard(location=self._text, shard_idx=shard_idx, reading=reading)
+        request = storage.FetchShard(
+            location=self._text, digest=self._digest, shard_idx=shard_idx, reading=reading
+        )
         return Path(self._ask(request, str))
 
-    def totals(self, shard_idxs: range, *, only_known: bool = False) -> list[Totals]:
+    def totals(self, shard_idxs: range) -> list[Totals]:
         idxs = (shard_idxs.start, shard_idxs.stop, shard_idxs.step)
-        request = storage.CountShards(location=self._text, shard_idxs=idxs, only_known=only_known)
-        found: list[Totals] = self._ask(request, list[Totals] | None)
+        request = storage.CountShards(location=self._text, digest=self._digest, shard_idxs=idxs)
+        found: list[Totals] = self._ask(request, list[Totals])
         return found
-
-    def known_totals(self, shard_idxs: range) -> list[Totals] | None:
-        return self.totals(shard_idxs, only_known=True)
 
     def _ask(self, request: StorageRequest, kind: Any) -> Any:  # noqa: ANN401  a type, its value
         with self._lock:
@@ -323,66 +293,21 @@ Checkpoints: TypeAlias = CheckpointManager | RemoteCheckpoints
 
 
 def open_checkpoints(
-    settings: RankSettings, place: Place, warn: Callable[[str], None]
+    settings: RankSettings, session: OpenCheckpoints, warn: Callable[[str], None]
 ) -> Checkpoints:
-    """Return the checkpoints of a place; those in an object store by the storage process."""
-    if not isinstance(parse_location(place.location), S3Location):
-        return open_manager(place, warn)
-    return RemoteCheckpoints(_connection(settings, place, warn), warn)
+    """Return the checkpoints of a rank; those in an object store by the storage process, if any."""
+    address = settings.storage_socket
+    if address is None or not isinstance(parse_location(session.location), S3Location):
+        return open_manager(session, warn)
+    return RemoteCheckpoints(StorageConnection(address, session, warn), warn)
 
 
 def open_data(settings: RankSettings, warn: Callable[[str], None]) -> DataSource:
-    """Return the data set of a rank; one in an object store by the storage process."""
-    if not isinstance(settings.dataset_dir, S3Location):
-        return LocalSource(settings.dataset_dir)
-    return RemoteSource(settings.dataset_dir, _connection(settings, None, warn))
-
-
-def _connection(
-    settings: RankSettings, place: Place | None, warn: Callable[[str], None]
-) -> StorageConnection:
-    if settings.storage_socket is not None:
-        return StorageConnection(str(settings.storage_socket), place, warn, lambda: None)
-    address, process = _own_process()
-    return StorageConnection(address, place, warn, process.revive)
-
-
-def open_manager(
-    place: Place, warn: Callable[[str], None], *, is_remote: bool = False
-) -> CheckpointManager:
-    """Return the manager of a place; `is_remote`: for saves that cost training nothing."""
-
-    def store_at(text: str) -> CheckpointStore:
-        return open_store(parse_location(text), warn)
-
-    return CheckpointManager(
-        store=store_at(place.location),
-        owner=Owner(
-            job_id=place.job_id,
-            job_uid=place.job_uid,
-            rank=place.rank,
-            world_size=place.world_size,
-            generation=place.generation,
-            any_world_size=place.any_world_size,
-        ),
-        keep_last=place.keep_last,
-        clock=lambda: datetime.now(UTC),
-        warn=warn,
-        inherited=None if place.inherited is None else store_at(place.inherited),
-        reports_cost=not is_remote,
-    )
-
-
-@cache
-def _own_process() -> tuple[str, StorageProcess]:
-    """Return the storage process of a rank without an agent, and its address."""
-    address = f"@muster-storage-{secrets.token_hex(16)}"
-    assignment = storage.StorageAssignment(
-        socket=address, stop_grace_seconds=OWN_GRACE_SECONDS, keys={}
-    )
-    process = StorageProcess(assignment, dict(os.environ))
-    atexit.register(process.stop)
-    return address, process
+    """Return the data set of a rank; one in an object store by the storage process, if there is."""
+    location, address = settings.dataset_dir, settings.storage_socket
+    if address is None or not isinstance(location, S3Location):
+        return open_source(location)
+    return RemoteSource(location, StorageConnection(address, None, warn))
 
 
 def _error_of(failed: storage.StorageFailed) -> MusterError:

@@ -19,7 +19,7 @@ from muster.checkpoints.manifest import SCHEDULE, VIRTUAL_SHARDS
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import EpochDone
 from muster.contracts.paths import checkpoints_of_job
-from muster.contracts.storage import Place
+from muster.contracts.storage import OpenCheckpoints
 from muster.runtime.storage_client import Checkpoints, open_checkpoints
 from muster.training.schedule import Schedule
 from muster.training.state_sync import Arrays, Committed, Replica
@@ -97,7 +97,7 @@ class Checkpointer:
             self._generation = generation
             self._checkpoints = open_checkpoints(
                 self._settings,
-                Place(
+                OpenCheckpoints(
                     location=self._place_of(self._settings.job_id),
                     inherited=self._settings.resume_from
                     and self._place_of(self._settings.resume_from),

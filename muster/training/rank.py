@@ -34,7 +34,7 @@ from muster.training.replay import Replay
 from muster.training.reporter import Reporter
 from muster.training.schedule import Schedule
 from muster.training.state_sync import Replica
-from muster.training.trainer import Outcome, Trainer
+from muster.training.trainer import Trainer
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
@@ -114,8 +114,6 @@ def train_synchronous(settings: RankSettings, working_dir: Path, agent: AgentCli
     stamp("rank ready")
     with _refusing_closed(agent.socket):
         outcome = trainer.run()
-    if outcome is not Outcome.LEFT:  # or a later group has its own checkpoints
-        reporter.flush()
     reporter.print_outcome(outcome)
     return 0
 

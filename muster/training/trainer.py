@@ -60,10 +60,14 @@ class TrainerCallbacks(Protocol):
         """
 
     def save_checkpoint(self, worker_group: WorkerGroup, replica: Replica) -> None:
-        """Make the replica durable before returning; called on one member of the group.
+        """Save the replica; called on one member of the group.
 
-        Raises `CheckpointError`; the replica stays whole in any case.
+        It is durable when this returns, or, before the last step and in an object store, when
+        `flush` does. Raises `CheckpointError`; the replica stays whole in any case.
         """
+
+    def flush(self) -> None:
+        """Wait until what was saved is durable. Raises `CheckpointError` if it is not."""
 
     def on_checkpoint_failed(self, replica: Replica, error: CheckpointFailed) -> None:
         """`save_checkpoint` failed; it will be tried again."""
@@ -119,6 +123,7 @@ class Trainer:
         except StopRequested:
             if self._is_saver and self._group is not None:
                 self._save(self._group)
+                self._callbacks.flush()
             return Outcome.STOPPED
 
     def _train_in_group(self, update: GroupUpdate) -> Outcome | None:
@@ -126,6 +131,7 @@ class Trainer:
         worker_group, is_newcomer = update.group, self._group is None
         stamp("group received", round=worker_group.generation)
         self._is_saver = False
+        self._saved_step = -1  # a save for an earlier group may have failed since
         try:
             created = self._groups.create(update)
             if created is None:

@@ -23,7 +23,7 @@ from tests.support.s3_server import (
     shared_store,
     variables,
 )
-from tests.support.storage_processes import listening_process
+from tests.support.storage_processes import StorageStage, listening_process
 from tests.support.terminals import Terminal
 from tests.support.undisturbed import UndisturbedRuns
 
@@ -227,12 +227,15 @@ print("not durable yet")
 
 @pytest.mark.parametrize(
     ("word", "code", "said"),
-    [("", 0, ""), ("lost", 1, "has no bucket"), ("fenced", 75, "it has been replaced")],
+    [("", 0, ""), ("lost", 1, "has no bucket"), ("fenced", 75, "has been replaced")],
 )
 def test_end_of_a_script_hides_that_its_save_failed(
-    store: dict[str, str], terminal: Terminal, word: str, code: int, said: str
+    store: dict[str, str], terminal: Terminal, tmp_path: Path, word: str, code: int, said: str
 ) -> None:
     (terminal.directory / "train.py").write_text(SAVING)
-    ended, output = terminal.run("train.py", word, **store)
+    stage = StorageStage(tmp_path, keys=store)
+    stage.start()
+    ended, output = terminal.run("train.py", word, **store, MUSTER_STORAGE_SOCKET=str(stage.socket))
+    stage.close()
     assert "not durable yet" in output
     assert (ended, said in output) == (code, True), output

@@ -11,9 +11,10 @@ from muster.datasets.cache import ShardCache
 from muster.datasets.errors import DatasetEmpty
 from muster.datasets.index import Totals, line_hash
 from muster.datasets.reader import SampleReader
-from muster.datasets.source import FACTS_NAME, DatasetFacts, DataSource, LocalSource, MemorySource
+from muster.datasets.source import FACTS_NAME, DatasetFacts, DataSource, LocalSource
 from muster.datasets.sources.s3 import S3Source
 from tests.support.s3_server import put_files
+from tests.support.sources import MemorySource
 
 CONTENTS = {
     "shard_00010.txt": b"4\n5",  # comes last; no newline at the end
@@ -71,7 +72,6 @@ def test_totals_count_lines_and_add_their_hashes(open_: Opener) -> None:
         for lines in ([b"0", b"1"], [], [b"2", b"3"], [b"4", b"5"])
     ]
     assert source.totals(range(4)) == expected
-    assert source.known_totals(range(4)) == expected
     assert source.totals([3, 1]) == [expected[3], expected[1]]
 
 

@@ -402,6 +402,9 @@ class _Callbacks:
     def wait_before_retry(self, check: Callable[[], None]) -> None:
         check()
 
+    def flush(self) -> None:
+        """Do nothing: `save_checkpoint` is durable."""
+
     def save_checkpoint(self, _layout: WorkerGroup, replica: Replica) -> None:
         if replica.position.step in self.stage.full_at:
             self.stage.full_at.remove(replica.position.step)

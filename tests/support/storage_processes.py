@@ -3,16 +3,17 @@
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from muster.contracts.location import Location
-from muster.contracts.storage import Place, StorageAssignment
-from muster.host.peers import peer_of
-from muster.runtime.storage_client import RemoteCheckpoints, StorageConnection, socket_address
-from muster.runtime.storage_process import StorageProcess
+from muster.contracts.storage import OpenCheckpoints, StorageAssignment
+from muster.host.peers import peer_of, short_socket_path
+from muster.runtime.storage_client import RemoteCheckpoints, StorageConnection
 from tests.support.installation import await_value
+from worker.agent import StorageProcess
 
 KEY = "a key that stays with the process"
 
@@ -31,6 +32,9 @@ class StorageStage:
         self.warnings: list[str] = []
         self._ranks: list[RemoteCheckpoints] = []
         self._processes: list[StorageProcess] = []
+        self._connections: list[StorageConnection] = []
+        self._is_closed = threading.Event()
+        threading.Thread(target=self._keep_running, daemon=True).start()
 
     def start(self, environ: Mapping[str, str] = os.environ) -> StorageProcess:
         """Start a process as an agent does; a second one is its standby."""
@@ -38,13 +42,14 @@ class StorageStage:
             socket=str(self.socket), stop_grace_seconds=10.0, keys=self._keys
         )
         process = StorageProcess(assignment, environ, self.log)
-        process.revive()
+        process.ensure_running()
         self._processes.append(process)
         return process
 
-    def revive(self) -> None:
-        for process in self._processes:
-            process.revive()
+    def _keep_running(self) -> None:
+        while not self._is_closed.wait(0.05):
+            for process in self._processes:
+                process.ensure_running()
 
     def pid(self) -> int:
         """Return the process that listens now."""
@@ -58,20 +63,19 @@ class StorageStage:
 
     def rank(self, generation: int | None = 1, **fields: object) -> RemoteCheckpoints:
         rank = RemoteCheckpoints(
-            StorageConnection(
-                str(self.socket),
-                place_of(self.location, generation, **fields),
-                self.warnings.append,
-                self.revive,
-            ),
-            self.warnings.append,
+            self.connection(session_of(self.location, generation, **fields)), self.warnings.append
         )
         self._ranks.append(rank)
         return rank
 
+    def connection(self, session: OpenCheckpoints | None = None) -> StorageConnection:
+        self._connections.append(StorageConnection(self.socket, session, self.warnings.append))
+        return self._connections[-1]
+
     def close(self) -> None:
-        for rank in self._ranks:
-            rank.close()
+        self._is_closed.set()
+        for opened in [*self._ranks, *self._connections]:
+            opened.close()
         for process in self._processes:
             process.stop()
 
@@ -81,7 +85,7 @@ def connected(path: Path) -> Iterator[int]:
     """Be connected in the block, to the process whose pid it gets."""
 
     def is_connected() -> bool:
-        with suppress(OSError), socket_address(str(path)) as address:
+        with suppress(OSError), short_socket_path(path) as address:
             channel.connect(address)
             return True
         return False
@@ -96,7 +100,7 @@ def listening_process(path: Path) -> int:
         return pid
 
 
-def place_of(location: Location, generation: int | None = 1, **fields: object) -> Place:
+def session_of(location: Location, generation: int | None = 1, **fields: object) -> OpenCheckpoints:
     names = {
         "inherited": None,
         "job_id": "job",
@@ -106,4 +110,4 @@ def place_of(location: Location, generation: int | None = 1, **fields: object) -
         "keep_last": 3,
         **fields,
     }
-    return Place(location=str(location), generation=generation, **names)
+    return OpenCheckpoints(location=str(location), generation=generation, **names)

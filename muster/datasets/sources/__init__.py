@@ -1,10 +1,9 @@
 """Data sets on a disk or in a store, by their location."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
-from muster.contracts.location import Location
+from muster.contracts.location import Location, S3Location
 from muster.contracts.settings import S3Settings
 from muster.datasets.cache import ShardCache
 from muster.datasets.source import DataSource, LocalSource
@@ -12,15 +11,16 @@ from muster.datasets.sources.s3 import S3Source
 from muster.objects.client import default_client
 
 
-def open_source(
-    location: Location, progress: Callable[[int, int], None] | None = None
-) -> DataSource:
-    """List a data set, in a store with the keys and the cache that the environment names.
+def open_source(location: Location) -> DataSource:
+    """List a data set. Raises `DatasetMissing`, `DatasetEmpty`, `ShardUnreadable`, and as below."""
+    return LocalSource(location) if isinstance(location, Path) else open_s3_source(location)
 
-    Raises `DatasetMissing`, `DatasetEmpty`, `ShardUnreadable`, `CacheFull`, `ObjectStoreError`.
+
+def open_s3_source(location: S3Location) -> S3Source:
+    """List a data set in the store, and with the cache, that the environment names.
+
+    Nothing is written before a shard is read. Raises `ObjectStoreError`.
     """
-    if isinstance(location, Path):
-        return LocalSource(location)
     settings = S3Settings.read(os.environ)
     cache = ShardCache(settings.cache_dir, settings.cache_bytes)
-    return S3Source(location, default_client(), cache, progress)
+    return S3Source(location, default_client(), cache)

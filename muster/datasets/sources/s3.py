@@ -4,16 +4,15 @@
 and its lines are counted only where totals are needed.
 """
 
-import re
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from hashlib import md5
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Final
 
-from xxhash import xxh3_64_hexdigest, xxh3_128_digest
+from xxhash import xxh3_64, xxh3_128_digest, xxh3_128_hexdigest
 
 from muster.contracts.errors import MusterError
 from muster.contracts.location import S3Location
@@ -24,39 +23,31 @@ from muster.datasets.index import ShardIndex, Totals, index_beside
 from muster.datasets.source import (
     FACTS_NAME,
     DatasetFacts,
+    Listing,
     decode_facts,
+    has_totals,
     refuse_empty,
     sorted_shard_names,
 )
-from muster.objects.client import THREADS, S3Client
+from muster.objects.client import THREADS, S3Client, Stored
 from muster.objects.errors import ObjectMissing, PreconditionFailed
 
 WRITING: Final = b'{"writing":'
 """How ``dataset.json`` begins until all shards are there."""
 
-FACTS_LIMIT_BYTES: Final = 16 << 20  # 99,999 shards of 130 bytes; each reader clears a buffer
+FACTS_LIMIT_BYTES: Final = 16 << 20  # 99,999 shards of 130 bytes
 
 _ATTEMPTS: Final = 3
-_MD5: Final = re.compile(r'"[0-9a-f]{32}"')  # the ETag of an object that was not uploaded in parts
 
 
 class S3Source:
     """The shards below a prefix. Raises an `ObjectStoreError`, too."""
 
-    def __init__(
-        self,
-        location: S3Location,
-        client: S3Client,
-        cache: ShardCache,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> None:
-        """`progress` is called with the numbers of shards while lines are counted."""
+    def __init__(self, location: S3Location, client: S3Client, cache: ShardCache) -> None:
         self.location: Final = location
         self._client: Final = client
         self._cache: Final = cache
-        self._progress: Final = progress
         self._etags: dict[str, str] = {}
-        self._etags_are_md5 = True
         self.facts: Final = self._read_facts()
         self.shards: Final = list(self.facts.files) if self.facts else []
         if not self.shards:
@@ -65,24 +56,36 @@ class S3Source:
                 self._etags[name] = found[name].etag
                 self.shards.append(Shard(name, found[name].size_bytes))
         refuse_empty(location, self.shards)
+        self.is_counted: Final = has_totals(self.shards)
         # A key names a version: its checksum, or else its ETag.
         versions = [(shard, shard.xxh3 or self._etags.get(shard.name)) for shard in self.shards]
         texts = [f"{location / shard.name}\0{version}" for shard, version in versions]
         self._keys: Final = [xxh3_128_digest(text.encode()) for text in texts]
+        digest = xxh3_128_hexdigest(b"".join(self._keys))
+        self.listing: Final = Listing(shards=self.shards, facts=self.facts, digest=digest)
         self._readers: Final = Readers(cache, self._keys)
         self._counting: Final = Lock()
+        self._flushing: Final = ThreadPoolExecutor(1)  # or it would delay reading
 
     def path(self, shard_idx: int, reading: Reading | None = None) -> Path:
-        self._readers.note(shard_idx, reading)
-        # The next shard comes at the same time as this one, which has to find room first.
-        if self._cache.is_coming(self._keys[shard_idx]):
-            self._prefetch(shard_idx, reading)
-            self._fetch(shard_idx)
-        else:
-            self._fetch(shard_idx, lambda: self._prefetch(shard_idx, reading))
-        return self._cache.place(self._keys[shard_idx])
+        key, path = self._keys[shard_idx], self._cache.path_of(self._keys[shard_idx])
+        self._readers.record_read(shard_idx, reading)
+        following = self._after(shard_idx, reading)
+        if self._cache.is_coming(key):  # it has its room, which must not go to the next one
+            self._prefetch(following)
+        self._fetch(shard_idx)
+        self._prefetch(following)
+        if not self._cache.is_durable(key):
+            self._flushing.submit(self._cache.flush, key)
+        return path
 
-    def totals(self, shard_idxs: Iterable[int]) -> list[Totals]:
+    def totals(
+        self,
+        shard_idxs: Iterable[int],
+        progress: Callable[[int, int], None] = lambda _done, _total: None,
+    ) -> list[Totals]:
+        """`progress` is called with the numbers of shards while lines are counted."""
+
         def count(shard_idx: int) -> Totals:
             return ShardIndex.open(self.path(shard_idx)).totals
 
@@ -91,14 +94,13 @@ class S3Source:
             missing = [idx for idx, totals in found.items() if totals is None]
             for done, totals in enumerate(pool.map(count, missing)):
                 found[missing[done]] = totals
-                if self._progress:
-                    self._progress(done + 1, len(missing))
+                progress(done + 1, len(missing))
         return [totals for totals in found.values() if totals]
 
-    def known_totals(self, shard_idxs: Iterable[int]) -> list[Totals] | None:
-        known = [self._known(idx) for idx in shard_idxs]
-        found = [totals for totals in known if totals is not None]
-        return found if len(found) == len(known) else None
+    def close(self) -> None:
+        """Let the cache remove what was read."""
+        self._flushing.shutdown(wait=False, cancel_futures=True)
+        self._readers.close()
 
     def _read_facts(self) -> DatasetFacts | None:
         try:
@@ -110,61 +112,64 @@ class S3Source:
         return decode_facts(content)
 
     def _known(self, shard_idx: int) -> Totals | None:
-        shard, place = self.shards[shard_idx], self._cache.place(self._keys[shard_idx])
+        shard = self.shards[shard_idx]
         if shard.lines is not None and shard.hash_sum is not None:
             return Totals(lines=shard.lines, hash_sum=shard.hash_sum)
         if shard.size_bytes == 0:
             return Totals(lines=0, hash_sum=0)
+        path = self._cache.path_of(self._keys[shard_idx])
         with suppress(ShardUnreadable):  # it was removed meanwhile
-            return ShardIndex.open(place).totals if index_beside(place).exists() else None
+            return ShardIndex.open(path).totals if index_beside(path).exists() else None
         return None
 
-    def _prefetch(self, shard_idx: int, reading: Reading | None) -> None:
-        own = (reading or Reading()).own(len(self.shards))
-        following = own.index(shard_idx) + 1
-        if reading is None or (following == len(own) and not reading.epochs_left):
-            return
-        next_idx = own[following % len(own)]
+    def _after(self, shard_idx: int, reading: Reading | None) -> int | None:
+        """Return the shard that the same rank reads next, if that is known."""
+        if reading is None:
+            return None
+        own = reading.shard_idxs(len(self.shards))
+        place = own.index(shard_idx) + 1
+        return None if place == len(own) and not reading.epochs_left else own[place % len(own)]
 
-        def fetch() -> None:
+    def _prefetch(self, shard_idx: int | None) -> None:
+        """Begin to fetch a shard, unless that has begun."""
+
+        def fetch(idx: int) -> None:
             with suppress(MusterError, OSError):  # `path` meets them again
-                self._fetch(next_idx, wait=False)
+                self._fetch(idx, wait=False)
 
-        if not self._cache.is_coming(self._keys[next_idx]):
-            Thread(target=fetch, daemon=True).start()
+        if shard_idx is not None and not self._cache.is_coming(self._keys[shard_idx]):
+            Thread(target=fetch, args=(shard_idx,), daemon=True).start()
 
-    def _fetch(
-        self, shard_idx: int, begun: Callable[[], None] | None = None, *, wait: bool = True
-    ) -> None:
-        """Fetch a shard; call `begun` when it has its room, and unless it was there."""
+    def _fetch(self, shard_idx: int, *, wait: bool = True) -> None:
         shard = self.shards[shard_idx]
 
-        def fill(memory: memoryview) -> None:
-            if begun:
-                begun()
-            self._download(shard, memory)
+        def fill(file: int) -> None:
+            self._download(shard, file)
 
         self._cache.fetch(self._keys[shard_idx], shard.size_bytes, fill, wait=wait)
 
-    def _download(self, shard: Shard, memory: memoryview) -> None:
-        """Fill `memory` with the shard as it was listed; raises `ShardChanged`."""
-        location, etag = self.location / shard.name, self._etags.get(shard.name, "")
-        seen = set()
-        for _ in range(_ATTEMPTS):
-            try:
-                stored = self._client.get(location, memory, etag)
-            except (PreconditionFailed, ObjectMissing):
-                raise ShardChanged(location, "was replaced or removed in the store") from None
+    def _download(self, shard: Shard, file: int) -> None:
+        """Fill a file with the shard as it was listed; raises `ShardChanged`."""
+        location = self.location / shard.name
+
+        def receive(stored: Stored, pieces: Iterator[bytes]) -> str:
+            """Return the checksum."""
             if stored.size_bytes != shard.size_bytes:
                 problem = f"has {stored.size_bytes} bytes in the store, not {shard.size_bytes}"
                 raise ShardChanged(location, problem)
-            if not shard.xxh3 and not (self._etags_are_md5 and _MD5.fullmatch(etag)):
+            digest = xxh3_64()
+            with os.fdopen(file, "wb", closefd=False) as target:
+                target.seek(0)
+                for piece in pieces:
+                    target.write(piece)
+                    digest.update(piece)
+            return digest.hexdigest()
+
+        for _ in range(_ATTEMPTS):
+            try:
+                checksum = self._client.get(location, receive, self._etags.get(shard.name))
+            except (PreconditionFailed, ObjectMissing):
+                raise ShardChanged(location, "was replaced or removed in the store") from None
+            if shard.xxh3 in (None, checksum):
                 return
-            digest = xxh3_64_hexdigest(memory) if shard.xxh3 else f'"{md5(memory).hexdigest()}"'  # noqa: S324
-            if digest in seen and not shard.xxh3:  # the same twice: with SSE-KMS an ETag is no MD5
-                self._etags_are_md5 = False
-            elif digest != (shard.xxh3 or etag):
-                seen.add(digest)
-                continue
-            return
         raise ShardChanged(location, "does not have the checksum that was listed")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from muster.contracts.shards import Reading
 from muster.datasets.cache import Readers, ShardCache
-from muster.datasets.errors import CacheFull
+from muster.datasets.errors import CacheFull, CacheUnusable
 
 SIZE = 4096
 KEYS = [bytes([number]) * 16 for number in range(12)]
@@ -34,9 +34,9 @@ def fetch(cache: ShardCache, key: bytes) -> list[bytes]:
     """Return the keys that were downloaded."""
     filled = []
 
-    def fill(memory: memoryview) -> None:
+    def fill(file: int) -> None:
         filled.append(key)
-        memory[:] = key * (SIZE // 16)
+        os.pwrite(file, key * (SIZE // 16), 0)
 
     cache.fetch(key, SIZE, fill)
     return filled
@@ -68,7 +68,7 @@ def test_eviction_is_optimal_for_epochs(shards: int, room: int, epochs: int) -> 
         downloads = 0
         for epoch in range(epochs):
             for shard in range(shards):
-                readers.note(shard, Reading(epochs_left=epochs - epoch - 1))
+                readers.record_read(shard, Reading(epochs_left=epochs - epoch - 1))
                 downloads += len(fetch(cache, KEYS[shard]))
     assert downloads == fewest_downloads([*range(shards)] * epochs, room)
 
@@ -77,29 +77,29 @@ def test_no_rank_loses_what_it_reads(tmp_path: Path) -> None:
     cache = cache_of(tmp_path, 2)
     jobs = [Readers(cache, KEYS[:4]), Readers(cache, KEYS[4:8])]
     for readers, key in zip(jobs, (KEYS[0], KEYS[4]), strict=True):
-        readers.note(0, Reading(epochs_left=1))
+        readers.record_read(0, Reading(epochs_left=1))
         fetch(cache, key)
     third = Readers(cache, KEYS[8:])
-    third.note(0, Reading())
+    third.record_read(0, Reading())
     with pytest.raises(CacheFull, match=r"more are needed at the same time.*MUSTER_CACHE_BYTES"):
         fetch(cache, KEYS[8])
     jobs[1].close()
     assert fetch(cache, KEYS[8]) == [KEYS[8]]
-    assert [cache.place(key).exists() for key in (KEYS[0], KEYS[4])] == [True, False]
+    assert [cache.path_of(key).exists() for key in (KEYS[0], KEYS[4])] == [True, False]
 
 
 def test_early_fetch_removes_nothing_needed_sooner(tmp_path: Path) -> None:
     cache = cache_of(tmp_path, 2)
     readers = Readers(cache, KEYS[:4])
-    readers.note(0, Reading())
+    readers.record_read(0, Reading())
     for key in KEYS[:2]:
         fetch(cache, key)
     for key in (KEYS[2], KEYS[8]):
         with pytest.raises(CacheFull):
             fetch(cache, key)
-    readers.note(1, Reading())
+    readers.record_read(1, Reading())
     assert fetch(cache, KEYS[2])
-    assert not cache.place(KEYS[0]).exists()
+    assert not cache.path_of(KEYS[0]).exists()
 
 
 def test_shard_larger_than_the_cache_is_refused(tmp_path: Path) -> None:
@@ -112,9 +112,43 @@ def test_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
-    with pytest.raises(CacheFull, match=r"No space left on device.*MUSTER_CACHE_DIR"):
+    with pytest.raises(CacheFull, match=r"No space left on device.*Free disk .*MUSTER_CACHE_DIR"):
         fetch(cache_of(tmp_path, 2), KEYS[0])
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_disk_smaller_than_the_limit_evicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def allocate(file: int, start: int, size_bytes: int) -> None:
+        if len(list(tmp_path.glob("*.txt"))) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.ftruncate(file, start + size_bytes)
+
+    cache, readers = cache_of(tmp_path, 100), Readers(cache_of(tmp_path, 100), KEYS[1:])
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    readers.record_read(0, Reading())
+    for key in KEYS[:3]:
+        assert fetch(cache, key) == [key]
+    assert [cache.path_of(key).exists() for key in KEYS[:3]] == [False, True, True]
+
+
+def test_cache_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(CacheUnusable, match="MUSTER_CACHE_DIR"):
+        fetch(cache_of(tmp_path / "cache", 2), KEYS[0])
+
+
+def test_shards_not_flushed_before_a_boot_stay(tmp_path: Path) -> None:
+    cache = cache_of(tmp_path, 2)
+    for key in KEYS[:2]:
+        fetch(cache, key)
+    cache.flush(KEYS[0])
+    assert [cache.is_durable(key) for key in KEYS[:2]] == [True, False]
+    assert fetch(cache_of(tmp_path, 2), KEYS[1]) == []
+    (tmp_path / "lock").write_bytes(bytes(8) + b"another boot")
+    later = cache_of(tmp_path, 2)
+    assert [fetch(later, key) for key in KEYS[:2]] == [[], [KEYS[1]]]
 
 
 def in_processes(count: int, run: Callable[[int], None]) -> None:
@@ -143,10 +177,10 @@ def test_processes_stay_within_the_limit(tmp_path: Path) -> None:
         readers = Readers(cache, KEYS)
         for left in (2, 1, 0):
             reading = Reading(rank=number, world_size=3, epochs_left=left)
-            for shard in reading.own(len(KEYS)):
-                readers.note(shard, reading)
+            for shard in reading.shard_idxs(len(KEYS)):
+                readers.record_read(shard, reading)
                 fetch(cache, KEYS[shard])
-                assert cache.place(KEYS[shard]).read_bytes() == KEYS[shard] * (SIZE // 16)
+                assert cache.path_of(KEYS[shard]).read_bytes() == KEYS[shard] * (SIZE // 16)
                 with cache.locked(fcntl.LOCK_EX):
                     used = sum(path.stat().st_size for path in tmp_path.glob("*.[tp]*"))
                 assert used <= cache.limit_bytes
@@ -158,12 +192,12 @@ def test_killed_download_is_begun_again(tmp_path: Path) -> None:
     cache = cache_of(tmp_path, 2)
     begun = FORKED.Event()
 
-    def hang(_memory: memoryview) -> None:
+    def hang(_file: int) -> None:
         begun.set()
         signal.pause()
 
     def run() -> None:
-        Readers(cache, KEYS).note(0, None)
+        Readers(cache, KEYS).record_read(0, None)
         cache.fetch(KEYS[0], SIZE, hang)
 
     process = FORKED.Process(target=run)

@@ -4,6 +4,7 @@ import threading
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from xxhash import xxh3_64_hexdigest
 
@@ -16,6 +17,8 @@ from muster.datasets.errors import (
     DatasetNotWritable,
     ShardChanged,
 )
+from muster.datasets.index import line_hash
+from muster.datasets.random_access import RandomAccess
 from muster.datasets.reader import SampleReader
 from muster.datasets.schema import Contents
 from muster.datasets.source import FACTS_NAME, DatasetFacts, LocalSource
@@ -36,7 +39,7 @@ FACTS = DatasetFacts(
     classes=2,
     seed=0,
     files=tuple(
-        Shard(name=name, size_bytes=1000, lines=500, hash_sum=1, xxh3=xxh3_64_hexdigest(content))
+        Shard(name, 1000, 500, 500 * line_hash(content[:1]) % 2**64, xxh3_64_hexdigest(content))
         for name, content in SHARDS.items()
     ),
 )
@@ -68,7 +71,7 @@ def test_a_source_is_opened_with_few_requests(
     source = opened(s3, filled, tmp_path)
     listing = [] if source.facts else ["LIST"]
     assert faulty_store.operations == [f"GET {FACTS_NAME}", *listing]
-    assert (source.known_totals(range(4)) is None) == bool(listing)
+    assert source.is_counted == (not listing)
 
 
 def test_epochs_and_restarts_request_a_shard_once(
@@ -90,13 +93,13 @@ def test_lines_of_a_listed_prefix_are_counted_once(
     put_files(s3, place, SHARDS)
     seen: list[tuple[int, int]] = []
     cache = ShardCache(tmp_path, 1 << 20)
-    source = S3Source(place, s3, cache, lambda done, of: seen.append((done, of)))
-    counted = source.totals(range(4))
+    source = S3Source(place, s3, cache)
+    counted = source.totals(range(4), lambda done, total: seen.append((done, total)))
     assert [totals.lines for totals in counted] == [500] * 4
     assert source.totals(range(4)) == counted
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
     faulty_store.operations.clear()
-    assert opened(s3, place, tmp_path).known_totals(range(4)) == counted
+    assert opened(s3, place, tmp_path).totals(range(4)) == counted
     assert faulty_store.operations == [f"GET {FACTS_NAME}", "LIST"]
 
 
@@ -150,6 +153,29 @@ def test_random_order_keeps_all_shards(s3: S3Client, filled: S3Location, tmp_pat
         [source.path(idx) for idx in range(4)]
 
 
+def test_shard_removed_from_the_cache_is_fetched_again(
+    s3: S3Client, filled: S3Location, tmp_path: Path
+) -> None:
+    source = opened(s3, filled, tmp_path)
+    with RandomAccess(source) as access:
+        first = access.draw(np.array([0, 499, 500, 1999]))
+        access.close()
+        for path in tmp_path.glob("*.*"):
+            path.unlink()
+        assert access.draw(np.array([0, 499, 500, 1999])) == first
+
+
+def test_files_of_readers_stay_or_come_without_a_read(
+    s3: S3Client, filled: S3Location, tmp_path: Path
+) -> None:
+    source = opened(s3, filled, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+    source.path(0)
+    assert len(list(tmp_path.glob("cache/*.readers"))) == 1
+    source.close()
+    assert not list(tmp_path.glob("cache/*.readers"))
+
+
 def test_unfinished_data_set_is_refused(s3: S3Client, place: S3Location, tmp_path: Path) -> None:
     put_files(s3, place, {**SHARDS, FACTS_NAME: b'{"writing":"0"}'})
     with pytest.raises(DatasetMissing, match="is being written"):
@@ -168,7 +194,8 @@ def test_written_data_set_is_that_of_a_directory(
     assert faulty_store.operations[-1] == f"PUT {FACTS_NAME}"
     source, disk = opened(s3, place, tmp_path / "cache"), LocalSource(tmp_path / "disk")
     assert source.facts == disk.facts
-    assert source.known_totals(range(4)) == disk.totals(range(4))
+    assert source.is_counted
+    assert source.totals(range(4)) == disk.totals(range(4))
     for idx in range(4):
         assert source.path(idx).read_bytes() == disk.path(idx).read_bytes()
 

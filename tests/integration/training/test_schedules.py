@@ -18,6 +18,7 @@ from muster.collectives.tree import Block
 from muster.datasets.index import Line
 from muster.datasets.random_access import Numbers, RandomAccess
 from muster.program import Batch, Contribution, InvalidProgram, State
+from muster.training.trainer import Outcome
 from tests.support.stage import Regression, Stage, write_samples
 
 SAMPLES = 150
@@ -110,6 +111,20 @@ def test_full_disk_delays_only_the_last_checkpoint(data: Path, undisturbed: str)
     assert stage.kept is not None
     assert stage.kept[1].position.step == 20
     assert len(stage.finished) == 2
+
+
+def test_save_that_failed_before_a_new_group_is_missing_at_the_end(data: Path) -> None:
+    stage = Stage(data)
+
+    def fail_and_stop() -> None:
+        stage.kept = None
+        for player in stage.players:
+            player.layouts.stop()
+
+    stage.at(4, lambda: stage.holds(fail_and_stop)).plays(2)
+    assert {player.outcome for player in stage.players} == {Outcome.STOPPED}
+    assert stage.kept is not None
+    assert stage.kept[1].position.step == 4
 
 
 def test_replay_does_not_change_bits(data: Path, undisturbed: str) -> None:

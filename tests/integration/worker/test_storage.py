@@ -13,13 +13,16 @@ import numpy as np
 import pytest
 
 from muster.checkpoints.errors import CheckpointError, CheckpointFailed, StaleGeneration
+from muster.checkpoints.manager import open_manager
 from muster.contracts.shards import Position
 from muster.contracts.storage import Restore
+from muster.datasets.errors import ShardChanged
 from muster.host.processes import environment_of, identify
-from muster.runtime.storage_client import RemoteCheckpoints, open_manager
+from muster.objects.client import S3Client
+from muster.runtime.storage_client import RemoteCheckpoints, RemoteSource
 from tests.support.installation import await_value
-from tests.support.s3_server import new_bucket, shared_store, variables
-from tests.support.storage_processes import KEY, StorageStage, place_of
+from tests.support.s3_server import new_bucket, put_files, shared_store, variables
+from tests.support.storage_processes import KEY, StorageStage, session_of
 
 LARGE = {"weights": np.arange(4_000_000, dtype=np.float64), "seen": 7}
 
@@ -57,7 +60,7 @@ STATES = [
 def test_bytes_differ_from_those_saved_locally(
     stage: StorageStage, tmp_path: Path, state: dict[str, object]
 ) -> None:
-    rank, local = stage.rank(), open_manager(place_of(tmp_path / "local"), print)
+    rank, local = stage.rank(), open_manager(session_of(tmp_path / "local"), print)
     rank.claim()
     assert rank.restore() is None
     saved = save(rank, 4, state)
@@ -167,7 +170,7 @@ def test_lasting_error_is_raised_as_something_else(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as remote:
         stage.rank().claim()
     with pytest.raises(CheckpointError) as local:
-        open_manager(place_of(tmp_path / "checkpoints"), print).claim()
+        open_manager(session_of(tmp_path / "checkpoints"), print).claim()
     assert (remote.type, str(remote.value)) == (local.type, str(local.value))
     stage.close()
 
@@ -228,3 +231,25 @@ def test_key_is_in_the_environment_or_log(stage: StorageStage) -> None:
     with pytest.raises(CheckpointError):
         place.claim()
     assert KEY not in stage.log.read_text()
+
+
+@pytest.mark.parametrize("stage", ["s3"], indirect=True)
+def test_new_process_reads_other_shards_under_old_numbers(
+    stage: StorageStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_CACHE_DIR", str(tmp_path / "cache"))
+    stage.kill()  # the next one has the cache of this test
+    client, place = S3Client(shared_store()), stage.location.parent / "shards"
+    put_files(client, place, {"shard_1.txt": b"1\n", "shard_3.txt": b"3\n"})
+    rank = RemoteSource(place, stage.connection())
+    assert rank.path(1).read_bytes() == b"3\n"
+    first = stage.kill()
+    await_value(lambda: stage.pid() != first, stage.log.read_text)
+    assert rank.path(1).read_bytes() == b"3\n"
+    put_files(client, place, {"shard_2.txt": b"2\n"})
+    assert rank.totals(range(2))[1].lines == 1
+    stage.kill()
+    for ask in (lambda: rank.path(1), lambda: rank.totals(range(2))):
+        with pytest.raises(ShardChanged, match="other shards than"):
+            ask()
+    assert len(RemoteSource(place, stage.connection()).shards) == 3

@@ -50,16 +50,6 @@ def test_run_resumed_at_any_step_is_the_same(source: DataSource, size: int) -> N
         assert list(steps(resumed, size)) == whole[done:]
 
 
-def test_an_epoch_is_counted_when_it_is_read(source: DataSource) -> None:
-    reader = reader_of(source)
-    for batch, position in steps(reader, 3):
-        assert reader.samples_per_epoch == (None if position.epoch == 0 else 8), batch
-    resumed = reader_of(source, epochs=1)
-    resumed.go_to(Position(shard_idx=2, consumed=5))
-    assert list(resumed.batches(9, ANYTHING)) == [[5, 6, 7]]
-    assert resumed.samples_per_epoch == 8
-
-
 def test_uncommitted_samples_come_again(source: DataSource) -> None:
     reader = reader_of(source)
     batches = reader.batches(2, ANYTHING)
