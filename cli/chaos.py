@@ -1,27 +1,36 @@
-"""``muster chaos``: one fault for one rank of a job on this machine, to see the job recover.
+"""``muster chaos``: one fault for one rank of a job on this machine, or one every so often.
 
 The pid comes from the API and is checked against /proc: a process without the tag of this job and
-rank never gets a signal.
+rank never gets a signal. Times of a recovery are those of the job's events, less that of the fault.
 """
 
 from __future__ import annotations
 
 import platform
+import random
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from itertools import dropwhile, islice
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 import click
+import msgspec
 
 from cli.connection import connected, exact_job_argument
-from cli.errors import Misuse, WrongState
-from muster.client.progress import news
+from cli.errors import ExitCode, Misuse, WrongState
+from cli.output import plural, say, table
+from cli.workers import verdict_of
+from muster.client.errors import WaitTimedOut
+from muster.client.progress import Progress, news
 from muster.contracts.errors import MusterError, printable
-from muster.contracts.job import TERMINAL
+from muster.contracts.job import TERMINAL, JobStatus
 from muster.contracts.rank import ProcessRecord, ProcessState
-from muster.contracts.views import EventView, JobView, WorkerView
+from muster.contracts.views import EventView, JobView, MemberView, SummaryView, WorkerView
 from muster.host.containment import tag_of
 from muster.host.processes import identify, send_signal
 
@@ -30,6 +39,14 @@ if TYPE_CHECKING:
 
 WAIT_SECONDS: Final = 60.0
 POLL_SECONDS: Final = 0.2
+
+CALM_SECONDS: Final = 10.0  # how long the job is watched before the faults
+
+RECOVERY_SECONDS: Final = 10.0  # how long the last recovery is waited for
+
+RECOVERY: Final = ("the end is seen", "the others take a step", "the replacement is ready")
+MILLISECOND: Final = timedelta(milliseconds=1)
+
 FINISHED: Final = "finished"
 """The API's state of a rank that has nothing left to do."""
 
@@ -70,28 +87,57 @@ FAULTS: Final = {
     default=FaultKind.KILL,
     help="What happens to the rank.",
 )
-@click.option("--rank", type=click.IntRange(min=0), default=0, metavar="RANK", help="Which rank.")
+@click.option(
+    "--rank",
+    type=click.IntRange(min=0),
+    metavar="RANK",
+    help="Which rank. Default: 0; with --every, a random one each time.",
+)
 @click.option(
     "--wait/--no-wait", default=True, help="Show the next minute, until the rank runs again."
 )
-def chaos(*, job: str, fault: FaultKind, rank: int, wait: bool) -> None:
+@click.option("--every", type=click.FloatRange(0.05, 3600), help="Seconds between two faults.")
+@click.option("--for", "duration", type=click.FloatRange(1, 86400), help="Seconds with faults.")
+def chaos(
+    *,
+    job: str,
+    fault: FaultKind,
+    rank: int | None,
+    wait: bool,
+    every: float | None,
+    duration: float | None,
+) -> None:
     """Kill one rank and watch the job recover.
 
     Or stop it, or ask it to end. Exit code 0 if the rank runs again or has nothing left to
     do, 1 if neither happens within a minute, 6 if nothing runs.
+
+    With --every or --for (defaults: 1 and 60) it strikes again and again, then shows the share
+    of steps that is left, how long the recoveries took, and the audit. Ctrl-C ends that early.
+    Exit code 1 if the job fails, or a sample was not read exactly once.
     """
     with connected() as client:
         found = client.named(job)
+        if every is not None or duration is not None:
+            strike_again_and_again(found, FAULTS[fault], rank, every or 1.0, duration or 60.0)
+        rank = rank or 0
         workers = found.summary().workers
         record = process_of(found.view, workers, rank)
         worker = next(it for it in workers if it.rank == rank)
         events = found.events()
+        strike = Strike.now(worker)
         if not send_signal(record, FAULTS[fault].signal):
             raise MusterError(f"rank {rank} of {found.id} ended by itself just now: try again")
         click.echo(f"rank {rank} of {found.id}, pid {record.pid}, {FAULTS[fault].description}")
         try:
             for message in watch(found, worker, events, FAULTS[fault]) if wait else ():
                 click.echo(printable(message))
+            until = time.monotonic() + RECOVERY_SECONDS
+            while wait and time.monotonic() < until and not found.refresh().is_terminal:
+                time.sleep(POLL_SECONDS)
+                if recovery_of(strike, found.events(), [])[-1] is not None:
+                    print_recoveries(found, [strike], found.events())
+                    break
         finally:
             click.echo(f"see all of it: muster events {found.id}")
 
@@ -149,3 +195,127 @@ def watch(job: Job, before: WorkerView, events: Sequence[EventView], fault: Faul
     if (now.worker_id, now.pid) == (before.worker_id, before.pid):
         raise MusterError(f"rank {rank} (pid {now.pid}) has not ended: {fault.why_still_running}")
     raise MusterError(f"rank {rank} does not run again after {WAIT_SECONDS:g} s")
+
+
+# How long recoveries take, and what is left of the training
+
+
+class Strike(NamedTuple):
+    """A fault that hit a process."""
+
+    rank: int
+    attempt: int
+    at: datetime
+
+    @classmethod
+    def now(cls, worker: WorkerView) -> Strike:
+        attempt = int(worker.worker_id.partition(".")[2] or -1)
+        return cls(worker.rank, attempt, datetime.now(UTC))
+
+
+def recovery_of(
+    strike: Strike, events: Sequence[EventView], members: Sequence[MemberView]
+) -> list[int | None]:
+    """Return the milliseconds after a strike of what `RECOVERY` names; None: it did not happen.
+
+    `members` are all workers of the job's pool. The step is the first of the group without this
+    rank; None for a process that was no member of the group.
+    """
+    later = [it for it in events if it.at > strike.at]
+    of_rank = [it for it in later if it.rank == strike.rank]
+    ends = (
+        it
+        for it in of_rank
+        if it.kind in {"rank_exited", "rank_killed"} and it.incarnation == strike.attempt
+    )
+    ready = (it for it in of_rank if it.kind == "rank_ready")
+    # Every attempt is a new member.
+    attempts = (it for it in members if it.rank == strike.rank)
+    member = next(islice(attempts, strike.attempt, None), None)
+    is_member = member is not None and member.joined_step is not None
+    # A step that is told late may be one of the group before.
+    since = dropwhile(lambda it: it.kind != "layout_announced", later if is_member else ())
+    steps = (it for it in since if it.kind == "step_taken")
+    found = [next(ends, None), next(steps, None), next(ready, None)]
+    return [round((it.at - strike.at) / MILLISECOND) if it else None for it in found]
+
+
+def print_recoveries(job: Job, strikes: Sequence[Strike], events: Sequence[EventView]) -> None:
+    """Print a table of the times after the strikes."""
+    members = job.workers().workers
+    recoveries = [recovery_of(strike, events, members) for strike in strikes]
+    rows: list[list[str | int | None]] = []
+    for index, words in enumerate(RECOVERY):
+        if known := sorted(ms for it in recoveries if (ms := it[index]) is not None):
+            rows.append([words, *(known[int(it * (len(known) - 1))] for it in (0.5, 0.95, 1))])
+    for line in table(("milliseconds after the fault", "p50", "p95", "worst"), rows):
+        click.echo(line)
+
+
+def strike_again_and_again(
+    job: Job, fault: Fault, rank: int | None, every: float, duration: float
+) -> NoReturn:
+    """Watch the undisturbed job, strike every so often, print what it has cost, and exit."""
+    say(f"{job.id} trains undisturbed for {CALM_SECONDS:g} s, then with faults; Ctrl-C ends this")
+    is_interrupted = False
+    newest = max((it.event_id or 0 for it in job.events(1)), default=0)
+    progress = Progress(sys.stderr, time.monotonic)
+    samples: list[tuple[float, int]] = []
+    calm: list[tuple[float, int]] = []
+    strikes: list[Strike] = []
+    strike_at = time.monotonic() + CALM_SECONDS
+    end_at = strike_at + duration
+    try:
+        while (now := time.monotonic()) < end_at and not job.refresh().is_terminal:
+            summary = job.summary()
+            progress.draw(summary)
+            samples.append(_progress_of(summary))
+            if now >= strike_at:
+                calm = calm or samples[:]
+                strikes += _strike(job.view, summary.workers, fault, rank)
+                strike_at += every
+            time.sleep(max(0.0, min(POLL_SECONDS, strike_at - time.monotonic())))
+        with suppress(WaitTimedOut):
+            job.wait(JobStatus.RUNNING, RECOVERY_SECONDS)
+    except KeyboardInterrupt:
+        is_interrupted = True
+    progress.close()
+    if not strikes:
+        raise WrongState(f"{job.id} is {job.status}: no rank of it was alive to be hit")
+    before, after = _speed(calm), _speed([calm[-1], samples[-1]])
+    share = f"{after / before:.2f}" if before else "unknown"
+    click.echo(f"goodput {share}: {after:.1f} steps/s with faults, {before:.1f} before")
+    click.echo(f"{plural(len(strikes), 'fault')} ({fault.signal.name})")
+    events: list[EventView] = []
+    while page := job.events(after=events[-1].event_id if events else newest):
+        events += page
+    print_recoveries(job, strikes, events)
+    sentence, code = verdict_of(job.refresh().view, msgspec.to_builtins(job.audit()))
+    click.echo(sentence)
+    has_failed = code == 1 or job.status == JobStatus.FAILED
+    sys.exit(ExitCode.INTERRUPTED if is_interrupted else has_failed)
+
+
+def _strike(
+    job: JobView, workers: Sequence[WorkerView], fault: Fault, rank: int | None
+) -> Iterator[Strike]:
+    """Strike the rank, or a random one; yield nothing if no process of it is alive just now."""
+    live = [it for it in workers if it.state == ProcessState.LIVE and rank in {None, it.rank}]
+    with suppress(MusterError, IndexError):  # it ended just now, or none is alive
+        worker = random.choice(live)  # noqa: S311  no secret
+        process, strike = process_of(job, workers, worker.rank), Strike.now(worker)
+        if send_signal(process, fault.signal):
+            yield strike
+
+
+def _progress_of(summary: SummaryView) -> tuple[float, int]:
+    """Return the steps of the ranks' last heartbeats, and the monotonic time of those."""
+    furthest = max(it.step for it in summary.workers)
+    ages = (it.last_heartbeat_age_seconds for it in summary.workers if it.step == furthest)
+    return time.monotonic() - min(it or 0.0 for it in ages), summary.step
+
+
+def _speed(samples: Sequence[tuple[float, int]]) -> float:
+    """Return the steps per second from the first to the last sample."""
+    (began, first), (ended, last) = samples[0], samples[-1]
+    return (last - first) / max(ended - began, POLL_SECONDS)

@@ -14,6 +14,7 @@ from coordinator.decide.actions import Observation
 from coordinator.decide.state import NEVER, Cause, GroupSnapshot, JobSnapshot, RankSnapshot
 from muster.contracts.job import JobStatus
 from muster.contracts.messages import (
+    Heartbeat,
     PeerLost,
     RankExited,
     RankSaid,
@@ -47,7 +48,7 @@ def event_of(  # noqa: PLR0911  one return for each kind of observation
         return None
     match observation:
         case RankSaid():
-            return _of_message(before, observation)
+            return _of_message(before, observation, after)
         case RankSpawned(rank=rank) if _identity(before, rank) != _identity(after, rank):
             if after.ranks[rank].kill is not None:
                 return None  # its kill was an event already
@@ -75,8 +76,15 @@ def _of_exit(before: JobSnapshot, exited: RankExited, after: JobSnapshot) -> New
     return _of_rank(after, exited.rank, "rank_exited", words)
 
 
-def _of_message(before: JobSnapshot, said: RankSaid) -> NewEvent | None:
+def _of_message(before: JobSnapshot, said: RankSaid, after: JobSnapshot) -> NewEvent | None:
+    is_replacement = after.ranks[said.rank].attempt > 0
+    if is_replacement and after.is_ready(said.rank) and not before.is_ready(said.rank):
+        return _of_rank(after, said.rank, "rank_ready", "is ready")
     match said.message:
+        case Heartbeat() if _is_first_step(before, said.rank, after):
+            ranks = ", ".join(map(str, sorted(after.group.ranks)))
+            step = after.ranks[said.rank].progress.step
+            return NewEvent(kind="step_taken", message=f"ranks {ranks} have taken step {step}")
         case Warned(message=warning):
             return _of_rank(before, said.rank, "warned", warning)
         case StateMismatch() as mismatch:
@@ -88,6 +96,13 @@ def _of_message(before: JobSnapshot, said: RankSaid) -> NewEvent | None:
             return _of_lost_peer(before, said.rank, lost)
         case _:
             return None
+
+
+def _is_first_step(before: JobSnapshot, number: int, after: JobSnapshot) -> bool:
+    """True if a rank is the first of its group that reports a new step."""
+    present = after.group.round
+    is_new = before.ranks[number].stepped_round < after.ranks[number].stepped_round == present
+    return is_new and all(rank.stepped_round < present for rank in before.ranks)
 
 
 def _of_lost_peer(before: JobSnapshot, rank: int, lost: PeerLost) -> NewEvent | None:

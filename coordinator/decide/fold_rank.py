@@ -97,6 +97,7 @@ def record_heartbeat(
     beaten = replace(
         _measure_throughput(rank, progress.step, now),
         progress=progress,
+        stepped_round=rank.joined_round if progress.step > before.step else rank.stepped_round,
         stopping=beat.stopping,
         waiting=beat.waiting,
         progressed_at=now if is_progress else rank.progressed_at,

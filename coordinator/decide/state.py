@@ -137,6 +137,7 @@ class RankSnapshot:
     """The job should have this rank; a rank out of service leaves and is not replaced."""
     ready: Ready | None = None  # the message with which this attempt said that it can join a group
     joined_round: int = -1  # the group round that this attempt has joined
+    stepped_round: int = -1  # the group round in which this attempt last reported a new step
     peer_lost_round: int = -1  # the group round in which this attempt has lost a peer
 
     @property
@@ -237,6 +238,12 @@ class JobSnapshot:
     def step(self) -> int:
         """The furthest step that any rank has reported."""
         return max((rank.progress.step for rank in self.ranks), default=0)
+
+    def is_ready(self, number: int) -> bool:
+        """True if the process of a rank can train, or is alive if we do not manage its training."""
+        rank = self.ranks[number]
+        is_ready = rank.ready is not None or rank.joined_round >= 0
+        return is_ready if self.is_synchronous else rank.is_well
 
     def durable_step(self, rank: RankSnapshot) -> int | None:
         """Return the newest known checkpoint from which `rank` would resume."""

@@ -124,6 +124,10 @@ class Supervision:
             self._next_report = now + REPORT_SECONDS
             self._send_state()
 
+    def report_next(self) -> None:
+        """Have the next `report` sent, whenever the last one was."""
+        self._next_report = 0.0
+
     def _run(self) -> None:
         last_seen = now = time.monotonic()
         next_beat = now + self._heartbeat_seconds

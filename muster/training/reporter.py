@@ -96,6 +96,7 @@ class Reporter:
         self._position = replica.position
         step = replica.position.step
         self.supervision.send(JoinedGroup(generation=worker_group.generation, step=step))
+        self.supervision.report_next()  # the job's events tell when each group took its first step
         verb = "is paused" if worker_group.paused else "goes on"
         self._print(step, f"{verb} with {len(worker_group.members)} workers")
 

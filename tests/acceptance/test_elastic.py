@@ -261,6 +261,19 @@ def test_the_audit_of_a_job_that_goes_on_knows_what_is_durable(installation: Ins
     assert [epoch["exactly_once"] for epoch in job.audit()["epochs"]] == [True] * 12
 
 
+def test_the_death_of_all_ranks_ten_times_changes_no_bit(
+    installation: Installation, undisturbed: str
+) -> None:
+    job = PooledJob(installation, world_size=3)
+    for number in range(10):
+        job.trains_with(*range(3 * number, 3 * number + 3))
+        job.wait_for_steps(1)
+        for pid in job.active().values():
+            os.kill(pid, signal.SIGKILL)
+    assert job.completes() == undisturbed
+    assert job.see()["endings"]["killed"] == 30
+
+
 def test_a_random_schedule_changes_no_bit(installation: Installation) -> None:
     undisturbed = PooledJob(installation, world_size=1, epochs=LONG["epochs"])
     undisturbed.hurries()

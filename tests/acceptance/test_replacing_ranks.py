@@ -1,5 +1,6 @@
 """A rank that dies, hangs or stops is replaced; the other ranks continue."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from tests.support.installation import (
     records,
     restarts,
 )
+from tests.support.pools import PooledJob
 
 LONG = {"world_size": 2, "epochs": 6, "sleep_sec": 0.05}
 """Two ranks of 96 steps and five seconds: time to be interrupted."""
@@ -94,6 +96,21 @@ def test_a_fault_by_hand_meets_one_rank_of_a_job(
     again = muster_chaos(installation, job_id)
     assert again.returncode == 6
     assert f"{job_id} is COMPLETED" in again.stderr
+
+
+def test_faults_again_and_again_are_summed_up(installation: Installation) -> None:
+    job = PooledJob(installation, world_size=2)
+    job.trains_with(0, 1)
+    answer = muster_chaos(installation, job.job_id, "--every", "0.4", "--for", "3")
+    assert answer.returncode == 0, answer.stderr
+    told = re.search(r"goodput \d\.\d\d: .*\n(\d+) faults \(SIGKILL\)\n", answer.stdout)
+    assert told is not None, answer.stdout
+    rows = re.findall(r"^the .*?  +(\d+)  +(\d+)  +(\d+)$", answer.stdout, re.MULTILINE)
+    assert len(rows) == 3, answer.stdout
+    assert all(0 < int(p50) <= int(p95) <= int(worst) for p50, p95, worst in rows)
+    assert "is durable" in answer.stdout or "was read exactly once" in answer.stdout
+    assert job.see()["endings"]["killed"] == int(told[1]) > 2
+    job.completes()
 
 
 def muster_chaos(installation: Installation, *words: str) -> "subprocess.CompletedProcess[str]":

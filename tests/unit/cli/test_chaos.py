@@ -13,12 +13,12 @@ from typing import Any, cast
 import pytest
 
 from cli import chaos
-from cli.chaos import FAULTS, FaultKind, process_of, watch
+from cli.chaos import FAULTS, FaultKind, Strike, process_of, recovery_of, watch
 from cli.errors import WrongState
 from muster.client import Job
 from muster.contracts.environ import PROCESS_TAG
 from muster.contracts.errors import MusterError
-from muster.contracts.views import EventView, SummaryView, WorkerView
+from muster.contracts.views import EventView, MemberView, SummaryView, WorkerView
 from muster.host.processes import send_signal
 from tests.support.summaries import RANK, job, rank, summary
 
@@ -159,3 +159,48 @@ def test_the_outcome_is_reported_last(
     found = messages(FakeJob(*looks))
     assert found[-1].startswith(outcome)
     assert len(found) - 1 <= chaos.WAIT_SECONDS / chaos.POLL_SECONDS + 1
+
+
+STRUCK = datetime(2026, 3, 1, tzinfo=UTC)
+EXIT, READY = ("rank_exited", 1, 3), ("rank_ready", 1, 4)
+GROUP, STEP = ("layout_announced", None, None), ("step_taken", None, None)
+
+
+@pytest.mark.parametrize(
+    ("told", "is_member", "milliseconds"),
+    [
+        ([GROUP, EXIT, STEP, GROUP, STEP, READY, GROUP, STEP], True, [10, 40, 50]),
+        ([GROUP, EXIT, READY, GROUP, STEP], False, [10, None, 20]),
+        ([GROUP, ("rank_killed", 1, 3), GROUP], True, [10, None, None]),
+        ([GROUP, ("rank_exited", 0, 3), ("rank_ready", 0, 4), EXIT], True, [30, None, None]),
+    ],
+    ids=["all", "no member of the group yet", "not over", "another rank in between"],
+)
+def test_times_of_a_recovery_are_those_of_its_events(
+    told: list[tuple[str, int | None, int | None]],
+    is_member: bool,  # noqa: FBT001  a table's column
+    milliseconds: list[int | None],
+) -> None:
+    ats = (STRUCK + timedelta(milliseconds=10 * number) for number in count())
+    events = [
+        EventView(at=at, kind=kind, message="", rank=rank, incarnation=attempt)
+        for at, (kind, rank, attempt) in zip(ats, told, strict=False)
+    ]
+    joined = [5, 5, 5, 5 if is_member else None]
+    assert recovery_of(Strike(1, 3, STRUCK), events, list(map(member, joined))) == milliseconds
+
+
+def member(joined_step: int | None) -> MemberView:
+    return MemberView(
+        worker_id="",
+        rank=1,
+        state="failed",
+        pid=None,
+        node=None,
+        gpu_count=0,
+        backend=None,
+        joined_at=None,
+        joined_step=joined_step,
+        last_heartbeat_age_seconds=None,
+        step=None,
+    )

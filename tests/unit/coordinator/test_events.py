@@ -19,7 +19,16 @@ from coordinator.decide.events import NewEvent, event_of
 from coordinator.decide.state import Cause, JobSnapshot
 from coordinator.restore import snapshot_of, snapshot_with_agent
 from muster.contracts.job import JobStatus, Reason, StopRequest
-from muster.contracts.messages import Hello, PeerLost, RankSaid, RankSpawned, StateMismatch, Warned
+from muster.contracts.messages import (
+    Hello,
+    PeerLost,
+    RankMessage,
+    RankSaid,
+    RankSpawned,
+    Ready,
+    StateMismatch,
+    Warned,
+)
 from tests.support.stories import Story, beat, exited
 from tests.support.successors import successor
 
@@ -133,6 +142,33 @@ def test_a_start_is_one_event() -> None:
     spawned = RankSpawned(rank=1, incarnation=0, pid=77, start_ticks=1, boot_id="boot", node="node")
     assert event_after(story, spawned) == of_rank("rank_started", "rank 1 runs as pid 77")
     assert event_after(story, spawned) is None
+
+
+def test_the_first_step_of_each_group_is_an_event() -> None:
+    story = Story.training(world_size=2)
+    entry = NewEvent(kind="step_taken", message="ranks 0, 1 have taken step 7")
+    assert event_after(story, RankSaid(rank=1, incarnation=0, message=beat(step=7))) == entry
+    assert event_after(story, RankSaid(rank=0, incarnation=0, message=beat(step=7))) is None
+    assert event_after(story, RankSaid(rank=1, incarnation=0, message=beat(step=8))) is None
+    story.dies(1).settles(8)
+    entry = NewEvent(kind="step_taken", message="ranks 0, 1 have taken step 9")
+    assert event_after(story, RankSaid(rank=0, incarnation=0, message=beat(step=9))) == entry
+
+
+@pytest.mark.parametrize(
+    ("begin", "message"),
+    [(Story.training, Ready(port=0)), (Story.running, Hello())],
+    ids=["in a group", "alone"],
+)
+def test_a_replacement_that_can_train_is_an_event(
+    begin: Callable[..., Story], message: RankMessage
+) -> None:
+    story = begin(world_size=2)
+    story.dies(1).runs_for(1)
+    said = RankSaid(rank=1, incarnation=1, message=message)
+    entry = NewEvent(kind="rank_ready", message="rank 1 is ready", rank=1, incarnation=1)
+    assert event_after(story, said) == entry
+    assert event_after(story, said) is None
 
 
 def test_a_note_is_not_repeated_as_a_reason() -> None:
