@@ -137,6 +137,7 @@ class RankSnapshot:
     """The job should have this rank; a rank out of service leaves and is not replaced."""
     ready: Ready | None = None  # the message with which this attempt said that it can join a group
     joined_round: int = -1  # the group round that this attempt has joined
+    died: bool = False  # the process is gone; what it has started may still run
     peer_lost_round: int = -1  # the group round in which this attempt has lost a peer
 
     @property
