@@ -29,9 +29,6 @@ SERVICE_KILLS = 8
 SETTLE_SECONDS = 0.3
 """Of undisturbed training before each kill."""
 
-STANDBY_SECONDS = 1.5
-"""In which a second coordinator has started and waits."""
-
 LIMIT_SECONDS = 60.0
 
 
@@ -119,7 +116,8 @@ def main(kills: int) -> int:
             },
         )
         trace.wait_for_steps()
-        kill_ranks(trace, kills)
+        if kills:
+            kill_ranks(trace, kills)
         kill_coordinators(trace, services)
         kill_agents(trace)
         services.post("/jobs/recovery/stop", {})
@@ -166,8 +164,13 @@ def kill_coordinators(trace: Trace, services: Services) -> None:
     adopted = []
     for _ in range(SERVICE_KILLS):
         holder = services.coordinator
+        waiting = (services.root / "services.log").read_bytes().count(b"lease_awaited")
         services.start_coordinator()
-        time.sleep(STANDBY_SECONDS)
+        trace.wait(
+            lambda n=waiting: (
+                (services.root / "services.log").read_bytes().count(b"lease_awaited") > n
+            )
+        )
         killed_at = trace.stamp("coordinator killed", holder.pid)
         holder.kill()
         connected = trace.wait_for(1, killed_at, "observed", observation="AgentConnected")

@@ -39,15 +39,12 @@ START: Sequence[Point] = (
 _DEATH: Sequence[Point] = (
     ("killed", {}),
     ("exit seen", {"of": "@of"}),
-    ("exit contained", {}),
-    ("exit recorded", {}),
-    ("observed", {"observation": "RankExited"}),
-    ("decided", {}),
 )
 
 SURVIVOR: Sequence[Point] = (
     *_DEATH,
-    ("performed", {"action": "PublishGroup"}),
+    ("observed", {"observation": "RankDied"}),
+    ("announced", {}),
     ("order received", {"order": "AnnounceGroup"}),
     ("group received", {"pid": "@survivor"}),
     ("group joined", {"pid": "@survivor"}),
@@ -56,15 +53,35 @@ SURVIVOR: Sequence[Point] = (
 
 REPLACEMENT: Sequence[Point] = (
     *_DEATH,
+    ("exit contained", {}),
+    ("exit recorded", {}),
+    ("observed", {"observation": "RankExited"}),
     ("performed", {"action": "Start"}),
     ("order received", {"order": "StartRank"}),
     ("rank forked", {}),
     ("rank began", OF_RANK),
     ("rank ready", OF_RANK),
-    ("performed", {"action": "PublishGroup"}),
     ("group received", OF_RANK),
     ("group joined", OF_RANK),
     ("step", OF_RANK),
+)
+
+COORDINATOR: Sequence[Point] = (
+    ("coordinator killed", {}),
+    ("lease won", {}),
+    ("jobs loaded", {}),
+    ("observed", {"observation": "AgentConnected"}),
+)
+
+AGENT: Sequence[Point] = (
+    ("agent killed", {}),
+    ("observed", {"observation": "AgentLost"}),
+    ("performed", {"action": "StartAgent"}),
+    ("agent launched", {}),
+    ("agent began", {}),
+    ("agent adopts", {}),
+    ("observed", {"observation": "AgentConnected"}),
+    ("observed", {"observation": "Ready"}),
 )
 
 
@@ -74,6 +91,8 @@ def main(file: Path) -> int:
     show("POST /jobs -> first step", START, walk_all(lines, START))
     show("kill -9 -> next step of a survivor", SURVIVOR, walk_all(lines, SURVIVOR))
     show("kill -9 -> first step of the replacement", REPLACEMENT, walk_all(lines, REPLACEMENT))
+    show("coordinator killed -> adopted", COORDINATOR, walk_all(lines, COORDINATOR))
+    show("agent killed -> first rank adopted", AGENT, walk_all(lines, AGENT))
     return 0
 
 
@@ -81,7 +100,7 @@ def walk_all(lines: Sequence[Line], chain: Sequence[Point]) -> list[list[float]]
     """Return the times of every complete passage through the chain, one per survivor."""
     anchors = [place for place, line in enumerate(lines) if line["event"] == chain[0][0]]
     found = []
-    for anchor, following in zip(anchors, [*anchors[1:], len(lines)], strict=True):
+    for anchor, following in zip(anchors, [*anchors[1:], len(lines)], strict=False):
         part = lines[anchor:following]
         stepped = {line["pid"] for line in part if line["event"] == "step"}
         before = {line["pid"] for line in lines[:anchor] if line["event"] == "step"}

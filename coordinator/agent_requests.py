@@ -74,6 +74,12 @@ class Executor:
                 case _:
                     assert_never(action)
 
+    def announce_early(self, job: TrackedJob) -> None:
+        """Send a decided group round before its commit, where that is safe; sent again after it."""
+        if job.may_announce:
+            stamp("announced", job=job.snapshot.uid)
+            self._send(job, group_request(job))
+
     def repeat_requests(self, job: TrackedJob) -> None:
         """Repeat what an agent that has connected may have missed; it ignores what it knows.
 

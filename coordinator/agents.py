@@ -195,7 +195,10 @@ def publish_address(address: CoordinatorAddress, path: Path) -> None:
 
 
 async def keep_address_published(
-    address: CoordinatorAddress, path: Path, holds_lease: Callable[[], Awaitable[bool]]
+    address: CoordinatorAddress,
+    path: Path,
+    holds_lease: Callable[[], Awaitable[bool]],
+    on_published: Callable[[], None],
 ) -> None:
     """Publish the address, and again if the file says another while the lease is ours.
 
@@ -205,6 +208,7 @@ async def keep_address_published(
         if read_coordinator_address(path) != address and await holds_lease():
             try:
                 publish_address(address, path)
+                on_published()
             except OSError as error:
                 _LOG.warning(
                     "cannot write the address file", action="unpublished", error=str(error)

@@ -4,7 +4,9 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from signal import SIGCHLD
 from typing import Any, Final, TypeVar
 
 from coordinator.decide import actions
@@ -39,7 +41,7 @@ from muster.contracts.messages import RankExited, RankSaid, Saved
 from muster.contracts.paths import DataDir, JobFiles
 from muster.contracts.pool import WorkerState
 from muster.contracts.rank import ProcessRecord, ProcessState
-from muster.host.processes import is_running
+from muster.host.processes import is_running, send_signal
 from muster.job_defaults import Completed
 from muster.runtime.exit_report import find_exit_record
 
@@ -155,6 +157,16 @@ class TrackedJob:
         if self.decided or self.events:
             urgency = Urgency.NOW
         return Draft(write=write, ranks=ranks, revision=self.revision, urgency=urgency)
+
+    @property
+    def may_announce(self) -> bool:
+        """True if a group round was decided that a successor would not use, durable or not.
+
+        That is the one after the durable round. So survivors of a rank need not wait for a commit.
+        """
+        written = 0 if self.committed_change is None else self.committed_change.layout_generation
+        is_decided = any(isinstance(action, actions.PublishGroup) for action in self.decided)
+        return is_decided and 0 < written == self.snapshot.group.round - 1
 
     def mark_written(self, draft: Draft) -> None:
         """Note that a draft was committed."""
@@ -285,6 +297,13 @@ class JobTable:
         for job, why in zip(waiting[admitted:], waits, strict=True):
             if job.snapshot.message != why:
                 job.decide([SetStatus(status=JobStatus.QUEUED, reason=reason, message=why)], now)
+
+    def wake_agents(self) -> None:
+        """Make adopted agents look for the coordinator's address now: SIGCHLD wakes their loop."""
+        for job in self.tracked.values():
+            if job.agent is not None and job.agent.record is not None:
+                with suppress(PermissionError):
+                    send_signal(job.agent.record, SIGCHLD)
 
     def release(self, job: TrackedJob) -> None:
         """Forget a job that is over."""

@@ -2,7 +2,8 @@
 
 All observations come through one inbox with one consumer. A decision is taken into the snapshot,
 made durable, and only then performed: a successor never meets an effect whose cause is not in the
-rows. While the database is away nothing new is decided; ranks run on.
+rows. The one exception is the group round after the durable one, which no successor uses. While the
+database is away nothing new is decided; ranks run on.
 """
 
 import asyncio
@@ -30,7 +31,14 @@ from coordinator.persistence import Moment, Urgency
 from database.errors import DatabaseUnavailable
 from database.fenced_writer import FencedWriter
 from muster.contracts.job import JobUid
-from muster.contracts.messages import AgentHeartbeat, AgentHello, AgentMessage, Heartbeat, RankSaid
+from muster.contracts.messages import (
+    AgentHeartbeat,
+    AgentHello,
+    AgentMessage,
+    Heartbeat,
+    RankDied,
+    RankSaid,
+)
 from muster.contracts.token import matches
 from muster.host.trace import stamp
 
@@ -178,7 +186,10 @@ class CoordinatorLoop:
                 await self._wait()
                 began = self._clock()
                 self._lifecycle.raise_error()
+                is_urgent = any(isinstance(it, RankDied) for _, it, _ in self._inbox)
                 self._fold_inbox()
+                if is_urgent:  # its peers wait for a group
+                    await self._act()
                 await self._look_around()
                 await self._act()
                 now = self._clock()
@@ -248,6 +259,8 @@ class CoordinatorLoop:
             for job in self._jobs.tracked.values():
                 self._executor.repeat_requests(job)
             self._plan()
+            for job in self._jobs.tracked.values():
+                self._executor.announce_early(job)
             drafts = self._drafts()
             most = max((draft.urgency for _, draft in drafts), default=Urgency.NONE)
             if self._clock() < self._committed_at + COMMIT_AFTER_SECONDS[most]:

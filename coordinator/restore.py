@@ -86,7 +86,8 @@ def snapshot_of(
         ),
         done=job.spec.mode == "synchronous" and any(rank.finished for rank in ranks.values()),
         pool=pool,
-        group=GroupSnapshot(round=job.layout_generation),
+        # The last coordinator may have announced one round more than it made durable.
+        group=GroupSnapshot(round=job.layout_generation and job.layout_generation + 1),
         wanted_world_size=job.world_size,
         pause_requested=job.pause_request,
         reason=None if job.reason is None else Reason(job.reason),

@@ -28,6 +28,7 @@ from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
 from muster.host.limits import ShellLimits
 from muster.host.processes import this_process, unblock_sigint
+from muster.host.trace import stamp
 
 _LOG: Final = structlog.get_logger("coordinator")
 
@@ -83,23 +84,28 @@ class Service:
             wake_ups.close()
 
     async def _serve(self, lease: Lease) -> None:
+        stamp("lease won")
         data = DataDir(self._settings.data_dir)
         lifecycle = AgentLifecycle(
             LocalLauncher(self._environ, self._limits), self._settings, lambda: self._holds(lease)
         )
+        jobs = JobTable(self._database, data, slots=self._settings.slots)
         self._loop = CoordinatorLoop(
             writer=FencedWriter(self._database, lease),
-            jobs=JobTable(self._database, data, slots=self._settings.slots),
+            jobs=jobs,
             lifecycle=lifecycle,
         )
         if self._is_shutting_down:
             self._loop.drain()
         await self._loop.take_over()
+        stamp("jobs loaded")
         agents = AgentServer(lease.epoch, self._loop)
         self._loop.attach(agents)
         address = await agents.start()
         publishing = asyncio.ensure_future(
-            keep_address_published(address, data.coordinator_address, lambda: self._holds(lease))
+            keep_address_published(
+                address, data.coordinator_address, lambda: self._holds(lease), jobs.wake_agents
+            )
         )
         _LOG.info(
             f"coordinates, with {self._settings.slots} slots",

@@ -9,6 +9,7 @@ SIGCHLD through a wake-up descriptor or as pidfds.
 """
 
 import ctypes
+import math
 import os
 import selectors
 import signal
@@ -58,6 +59,9 @@ ADDRESS_SEARCH_SECONDS: Final = 0.05
 TICK_SECONDS: Final = 0.25
 """How often logs are indexed, which is the precision of a line's time, and shares are renewed."""
 
+GROUP_SECONDS: Final = 0.005
+"""How long a group for the survivors of a death goes before the containment of the dead rank."""
+
 RECONNECT_SECONDS: Final = 0.5
 WELCOME_SECONDS: Final = 5.0
 """How long a coordinator may take to accept us; it does not need its database for that."""
@@ -98,6 +102,7 @@ class Agent:
         now = time.monotonic()
         self._last_connected = self._next_connect = self._next_tick = now
         self._next_address_check = self._next_pulse = now
+        self._settle_at = math.inf
         self._wake_up = _wake_on_sigchld()
         self._selector.register(self._wake_up, selectors.EVENT_READ, self._on_sigchld)
         self._take_over()
@@ -130,6 +135,7 @@ class Agent:
         # Listen only now: when a rank has reconnected, its exit must be seen.
         self._ranks.listen()
         self._keep_storage_running()
+        stamp("agent adopts")
         if not adopted:
             # Not where ranks run already: the next start may be hours away.
             with suppress(OSError):  # no process at the moment: the first start tries again
@@ -143,10 +149,13 @@ class Agent:
         moments = [self._next_address_check]
         moments.append(self._next_pulse if self._link.is_welcome else self._next_connect)
         if self._ranks:
-            moments.append(self._next_tick)
+            moments += [self._next_tick, self._settle_at]
         return max(0.0, min(moments) - time.monotonic())
 
     def _on_time(self, now: float) -> None:
+        if now >= self._settle_at:
+            self._settle_at = math.inf
+            self._ranks.settle()
         if now >= self._next_tick:
             self._next_tick = now + TICK_SECONDS
             self._keep_storage_running()
@@ -237,6 +246,7 @@ class Agent:
                 self._ranks.send_signal(message.rank, message.incarnation, signal.SIGKILL)
             case AnnounceGroup():
                 self._groups.publish(message)
+                self._settle_at = 0.0
             case Dismiss():
                 self._is_leaving = True
                 self._ranks.signal_all(signal.SIGKILL)
@@ -246,7 +256,9 @@ class Agent:
     def _on_sigchld(self) -> None:
         self._wake_up.recv(4096)
         self._keep_storage_running()  # before zombies are reaped
-        self._ranks.settle()
+        self._next_address_check = 0.0  # a new coordinator sends this signal, too
+        is_group_due = self._link.is_welcome and self._ranks.report_deaths()
+        self._settle_at = time.monotonic() + GROUP_SECONDS * is_group_due
 
 
 class StorageProcess:

@@ -1,4 +1,4 @@
-"""Exit records: written durably, then reported, then kept.
+"""Exit records: written, then reported, then kept.
 
 A coordinator that reconnects gets the last exit of every rank again, unchanged.
 """
@@ -111,7 +111,7 @@ class ExitLog:
         return unreported, status
 
     def record(self, rank: RankProcess, status: ExitStatus) -> RankExit:
-        """Make the exit record durable, and return it."""
+        """Write the exit record, and return it."""
         lines: tuple[str, ...] = ()
         error = None
         if status.exit_code != 0:  # a clean exit needs no explanation, and there are many

@@ -38,6 +38,11 @@ class ExitStatus:
     exit_code: int | None
     signal: int | None
 
+    @property
+    def is_failure(self) -> bool:
+        """False also if it is unknown."""
+        return self.signal is not None or bool(self.exit_code)
+
 
 UNKNOWN_EXIT: Final = ExitStatus(exit_code=None, signal=None)
 

@@ -26,6 +26,7 @@ from muster.contracts.messages import (
     RankMessage,
     RankSaid,
     RankSpawned,
+    Ready,
     Saved,
     StartRank,
     Warned,
@@ -191,6 +192,11 @@ class RankProcess:
     def has_joined(self) -> bool:
         """Whether it sends heartbeats of its own."""
         return Hello in self._latest or Heartbeat in self._latest
+
+    @property
+    def is_member(self) -> bool:
+        """Whether other ranks may train with it and wait for it."""
+        return Ready in self._latest
 
     def spawned(self) -> Iterator[RankSpawned]:
         """Yield its identity; nothing if it exited before it could be identified."""

@@ -1,7 +1,7 @@
 """The ranks of one job on this host: started, read, contained, recorded, reported.
 
 The order at an exit is what the product's promise rests on: first everything the rank has started
-is gone, then the exit record is durable, then the exit is reported. So two attempts of a rank never
+is gone, then the exit record is written, then the exit is reported. So two attempts of a rank never
 run at the same time.
 """
 
@@ -24,6 +24,7 @@ from muster.contracts.messages import (
     AgentHeartbeat,
     AgentMessage,
     AnnounceGroup,
+    RankDied,
     RankExited,
     StartRank,
     Warned,
@@ -256,23 +257,37 @@ class RankTable:
             self._limit_logs()
         self.settle()
 
+    def report_deaths(self) -> bool:
+        """Report members that have died, before anything else; return whether there are new ones.
+
+        Their peers wait for a group without them, which needs neither containment nor record.
+        """
+        exited = [rank for rank in self._running.values() if rank.process.has_exited()]
+        new = [rank for rank in exited if rank.rank not in self._exited_at]
+        died = [rank for rank in new if rank.is_member and rank.process.exit_status().is_failure]
+        for rank in new:
+            stamp("exit seen", rank=rank.rank, of=rank.pid)
+            self._exited_at[rank.rank] = time.monotonic()
+        for rank in died:
+            self._report(RankDied(rank=rank.rank, incarnation=rank.attempt))
+        return bool(died)
+
     def settle(self) -> None:
         """Contain, record and report every exit; to be called on SIGCHLD and at every tick."""
-        exited = [rank for rank in self._running.values() if rank.process.has_exited()]
+        self.report_deaths()
+        exited = [rank for rank in self._running.values() if rank.rank in self._exited_at]
         # Killed ranks first: their peers may exit with a code because they have lost them.
         for rank in sorted(exited, key=lambda rank: rank.process.exit_status().signal is None):
             self._settle(rank)
         reap_zombies(own={rank.pid for rank in self._running.values()})
 
     def _settle(self, rank: RankProcess) -> None:
-        now = time.monotonic()
-        since = self._exited_at.setdefault(rank.rank, now)
-        stamp("exit seen", rank=rank.rank, of=rank.pid)
         is_contained = rank.contain()
         stamp("exit contained")
         # Its last messages may be on a connection that is still waiting.
         is_read = self._listener is None or self._listener.accept_waiting()
-        if not (is_contained and is_read) and now < since + CONTAINMENT_SECONDS:
+        is_late = time.monotonic() >= self._exited_at[rank.rank] + CONTAINMENT_SECONDS
+        if not ((is_contained and is_read) or is_late):
             return  # the next SIGCHLD or tick tries again
         self._reader.remove(rank)
         del self._running[rank.rank], self._exited_at[rank.rank]

@@ -6,7 +6,7 @@ import msgspec
 
 from coordinator.decide.state import Cause, GroupSnapshot, JobFailure
 from muster.contracts.job import JobStatus, Reason, StopRequest
-from muster.contracts.messages import AgentHeartbeat, RankExited, RankSaid, RankSpawned
+from muster.contracts.messages import AgentHeartbeat, RankDied, RankExited, RankSaid, RankSpawned
 
 
 class _Value(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,5 +164,6 @@ Observation: TypeAlias = (
     | AgentHeartbeat
     | RankSpawned
     | RankSaid
+    | RankDied
     | RankExited
 )

@@ -22,7 +22,14 @@ from coordinator.decide.state import (
 from muster.contracts import job as job_rules
 from muster.contracts import messages
 from muster.contracts.job import JobStatus, Reason, StopRequest
-from muster.contracts.messages import AgentHeartbeat, RankExited, RankMessage, RankSaid, RankSpawned
+from muster.contracts.messages import (
+    AgentHeartbeat,
+    RankDied,
+    RankExited,
+    RankMessage,
+    RankSaid,
+    RankSpawned,
+)
 from muster.contracts.rank import ProcessRecord
 
 AGENT_LOST: Final = Cause(reason=Reason.AGENT_LOST, message="was ended with its agent")
@@ -55,7 +62,7 @@ def fold(  # noqa: PLR0911  one return for each kind of observation
             return _record_pulse(snapshot, observation, now)
         case actions.JobFailed():
             return fold_exit.fail_job(snapshot, observation.failure, now)
-        case RankSpawned() | RankSaid() | RankExited():
+        case RankSpawned() | RankSaid() | RankDied() | RankExited():
             return _hear_rank(snapshot, observation, now)
     assert_never(observation)
 
@@ -208,7 +215,7 @@ def _shift_deadlines(snapshot: JobSnapshot, seconds: float, now: float) -> JobSn
 
 
 def _hear_rank(
-    snapshot: JobSnapshot, message: RankSpawned | RankSaid | RankExited, now: float
+    snapshot: JobSnapshot, message: RankSpawned | RankSaid | RankDied | RankExited, now: float
 ) -> JobSnapshot:
     if not 0 <= message.rank < len(snapshot.ranks):
         return snapshot
@@ -228,6 +235,8 @@ def _hear_rank(
             return located.with_rank(replace(rank, identity=identity))
         case RankSaid():
             return _apply_message(snapshot, rank, message.message, now)
+        case RankDied():
+            return snapshot.with_rank(replace(rank, died=True))
         case RankExited():
             return fold_exit.end_attempt(snapshot, rank, message, now)
     assert_never(message)

@@ -163,7 +163,7 @@ def _saver(snapshot: JobSnapshot) -> RankSnapshot | None:
 
 def _is_staying(rank: RankSnapshot) -> bool:
     is_wanted = rank.in_service and not rank.terminated and rank.kill is None
-    return is_wanted and rank.is_alive and not rank.stopping
+    return is_wanted and rank.is_alive and not rank.died and not rank.stopping
 
 
 def _can_train(rank: RankSnapshot) -> bool:
@@ -182,7 +182,7 @@ def _is_gathering(snapshot: JobSnapshot, now: float) -> bool:
     """True if a rank is about to be ready and no member waits for the round within a step."""
     if any(_is_rejoining(snapshot, rank) for rank in snapshot.ranks):
         return True
-    alive = {rank.worker_id for rank in snapshot.ranks if rank.is_alive}
+    alive = {rank.worker_id for rank in snapshot.ranks if rank.is_alive and not rank.died}
     if not alive.issuperset(snapshot.group.workers):
         return False
     return any(

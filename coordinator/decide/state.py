@@ -138,6 +138,7 @@ class RankSnapshot:
     ready: Ready | None = None  # the message with which this attempt said that it can join a group
     joined_round: int = -1  # the group round that this attempt has joined
     stepped_round: int = -1  # the group round in which this attempt last reported a new step
+    died: bool = False  # the process is gone; what it has started may still run
     peer_lost_round: int = -1  # the group round in which this attempt has lost a peer
 
     @property

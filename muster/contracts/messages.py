@@ -219,7 +219,7 @@ class RankSaid(_Message, frozen=True, tag="rank_said"):
 
 
 class RankExited(_Message, frozen=True, tag="rank_exited"):
-    """A process has ended, or could not be started; its exit record is durable already.
+    """A process has ended, or could not be started; its exit record is written already.
 
     At most one of `exit_code` and `signal` is set. Neither is set if the end was not observed,
     because the agent had died first, or if the process never started; such a rank runs again.
@@ -239,6 +239,16 @@ class RankExited(_Message, frozen=True, tag="rank_exited"):
     `ERROR_LIMIT` characters."""
 
 
+class RankDied(_Message, frozen=True, tag="rank_died"):
+    """The process of a member has ended with an error or a signal; its peers go on without it.
+
+    What it has started may still run. `RankExited` follows once that is gone.
+    """
+
+    rank: int
+    incarnation: int
+
+
 class AgentHeartbeat(_Message, frozen=True, tag="pulse"):
     """The agent is alive and reads from its ranks: it does not cause the silence of a rank."""
 
@@ -246,7 +256,9 @@ class AgentHeartbeat(_Message, frozen=True, tag="pulse"):
     """Rank and attempt of each process that is stopped (SIGSTOP) and never sent a heartbeat."""
 
 
-AgentMessage: TypeAlias = AgentHello | RankSpawned | RankSaid | RankExited | AgentHeartbeat
+AgentMessage: TypeAlias = (
+    AgentHello | RankSpawned | RankSaid | RankDied | RankExited | AgentHeartbeat
+)
 
 
 # Coordinator → agent

@@ -1,7 +1,7 @@
 """How a rank's process ended, on disk: the agent's exit record and the process's own.
 
-The agent learns an exit code only once. It makes the exit record durable before it reaps the
-process or reports the exit, so that a coordinator or agent that was away finds out later.
+The agent learns an exit code only once. It writes the exit record before it reaps the process or
+reports the exit, so that a coordinator or agent that was away finds out later.
 
 An agent may die or be suspended just when its ranks finish. A training process therefore writes a
 record of its own as its last act. That counts only if no agent has seen the exit.
@@ -17,12 +17,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from muster.checkpoints.errors import StaleGeneration
-from muster.checkpoints.local import (
-    DIRECTORY_MODE,
-    LocalFileSystem,
-    ensure_directory,
-    replace_file,
-)
+from muster.checkpoints.local import DIRECTORY_MODE
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import RankExited, RankSaid
 from muster.contracts.paths import JobFiles
@@ -47,12 +42,17 @@ def make_exit_record(pid: int, said: Iterable[RankSaid], exited: RankExited) -> 
 
 
 def write_exit_record(files: JobFiles, record: ExitRecord) -> None:
-    """Make the agent's record durable; an existing one is kept. Raises OSError."""
+    """Write the agent's record, which survives the agent; an existing one is kept. Raises OSError.
+
+    Not flushed: after a power cut no process is left, and an exit that is in no row starts again.
+    """
     path = files.exit_record(record.exited.rank, record.exited.incarnation)
     if not path.exists():
-        disk = LocalFileSystem()
-        ensure_directory(disk, str(path.parent))
-        replace_file(disk, str(path), encode_exit_record(record))
+        path.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        temporary.touch(mode=0o600)
+        temporary.write_bytes(encode_exit_record(record))
+        temporary.replace(path)
 
 
 def write_own_record(files: JobFiles, record: ExitRecord) -> None:

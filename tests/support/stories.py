@@ -238,6 +238,10 @@ class Story:
         attempt = self.rank(rank).attempt
         return self.observes(exited(rank, attempt, signal=signal, lines=lines))
 
+    def loses_process(self, rank: int) -> Self:
+        """Let the agent report a death, before it has contained the rank."""
+        return self.observes(messages.RankDied(rank=rank, incarnation=self.rank(rank).attempt))
+
     def is_ended(self, rank: int, **end: object) -> Self:
         """Let a process end in any way that `exited` knows."""
         return self.observes(exited(rank, self.rank(rank).attempt, **end))

@@ -41,6 +41,7 @@ OF_A_RANK: Final[dict[str, Step]] = {
     "exits well": lambda story, rank: story.exits(rank),
     "exits badly": lambda story, rank: story.exits(rank, code=1),
     "dies": lambda story, rank: story.dies(rank),
+    "loses its process": lambda story, rank: story.loses_process(rank),
     "is terminated": lambda story, rank: story.is_ended(rank, signal=15),
     "lacks memory": lambda story, rank: story.is_ended(rank, signal=9, out_of_memory=True),
     "forbids a retry": lambda story, rank: story.exits(rank, code=DO_NOT_RETRY_CODE),

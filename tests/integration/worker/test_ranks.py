@@ -18,12 +18,15 @@ from muster.contracts.environ import PROCESS_TAG
 from muster.contracts.job import Reason
 from muster.contracts.messages import (
     AdoptedRank,
+    AgentMessage,
     Hello,
     JoinedGroup,
     PermanentFailure,
+    RankDied,
     RankExited,
     RankSaid,
     RankSpawned,
+    Ready,
     Warned,
 )
 from muster.contracts.paths import JobFiles
@@ -34,7 +37,7 @@ from muster.runtime.exit_report import write_exit_record
 from tests.support.installation import await_value
 from tests.support.stories import beat, saved
 from tests.support.table_loop import RECONNECT_AND_SEND, SAY_HELLO, WAIT, TableLoop
-from worker.rank import WARNINGS_LIMIT
+from worker.rank import WARNINGS_LIMIT, RankProcess
 from worker.rank_listener import PACKETS_LIMIT
 from worker.ranks import LOGS_FULL, TRUNCATED
 
@@ -72,6 +75,26 @@ def test_killed_ranks_are_reported_before_those_that_exited(loop: TableLoop) -> 
     loop.run_until_empty()
     ends = [report.rank for report in loop.reports if isinstance(report, RankExited)]
     assert ends == [1, 0, 2]
+
+
+@pytest.mark.parametrize(("number", "is_death"), [(signal.SIGKILL, True), (signal.SIGTERM, False)])
+def test_the_death_of_a_member_is_reported_first(
+    loop: TableLoop, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, *, is_death: bool
+) -> None:
+    before: list[AgentMessage] = []
+
+    def look_and_contain(_rank: RankProcess) -> bool:
+        before.extend(loop.reports)
+        return True
+
+    monkeypatch.setattr(RankProcess, "contain", look_and_contain)
+    leave = "import signal, os; signal.signal(15, lambda *_: os._exit(0)); "
+    loop.start(f"{leave} os.write(CHANNEL, {encode(Ready(port=0))!r}); {WAIT}")
+    loop.run_until(loop.has_received_hello)
+    loop.ranks.send_signal(0, 0, number)
+    loop.run_until_empty()
+    assert (RankDied(rank=0, incarnation=0) in before) is is_death
+    assert isinstance(loop.reports[-1], RankExited)
 
 
 def test_the_error_file_of_a_rank_is_reported(loop: TableLoop) -> None:

@@ -251,6 +251,7 @@ def test_the_address_is_published_until_it_can_be_read(
     ours = CoordinatorAddress(host="here", port=1, process=this_process())
     older = CoordinatorAddress(host="here", port=2)
     is_ours = True
+    published: list[Path] = []
 
     async def holds_lease() -> bool:
         return is_ours
@@ -262,7 +263,9 @@ def test_the_address_is_published_until_it_can_be_read(
 
     async def publish_and_lose() -> None:
         nonlocal is_ours
-        publishing = asyncio.ensure_future(keep_address_published(ours, file, holds_lease))
+        publishing = asyncio.ensure_future(
+            keep_address_published(ours, file, holds_lease, lambda: published.append(file))
+        )
         await asyncio.sleep(0.01)
         file.parent.unlink()
         await is_published()
@@ -274,6 +277,7 @@ def test_the_address_is_published_until_it_can_be_read(
         publish_address(older, file)
         await asyncio.sleep(0.01)
         assert read_coordinator_address(file) == older, "its successor may have written it"
+        assert len(published) == 3, "agents are woken after each time"
         publishing.cancel()
 
     asyncio.run(publish_and_lose())

@@ -315,7 +315,7 @@ def test_a_nul_is_kept_or_refused_but_never_cuts_a_text(database: Database) -> N
 
 @pytest.mark.parametrize(
     ("version", "mode"),
-    [((3, 40, 1), "delete"), ((3, 51, 2), "delete"), ((3, 51, 3), "wal"), ((4, 0, 0), "wal")],
+    [((3, 40, 1), "truncate"), ((3, 51, 2), "truncate"), ((3, 51, 3), "wal"), ((4, 0, 0), "wal")],
 )
 def test_wal_is_used_only_where_it_is_safe(version: tuple[int, ...], mode: str) -> None:
     assert journal_mode(version) == mode
