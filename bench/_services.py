@@ -65,6 +65,25 @@ class Services:
         self.coordinator.wait()
         (self.root / "coordinator.json").unlink(missing_ok=True)
 
+    def supervisors(self) -> list[int]:
+        """Return the coordinator and its fork server."""
+        pid = self.coordinator.pid
+        return [pid, *filter(_is_fork_server, _children(pid))]
+
+    def pids(self) -> list[int]:
+        """Return the processes of the services."""
+        return [self._api.pid, *self.supervisors()]
+
+    def agents(self) -> list[int]:
+        """Return the agents that run, or whose processor time no parent has counted yet."""
+        supervisors = self.supervisors()
+        found = [child for pid in supervisors for child in _children(pid)]
+        return [pid for pid in found if pid not in supervisors]
+
+    def wait_for_agents(self) -> None:
+        while self.agents():
+            time.sleep(0.01)
+
     def start_coordinator(self) -> None:
         self.coordinator = self._start("coordinator")
 
@@ -112,6 +131,17 @@ class Services:
         )
         with urllib.request.urlopen(request) as answer:  # noqa: S310  see above
             return json.load(answer)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _is_fork_server(pid: int) -> bool:
+    try:
+        return b"worker.fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has ended
+        return False
 
 
 def cpu_seconds(pid: int, *, with_children: bool) -> float:

@@ -36,7 +36,8 @@ def main() -> int:
         make_private(settings.data_dir)
         database = _open(settings)
         try:
-            asyncio.run(Service(database, settings, os.environ, limits).run())
+            service = Service(database, settings, os.environ, limits, forks_agents=True)
+            asyncio.run(service.run())
         finally:
             database.close()
     except LeaseLost as error:

@@ -6,18 +6,26 @@ A launcher promises: an agent returned by `start` runs until its `ended` future 
 
 import asyncio
 import os
+import socket
+import struct
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import IO, Final, Protocol
 
 import msgspec
 import structlog
 
-from muster.contracts.environ import PROCESS_TAG, SERVICE_ONLY, STORE_KEYS
-from muster.contracts.messages import AgentAssignment
+from muster.contracts.environ import (
+    PROCESS_TAG,
+    PROCESS_TAG_WIDTH,
+    SERVICE_ONLY,
+    SINGLE_THREADED,
+    STORE_KEYS,
+)
+from muster.contracts.messages import FORKED_PID, AgentAssignment, ForkAgent
 from muster.contracts.paths import JobFiles
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.secrets import Reference
@@ -35,6 +43,9 @@ from muster.host.processes import (
 
 SWEEP_PATIENCE: Final = PollLimit(seconds=2.0, pause_seconds=0.02)
 """A process that survives SIGKILL for longer hangs in the kernel; agents wait as long."""
+
+ANSWER_SECONDS: Final = 6.0
+"""Timeout of a fork server: the first answer waits for its imports, others take milliseconds."""
 
 _LOG: Final = structlog.get_logger("coordinator")
 
@@ -65,13 +76,55 @@ class Launcher(Protocol):
         """End every process of a job, and the `known` ones, which may have lost their tag."""
 
 
+class ForkServer:
+    """A `worker.fork_server`."""
+
+    def __init__(self, environ: Mapping[str, str], limits: ShellLimits) -> None:
+        """Start it. `environ` and `limits` are those of the agents; raises OSError."""
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel.setblocking(False)  # noqa: FBT003  the standard library's signature
+        with theirs:
+            self._process = subprocess.Popen(
+                module_command("worker.fork_server"),
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                # Each fork overwrites the tag with its own. Ranks have the other variables anyway.
+                env={**environ, **SINGLE_THREADED, PROCESS_TAG: " " * PROCESS_TAG_WIDTH},
+                umask=limits.umask,
+                start_new_session=True,
+            )
+        limits.apply_to(self._process.pid)
+        self._lock = asyncio.Lock()
+
+    async def ask(self, request: bytes, *descriptors: int) -> int | None:
+        """Return the pid of a new agent, or, without descriptors, the exit code of an ended one.
+
+        None if the server has failed, which ends it.
+        """
+        async with self._lock:
+            try:
+                socket.send_fds(self._channel, [request], descriptors)
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    answer = await asyncio.get_running_loop().sock_recv(self._channel, 8)
+                return int(FORKED_PID.unpack(answer)[0])
+            except (OSError, struct.error):
+                self.close()
+                return None
+
+    def close(self) -> None:
+        self._channel.close()
+        self._process.kill()
+        self._process.wait()
+
+
 class LocalLauncher:
     """Agents as processes of this machine, each in its own session, so that they outlive us."""
 
-    def __init__(self, environ: Mapping[str, str], limits: ShellLimits) -> None:
+    def __init__(self, environ: Mapping[str, str], limits: ShellLimits, *, forks: bool) -> None:
         """`environ` is the service's own environment; agents inherit it without shared secrets.
 
-        `limits` are those that agents start with and give to their ranks.
+        `limits` are those that agents start with and give to their ranks. A fork server (`forks`)
+        pays off from the second agent on.
         """
         self._limits = limits
         shared = shared_variables(environ)
@@ -80,12 +133,16 @@ class LocalLauncher:
         self._environ = {
             name: value for name, value in environ.items() if name not in SERVICE_ONLY | shared
         }
+        self._server = ForkServer(self._environ, limits) if forks else None
 
     async def start(self, assignment: AgentAssignment) -> AgentProcess:
         """Start an agent. Raises OSError if no process can be started."""
-        process = self._spawn(assignment)
-        pidfd = os.pidfd_open(process.pid)
-        return AgentProcess(record=identify(process.pid), ended=_watch(pidfd, process.wait))
+        log = JobFiles(Path(assignment.job_root)).agent_log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        content = self._complete(assignment)
+        with log.open("ab") as output:
+            forked = await self._fork(assignment, content, output.fileno())
+            return self._exec(assignment, content, output) if forked is None else forked
 
     async def adopt(self, job_uid: str, record: ProcessRecord | None) -> AgentProcess | None:
         found = record if record is not None and is_running(record) else None
@@ -109,20 +166,57 @@ class LocalLauncher:
     async def sweep(self, job_uid: str, known: Sequence[ProcessRecord]) -> None:
         await asyncio.to_thread(_end_processes, job_uid, known)
 
-    def _spawn(self, assignment: AgentAssignment) -> subprocess.Popen[bytes]:
-        log = JobFiles(Path(assignment.job_root)).agent_log
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                module_command("worker.agent"),
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                env={**self._environ, PROCESS_TAG: _tag(assignment.job_uid)},
-                umask=self._limits.umask,
-                start_new_session=True,
-            )
+    def close(self) -> None:
+        """End the fork server; agents run on."""
+        if self._server is not None:
+            self._server.close()
+
+    async def _fork(
+        self, assignment: AgentAssignment, content: bytes, log: int
+    ) -> AgentProcess | None:
+        """Return a fork of the fork server; None without one, and where it fails."""
+        if (server := self._server) is None:
+            return None
+        has_prefork = assignment.is_managed and assignment.python is None
+        request = ForkAgent(job_uid=assignment.job_uid, has_prefork=has_prefork)
+        reading, writing = os.pipe()
+        with suppress(BrokenPipeError), os.fdopen(writing, "wb") as pipe:  # as in `_exec`
+            with os.fdopen(reading, "rb"):
+                pid = await server.ask(msgspec.msgpack.encode(request), reading, log)
+            if pid is not None:
+                pipe.write(content)
+        if pid is None:  # an agent that it has forked nevertheless reads nothing, and ends
+            if self._server is server:
+                self._server = ForkServer(self._environ, self._limits)
+            return None
+        ended = _watch(os.pidfd_open(pid), lambda: None)
+
+        async def reap() -> int | None:
+            await ended
+            return await server.ask(FORKED_PID.pack(pid))
+
+        return AgentProcess(record=identify(pid), ended=asyncio.ensure_future(reap()))
+
+    def _exec(self, assignment: AgentAssignment, content: bytes, log: IO[bytes]) -> AgentProcess:
+        process = subprocess.Popen(
+            module_command("worker.agent"),
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env={**self._environ, PROCESS_TAG: _tag(assignment.job_uid)},
+            umask=self._limits.umask,
+            start_new_session=True,
+        )
         self._limits.apply_to(process.pid)  # before the assignment, after which it reads its limits
+        assert process.stdin is not None  # noqa: S101  it is a pipe
+        # An agent that dies at once breaks the pipe; its pidfd reports that.
+        with suppress(BrokenPipeError), process.stdin as pipe:
+            pipe.write(content)
+        pidfd = os.pidfd_open(process.pid)
+        return AgentProcess(record=identify(process.pid), ended=_watch(pidfd, process.wait))
+
+    def _complete(self, assignment: AgentAssignment) -> bytes:
+        """Return the encoded assignment with the values that the job's agent alone may have."""
         references = map(Reference.parse, assignment.secrets.values())
         shared = {
             reference.name: self._shared[reference.name]
@@ -133,12 +227,7 @@ class LocalLauncher:
         }
         keys = None if assignment.store_keys is None else self._store_keys
         complete = msgspec.structs.replace(assignment, shared_env=shared, store_keys=keys)
-        content = msgspec.json.encode(complete)
-        assert process.stdin is not None  # noqa: S101  it is a pipe
-        # An agent that dies at once breaks the pipe; its pidfd reports that.
-        with suppress(BrokenPipeError), process.stdin as pipe:
-            pipe.write(content)
-        return process
+        return msgspec.json.encode(complete)
 
 
 def _tag(job_uid: str) -> str:

@@ -42,9 +42,12 @@ class Service:
         settings: ServiceSettings,
         environ: Mapping[str, str],
         limits: ShellLimits,
+        *,
+        forks_agents: bool = False,
     ) -> None:
         """`limits` are those this process started with; its agents start with them, too."""
         self._limits = limits
+        self._forks_agents = forks_agents
         self._database = database
         self._settings = settings
         self._environ = environ
@@ -86,9 +89,8 @@ class Service:
     async def _serve(self, lease: Lease) -> None:
         stamp("lease won")
         data = DataDir(self._settings.data_dir)
-        lifecycle = AgentLifecycle(
-            LocalLauncher(self._environ, self._limits), self._settings, lambda: self._holds(lease)
-        )
+        launcher = LocalLauncher(self._environ, self._limits, forks=self._forks_agents)
+        lifecycle = AgentLifecycle(launcher, self._settings, lambda: self._holds(lease))
         jobs = JobTable(self._database, data, slots=self._settings.slots)
         self._loop = CoordinatorLoop(
             writer=FencedWriter(self._database, lease),
@@ -120,6 +122,7 @@ class Service:
             await agents.flush()
             await agents.stop()
             await lifecycle.detach()
+            launcher.close()
 
     async def _holds(self, lease: Lease) -> bool:
         """Return True if the lease is still ours; waits for the database while it is away."""

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-PROCESSES: Final = ("api", "cli", "coordinator", "worker", "worker.agent", "worker.storage")
+SERVICES: Final = ("api", "cli", "coordinator", "worker")
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def _find_services() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] and sys.argv[1] in PROCESSES:
+    if sys.argv[1:2] and sys.argv[1].partition(".")[0] in SERVICES:
         from runpy import run_module
 
         _find_services()

@@ -1,4 +1,6 @@
-"""The agent: parent of one job's ranks on one host, started as ``python -P -m worker.agent``.
+"""The agent: parent of one job's ranks on one host.
+
+It is a fork of the coordinator's fork server, or ``python -P -m worker.agent``.
 
 It starts ranks on request, sees at once when a process exits, records that, kills what the process
 has left behind, and reports. It decides nothing. Without a coordinator it keeps its ranks running;
@@ -75,7 +77,10 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 class Agent:
     """The loop between a coordinator and the ranks."""
 
-    def __init__(self, assignment: AgentAssignment) -> None:
+    def __init__(
+        self, assignment: AgentAssignment, prefork: tuple[int, socket.socket] | None = None
+    ) -> None:
+        """`prefork` is the pid of a prefork server that is warm already, and the channel to it."""
         self._assignment = assignment
         self._selector = selectors.DefaultSelector()
         self._link = CoordinatorLink(
@@ -92,6 +97,8 @@ class Agent:
             if assignment.is_managed
             else ExecStarter(limits, assignment.python)
         )
+        if isinstance(self._starter, PreforkStarter) and prefork is not None:
+            self._starter.use(*prefork)
         self._ranks = RankTable(
             assignment, self._selector, self._starter, self._report, self._secrets
         )
@@ -105,7 +112,7 @@ class Agent:
         self._settle_at = math.inf
         self._wake_up = _wake_on_sigchld()
         self._selector.register(self._wake_up, selectors.EVENT_READ, self._on_sigchld)
-        self._take_over()
+        self._take_over(prefork_pid=0 if prefork is None else prefork[0])
 
     def run(self) -> int:
         """Serve until dismissed, or without a coordinator for too long; return the exit code."""
@@ -121,7 +128,7 @@ class Agent:
         self._link.close()
         return self._exit_code
 
-    def _take_over(self) -> None:
+    def _take_over(self, prefork_pid: int) -> None:
         """Adopt the ranks that are to go on, and kill what else an earlier agent has left."""
         if self._ranks.is_succeeded:
             # A coordinator that was suspended has started us: a newer agent owns the ranks.
@@ -129,7 +136,8 @@ class Agent:
             return
         adopted = self._assignment.adopted
         spared = {*(rank.process_tag for rank in adopted), _storage_tag(self._assignment)}
-        kill_leftovers(self._assignment.job_uid, spared)
+        if self._assignment.generation > 1:
+            kill_leftovers(self._assignment.job_uid, spared, {os.getpid(), prefork_pid})
         for rank in adopted:
             self._ranks.adopt(rank)
         # Listen only now: when a rank has reconnected, its exit must be seen.
@@ -334,7 +342,7 @@ def _wake_on_sigchld() -> socket.socket:
     return reading
 
 
-def main() -> int:
+def main(prefork: tuple[int, socket.socket] | None = None) -> int:
     """Read the assignment from standard input and serve it."""
     assignment = msgspec.json.decode(sys.stdin.buffer.read(), type=AgentAssignment)
     stamp("agent began")
@@ -344,7 +352,7 @@ def main() -> int:
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
     try:
-        agent = Agent(assignment)
+        agent = Agent(assignment, prefork)
     except OSError as error:  # the ranks live on, and the next agent adopts them
         print_stderr(f"this agent cannot start, the next one takes over its ranks: {error}")
         return 1

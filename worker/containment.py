@@ -21,8 +21,8 @@ KILL_LIMIT: Final = PollLimit(seconds=2.0, pause_seconds=0.01)
 """A process that survives SIGKILL for this long hangs in the kernel, and ranks must not wait."""
 
 
-def kill_leftovers(job_uid: str, spared: Collection[str]) -> None:
-    """Kill every process of the job except this one and the attempts whose tags are `spared`.
+def kill_leftovers(job_uid: str, spared: Collection[str], own: Collection[int]) -> None:
+    """Kill every process of the job but those with the pids `own` and the tags `spared`.
 
     An agent that was killed may leave a rank that it had not reported, a prefork server, or may
     itself only be stopped. Killing all of that before anything starts ensures that no attempt
@@ -33,7 +33,8 @@ def kill_leftovers(job_uid: str, spared: Collection[str]) -> None:
     def kill_each() -> int:
         cgroups = [each for each in cgroups_of_job(job_uid) if each.name not in spared_cgroups]
         left = [cgroup for cgroup in cgroups if not kill_cgroup(cgroup)]
-        return len(left) + sum(kill(record) for record in _leftovers(job_uid, spared))
+        found = [record for record in _leftovers(job_uid, spared) if record.pid not in own]
+        return len(left) + sum(map(kill, found))
 
     left = KILL_LIMIT.poll(kill_each)
     if left:
@@ -53,25 +54,22 @@ def _leftovers(job_uid: str, spared: Collection[str]) -> list[ProcessRecord]:
         tag = tag_of(pid)
         return tag is None or tag in spared
 
-    return [
-        record
-        for record in tagged_processes(prefix)
-        if record.pid != os.getpid() and not is_spared(record.pid)
-    ]
+    return [record for record in tagged_processes(prefix) if not is_spared(record.pid)]
 
 
-def reap_zombies(own: Container[int]) -> None:
+def reap_zombies(own: Container[int]) -> bool:
     """Reap zombies up to one whose pid is in `own`, because its exit status is still needed.
 
-    As a child subreaper, the agent inherits the orphans of its ranks.
+    As a child subreaper, the agent inherits the orphans of its ranks. Return whether any child is
+    left.
     """
     while True:
         try:
             zombie = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
-            return
+            return False
         if zombie is None or zombie.si_pid in own:
-            return
+            return True
         os.waitpid(zombie.si_pid, os.WNOHANG)
 
 
@@ -82,7 +80,8 @@ def kill_descendants() -> None:
     """
 
     def kill_each() -> int:
-        reap_zombies(own=())
+        if not reap_zombies(own=()):
+            return 0  # orphans would be our children
         records = [identify(pid) for pid in descendants(os.getpid())]
         return sum(kill(record) for record in records if record is not None)
 

@@ -74,7 +74,7 @@ class ChildProcess:
 
     def __init__(self, pid: int) -> None:
         self.pid: Final = pid
-        self.identity: Final = identify(pid)
+        self.identity: Final = identify(pid, or_zombie=True)  # a short command has ended already
         self._is_reaped = False
 
     def signal_group(self, number: signal.Signals) -> None:

@@ -6,10 +6,9 @@ child of the agent.
 """
 
 import os
-import signal
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from errno import E2BIG, EACCES, EINVAL, ELOOP, ENAMETOOLONG, ENOENT, ENOEXEC, ENOTDIR, EPERM
 from pathlib import Path
@@ -28,18 +27,21 @@ from muster.contracts.environ import (
 from muster.contracts.messages import (
     FORKED_PID,
     AgentAssignment,
+    Executing,
     ForkRequest,
     StartRank,
 )
+from muster.contracts.rank import ProcessRecord
 from muster.contracts.secrets import (
     SECRET_VARIABLES,
     SHARED_VARIABLES,
     Reference,
     SecretUnavailable,
 )
-from muster.host.containment import tagged_processes
+from muster.contracts.wire import encode
+from muster.host.containment import contain_self, tagged_processes
 from muster.host.limits import ShellLimits
-from muster.host.processes import environment_of, is_running, kill, module_command
+from muster.host.processes import environment_of, identify, is_running, kill, module_command
 from muster.host.programs import interpreter_problem, path_with
 from muster.program import InvalidProgram
 from muster.runtime.redaction import Redaction, held_secrets
@@ -90,7 +92,7 @@ class Starter(Protocol):
 
 
 class ExecStarter:
-    """``python -P -m muster worker``, which becomes the program; or managed training."""
+    """A command, or managed training in an interpreter of its own."""
 
     def __init__(self, limits: ShellLimits, python: str | None = None) -> None:
         """`python` is the interpreter of the ranks; None: ours."""
@@ -100,28 +102,38 @@ class ExecStarter:
 
     def start(self, order: StartRank, log: int, channel: socket.socket) -> int:
         environment = {**os.environ, **order.environment, AGENT_FD: str(channel.fileno())}
-        if environment.get(JOB_VARIABLES["command"]):
-            command = module_command("worker")  # the rank's interpreter may have no muster
+
+        def prepare() -> None:
+            self._limits.apply_to(0)
+            contain_self(environment[PROCESS_TAG])
+
+        def run(command: Sequence[str]) -> int:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=Path(order.working_dir),
+                env=environment,
+                pass_fds=(channel.fileno(),),
+                umask=self._limits.umask,
+                start_new_session=True,
+                preexec_fn=prepare,  # noqa: PLW1509  the agent has one thread
+            )
+            # The agent reaps it. Popen must not wait for a pid that may be reused by then.
+            process.returncode = 0
+            return process.pid
+
+        if words := environment.get(JOB_VARIABLES["command"]):
             if path := path_with(self._python, environment.get("PATH")):
                 environment["PATH"] = path
-        else:
-            command = module_command("muster.training.rank", python=self._python)
-            self.refuse_interpreter(environment)
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd=Path(order.working_dir),
-            env=environment,
-            pass_fds=(channel.fileno(),),
-            umask=self._limits.umask,
-            start_new_session=True,
-        )
-        self._limits.apply_to(process.pid)  # long before its interpreter has started
-        # The agent reaps it. Popen must not wait for a pid that may be reused by then.
-        process.returncode = 0
-        return process.pid
+            channel.send(encode(Executing()))
+            with suppress(OSError, subprocess.SubprocessError):
+                return run(msgspec.json.decode(words, type=list[str]))
+            # The launcher meets the same error, and reports it where a program's own would be.
+            return run(module_command("worker"))  # the rank's interpreter may have no muster
+        self.refuse_interpreter(environment)
+        return run(module_command("muster.training.rank", python=self._python))
 
     def refuse_interpreter(self, environment: Mapping[str, str]) -> None:
         """Raise `InvalidProgram` if the job's interpreter cannot run managed training."""
@@ -146,7 +158,7 @@ class PreforkStarter:
         self._limits = limits
         self._python = python
         self._tag = f"{job_uid}/template"
-        self._server: subprocess.Popen[bytes] | None = None
+        self._server: ProcessRecord | None = None
         self._channel: socket.socket | None = None
         self._doubtful_tags: list[str] = []
         """Of processes that a failed server may have left; killed before the next start."""
@@ -155,10 +167,9 @@ class PreforkStarter:
         """Start the server, once; if it fails, exec takes over."""
         if self._server is not None:
             return
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._channel.settimeout(IMPORT_SECONDS)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._server = subprocess.Popen(
+            server = subprocess.Popen(
                 module_command("muster.training.prefork", python=self._python),
                 stdin=subprocess.DEVNULL,
                 env={
@@ -171,7 +182,14 @@ class PreforkStarter:
                 umask=self._limits.umask,
                 start_new_session=True,
             )
-        self._limits.apply_to(self._server.pid)
+        self._limits.apply_to(server.pid)
+        server.returncode = 0  # as in `ExecStarter`
+        self.use(server.pid, ours)
+
+    def use(self, pid: int, channel: socket.socket) -> None:
+        """Use this server, a child of this process."""
+        self._server, self._channel = identify(pid, or_zombie=True), channel
+        channel.settimeout(IMPORT_SECONDS)
 
     def start(self, order: StartRank, log: int, channel: socket.socket) -> int:
         # Check the directory here: in a fork the error would look like a crash.
@@ -192,8 +210,7 @@ class PreforkStarter:
             self._channel.close()
             self._channel = None
             if self._server is not None:
-                self._server.send_signal(signal.SIGKILL)
-                self._server.wait()
+                kill(self._server)
 
     def _fork(self, order: StartRank, log: int, channel: socket.socket) -> int | None:
         """Return the pid of a fork, or None after giving up the server."""

@@ -360,6 +360,16 @@ class CoordinatorAddress(msgspec.Struct, frozen=True, kw_only=True):
     """The coordinator's process, for readers without access to the database."""
 
 
+# What a coordinator sends to its fork server
+
+
+class ForkAgent(msgspec.Struct, frozen=True, kw_only=True):
+    """Fork an agent; the descriptors of its standard input and its log travel with this."""
+
+    job_uid: str
+    has_prefork: bool  # it is to start with a prefork server of its own
+
+
 # What an agent sends to its prefork server
 
 
@@ -370,4 +380,4 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
     working_dir: str
 
 
-FORKED_PID: Final = struct.Struct("<q")  # the prefork server's answer to a `ForkRequest`
+FORKED_PID: Final = struct.Struct("<q")  # the answer of both servers

@@ -26,10 +26,10 @@ from muster.host.processes import (
     PollLimit,
     all_pids,
     descendants,
-    environment_of,
     identify,
     is_running,
     kill,
+    read_environment,
 )
 
 LIMIT: Final = 10  # RLIMIT_LOCKS, which the standard library does not name
@@ -88,8 +88,9 @@ def tagged_processes(prefix: str) -> list[ProcessRecord]:
 
 def tag_of(pid: int) -> str | None:
     """Return the tag in the environment that a process was started with; None without one."""
-    tag = environment_of(pid).get(PROCESS_TAG)
-    return None if tag is None else tag.rstrip()
+    # Not through `environment_of`: every start of an agent looks at all processes.
+    _, found, after = read_environment(pid).partition(f"\0{PROCESS_TAG}=".encode())
+    return os.fsdecode(after.partition(b"\0")[0]).rstrip() if found else None
 
 
 def tag_numbers(tag: str) -> range:

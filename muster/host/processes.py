@@ -52,10 +52,10 @@ def pid_namespace() -> int:
     return (_PROC / "self/ns/pid").stat().st_ino
 
 
-def identify(pid: int) -> ProcessRecord | None:
-    """Return the process that has `pid` now; None if there is none or it is a zombie."""
+def identify(pid: int, *, or_zombie: bool = False) -> ProcessRecord | None:
+    """Return the process that has `pid` now; None if there is none or, by default, a zombie."""
     fields = _stat(pid)
-    if fields is None or fields[_STATE_FIELD] in {"Z", "X"}:
+    if fields is None or (fields[_STATE_FIELD] in {"Z", "X"} and not or_zombie):
         return None
     return ProcessRecord(
         pid=pid,
@@ -165,12 +165,17 @@ def all_pids() -> Iterator[int]:
 
 def environment_of(pid: int) -> dict[str, str]:
     """Return the environment that a process was started with; empty if it cannot be read."""
-    try:
-        content = (_PROC / str(pid) / "environ").read_bytes()
-    except OSError:
-        return {}
-    pairs = (entry.partition(b"=") for entry in content.split(b"\0"))
+    pairs = (entry.partition(b"=") for entry in read_environment(pid).split(b"\0"))
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs if name}
+
+
+def read_environment(pid: int) -> bytes:
+    """Return the same as bytes, with a zero before each ``NAME=value``."""
+    try:
+        with FileIO(f"{_PROC}/{pid}/environ") as file:
+            return b"\0" + file.readall()
+    except OSError:
+        return b""
 
 
 def _stat(pid: int) -> list[str] | None:

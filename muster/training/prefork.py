@@ -90,7 +90,7 @@ def _be_rank(request: ForkRequest, log: int, rank_channel: int) -> NoReturn:
         os.close(log)
         os.environ.clear()
         os.environ.update(request.environment, **{AGENT_FD: str(rank_channel)})
-        _overwrite_tag(request.environment[PROCESS_TAG])
+        overwrite_tag(request.environment[PROCESS_TAG])
         contain_self(request.environment[PROCESS_TAG])
         os.chdir(request.working_dir)
         random.seed()
@@ -102,12 +102,13 @@ def _be_rank(request: ForkRequest, log: int, rank_channel: int) -> NoReturn:
         exit_process(code)
 
 
-def _overwrite_tag(tag: str) -> None:
-    """Overwrite the server's process tag with the rank's in /proc/PID/environ.
+def overwrite_tag(tag: str) -> None:
+    """Replace the process tag of the server by that of a fork, also in /proc/PID/environ.
 
     The kernel shows the memory that exec filled, which a fork inherits. The server's tag is padded
     to `PROCESS_TAG_WIDTH`, so that every tag fits.
     """
+    os.environ[PROCESS_TAG] = tag
     offset = Path("/proc/self/environ").read_bytes().index(f"{PROCESS_TAG}=".encode())
     stat = Path("/proc/self/stat").read_text()
     env_start = int(stat[stat.rindex(")") + 2 :].split()[_ENV_START_FIELD])

@@ -1,0 +1,154 @@
+"""Agents forked from the fork server: as separate from their coordinator as after exec."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import uuid
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+from coordinator.launcher import AgentProcess, LocalLauncher
+from muster.contracts.messages import AgentAssignment
+from muster.contracts.paths import JobFiles
+from muster.contracts.secrets import SHARED_VARIABLES
+from muster.host.containment import tag_of, tagged_processes
+from muster.host.limits import ShellLimits
+from muster.host.processes import descendants, environment_of, is_stopped, module_command
+from tests.support.installation import await_value
+
+ENVIRON = {"PATH": os.environ["PATH"], "API_KEY": "shared", SHARED_VARIABLES: "API_KEY"}
+
+
+class Scene:
+    """Launchers, and the agents that they start, each of a job of its own."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._uids: list[str] = []
+        self._launchers: list[LocalLauncher] = []
+        self._agents: list[AgentProcess] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        by = self.launcher(forks=False)
+        await asyncio.gather(*(by.sweep(uid, ()) for uid in self._uids))
+        await asyncio.gather(*(agent.ended for agent in self._agents))
+        for each in self._launchers:
+            each.close()
+
+    def launcher(self, *, forks: bool = True) -> LocalLauncher:
+        self._launchers.append(LocalLauncher(ENVIRON, ShellLimits(1024, 1024), forks=forks))
+        return self._launchers[-1]
+
+    def assignment(self) -> AgentAssignment:
+        """Return the assignment of an agent that waits for a coordinator."""
+        uid = uuid.uuid4().hex
+        self._uids.append(uid)
+        return AgentAssignment(
+            job_uid=uid,
+            generation=1,
+            token="a token",  # noqa: S106  no secret
+            job_root=str(self._root / uid[:8]),
+            address_file=str(self._root / "coordinator.json"),
+            is_managed=True,
+            orphan_timeout_seconds=600.0,
+            stop_grace_seconds=1.0,
+            agent_heartbeat_seconds=1.0,
+            max_log_bytes=1 << 20,
+        )
+
+    async def start(self, by: LocalLauncher, assignment: AgentAssignment) -> AgentProcess:
+        """Return the agent once it serves."""
+        agent = await by.start(assignment)
+        self._agents.append(agent)
+        path = JobFiles(Path(assignment.job_root)).agent_socket(1)
+        await asyncio.to_thread(await_value, path.is_socket, lambda: f"no {path}")
+        return agent
+
+
+def pid_of(agent: AgentProcess) -> int:
+    assert agent.record is not None
+    return agent.record.pid
+
+
+def parent_of(pid: int) -> int:
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    return int(stat[stat.rindex(")") + 2 :].split()[1])
+
+
+def open_files(pid: int) -> set[str]:
+    found = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # the directory itself, while we read our own
+            found.add(str(entry.readlink()))
+    return {name for name in found if name != os.devnull and not name.startswith("anon_inode")}
+
+
+def test_a_forked_agent_has_nothing_of_its_coordinator(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Scene(tmp_path) as scene:
+            assignment = scene.assignment()
+            agent = await scene.start(scene.launcher(), assignment)
+            pid = pid_of(agent)
+            assert parent_of(pid) in descendants(os.getpid())
+            assert os.getsid(pid) == pid
+            assert not open_files(pid) & open_files(os.getpid())
+            assert tag_of(pid) == f"{assignment.job_uid}/agent"
+            assert "API_KEY" not in environment_of(pid)
+            (prefork,) = tagged_processes(f"{assignment.job_uid}/template")
+            assert os.getsid(prefork.pid) == prefork.pid
+            assert len(open_files(prefork.pid)) == 2  # the agent's log and its channel
+            successor = scene.launcher(forks=False)
+            found = await successor.adopt(assignment.job_uid, None)
+            assert found is not None
+            assert found.record == agent.record
+            await successor.kill(found)
+            assert await agent.ended == -signal.SIGKILL
+
+    asyncio.run(check())
+
+
+def test_an_agent_outlives_the_fork_server(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Scene(tmp_path) as scene:
+            by = scene.launcher()
+            agent = await scene.start(by, scene.assignment())
+            os.kill(parent_of(pid_of(agent)), signal.SIGKILL)
+            execed = await scene.start(by, scene.assignment())
+            assert parent_of(pid_of(execed)) == os.getpid()
+            forked = await scene.start(by, scene.assignment())
+            assert parent_of(parent_of(pid_of(forked))) == os.getpid()
+            assert not agent.ended.done()
+            await by.kill(agent)
+            assert await agent.ended is None
+
+    asyncio.run(check())
+
+
+def test_an_agent_starts_if_the_fork_server_dies_meanwhile(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Scene(tmp_path) as scene:
+            by = scene.launcher()
+            server = parent_of(pid_of(await scene.start(by, scene.assignment())))
+            os.kill(server, signal.SIGSTOP)
+            await asyncio.to_thread(await_value, partial(is_stopped, server), str)
+            starting = asyncio.ensure_future(scene.start(by, scene.assignment()))
+            await asyncio.sleep(0)  # now it waits for the answer
+            os.kill(server, signal.SIGKILL)
+            assert parent_of(pid_of(await starting)) == os.getpid()
+
+    asyncio.run(check())
+
+
+def test_the_fork_server_ends_with_its_coordinator() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        server = subprocess.Popen(module_command("worker.fork_server"), stdin=theirs.fileno())
+    ours.close()
+    assert server.wait(30) == 0
