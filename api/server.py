@@ -38,7 +38,7 @@ from muster.contracts.paths import DataDir
 from muster.contracts.settings import TOKEN, AccessSettings, ServiceSettings, is_issued_token
 from muster.host import processes
 from muster.host.private import make_private
-from muster.objects.client import BRIEF_SECONDS, PATIENCE
+from muster.objects.client import BRIEF_RETRY_SECONDS, S3Client
 from muster.runtime import service_log
 from muster.runtime.stderr_messages import print_stderr
 
@@ -130,7 +130,7 @@ def _run(settings: ServiceSettings, access: AccessSettings, database: Database) 
     _LOG.info(f"listens on {url}", action="listening", url=url)
     # A garbage collection through everything that was imported would take a tenth of a second.
     gc.freeze()
-    PATIENCE.set(BRIEF_SECONDS)  # requests inherit it
+    S3Client.retry_seconds = BRIEF_RETRY_SECONDS
     server.run(sockets=[listener])
 
 

@@ -154,15 +154,15 @@ def _described_stores(settings: ServiceSettings) -> Iterator[dict[str, str]]:
     """Yield what was seen of the default places in a store, and what is wrong with them."""
     from muster.objects import client, probe  # noqa: PLC0415  slow
 
-    client.PATIENCE.set(client.BRIEF_SECONDS)
+    client.S3Client.retry_seconds = client.BRIEF_RETRY_SECONDS
     for where in (settings.checkpoint_dir, settings.dataset_dir):
         if isinstance(where, S3Location):
             seen, problem = f"{where} can be read", ""
             try:
-                next(client.shared_client().list(where), None)
+                next(client.default_client().list(where), None)
                 if where is settings.checkpoint_dir:
-                    found = probe.check_store(client.shared_client(), where)
-                    seen = f"{where}, conditional writes: {found}"
+                    probe.check_store(client.default_client(), where)
+                    seen = f"{where} can be written to by one writer at a time"
             except MusterError as error:
                 seen, problem = str(where), str(error)
             yield {"seen": seen, "problem": problem}

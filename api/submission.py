@@ -40,7 +40,7 @@ from muster.datasets.sources import open_source
 from muster.datasets.synthetic import synthetic
 from muster.host.programs import command_problem, path_with
 from muster.job_defaults import Completed, complete
-from muster.objects.client import shared_client
+from muster.objects.client import default_client
 from muster.objects.errors import ObjectStoreError, StoreUnavailable
 from muster.objects.probe import check_store
 from muster.runtime.secrets import SecretStore
@@ -173,7 +173,7 @@ def _refuse_missing_files(spec: JobSpec, completed: Completed, search_path: str 
             if isinstance(completed.checkpoint_dir, Path):
                 _refuse_unwritable(completed.checkpoint_dir)
             else:
-                check_store(shared_client(), completed.checkpoint_dir)
+                check_store(default_client(), completed.checkpoint_dir)
     file, _, _ = (spec.program or "").rpartition(":")
     if file.endswith(".py"):  # a rank finds modules by its own path
         with refusing("program"):

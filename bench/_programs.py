@@ -13,6 +13,8 @@ FEATURES = 64
 WIDTH = 960
 CLASSES = 10
 
+BUSY_SECONDS = 0.01
+
 TIME = struct.Struct("<qd")
 """A step that is taken, and when, in seconds of the monotonic clock."""
 
@@ -64,4 +66,22 @@ class Wide:
 
     def update(self, state: dict, gradients: dict, step: int) -> dict[str, np.ndarray]:
         self._times.write(TIME.pack(step, time.monotonic()))
+        return {"weights": state["weights"] - np.float32(0.01) * gradients["weights"]}
+
+
+class Busy:
+    """As many parameters, and 10 ms of processor time for each virtual shard."""
+
+    def initial(self, _seed: int) -> dict[str, np.ndarray]:
+        return {"weights": np.zeros(1_000_000, np.float32)}
+
+    def gradient(self, state: dict, batch: Batch, _random: np.random.Generator) -> Contribution:
+        until = time.thread_time() + BUSY_SECONDS
+        wanted = np.float32(sum(sample["y"] for sample in batch.samples))
+        gradient = {"weights": state["weights"] - wanted}
+        while time.thread_time() < until:
+            pass
+        return Contribution(gradient, 0.0)
+
+    def update(self, state: dict, gradients: dict, _step: int) -> dict[str, np.ndarray]:
         return {"weights": state["weights"] - np.float32(0.01) * gradients["weights"]}

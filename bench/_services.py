@@ -20,7 +20,12 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 class Services:
     """Use as a context manager; all files are in a temporary directory."""
 
-    def __init__(self, slots: int = 16, database_url: str | None = None) -> None:
+    def __init__(
+        self,
+        slots: int = 16,
+        database_url: str | None = None,
+        environ: dict[str, str] | None = None,
+    ) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="muster-bench-"))
         self.database_url = database_url or f"sqlite:///{self.root}/muster.db"
         with socket.socket() as probe:
@@ -33,6 +38,7 @@ class Services:
             "MUSTER_SLOTS": str(slots),
             "CHECKPOINT_DIR": str(self.root / "checkpoints"),
             "DATASET_DIR": str(self.root / "data"),
+            **(environ or {}),
         }
 
     def __enter__(self) -> Self:

@@ -21,6 +21,7 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the server and the proxy of the tests
 
 from muster.contracts.location import S3Location
+from muster.contracts.settings import S3Settings
 from muster.contracts.shards import Reading
 from muster.datasets.cache import ShardCache
 from muster.datasets.reader import SampleReader
@@ -29,9 +30,9 @@ from muster.datasets.source import DatasetFacts, DataSource, LocalSource, shard_
 from muster.datasets.sources.s3 import S3Source
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import upload_dataset, write_dataset
-from muster.objects.client import S3Client, StoreAccess
+from muster.objects.client import S3Client
 from tests.support.faulty_store import FaultyStore, faulty
-from tests.support.s3_server import bare_client, new_bucket, put_files, shared_store
+from tests.support.s3_server import bare_client, new_bucket, put_files, shared_store, store_settings
 
 SHARDS = 64
 SHARD_BYTES = 4 << 20
@@ -73,7 +74,7 @@ def main() -> int:
 class Job:
     """A process that reads all shards once: a job with its ranks, or a plain client."""
 
-    def __init__(self, access: StoreAccess, place: S3Location, cache: str) -> None:
+    def __init__(self, access: S3Settings, place: S3Location, cache: str) -> None:
         arguments = [access.endpoint, access.access_key, access.secret_key]
         command = [
             sys.executable,
@@ -99,7 +100,7 @@ class Job:
 def read_all(cache: str, endpoint: str, key: str, secret: str, bucket: str, prefix: str) -> None:
     """Read all shards once when standard input is closed; print when the first was there."""
     place = S3Location(bucket, prefix)
-    access = StoreAccess(endpoint, key, secret)
+    access = store_settings(endpoint, key, secret)
     ours, bare = S3Client(access), bare_client(access)
     print(flush=True)
     sys.stdin.read()
@@ -126,7 +127,7 @@ def read_all(cache: str, endpoint: str, key: str, secret: str, bucket: str, pref
 
 
 def run_jobs(
-    access: StoreAccess, place: S3Location, *, jobs: int, cache: str
+    access: S3Settings, place: S3Location, *, jobs: int, cache: str
 ) -> tuple[float, float]:
     """Return after how many seconds all have read all shards, and one the first."""
     running = [Job(access, place, cache) for _ in range(jobs)]
@@ -141,7 +142,7 @@ def run_jobs(
     return seconds, first
 
 
-def cold_starts(access: StoreAccess, store: FaultyStore, place: S3Location) -> None:
+def cold_starts(access: S3Settings, store: FaultyStore, place: S3Location) -> None:
     ours, plain = [], []
     for _ in range(ROUNDS):
         plain.append(run_jobs(access, place, jobs=1, cache=""))

@@ -80,7 +80,7 @@ def synthetic(*, out: str, if_missing: bool, force: bool, **sizes: int) -> None:
 def _write(out: str, contents: Contents, *, if_missing: bool, force: bool) -> None:
     from muster.datasets.errors import DatasetExists  # noqa: PLC0415  slow
     from muster.datasets.writer import upload_dataset, write_dataset  # noqa: PLC0415  slow
-    from muster.objects.client import shared_client  # noqa: PLC0415  slow
+    from muster.objects.client import default_client  # noqa: PLC0415  slow
 
     location = parse_location(out)
     facts = contents.facts
@@ -100,7 +100,7 @@ def _write(out: str, contents: Contents, *, if_missing: bool, force: bool) -> No
             if isinstance(location, Path):
                 write_dataset(location, contents, replace=force)
             else:
-                upload_dataset(location, shared_client(), contents, replace=force)
+                upload_dataset(location, default_client(), contents, replace=force)
             lines.finish()  # the writer does not ask for a line after the last
             lines.render_progress()
     except DatasetExists:

@@ -31,6 +31,7 @@ from muster.datasets.sources import open_source
 from muster.datasets.synthetic import ensure_synthetic
 from muster.host.ports import group_port
 from muster.host.processes import is_running
+from muster.host.trace import stamp
 from muster.job_defaults import Completed, complete
 from muster.objects.errors import ObjectStoreError
 from muster.runtime.agent_sockets import newest_generation
@@ -181,6 +182,7 @@ class AgentLifecycle:
             await asyncio.to_thread(claim_directory, files, job.snapshot.uid)
         if not _is_wanted(job):
             return "the job's agent was dismissed before it was started"
+        stamp("agent launched", job=job.snapshot.uid)
         agent = await self._launcher.start(self._assignment(job))
         job.agent = agent
         job.attach(agent=agent.record)

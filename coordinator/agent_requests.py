@@ -22,6 +22,7 @@ from muster.contracts.messages import (
     TerminateRank,
     WorkerGroup,
 )
+from muster.host.trace import stamp
 
 Request: TypeAlias = StartRank | TerminateRank | KillRank | AnnounceGroup | Dismiss
 
@@ -46,6 +47,7 @@ class Executor:
         """Perform what was decided for a job."""
         decided, job.decided = job.decided, []
         for action in decided:
+            stamp("performed", job=job.snapshot.uid, action=type(action).__name__)
             match action:
                 case actions.StartAgent():
                     self._lifecycle.start(job, self._observe)

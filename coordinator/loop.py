@@ -32,6 +32,7 @@ from database.fenced_writer import FencedWriter
 from muster.contracts.job import JobUid
 from muster.contracts.messages import AgentHeartbeat, AgentHello, AgentMessage, Heartbeat, RankSaid
 from muster.contracts.token import matches
+from muster.host.trace import stamp
 
 POLL_SECONDS: Final = 0.25
 """How often the rows are checked for changes, in case a wake-up is lost; a check is cheap."""
@@ -120,6 +121,8 @@ class CoordinatorLoop:
 
     def observe(self, uid: JobUid, observation: Observation) -> None:
         """Put an observation into the inbox, with the present time."""
+        if not _is_routine(observation):
+            stamp("observed", job=uid, observation=_name_of(observation))
         self._inbox.append((uid, observation, self._now()))
         if not _is_routine(observation):
             self.wake()
@@ -272,6 +275,7 @@ class CoordinatorLoop:
     async def _commit(self, drafts: Sequence[tuple[TrackedJob, Draft]]) -> bool:
         """Write everything in one transaction; return whether it is durable."""
         writes = [draft.write for _, draft in drafts if draft.urgency is not Urgency.NONE]
+        stamp("decided")
         try:
             await asyncio.to_thread(self._writer.commit, writes)
         except DatabaseUnavailable as error:
@@ -317,6 +321,11 @@ class CoordinatorLoop:
 
     def _now(self) -> Moment:
         return Moment(monotonic=self._clock(), wall=datetime.now(UTC))
+
+
+def _name_of(observation: Observation) -> str:
+    said = observation.message if isinstance(observation, RankSaid) else observation
+    return type(said).__name__
 
 
 def _is_routine(observation: Observation) -> bool:

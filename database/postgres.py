@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
@@ -26,9 +26,6 @@ from sqlalchemy.exc import (
 
 from database.errors import DatabaseError, DatabaseUnavailable
 from muster.host.extras import install_command
-
-if TYPE_CHECKING:
-    from psycopg.abc import PQGen
 
 MINIMUM_VERSION: Final = 15
 
@@ -44,11 +41,15 @@ RECONNECT_SECONDS: Final = (0.5, 8.0)
 
 CONNECT_TIMEOUT_SECONDS: Final = 3  # a running server accepts within milliseconds
 
-MIGRATION_TIMEOUT_SECONDS: Final = 600.0
-"""For one statement, which may rewrite a large table. No other transaction writes meanwhile."""
+LOST_HOST: Final = {
+    "tcp_user_timeout": 10_000,  # milliseconds, for what was sent
+    "keepalives_idle": 4,  # seconds, while an answer is awaited
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+}
+"""A host that lost its power or network closes no connection: TCP notices it within 10 s."""
 
-SLACK_SECONDS: Final = 1.0
-"""The client waits this much longer than the server's own timeouts, whose errors say more."""
+CLOSE_SECONDS: Final = 1.0
 
 _FACTS: Final = """
 SELECT current_setting('server_version') AS version,
@@ -64,8 +65,6 @@ _HINTS: Final = {
     "remaining connection slots": "the server has no connection left: raise its max_connections",
 }
 """By what the driver's message contains; errors before a login have no code."""
-
-Value = TypeVar("Value")
 
 
 class PostgresBackend:
@@ -83,6 +82,7 @@ class PostgresBackend:
                 url,
                 connect_args={
                     "connect_timeout": CONNECT_TIMEOUT_SECONDS,
+                    **LOST_HOST,
                     "client_encoding": "utf8",  # also of a database made as SQL_ASCII
                     # The second one: a client that holds the writer lock and stands still is cut.
                     "options": f"-c lock_timeout={milliseconds} "
@@ -95,7 +95,6 @@ class PostgresBackend:
             raise DatabaseUnavailable(
                 f"the database {self._place} needs {error.name}: {install_command('postgres')}"
             ) from error
-        _limit_answers(self.engine, busy_timeout_seconds + SLACK_SECONDS)
         sa.event.listen(self.engine, "connect", self._refuse_old)
         self._notifications: Notifications | None = None
 
@@ -121,13 +120,9 @@ class PostgresBackend:
 
     @contextmanager
     def migrating(self) -> Iterator[sa.Connection]:
-        with self.engine.connect() as connection:
-            connection.detach()  # its long timeout must not return to the pool
-            with connection.begin():
-                self.begin_writing(connection)
-                driver: Any = connection.connection.dbapi_connection
-                driver.answer_seconds = MIGRATION_TIMEOUT_SECONDS
-                yield connection
+        with self.engine.begin() as connection:
+            self.begin_writing(connection)
+            yield connection
 
     def insert(self, table: sa.Table) -> postgresql.Insert:
         return postgresql.insert(table)
@@ -192,7 +187,7 @@ class Notifications:
     def close(self) -> None:
         """End the thread; it may outlive this call while the server does not answer."""
         os.close(self._end)
-        self._thread.join(SLACK_SECONDS)
+        self._thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
         import psycopg  # noqa: PLC0415  an optional dependency, found by `create_engine`
@@ -228,46 +223,3 @@ class Notifications:
                 connection.execute("SELECT 1")
             for _ in connection.notifies(timeout=0):
                 pass
-
-
-def _limit_answers(engine: sa.Engine, answer_seconds: float) -> None:
-    """Make connections of `engine` raise `OperationalError` if an answer takes longer.
-
-    A server that was frozen, or whose machine lost power, closes no connection, and no timeout of
-    its own ends the wait. After a lost commit the outcome is unknown: see `CommitInDoubt`.
-    """
-    import psycopg  # noqa: PLC0415  an optional dependency, found by `create_engine`
-
-    class BoundedConnection(psycopg.Connection[Any]):
-        answer_seconds = 10.0
-
-        def wait(self, gen: "PQGen[Value]", *args: Any, **named: Any) -> Value:  # noqa: ANN401
-            deadline = time.monotonic() + self.answer_seconds
-            try:
-                return super().wait(_until(gen, deadline), *args, **named)
-            except TimeoutError:
-                # The late answer must not be taken for the answer to the next question.
-                self.close()
-                raise psycopg.OperationalError(
-                    f"the server has not answered for {self.answer_seconds:g} s"
-                ) from None
-
-    @sa.event.listens_for(engine, "do_connect")
-    def connect(_dialect: Any, _record: Any, args: Any, named: Any) -> BoundedConnection:  # noqa: ANN401
-        connection = BoundedConnection.connect(*args, **named)
-        connection.answer_seconds = answer_seconds
-        return connection
-
-
-def _until(answer: "PQGen[Value]", deadline: float) -> "PQGen[Value]":
-    """Delegate to `answer`; raise `TimeoutError` if the socket is not ready by the deadline."""
-    try:
-        wanted = next(answer)
-        while True:
-            ready = yield wanted
-            if not ready and time.monotonic() > deadline:
-                raise TimeoutError
-            wanted = answer.send(ready)
-    except StopIteration as end:
-        result: Value = end.value
-        return result

@@ -29,7 +29,7 @@ from muster.checkpoints.manifest import (
 from muster.checkpoints.s3 import S3Store
 from muster.contracts.location import S3Location
 from muster.contracts.shards import Position
-from muster.objects.client import PART_BYTES, Conditions, S3Client
+from muster.objects.client import PART_BYTES, S3Client
 from stress.runner import Report, chance, main, say
 from tests.support.faulty_store import FAULTS, LATE_SECONDS, Rewrite, faulty
 from tests.support.s3_server import new_bucket, shared_store
@@ -37,7 +37,7 @@ from tests.support.s3_server import new_bucket, shared_store
 PLACES = 4
 FAULT_SHARE = 0.25  # of the requests
 LONG_SHARE = 0.02  # of the commits
-PATIENCE_SECONDS = 0.3
+RETRY_SECONDS = 0.3
 LONG = np.arange(PART_BYTES // 8 + 10_000)
 
 
@@ -77,8 +77,8 @@ class History:
     def play(self, operations: int, rewrite: Rewrite = lambda _operation, _headers: None) -> None:
         """Do so many operations; `rewrite` may break the store."""
         with faulty(shared_store()) as store:
-            client = S3Client(store.access, patience_seconds=PATIENCE_SECONDS)
-            client.conditions[self.place.bucket] = Conditions.QUOTED
+            client = S3Client(store.access, retry_seconds=RETRY_SECONDS)
+            client.probed.add(self.place.bucket)
             store.fault, store.rewrite = self._fault, rewrite
             writer, generation = S3Store(client, self.place), 0
             is_claimed = has_claimed = False

@@ -9,7 +9,7 @@ from muster.objects.client import S3Client
 from tests.support.faulty_store import FaultyStore, faulty
 from tests.support.s3_server import new_bucket, shared_store
 
-PATIENCE_SECONDS = 5.0
+RETRY_SECONDS = 5.0
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +25,7 @@ def faulty_store() -> Iterator[FaultyStore]:
 
 @pytest.fixture
 def s3(faulty_store: FaultyStore) -> S3Client:
-    return S3Client(faulty_store.access, patience_seconds=PATIENCE_SECONDS)
+    return S3Client(faulty_store.access, retry_seconds=RETRY_SECONDS)
 
 
 @pytest.fixture

@@ -40,6 +40,7 @@ from muster.contracts.retry import REPLACED_CODE
 from muster.contracts.storage import StorageAssignment
 from muster.host.files import rotate
 from muster.host.limits import ShellLimits
+from muster.host.trace import stamp
 from muster.runtime.stderr_messages import print_stderr
 from muster.runtime.storage_process import StorageProcess
 from worker.containment import kill_descendants, kill_leftovers
@@ -212,6 +213,7 @@ class Agent:
         self._link.send(self._secrets.redaction.redact(message))
 
     def _on_message(self, message: CoordinatorMessage) -> None:
+        stamp("order received", order=type(message).__name__)
         if not (self._link.is_welcome or isinstance(message, Welcome)):
             self._link.close()  # orders before a welcome do not come from a coordinator
             return
@@ -271,6 +273,7 @@ def _wake_on_sigchld() -> socket.socket:
 def main() -> int:
     """Read the assignment from standard input and serve it."""
     assignment = msgspec.json.decode(sys.stdin.buffer.read(), type=AgentAssignment)
+    stamp("agent began")
     os.chdir("/")
     # Orphans of the ranks become children of this process instead of init.
     libc = ctypes.CDLL(None, use_errno=True)

@@ -33,6 +33,7 @@ from muster.contracts.paths import JobFiles, LogName
 from muster.contracts.secrets import SecretUnavailable
 from muster.host.containment import is_contained, tag_of
 from muster.host.processes import is_stopped
+from muster.host.trace import stamp
 from muster.program import InvalidProgram
 from muster.runtime.agent_sockets import is_succeeded, newest_socket
 from muster.runtime.stderr_messages import print_stderr
@@ -131,6 +132,7 @@ class RankTable:
             return
         self._exits.forget(order.rank)
         self._running[order.rank] = rank
+        stamp("rank forked", rank=order.rank, of=rank.pid)
         self._reader.add(rank)
         for message in rank.spawned():
             self._report(message)
@@ -281,7 +283,9 @@ class RankTable:
     def _settle(self, rank: RankProcess) -> None:
         now = time.monotonic()
         since = self._exited_at.setdefault(rank.rank, now)
+        stamp("exit seen", rank=rank.rank, of=rank.pid)
         is_contained = rank.contain()
+        stamp("exit contained")
         # Its last messages may be on a connection that is still waiting.
         is_read = self._listener is None or self._listener.accept_waiting()
         if not (is_contained and is_read) and now < since + CONTAINMENT_SECONDS:
@@ -294,6 +298,7 @@ class RankTable:
         for said in unreported:
             self._report(said)
         recorded = self._exits.record(rank, status)
+        stamp("exit recorded")
         # Reap after recording: if this agent dies in between, a zombie or the record is left.
         rank.release()
         self._report_exit(recorded)

@@ -25,14 +25,14 @@ from api.listing import statuses_of
 from api.schema import KnownJobId, operation, reply
 from database.errors import JobMissing
 from database.records import Job
-from muster.checkpoints.deletion import entries
-from muster.checkpoints.deletion import size_bytes as checkpoints_size_bytes
+from muster.checkpoints.deletion import BATCH, entries, remove
 from muster.checkpoints.errors import CheckpointError
 from muster.checkpoints.manifest import Owner
 from muster.contracts.job import JobId, JobStatus, StopRequest
 from muster.contracts.location import Location, parse_location
 from muster.contracts.paths import checkpoints_of_job
 from muster.contracts.views import Deleted, NotDeleted, Purged
+from muster.objects.errors import ObjectStoreError
 from muster.runtime.archive import archive_files, archived_files
 
 YEARS_LIMIT: Final = 1000
@@ -41,6 +41,9 @@ POLL_SECONDS: Final = 0.05
 
 MARGIN_SECONDS: Final = 10.0
 """Time for the coordinator, beyond the grace period of the ranks."""
+
+UNUSABLE: Final = (OSError, CheckpointError, ObjectStoreError)
+"""The place of checkpoints is gone or cannot be used."""
 
 router = APIRouter(tags=["jobs"])
 
@@ -247,8 +250,8 @@ def _size_bytes(state: AppState, job: Job, deletion: Deletion) -> int:
     """Return the size of what `deletion` removes of this job."""
     size = 0
     if (checkpoints := _checkpoints(job, deletion)) is not None:
-        with suppress(OSError, CheckpointError):  # the place is gone or cannot be read
-            size = checkpoints_size_bytes(checkpoints, _owner_of_checkpoints(job)) or 0
+        with suppress(*UNUSABLE):
+            size = sum(it.size_bytes for it in entries(checkpoints, _owner_of_checkpoints(job)))
     if deletion.delete_logs:
         files = state.data_dir.job(job.job_id)
         # The archive is from an interrupted delete.
@@ -280,20 +283,19 @@ def _remove_checkpoints(state: AppState, checkpoints: Location, job: Job) -> boo
     """Remove them, and return whether there were any.
 
     Raises `JobMissing` once the row is gone, as they may be a later job's then. The row is held for
-    one entry at a time: it blocks all other writes, and the disk or store may be slow.
+    one batch at a time: it blocks all other writes, and the disk or store may be slow.
     """
-    found = False
     try:
-        for entry in entries(checkpoints, _owner_of_checkpoints(job)):
-            found = True
+        found = entries(checkpoints, _owner_of_checkpoints(job))
+        for first in range(0, len(found), BATCH):
             with state.jobs.keeping(job.job_id, job.uid):
-                entry.remove()
-    except (OSError, CheckpointError) as error:
+                remove(found[first : first + BATCH])
+    except UNUSABLE as error:
         raise _not_removed(checkpoints, error) from error
-    return found
+    return bool(found)
 
 
-def _not_removed(directory: Location, why: OSError | CheckpointError) -> Conflict:
+def _not_removed(directory: Location, why: Exception) -> Conflict:
     return Conflict(
         "files-not-removed",
         f"{directory} could not be removed ({why}): correct that and repeat the request.",

@@ -50,6 +50,7 @@ from muster.contracts.views import (
     SummaryList,
     SummaryView,
 )
+from muster.host.trace import stamp
 
 KEY_LIMIT: Final = 255
 """Longest Idempotency-Key, as with other services."""
@@ -89,6 +90,7 @@ async def create_job(
     A request repeated with the same `Idempotency-Key` returns the original response, even if the
     job has changed since.
     """
+    stamp("job received")
     if dry_run:
         return reply(await run_sync(planned, requested, state))
     key = None
@@ -101,6 +103,7 @@ async def create_job(
         )
     uid = JobUid(state.submitter.random_hex())
     job = await create(requested, state, uid, key, caller.name)
+    stamp("job stored", job=job.uid)
     headers = {"Location": f"{request.scope['path']}/{job.job_id}", "ETag": job_tag(job)}
     if job.uid != uid:
         headers["Idempotency-Replayed"] = "true"

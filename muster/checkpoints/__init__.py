@@ -4,7 +4,7 @@ manager.py      saves and restores one rank's checkpoints: the face of this pack
 reader.py       finds the newest intact checkpoint
 store.py        what a place for checkpoints guarantees
 local_store.py  a directory: the durable sequence, and fences
-memory.py       a place in memory, for tests
+s3.py           a prefix of a bucket: conditional writes, and tokens
 local.py        the file-system port, and the durable sequences on top of it
 manifest.py     file names, and the manifest that describes a checkpoint
 format.py       arrays as safetensors, other values as JSON

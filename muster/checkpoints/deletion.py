@@ -1,19 +1,22 @@
 """Deletes the checkpoints of a deleted job, and nothing that lies beside them.
 
-Users choose the checkpoint directory and the job id, and could choose any directory with them. So
-an entry is deleted only if its name and its manifest show that a `CheckpointManager` of this job
+Users choose the place of checkpoints and the job id, and could choose any directory with them. So
+an entry is deleted only if its name and a manifest show that a `CheckpointManager` of this job
 wrote it. Everything else stays, and so do the directories that hold it. Symbolic links are neither
 followed nor deleted.
-
-In an object store the same holds for the keys of objects.
 """
 
 import errno
-from collections.abc import Iterator
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from muster.checkpoints.errors import CheckpointDamaged, checkpoint_errors
+from muster.checkpoints.errors import CheckpointDamaged
 from muster.checkpoints.local_store import LocalStore
 from muster.checkpoints.manifest import (
     LATEST,
@@ -26,107 +29,119 @@ from muster.checkpoints.manifest import (
     decode_manifest,
     generation_of_temporary,
 )
-from muster.checkpoints.s3 import owned_objects
-from muster.contracts.location import Location
+from muster.checkpoints.store import open_store
+from muster.contracts.location import Location, S3Location
 from muster.contracts.paths import rank_of_checkpoints
-from muster.objects.client import shared_client
+from muster.objects.client import THREADS, default_client
+
+BATCH: Final = THREADS
+"""So many objects are removed in the time of one."""
+
+_KEY: Final = re.compile(
+    r"(?:(worker_\d+)/)?(?:LATEST|([^/]+)/(?:manifest\.json|state\.safetensors))", re.ASCII
+)
 
 
 class Entry(NamedTuple):
-    """A file, directory or object of the job."""
+    """A file, directory, object or unfinished upload of the job."""
 
     path: Location
+    place: Location  # the rank's
+    checkpoint: CheckpointName | None = None
+    size_bytes: int = 0
     is_directory: bool = False
-    stored_bytes: int = 0  # of an object
-
-    def remove(self) -> None:
-        """Remove it unless it is gone or not empty. Raises OSError or `CheckpointError`."""
-        if not isinstance(self.path, Path):
-            with checkpoint_errors("deleting", str(self.path)):
-                return shared_client().delete([self.path])
-        try:
-            (self.path.rmdir if self.is_directory else self.path.unlink)()
-        except OSError as error:
-            if error.errno not in {errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST}:
-                raise
+    upload_id: str | None = None
 
 
-def size_bytes(location: Location, owner: Owner) -> int | None:
-    """Return the size of the owner's files; None if there are none. Raises as `entries`."""
-    files = [entry for entry in entries(location, owner) if not entry.is_directory]
-    sizes = (
-        it.path.lstat().st_size if isinstance(it.path, Path) else it.stored_bytes for it in files
-    )
-    return sum(sizes) if files else None
+def entries(location: Location, owner: Owner) -> list[Entry]:
+    """Return what all ranks of a job have saved, in the order in which to remove it.
 
-
-def entries(location: Location, owner: Owner) -> Iterator[Entry]:
-    """Yield the entries that all ranks of a job have saved, each directory after its content.
-
-    A caller that removes each entry before the next also removes the directory, unless it holds
-    something else. Raises OSError, and in a store `CheckpointError`.
+    That is every checkpoint whose manifest names the owner or is damaged; and where no other job
+    has saved, what has no manifest: LATEST, fences, interrupted saves. Manifests come late, so that
+    an interrupted deletion can be repeated, and directories last. Raises OSError,
+    `ObjectStoreError` and `CheckpointError`.
     """
-    if not isinstance(location, Path):
-        with checkpoint_errors("looking into", str(location)):
-            found = owned_objects(shared_client(), location, owner)
-        yield from (Entry(location / each.name, stored_bytes=each.size_bytes) for each in found)
-        return
-    entry = None
-    for entry in _content(location, owner):
-        yield entry
-    if entry:
-        yield Entry(location, is_directory=True)
+    found = [*(_files(location) if isinstance(location, Path) else _objects(location))]
+    whole = [
+        (it.place, it.checkpoint) for it in found if it.checkpoint and it.path.name == MANIFEST
+    ]
+    is_owned: dict[tuple[Location, CheckpointName | None], bool] = {}
+    with ThreadPoolExecutor(THREADS) as pool:
+        answers = pool.map(lambda it: _is_owned(it[0], it[1], owner), whole)
+        is_owned.update(zip(whole, answers, strict=True))
+    shared = {place for (place, _), answer in is_owned.items() if not answer}
+    owned = [it for it in found if is_owned.get((it.place, it.checkpoint), it.place not in shared)]
+    if owned and isinstance(location, Path):
+        places = {location, *(it.place for it in owned)}
+        owned += [Entry(place, place, is_directory=True) for place in places]
+    return sorted(
+        owned, key=lambda it: (it.is_directory, it.path.name == MANIFEST, -len(str(it.path)))
+    )
 
 
-def _content(directory: Path, owner: Owner) -> Iterator[Entry]:
-    if not _is_directory(directory):
-        return
-    store = LocalStore(directory)
-    paths = list(directory.iterdir())
-    is_shared = False
+def remove(batch: Sequence[Entry]) -> None:
+    """Remove entries unless they are gone or not empty; raises OSError or `ObjectStoreError`."""
+    objects = []
+    for it in batch:
+        if isinstance(it.path, Path):
+            try:
+                (it.path.rmdir if it.is_directory else it.path.unlink)()
+            except OSError as error:
+                if error.errno not in {errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST}:
+                    raise
+        elif it.upload_id:
+            default_client().abort(it.path, it.upload_id)
+        else:
+            objects.append(it.path)
+    if objects:
+        default_client().delete(objects)
+
+
+def _files(place: Path) -> Iterator[Entry]:
+    """Yield what may be a job's in a directory, and in those of ranks below it."""
+    paths: list[Path] = []
+    with suppress(FileNotFoundError, NotADirectoryError):
+        paths = [] if place.is_symlink() else list(place.iterdir())
     for path in paths:
+        name = CheckpointName.parse(path.name)
+        is_temporary = generation_of_temporary(path.name) is not None
         if rank_of_checkpoints(path.name) is not None:
-            yield from entries(path, owner)
-        elif (name := CheckpointName.parse(path.name)) is not None and _is_directory(path):
-            if _is_owned(store, name, owner):
-                yield from _checkpoint(path)
-            else:
-                is_shared = True
-    if not is_shared:  # otherwise the remaining entries may be the other job's
-        for path in paths:
-            yield from _leftovers(store, path)
+            yield from _files(path)
+        elif (name or is_temporary) and path.is_dir() and not path.is_symlink():
+            yield Entry(path, place, name, is_directory=True)
+            yield from _file(path / STATE, place, name)
+            yield from _file(path / MANIFEST, place, name)
+        elif path.name == LATEST:
+            if LocalStore(place).latest() is not None:  # otherwise it may be another program's
+                yield from _file(path, place)
+        elif is_temporary or Fence.parse(path.name):
+            yield from _file(path, place)
 
 
-def _leftovers(store: LocalStore, path: Path) -> Iterator[Entry]:
-    """Yield an entry that belongs to no checkpoint: LATEST, a fence, an interrupted save."""
-    if generation_of_temporary(path.name) is not None and _is_directory(path):
-        yield from _checkpoint(path)
-    elif generation_of_temporary(path.name) is not None or Fence.parse(path.name) is not None:
-        yield from _file(path)
-    elif path.name == LATEST and store.latest() is not None:
-        yield Entry(path)
+def _file(path: Path, place: Path, checkpoint: CheckpointName | None = None) -> Iterator[Entry]:
+    with suppress(FileNotFoundError):
+        found = path.lstat()
+        if stat.S_ISREG(found.st_mode):
+            yield Entry(path, place, checkpoint, found.st_size)
 
 
-def _checkpoint(path: Path) -> Iterator[Entry]:
-    """Yield the files of a checkpoint, finished or not, then its directory."""
-    yield from _file(path / MANIFEST)
-    yield from _file(path / STATE)
-    yield Entry(path, is_directory=True)
+def _objects(location: S3Location) -> Iterator[Entry]:
+    """Yield the same below a prefix."""
+    client = default_client()
+    stored = ((it.name, it.size_bytes, None) for it in client.list(location))
+    unfinished = ((key, 0, upload_id) for key, upload_id in client.uploads(location))
+    for key, size_bytes, upload_id in chain(stored, unfinished):
+        if found := _KEY.fullmatch(key):
+            place = location / found[1] if found[1] else location
+            name = CheckpointName.parse(found[2] or "")
+            if name or key.endswith(LATEST):
+                yield Entry(location / key, place, name, size_bytes, upload_id=upload_id)
 
 
-def _file(path: Path) -> Iterator[Entry]:
-    if path.is_file() and not path.is_symlink():
-        yield Entry(path)
-
-
-def _is_directory(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
-
-
-def _is_owned(store: LocalStore, name: CheckpointName, owner: Owner) -> bool:
+def _is_owned(place: Location, name: CheckpointName, owner: Owner) -> bool:
     """Return whether a checkpoint is the owner's; a damaged one counts as the owner's."""
     try:
-        content = store.read(name, MANIFEST, MANIFEST_LIMIT_BYTES)
-        return owner.owns(decode_manifest(content, str(name)))
+        content = open_store(place).read(name, MANIFEST, MANIFEST_LIMIT_BYTES)
+        return owner.owns(decode_manifest(content, f"{place}/{name}"))
     except CheckpointDamaged:
         return True

@@ -22,6 +22,7 @@ import msgspec
 from muster.checkpoints.errors import (
     CheckpointDamaged,
     CheckpointError,
+    CheckpointFailed,
     StaleGeneration,
     checkpoint_errors,
 )
@@ -29,27 +30,22 @@ from muster.checkpoints.format import Packed
 from muster.checkpoints.manifest import (
     LATEST,
     MANIFEST,
-    MANIFEST_LIMIT_BYTES,
     STATE,
     CheckpointName,
     Fence,
     FileFacts,
     Manifest,
-    Owner,
-    decode_manifest,
     sign,
 )
 from muster.contracts.location import S3Location
 from muster.contracts.paths import rank_of_checkpoints
-from muster.objects.client import S3Client, Stored
+from muster.objects.client import S3Client
 from muster.objects.errors import ObjectMissing, ObjectStoreError, PreconditionFailed
 from muster.objects.probe import check_store
 
 _CHECKPOINTS: Final = "step_"  # how their names begin
 _LATEST: Final = re.compile(r"([\w.]*)\n(?:token (\d{1,19}) ([0-9a-f]{16}) ([0-9a-f]{16})\n)?")
-_OWN: Final = re.compile(
-    r"(worker_\d+/|)(?:LATEST|(step_[\d.gr]+)/(?:manifest\.json|state\.safetensors))", re.ASCII
-)
+_CLAIM_ATTEMPTS: Final = 100
 _LATEST_LIMIT_BYTES: Final = 1 << 16  # a longer one is not read; valid ones have at most 180
 
 
@@ -112,7 +108,7 @@ class S3Store:
         """Swap this writer's token into LATEST, then remove what older ones have left."""
         with checkpoint_errors("preparing to save checkpoints in", self._where):
             check_store(self._client, self.location)
-            while True:
+            for _ in range(_CLAIM_ATTEMPTS):
                 found = self._look()
                 fence = found.fence
                 is_ours = fence and (job_uid is None or fence.job == Fence.of(0, job_uid).job)
@@ -125,6 +121,11 @@ class S3Store:
                 with suppress(PreconditionFailed):  # another claim was faster
                     self._swap(found.name, found.etag)
                     break
+            else:
+                raise CheckpointFailed(
+                    f"{self._where}/{LATEST} was changed by others before each of "
+                    f"{_CLAIM_ATTEMPTS} attempts to claim it: end the processes that save there"
+                )
             try:
                 self._sweep()
             except (ObjectStoreError, CheckpointError) as error:
@@ -177,9 +178,7 @@ class S3Store:
         if found.random != self._random:
             if found.fence is None or found.etag == self._latest.etag:
                 raise failed
-            if failed.is_certain:  # otherwise the successor may have found it
-                with suppress(CheckpointError):
-                    self.remove(name)
+            # The files stay: the successor may have found them. It retires them by age.
             raise StaleGeneration(self._where, name.generation, found.fence.generation)
         self._latest = found
 
@@ -227,22 +226,3 @@ class S3Store:
                     continue
                 self.remove(name)
         self._begun = None
-
-
-def owned_objects(client: S3Client, location: S3Location, owner: Owner) -> list[Stored]:
-    """Return what all ranks of a job have saved at `location`, to be deleted with the job.
-
-    As in `muster.checkpoints.deletion`: what manifests show to be the owner's, and where no other
-    job has saved also what belongs to no checkpoint, such as LATEST.
-    """
-    listed = [(stored, _OWN.fullmatch(stored.name)) for stored in client.list(location)]
-    found = [(stored, match.groups()) for stored, match in listed if match]
-    is_owned = {}
-    for stored, key in found:
-        if stored.name.endswith(MANIFEST):
-            is_owned[key] = True  # also a damaged one
-            with suppress(CheckpointDamaged, PreconditionFailed, ObjectMissing):
-                content, _ = client.read(location / stored.name, MANIFEST_LIMIT_BYTES)
-                is_owned[key] = owner.owns(decode_manifest(content, stored.name))
-    shared = {place for (place, _), answer in is_owned.items() if not answer}
-    return [stored for stored, key in found if is_owned.get(key, key[0] not in shared)]

@@ -102,7 +102,7 @@ def open_store(
 
         return LocalStore(location, warn)
     from muster.checkpoints.s3 import S3Store  # noqa: PLC0415
-    from muster.objects.client import shared_client  # noqa: PLC0415
+    from muster.objects.client import default_client  # noqa: PLC0415
 
     with checkpoint_errors("using", str(location)):
-        return S3Store(shared_client(), location, warn)
+        return S3Store(default_client(), location, warn)

@@ -205,6 +205,10 @@ ORPHAN_VARIABLE: Final = Variable(
     SECONDS_LIMIT,
 )
 
+TRACE: Final = Variable(
+    "MUSTER_TRACE", "Absolute path of a file to which every process appends its time stamps."
+)
+
 USE_S3: Final = Variable(
     "USE_S3", "`1`: checkpoints and data that name no place are in the bucket."
 )

@@ -16,6 +16,7 @@ from muster.contracts.environ import (
     ORPHAN_VARIABLE,
     S3_BUCKET,
     SERVICE_ONLY,
+    TRACE,
     USE_S3,
     Variable,
     read_fields,
@@ -69,6 +70,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     ]
     dataset_dir: Annotated[Location, Variable("DATASET_DIR", "Data of jobs that name no place.")]
     orphan_timeout_seconds: Annotated[float, ORPHAN_VARIABLE] = ORPHAN_TIMEOUT_SECONDS
+    trace: Annotated[Path | None, TRACE] = None
 
     @classmethod
     def read(cls, environ: Mapping[str, str], *, cores: int) -> "ServiceSettings":
@@ -93,10 +95,6 @@ class S3Settings(msgspec.Struct, frozen=True, kw_only=True):
         Variable("S3_ACCESS_KEY", "Its key. Without one it is found as AWS's own tools do."),
     ] = None
     secret_key: Annotated[str | None, Variable("S3_SECRET_KEY", "The secret of that key.")] = None
-    unfenced: Annotated[
-        bool,
-        Variable("S3_UNFENCED", "`1`: accept a store without conditional writes, on one host."),
-    ] = False
     cache_dir: Annotated[
         Path, Variable("MUSTER_CACHE_DIR", "Shards from the store; every job of the host uses it.")
     ]
@@ -108,6 +106,9 @@ class S3Settings(msgspec.Struct, frozen=True, kw_only=True):
     def read(cls, environ: Mapping[str, str]) -> "S3Settings":
         cache_dir = Path(environ.get("HOME", "/"), ".cache", "muster", "shards").absolute()
         return cls(**{"cache_dir": cache_dir, **read_fields(cls, environ)})
+
+    def __repr__(self) -> str:
+        return f"S3Settings({self.endpoint})"  # no keys
 
 
 class AccessSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,9 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from contextvars import ContextVar
-from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -38,8 +35,8 @@ PART_BYTES: Final = 16 << 20  # a longer object is uploaded in parts, one copied
 THREADS: Final = 8
 READ_BYTES: Final = 1 << 20  # urllib3 holds a copy of what is read at once
 
-BRIEF_SECONDS: Final = 3.0  # where a user waits for the answer
-PATIENCE_SECONDS: Final = 75.0  # how long failures are retried: a store may be away for a minute
+RETRY_SECONDS: Final = 75.0  # a store may be away for a minute
+BRIEF_RETRY_SECONDS: Final = 3.0  # a user waits for the answer
 PAUSE_SECONDS: Final = 0.1  # doubled up to the longest, less up to half of it at random
 LONGEST_PAUSE_SECONDS: Final = 5.0
 
@@ -50,36 +47,6 @@ _URL: Final = re.compile(r"https?://[^\s/@?#]+/?")
 _KEY: Final = re.compile(r"[!-~]+")
 
 T = TypeVar("T")
-
-PATIENCE: Final = ContextVar("PATIENCE", default=PATIENCE_SECONDS)  # of `shared_client`
-
-
-@dataclass(frozen=True, slots=True)
-class StoreAccess:
-    """A store, and the keys to it, which are not printed."""
-
-    endpoint: str | None = None  # None is AWS
-    access_key: str | None = field(default=None, repr=False)
-    """None takes both keys from where AWS's own tools find them."""
-    secret_key: str | None = field(default=None, repr=False)
-    unfenced: bool = False
-    """True accepts a store without conditional writes, where one host runs everything."""
-
-    def __post_init__(self) -> None:
-        """Refuse what boto3 would repeat in an error."""
-        if self.endpoint is not None and not _URL.fullmatch(self.endpoint):
-            raise StoreRefused("S3_ENDPOINT is not a URL such as http://127.0.0.1:9000")
-        for name, key in ("S3_ACCESS_KEY", self.access_key), ("S3_SECRET_KEY", self.secret_key):
-            if key is not None and not _KEY.fullmatch(key):
-                raise StoreRefused(f"{name} is empty, or has a character that no key has")
-
-
-class Conditions(StrEnum):
-    """How a bucket compares ETags in conditional writes; `muster.objects.probe` finds out."""
-
-    QUOTED = "quoted"
-    UNQUOTED = "unquoted"
-    NONE = "none"  # we look before a write, which is safe for one writer only
 
 
 class Stored(NamedTuple):
@@ -94,31 +61,40 @@ class Stored(NamedTuple):
 class S3Client:
     """Objects by location. For any number of threads.
 
-    Methods raise `StoreRefused`, `StoreUnavailable` (after `patience_seconds` of retries), and
-    what they say.
+    Methods raise `StoreRefused`, `StoreUnavailable` (after `retry_seconds`), and what they say.
     """
 
-    def __init__(self, access: StoreAccess, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
+    retry_seconds: float = RETRY_SECONDS
+    """How long failed requests are repeated. The API shortens it for its whole process."""
+
+    def __init__(self, settings: S3Settings, *, retry_seconds: float | None = None) -> None:
+        """Connect to nothing yet. Raises `StoreRefused` for unusable settings."""
+        if settings.endpoint is not None and not _URL.fullmatch(settings.endpoint):
+            raise StoreRefused("S3_ENDPOINT is not a URL such as http://127.0.0.1:9000")
+        keys = {"S3_ACCESS_KEY": settings.access_key, "S3_SECRET_KEY": settings.secret_key}
+        for name, key in keys.items():  # boto3 would repeat it in an error
+            if key is not None and not _KEY.fullmatch(key):
+                raise StoreRefused(f"{name} is empty, or has a character that no key has")
         try:
             import boto3  # noqa: PLC0415  see the module's docstring
             from botocore.config import Config  # noqa: PLC0415
         except ModuleNotFoundError as error:
             raise StoreRefused(f"s3:// needs boto3: {install_command('s3')}") from error
-        self.access: Final = access
-        self.endpoint: Final = access.endpoint or "AWS"
-        self.conditions: Final[dict[str, Conditions]] = {}  # of the buckets that were probed
-        self._patience_seconds: Final = patience_seconds
+        self.endpoint: Final = settings.endpoint or "AWS"
+        self.probed: Final = set[str]()  # buckets that `muster.objects.probe` has accepted
+        if retry_seconds is not None:
+            self.retry_seconds = retry_seconds
         # Some stores refuse the checksums that boto3 adds since 1.36.
-        checksums = "when_required" if access.endpoint else "when_supported"
+        checksums = "when_required" if settings.endpoint else "when_supported"
         with store_errors(self.endpoint, S3Location("")):
             self._s3: Final = boto3.session.Session().client(
                 "s3",
-                endpoint_url=access.endpoint,
-                aws_access_key_id=access.access_key,
-                aws_secret_access_key=access.secret_key,
+                endpoint_url=settings.endpoint,
+                aws_access_key_id=settings.access_key,
+                aws_secret_access_key=settings.secret_key,
                 config=Config(
                     connect_timeout=5,
-                    read_timeout=min(30, 5 + patience_seconds),
+                    read_timeout=min(30, 5 + self.retry_seconds),
                     max_pool_connections=2 * THREADS,
                     retries={"total_max_attempts": 1, "mode": "standard"},
                     s3={"addressing_style": "path"},
@@ -132,7 +108,7 @@ class S3Client:
 
         Raises `ObjectMissing`, and `PreconditionFailed` if it is another version or too long.
         """
-        condition = self._condition(location, etag) if etag else {}
+        condition = _condition(etag) if etag else {}
 
         def receive() -> Stored:
             answer = self._s3.get_object(Bucket=location.bucket, Key=location.prefix, **condition)
@@ -146,7 +122,7 @@ class S3Client:
                     filled += body.readinto(buffer[filled:end])
             return Stored(location.name, size_bytes, answer["ETag"])
 
-        return self._patiently(location, receive)
+        return self._retry(location, receive)
 
     def read(self, location: S3Location, limit_bytes: int) -> tuple[bytearray, str]:
         """Return the content of an object, and its ETag; raises as `get`."""
@@ -172,12 +148,12 @@ class S3Client:
             digest.update(buffer)
         size_bytes, xxh3 = sum(map(len, buffers)), digest.hexdigest()
         etag = ""
-        with suppress(PreconditionFailed, ObjectMissing):  # missing: an upload that is completed
+        with suppress(PreconditionFailed, ObjectMissing):  # NoSuchUpload: ours is complete
             if size_bytes > PART_BYTES:
                 self._upload(location, buffers, size_bytes, xxh3)
             else:
                 whole = {"Body": b"".join(buffers), "Metadata": {HASH: xxh3}}
-                etag = self._call("put_object", location, whole, self._condition(location))["ETag"]
+                etag = self._call("put_object", location, whole, _condition())["ETag"]
         if not etag:  # some stores do not answer it after an upload; or the object exists
             found = self.head(location)
             if (found.size_bytes, found.xxh3) != (size_bytes, xxh3):
@@ -192,7 +168,7 @@ class S3Client:
         `PreconditionFailed` if there is another version, or `ObjectMissing`.
         """
         try:
-            body, condition = {"Body": content}, self._condition(location, etag)
+            body, condition = {"Body": content}, _condition(etag)
             return str(self._call("put_object", location, body, condition)["ETag"])
         except (PreconditionFailed, ObjectMissing):
             with suppress(PreconditionFailed, ObjectMissing):
@@ -250,26 +226,12 @@ class S3Client:
             with ThreadPoolExecutor(THREADS) as pool:
                 parts = list(pool.map(send, range(0, size_bytes, PART_BYTES)))
             whole = {**upload, "MultipartUpload": {"Parts": parts}}
-            self._call("complete_multipart_upload", location, whole, self._condition(location))
+            self._call("complete_multipart_upload", location, whole, _condition())
         except BaseException as error:
-            if not isinstance(error, StoreUnavailable):  # it would be asked in vain again
+            if not isinstance(error, StoreUnavailable):  # an abort would fail too
                 with suppress(ObjectStoreError):
                     self.abort(location, upload_id)
             raise
-
-    def _condition(self, location: S3Location, etag: str | None = None) -> dict[str, str]:
-        """Return the condition for the version `etag` of an object, or for none."""
-        conditions = self.conditions.get(location.bucket, Conditions.QUOTED)
-        if conditions is Conditions.NONE:
-            now = None
-            with suppress(ObjectMissing):
-                now = self.head(location).etag
-            if now != etag:
-                raise PreconditionFailed(f"{location} exists or has changed")
-            return {}
-        if etag is None:
-            return {"IfNoneMatch": "*"}
-        return {"IfMatch": etag.strip('"') if conditions is Conditions.UNQUOTED else etag}
 
     def _pages(self, operation: str, location: S3Location, **more: str) -> Iterator[dict[str, Any]]:
         while True:
@@ -285,38 +247,35 @@ class S3Client:
         request = {"Bucket": location.bucket, key: location.prefix}
         for each in arguments:
             request |= each
-        return self._patiently(location, lambda: getattr(self._s3, operation)(**request))
+        return self._retry(location, lambda: getattr(self._s3, operation)(**request))
 
-    def _patiently(self, location: S3Location, send: Callable[[], T]) -> T:
+    def _retry(self, location: S3Location, send: Callable[[], T]) -> T:
         """Send a request, and again as long as the store fails."""
-        until = time.monotonic() + self._patience_seconds
-        is_certain, pause_seconds = True, PAUSE_SECONDS
+        until = time.monotonic() + self.retry_seconds
+        pause_seconds = PAUSE_SECONDS
         while True:
             try:
                 with store_errors(self.endpoint, location):
                     return send()
-            except PreconditionFailed as failed:
-                failed.is_certain = is_certain
-                raise
             except StoreUnavailable:
                 if time.monotonic() + pause_seconds > until:
                     raise
-                is_certain = False
             time.sleep(pause_seconds * random.uniform(0.5, 1))  # noqa: S311  spreads the retries
             pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
+
+
+def _condition(etag: str | None = None) -> dict[str, str]:
+    """Return the condition for the version `etag` of an object, or for none."""
+    return {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
 
 
 def _below(location: S3Location, key: str) -> str:
     return key.removeprefix((location / "").prefix)
 
 
-def shared_client() -> S3Client:
+def default_client() -> S3Client:
     """Return the client of the store that the environment of this process describes."""
-    found = S3Settings.read(os.environ)
-    access = StoreAccess(found.endpoint, found.access_key, found.secret_key, found.unfenced)
-    return _client(access, PATIENCE.get())
+    return _client(S3Settings.read(os.environ))
 
 
-@cache
-def _client(access: StoreAccess, patience_seconds: float) -> S3Client:
-    return S3Client(access, patience_seconds=patience_seconds)
+_client: Final = cache(S3Client)

@@ -15,7 +15,9 @@ from typing import Any, Final
 from muster.contracts.errors import MusterError
 from muster.contracts.location import S3Location
 
-_TRANSIENT: Final = frozenset({200, 408, 409, 429, 500, 502, 503, 504})  # 200: Complete may fail so
+_TRANSIENT: Final = frozenset(
+    {200, 408, 409, 429, 500, 502, 503, 504}
+)  # 200: also CompleteMultipartUpload
 _TRANSIENT_CODES: Final = frozenset({"RequestTimeout", "BadDigest", "IncompleteBody"})
 
 
@@ -37,8 +39,6 @@ class ObjectMissing(ObjectStoreError):
 
 class PreconditionFailed(ObjectStoreError):
     """The object is not in the state that the request requires."""
-
-    is_certain = True  # False if an earlier attempt had no answer: it may have taken place
 
 
 @contextmanager

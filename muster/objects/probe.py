@@ -11,60 +11,50 @@ from threading import Lock
 from typing import Final
 
 from muster.contracts.location import S3Location
-from muster.objects.client import Conditions, S3Client
+from muster.objects.client import S3Client
 from muster.objects.errors import ObjectStoreError, PreconditionFailed, StoreRefused
 
 WRITERS: Final = 16
 
-_PROBING: Final = Lock()  # what a probe notes in the client is provisional until its end
+_PROBING: Final = Lock()  # many ranks of one process may begin at once
 
 
-def check_store(client: S3Client, location: S3Location) -> Conditions:
-    """Find out how the bucket of `location` compares ETags, once per client.
+def check_store(client: S3Client, location: S3Location) -> None:
+    """Try the bucket of `location`, once per client.
 
-    Raises `StoreRefused`, naming the promise that the store does not keep, unless it is accepted
-    unfenced; and as the client does.
+    Raises `StoreRefused`, naming the promise that the store does not keep; and as the client does.
     """
     with _PROBING:
-        if (known := client.conditions.get(location.bucket)) is not None:
-            return known
-        return _probed(client, location)
-
-
-def _probed(client: S3Client, location: S3Location) -> Conditions:
-    scratch = location / f".probe-{os.urandom(8).hex()}"
-    try:
-        lacking = _lacking(client, scratch / "object", scratch / "race")
-    finally:
-        conditions = client.conditions.pop(location.bucket, Conditions.QUOTED)
-        with suppress(ObjectStoreError):
-            client.delete([scratch / "object", scratch / "race"])
-    if lacking and not client.access.unfenced:
-        raise StoreRefused(
-            f"{client.endpoint} cannot protect checkpoints from replaced writers: {lacking}. Use "
-            "another store, or set S3_UNFENCED=true if one host runs everything"
-        )
-    client.conditions[location.bucket] = Conditions.NONE if lacking else conditions
-    return client.conditions[location.bucket]
+        if location.bucket in client.probed:
+            return
+        scratch = location / f".probe-{os.urandom(8).hex()}"
+        try:
+            lacking = _lacking(client, scratch / "object", scratch / "race")
+        finally:
+            with suppress(ObjectStoreError):
+                client.delete([scratch / "object", scratch / "race"])
+        if lacking:
+            raise StoreRefused(
+                f"{client.endpoint} cannot protect checkpoints from replaced writers: {lacking}. "
+                "Use another store"
+            )
+        client.probed.add(location.bucket)
 
 
 def _lacking(client: S3Client, one: S3Location, race: S3Location) -> str | None:
-    """Return what the store does wrong, or None; note in the client how it compares ETags."""
+    """Return what the store does wrong, or None."""
     first = client.put_if_absent(one, [memoryview(b"first")])
     if client.head(one) != first:
-        raise StoreRefused(f"{client.endpoint} loses the metadata of objects: use another store")
+        return "it loses the metadata or changes the ETags of objects"
     if _writes(client, one, b"second"):
         return "it overwrites an object in spite of If-None-Match"
     with ThreadPoolExecutor(WRITERS) as pool:
         won = sum(pool.map(lambda writer: _writes(client, race, b"%d" % writer), range(WRITERS)))
     if won != 1:
         return f"of {WRITERS} writers that race to create an object, {won} win"
-    for form in Conditions.QUOTED, Conditions.UNQUOTED:
-        client.conditions[one.bucket] = form
-        with suppress(PreconditionFailed, StoreRefused):
-            client.compare_and_swap(one, b"swapped", first.etag)
-            break
-    else:
+    try:
+        client.compare_and_swap(one, b"swapped", first.etag)
+    except (PreconditionFailed, StoreRefused):
         return "it does not replace an object with If-Match and the right ETag"
     with suppress(PreconditionFailed):
         client.compare_and_swap(one, b"swapped again", first.etag)

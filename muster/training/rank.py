@@ -23,6 +23,7 @@ from muster.datasets.errors import DatasetEmpty
 from muster.datasets.random_access import RandomAccess
 from muster.host.containment import contain_self, contain_spare, set_tag_limit
 from muster.host.processes import descendants
+from muster.host.trace import stamp
 from muster.program import InvalidProgram, Program, State
 from muster.runtime.agent_client import AgentClient, AgentSocket
 from muster.runtime.exit_report import ExitReport, exit_process, print_error, print_interrupt
@@ -68,6 +69,7 @@ def run() -> NoReturn:
 
 def train(settings: RankSettings) -> NoReturn:
     """Train as the settings say, and end the process."""
+    stamp("rank began")
     agent = AgentClient(AgentSocket.of(settings))
     account = ExitReport(settings, agent)
     code = 1
@@ -137,6 +139,7 @@ def train_synchronous(account: ExitReport, working_dir: Path, agent: AgentClient
         arithmetic=arithmetic,
     )
     reporter.supervision.send(Ready(port=groups.port))
+    stamp("rank ready")
     with _refusing_closed(agent.socket):
         outcome = trainer.run()
     if outcome is not Outcome.LEFT:  # or a later group has its own checkpoints
@@ -177,6 +180,7 @@ def _wait_for_order(agent: AgentSocket) -> RankSettings:
     del os.environ[SPARE]
     os.environ.update(msgspec.msgpack.decode(content, type=dict[str, str]))
     contain_spare(os.environ[PROCESS_TAG], started)
+    stamp("rank began")
     return RankSettings.read(os.environ, world_size=JobSpec().world_size)
 
 

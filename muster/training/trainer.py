@@ -16,6 +16,7 @@ from muster.collectives.backend import Reducer, Vector
 from muster.collectives.errors import CollectiveError
 from muster.collectives.tree import Block, BlockAssignment, assign_blocks
 from muster.contracts.messages import WorkerGroup
+from muster.host.trace import stamp
 from muster.training.blocks import BlockComputer
 from muster.training.fingerprint import Fingerprint
 from muster.training.group import PEER_TIMEOUT_SECONDS, Group, GroupFactory
@@ -124,6 +125,7 @@ class Trainer:
     def _train_in_group(self, update: GroupUpdate) -> Outcome | None:
         """Train with the members of one group; return None if another group follows."""
         worker_group, is_newcomer = update.group, self._group is None
+        stamp("group received", round=worker_group.generation)
         self._is_saver = False
         try:
             created = self._groups.create(update)
@@ -168,6 +170,7 @@ class Trainer:
         if self._replica.position != before:
             self._held.clear()
         self._is_saver = group.backend.rank == 0
+        stamp("group joined", step=self._replica.position.step)
         self._callbacks.on_group_joined(worker_group, self._replica)
         return self._replay.split(result.assignment, self._replica.position.step, result.held)
 
@@ -211,6 +214,7 @@ class Trainer:
         self._computer.update(self._replica.state, means.gradients, step, state)
         self._held.clear()
         self._replica.commit(state, self._schedule.advance(self._replica.committed, consumed))
+        stamp("step", step=step + 1)
         self._callbacks.on_step(self._replica, means)
 
     def _try_to_save(self, worker_group: WorkerGroup) -> bool:

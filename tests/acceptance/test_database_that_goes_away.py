@@ -39,7 +39,7 @@ def remote(
 
 
 @pytest.mark.postgres
-@pytest.mark.parametrize("way", ["killed", "stopped", "cut"])
+@pytest.mark.parametrize("way", ["killed", "cut"])
 def test_no_job_notices_a_server_that_goes_away(
     way: str, server: FragilePostgres, remote: Installation, undisturbed: UndisturbedRuns
 ) -> None:

@@ -16,7 +16,13 @@ from muster.host.processes import all_pids, environment_of
 from muster.objects.client import S3Client
 from tests.support.faulty_store import FaultyStore, faulty
 from tests.support.installation import Installation, pids
-from tests.support.s3_server import bare_client, new_bucket, put_files, shared_store
+from tests.support.s3_server import (
+    bare_client,
+    new_bucket,
+    put_files,
+    shared_store,
+    variables,
+)
 from tests.support.storage_processes import listening_process
 from tests.support.terminals import Terminal
 from tests.support.undisturbed import UndisturbedRuns
@@ -40,8 +46,7 @@ def store(
     settings = {
         "USE_S3": "true",
         "S3_BUCKET": bucket.bucket,
-        "S3_ENDPOINT": str(access.endpoint),
-        "S3_ACCESS_KEY": str(access.access_key),
+        **variables(access),
         "S3_SECRET_KEY": os.environ.get("S3_SECRET_KEY", SECRET),
         "MUSTER_CACHE_DIR": str(tmp_path / "cache"),
         "CHECKPOINT_DIR": "",
@@ -105,9 +110,7 @@ def proxied(
 ) -> Iterator[tuple[Installation, FaultyStore]]:
     with faulty(shared_store()) as store:
         environment = {
-            "S3_ENDPOINT": str(store.access.endpoint),
-            "S3_ACCESS_KEY": str(store.access.access_key),
-            "S3_SECRET_KEY": str(store.access.secret_key),
+            **variables(store.access),
             "MUSTER_CACHE_DIR": str(tmp_path / "cache"),
         }
         for name, value in environment.items():

@@ -4,13 +4,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
-from muster.objects.client import StoreAccess
+from msgspec import structs
+
+from muster.contracts.settings import S3Settings
 
 FAULTS: Final = (
     "drop before",  # the request is lost
@@ -49,7 +50,7 @@ class FaultyStore:
     `rewrite` may change the headers of requests that reach the store.
     """
 
-    def __init__(self, access: StoreAccess) -> None:
+    def __init__(self, access: S3Settings) -> None:
         target = urlsplit(access.endpoint or "").netloc
         outer = self
 
@@ -61,7 +62,9 @@ class FaultyStore:
         self.operations: list[str] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self.access = replace(access, endpoint=f"http://127.0.0.1:{self._server.server_port}")
+        self.access = structs.replace(
+            access, endpoint=f"http://127.0.0.1:{self._server.server_port}"
+        )
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
         self._thread.start()
 
@@ -72,7 +75,7 @@ class FaultyStore:
 
 
 @contextmanager
-def faulty(access: StoreAccess) -> Iterator[FaultyStore]:
+def faulty(access: S3Settings) -> Iterator[FaultyStore]:
     store = FaultyStore(access)
     try:
         yield store

@@ -106,17 +106,16 @@ class FragilePostgres:
 
     def kill(self) -> None:
         """End all of its processes at once, like a machine that loses its power."""
-        self._signal(signal.SIGKILL)
+        self._ours = self._processes()
+        for pid in self._ours:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         until = time.monotonic() + PATIENCE_SECONDS
         while any(map(processes.identify, self._ours)) and time.monotonic() < until:
             time.sleep(RETRY_SECONDS)
         # Its zombie, which process 1 may reap late, would be taken for a server that runs.
         for lock in [self._pid_file, *self._pid_file.parent.glob(".s.PGSQL.*.lock")]:
             lock.unlink()
-
-    def stop(self) -> None:
-        """Stop it: connections stay open without an answer."""
-        self._signal(signal.SIGSTOP)
 
     def cut(self) -> None:
         """End every connection."""
@@ -126,10 +125,7 @@ class FragilePostgres:
         engine.dispose()
 
     def heal(self) -> None:
-        """Let it go on, or start it, and wait until it answers."""
-        for pid in self._ours:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+        """Start it if it is gone, and wait until it answers."""
         until = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
@@ -145,12 +141,6 @@ class FragilePostgres:
     def close(self) -> None:
         self.heal()
         self._server.cleanup()
-
-    def _signal(self, number: signal.Signals) -> None:
-        self._ours = self._processes()
-        for pid in self._ours:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
 
     def _processes(self) -> list[int]:
         postmaster = int(self._pid_file.read_text().split()[0])
@@ -199,7 +189,6 @@ def ways(server: FragilePostgres) -> Mapping[str, Callable[[], AbstractContextMa
 
     return {
         "killed": lambda: _after(server.kill, server.heal),
-        "stopped": lambda: _after(server.stop, server.heal),
         "cut": cut_again_and_again,
     }
 

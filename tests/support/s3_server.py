@@ -7,19 +7,21 @@ import sys
 import uuid
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from muster.contracts.location import S3Location
-from muster.objects.client import S3Client, StoreAccess
+from muster.contracts.settings import S3Settings
+from muster.objects.client import S3Client
 
 REGION = "us-east-1"
 
 
 @cache
-def shared_store() -> StoreAccess:
+def shared_store() -> S3Settings:
     """Return the store of TEST_S3_ENDPOINT, or one server for the rest of this process."""
     if endpoint := os.environ.get("TEST_S3_ENDPOINT"):
-        return StoreAccess(endpoint, os.environ["S3_ACCESS_KEY"], os.environ["S3_SECRET_KEY"])
+        return store_settings(endpoint, os.environ["S3_ACCESS_KEY"], os.environ["S3_SECRET_KEY"])
     # It ends with its standard input, so even if this process is killed.
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", _SERVER],
@@ -30,17 +32,27 @@ def shared_store() -> StoreAccess:
     atexit.register(process.communicate)
     assert process.stdout is not None
     port = process.stdout.readline().decode().strip()
-    return StoreAccess(f"http://127.0.0.1:{port}", "testing", "testing")
+    return store_settings(f"http://127.0.0.1:{port}", "testing", "testing")
 
 
-def new_bucket(access: StoreAccess) -> S3Location:
+def store_settings(endpoint: str | None, key: str, secret: str) -> S3Settings:
+    return S3Settings(endpoint=endpoint, access_key=key, secret_key=secret, cache_dir=Path())
+
+
+def variables(settings: S3Settings) -> dict[str, str]:
+    """Return the environment that describes a store."""
+    keys = {"S3_ACCESS_KEY": settings.access_key, "S3_SECRET_KEY": settings.secret_key}
+    return {"S3_ENDPOINT": str(settings.endpoint), **{name: str(key) for name, key in keys.items()}}
+
+
+def new_bucket(access: S3Settings) -> S3Location:
     """Create a bucket, and return the location of a prefix in it."""
     name = f"muster-{uuid.uuid4().hex}"
     bare_client(access).create_bucket(Bucket=name)
     return S3Location(name, "prefix")
 
 
-def bare_client(access: StoreAccess) -> Any:  # noqa: ANN401  boto3 has no types
+def bare_client(access: S3Settings) -> Any:  # noqa: ANN401  boto3 has no types
     """Return a client of boto3, as boto3 makes it."""
     import boto3  # noqa: PLC0415  slow
 

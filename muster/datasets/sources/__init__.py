@@ -9,7 +9,7 @@ from muster.contracts.settings import S3Settings
 from muster.datasets.cache import ShardCache
 from muster.datasets.source import DataSource, LocalSource
 from muster.datasets.sources.s3 import S3Source
-from muster.objects.client import shared_client
+from muster.objects.client import default_client
 
 
 def open_source(
@@ -23,4 +23,4 @@ def open_source(
         return LocalSource(location)
     settings = S3Settings.read(os.environ)
     cache = ShardCache(settings.cache_dir, settings.cache_bytes)
-    return S3Source(location, shared_client(), cache, progress)
+    return S3Source(location, default_client(), cache, progress)

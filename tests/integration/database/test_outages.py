@@ -1,11 +1,13 @@
-"""A PostgreSQL server that dies, freezes or closes connections: clear errors and bounded waits."""
+"""A PostgreSQL server that dies or closes connections: clear errors, and nothing lost."""
 
+import os
+import socket
 import threading
 from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
 
 import pytest
-from sqlalchemy import make_url
-from sqlalchemy.exc import OperationalError
 
 from database.engine import Database
 from database.errors import CommitInDoubt, DatabaseUnavailable
@@ -13,7 +15,7 @@ from database.jobs import Jobs
 from database.postgres import SILENCE_SECONDS, PostgresBackend
 from tests.support.database_samples import submit
 from tests.support.installation import DEADLINE_SECONDS
-from tests.support.postgres_server import FragilePostgres, fragile_postgres
+from tests.support.postgres_server import FragilePostgres, fragile_postgres, tcp_server
 
 pytestmark = pytest.mark.postgres
 
@@ -59,41 +61,19 @@ def test_commits_are_noticed_again_after_a_cut(server: FragilePostgres, database
     assert heard.acquire(timeout=SILENCE_SECONDS)
 
 
-def test_a_frozen_server_is_given_up_and_found_again(
-    server: FragilePostgres, database: Database
-) -> None:
-    job = submit(Jobs(database), "stopped")
-    server.stop()
-    with pytest.raises(DatabaseUnavailable, match="cannot be used now"):
-        database.check()
-    with pytest.raises(DatabaseUnavailable) as caught:
-        submit(Jobs(database), "never")
-    assert not isinstance(caught.value, CommitInDoubt)
-    server.heal()
-    assert Jobs(database).get(job.job_id) == job
-    assert Jobs(database).find("never") is None
+def test_a_lost_host_is_noticed_within_ten_seconds() -> None:
+    with tcp_server() as remote, closing(PostgresBackend(remote.admin, BRIEF_SECONDS)) as backend:
+        connection: Any = backend.engine.raw_connection()
+        with socket.socket(fileno=os.dup(connection.fileno())) as found:
 
+            def option(name: int) -> int:
+                return found.getsockopt(socket.IPPROTO_TCP, name)
 
-def test_a_transaction_in_a_frozen_server_ends(server: FragilePostgres, database: Database) -> None:
-    with pytest.raises(DatabaseUnavailable, match="has not answered"), database.writing():
-        server.stop()
-    server.heal()
-    database.check()
-    submit(Jobs(database), "next")
-
-
-def test_a_migration_may_take_longer(
-    server: FragilePostgres, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("database.postgres.SLACK_SECONDS", 0.0)
-    url = make_url(server.url).set(drivername="postgresql+psycopg")
-    backend = PostgresBackend(url, BRIEF_SECONDS)
-    takes_long = f"SELECT pg_sleep({3 * BRIEF_SECONDS})"
-    with backend.migrating() as connection:
-        connection.exec_driver_sql(takes_long)
-    with pytest.raises(OperationalError, match="has not answered"), backend.engine.begin() as usual:
-        usual.exec_driver_sql(takes_long)
-    backend.close()
+            assert 0 < option(socket.TCP_USER_TIMEOUT) <= 10_000
+            probes_seconds = option(socket.TCP_KEEPINTVL) * option(socket.TCP_KEEPCNT)
+            assert option(socket.TCP_KEEPIDLE) + probes_seconds <= 10
+            assert found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        connection.close()
 
 
 def test_closed_connections_cost_no_request(server: FragilePostgres, database: Database) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from muster.contracts.location import S3Location
-from muster.objects.client import PART_BYTES, S3Client, StoreAccess
+from muster.contracts.settings import S3Settings
+from muster.objects.client import PART_BYTES, S3Client
 from muster.objects.errors import (
     ObjectMissing,
     ObjectStoreError,
@@ -19,6 +20,7 @@ from muster.objects.errors import (
 )
 from tests.support.certificates import key_of, needs_openssl, own_certificate
 from tests.support.faulty_store import FAULTS, FaultyStore
+from tests.support.s3_server import store_settings
 
 LONG = bytes(range(256)) * ((PART_BYTES + 1_000_000) // 256)
 
@@ -143,12 +145,12 @@ def test_errors_say_what_to_do_and_hold_no_key(
     faulty_store: FaultyStore, place: S3Location, tmp_path: Path
 ) -> None:
     key, secret = "canary-key", "canary-secret"
-    answering = StoreAccess(faulty_store.access.endpoint, key, secret)
+    answering = store_settings(faulty_store.access.endpoint, key, secret)
 
-    def sentence(access: StoreAccess, fault: str | None = None) -> str:
+    def sentence(access: S3Settings, fault: str | None = None) -> str:
         faulty_store.fault = lambda _operation: fault
         with pytest.raises(ObjectStoreError) as caught:
-            S3Client(access, patience_seconds=0).read(place, 1)
+            S3Client(access, retry_seconds=0).read(place, 1)
         text = str(caught.value).replace(str(place), "s3://b/x").replace(place.bucket, "b")
         assert key not in text
         assert secret not in text
@@ -168,13 +170,13 @@ def test_errors_say_what_to_do_and_hold_no_key(
         "S3_ENDPOINT, and that an S3-compatible store answers there"
     )
     with socket.create_server(("127.0.0.1", 0)) as closed:
-        nowhere = StoreAccess(f"http://127.0.0.1:{closed.getsockname()[1]}", key, secret)
+        nowhere = store_settings(f"http://127.0.0.1:{closed.getsockname()[1]}", key, secret)
     assert sentence(nowhere) == (
         "StoreUnavailable: STORE does not answer for s3://b/x (EndpointConnectionError): check "
         "that it runs and that S3_ENDPOINT names it, then try again"
     )
     with untrusted_server(tmp_path) as port:
-        assert sentence(StoreAccess(f"https://127.0.0.1:{port}", key, secret)) == (
+        assert sentence(store_settings(f"https://127.0.0.1:{port}", key, secret)) == (
             "StoreRefused: the certificate of STORE is not trusted: name the file of its authority "
             "in AWS_CA_BUNDLE, or correct S3_ENDPOINT"
         )
@@ -192,5 +194,5 @@ def test_errors_say_what_to_do_and_hold_no_key(
 )
 def test_unusable_access_is_refused_at_once(endpoint: str | None, key: str, secret: str) -> None:
     with pytest.raises(StoreRefused) as caught:
-        StoreAccess(endpoint, key, secret)
+        S3Client(store_settings(endpoint, key, secret))
     assert "canary" not in str(caught.value)

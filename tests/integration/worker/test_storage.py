@@ -18,7 +18,7 @@ from muster.contracts.storage import Restore
 from muster.host.processes import environment_of, identify
 from muster.runtime.storage_client import RemoteCheckpoints, open_manager
 from tests.support.installation import await_value
-from tests.support.s3_server import new_bucket, shared_store
+from tests.support.s3_server import new_bucket, shared_store, variables
 from tests.support.storage_processes import KEY, StorageStage, place_of
 
 LARGE = {"weights": np.arange(4_000_000, dtype=np.float64), "seen": 7}
@@ -30,12 +30,7 @@ def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[StorageSta
     stage = StorageStage(tmp_path)
     if getattr(request, "param", None) == "s3":
         access = shared_store()
-        keys = {
-            "S3_ENDPOINT": str(access.endpoint),
-            "S3_ACCESS_KEY": str(access.access_key),
-            "S3_SECRET_KEY": str(access.secret_key),
-        }
-        stage = StorageStage(tmp_path, new_bucket(access), keys)
+        stage = StorageStage(tmp_path, new_bucket(access), variables(access))
     stage.start()
     yield stage
     stage.close()

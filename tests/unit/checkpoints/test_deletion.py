@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.checkpoints.deletion import entries, size_bytes
+from muster.checkpoints.deletion import entries
+from muster.checkpoints.deletion import remove as remove_entries
 from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manifest import CheckpointName, Owner
 from tests.support.checkpoint_ranks import Rank, owner
@@ -26,11 +27,9 @@ def save(directory: Path, *steps: int, uid: str = "uid") -> None:
 
 def remove(directory: Path, of: Owner) -> bool:
     """Remove all entries; return whether there were any."""
-    found = False
-    for entry in entries(directory, of):
-        entry.remove()
-        found = True
-    return found
+    found = entries(directory, of)
+    remove_entries(found)
+    return bool(found)
 
 
 def tree(directory: Path) -> list[str]:
@@ -41,14 +40,13 @@ def test_checkpoints_of_all_ranks_are_deleted(checkpoints: Path) -> None:
     save(checkpoints, 1, 2, 3)
     save(checkpoints / "worker_0", 1, 2, 3)
     save(checkpoints / "worker_11", 1)
-    assert (size_bytes(checkpoints, OWNER) or 0) > 1000
+    assert sum(entry.size_bytes for entry in entries(checkpoints, OWNER)) > 1000
     assert remove(checkpoints, OWNER)
     assert tree(checkpoints.parent) == []
 
 
 def test_missing_directory_has_nothing_to_delete(checkpoints: Path) -> None:
     checkpoints.parent.mkdir()
-    assert size_bytes(checkpoints, OWNER) is None
     assert not remove(checkpoints, OWNER)
     assert not remove(checkpoints / "none" / "job", OWNER)
     assert not remove(Path("/dev/null/job"), OWNER)
@@ -93,13 +91,15 @@ def test_directory_without_checkpoints_stays(checkpoints: Path) -> None:
     (checkpoints / "worker_0").mkdir()
     (checkpoints / "empty").mkdir()
     before = tree(checkpoints)
-    assert size_bytes(checkpoints, OWNER) is None
     assert not remove(checkpoints, OWNER)
     assert tree(checkpoints) == before
 
 
 def test_checkpoints_of_another_job_stay(checkpoints: Path) -> None:
     save(checkpoints, 1, uid="another")
+    begun = checkpoints / ".step_0000000002.g0007.tmp"
+    begun.mkdir()
+    (begun / "manifest.json").touch()
     theirs = tree(checkpoints)
     save(checkpoints / "worker_1", 1)
     assert remove(checkpoints, OWNER)
