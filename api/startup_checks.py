@@ -159,7 +159,8 @@ def _described_stores(settings: ServiceSettings) -> Iterator[dict[str, str]]:
         if isinstance(where, S3Location):
             seen, problem = f"{where} can be read", ""
             try:
-                next(client.default_client().list(where), None)
+                if next(client.default_client().list(where), None) is None:
+                    seen += ", and nothing is there yet"
                 if where is settings.checkpoint_dir:
                     probe.check_store(client.default_client(), where)
                     seen = f"{where} can be written to by one writer at a time"

@@ -42,6 +42,8 @@ WAITING: Final = "waiting"
 FINISHED: Final = "finished"
 """The state of a rank that has nothing left to do."""
 
+ETA_LIMIT_SECONDS: Final = 365 * 24 * 3600.0
+
 _ALIVE: Final = frozenset({ProcessState.SPAWNED, ProcessState.LIVE, ProcessState.SUSPECT})
 
 
@@ -161,7 +163,10 @@ def total_steps(workers: Sequence[RankRecord]) -> int | None:
 
 
 def eta_seconds(workers: Sequence[RankRecord]) -> float | None:
-    """Return the time until the slowest rank is done, or None while that of a rank is unknown."""
+    """Return the time until the slowest rank is done.
+
+    None while that of a rank is unknown, or over a year: then training hardly moves at the moment.
+    """
     slowest = 0.0
     for worker in workers:
         if worker.finished:
@@ -170,7 +175,7 @@ def eta_seconds(workers: Sequence[RankRecord]) -> float | None:
         if progress.total_steps is None or rate <= 0:
             return None
         slowest = max(slowest, max(progress.total_steps - progress.step, 0) / rate)
-    return slowest
+    return slowest if slowest < ETA_LIMIT_SECONDS else None
 
 
 def mean_loss(workers: Sequence[RankRecord]) -> float | None:

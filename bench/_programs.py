@@ -13,8 +13,6 @@ FEATURES = 64
 WIDTH = 960
 CLASSES = 10
 
-BUSY_SECONDS = 0.01
-
 TIME = struct.Struct("<qd")
 """A step that is taken, and when, in seconds of the monotonic clock."""
 
@@ -72,11 +70,13 @@ class Wide:
 class Busy:
     """As many parameters, and 10 ms of processor time for each virtual shard."""
 
+    SHARD_SECONDS = 0.01
+
     def initial(self, _seed: int) -> dict[str, np.ndarray]:
         return {"weights": np.zeros(1_000_000, np.float32)}
 
     def gradient(self, state: dict, batch: Batch, _random: np.random.Generator) -> Contribution:
-        until = time.thread_time() + BUSY_SECONDS
+        until = time.thread_time() + self.SHARD_SECONDS
         wanted = np.float32(sum(sample["y"] for sample in batch.samples))
         gradient = {"weights": state["weights"] - wanted}
         while time.thread_time() < until:
@@ -85,3 +85,9 @@ class Busy:
 
     def update(self, state: dict, gradients: dict, _step: int) -> dict[str, np.ndarray]:
         return {"weights": state["weights"] - np.float32(0.01) * gradients["weights"]}
+
+
+class HalfBusy(Busy):
+    """The same with half as much to compute, for jobs that sleep between two steps."""
+
+    SHARD_SECONDS = 0.005

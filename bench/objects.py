@@ -12,17 +12,15 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 import numpy as np
 
-from muster.checkpoints.format import pack
 from muster.checkpoints.manager import CheckpointManager
-from muster.checkpoints.manifest import Manifest, Owner
 from muster.checkpoints.s3 import S3Store
 from muster.contracts.location import S3Location
 from muster.contracts.shards import Position
 from muster.objects.client import S3Client
+from tests.support.checkpoint_ranks import commit, manager_of, owner
 from tests.support.faulty_store import faulty
 from tests.support.s3_server import bare_client, new_bucket, shared_store
 
@@ -37,24 +35,7 @@ Act = Callable[[int], object]
 def commits(client: S3Client, place: S3Location, state: dict[str, object]) -> Act:
     store = S3Store(client, place)
     store.claim(0, "uid")
-
-    def commit(step: int) -> None:
-        packed = pack(state)
-        unsigned = Manifest(
-            step=step,
-            time="2026-01-02T12:00:00.000Z",
-            rank=0,
-            world_size=1,
-            job_id="bench",
-            job_uid="uid",
-            generation=0,
-            position=Position(step=step),
-            values=packed.values,
-            files={},
-        )
-        store.commit(unsigned, packed)
-
-    return commit
+    return lambda step: commit(store, 0, step, state)
 
 
 def in_turns(acts: tuple[Act, Act], count: int) -> list[float]:
@@ -77,16 +58,7 @@ def count_requests() -> None:
         client, place = S3Client(counted.access), new_bucket(shared_store())
 
         def manager(generation: int) -> CheckpointManager:
-            owner = Owner(
-                job_id="bench", job_uid="uid", rank=0, world_size=1, generation=generation
-            )
-            return CheckpointManager(
-                store=S3Store(client, place),
-                owner=owner,
-                keep_last=2,
-                clock=lambda: datetime.now(UTC),
-                warn=print,
-            )
+            return manager_of(S3Store(client, place), owner(generation=generation), print)
 
         first, second = manager(0), manager(1)
         for what, act in (

@@ -194,7 +194,10 @@ def _submit(
     with connected(ATTACHED_SECONDS) as client:
         with (
             _field_errors(described),
-            notice_if_slow("the job is not accepted yet; retrying for up to a minute"),
+            notice_if_slow(
+                "the API has not accepted the job yet (it may wait for its database or the object "
+                "store); retrying for up to a minute"
+            ),
         ):
             answer = client.order(body)
         job = client.job_of(answer.read_as(JobView))

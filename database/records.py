@@ -114,8 +114,8 @@ class RankRecord:
     exit_signal: int | None = None
     endings: dict[str, int] = field(default_factory=dict)
     """How often its attempts ended in each `muster.contracts.retry.RetryClass`."""
-    fruitless: int = 0  # consecutive failures without a new checkpoint
-    proven_step: int = -1  # step of the newest checkpoint at the last of those failures
+    fruitless: int = 0  # consecutive failures without progress
+    proven_step: int = -1  # how far the job had got at the last of those failures
 
     @property
     def worker_id(self) -> str:

@@ -40,7 +40,12 @@ GOALS = {"kill -9 -> seen": ("p99", 0.050), "SIGSTOP -> successor runs": ("worst
 SPINNERS = 2 * len(os.sched_getaffinity(0))
 """They keep every core busy twice over."""
 
-GENEROUS = {"max_restarts": 10_000, "max_hangs": 10_000, "max_fruitless": 10_000}
+GENEROUS = {
+    "max_kills": 10_000,
+    "max_restarts": 10_000,
+    "max_hangs": 10_000,
+    "max_fruitless": 10_000,
+}
 IDLE = ("sleep", "86400")
 STEPPING = """
 import time, muster

@@ -16,21 +16,20 @@ import numpy as np
 from xxhash import xxh3_64_hexdigest
 
 from muster.checkpoints.errors import CheckpointDamaged, CheckpointError, StaleGeneration
-from muster.checkpoints.format import pack, unpack
+from muster.checkpoints.format import unpack
 from muster.checkpoints.manifest import (
     LATEST,
     MANIFEST,
     MANIFEST_LIMIT_BYTES,
     STATE,
     CheckpointName,
-    Manifest,
     decode_manifest,
 )
 from muster.checkpoints.s3 import S3Store
 from muster.contracts.location import S3Location
-from muster.contracts.shards import Position
 from muster.objects.client import PART_BYTES, S3Client
 from stress.runner import Report, chance, main, say
+from tests.support.checkpoint_ranks import commit
 from tests.support.faulty_store import FAULTS, LATE_SECONDS, Rewrite, faulty
 from tests.support.s3_server import new_bucket, shared_store
 
@@ -134,20 +133,8 @@ class History:
 
     def _save(self, writer: S3Store, generation: int) -> CheckpointName:
         long = LONG if self.draw.random() < LONG_SHARE else LONG[:100]
-        packed = pack({"weights": long + self._step, "step": self._step})
-        unsigned = Manifest(
-            step=self._step,
-            time=f"{time.time()}",
-            rank=0,
-            world_size=1,
-            job_id="job",
-            job_uid="uid",
-            generation=generation,
-            position=Position(step=self._step, line_idx=0, consumed_hash=0),
-            values=packed.values,
-            files={},
-        )
-        return writer.commit(unsigned, packed)[0]
+        content = {"weights": long + self._step, "step": self._step}
+        return commit(writer, generation, self._step, content)
 
     def _commit_replaced(self) -> None:
         """A writer that was replaced goes on: it must fail, in whatever way."""

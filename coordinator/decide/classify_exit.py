@@ -26,6 +26,7 @@ _USAGE_CODE: Final = 2  # argparse: ``train.py: error: unrecognized arguments: -
 
 _REASONS: Final = {
     RetryClass.CRASH: Reason.WORKER_EXITED,
+    RetryClass.KILLED: Reason.WORKER_EXITED,
     RetryClass.OUT_OF_MEMORY: Reason.OUT_OF_MEMORY,
     RetryClass.PREEMPTION: Reason.PREEMPTED,
     RetryClass.INFRASTRUCTURE: Reason.AGENT_LOST,
@@ -84,7 +85,9 @@ def _retry_class(  # noqa: PLR0911  one return for each class
     # A shell or a container whose program was killed by signal n exits with 128 + n.
     if rank.stopping or exited.signal == SIGTERM or exited.exit_code == SIGNAL_BASE + SIGTERM:
         return RetryClass.PREEMPTION
-    return RetryClass.OUT_OF_MEMORY if _lacked_memory(exited) else RetryClass.CRASH
+    if _lacked_memory(exited):
+        return RetryClass.OUT_OF_MEMORY
+    return RetryClass.KILLED if exited.signal == SIGKILL else RetryClass.CRASH
 
 
 def _is_unobserved(exited: RankExited) -> bool:

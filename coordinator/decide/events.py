@@ -205,7 +205,7 @@ def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -
     if rank.ending.is_mistake and fruitless and is_first:  # see `fold_exit.MISTAKES_LIMIT`
         return f"{sentence}; {again} started again, and a second failure like this ends the job"
     # Show the nearer limit: the job fails with the last such failure, or after the last restart.
-    if fruitless and rank.is_program_suspect and most - fruitless <= limit - count + 1:
+    if fruitless and not retry.is_from_outside and most - fruitless <= limit - count + 1:
         failures = f"failure {fruitless} of {most} in a row without a new checkpoint"
         return f"{sentence}; {again} started again ({failures})"
     all_ranks = "all ranks are started again, " if snapshot.is_gang else ""

@@ -1,7 +1,7 @@
 """The part of `fold` that concerns the end of an attempt: restart, or failure of the job. Pure.
 
 Each retry class has a restart budget per rank or gang (`muster.contracts.retry.RETRIES`). All ends
-that the program may have caused share one more limit: failures in a row without a new checkpoint,
+that the program may have caused share one more limit: failures in a row without progress,
 or two at the beginning, if the program names a mistake in itself. An end that was not observed, or
 a process that the host could not start, uses no restart but counts there. Ends that we asked for
 count nowhere, nor do those of a gang that had lost another rank before.
@@ -118,9 +118,9 @@ def _restart_or_fail(
     snapshot: JobSnapshot, rank: RankSnapshot, ending: AttemptEnd, message: RankExited, now: float
 ) -> JobSnapshot:
     retry = RETRIES.get(ending.retry_class)
-    is_restart = retry is not None and retry.is_restart
+    is_from_outside = retry is not None and retry.is_from_outside
     is_unobserved = ending.retry_class is RetryClass.INFRASTRUCTURE and not rank.is_asked_to_stop
-    if (is_restart or is_unobserved) and rank.is_program_suspect:
+    if is_unobserved or not (retry is None or is_from_outside):
         rank = _count_failure(snapshot, rank, now)
         if snapshot.is_gang:
             fruitless, proven = rank.fruitless, rank.proven_step
@@ -136,23 +136,30 @@ def _restart_or_fail(
         failure = _failure(rank, ending, _with_advice(snapshot.spec, message), *limit)
         return fail_job(snapshot, failure, now)
     failures = 1 + snapshot.backoff.failures_after(rank.failures, _healthy_seconds(rank, now))
+    if rank.has_progressed:
+        failures = 0 if is_from_outside else 1
     delay = snapshot.backoff.delay_seconds(failures, f"{snapshot.uid}/{rank.rank}")
+    restarts = rank.restarts + (retry is not None and retry.is_restart)
     return snapshot.with_rank(
-        replace(rank, failures=failures, start_at=now + delay, restarts=rank.restarts + is_restart)
+        replace(rank, failures=failures, start_at=now + delay, restarts=restarts)
     )
 
 
 def _count_failure(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> RankSnapshot:
-    """Count a failure without progress, or reset the count if there is a new checkpoint.
+    """Count a failure without progress, or reset the count if the job got further than before.
 
-    For a program that never reports checkpoints a long enough life counts as one.
+    Of an independent rank only a checkpoint counts, as its steps are lost: a program that fails at
+    the same step each time makes no progress. For a program that never reports checkpoints a long
+    enough life counts as one.
     """
-    durable = snapshot.durable_step(rank)
-    if durable is None:
+    reached = snapshot.durable_step(rank)
+    if snapshot.is_synchronous and rank.has_progressed:
+        reached = max(reached or 0, rank.progress.step)
+    if reached is None:
         is_progress = _healthy_seconds(rank, now) >= snapshot.backoff.reset_after_seconds
     else:
-        is_progress = durable > rank.proven_step
-    proven = rank.proven_step if durable is None else max(durable, rank.proven_step)
+        is_progress = reached > rank.proven_step
+    proven = rank.proven_step if reached is None else max(reached, rank.proven_step)
     return replace(rank, fruitless=0 if is_progress else rank.fruitless + 1, proven_step=proven)
 
 

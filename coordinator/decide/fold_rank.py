@@ -1,5 +1,6 @@
 """The part of `fold` that concerns one rank alone. Pure."""
 
+import math
 from dataclasses import replace
 from typing import Final, assert_never
 
@@ -93,16 +94,17 @@ def record_heartbeat(
         # Checkpoints of earlier attempts stay, also while this one has not restored any.
         saved = before.last_checkpoint_step
         progress = msgspec.structs.replace(progress, last_checkpoint_step=saved)
-    return replace(
+    beaten = replace(
         _measure_throughput(rank, progress.step, now),
         progress=progress,
         stopping=beat.stopping,
         waiting=beat.waiting,
         progressed_at=now if is_progress else rank.progressed_at,
-        failures=backoff.failures_after(rank.failures, now - rank.live_at),
         # The sum of both goes into the database.
         checkpoints_saved=min(beat.checkpoints_saved, COUNT_MAX - rank.checkpoints_before),
     )
+    healthy_seconds = math.inf if beaten.has_progressed else now - rank.live_at
+    return replace(beaten, failures=backoff.failures_after(rank.failures, healthy_seconds))
 
 
 def record_first_step(rank: RankSnapshot, beat: Heartbeat) -> RankSnapshot:

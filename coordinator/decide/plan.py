@@ -259,8 +259,8 @@ _RULES: Final[tuple[Callable[[JobSnapshot, float], Iterator[Action]], ...]] = (
     plan_pool.release_removed_ranks,
     plan_pool.stop_divergent_ranks,
     _end_broken_gang,
+    plan_pool.publish_group,  # before new ranks start: the survivors wait for it
     _ensure_agent,
     _start_ranks,
     _start_gang,
-    plan_pool.publish_group,
 )

@@ -6,7 +6,6 @@ Times are seconds on the coordinator's monotonic clock.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from signal import SIGKILL
 from typing import Final
 
 from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
@@ -120,8 +119,8 @@ class RankSnapshot:
     endings: Mapping[RetryClass, int] = field(default_factory=dict)
     """How many attempts ended in each class."""
     fruitless: int = 0
-    """Failures in a row without a new checkpoint that the program may have caused."""
-    proven_step: int = -1  # the newest checkpoint at the last of those failures
+    """Failures in a row without progress that the program may have caused."""
+    proven_step: int = -1  # how far the job had got at the last of those failures
     step_at_start: int | None = None  # the step at which this attempt began; None while unknown
     has_told_step: bool = False
     """This attempt has reported its step; before that, `progress` is of the previous attempt."""
@@ -146,10 +145,10 @@ class RankSnapshot:
         return self.process is not ProcessState.EXITED
 
     @property
-    def is_program_suspect(self) -> bool:
-        """True if the program may have caused the last end; no program sends SIGKILL to itself."""
-        reason = None if self.ending is None else self.ending.reason
-        return self.exit_signal != SIGKILL or reason is not Reason.WORKER_EXITED
+    def has_progressed(self) -> bool:
+        """True if this attempt has taken a step or saved a checkpoint."""
+        has_stepped = self.step_at_start is not None and self.progress.step > self.step_at_start
+        return self.checkpoints_saved > 0 or (self.has_told_step and has_stepped)
 
     @property
     def is_asked_to_stop(self) -> bool:

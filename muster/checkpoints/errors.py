@@ -54,8 +54,8 @@ class StaleGeneration(CheckpointError):
 
     def __init__(self, directory: str, generation: int, newest: int) -> None:
         super().__init__(
-            f"{directory} belongs to generation {newest}, and this process is generation "
-            f"{generation}: it has been replaced and must exit"
+            f"{directory} was claimed by another process, of generation {newest}: this one, of "
+            f"generation {generation}, has been replaced and must exit"
         )
 
 
@@ -82,7 +82,7 @@ def checkpoint_errors(doing: str, where: str) -> Iterator[None]:
         yield
     except ObjectStoreError as error:
         kind = CheckpointNotWritable if isinstance(error, StoreRefused) else CheckpointFailed
-        raise kind(f"{doing} {where} failed: {error}. Older checkpoints are untouched") from error
+        raise kind(f"{doing} {where} failed: {error}") from error
     except OSError as error:
         what = f"{doing} {where} failed: {error.strerror or error}"
         if error.errno in LASTING:

@@ -184,9 +184,10 @@ class Variable(NamedTuple):
         words = {bool: "1 or 0", int: "an integer", float: "a number"}[kind]
         if kind is bool or self.high is None:
             return words
+        low = f"{self.low or 0:.15g}"
         if self.high >= SECONDS_LIMIT:
-            return f"{words}, {self.low or 0:g} or more"
-        return f"{words} from {self.low:g} to {self.high:g}"
+            return f"{words}, {low} or more"
+        return f"{words} from {low} to {self.high:.15g}"
 
 
 def variables_of(settings: type[msgspec.Struct]) -> dict[str, tuple[Variable, Any]]:

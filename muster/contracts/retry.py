@@ -28,6 +28,8 @@ class RetryClass(StrEnum):
     STOPPED = "stopped"  # we stopped it, or its job was ending: it is not restarted
     CRASH = "crash"
     """It failed by itself: an exit code, a signal, or bits that differ from those of its group."""
+    KILLED = "killed"
+    """A SIGKILL ended it that Muster did not send and no lack of memory explains."""
     HANG = "hang"
     """It was killed because it sent no heartbeat, took no step, or did not start up in time."""
     OUT_OF_MEMORY = "out_of_memory"
@@ -47,18 +49,27 @@ class Retry:
     """The cost of a restart after an end of one class."""
 
     budget: str  # the field of `JobSpec` that limits how often one rank may end like this
-    is_restart: bool  # counted in `restarts`, and among the ends without progress
+    is_restart: bool  # counted in `restarts`
+    is_from_outside: bool = False
+    """A signal ended it that Muster did not send: after progress it starts again at once, and the
+    program is not suspected."""
     occasion: str  # appended to "restart 3 of 50"
 
 
 RETRIES: Final[Mapping[RetryClass, Retry]] = {
     RetryClass.CRASH: Retry(budget="max_restarts", is_restart=True, occasion=""),
+    RetryClass.KILLED: Retry(
+        budget="max_kills", is_restart=True, is_from_outside=True, occasion=" after a kill"
+    ),
     RetryClass.HANG: Retry(budget="max_hangs", is_restart=True, occasion=" after a hang"),
     RetryClass.OUT_OF_MEMORY: Retry(
         budget="max_out_of_memory", is_restart=True, occasion=" for lack of memory"
     ),
     RetryClass.PREEMPTION: Retry(
-        budget="max_preemptions", is_restart=False, occasion=" after a preemption"
+        budget="max_preemptions",
+        is_restart=False,
+        is_from_outside=True,
+        occasion=" after a preemption",
     ),
 }
 """Infrastructure ends are retried as long as there is progress; classes not named here never."""
@@ -98,10 +109,12 @@ class Backoff:
     reset_after_seconds: float = 60.0  # after this long without a failure the count starts again
 
     def delay_seconds(self, failures: int, seed: str) -> float:
-        """Return the wait after the `failures`-th failure in a row (1 is the first).
+        """Return the wait after the `failures`-th failure in a row (1 is the first; 0 for none).
 
         `seed` names the rank, for example ``"<job uid>/<rank>"``.
         """
+        if failures == 0:
+            return 0.0
         # The exponent is bounded before the power is taken: 2.0 ** 1100 is an OverflowError.
         doublings = min(failures - 1, 64)
         scheduled = min(self.cap_seconds, self.first_seconds * self.factor**doublings)

@@ -74,8 +74,12 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, environ: Mapping[str, str], *, cores: int) -> "ServiceSettings":
-        """Read the settings of a service; `cores` is the machine's number of processors."""
+        """Read the settings of a service; `cores` is the machine's number of processors.
+
+        Raises `InvalidEnvironment`, also for the settings of the store and of secrets.
+        """
         shared_variables(environ)
+        S3Settings.read(environ)  # an error here would meet every submission
         data_dir = Path(environ.get("HOME", "/"), ".local", "share", "muster").absolute()
         found = {"data_dir": data_dir, "slots": 2 * cores, **read_fields(cls, environ)}
         found.setdefault("database_url", f"sqlite:///{found['data_dir']}/muster.db")

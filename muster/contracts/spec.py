@@ -212,13 +212,20 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_restarts: Annotated[
         _Budget, _doc("Restarts of one rank after crashes before the job fails.")
     ] = 50
+    max_kills: Annotated[
+        _Budget, _doc("Restarts of one rank that was killed from outside (SIGKILL).")
+    ] = 1000
     max_hangs: Annotated[_Budget, _doc("Restarts of one rank that hung.")] = 20
     max_out_of_memory: Annotated[_Budget, _doc("Restarts of one rank that ran out of memory.")] = 5
     max_preemptions: Annotated[
         _Budget, _doc("Restarts of one rank that was stopped from outside (SIGTERM).")
     ] = 1000
     max_fruitless: Annotated[
-        _Count, _doc("Failures of one rank in a row without a new checkpoint; SIGKILL apart.")
+        _Count,
+        _doc(
+            "Failures of one rank in a row without progress: a new checkpoint, or a new step of a "
+            "synchronous job. SIGKILL does not count."
+        ),
     ] = 5
     max_log_bytes: Annotated[
         int,

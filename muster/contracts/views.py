@@ -197,7 +197,7 @@ class IncarnationView(View, frozen=True, kw_only=True):
     retry_class: Annotated[
         str | None,
         _doc(
-            "finished, stopped, crash, hang, out_of_memory, preemption, infrastructure, "
+            "finished, stopped, crash, killed, hang, out_of_memory, preemption, infrastructure, "
             "invalid_program or do_not_retry"
         ),
     ] = None

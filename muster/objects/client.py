@@ -75,6 +75,8 @@ class S3Client:
         for name, key in keys.items():  # boto3 would repeat it in an error
             if key is not None and not _KEY.fullmatch(key):
                 raise StoreRefused(f"{name} is empty, or has a character that no key has")
+        if (settings.access_key is None) != (settings.secret_key is None):
+            raise StoreRefused("S3_ACCESS_KEY and S3_SECRET_KEY go together: set both, or none")
         try:
             import boto3  # noqa: PLC0415  see the module's docstring
             from botocore.config import Config  # noqa: PLC0415

@@ -62,9 +62,12 @@ def store_errors(endpoint: str, location: S3Location) -> Iterator[None]:
                 f"the certificate of {endpoint} is not trusted: name the file of its authority in "
                 "AWS_CA_BUNDLE, or correct S3_ENDPOINT"
             ) from None
+        fix = "check that it runs and that S3_ENDPOINT names it, then try again"
+        if isinstance(error, exceptions.SSLError):
+            fix = "try S3_ENDPOINT with http:// in place of https://"
+        kind = type(error).__name__
         raise StoreUnavailable(
-            f"{endpoint} does not answer for {location} ({type(error).__name__}): check that it "
-            "runs and that S3_ENDPOINT names it, then try again"
+            f"{endpoint} does not answer for {location} ({kind}): {fix}"
         ) from None
     except exceptions.BotoCoreError as error:
         raise StoreRefused(

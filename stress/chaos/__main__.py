@@ -4,24 +4,33 @@
 fails if a check fails. No fault is injected after so many minutes; then the jobs are finished.
 ``--jobs`` and ``--steps`` say how many trainings run at once and how long each is, and
 ``--coordinators 1`` does without a standby. ``--only coordinator:kill,agent:term`` draws only from
-these faults. The seed decides the jobs, the faults and their order. Which of several processes a
-fault hits, and at which instruction, also depends on the machine, so it can take a second run to
-reproduce a failure.
+these faults. With ``--store s3`` data and checkpoints lie in an object store; its process is
+stopped for moments, and the storage process of each job is one more victim.
+
+The seed decides the jobs, the faults and their order. Which of several processes a fault hits, and
+at which instruction, also depends on the machine, so it can take a second run to reproduce a
+failure.
 """
 
+import os
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from stress.chaos.checks import check, digests_of
-from stress.chaos.faults import Victim, blows, choices_of
+from stress.chaos.faults import ON_S3, VICTIMS, Victim, blows, choices_of
 from stress.chaos.figures import Event, History, figures
-from stress.chaos.jobs import KINDS, Training, Workload, fields_of
+from stress.chaos.jobs import KINDS, Workload, fields_of, witnesses_of
 from stress.chaos.observer import LeaseObserver, Observer
 from stress.chaos.services import RunningServices
 from stress.chaos.strikes import Striker
 from stress.runner import Report, main
+from tests.support.faulty_store import FaultyStore, faulty
 from tests.support.installation import Installation, write_small_dataset
+from tests.support.s3_server import bare_client, new_bucket, own_server, variables
 
 SLOW_SECONDS = 0.05
 """Duration of one step while faults are injected."""
@@ -32,6 +41,7 @@ ENDURING = {
     "start_grace_seconds": 15.0,
     # All faults are injected, so the restart budget must not run out.
     "max_restarts": 1_000_000,
+    "max_kills": 1_000_000,
 }
 
 
@@ -45,22 +55,31 @@ def run(  # noqa: PLR0913  the arguments of the command
     steps: int = 300,
     coordinators: int = 2,
     only: str = "",
+    store: str = "disk",
 ) -> Report:
     """Run all of it in a new installation."""
     chosen = choices_of(only) if only else ()
     kinds = list(KINDS)[: max(2, jobs + 1)]
     fields = {kind: {**fields_of(kind, steps), **ENDURING} for kind in kinds}
     write_small_dataset(directory / "shards")
-    with Installation(directory) as installation:
-        undisturbed = {kind: _undisturbed(installation, kind, fields[kind]) for kind in kinds}
+    places = {
+        "dataset_dir": str(directory / "shards"),
+        "checkpoint_dir": str(directory / "checkpoints"),
+    }
+    with ExitStack() as stack:
+        proxy, settings = stack.enter_context(_stored(directory)) if store == "s3" else (None, {})
+        installation = stack.enter_context(Installation(directory, **settings))
+        for each in fields.values():
+            each["env"] = {"WITNESSES": str(witnesses_of(installation))}
+        undisturbed = {kind: _undisturbed(installation, fields[kind] | places) for kind in kinds}
         observer = Observer(installation)
         slow = {kind: {**fields[kind], "sleep_sec": SLOW_SECONDS} for kind in kinds}
         workload = Workload(installation, observer, width=jobs, seed=seed, fields=slow)
         leases = LeaseObserver(installation)
-        striker = Striker(installation, workload, observer, leases)
+        striker = Striker(installation, workload, observer, leases, proxy)
         began_at = time.monotonic()
         with RunningServices(installation, observer, workload, leases, coordinators) as running:
-            for blow in blows(faults, seed, chosen):
+            for blow in blows(faults, seed, chosen, ON_S3 if proxy else VICTIMS):
                 if time.monotonic() > began_at + 60 * minutes:
                     break
                 striker.strike(blow)
@@ -74,13 +93,29 @@ def run(  # noqa: PLR0913  the arguments of the command
             )
 
 
-def _undisturbed(installation: Installation, kind: str, fields: dict[str, Any]) -> object:
-    """Run a job without faults and pauses; return its digests."""
+@contextmanager
+def _stored(directory: Path) -> Iterator[tuple[FaultyStore, dict[str, str]]]:
+    """Put the data set into a store; yield its proxy, and the settings of services that use it."""
+    server = own_server()[0]
+    bucket = new_bucket(server)
+    for path in (directory / "shards").iterdir():
+        key = (bucket / "shards" / path.name).prefix
+        bare_client(server).upload_file(str(path), bucket.bucket, key)
+    # This process reads without the proxy.
+    with patch.dict(os.environ, variables(server)), faulty(server) as proxy:
+        settings = {
+            "MUSTER_CACHE_DIR": str(directory / "cache"),
+            "DATASET_DIR": str(bucket / "shards"),
+            "CHECKPOINT_DIR": str(bucket / "checkpoints"),
+        }
+        yield proxy, {**variables(proxy.access), **settings}
+
+
+def _undisturbed(installation: Installation, fields: dict[str, Any]) -> object:
+    """Run a job on the disk without faults and pauses; return its digests."""
     job_id = installation.submit(**fields)
     installation.complete(job_id)
-    return digests_of(
-        installation, Training(job_id=job_id, uid=installation.uids[job_id], kind=kind)
-    )
+    return digests_of(installation.checkpoint_dir, job_id)
 
 
 def _history(running: RunningServices, striker: Striker) -> History:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from cli.checkpoints import digests
 from muster.checkpoints.errors import CheckpointError
 from muster.checkpoints.listing import checkpoint_dirs
+from muster.contracts.location import Location
 from muster.contracts.paths import checkpoints_of_job
 from stress.chaos.figures import History
-from stress.chaos.jobs import Training
+from stress.chaos.jobs import checkpoints_of, witnesses_of
 from stress.chaos.services import RunningServices
 from stress.chaos.strikes import Striker
-from tests.support.installation import Installation
 
 
 def check(
@@ -61,7 +61,7 @@ def _lost(running: RunningServices, before: int) -> Iterator[str]:
 def _other_bits(running: RunningServices, undisturbed: Mapping[str, object]) -> Iterator[str]:
     for training in running.workload.trainings:
         try:
-            found = digests_of(running.installation, training)
+            found = digests_of(checkpoints_of(running.installation), training.job_id)
         except CheckpointError as error:
             yield f"{training.job_id}: {error}"
             continue
@@ -81,7 +81,7 @@ def _gaps(running: RunningServices) -> Iterator[str]:
     for job_id, follower in running.followers.items():
         if not follower.has_ended:
             yield f"the stream of {job_id} does not end"
-        for fault in running.printed[job_id].faults(running.installation.checkpoint_dir):
+        for fault in running.printed[job_id].faults(witnesses_of(running.installation)):
             yield f"{job_id}: {fault}"
 
 
@@ -92,7 +92,6 @@ def _bad_reads(reading: Mapping[str, Sequence[str]]) -> Iterator[str]:
         yield "no checkpoint was read"
 
 
-def digests_of(installation: Installation, training: Training) -> object:
+def digests_of(checkpoint_dir: Location, job_id: str) -> object:
     """Return the identity of a training's newest checkpoints; raises a `CheckpointError`."""
-    directory = checkpoints_of_job(installation.checkpoint_dir, training.job_id)
-    return list(digests(checkpoint_dirs(directory)))
+    return list(digests(checkpoint_dirs(checkpoints_of_job(checkpoint_dir, job_id))))

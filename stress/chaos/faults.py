@@ -6,7 +6,7 @@ at that moment, so a seed gives the same faults on any machine.
 
 import random
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -41,10 +41,14 @@ class Victim(StrEnum):
     AGENT = "agent"
     COORDINATOR = "coordinator"
     API = "api"
+    STORAGE = "storage"
+    """The process of a job that talks to the object store."""
+    STORE = "store"
+    """The object store: it does not answer for a while."""
 
     @property
     def belongs_to_a_job(self) -> bool:
-        return self in {Victim.RANK, Victim.TEMPLATE, Victim.AGENT}
+        return self in {Victim.RANK, Victim.TEMPLATE, Victim.AGENT, Victim.STORAGE}
 
 
 VICTIMS = {
@@ -54,6 +58,7 @@ VICTIMS = {
     Victim.COORDINATOR: 18,
     Victim.API: 14,
 }
+ON_S3 = {**VICTIMS, Victim.STORAGE: 30, Victim.STORE: 15}
 KINDS = {Kind.KILL: 65, Kind.TERM: 15, Kind.NAP: 20}
 FREEZABLE = {Victim.RANK, Victim.AGENT, Victim.COORDINATOR}
 FROZEN = 1 / 2
@@ -61,7 +66,10 @@ FROZEN = 1 / 2
 
 Choice = tuple[Victim, Kind]
 CHOICES: list[Choice] = [
-    (victim, kind) for victim in Victim for kind in Kind if kind is not Kind.FREEZE
+    (victim, kind)
+    for victim in Victim
+    for kind in Kind
+    if kind is not Kind.FREEZE and (victim is not Victim.STORE or kind is Kind.NAP)
 ] + [(victim, Kind.FREEZE) for victim in Victim if victim in FREEZABLE]
 
 INSIDE = 1 / 4
@@ -110,20 +118,29 @@ def choices_of(words: str) -> tuple[Choice, ...]:
     return tuple(known[word] for word in named)
 
 
-def blows(count: int, seed: int, only: Sequence[Choice] = ()) -> list[Blow]:
+def blows(
+    count: int,
+    seed: int,
+    only: Sequence[Choice] = (),
+    victims: Mapping[Victim, int] = VICTIMS,
+) -> list[Blow]:
     """Return `count` faults in groups of one or two; from `only`, unless it is empty."""
     chance = random.Random(seed)  # noqa: S311  repeatable on purpose, no secret
     drawn: list[Blow] = []
     number = 0
     while number < count:
         size = min(2 if chance.random() < TOGETHER / (2 - TOGETHER) else 1, count - number)
-        drawn.append(Blow(faults=tuple(_fault(chance, number + i, only) for i in range(size))))
+        drawn.append(
+            Blow(faults=tuple(_fault(chance, number + i, only, victims) for i in range(size)))
+        )
         number += size
     return drawn
 
 
-def _fault(chance: random.Random, number: int, only: Sequence[Choice]) -> Fault:
-    victim, kind = chance.choice(only) if only else _choice(chance)
+def _fault(
+    chance: random.Random, number: int, only: Sequence[Choice], victims: Mapping[Victim, int]
+) -> Fault:
+    victim, kind = chance.choice(only) if only else _choice(chance, victims)
     return Fault(
         number=number,
         kind=kind,
@@ -136,9 +153,11 @@ def _fault(chance: random.Random, number: int, only: Sequence[Choice]) -> Fault:
     )
 
 
-def _choice(chance: random.Random) -> Choice:
-    (victim,) = chance.choices([*VICTIMS], [*VICTIMS.values()])
+def _choice(chance: random.Random, victims: Mapping[Victim, int]) -> Choice:
+    (victim,) = chance.choices([*victims], [*victims.values()])
     (kind,) = chance.choices([*KINDS], [*KINDS.values()])
+    if victim is Victim.STORE:
+        return victim, Kind.NAP
     if kind is Kind.NAP and victim in FREEZABLE and chance.random() < FROZEN:
         return victim, Kind.FREEZE
     return victim, kind

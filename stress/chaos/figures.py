@@ -120,7 +120,7 @@ class History:
 
     def _detected_at(self, strike: Strike) -> float | None:
         target = strike.target
-        if not strike.fault.kind.ends or strike.fault.victim is Victim.TEMPLATE:
+        if not strike.fault.kind.ends or strike.fault.victim in {Victim.TEMPLATE, Victim.STORAGE}:
             return None  # no detection is required
         if target.job_id is None:
             return _first_after(strike.at, self.ends[strike.fault.victim])

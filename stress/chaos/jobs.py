@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from muster.contracts.location import Location, parse_location
 from stress.chaos.observer import Observer
 from tests.support.installation import Installation
 
@@ -68,6 +69,15 @@ class Training:
     @property
     def is_together(self) -> bool:
         return KINDS[self.kind]["mode"] == "synchronous"
+
+
+def checkpoints_of(installation: Installation) -> Location:
+    """Return where jobs save that name no place."""
+    return parse_location(installation.environment["CHECKPOINT_DIR"])
+
+
+def witnesses_of(installation: Installation) -> Path:
+    return installation.root / "witnesses"
 
 
 def fields_of(kind: str, steps: int) -> dict[str, Any]:

@@ -20,17 +20,14 @@ SLEEPER_SECONDS = "7774"
 Arrays = Mapping[str, np.ndarray]
 
 
-def witness_directory(checkpoint_dir: Path) -> Path:
-    return checkpoint_dir.parent / "witnesses"
-
-
 class Lines:
     """Prints numbered lines, from the first on in the process that prints."""
 
     @cached_property
     def _witness(self) -> Witness:
-        directory = witness_directory(Path(os.environ["CHECKPOINT_DIR"]))
-        return Witness(directory, f"{os.environ['JOB_ID']}.{os.environ['RANK']}")
+        return Witness(
+            Path(os.environ["WITNESSES"]), f"{os.environ['JOB_ID']}.{os.environ['RANK']}"
+        )
 
     def print_one(self) -> None:
         (line,) = self._witness.next_lines(1)

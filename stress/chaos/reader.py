@@ -19,6 +19,9 @@ from muster.checkpoints.errors import CheckpointError
 from muster.checkpoints.manifest import LATEST, CheckpointName
 from muster.checkpoints.reader import CheckpointReader
 from muster.checkpoints.store import open_store
+from muster.contracts.location import Location, parse_location
+from muster.contracts.paths import rank_of_checkpoints
+from muster.objects.client import default_client
 
 PAUSE_SECONDS = 0.003
 NICE = 5
@@ -31,9 +34,11 @@ LIVELY_SECONDS = 5.0
 class Reader:
     """All checkpoint directories below a root, and what was read in each."""
 
-    def __init__(self, checkpoint_dir: Path) -> None:
+    def __init__(self, checkpoint_dir: Location) -> None:
         self._root = checkpoint_dir
-        self._newest: dict[Path, CheckpointName] = {}
+        self._changed: dict[Location, tuple[object, float]] = {}
+        """The version of each LATEST, and when it was first seen."""
+        self._newest: dict[Location, CheckpointName] = {}
         self.reads = 0
         self.checkpoints = 0
         """Different ones among what was read."""
@@ -59,15 +64,26 @@ class Reader:
             if not places:
                 time.sleep(LISTING_SECONDS)
 
-    def _places(self) -> Iterator[tuple[Path, int]]:
-        since = time.time() - LIVELY_SECONDS
-        for latest in [*self._root.glob(f"*/{LATEST}"), *self._root.glob(f"*/worker_*/{LATEST}")]:
-            directory = latest.parent
-            if directory.stat().st_mtime >= since:
-                is_rank = directory.name.startswith("worker_")
-                yield directory, int(directory.name.removeprefix("worker_")) if is_rank else 0
+    def _places(self) -> Iterator[tuple[Location, int]]:
+        """Yield the places whose LATEST has changed lately."""
+        now = time.monotonic()
+        for latest, version in self._versions():
+            before, since = self._changed.get(latest, (None, now))
+            self._changed[latest] = version, since if version == before else now
+            if now - self._changed[latest][1] < LIVELY_SECONDS:
+                yield latest.parent, rank_of_checkpoints(latest.parent.name) or 0
 
-    def _read(self, directory: Path, rank: int) -> None:
+    def _versions(self) -> Iterator[tuple[Location, object]]:
+        if isinstance(self._root, Path):
+            for pattern in f"*/{LATEST}", f"*/worker_*/{LATEST}":
+                for path in self._root.glob(pattern):
+                    yield path, path.parent.stat().st_mtime_ns
+        else:
+            for stored in default_client().list(self._root):
+                if stored.name.endswith(LATEST):
+                    yield self._root / stored.name, stored.etag
+
+    def _read(self, directory: Location, rank: int) -> None:
         reader = CheckpointReader(
             store=open_store(directory),
             rank=rank,
@@ -88,7 +104,7 @@ class Reader:
             self.checkpoints += 1
             self._newest[directory] = found.name
 
-    def _note(self, directory: Path, sentence: str) -> None:
+    def _note(self, directory: Location, sentence: str) -> None:
         """A checkpoint that is skipped is damaged; a `LATEST` that lags is not an error."""
         if not sentence.startswith(f"{directory}/{LATEST} "):
             self.invalid.append(sentence)
@@ -97,7 +113,7 @@ class Reader:
 class CheckpointWatch:
     """Runs the reader in another process."""
 
-    def __init__(self, checkpoint_dir: Path) -> None:
+    def __init__(self, checkpoint_dir: Location) -> None:
         command = [sys.executable, __file__, str(checkpoint_dir)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
 
@@ -110,7 +126,7 @@ class CheckpointWatch:
 
 def main() -> None:
     os.nice(NICE)
-    reader = Reader(Path(sys.argv[1]))
+    reader = Reader(parse_location(sys.argv[1]))
     is_over: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: is_over.append(number))
     while not is_over:

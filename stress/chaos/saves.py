@@ -11,16 +11,20 @@ import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from types import TracebackType
 from typing import Self
 
-from muster.checkpoints.manifest import LATEST
+from muster.checkpoints.manifest import LATEST, MANIFEST, STATE
+from tests.support.faulty_store import FaultyStore
 
 MODIFY, MOVED_FROM, MOVED_TO, CREATE = 0x2, 0x40, 0x80, 0x100
 IS_DIRECTORY = 0x40000000
 WATCHED = MODIFY | MOVED_FROM | MOVED_TO | CREATE
 EVENT = struct.Struct("iIII")
 READ_BYTES = 1 << 16
+
+HOLD_SECONDS = 2.0
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -100,6 +104,42 @@ class Saves:
 
     def _watch(self, path: Path) -> int:
         return _checked(_LIBC.inotify_add_watch(self._descriptor, os.fsencode(path), WATCHED))
+
+
+class StoreSaves:
+    """The same in an object store: its proxy holds one request of any save until `close`."""
+
+    def __init__(self, store: FaultyStore) -> None:
+        self._store = store
+        self._is_held, self._is_closed = Event(), Event()
+        self._is_late = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._store.fault = lambda _operation: None
+        self._is_closed.set()
+
+    def reach(self, calls: int, timeout_seconds: float) -> bool:
+        """Wait until a save puts its state, its manifest or `LATEST`, as `calls` says."""
+        wanted = f"PUT {(STATE, MANIFEST, LATEST)[calls % 3]}"
+
+        def hold(operation: str) -> None:
+            if operation == wanted and not self._is_held.is_set():
+                self._is_held.set()
+                self._is_late = not self._is_closed.wait(HOLD_SECONDS)
+
+        self._store.fault = hold
+        return self._is_held.wait(timeout_seconds)
+
+    def is_unfinished(self) -> bool:
+        return not self._is_late
 
 
 def _checked(result: int) -> int:

@@ -9,9 +9,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from stress.chaos.decoys import Decoys
-from stress.chaos.jobs import Workload
+from stress.chaos.jobs import Workload, checkpoints_of
 from stress.chaos.observer import LeaseObserver, Observer
-from stress.chaos.program import witness_directory
 from stress.chaos.reader import CheckpointWatch
 from stress.chaos.strikes import awaited
 from stress.restarter import Restarter
@@ -50,7 +49,7 @@ class RunningServices:
         self.decoys = Decoys(installation.root)
         self.followers: dict[str, LogFollower] = {}
         self.printed: dict[str, NumberedLines] = {}
-        self._reader = CheckpointWatch(installation.checkpoint_dir)
+        self._reader = CheckpointWatch(checkpoints_of(installation))
         self.reading: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
@@ -120,12 +119,12 @@ class NumberedLines:
             if found := NUMBERED.fullmatch(line):
                 self._numbers[found[3]].append(int(found[2]))
 
-    def faults(self, checkpoint_dir: Path) -> Iterator[str]:
+    def faults(self, witnesses: Path) -> Iterator[str]:
         """Yield one sentence per gap, duplicate or reordering."""
         for who, numbers in self._numbers.items():
             if numbers != list(range(len(numbers))):
                 yield f"lines of {who} are not in order, once each: {_around(numbers)}"
-        for witness in witness_directory(checkpoint_dir).glob(f"{self._job_id}.*"):
+        for witness in witnesses.glob(f"{self._job_id}.*"):
             written = int.from_bytes(witness.read_bytes(), "little")
             found = len(self._numbers[witness.name])
             # The process may have been killed between the line and its counter.

@@ -17,9 +17,11 @@ from muster.host.processes import identify, is_running, send_signal
 from stress.chaos.faults import Blow, Fault, Kind, Victim
 from stress.chaos.jobs import Training, Workload
 from stress.chaos.observer import LeaseObserver, Observer
-from stress.chaos.saves import Saves
+from stress.chaos.saves import Saves, StoreSaves
 from stress.runner import say
+from tests.support.faulty_store import FaultyStore
 from tests.support.installation import Installation
+from tests.support.s3_server import own_server
 
 LOOK_SECONDS = 0.02
 SEARCH_SECONDS = 15.0
@@ -88,8 +90,11 @@ class Striker:
         workload: Workload,
         observer: Observer,
         leases: LeaseObserver,
+        store: FaultyStore | None = None,
     ) -> None:
+        """`store` is the proxy in front of the object store, if jobs save there."""
         self._installation = installation
+        self._store = store
         self._workload = workload
         self._observer = observer
         self._leases = leases
@@ -162,11 +167,11 @@ class Striker:
 
     def _candidates(self, victim: Victim) -> list[Target]:
         if not victim.belongs_to_a_job:
-            record = (
-                identify(self._installation.api.pid)
-                if victim is Victim.API
-                else self._leases.holder()
-            )
+            record = {
+                Victim.API: lambda: identify(self._installation.api.pid),
+                Victim.COORDINATOR: self._leases.holder,
+                Victim.STORE: lambda: identify(own_server()[1]),
+            }[victim]()
             return [Target(record=record)] if record is not None and is_running(record) else []
         lively = {it.uid: it for it in self._workload.lively()}
         heads: dict[str, ProcessRecord] = {}
@@ -190,14 +195,18 @@ class Striker:
     def _steps_of(self, training: Training) -> int:
         return self._observer.steps(training.job_id)
 
-    def _reach_instant(self, fault: Fault, target: Target) -> Saves | None:
+    def _reach_instant(self, fault: Fault, target: Target) -> Saves | StoreSaves | None:
         """Return the save in progress, if the fault belongs inside one."""
         if fault.calls is None:
             return None
-        directory = self._directory(fault, target)
-        if directory is None or not directory.is_dir():
-            return None
-        saves = Saves(directory)
+        saves: Saves | StoreSaves
+        if self._store is not None:
+            saves = StoreSaves(self._store)
+        else:
+            directory = self._directory(fault, target)
+            if directory is None or not directory.is_dir():
+                return None
+            saves = Saves(directory)
         if saves.reach(fault.calls, SAVE_SECONDS):
             return saves
         saves.close()
@@ -261,7 +270,7 @@ def _parsed(mark: str) -> tuple[str, Victim | None, int | None]:
     what = rest.split("/")[0]
     if what.isdigit():
         return uid, Victim.RANK, int(what)
-    return uid, Victim(what) if what in {"agent", "template"} else None, None
+    return uid, Victim(what) if what in {"agent", "template", "storage"} else None, None
 
 
 def _stands_still(record: ProcessRecord) -> bool:

@@ -22,7 +22,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "shared memory": {"mode": "synchronous", "backend": "shared_memory", "world_size": 3},
     "tcp": {"mode": "synchronous", "backend": "tcp", "world_size": 2},
 }
-COMMON = {"checkpoint_every": 5, "max_restarts": 100_000}
+COMMON = {"checkpoint_every": 5, "max_restarts": 100_000, "max_kills": 100_000}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,12 @@ def test_a_few_faults_lose_nothing(tmp_path: Path) -> None:
     assert not report.faults, report
 
 
+def test_a_few_faults_lose_nothing_in_a_store(tmp_path: Path) -> None:
+    only = "storage:kill,store:nap,rank:kill"
+    report = chaos.run(tmp_path, faults=5, seed=1, jobs=1, steps=40, only=only, store="s3")
+    assert not report.faults, report
+
+
 @pytest.mark.skipif(not can_be_had(), reason="no name spaces can be made here")
 def test_resumed_stale_processes_exit_and_change_nothing(tmp_path: Path) -> None:
     # The long run measures how soon they exit.

@@ -12,11 +12,10 @@ import pytest
 from muster.checkpoints.comparison import differences
 from muster.checkpoints.errors import CheckpointDamaged, StaleGeneration, UnsupportedState
 from muster.checkpoints.format import State, pack
-from muster.checkpoints.manager import CheckpointManager
-from muster.checkpoints.manifest import MANIFEST, STATE, CheckpointName, Manifest
+from muster.checkpoints.manifest import MANIFEST, STATE, CheckpointName
 from muster.checkpoints.reader import CheckpointReader
 from muster.checkpoints.store import CheckpointStore, manifest_of
-from tests.support.checkpoint_ranks import NOON, owner, position, state
+from tests.support.checkpoint_ranks import manager_of, owner, position, state, unsigned
 from tests.support.stores import PLACES, Place
 
 SAVES, SAVING_SECONDS = 100, 10
@@ -57,20 +56,8 @@ def commit(
     act: Callable[[], object] = lambda: None,
 ) -> CheckpointName:
     packed = pack(state(generation, step) if content is None else content)
-    unsigned = Manifest(
-        step=step,
-        time="2026-01-02T12:00:00.000Z",
-        rank=0,
-        world_size=2,
-        job_id="job",
-        job_uid=uid,
-        generation=generation,
-        position=position(step),
-        values=packed.values,
-        files={},
-    )
     packed = replace(packed, buffers=Interrupted(packed.buffers, act)) if packed.buffers else packed
-    name, manifest = store.commit(unsigned, packed)
+    name, manifest = store.commit(unsigned(packed, generation, step, uid), packed)
     assert manifest_of(store, name) == manifest
     return name
 
@@ -269,9 +256,7 @@ def test_ranks_have_places_of_their_own(place: Place) -> None:
 
 def test_readers_never_fail_while_a_writer_retires(place: Place) -> None:
     warnings: list[str] = []
-    manager = CheckpointManager(
-        store=place.open(), owner=owner(), keep_last=2, clock=lambda: NOON, warn=warnings.append
-    )
+    manager = manager_of(place.open(), owner(), warnings.append)
     manager.save(0, position(0), state(0, 0))
     is_over = threading.Event()
     found: list[list[CheckpointName]] = [[], []]

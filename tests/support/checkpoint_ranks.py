@@ -1,16 +1,19 @@
 """One rank that saves checkpoints, and states that identify the save they come from."""
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 
+from muster.checkpoints.format import Packed, State, pack
 from muster.checkpoints.local import FileSystem
 from muster.checkpoints.local_store import LocalStore
 from muster.checkpoints.manager import CheckpointManager
-from muster.checkpoints.manifest import CheckpointName, Fence, Owner
+from muster.checkpoints.manifest import CheckpointName, Fence, Manifest, Owner
+from muster.checkpoints.store import CheckpointStore
 from muster.contracts.shards import Position
 from tests.support.crash_simulator import MemoryFileSystem
 
@@ -22,6 +25,42 @@ def owner(
     *, uid: str | None = "uid", generation: int | None = 0, rank: int = 0, world_size: int = 2
 ) -> Owner:
     return Owner(job_id="job", job_uid=uid, rank=rank, world_size=world_size, generation=generation)
+
+
+def manager_of(
+    store: CheckpointStore, owner: Owner, warn: Callable[[str], None], *, keep_last: int = 2
+) -> CheckpointManager:
+    return CheckpointManager(
+        store=store, owner=owner, keep_last=keep_last, clock=lambda: NOON, warn=warn
+    )
+
+
+def unsigned(packed: Packed, generation: int, step: int, uid: str | None = "uid") -> Manifest:
+    """Return a manifest for `CheckpointStore.commit`, unlike every other."""
+    return Manifest(
+        step=step,
+        time=f"2026-01-02T12:00:00.{time.monotonic_ns()}Z",
+        rank=0,
+        world_size=2,
+        job_id="job",
+        job_uid=uid,
+        generation=generation,
+        position=position(step),
+        values=packed.values,
+        files={},
+    )
+
+
+def commit(
+    store: CheckpointStore,
+    generation: int,
+    step: int,
+    content: State | None = None,
+    uid: str | None = "uid",
+) -> CheckpointName:
+    """Commit a checkpoint to a store that has been claimed."""
+    packed = pack(state(generation, step) if content is None else content)
+    return store.commit(unsigned(packed, generation, step, uid), packed)[0]
 
 
 @dataclass
@@ -37,12 +76,8 @@ class Rank:
 
     def __post_init__(self) -> None:
         self.store = self.kind(self.directory, self.warnings.append, self.files)
-        self.manager = CheckpointManager(
-            store=self.store,
-            owner=self.owner,
-            keep_last=self.keep_last,
-            clock=lambda: NOON,
-            warn=self.warnings.append,
+        self.manager = manager_of(
+            self.store, self.owner, self.warnings.append, keep_last=self.keep_last
         )
 
     def save(self, *steps: int) -> None:

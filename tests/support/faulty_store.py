@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, TypeAlias
@@ -88,6 +88,10 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     store: FaultyStore
     server_address: str
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # the client was killed
+            super().handle()
 
     def _relay(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))

@@ -22,6 +22,12 @@ def shared_store() -> S3Settings:
     """Return the store of TEST_S3_ENDPOINT, or one server for the rest of this process."""
     if endpoint := os.environ.get("TEST_S3_ENDPOINT"):
         return store_settings(endpoint, os.environ["S3_ACCESS_KEY"], os.environ["S3_SECRET_KEY"])
+    return own_server()[0]
+
+
+@cache
+def own_server() -> tuple[S3Settings, int]:
+    """Start a server, once, and return its settings and its pid."""
     # It ends with its standard input, so even if this process is killed.
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", _SERVER],
@@ -32,7 +38,7 @@ def shared_store() -> S3Settings:
     atexit.register(process.communicate)
     assert process.stdout is not None
     port = process.stdout.readline().decode().strip()
-    return store_settings(f"http://127.0.0.1:{port}", "testing", "testing")
+    return store_settings(f"http://127.0.0.1:{port}", "testing", "testing"), process.pid
 
 
 def store_settings(endpoint: str | None, key: str, secret: str) -> S3Settings:

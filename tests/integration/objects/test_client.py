@@ -175,6 +175,13 @@ def test_errors_say_what_to_do_and_hold_no_key(
         "StoreUnavailable: STORE does not answer for s3://b/x (EndpointConnectionError): check "
         "that it runs and that S3_ENDPOINT names it, then try again"
     )
+    assert sentence(store_settings(answering.endpoint.replace("http", "https"), key, secret)) == (
+        "StoreUnavailable: STORE does not answer for s3://b/x (SSLError): try S3_ENDPOINT with "
+        "http:// in place of https://"
+    )
+    assert sentence(store_settings(answering.endpoint, key, None)) == (
+        "StoreRefused: S3_ACCESS_KEY and S3_SECRET_KEY go together: set both, or none"
+    )
     with untrusted_server(tmp_path) as port:
         assert sentence(store_settings(f"https://127.0.0.1:{port}", key, secret)) == (
             "StoreRefused: the certificate of STORE is not trusted: name the file of its authority "

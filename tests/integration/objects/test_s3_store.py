@@ -12,44 +12,24 @@ from muster.checkpoints.errors import (
     CheckpointNotWritable,
     StaleGeneration,
 )
-from muster.checkpoints.format import State, pack
+from muster.checkpoints.format import State
 from muster.checkpoints.manifest import (
     LATEST,
     MANIFEST,
     MANIFEST_LIMIT_BYTES,
     STATE,
     CheckpointName,
-    Manifest,
     Owner,
     decode_manifest,
 )
 from muster.checkpoints.s3 import S3Store
 from muster.contracts.location import S3Location
 from muster.objects.client import PART_BYTES, S3Client
-from tests.support.checkpoint_ranks import position, state
+from tests.support.checkpoint_ranks import commit
 from tests.support.faulty_store import FaultyStore
 from tests.support.s3_server import bare_client, shared_store, variables
 
 LONG = {"weights": np.arange(PART_BYTES // 8 + 1000)}
-
-
-def commit(
-    store: S3Store, generation: int, step: int, content: State | None = None, uid: str = "uid"
-) -> CheckpointName:
-    packed = pack(content or state(generation, step))
-    unsigned = Manifest(
-        step=step,
-        time=f"2026-01-02T12:00:{np.random.default_rng().integers(10**9)}Z",
-        rank=0,
-        world_size=2,
-        job_id="job",
-        job_uid=uid,
-        generation=generation,
-        position=position(step),
-        values=packed.values,
-        files={},
-    )
-    return store.commit(unsigned, packed)[0]
 
 
 def claimed(s3: S3Client, place: S3Location, generation: int, uid: str = "uid") -> S3Store:

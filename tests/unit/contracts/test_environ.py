@@ -220,6 +220,11 @@ def test_service_defaults() -> None:
     assert settings.orphan_timeout_seconds == 120
 
 
+def test_service_refuses_unusable_store_settings() -> None:
+    with pytest.raises(InvalidEnvironment, match=r"MUSTER_CACHE_BYTES.*1048576 or more"):
+        ServiceSettings.read({"MUSTER_CACHE_BYTES": "1000"}, cores=4)
+
+
 def test_service_settings_are_read() -> None:
     names = ("MUSTER_DATA_DIR", "MUSTER_DATABASE_URL", "MUSTER_HOST", "MUSTER_PORT", "MUSTER_SLOTS")
     environ = dict(zip(names, ("here", "postgresql://x", "::1", "0", "3"), strict=True))

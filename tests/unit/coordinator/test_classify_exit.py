@@ -24,7 +24,7 @@ TRACEBACK = ["Traceback (most recent call last):", "MemoryError: Unable to alloc
     ("end", "kind", "reason"),
     [
         ({"code": 1}, CRASH, Reason.WORKER_EXITED),
-        ({"signal": SIGKILL}, CRASH, Reason.WORKER_EXITED),
+        ({"signal": SIGKILL}, RetryClass.KILLED, Reason.WORKER_EXITED),
         ({"signal": 11}, CRASH, Reason.WORKER_EXITED),
         ({"code": 126}, CRASH, Reason.WORKER_EXITED),
         ({"code": 1, "lines": ["no MemoryError: at all"]}, CRASH, Reason.WORKER_EXITED),
@@ -51,13 +51,13 @@ def test_an_exit_is_classified_by_its_status(
 @pytest.mark.parametrize("end", [{"code": 0}, {"code": 1}, {"signal": SIGKILL}])
 def test_a_stop_from_outside_is_a_preemption(end: Mapping[str, Any]) -> None:
     story = Story.running(world_size=1, max_restarts=0, max_fruitless=1)
-    story.beats(0, step=3, stopping=True).is_ended(0, **end).plans()
+    planned = story.beats(0, step=3, stopping=True).is_ended(0, **end).plans()
     assert story.rank(0).endings == {PREEMPTION: 1}
     assert story.job.status is JobStatus.RECOVERING
     assert story.job.message is not None
     assert story.job.message.startswith("rank 0 was asked to stop by another process and ")
     assert (story.rank(0).restarts, story.rank(0).fruitless) == (0, 0)
-    assert starts(story.passes(1).plans()) == [0]
+    assert starts(planned) == [0]
 
 
 @pytest.mark.parametrize("end", [{"code": 0}, {"code": 1}, {"code": 143}, {"signal": SIGTERM}])
@@ -126,6 +126,7 @@ def test_a_mistake_after_other_attempts_is_like_any_error() -> None:
     ("budget", "end"),
     [
         ("max_restarts", {"code": 3}),
+        ("max_kills", {"signal": SIGKILL}),
         ("max_out_of_memory", {"code": 137, "out_of_memory": True}),
         ("max_preemptions", {"code": 143}),
     ],

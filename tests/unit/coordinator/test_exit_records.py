@@ -64,7 +64,7 @@ def pid_of(snapshot: JobSnapshot, rank: int) -> int:
         ([], exited(1, 0, signal=15), RetryClass.PREEMPTION),
         ([], exited(1, 0, code=64), RetryClass.DO_NOT_RETRY),
         ([], exited(1, 0, code=3), RetryClass.CRASH),
-        ([], exited(1, 0, signal=9), RetryClass.CRASH),
+        ([], exited(1, 0, signal=9), RetryClass.KILLED),
         ([], exited(1, 0, signal=9, out_of_memory=True), RetryClass.OUT_OF_MEMORY),
         ([], exited(1, 0, code=1, lines=["MemoryError"]), RetryClass.OUT_OF_MEMORY),
         ([REFUSED], exited(1, 0, code=1), RetryClass.INVALID_PROGRAM),

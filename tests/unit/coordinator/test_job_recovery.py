@@ -45,9 +45,9 @@ def test_a_minute_of_health_resets_the_backoff() -> None:
 
 
 def test_the_51st_failure_fails_the_job_with_its_log() -> None:
-    story = Story.running(world_size=2)
+    story = Story.running(world_size=2, max_fruitless=99)
     for number in range(50):
-        story.dies(1, lines=["not these"])
+        story.dies(1, signal=11, lines=["not these"]).all_beat()
         assert story.rank(1).restarts == number + 1
         story.plans()
         assert starts(story.runs_for(31)) == [1]

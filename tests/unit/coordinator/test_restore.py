@@ -11,6 +11,7 @@ from coordinator.persistence import Moment, Urgency, rank_urgency
 from coordinator.restore import snapshot_with_agent
 from muster.contracts.job import TERMINAL, JobStatus, Reason, StopRequest
 from muster.contracts.rank import COUNT_MAX, ProcessRecord, ProcessState
+from muster.contracts.retry import RetryClass
 from tests.support.stories import Story, beat, starts
 from tests.support.successors import NOON, rows_of, successor
 
@@ -85,7 +86,7 @@ def test_counters_and_positions_survive_a_takeover() -> None:
     story.says_hello(0).beats(0, step=9, shard_idx=3, checkpoints_saved=2, last_checkpoint_step=9)
     before = story.rank(0)
     after = successor(story).rank(0)
-    assert (after.attempt, after.restarts, after.failures) == (1, 1, 1)
+    assert (after.attempt, after.restarts, after.endings[RetryClass.KILLED]) == (1, 1, 1)
     assert after.progress == before.progress
     assert after.checkpoints_before + after.checkpoints_saved == 3
 
@@ -172,7 +173,7 @@ def test_a_program_without_heartbeats_has_no_heartbeat_time() -> None:
         (lambda story: story.exits(0), JobStatus.COMPLETED, 0),
         (lambda story: story.is_stopped().dies(0), JobStatus.STOPPED, None),
         (lambda story: story.exits(0, code=3), JobStatus.FAILED, 3),
-        (lambda story: story.dies(0, signal=9), JobStatus.FAILED, 137),
+        (lambda story: story.dies(0, signal=11), JobStatus.FAILED, 139),
         (
             lambda story: story.refuses(0, Reason.INVALID_DATASET, "none").exits(0, code=1),
             JobStatus.FAILED,

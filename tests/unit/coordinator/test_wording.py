@@ -61,25 +61,34 @@ def test_a_rank_resumes_from_a_known_checkpoint() -> None:
 
 
 @pytest.mark.parametrize(
-    ("restarts", "fruitless", "signal", "words"),
+    ("restarts", "fruitless", "kind", "words"),
     [
-        (1, 1, None, "it is started again (failure 1 of 5 in a row without a new checkpoint)"),
-        (1, 0, None, "restart 1 of 50"),
-        (50, 3, None, "restart 50 of 50"),
-        (49, 3, None, "it is started again (failure 3 of 5 in a row without a new checkpoint)"),
-        (3, 2, 9, "restart 3 of 50"),
+        (
+            1,
+            1,
+            RetryClass.CRASH,
+            "it is started again (failure 1 of 5 in a row without a new checkpoint)",
+        ),
+        (1, 0, RetryClass.CRASH, "restart 1 of 50"),
+        (50, 3, RetryClass.CRASH, "restart 50 of 50"),
+        (
+            49,
+            3,
+            RetryClass.CRASH,
+            "it is started again (failure 3 of 5 in a row without a new checkpoint)",
+        ),
+        (3, 2, RetryClass.KILLED, "restart 3 of 1000 after a kill"),
     ],
     ids=["a typing error", "after a checkpoint", "the last restart", "as near", "not its doing"],
 )
 def test_the_nearer_limit_is_named(
-    restarts: int, fruitless: int, signal: int | None, words: str
+    restarts: int, fruitless: int, kind: RetryClass, words: str
 ) -> None:
     cause = Cause(reason=Reason.WORKER_EXITED, message="died")
     rank = RankSnapshot(
         rank=0,
-        exit_signal=signal,
-        ending=AttemptEnd(retry_class=RetryClass.CRASH, reason=cause.reason, message=cause.message),
-        endings={RetryClass.CRASH: restarts},
+        ending=AttemptEnd(retry_class=kind, reason=cause.reason, message=cause.message),
+        endings={kind: restarts},
         fruitless=fruitless,
     )
     assert describe_recovery(queued_job(), rank, cause) == f"rank 0 died; {words}"

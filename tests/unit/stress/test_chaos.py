@@ -7,10 +7,9 @@ import pytest
 from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manifest import LATEST, STATE
 from muster.contracts.rank import ProcessRecord
-from stress.chaos.faults import Fault, Kind, Victim, blows, choices_of
+from stress.chaos.faults import ON_S3, Fault, Kind, Victim, blows, choices_of
 from stress.chaos.figures import Event, History
 from stress.chaos.observer import JobSeen, Look, RankSeen
-from stress.chaos.program import witness_directory
 from stress.chaos.reader import Reader
 from stress.chaos.saves import Saves
 from stress.chaos.services import NumberedLines
@@ -41,7 +40,9 @@ def test_the_faults_are_mixed_as_they_say() -> None:
     drawn = blows(COUNT, seed=0)
     faults = [fault for blow in drawn for fault in blow.faults]
     assert [fault.number for fault in faults] == list(range(COUNT))
-    assert {fault.victim for fault in faults} == set(Victim)
+    assert {fault.victim for fault in faults} == set(Victim) - {Victim.STORAGE, Victim.STORE}
+    on_s3 = [fault for blow in blows(COUNT, seed=0, victims=ON_S3) for fault in blow.faults]
+    assert {fault.victim for fault in on_s3} == set(Victim)
     assert {fault.kind for fault in faults} == set(Kind)
     inside = sum(fault.calls is not None for fault in faults) / COUNT
     together = sum(len(blow.faults) for blow in drawn if len(blow.faults) > 1) / COUNT
@@ -159,17 +160,17 @@ def test_the_reader_sees_a_checkpoint_that_goes_back(rank: Rank) -> None:
 def test_a_log_that_lacks_anything_is_found_out(
     tmp_path: Path, numbers: list[int], written: int
 ) -> None:
-    assert list(_printed(tmp_path, numbers, written).faults(tmp_path / "checkpoints"))
+    assert list(_printed(tmp_path, numbers, written).faults(tmp_path / "witnesses"))
 
 
 @pytest.mark.parametrize("written", [2, 3])
 def test_a_whole_log_is_a_whole_log(tmp_path: Path, written: int) -> None:
     """Who was killed between a line and its witness has written one line more."""
-    assert not list(_printed(tmp_path, [0, 1, 2], written).faults(tmp_path / "checkpoints"))
+    assert not list(_printed(tmp_path, [0, 1, 2], written).faults(tmp_path / "witnesses"))
 
 
 def _printed(root: Path, numbers: list[int], written: int) -> NumberedLines:
-    witnesses = witness_directory(root / "checkpoints")
+    witnesses = root / "witnesses"
     witnesses.mkdir()
     (witnesses / WHO).write_bytes(written.to_bytes(8, "little"))
     printed = NumberedLines("job")
