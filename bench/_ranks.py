@@ -30,6 +30,7 @@ from muster.datasets.random_access import RandomAccess
 from muster.datasets.sources import open_source
 from muster.training.batches import BatchLoader, decoder_of
 from muster.training.blocks import BlockComputer, BusyFlag, LeafRng
+from muster.training.fingerprint import fingerprint
 from muster.training.group import Group, SharedMemoryGroupFactory
 from muster.training.group_updates import GroupUpdate
 from muster.training.rank import keep_freed_memory
@@ -149,6 +150,7 @@ class Rank:
             updates=self,
             groups=SharedMemoryGroupFactory(self.rank, self.geometry, self),
             callbacks=self,
+            arithmetic=fingerprint(),
         )
         trainer.run()
 

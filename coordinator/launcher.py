@@ -22,7 +22,6 @@ from muster.contracts.environ import (
     PROCESS_TAG,
     PROCESS_TAG_WIDTH,
     SERVICE_ONLY,
-    SINGLE_THREADED,
     STORE_KEYS,
 )
 from muster.contracts.messages import FORKED_PID, AgentAssignment, ForkAgent
@@ -88,8 +87,8 @@ class ForkServer:
                 module_command("worker.fork_server"),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                # Each fork overwrites the tag with its own. Ranks have the other variables anyway.
-                env={**environ, **SINGLE_THREADED, PROCESS_TAG: " " * PROCESS_TAG_WIDTH},
+                # Each fork overwrites the tag with its own.
+                env={**environ, PROCESS_TAG: " " * PROCESS_TAG_WIDTH},
                 umask=limits.umask,
                 start_new_session=True,
             )

@@ -127,7 +127,7 @@ class ExitLog:
             exit_code=status.exit_code,
             signal=status.signal,
             last_lines=lines,
-            out_of_memory=was_killed and self._oom_kills.claim(),
+            out_of_memory=was_killed and self.claim_oom_kill(),
             error=error,
         )
         recorded = RankExit(
@@ -140,6 +140,10 @@ class ExitLog:
         except OSError as problem:  # a full disk must not end the agent
             print_stderr(f"cannot write the exit record of rank {rank.rank}: {problem}")
         return recorded
+
+    def claim_oom_kill(self) -> bool:
+        """Return whether a process of ours has just been killed for lack of memory."""
+        return self._oom_kills.claim()
 
     def recorded(self, adopted: AdoptedRank) -> RankExit | None:
         """Return the exit that an earlier agent has recorded, if any."""

@@ -13,14 +13,22 @@ import os
 import random
 import socket
 import sys
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import msgspec
 
+from muster.contracts.environ import SINGLE_THREADED
 from muster.contracts.messages import FORKED_PID, ForkAgent
+from muster.host.containment import overwrite_tag
 from muster.runtime.exit_report import exit_process, print_error
-from muster.training import prefork
-from worker import agent
+
+_INHERITED: Final = dict(os.environ)
+os.environ.update(SINGLE_THREADED)  # a fork has no threads of numpy's libraries
+from muster.training import prefork  # noqa: E402
+from worker import agent  # noqa: E402
+
+os.environ.clear()
+os.environ.update(_INHERITED)
 
 
 def serve(channel: socket.socket) -> int:
@@ -54,7 +62,7 @@ def _be_agent(request: ForkAgent, assignment: int, log: int) -> NoReturn:
         os.close(assignment)
         os.close(log)
         random.seed()
-        prefork.overwrite_tag(f"{request.job_uid}/agent")
+        overwrite_tag(f"{request.job_uid}/agent")
         code = agent.main(_fork_prefork(request.job_uid) if request.has_prefork else None)
     except BaseException as error:  # noqa: BLE001  reported, then the process ends
         code = print_error(error)
@@ -72,7 +80,7 @@ def _fork_prefork(job_uid: str) -> tuple[int, socket.socket]:
         os.dup2(nothing, 0)
         os.close(nothing)
         ours.close()
-        prefork.overwrite_tag(f"{job_uid}/template")
+        overwrite_tag(f"{job_uid}/template")
         # As after exec: a program's own module `worker` must not meet ours, and processes that it
         # spawns import the main module by name.
         del sys.path[0]  # see `muster.__main__`

@@ -13,7 +13,9 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Final, Self
 
-from muster.contracts.environ import PROCESS_TAG
+import msgspec
+
+from muster.contracts.environ import ATTEMPT_VARIABLES, PROCESS_TAG
 from muster.contracts.errors import WireError
 from muster.contracts.interpreter import version_problem
 from muster.contracts.job import Reason
@@ -21,6 +23,7 @@ from muster.contracts.messages import (
     SAVED_LIMIT,
     Heartbeat,
     Hello,
+    JoinedGroup,
     Orphaned,
     PermanentFailure,
     RankMessage,
@@ -94,6 +97,27 @@ class RankProcess:
             process=ChildProcess(pid),
             channel=channel,
         )
+
+    def become(self, order: StartRank, log: LogIndex) -> bool:
+        """Make a spare process the attempt of an order; return False if it has just ended."""
+        own = {name: text for name, text in order.environment.items() if name in ATTEMPT_VARIABLES}
+        if self.channel is None or self.log is None:
+            return False
+        try:
+            socket.send_fds(self.channel, [msgspec.msgpack.encode(own)], [log.descriptor])
+        except OSError:
+            return False
+        self.log.close()
+        self.rank, self.attempt, self.log = order.rank, order.incarnation, log
+        self.tag = own[PROCESS_TAG]
+        self._latest.clear()
+        return True
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a spare process waits for its order."""
+        self.read(1)
+        return Ready in self._latest
 
     @property
     def pid(self) -> int:
@@ -187,6 +211,11 @@ class RankProcess:
             self.channel.close()
         if "arena" in vars(self):
             os.close(self.arena)
+
+    @property
+    def has_group(self) -> bool:
+        """Whether it has joined a worker group."""
+        return JoinedGroup in self._latest
 
     @property
     def has_joined(self) -> bool:

@@ -26,6 +26,7 @@ from muster.contracts.messages import (
     AnnounceGroup,
     RankDied,
     RankExited,
+    RankSaid,
     StartRank,
     Warned,
 )
@@ -43,6 +44,7 @@ from worker.log_index import LogIndex, discard_oldest_lines
 from worker.process import AdoptedProcess
 from worker.rank import RankProcess
 from worker.rank_listener import ChannelReader, ReconnectListener
+from worker.spares import SpareRanks
 from worker.start import RankSecrets, Starter
 
 CONTAINMENT_SECONDS: Final = 2.0
@@ -88,12 +90,13 @@ class RankTable:
         self._socket = self._files.agent_socket(assignment.generation)
         self._running: dict[int, RankProcess] = {}
         self._listener: ReconnectListener | None = None
-        self._reader = ChannelReader(selector, report)
+        self._reader = ChannelReader(selector, self._on_said)
         self._pidfds: dict[int, int] = {}
         """By adopted rank, registered in the selector."""
         self._exited_at: dict[int, float] = {}
         self._secrets = secrets
         self._exits = ExitLog(self._files, secrets.redaction)
+        self._spares = SpareRanks(assignment, starter, self._exits.claim_oom_kill, self._warn)
 
     def __bool__(self) -> bool:
         return bool(self._running)
@@ -147,7 +150,9 @@ class RankTable:
         complete = msgspec.structs.replace(order, environment=environment)
         log = LogIndex(*self._log_files(order.rank, order.incarnation))
         try:
-            return RankProcess.start(complete, log, self._starter)
+            return self._spares.take(complete, log) or RankProcess.start(
+                complete, log, self._starter
+            )
         except (OSError, InvalidProgram):
             log.close()
             raise
@@ -272,6 +277,16 @@ class RankTable:
             self._report(RankDied(rank=rank.rank, incarnation=rank.attempt))
         return bool(died)
 
+    def _on_said(self, said: RankSaid) -> None:
+        self._report(said)
+        if all(rank.has_group for rank in self._running.values()):
+            self._spares.prepare()  # not while a new rank needs the processor
+
+    def _warn(self, sentence: str) -> None:
+        print_stderr(sentence)
+        for rank in self.running[:1]:
+            self._report(rank.say(Warned(message=sentence)))
+
     def settle(self) -> None:
         """Contain, record and report every exit; to be called on SIGCHLD and at every tick."""
         self.report_deaths()
@@ -279,7 +294,8 @@ class RankTable:
         # Killed ranks first: their peers may exit with a code because they have lost them.
         for rank in sorted(exited, key=lambda rank: rank.process.exit_status().signal is None):
             self._settle(rank)
-        reap_zombies(own={rank.pid for rank in self._running.values()})
+        self._spares.settle()
+        reap_zombies(own={rank.pid for rank in self._running.values()} | self._spares.pids)
 
     def _settle(self, rank: RankProcess) -> None:
         is_contained = rank.contain()

@@ -56,6 +56,10 @@ a rank of 4, an attempt, and room to spare."""
 PROCESS_TAG: Final = "MUSTER_MARK"
 """Holds job uid, rank and attempt in every process that a rank starts, so that Muster recognizes
 the processes that a rank leaves behind."""
+SPARE: Final = "MUSTER_SPARE"
+"""Set for a process that loads the program and then waits to become a rank."""
+SPARE_RANK: Final = 4095
+"""The rank in the process tag of a spare process. No synchronous job has so many ranks."""
 AGENT_FD: Final = "MUSTER_AGENT_FD"
 AGENT_SOCKET: Final = "MUSTER_AGENT_SOCKET"
 STORAGE_SOCKET: Final = "MUSTER_STORAGE_SOCKET"
@@ -87,6 +91,11 @@ SERVICE_ONLY: Final = frozenset(
     }
 )
 """Variables of the service that no rank inherits."""
+
+ATTEMPT_VARIABLES: Final = frozenset(
+    ["RANK", "LOCAL_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT", "MUSTER_GENERATION"]
+) | {PROCESS_TAG, ERROR_FILE}
+"""Variables that differ between the attempts of a job. A spare process gets them last."""
 
 SINGLE_THREADED: Final[Mapping[str, str]] = {
     "OMP_NUM_THREADS": "1",
@@ -229,6 +238,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     storage_socket: Annotated[Path | None, Variable(STORAGE_SOCKET)] = None
     """Where the job's storage process listens. None: the rank talks to the store itself."""
     orphan_timeout_seconds: Annotated[float, ORPHAN_VARIABLE] = ORPHAN_TIMEOUT_SECONDS
+    is_spare: Annotated[bool, Variable(SPARE)] = False
     checkpoint_dir: Annotated[Location, Variable("CHECKPOINT_DIR")]
     dataset_dir: Annotated[Location, Variable("DATASET_DIR")]
 

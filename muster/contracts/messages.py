@@ -339,6 +339,7 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     python: str | None = None  # interpreter of the job's ranks; None: that of the agent
     agent_heartbeat_seconds: float  # interval of `AgentHeartbeat`
     max_log_bytes: int  # see `muster.contracts.spec.JobSpec`
+    spare_ranks: int = 0  # processes kept ready to become a rank
     secrets: dict[str, str] = {}
     """The job's references by variable name, see `muster.contracts.secrets`."""
     secrets_dir: str = ""  # the directory of ``file:`` references

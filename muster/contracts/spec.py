@@ -83,6 +83,15 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     world_size: Annotated[_RankCount, _doc("Number of ranks.")] = 4
     min_workers: Annotated[_RankCount, _doc("Fewest ranks with which training goes on.")] = 1
     max_workers: Annotated[_RankCount | None, _doc("Most ranks. Default: the world size.")] = None
+    spare_ranks: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=16,
+            description="Processes of a synchronous job that have loaded its program and wait to "
+            "replace a rank that dies. They take no slots.",
+        ),
+    ] = 1
     epochs: Annotated[_Count, _doc("Passes over the data.")] = 1
     batch_size: Annotated[
         _Count | None,

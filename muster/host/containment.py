@@ -10,17 +10,18 @@ A rank enters containment before the first line of its program runs. Its descend
 A later agent or coordinator needs no other record.
 """
 
+import ctypes
 import math
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-from muster.contracts.environ import PROCESS_TAG
+from muster.contracts.environ import PROCESS_TAG, PROCESS_TAG_WIDTH
 from muster.contracts.rank import ProcessRecord
 from muster.host.processes import (
     PollLimit,
@@ -39,6 +40,9 @@ _COUNTS: Final = (1 << 12, 1 << 10)
 _JOB_BYTES: Final = 5  # two of a thousand jobs collide with a probability of 1 in 2 million
 _LOWEST: Final = 1 << 62  # above every limit that a person would set
 
+_ENV_START_FIELD: Final = 47
+"""Of /proc/self/stat, counted after the command name."""
+
 KILL_LIMIT: Final = PollLimit(seconds=0.05, pause_seconds=0.001)
 """Killed processes disappear within a few milliseconds, and the agent's loop waits meanwhile."""
 
@@ -54,6 +58,30 @@ def contain_self(tag: str) -> None:
                 (cgroup / "cgroup.procs").write_text("0")
             except OSError:
                 cgroup.rmdir()
+
+
+def contain_spare(tag: str, started: Iterable[int]) -> None:
+    """Replace the tag of a spare process, and of what its program has started, by an attempt's."""
+    number = tag_numbers(tag).start
+    for pid in started if can_tag() else ():
+        with suppress(OSError):  # it has exited
+            resource.prlimit(pid, LIMIT, (number, number))
+    overwrite_tag(tag)
+    contain_self(tag)
+
+
+def overwrite_tag(tag: str) -> None:
+    """Replace the process tag of this process, also in /proc/PID/environ.
+
+    The kernel shows the memory that exec filled, which a fork inherits. The present tag is
+    `PROCESS_TAG_WIDTH` long, so that every tag fits.
+    """
+    os.environ[PROCESS_TAG] = tag
+    offset = Path("/proc/self/environ").read_bytes().index(f"{PROCESS_TAG}=".encode())
+    stat = Path("/proc/self/stat").read_text()
+    env_start = int(stat[stat.rindex(")") + 2 :].split()[_ENV_START_FIELD])
+    place = env_start + offset + len(PROCESS_TAG) + 1
+    ctypes.memmove(place, tag.ljust(PROCESS_TAG_WIDTH).encode(), PROCESS_TAG_WIDTH)
 
 
 def is_contained(pid: int, tag: str) -> bool:
@@ -120,11 +148,11 @@ def can_tag() -> bool:
     return resource.getrlimit(LIMIT)[1] == resource.RLIM_INFINITY
 
 
-def set_tag_limit(tag: str) -> None:
+def set_tag_limit(tag: str, *, is_final: bool = True) -> None:
     """Set the number of one attempt's tag for this process and its descendants, if it is free."""
     if can_tag():
         number = tag_numbers(tag).start
-        resource.setrlimit(LIMIT, (number, number))
+        resource.setrlimit(LIMIT, (number, number if is_final else resource.RLIM_INFINITY))
 
 
 def cgroup_of(tag: str) -> Path | None:

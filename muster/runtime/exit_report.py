@@ -109,16 +109,16 @@ class ExitReport:
     """Writes the own record of a training process when it exits."""
 
     def __init__(self, settings: RankSettings, client: AgentClient) -> None:
-        self._settings = settings
+        self.settings = settings
         self._client = client
         self._pid = os.getpid()
 
     def write(self, code: int) -> None:
-        """Write it, unless this is a fork that the program has made. Raises OSError."""
-        agent_socket = self._settings.agent_socket
-        if agent_socket is None or os.getpid() != self._pid:
+        """Write it, unless this is a spare process or a fork of the program. Raises OSError."""
+        agent_socket = self.settings.agent_socket
+        if agent_socket is None or self.settings.is_spare or os.getpid() != self._pid:
             return
-        rank, attempt = self._settings.rank, self._settings.restart_count
+        rank, attempt = self.settings.rank, self.settings.restart_count
         files = JobFiles.of_agent_socket(agent_socket)
         redaction = Redaction.of_rank(os.environ)
         lines: tuple[str, ...] = ()

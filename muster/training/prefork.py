@@ -10,13 +10,11 @@ answer is a pid. The rank is forked twice, so that the agent, a child subreaper,
 and receives its exit status.
 """
 
-import ctypes
 import gc
 import os
 import random
 import socket
 import sys
-from pathlib import Path
 from typing import Final, NoReturn
 
 import msgspec
@@ -26,20 +24,14 @@ from muster.contracts.environ import (
     AGENT_FD,
     PREFORK_FD,
     PROCESS_TAG,
-    PROCESS_TAG_WIDTH,
-    RankSettings,
 )
 from muster.contracts.messages import FORKED_PID, ForkRequest
-from muster.contracts.spec import JobSpec
-from muster.host.containment import contain_self
+from muster.host.containment import overwrite_tag
 from muster.runtime.exit_report import exit_process, print_error
-from muster.training.rank import train
+from muster.training.rank import run
 
 REQUEST_LIMIT_BYTES: Final = 1 << 17
 """Larger than any environment that the agent passes to the prefork server."""
-
-_ENV_START_FIELD: Final = 47
-"""Of /proc/self/stat, counted after the command name."""
 
 
 def serve(channel: socket.socket) -> int:
@@ -91,29 +83,14 @@ def _be_rank(request: ForkRequest, log: int, rank_channel: int) -> NoReturn:
         os.environ.clear()
         os.environ.update(request.environment, **{AGENT_FD: str(rank_channel)})
         overwrite_tag(request.environment[PROCESS_TAG])
-        contain_self(request.environment[PROCESS_TAG])
         os.chdir(request.working_dir)
         random.seed()
         np.random.seed()  # noqa: NPY002  forks must not share one random state
-        train(RankSettings.read(os.environ, world_size=JobSpec().world_size))
+        run()
     except BaseException as error:  # noqa: BLE001  reported, then the process ends
         code = print_error(error)
     finally:
         exit_process(code)
-
-
-def overwrite_tag(tag: str) -> None:
-    """Replace the process tag of the server by that of a fork, also in /proc/PID/environ.
-
-    The kernel shows the memory that exec filled, which a fork inherits. The server's tag is padded
-    to `PROCESS_TAG_WIDTH`, so that every tag fits.
-    """
-    os.environ[PROCESS_TAG] = tag
-    offset = Path("/proc/self/environ").read_bytes().index(f"{PROCESS_TAG}=".encode())
-    stat = Path("/proc/self/stat").read_text()
-    env_start = int(stat[stat.rindex(")") + 2 :].split()[_ENV_START_FIELD])
-    place = env_start + offset + len(PROCESS_TAG) + 1
-    ctypes.memmove(place, tag.ljust(PROCESS_TAG_WIDTH).encode(), PROCESS_TAG_WIDTH)
 
 
 def main() -> int:

@@ -6,27 +6,33 @@ A rank is a fork of the prefork server, or ``python -P -m muster.training.rank``
 import ctypes
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NoReturn
 
+import msgspec
 import numpy as np
 
 from muster.collectives.arena import Geometry
-from muster.contracts.environ import PROCESS_TAG, RankSettings
+from muster.collectives.tree import Block
+from muster.contracts.environ import PROCESS_TAG, SPARE, RankSettings
 from muster.contracts.messages import Ready
 from muster.contracts.spec import GROUP_LIMIT, JobSpec
+from muster.contracts.wire import encode
 from muster.datasets.errors import DatasetEmpty
 from muster.datasets.random_access import RandomAccess
-from muster.host.containment import contain_self
+from muster.host.containment import contain_self, contain_spare, set_tag_limit
+from muster.host.processes import descendants
 from muster.host.trace import stamp
-from muster.program import InvalidProgram, Program
+from muster.program import InvalidProgram, Program, State
 from muster.runtime.agent_client import AgentClient, AgentSocket
 from muster.runtime.exit_report import ExitReport, exit_process, print_error, print_interrupt
+from muster.runtime.stderr_messages import flush_streams
 from muster.runtime.storage_client import open_data
 from muster.training import independent
-from muster.training.blocks import BlockComputer
+from muster.training.blocks import BlockComputer, BusyFlag
 from muster.training.classifier import Classifier
+from muster.training.fingerprint import fingerprint
 from muster.training.group import GroupFactory, SharedMemoryGroupFactory, TcpGroupFactory
 from muster.training.group_updates import AgentGroupUpdates, GroupUpdates, SingleRankUpdates
 from muster.training.loader import load_program, report_program_errors
@@ -47,6 +53,19 @@ _MMAP_BYTES: Final = 32 << 20
 """The largest threshold that glibc allows. numpy requests huge pages for larger blocks, so those
 cause few page faults."""
 
+SPARE_POLL_SECONDS: Final = 60.0
+"""How long a spare process sleeps at most; an order and the agent's end wake it at once."""
+
+
+def run() -> NoReturn:
+    """Become the rank, or the spare process, that the environment describes."""
+    settings = RankSettings.read(os.environ, world_size=JobSpec().world_size)
+    if settings.is_spare:
+        set_tag_limit(os.environ[PROCESS_TAG], is_final=False)
+    elif PROCESS_TAG in os.environ:  # not when started by hand
+        contain_self(os.environ[PROCESS_TAG])
+    train(settings)
+
 
 def train(settings: RankSettings) -> NoReturn:
     """Train as the settings say, and end the process."""
@@ -57,7 +76,7 @@ def train(settings: RankSettings) -> NoReturn:
     try:
         if settings.mode == "synchronous":
             keep_freed_memory()
-            code = train_synchronous(settings, Path.cwd(), agent)
+            code = train_synchronous(account, Path.cwd(), agent)
         else:
             code = independent.main(settings, agent)
     except KeyboardInterrupt as error:
@@ -69,13 +88,15 @@ def train(settings: RankSettings) -> NoReturn:
         exit_process(code, account)
 
 
-def train_synchronous(settings: RankSettings, working_dir: Path, agent: AgentClient) -> int:
+def train_synchronous(account: ExitReport, working_dir: Path, agent: AgentClient) -> int:
     """Train with the members of each group, to the end or until asked to stop."""
-    reporter = Reporter(settings, agent)
-    reporter.supervision.start()
+    settings, busy = account.settings, BusyFlag()
+    reporter = Reporter(settings, agent, busy)
+    if not settings.is_spare:
+        reporter.supervision.start()
     source = open_data(settings, reporter.supervision.warn)
     program: Program
-    with reporter.busy:
+    with busy:
         if settings.program is None:
             program = Classifier(source)
         else:
@@ -91,9 +112,15 @@ def train_synchronous(settings: RankSettings, working_dir: Path, agent: AgentCli
         seed=settings.seed,
         checkpoint_every=settings.checkpoint_every,
     )
-    with reporter.busy, report_program_errors("initial() of the program failed", working_dir):
+    with busy, report_program_errors("initial() of the program failed", working_dir):
         initial = program.initial(settings.seed)
-    computer = BlockComputer(program, schedule, drawer, initial, reporter.busy)
+    computer = BlockComputer(program, schedule, drawer, initial, busy)
+    replica, arithmetic = Replica(initial), fingerprint()
+    if settings.is_spare:
+        _take_trial_step(computer, initial, replica)
+        settings = account.settings = _wait_for_order(agent.socket)
+        reporter = Reporter(settings, agent, busy)
+        reporter.supervision.start()
     reporter.set_schedule(initial, schedule)
     _refuse_closed(agent.socket)
     updates: GroupUpdates
@@ -105,10 +132,11 @@ def train_synchronous(settings: RankSettings, working_dir: Path, agent: AgentCli
     trainer = Trainer(
         computer=computer,
         replay=Replay(computer, settings.replay_every),
-        replica=Replica(initial),
+        replica=replica,
         updates=updates,
         groups=groups,
         callbacks=reporter,
+        arithmetic=arithmetic,
     )
     reporter.supervision.send(Ready(port=groups.port))
     stamp("rank ready")
@@ -116,6 +144,42 @@ def train_synchronous(settings: RankSettings, working_dir: Path, agent: AgentCli
         outcome = trainer.run()
     reporter.print_outcome(outcome)
     return 0
+
+
+def _take_trial_step(computer: BlockComputer, initial: State, replica: Replica) -> None:
+    """Take a step in memory that is not used yet: the first time is slow."""
+    total = np.empty(computer.elements, np.float32)
+    computer.compute(Block(0, 0), initial, 0, total)
+    elements = computer.schema.elements
+    means = computer.schema.means(total[:elements], np.empty(elements, np.float32))
+    computer.update(initial, means.gradients, 0, replica.other)
+
+
+def _wait_for_order(agent: AgentSocket) -> RankSettings:
+    """Return the settings of the attempt that this spare process becomes.
+
+    The order comes with the log of that attempt, which gets what was printed before. Ends the
+    process when the agent is gone.
+    """
+    started = descendants(os.getpid())
+    agent.send(encode(Ready(port=0)))
+    while (order := agent.receive()) is None:
+        if agent.is_broken:
+            exit_process(0)
+        agent.wait_for_packet(SPARE_POLL_SECONDS)
+    content, (log,) = order
+    flush_streams()
+    with os.fdopen(os.dup(1), "rb") as printed, suppress(OSError):  # the disk may be full
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        printed.seek(0)
+        os.write(1, printed.read())
+    del os.environ[SPARE]
+    os.environ.update(msgspec.msgpack.decode(content, type=dict[str, str]))
+    contain_spare(os.environ[PROCESS_TAG], started)
+    stamp("rank began")
+    return RankSettings.read(os.environ, world_size=JobSpec().world_size)
 
 
 def keep_freed_memory() -> None:
@@ -161,6 +225,4 @@ def _refuse_closed(agent_socket: AgentSocket) -> None:
 
 
 if __name__ == "__main__":
-    if PROCESS_TAG in os.environ:  # not when started by hand
-        contain_self(os.environ[PROCESS_TAG])
-    train(RankSettings.read(os.environ, world_size=JobSpec().world_size))
+    run()

@@ -51,9 +51,9 @@ _LAST_LINES: Final = {
 class Reporter:
     """The `TrainerCallbacks` of a rank."""
 
-    def __init__(self, settings: RankSettings, agent: AgentClient) -> None:
+    def __init__(self, settings: RankSettings, agent: AgentClient, busy: BusyFlag) -> None:
         self.supervision: Final = Supervision(agent, settings, self._beat)
-        self.busy: Final = BusyFlag()
+        self.busy: Final = busy
         self._settings = settings
         self._schedule: Schedule
         self._total_steps: int | None = None

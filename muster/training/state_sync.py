@@ -9,10 +9,18 @@
 
 A member that is one step behind was interrupted after its peers had committed that step; a newcomer
 is behind by all steps. Both receive the state from memory, not from disk.
+
+No member waits for a newcomer on its host: that copies the state out of the first member's memory
+while the others compute the next step. A `Replica` writes to that memory again at the end of the
+step after it, for which the newcomer is needed. The digest verifies the copy.
 """
 
+import mmap
+import os
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -31,6 +39,10 @@ from muster.training.group import gather_values
 from muster.training.schema import read_only
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+
+
+_ALIGNMENT: Final = 64
+"""Bytes; a cache line. Arrays in shared memory start at multiples of it."""
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,7 +68,10 @@ class Replica:
         self.state: Arrays = {}
         """Read-only; valid until the second next step is committed."""
         self.committed = EMPTY
-        self._current, self.other = _allocate(example), _allocate(example)
+        self._current, self._memory = _allocate(example)
+        self.other, self._other_memory = _allocate(example)
+        for descriptor in (self._memory, self._other_memory):
+            weakref.finalize(self, os.close, descriptor)
 
     @property
     def is_empty(self) -> bool:
@@ -72,6 +87,7 @@ class Replica:
             for name, array in self.other.items():
                 array[...] = state[name]
         self._current, self.other = self.other, self._current
+        self._memory, self._other_memory = self._other_memory, self._memory
         self.state, self.committed = read_only(self._current), committed
 
     def digest(self) -> str:
@@ -81,6 +97,21 @@ class Replica:
             hasher.update(name.encode())
             hasher.update(_bytes_of(array))
         return hasher.hexdigest()
+
+    @property
+    def address(self) -> tuple[int, int, int]:
+        """Process, descriptor and inode of the memory that holds the state."""
+        return os.getpid(), self._memory, os.fstat(self._memory).st_ino
+
+    def copy(self, memory: int, committed: Committed) -> None:
+        """Replace this replica by that of a peer, whose memory this descriptor is."""
+        offset = 0
+        for array in self.other.values():
+            target = _bytes_of(array)
+            while count := os.preadv(memory, [target], offset):
+                target, offset = target[count:], offset + count
+            offset += -offset % _ALIGNMENT
+        self.commit(self.other, committed)
 
     def send(self, backend: Backend, peer: int) -> None:
         """Send the replica to a peer that calls `receive`."""
@@ -128,6 +159,8 @@ class _Report(msgspec.Struct, frozen=True):
     """Digest of the arithmetic fingerprint."""
     facts: dict[str, str]
     """Facts of the arithmetic fingerprint."""
+    address: tuple[int, int, int]
+    """Of the state, see `Replica`."""
 
 
 def sync_state(
@@ -150,6 +183,7 @@ def sync_state(
         tuple((block.level, block.number) for block in held),
         arithmetic.digest,
         dict(arithmetic.facts),
+        replica.address,
     )
     reports = gather_values(backend, report, _Report)
     _compare_arithmetic(reports, backend.rank)
@@ -159,17 +193,55 @@ def sync_state(
         load()
     is_behind = [report.step < furthest or furthest < 0 for report in reports]
     _compare_states([report.digest for report in reports], is_behind, backend.rank)
+    blocks = [report.held if report.step == furthest else () for report in reports]
+    kept = [[Block(*block) for block in member] for member in blocks]
+    are_new = furthest >= 0 and all(report.step in {-1, furthest} for report in reports)
+    if any(is_behind) and are_new and _copy_aside(backend, replica, reports, source):
+        ahead = [held for held, behind in zip(kept, is_behind, strict=True) if not behind]
+        shares = iter(assign_blocks(ahead, leaves))
+        assignment = [() if behind else next(shares) for behind in is_behind]
+        return SyncResult(assignment=assignment, held=kept)
     if backend.rank == source:
         for member, behind in enumerate(is_behind):
             if behind and member != source:
                 replica.send(backend, member)
     elif is_behind[backend.rank]:
         replica.receive(backend, source)
-    digests = gather_values(backend, replica.digest(), str)
-    _compare_states(digests, [False] * len(digests), backend.rank)
-    blocks = [report.held if report.step == furthest else () for report in reports]
-    kept = [[Block(*block) for block in member] for member in blocks]
+    if any(is_behind):
+        digests = gather_values(backend, replica.digest(), str)
+        _compare_states(digests, [False] * len(digests), backend.rank)
     return SyncResult(assignment=assign_blocks(kept, leaves), held=kept)
+
+
+def _copy_aside(
+    backend: Backend, replica: Replica, reports: Sequence[_Report], source: int
+) -> bool:
+    """Let newcomers copy the state of `source` by themselves; return False if one of them cannot.
+
+    The other members do not wait for the copy. Raises `WorkersDiverged` on a newcomer that has got
+    other bits.
+    """
+    with ExitStack() as stack:
+        memory = _open(*reports[source].address, stack) if replica.is_empty else None
+        own = memory is not None or not replica.is_empty, replica.committed
+        answers = gather_values(backend, own, tuple[bool, Committed])
+        if not all(is_able for is_able, _ in answers):
+            return False
+        if memory is not None:
+            replica.copy(memory, answers[source][1])
+            if replica.digest() != reports[source].digest:
+                message = "the state that this worker copied differs from that of the others"
+                raise WorkersDiverged(message, [backend.rank], backend.rank)
+    return True
+
+
+def _open(pid: int, descriptor: int, inode: int, stack: ExitStack) -> int | None:
+    """Open a descriptor of another process; None if it is on another host or closed to us."""
+    with suppress(OSError):
+        opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        stack.callback(os.close, opened)
+        return opened if os.fstat(opened).st_ino == inode else None
+    return None
 
 
 def divergent_members(digests: Sequence[str]) -> list[int]:
@@ -207,13 +279,26 @@ def _compare_states(digests: Sequence[str], is_behind: Sequence[bool], rank: int
     )
 
 
-def _allocate(example: Arrays) -> dict[str, NDArray[Any]]:
-    """Return writable arrays in the order of their names.
+def _allocate(example: Arrays) -> tuple[dict[str, NDArray[Any]], int]:
+    """Return writable arrays in the order of their names, and the memfd that holds them.
 
-    `np.full` touches every page now, while the other ranks still train without this one. With
-    `np.zeros` the page faults would come in the first step, in which all ranks wait for it.
+    Every page is touched now, while the other ranks still train without this one. Otherwise the
+    page faults would come in the first step, in which all ranks wait for it.
     """
-    return {name: np.full(example[name].shape, 0, example[name].dtype) for name in sorted(example)}
+    memory = os.memfd_create("muster-state", os.MFD_CLOEXEC)
+    places, size = {}, 0
+    for name in sorted(example):
+        places[name] = size
+        size += example[name].nbytes + -example[name].nbytes % _ALIGNMENT
+    os.ftruncate(memory, max(size, 1))
+    mapped = mmap.mmap(memory, max(size, 1))
+    arrays = {
+        name: np.ndarray(example[name].shape, example[name].dtype, mapped, place)
+        for name, place in places.items()
+    }
+    for array in arrays.values():
+        array.fill(0)
+    return arrays, memory
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:

@@ -18,7 +18,7 @@ from muster.collectives.tree import Block, BlockAssignment, assign_blocks
 from muster.contracts.messages import WorkerGroup
 from muster.host.trace import stamp
 from muster.training.blocks import BlockComputer
-from muster.training.fingerprint import fingerprint
+from muster.training.fingerprint import Fingerprint
 from muster.training.group import PEER_TIMEOUT_SECONDS, Group, GroupFactory
 from muster.training.group_updates import GroupChanged, GroupUpdate, GroupUpdates, StopRequested
 from muster.training.replay import Replay
@@ -91,6 +91,7 @@ class Trainer:
         updates: GroupUpdates,
         groups: GroupFactory,
         callbacks: TrainerCallbacks,
+        arithmetic: Fingerprint,
     ) -> None:
         self._computer: Final = computer
         self._schedule: Final = computer.schedule
@@ -100,7 +101,7 @@ class Trainer:
         self._updates: Final = updates
         self._groups: Final = groups
         self._callbacks: Final = callbacks
-        self._arithmetic: Final = fingerprint()
+        self._arithmetic: Final = arithmetic
         self._held: Final[list[Block]] = []
         """Blocks of the unfinished step whose sums are in the slots, in slot order."""
         self._slots: Vector | None = None

@@ -110,12 +110,13 @@ class Stage:
         self._agent: subprocess.Popen[bytes] | None = None
         self._conversations: list[Conversation] = []
 
-    def start_agent(
+    def start_agent(  # noqa: PLR0913  what a test may set
         self,
         *,
         orphan_timeout_seconds: float = 600.0,
         stop_grace_seconds: float = 1.0,
         is_managed: bool = False,
+        spare_ranks: int = 0,
         adopted: Sequence[AdoptedRank] = (),
         store_keys: dict[str, str] | None = None,
         log: int | None = None,
@@ -133,6 +134,7 @@ class Stage:
             job_root=str(self.files.root),
             address_file=str(self._address),
             is_managed=is_managed,
+            spare_ranks=spare_ranks,
             orphan_timeout_seconds=orphan_timeout_seconds,
             stop_grace_seconds=stop_grace_seconds,
             agent_heartbeat_seconds=0.2,

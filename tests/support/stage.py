@@ -20,6 +20,7 @@ from muster.datasets.random_access import RandomAccess
 from muster.datasets.sources import open_source
 from muster.program import Batch, Contribution, State
 from muster.training.blocks import BlockComputer, BusyFlag
+from muster.training.fingerprint import fingerprint
 from muster.training.group import Group, group_rank_of
 from muster.training.group_updates import GroupChanged, GroupUpdate, StopRequested
 from muster.training.replay import Replay
@@ -289,6 +290,7 @@ class Stage:
             updates=player.layouts,
             groups=_Groups(self, player),
             callbacks=_Callbacks(self, player, initial),
+            arithmetic=fingerprint(),
         )
         player.thread = threading.Thread(
             target=self._run, args=(player, trainer), name=f"worker-{worker_id}", daemon=True

@@ -18,6 +18,7 @@ from muster.contracts.messages import (
 )
 from muster.contracts.shards import Position
 from muster.datasets.index import Totals
+from muster.training.blocks import BusyFlag
 from muster.training.reporter import EPOCHS_PER_MESSAGE, Reporter
 from muster.training.schedule import Schedule
 from muster.training.state_sync import Committed, Replica
@@ -48,7 +49,7 @@ def ear() -> Iterator[Ear]:
 
 def reporter_of(directory: Path, ear: Ear) -> Reporter:
     settings = settings_of(directory, JOB_ID="job", MUSTER_AGENT_FD=ear.descriptor)
-    reporter = Reporter(settings, ear.voice)
+    reporter = Reporter(settings, ear.voice, BusyFlag())
     reporter.set_schedule(STATE, SCHEDULE)
     return reporter
 

@@ -1,5 +1,7 @@
 """The members of a new group reach one step and one state."""
 
+import os
+import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -28,13 +30,14 @@ def taken_up(
     held: Sequence[Sequence[Block]] | None = None,
     prints: Sequence[Fingerprint] | None = None,
     begin: Callable[[int], None] = lambda _: None,
+    end: Callable[[int], object] = lambda _: None,
 ) -> list[SyncResult | WorkersDiverged]:
     """Return the result of each member."""
 
     def run(backend: object) -> SyncResult | WorkersDiverged:
         rank = backend.rank
         try:
-            return sync_state(
+            result = sync_state(
                 backend,
                 replicas[rank],
                 held[rank] if held else (),
@@ -44,6 +47,8 @@ def taken_up(
             )
         except WorkersDiverged as differs:
             return differs
+        end(rank)
+        return result
 
     return run_ranks(SimulatedGroup(len(replicas)).backends(), run)
 
@@ -72,6 +77,50 @@ def test_only_sums_of_the_furthest_step_are_kept() -> None:
     results = taken_up([at(5), at(5), at(4, 0.5)], held)
     expected = assign_blocks([held[0], held[1], []], LEAVES)
     assert [result.assignment for result in results] == [expected] * 3
+
+
+class Newcomer(Replica):
+    """Copies the state once it `may_copy`; `torn`: its peer writes to that memory meanwhile."""
+
+    def __init__(self, *, torn: bool = False) -> None:
+        super().__init__(SHAPE)
+        self.may_copy = threading.Event()
+        self._torn = torn
+
+    def copy(self, memory: int, committed: Committed) -> None:
+        assert self.may_copy.wait(10)
+        super().copy(memory, committed)
+        if self._torn:
+            self.commit({"weights": np.zeros(3, np.float32)}, committed)
+
+
+def test_members_do_not_wait_for_a_newcomer_that_copies() -> None:
+    held = [[Block(0, 6)], [], []]
+    replicas = [at(5), newcomer := Newcomer(), at(5)]
+    results = taken_up(replicas, held, end=lambda rank: rank == 0 and newcomer.may_copy.set())
+    first, third = assign_blocks([held[0], []], LEAVES)
+    assert [result.assignment for result in results] == [[first, (), third]] * 3
+    assert newcomer.digest() == replicas[0].digest()
+
+
+def test_newcomer_with_a_torn_copy_is_refused() -> None:
+    (newcomer := Newcomer(torn=True)).may_copy.set()
+    first, differs = taken_up([at(5), newcomer])
+    assert isinstance(first, SyncResult)
+    assert isinstance(differs, WorkersDiverged)
+    assert differs.members == (1,)
+
+
+def test_newcomer_that_cannot_read_the_memory_is_sent_the_state() -> None:
+    class Elsewhere(Replica):
+        address = (os.getpid(), 0, 0)
+
+    first = Elsewhere(SHAPE)
+    first.commit(dict(at(5).state), at(5).committed)
+    replicas = [first, at(-1)]
+    results = taken_up(replicas)
+    assert all(result.assignment == assign_blocks([[], []], LEAVES) for result in results)
+    assert replicas[1].digest() == first.digest()
 
 
 @pytest.mark.parametrize("odd", [0, 1, 2])

@@ -1,0 +1,184 @@
+"""A spare process: it becomes the next attempt, and whatever happens to it, ranks start."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from muster.contracts.environ import SPARE_RANK
+from muster.contracts.messages import (
+    AnnounceGroup,
+    Dismiss,
+    GroupMember,
+    JoinedGroup,
+    RankExited,
+    RankSaid,
+    RankSpawned,
+    StartRank,
+    Warned,
+    WorkerGroup,
+)
+from muster.contracts.rank import ProcessRecord
+from muster.host.containment import is_contained, tag_number_of, tag_numbers, tag_of
+from muster.host.processes import is_running, kill, send_signal
+from tests.support.agent_stage import Conversation, Stage
+from tests.support.installation import await_value
+
+PROGRAM = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+import numpy as np
+from muster.program import Contribution
+
+print("imported", flush=True)
+if "MUSTER_SPARE" in os.environ:
+    exec(Path("in_a_spare.py").read_text())
+
+class Constant:
+    def initial(self, seed):
+        return {"w": np.zeros(4, np.float32)}
+    def gradient(self, state, batch, random):
+        return Contribution({"w": np.ones(4, np.float32)}, 0.0)
+    def update(self, state, gradients, step):
+        return {"w": state["w"] - gradients["w"]}
+"""
+
+POLL = "7 "
+"""poll(2) in /proc/PID/syscall: a spare process waits for its order."""
+
+
+@pytest.fixture
+def agent(stage: Stage, request: pytest.FixtureRequest) -> Conversation:
+    (stage.root / "program.py").write_text(PROGRAM)
+    (stage.root / "in_a_spare.py").write_text("")
+    stage.start_agent(is_managed=getattr(request, "param", True), spare_ranks=1)
+    return stage.meet()
+
+
+def order(stage: Stage, attempt: int, **spec: object) -> StartRank:
+    return stage.order(
+        None,
+        incarnation=attempt,
+        **{"mode": "synchronous", "program": "program.py:Constant", "epochs": 100_000, **spec},
+        sleep_sec=0.01,
+    )
+
+
+def start(stage: Stage, agent: Conversation, attempt: int, **spec: object) -> int:
+    """Start rank 0, let it train alone, and return its pid."""
+    group = WorkerGroup(
+        generation=attempt + 1,
+        token="",
+        members=(GroupMember(worker_id=attempt, rank=0, host="", port=0),),
+        paused=False,
+    )
+    announced = AnnounceGroup(group=group, incarnations=(attempt,))
+    agent.say(order(stage, attempt, **spec), announced)
+    spawned = agent.hear_of(RankSpawned, 0)
+    assert isinstance(spawned, RankSpawned)
+    hear(agent, JoinedGroup)
+    return spawned.pid
+
+
+def hear(agent: Conversation, kind: type) -> object:
+    while True:
+        said = agent.hear_of(RankSaid, 0)
+        assert isinstance(said, RankSaid)
+        if isinstance(said.message, kind):
+            return said.message
+
+
+def end(agent: Conversation, pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    agent.hear_of(RankExited, 0)
+
+
+def spares(stage: Stage) -> list[ProcessRecord]:
+    numbers = tag_numbers(f"{stage.uid}/{SPARE_RANK}")
+    found = stage.running(SPARE_RANK)
+    return sorted((it for it in found if tag_number_of(it.pid) in numbers), key=lambda it: it.pid)
+
+
+def await_spare(stage: Stage, *, is_ready: bool = True) -> ProcessRecord:
+    def waits() -> ProcessRecord | None:
+        found = spares(stage)[:1]
+        calls = [Path(f"/proc/{spare.pid}/syscall").read_text() for spare in found]
+        return found[0] if found and (calls[0].startswith(POLL) or not is_ready) else None
+
+    return await_value(waits, lambda: f"no spare process: {spares(stage)}")
+
+
+@pytest.mark.parametrize("agent", [True, False], ids=["fork", "exec"], indirect=True)
+def test_a_spare_becomes_the_next_attempt(stage: Stage, agent: Conversation) -> None:
+    (stage.root / "in_a_spare.py").write_text("subprocess.Popen(['sleep', '100'])")
+    first = start(stage, agent, 0)
+    spare = await_spare(stage)
+    helper = next(it.pid for it in spares(stage) if it.pid != spare.pid)
+    end(agent, first)
+    assert start(stage, agent, 1) == spare.pid
+    assert tag_of(spare.pid) == f"{stage.uid}/0/1"
+    for pid in (spare.pid, helper):  # what the program has started at its import belongs to it
+        assert is_contained(pid, f"{stage.uid}/0/1")
+    assert os.sched_getscheduler(spare.pid) == os.SCHED_OTHER
+    assert stage.files.log(0, 1).read_text().startswith("imported\nrank 0 ")
+    assert await_spare(stage).pid not in (spare.pid, helper)
+    end(agent, spare.pid)
+    await_value(lambda: not Path(f"/proc/{helper}").exists(), lambda: "its helper lives")
+    agent.say(Dismiss())
+    assert stage.exit_code() == 0
+    assert not stage.running()
+
+
+@pytest.mark.parametrize(
+    ("in_a_spare", "is_with_its_rank"),
+    [("time.sleep(100)", False), ("", False), ("", True)],
+    ids=["killed while it loads", "killed while it waits", "killed with its rank"],
+)
+def test_a_killed_spare_is_replaced_by_a_fork(
+    stage: Stage, agent: Conversation, *, in_a_spare: str, is_with_its_rank: bool
+) -> None:
+    (stage.root / "in_a_spare.py").write_text(in_a_spare)
+    first = start(stage, agent, 0)
+    spare = await_spare(stage, is_ready=not in_a_spare)
+    if is_with_its_rank:
+        os.kill(first, signal.SIGKILL)
+        kill(spare)
+        agent.hear_of(RankExited, 0)
+    else:
+        send_signal(spare, signal.SIGKILL)
+        await_value(lambda: not is_running(spare), lambda: "it lives")
+        end(agent, first)
+    assert start(stage, agent, 1) != spare.pid
+    (stage.root / "in_a_spare.py").write_text("")
+    assert await_spare(stage) != spare  # after a pause
+
+
+def test_a_program_that_fails_only_in_a_spare_is_reported_once(
+    stage: Stage, agent: Conversation
+) -> None:
+    (stage.root / "in_a_spare.py").write_text("os.environ['RANK']")
+    pid = start(stage, agent, 0)
+    warned = hear(agent, Warned)
+    assert isinstance(warned, Warned)
+    assert "KeyError: 'RANK'" in warned.message
+    end(agent, pid)
+    start(stage, agent, 1)
+    agent.say(Dismiss())
+    assert stage.exit_code() == 0
+    assert not spares(stage)
+
+
+def test_a_spare_with_other_variables_is_not_used(stage: Stage, agent: Conversation) -> None:
+    first = start(stage, agent, 0)
+    spare = await_spare(stage)
+    end(agent, first)
+    assert start(stage, agent, 1, keep_last=2) != spare.pid
+    await_value(lambda: not is_running(spare), lambda: "it lives")
+
+
+def test_a_spare_ends_with_its_agent(stage: Stage, agent: Conversation) -> None:
+    start(stage, agent, 0)
+    spare = await_spare(stage)
+    stage.kill_agent()
+    await_value(lambda: not is_running(spare), lambda: "it lives")

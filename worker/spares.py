@@ -1,0 +1,146 @@
+"""Spare processes of a synchronous job: they have loaded its program and wait to become a rank.
+
+The coordinator does not know them. A start that it orders takes a spare process if one is ready,
+and a fork otherwise. Whatever happens to a spare process, the ranks train on.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from msgspec.structs import replace
+
+from muster.contracts.environ import (
+    ATTEMPT_VARIABLES,
+    PROCESS_TAG,
+    PROCESS_TAG_WIDTH,
+    SPARE,
+    SPARE_RANK,
+)
+from muster.contracts.messages import AgentAssignment, StartRank
+from muster.program import InvalidProgram
+from worker.log_index import LogIndex
+from worker.rank import RankProcess
+from worker.start import Starter
+
+LOAD_SECONDS: Final = 120.0
+"""A program that takes longer to load gets no spare process."""
+
+OOM_SCORE: Final = Path("/proc/self/oom_score_adj")
+
+LONGEST_PAUSE_SECONDS: Final = 60.0
+"""Pauses after a spare process was killed start at one second, and double up to this."""
+
+
+class SpareRanks:
+    """The spare processes of one agent."""
+
+    def __init__(
+        self,
+        assignment: AgentAssignment,
+        starter: Starter,
+        claim_oom_kill: Callable[[], bool],
+        warn: Callable[[str], None],
+    ) -> None:
+        """`warn` gets a sentence when there will be no more spare processes."""
+        self._files = [Path(assignment.job_root, f"spare.{kind}") for kind in ("log", "times")]
+        self._prefix = f"{assignment.job_uid}/{SPARE_RANK}/"
+        self._count = assignment.spare_ranks
+        self._starter = starter
+        self._claim_oom_kill = claim_oom_kill
+        self._warn = warn
+        self._order: StartRank | None = None
+        """What the orders of all attempts have in common."""
+        self._spares: dict[RankProcess, float] = {}
+        """With the time of its start."""
+        self._started = self._kills = 0
+        self._not_before = 0.0
+
+    @property
+    def pids(self) -> set[int]:
+        return {spare.pid for spare in self._spares}
+
+    def take(self, order: StartRank, log: LogIndex) -> RankProcess | None:
+        """Return a spare process that has become this attempt; None if none is ready."""
+        names = order.environment.keys() - ATTEMPT_VARIABLES
+        common = {name: order.environment[name] for name in names}
+        wanted = replace(order, rank=SPARE_RANK, incarnation=0, environment=common)
+        if wanted != self._order:  # at first, or a secret has changed
+            self._order = wanted
+            self._end_all()
+        for spare in self._spares:
+            if spare.is_ready and not spare.process.has_exited() and spare.become(order, log):
+                _set_priority(spare, os.SCHED_OTHER, OOM_SCORE.read_text())
+                del self._spares[spare]
+                self._kills = 0
+                return spare
+        return None
+
+    def prepare(self) -> None:
+        """Start another spare process if one is missing, one at a time."""
+        now = time.monotonic()
+        is_missing = len(self._spares) < self._count and now >= self._not_before
+        if self._order is None or not is_missing or not all(it.is_ready for it in self._spares):
+            return
+        # As long as any tag, so that it can be overwritten in place.
+        tag = self._prefix + str(self._started).zfill(PROCESS_TAG_WIDTH - len(self._prefix))
+        own = {SPARE: "1", PROCESS_TAG: tag}
+        order = replace(self._order, environment=self._order.environment | own)
+        self._started += 1
+        try:
+            log = LogIndex(*self._files)
+            for file in self._files:
+                file.unlink()
+            spare = RankProcess.start(order, log, self._starter)
+        except (OSError, InvalidProgram):
+            self._pause()
+        else:
+            self._spares[spare] = now
+            # SCHED_BATCH gives way to ranks that wake up. Unlike a nice value it can be left
+            # without privileges. If memory runs out, the spare process is the first to go.
+            _set_priority(spare, os.SCHED_BATCH, "1000")
+
+    def settle(self) -> None:
+        """Clean up after those that have ended, and end what takes too long to load."""
+        for spare, started_at in list(self._spares.items()):
+            if spare.process.has_exited():
+                by = spare.process.exit_status().signal
+                lines = spare.log.last_lines() if spare.log is not None else ()
+                self._end(spare)
+                if by is None:
+                    self._give_up(*lines[-1:])
+                elif by == signal.SIGKILL and self._claim_oom_kill():
+                    self._give_up("there is too little memory")
+                else:
+                    self._pause()
+            elif not spare.is_ready and time.monotonic() > started_at + LOAD_SECONDS:
+                self._give_up(f"the program takes more than {LOAD_SECONDS:g} s to load")
+
+    def _pause(self) -> None:
+        self._not_before = time.monotonic() + min(2**self._kills, LONGEST_PAUSE_SECONDS)
+        self._kills += 1
+
+    def _give_up(self, *reason: str) -> None:
+        self._count = 0
+        self._end_all()
+        words = "no spare process can be kept ready, so a new rank has to load the program first"
+        self._warn(": ".join((words, *reason)))
+
+    def _end_all(self) -> None:
+        for spare in list(self._spares):
+            self._end(spare)
+
+    def _end(self, spare: RankProcess) -> None:
+        del self._spares[spare]
+        spare.contain()
+        spare.release()
+
+
+def _set_priority(spare: RankProcess, policy: int, oom_score: str) -> None:
+    with suppress(OSError):  # it has exited, or a container forbids it
+        os.sched_setscheduler(spare.pid, policy, os.sched_param(0))
+        Path(f"/proc/{spare.pid}/oom_score_adj").write_text(oom_score)
