@@ -136,8 +136,10 @@ def _restart_or_fail(
         failure = _failure(rank, ending, _with_advice(snapshot.spec, message), *limit)
         return fail_job(snapshot, failure, now)
     failures = 1 + snapshot.backoff.failures_after(rank.failures, _healthy_seconds(rank, now))
-    if rank.has_progressed:
-        failures = 0 if is_from_outside else 1
+    if is_from_outside:
+        failures = int(not rank.has_progressed)  # a longer wait does not keep a signal away
+    elif rank.has_progressed:
+        failures = 1
     delay = snapshot.backoff.delay_seconds(failures, f"{snapshot.uid}/{rank.rank}")
     restarts = rank.restarts + (retry is not None and retry.is_restart)
     return snapshot.with_rank(

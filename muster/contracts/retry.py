@@ -50,9 +50,7 @@ class Retry:
 
     budget: str  # the field of `JobSpec` that limits how often one rank may end like this
     is_restart: bool  # counted in `restarts`
-    is_from_outside: bool = False
-    """A signal ended it that Muster did not send: after progress it starts again at once, and the
-    program is not suspected."""
+    is_from_outside: bool = False  # by a signal that Muster did not send: the delay does not grow
     occasion: str  # appended to "restart 3 of 50"
 
 
