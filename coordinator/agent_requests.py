@@ -74,11 +74,14 @@ class Executor:
                 case _:
                     assert_never(action)
 
-    def announce_early(self, job: TrackedJob) -> None:
-        """Send a decided group round before its commit, where that is safe; sent again after it."""
-        if job.may_announce:
-            stamp("announced", job=job.snapshot.uid)
-            self._send(job, group_request(job))
+    def announce(self, job: TrackedJob) -> bool:
+        """Send a decided group round before its commit if that is safe; return whether it is."""
+        if not job.may_announce:
+            return False
+        job.decided = [it for it in job.decided if not isinstance(it, actions.PublishGroup)]
+        stamp("announced", job=job.snapshot.uid)
+        self._send(job, group_request(job))
+        return True
 
     def repeat_requests(self, job: TrackedJob) -> None:
         """Repeat what an agent that has connected may have missed; it ignores what it knows.

@@ -58,6 +58,8 @@ COMMIT_AFTER_SECONDS: Final[Mapping[Urgency, float]] = {
 }
 """How long after the last commit the next one follows; each renews the lease."""
 
+EXIT_SECONDS: Final = 0.02  # after a death, for its containment and its record
+
 RETRY_SECONDS: Final = 0.5  # between attempts to commit while the database is away
 
 DATABASE_WAIT_SECONDS: Final = 5.0
@@ -188,8 +190,10 @@ class CoordinatorLoop:
                 self._lifecycle.raise_error()
                 is_urgent = any(isinstance(it, RankDied) for _, it, _ in self._inbox)
                 self._fold_inbox()
-                if is_urgent:  # its peers wait for a group
-                    await self._act()
+                if is_urgent and self._announce():
+                    # The exit of the rank follows within milliseconds: one commit is for both.
+                    asyncio.get_running_loop().call_later(EXIT_SECONDS, self.wake)
+                    continue
                 await self._look_around()
                 await self._act()
                 now = self._clock()
@@ -259,8 +263,6 @@ class CoordinatorLoop:
             for job in self._jobs.tracked.values():
                 self._executor.repeat_requests(job)
             self._plan()
-            for job in self._jobs.tracked.values():
-                self._executor.announce_early(job)
             drafts = self._drafts()
             most = max((draft.urgency for _, draft in drafts), default=Urgency.NONE)
             if self._clock() < self._committed_at + COMMIT_AFTER_SECONDS[most]:
@@ -271,6 +273,12 @@ class CoordinatorLoop:
                 self._executor.perform(job)
                 if job.is_over:
                     self._jobs.release(job)
+
+    def _announce(self) -> bool:
+        """Announce group rounds that need no commit; return whether there was one."""
+        self._plan()
+        announced = [self._executor.announce(job) for job in self._jobs.tracked.values()]
+        return any(announced)
 
     def _plan(self) -> None:
         # Heartbeats that came during the commit count before any rank is judged silent.
