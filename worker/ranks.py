@@ -283,7 +283,6 @@ class RankTable:
             self._spares.prepare()  # not while a new rank needs the processor
 
     def _warn(self, sentence: str) -> None:
-        print_stderr(sentence)
         for rank in self.running[:1]:
             self._report(rank.say(Warned(message=sentence)))
 

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Final
 
@@ -91,14 +91,16 @@ class SpareRanks:
         own = {SPARE: "1", PROCESS_TAG: tag}
         order = replace(self._order, environment=self._order.environment | own)
         self._started += 1
-        try:
-            log = LogIndex(*self._files)
-            for file in self._files:
-                file.unlink()
-            spare = RankProcess.start(order, log, self._starter)
-        except (OSError, InvalidProgram):
-            self._pause()
-        else:
+        with ExitStack() as opened:
+            try:
+                log = opened.enter_context(closing(LogIndex(*self._files)))
+                for file in self._files:
+                    file.unlink()
+                spare = RankProcess.start(order, log, self._starter)
+            except (OSError, InvalidProgram):
+                self._pause()
+                return
+            opened.pop_all()
             self._spares[spare] = now
             # SCHED_BATCH gives way to ranks that wake up. Unlike a nice value it can be left
             # without privileges. If memory runs out, the spare process is the first to go.
