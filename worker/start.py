@@ -102,10 +102,12 @@ class ExecStarter:
 
     def start(self, order: StartRank, log: int, channel: socket.socket) -> int:
         environment = {**os.environ, **order.environment, AGENT_FD: str(channel.fileno())}
+        words = environment.get(JOB_VARIABLES["command"])
 
         def prepare() -> None:
             self._limits.apply_to(0)
-            contain_self(environment[PROCESS_TAG])
+            if words:  # managed training contains itself
+                contain_self(environment[PROCESS_TAG])
 
         def run(command: Sequence[str]) -> int:
             process = subprocess.Popen(
@@ -124,7 +126,7 @@ class ExecStarter:
             process.returncode = 0
             return process.pid
 
-        if words := environment.get(JOB_VARIABLES["command"]):
+        if words:
             if path := path_with(self._python, environment.get("PATH")):
                 environment["PATH"] = path
             channel.send(encode(Executing()))
