@@ -105,9 +105,9 @@ class ExecStarter:
         words = environment.get(JOB_VARIABLES["command"])
 
         def prepare() -> None:
-            self._limits.apply_to(0)
             if words:  # managed training contains itself
                 contain_self(environment[PROCESS_TAG])
+            self._limits.apply_to(0)  # last: a low limit would not let us open a file
 
         def run(command: Sequence[str]) -> int:
             process = subprocess.Popen(

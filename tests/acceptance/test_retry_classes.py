@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.host.processes import descendants
 from tests.support.installation import Installation, Seen, await_value, has_saved
 
 LONG = {"world_size": 2, "epochs": 4, "sleep_sec": 0.03}
@@ -174,7 +175,9 @@ def scarce(tmp_path: Path) -> Iterator[Installation]:
     try:
         (cell / "memory.limit_in_bytes").write_text(str(400 << 20))
         with Installation(tmp_path) as installation:
-            (cell / "cgroup.procs").write_text(str(installation.coordinator.pid))
+            coordinator = installation.coordinator.pid
+            for pid in (coordinator, *descendants(coordinator)):  # the fork server of its agents
+                (cell / "cgroup.procs").write_text(str(pid))
             yield installation
     finally:
         await_value(lambda: not (cell / "cgroup.procs").read_text(), str)

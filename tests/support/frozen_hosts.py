@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+from muster.contracts.environ import SPARE_RANK
 from muster.host.containment import tag_of
 from muster.host.processes import descendants
 from tests.support.installation import DEADLINE_SECONDS, Installation, await_value
@@ -71,8 +72,9 @@ class Host:
         return [pid for pid in below if is_there(pid) and not self._is_first(pid)]
 
     def marks(self) -> dict[int, str]:
-        """Return what each is of which job; "" for the coordinator."""
-        return {pid: tag_of(pid) or "" for pid in self.processes()}
+        """Return what each is of which job; "" for a coordinator, nothing for its fork server."""
+        tags = {pid: tag_of(pid) for pid in self.processes()}
+        return {pid: tag or "" for pid, tag in tags.items() if tag != ""}
 
     def ranks(self) -> dict[int, str]:
         return {pid: mark for pid, mark in self.marks().items() if is_of_rank(mark)}
@@ -120,7 +122,9 @@ class Host:
 
 
 def is_of_rank(mark: str) -> bool:
-    return mark.count("/") == 2 and mark.split("/")[1].isdigit()
+    """Return False for an agent and what it keeps ready: its prefork server, spare processes."""
+    _, *place = mark.split("/")
+    return len(place) == 2 and place[0].isdigit() and int(place[0]) != SPARE_RANK
 
 
 def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
