@@ -103,7 +103,8 @@ class Trainer:
         self._callbacks: Final = callbacks
         self._arithmetic: Final = arithmetic
         self._held: Final[list[Block]] = []
-        """Blocks of the unfinished step whose sums are in the slots, in slot order."""
+        """Blocks of step `_held_step` whose sums are in the slots, in slot order."""
+        self._held_step = -1
         self._slots: Vector | None = None
         """The slots of the previous group: a new agent hands out new memory."""
         self._group: WorkerGroup | None = None
@@ -161,20 +162,17 @@ class Trainer:
 
     def _sync(self, worker_group: WorkerGroup, group: Group) -> BlockAssignment:
         """Reach the state that all members hold; return the blocks each member contributes."""
-        before = self._replica.position
         if group.reducer.slots is not self._slots:
             self._slots = group.reducer.slots
             self._held.clear()
         result = sync_state(
             group.backend,
             self._replica,
-            self._held,
+            self._held_blocks(),
             self._schedule.virtual_shards,
             self._arithmetic,
             lambda: self._callbacks.load_state(worker_group, self._replica),
         )
-        if self._replica.position != before:
-            self._held.clear()
         self._is_saver = group.backend.rank == 0
         stamp("group joined", step=self._replica.position.step)
         self._callbacks.on_group_joined(worker_group, self._replica)
@@ -203,12 +201,22 @@ class Trainer:
 
     def _compute(self, reducer: Reducer, blocks: Sequence[Block]) -> None:
         """Write the sums of this rank's blocks into the slots; held ones are there already."""
-        step, state = self._replica.position.step, self._replica.state
-        for slot in range(len(self._held), len(blocks)):
+        step, state, held = self._replica.position.step, self._replica.state, self._held_blocks()
+        for slot in range(len(held), len(blocks)):
             self._updates.check()
             self._computer.compute(blocks[slot], state, step, reducer.slots[slot])
-            self._held.append(blocks[slot])
+            held.append(blocks[slot])
         self._updates.check()
+
+    def _held_blocks(self) -> list[Block]:
+        """Return the blocks of the present step whose sums are in the slots.
+
+        The step may have changed since: a peer's state was received in a group that has ended.
+        """
+        if self._held_step != self._replica.position.step:
+            self._held.clear()
+            self._held_step = self._replica.position.step
+        return self._held
 
     def _commit(self, total: Vector) -> None:
         """Take the step. An error before `Replica.commit` leaves the last state untouched."""
@@ -218,7 +226,6 @@ class Trainer:
         consumed = decode_sample_count(total[elements:])
         state = self._replica.other
         self._computer.update(self._replica.state, means.gradients, step, state)
-        self._held.clear()
         self._replica.commit(state, self._schedule.advance(self._replica.committed, consumed))
         stamp("step", step=step + 1)
         self._callbacks.on_step(self._replica, means)

@@ -12,13 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from muster.collectives.backend import Vector, all_gather
+from muster.collectives.backend import Backend, Vector, all_gather
 from muster.collectives.message_reducer import MessageReducer
-from muster.collectives.tree import Block
+from muster.collectives.tree import Block, BlockAssignment
 from muster.datasets.index import Line
 from muster.datasets.random_access import Numbers, RandomAccess
 from muster.program import Batch, Contribution, InvalidProgram, State
+from muster.training.group_updates import GroupChanged
+from muster.training.state_sync import Replica
 from muster.training.trainer import Outcome
+from tests.support.installation import await_value
 from tests.support.stage import Regression, Stage, write_samples
 
 SAMPLES = 150
@@ -272,3 +275,34 @@ def test_without_a_majority_all_restore_the_checkpoint(data: Path, undisturbed: 
     assert {player.worker_id for player in stage.finished} == {2, 3}
     began_again_at = [step for _, step in stage.taken if step < 6]
     assert began_again_at[-2:] == [4, 4], "the last checkpoint"
+
+
+def test_sums_of_an_earlier_step_are_never_used_again(
+    data: Path, undisturbed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(data)
+    calls, received = itertools.count(1), itertools.count()
+    receive = Replica.receive
+
+    class Late(MessageReducer):
+        """The last rank sums a step with the others, and leaves the group before it takes it."""
+
+        def all_reduce(self, assignment: BlockAssignment, **timeout: float) -> Vector:
+            total = super().all_reduce(assignment, **timeout)
+            if threading.current_thread().name == "worker-2" and next(calls) == 5:
+                await_value(lambda: stage.reached >= 5, str)
+                stage.resumes()
+                raise GroupChanged
+            return total
+
+    def receive_in_vain(replica: Replica, backend: Backend, peer: int) -> None:
+        has_sums = not replica.is_empty
+        receive(replica, backend, peer)
+        if has_sums and next(received) == 0:  # the group ends between the state and its first step
+            stage.resumes()
+            raise GroupChanged
+
+    monkeypatch.setattr(Replica, "receive", receive_in_vain)
+    stage.reducer = Late
+    assert stage.plays(3).digest == undisturbed
+    assert next(received) > 0
