@@ -110,7 +110,7 @@ python_option: Final = click.option(
     type=click.IntRange(min=0),
     default=JobSpec().max_restarts,
     show_default=True,
-    help="Restarts after crashes and kills: of all ranks together, or with scope rank of each.",
+    help="Restarts after crashes, and as many after kills: of all ranks, with scope rank of each.",
 )
 @click.option("--job-id", help="A name, under which to go on after Ctrl-C. Default: a new one.")
 @python_option
@@ -156,7 +156,7 @@ def run(  # noqa: PLR0913  each option is a parameter
         world_size=ranks,
         restart_scope=restart_scope,
         max_restarts=max_restarts,
-        max_kills=max_restarts,  # as in torchrun, where a kill is a failure like any other
+        max_kills=max_restarts,  # torchrun counts a kill as a failure like any other
         env={name: os.environ[name] for name in RANK_DEFAULTS if name in os.environ},
     )
     service_log.configure("muster", logging.WARNING)  # the terminal shows the rest

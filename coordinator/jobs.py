@@ -160,9 +160,9 @@ class TrackedJob:
 
     @property
     def may_announce(self) -> bool:
-        """True if a group round was decided that a successor would not use, durable or not.
+        """True if the decided group round directly follows the durable one.
 
-        That is the one after the durable round. So survivors of a rank need not wait for a commit.
+        A successor skips that round, so it may be sent before the commit: survivors do not wait.
         """
         written = 0 if self.committed_change is None else self.committed_change.layout_generation
         is_decided = any(isinstance(action, actions.PublishGroup) for action in self.decided)

@@ -76,7 +76,7 @@ class Launcher(Protocol):
 
 
 class ForkServer:
-    """A `worker.fork_server`."""
+    """A fork server process; see `worker.fork_server`."""
 
     def __init__(self, environ: Mapping[str, str], limits: ShellLimits) -> None:
         """Start it. `environ` and `limits` are those of the agents; raises OSError."""

@@ -62,7 +62,7 @@ TICK_SECONDS: Final = 0.25
 """How often logs are indexed, which is the precision of a line's time, and shares are renewed."""
 
 GROUP_SECONDS: Final = 0.005
-"""How long a group for the survivors of a death goes before the containment of the dead rank."""
+"""How long the containment of a dead rank waits for the survivors' new group."""
 
 RECONNECT_SECONDS: Final = 0.5
 WELCOME_SECONDS: Final = 5.0

@@ -109,6 +109,8 @@ class SpareRanks:
     def settle(self) -> None:
         """Clean up after those that have ended, and end what takes too long to load."""
         for spare, started_at in list(self._spares.items()):
+            if spare not in self._spares:  # the end of another one has ended all
+                continue
             if spare.process.has_exited():
                 by = spare.process.exit_status().signal
                 lines = spare.log.last_lines() if spare.log is not None else ()
@@ -129,8 +131,8 @@ class SpareRanks:
     def _give_up(self, *reason: str) -> None:
         self._count = 0
         self._end_all()
-        words = "no spare process can be kept ready, so a new rank has to load the program first"
-        self._warn(": ".join((words, *reason)))
+        why = "".join(f" ({each})" for each in reason)
+        self._warn(f"spare processes are off{why}: new ranks load the program when they start")
 
     def _end_all(self) -> None:
         for spare in list(self._spares):

@@ -221,7 +221,7 @@ def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -
         return f"{sentence}; {again} started again, and a second failure like this ends the job"
     # Show the nearer limit: the job fails with the last such failure, or after the last restart.
     if fruitless and not retry.is_from_outside and most - fruitless <= limit - count + 1:
-        failures = f"failure {fruitless} of {most} in a row without a new checkpoint"
+        failures = f"failure {fruitless} of {most} in a row without progress"
         return f"{sentence}; {again} started again ({failures})"
     all_ranks = "all ranks are started again, " if snapshot.is_gang else ""
     return f"{sentence}; {all_ranks}restart {count} of {limit}{retry.occasion}"

@@ -184,7 +184,7 @@ def _exhausted_limit(
             words = used_up.get(most, f"{has} used its {most} restarts")
             return Reason.RESTART_LIMIT, f"{words}{retry.occasion}"
     if rank.fruitless >= snapshot.spec.max_fruitless:
-        words = f"{has} failed {rank.fruitless} times in a row without a new checkpoint"
+        words = f"{has} failed {rank.fruitless} times in a row without progress"
         return Reason.NO_PROGRESS, words
     return None
 

@@ -94,7 +94,7 @@ SERVICE_ONLY: Final = frozenset(
 
 ATTEMPT_VARIABLES: Final = frozenset(
     ["RANK", "LOCAL_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT", "MUSTER_GENERATION"]
-) | {PROCESS_TAG, ERROR_FILE}
+) | {PROCESS_TAG, ERROR_FILE, "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"}
 """Variables that differ between the attempts of a job. A spare process gets them last."""
 
 SINGLE_THREADED: Final[Mapping[str, str]] = {

@@ -212,12 +212,19 @@ class Readers:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._remove = finalize(self, _remove, path, file)
         fcntl.flock(file, fcntl.LOCK_EX)
-        os.write(file, _HEADER.pack(len(self._keys), 0) + b"".join(self._keys))
+        try:
+            os.write(file, _HEADER.pack(len(self._keys), 0) + b"".join(self._keys))
+        except OSError:
+            self._remove()
+            raise
         return file
 
     def record_read(self, shard_idx: int, reading: Reading | None) -> None:
-        """Record what a rank reads now; from then on it is not removed."""
-        with self._mutex, self._cache.locked(fcntl.LOCK_SH):
+        """Record what a rank reads now; from then on it is not removed.
+
+        Nothing is recorded on a full disk: what is removed then is downloaded again.
+        """
+        with suppress(OSError), self._mutex, self._cache.locked(fcntl.LOCK_SH):
             if reading is None:
                 os.pwrite(self._file, _HEADER.pack(len(self._keys), 1), 0)
                 return
@@ -233,13 +240,16 @@ class Readers:
 
 def needs_of(readers: bytes) -> Iterator[tuple[str, float]]:
     """Yield the name of each needed object, and after how many reads of its reader that is."""
+    if len(readers) < _HEADER.size:  # a full disk
+        return
     count, needs_all = _HEADER.unpack_from(readers)
     start = _HEADER.size
     end = start + _KEY_BYTES * count
     names = [readers[at : at + _KEY_BYTES].hex() for at in range(start, end, _KEY_BYTES)]
     if needs_all:
         yield from ((name, 0) for name in names)
-    for rank, world_size, epochs_left, shard_idx in _SLOT.iter_unpack(readers[end:]):
+    end_of_slots = end + (len(readers) - end) // _SLOT.size * _SLOT.size
+    for rank, world_size, epochs_left, shard_idx in _SLOT.iter_unpack(readers[end:end_of_slots]):
         own = names[rank::world_size]
         now = (shard_idx - rank) // world_size
         yield from ((name, reads) for reads, name in enumerate(own[now:]))

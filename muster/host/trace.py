@@ -18,7 +18,7 @@ _FILE: Final = os.environ.get(TRACE.name) or None
 def stamp(event: str, **facts: object) -> None:
     """Append one line: `event` with the monotonic time, the pid, the process tag and `facts`.
 
-    `time` replaces the present moment. Nothing happens, within 100 ns, while the trace is off.
+    Does nothing, and takes less than 100 ns, while the trace is off.
     """
     if _FILE is not None:
         tag = os.environ.get(PROCESS_TAG, "").rstrip()

@@ -62,8 +62,9 @@ class TrainerCallbacks(Protocol):
     def save_checkpoint(self, worker_group: WorkerGroup, replica: Replica) -> None:
         """Save the replica; called on one member of the group.
 
-        It is durable when this returns, or, before the last step and in an object store, when
-        `flush` does. Raises `CheckpointError`; the replica stays whole in any case.
+        On a disk it is durable when this returns. In an object store it is durable when `flush`
+        returns, except after the last step, where this waits as well. Raises `CheckpointError`; the
+        replica stays whole in any case.
         """
 
     def flush(self) -> None:

@@ -40,7 +40,7 @@ def test_a_typo_in_a_script_costs_five_starts_and_not_fifty(
     job_id = installation.submit(world_size=1, command=[sys.executable, str(script)])
     job = installation.fail(job_id)
     assert job["reason"] == "no_progress"
-    assert "has failed 5 times in a row without a new checkpoint" in job["message"]
+    assert "has failed 5 times in a row without progress" in job["message"]
     ends = incarnations(installation, job_id)
     assert [end["retry_class"] for end in ends] == 5 * ["crash"]
     assert all("AttributeError: " in end["message"] for end in ends)

@@ -121,7 +121,8 @@ def test_a_spare_becomes_the_next_attempt(stage: Stage, agent: Conversation) -> 
     for pid in (spare.pid, helper):  # what the program has started at its import belongs to it
         assert is_contained(pid, f"{stage.uid}/0/1")
     assert os.sched_getscheduler(spare.pid) == os.SCHED_OTHER
-    assert stage.files.log(0, 1).read_text().startswith("imported\nrank 0 ")
+    log = stage.files.log(0, 1)
+    await_value(lambda: log.read_text().startswith("imported\nrank 0 "), log.read_text)
     assert await_spare(stage).pid not in (spare.pid, helper)
     end(agent, spare.pid)
     await_value(lambda: not Path(f"/proc/{helper}").exists(), lambda: "its helper lives")

@@ -67,7 +67,7 @@ def test_a_rank_resumes_from_a_known_checkpoint() -> None:
             1,
             1,
             RetryClass.CRASH,
-            "it is started again (failure 1 of 5 in a row without a new checkpoint)",
+            "it is started again (failure 1 of 5 in a row without progress)",
         ),
         (1, 0, RetryClass.CRASH, "restart 1 of 50"),
         (50, 3, RetryClass.CRASH, "restart 50 of 50"),
@@ -75,7 +75,7 @@ def test_a_rank_resumes_from_a_known_checkpoint() -> None:
             49,
             3,
             RetryClass.CRASH,
-            "it is started again (failure 3 of 5 in a row without a new checkpoint)",
+            "it is started again (failure 3 of 5 in a row without progress)",
         ),
         (3, 2, RetryClass.KILLED, "restart 3 of 1000 after a kill"),
     ],
@@ -102,7 +102,7 @@ def test_a_gang_counts_the_failures_of_all_its_ranks() -> None:
     again = "rank 1 died; all ranks are started again"
     gang = gang.with_rank(rank)
     assert describe_recovery(gang, rank, cause) == (
-        f"{again} (failure 2 of 5 in a row without a new checkpoint)"
+        f"{again} (failure 2 of 5 in a row without progress)"
     )
     gang = gang.with_rank(RankSnapshot(rank=0, endings={RetryClass.CRASH: 1}))
     restarted = replace(rank, fruitless=0)
