@@ -98,17 +98,16 @@ class RankProcess:
             channel=channel,
         )
 
-    def become(self, order: StartRank, log: LogIndex) -> bool:
+    def become(self, order: StartRank) -> bool:
         """Make a spare process the attempt of an order; return False if it has just ended."""
         own = {name: text for name, text in order.environment.items() if name in ATTEMPT_VARIABLES}
-        if self.channel is None or self.log is None:
+        if self.channel is None:
             return False
         try:
-            socket.send_fds(self.channel, [msgspec.msgpack.encode(own)], [log.descriptor])
+            self.channel.send(msgspec.msgpack.encode(own))
         except OSError:
             return False
-        self.log.close()
-        self.rank, self.attempt, self.log = order.rank, order.incarnation, log
+        self.rank, self.attempt = order.rank, order.incarnation
         self.tag = own[PROCESS_TAG]
         self._latest.clear()
         return True

@@ -148,11 +148,12 @@ class RankTable:
             ERROR_FILE: str(self._files.error_file(order.rank, order.incarnation)),
         }
         complete = msgspec.structs.replace(order, environment=environment)
-        log = LogIndex(*self._log_files(order.rank, order.incarnation))
+        files = self._log_files(order.rank, order.incarnation)
+        if (spare := self._spares.take(complete, *files)) is not None:
+            return spare
+        log = LogIndex(*files)
         try:
-            return self._spares.take(complete, log) or RankProcess.start(
-                complete, log, self._starter
-            )
+            return RankProcess.start(complete, log, self._starter)
         except (OSError, InvalidProgram):
             log.close()
             raise

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -36,6 +36,12 @@ LONGEST_PAUSE_SECONDS: Final = 60.0
 """Pauses after a spare process was killed start at one second, and double up to this."""
 
 
+class _Start(NamedTuple):
+    at: float
+    log: Path
+    times: Path
+
+
 class SpareRanks:
     """The spare processes of one agent."""
 
@@ -47,7 +53,9 @@ class SpareRanks:
         warn: Callable[[str], None],
     ) -> None:
         """`warn` gets a sentence when there will be no more spare processes."""
-        self._files = [Path(assignment.job_root, f"spare.{kind}") for kind in ("log", "times")]
+        self._directory = Path(assignment.job_root)
+        for file in self._directory.glob("spare_*"):  # of an agent that was killed
+            file.unlink(missing_ok=True)
         self._prefix = f"{assignment.job_uid}/{SPARE_RANK}/"
         self._count = assignment.spare_ranks
         self._starter = starter
@@ -55,8 +63,7 @@ class SpareRanks:
         self._warn = warn
         self._order: StartRank | None = None
         """What the orders of all attempts have in common."""
-        self._spares: dict[RankProcess, float] = {}
-        """With the time of its start."""
+        self._spares: dict[RankProcess, _Start] = {}
         self._started = self._kills = 0
         self._not_before = 0.0
 
@@ -64,20 +71,29 @@ class SpareRanks:
     def pids(self) -> set[int]:
         return {spare.pid for spare in self._spares}
 
-    def take(self, order: StartRank, log: LogIndex) -> RankProcess | None:
-        """Return a spare process that has become this attempt; None if none is ready."""
+    def take(self, order: StartRank, log: Path, times: Path) -> RankProcess | None:
+        """Return a spare process that has become this attempt, with its log; None if none is ready.
+
+        Those that are still loading are ended: a lock that the program takes at its import would
+        hold up the attempt that starts instead.
+        """
         names = order.environment.keys() - ATTEMPT_VARIABLES
         common = {name: order.environment[name] for name in names}
         wanted = replace(order, rank=SPARE_RANK, incarnation=0, environment=common)
         if wanted != self._order:  # at first, or a secret has changed
             self._order = wanted
             self._end_all()
-        for spare in self._spares:
-            if spare.is_ready and not spare.process.has_exited() and spare.become(order, log):
-                _set_priority(spare, os.SCHED_OTHER, OOM_SCORE.read_text())
-                del self._spares[spare]
-                self._kills = 0
-                return spare
+        for spare, start in self._spares.items():
+            if spare.is_ready and not spare.process.has_exited():
+                log.parent.mkdir(parents=True, exist_ok=True)
+                start.log.rename(log)  # what the program has started at its import writes there
+                start.times.rename(times)
+                if spare.become(order):
+                    _set_priority(spare, os.SCHED_OTHER, OOM_SCORE.read_text())
+                    del self._spares[spare]
+                    self._kills = 0
+                    return spare
+        self._end_all()
         return None
 
     def prepare(self) -> None:
@@ -91,24 +107,23 @@ class SpareRanks:
         own = {SPARE: "1", PROCESS_TAG: tag}
         order = replace(self._order, environment=self._order.environment | own)
         self._started += 1
+        files = [self._directory / f"spare_{self._started}.{kind}" for kind in ("log", "times")]
         with ExitStack() as opened:
             try:
-                log = opened.enter_context(closing(LogIndex(*self._files)))
-                for file in self._files:
-                    file.unlink()
+                log = opened.enter_context(closing(LogIndex(*files)))
                 spare = RankProcess.start(order, log, self._starter)
             except (OSError, InvalidProgram):
                 self._pause()
                 return
             opened.pop_all()
-            self._spares[spare] = now
+            self._spares[spare] = _Start(now, *files)
             # SCHED_BATCH gives way to ranks that wake up. Unlike a nice value it can be left
             # without privileges. If memory runs out, the spare process is the first to go.
             _set_priority(spare, os.SCHED_BATCH, "1000")
 
     def settle(self) -> None:
         """Clean up after those that have ended, and end what takes too long to load."""
-        for spare, started_at in list(self._spares.items()):
+        for spare, start in list(self._spares.items()):
             if spare not in self._spares:  # the end of another one has ended all
                 continue
             if spare.process.has_exited():
@@ -121,7 +136,7 @@ class SpareRanks:
                     self._give_up("there is too little memory")
                 else:
                     self._pause()
-            elif not spare.is_ready and time.monotonic() > started_at + LOAD_SECONDS:
+            elif not spare.is_ready and time.monotonic() > start.at + LOAD_SECONDS:
                 self._give_up(f"the program takes more than {LOAD_SECONDS:g} s to load")
 
     def _pause(self) -> None:
@@ -139,9 +154,11 @@ class SpareRanks:
             self._end(spare)
 
     def _end(self, spare: RankProcess) -> None:
-        del self._spares[spare]
+        _, log, times = self._spares.pop(spare)
         spare.contain()
         spare.release()
+        log.unlink(missing_ok=True)
+        times.unlink(missing_ok=True)
 
 
 def _set_priority(spare: RankProcess, policy: int, oom_score: str) -> None:

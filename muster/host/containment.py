@@ -14,7 +14,7 @@ import ctypes
 import math
 import os
 import resource
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
@@ -60,12 +60,13 @@ def contain_self(tag: str) -> None:
                 cgroup.rmdir()
 
 
-def contain_spare(tag: str, started: Iterable[int]) -> None:
+def contain_spare(tag: str) -> None:
     """Replace the tag of a spare process, and of what its program has started, by an attempt's."""
-    number = tag_numbers(tag).start
-    for pid in started if can_tag() else ():
-        with suppress(OSError):  # it has exited
-            resource.prlimit(pid, LIMIT, (number, number))
+    own, present, number = os.getpid(), tag_number_of(os.getpid()), tag_numbers(tag).start
+    for pid in all_pids() if can_tag() else ():
+        if pid != own and tag_number_of(pid) == present:
+            with suppress(OSError):  # it has exited
+                resource.prlimit(pid, LIMIT, (number, number))
     overwrite_tag(tag)
     contain_self(tag)
 

@@ -6,7 +6,7 @@ A rank is a fork of the prefork server, or ``python -P -m muster.training.rank``
 import ctypes
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -22,12 +22,10 @@ from muster.contracts.wire import encode
 from muster.datasets.errors import DatasetEmpty
 from muster.datasets.random_access import RandomAccess
 from muster.host.containment import contain_self, contain_spare, set_tag_limit
-from muster.host.processes import descendants
 from muster.host.trace import stamp
 from muster.program import InvalidProgram, Program, State
 from muster.runtime.agent_client import AgentClient, AgentSocket
 from muster.runtime.exit_report import ExitReport, exit_process, print_error, print_interrupt
-from muster.runtime.stderr_messages import flush_streams
 from muster.runtime.storage_client import open_data
 from muster.training import independent
 from muster.training.blocks import BlockComputer, BusyFlag
@@ -158,26 +156,17 @@ def _take_trial_step(computer: BlockComputer, initial: State, replica: Replica) 
 def _wait_for_order(agent: AgentSocket) -> RankSettings:
     """Return the settings of the attempt that this spare process becomes.
 
-    The order comes with the log of that attempt, which gets what was printed before. Ends the
-    process when the agent is gone.
+    Ends the process when the agent is gone.
     """
-    started = descendants(os.getpid())
     agent.send(encode(Ready(port=0)))
     while (order := agent.receive()) is None:
         if agent.is_broken:
             exit_process(0)
         agent.wait_for_packet(SPARE_POLL_SECONDS)
-    content, (log,) = order
-    flush_streams()
-    with os.fdopen(os.dup(1), "rb") as printed, suppress(OSError):  # the disk may be full
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
-        printed.seek(0)
-        os.write(1, printed.read())
+    content, _ = order
     del os.environ[SPARE]
     os.environ.update(msgspec.msgpack.decode(content, type=dict[str, str]))
-    contain_spare(os.environ[PROCESS_TAG], started)
+    contain_spare(os.environ[PROCESS_TAG])
     stamp("rank began")
     return RankSettings.read(os.environ, world_size=JobSpec().world_size)
 

@@ -111,10 +111,12 @@ def await_spare(stage: Stage, *, is_ready: bool = True) -> ProcessRecord:
 
 @pytest.mark.parametrize("agent", [True, False], ids=["fork", "exec"], indirect=True)
 def test_a_spare_becomes_the_next_attempt(stage: Stage, agent: Conversation) -> None:
-    (stage.root / "in_a_spare.py").write_text("subprocess.Popen(['sleep', '100'])")
+    daemon = "echo $$ > daemon; while sleep 0.1; do echo a daemon; done"
+    command = ["sh", "-c", f"(setsid sh -c '{daemon}' &)"]
+    (stage.root / "in_a_spare.py").write_text(f"subprocess.run({command!r})")
     first = start(stage, agent, 0)
     spare = await_spare(stage)
-    helper = next(it.pid for it in spares(stage) if it.pid != spare.pid)
+    helper = int(await_value((stage.root / "daemon").read_text, lambda: "no daemon"))
     end(agent, first)
     assert start(stage, agent, 1) == spare.pid
     assert tag_of(spare.pid) == f"{stage.uid}/0/1"
@@ -122,7 +124,8 @@ def test_a_spare_becomes_the_next_attempt(stage: Stage, agent: Conversation) -> 
         assert is_contained(pid, f"{stage.uid}/0/1")
     assert os.sched_getscheduler(spare.pid) == os.SCHED_OTHER
     log = stage.files.log(0, 1)
-    await_value(lambda: log.read_text().startswith("imported\nrank 0 "), log.read_text)
+    assert log.read_text().startswith("imported\n")
+    await_value(lambda: "a daemon" in log.read_text().partition("rank 0 ")[2], log.read_text)
     assert await_spare(stage).pid not in (spare.pid, helper)
     end(agent, spare.pid)
     await_value(lambda: not Path(f"/proc/{helper}").exists(), lambda: "its helper lives")
@@ -183,3 +186,14 @@ def test_a_spare_ends_with_its_agent(stage: Stage, agent: Conversation) -> None:
     spare = await_spare(stage)
     stage.kill_agent()
     await_value(lambda: not is_running(spare), lambda: "it lives")
+
+
+def test_a_spare_that_still_loads_ends_before_a_rank_starts(
+    stage: Stage, agent: Conversation
+) -> None:
+    (stage.root / "in_a_spare.py").write_text("__import__('time').sleep(100)")
+    first = start(stage, agent, 0)
+    spare = await_spare(stage, is_ready=False)
+    end(agent, first)
+    assert start(stage, agent, 1) != spare.pid
+    assert not is_running(spare)  # it may hold a lock that the program takes at its import
