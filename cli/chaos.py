@@ -112,7 +112,7 @@ def chaos(
     Or stop it, or ask it to end. Exit code 0 if the rank runs again or has nothing left to
     do, 1 if neither happens within a minute, 6 if nothing runs.
 
-    With --every or --for (defaults: 1 and 60) it strikes again and again, then shows the share
+    With --every or --for (defaults: 1 and 60) it strikes repeatedly, then shows the share
     of steps that is left, how long the recoveries took, and the audit. Ctrl-C ends that early.
     Exit code 1 if the job fails, or a sample was not read exactly once.
     """
@@ -233,7 +233,7 @@ def recovery_of(
     attempts = (it for it in members if it.rank == strike.rank)
     member = next(islice(attempts, strike.attempt, None), None)
     is_member = member is not None and member.joined_step is not None
-    # A step that is told late may be one of the group before.
+    # A step that is reported late may be one of the group before.
     since = dropwhile(lambda it: it.kind != "layout_announced", later if is_member else ())
     steps = (it for it in since if it.kind == "step_taken")
     found = [next(ends, None), next(steps, None), next(ready, None)]

@@ -120,8 +120,10 @@ def _checkpoint_dir(word: str, rank: int | None) -> CheckpointDir:
 def _checkpoint_dirs(word: str) -> tuple[Location, Sequence[CheckpointDir]]:
     """Return a job's place and its checkpoints, by rank."""
     from muster.checkpoints.listing import checkpoint_dirs  # noqa: PLC0415
+    from muster.objects.client import BRIEF_RETRY_SECONDS, S3Client  # noqa: PLC0415
 
     location, uid = (parse_location(word), None) if _is_location(word) else _place_of_job(word)
+    S3Client.retry_seconds = BRIEF_RETRY_SECONDS  # a person waits
     return location, checkpoint_dirs(location, uid)
 
 

@@ -65,7 +65,7 @@ class S3Client:
     """
 
     retry_seconds: float = RETRY_SECONDS
-    """How long failed requests are repeated. The API shortens it for its whole process."""
+    """How long failed requests are repeated; the API and commands shorten it for their process."""
 
     def __init__(self, settings: S3Settings, *, retry_seconds: float | None = None) -> None:
         """Connect to nothing yet. Raises `StoreRefused` for unusable settings."""

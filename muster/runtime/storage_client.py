@@ -38,6 +38,9 @@ from muster.objects import errors as store_errors
 REACH_SECONDS: Final = 30.0
 """How long a rank waits for a storage process: its agent starts one a second after another."""
 
+NOTICE_SECONDS: Final = 10.0
+"""A rank that waits longer for its last save says so."""
+
 RETRY_SECONDS: Final = 0.05
 DEATHS_LIMIT: Final = 5
 """After so many deaths during one request the request is taken for their cause."""
@@ -246,7 +249,12 @@ class RemoteCheckpoints:
     def _settle(self) -> None:
         """Wait for the last save; raise an error that a repetition would meet again."""
         if self._delivery is not None:
-            self._delivery.join()
+            self._delivery.join(NOTICE_SECONDS)
+            if self._delivery.is_alive():
+                self._warn(
+                    "training waits for the object store, which has not saved the last state"
+                )
+                self._delivery.join()
             self._delivery = None
         if not isinstance(self._error, CheckpointFailed):
             self._raise_error()

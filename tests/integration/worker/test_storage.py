@@ -5,6 +5,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from muster.contracts.storage import Restore
 from muster.datasets.errors import ShardChanged
 from muster.host.processes import environment_of, identify
 from muster.objects.client import S3Client
+from muster.runtime import storage_client
 from muster.runtime.storage_client import RemoteCheckpoints, RemoteSource
 from tests.support.installation import await_value
 from tests.support.s3_server import new_bucket, put_files, shared_store, variables
@@ -161,6 +163,23 @@ def test_failed_save_ends_training_or_is_forgotten(stage: StorageStage) -> None:
     resource.prlimit(stage.pid(), resource.RLIMIT_FSIZE, unlimited)
     rank.flush()  # tries it once more
     assert last == [4]
+
+
+def test_rank_that_waits_for_the_store_says_so(
+    stage: StorageStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage_client, "NOTICE_SECONDS", 0.1)
+    rank = stage.rank()
+    rank.claim()
+    os.kill(stage.pid(), signal.SIGSTOP)
+    saved = save(rank, 1, {})
+    waiting = threading.Thread(target=rank.flush)
+    waiting.start()
+    await_value(lambda: stage.warnings, str)
+    assert stage.warnings[0].startswith("training waits for the object store")
+    os.kill(stage.pid(), signal.SIGCONT)
+    waiting.join()
+    assert saved == [1]
 
 
 def test_lasting_error_is_raised_as_something_else(tmp_path: Path) -> None:
