@@ -88,8 +88,9 @@ class SpareRanks:
                 log.parent.mkdir(parents=True, exist_ok=True)
                 start.log.rename(log)  # what the program has started at its import writes there
                 start.times.rename(times)
+                # First, so that it runs as soon as it gets the order.
+                _set_priority(spare, os.SCHED_OTHER, OOM_SCORE.read_text())
                 if spare.become(order):
-                    _set_priority(spare, os.SCHED_OTHER, OOM_SCORE.read_text())
                     del self._spares[spare]
                     self._kills = 0
                     return spare

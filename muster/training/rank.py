@@ -14,14 +14,13 @@ import msgspec
 import numpy as np
 
 from muster.collectives.arena import Geometry
-from muster.collectives.tree import Block
 from muster.contracts.environ import PROCESS_TAG, SPARE, RankSettings
 from muster.contracts.messages import Ready
 from muster.contracts.spec import GROUP_LIMIT, JobSpec
 from muster.contracts.wire import encode
 from muster.datasets.errors import DatasetEmpty
 from muster.datasets.random_access import RandomAccess
-from muster.host.containment import contain_self, contain_spare, set_tag_limit
+from muster.host.containment import contain_self, retag, set_tag_limit
 from muster.host.trace import stamp
 from muster.program import InvalidProgram, Program, State
 from muster.runtime.agent_client import AgentClient, AgentSocket
@@ -89,8 +88,9 @@ def train(settings: RankSettings) -> NoReturn:
 def train_synchronous(account: ExitReport, working_dir: Path, agent: AgentClient) -> int:
     """Train with the members of each group, to the end or until asked to stop."""
     settings, busy = account.settings, BusyFlag()
+    was_spare = settings.is_spare
     reporter = Reporter(settings, agent, busy)
-    if not settings.is_spare:
+    if not was_spare:
         reporter.supervision.start()
     source = open_data(settings, reporter.supervision.warn)
     program: Program
@@ -114,7 +114,7 @@ def train_synchronous(account: ExitReport, working_dir: Path, agent: AgentClient
         initial = program.initial(settings.seed)
     computer = BlockComputer(program, schedule, drawer, initial, busy)
     replica, arithmetic = Replica(initial), fingerprint()
-    if settings.is_spare:
+    if was_spare:
         _take_trial_step(computer, initial, replica)
         settings = account.settings = _wait_for_order(agent.socket)
         reporter = Reporter(settings, agent, busy)
@@ -138,6 +138,8 @@ def train_synchronous(account: ExitReport, working_dir: Path, agent: AgentClient
     )
     reporter.supervision.send(Ready(port=groups.port))
     stamp("rank ready")
+    if was_spare:  # only now: the group is decided meanwhile
+        contain_self(os.environ[PROCESS_TAG])
     with _refusing_closed(agent.socket):
         outcome = trainer.run()
     reporter.print_outcome(outcome)
@@ -145,11 +147,9 @@ def train_synchronous(account: ExitReport, working_dir: Path, agent: AgentClient
 
 
 def _take_trial_step(computer: BlockComputer, initial: State, replica: Replica) -> None:
-    """Take a step in memory that is not used yet: the first time is slow."""
-    total = np.empty(computer.elements, np.float32)
-    computer.compute(Block(0, 0), initial, 0, total)
-    elements = computer.schema.elements
-    means = computer.schema.means(total[:elements], np.empty(elements, np.float32))
+    """Update memory that is not used yet; the computer has tried a leaf. The first time is slow."""
+    ones = np.ones(computer.schema.elements, np.float32)
+    means = computer.schema.means(ones, np.empty_like(ones))
     computer.update(initial, means.gradients, 0, replica.other)
 
 
@@ -166,7 +166,7 @@ def _wait_for_order(agent: AgentSocket) -> RankSettings:
     content, _ = order
     del os.environ[SPARE]
     os.environ.update(msgspec.msgpack.decode(content, type=dict[str, str]))
-    contain_spare(os.environ[PROCESS_TAG])
+    retag(os.environ[PROCESS_TAG])
     stamp("rank began")
     return RankSettings.read(os.environ, world_size=JobSpec().world_size)
 
