@@ -154,7 +154,9 @@ class TrackedJob:
         urgency = max(urgencies.values(), default=Urgency.NONE)
         if self.saved or self.attempts or change != self.committed_change:
             urgency = max(urgency, Urgency.PROGRESS)
-        if self.decided or self.events:
+        if self.events:
+            urgency = max(urgency, Urgency.SOON)
+        if self.decided:
             urgency = Urgency.NOW
         return Draft(write=write, ranks=ranks, revision=self.revision, urgency=urgency)
 

@@ -7,6 +7,7 @@ database is away nothing new is decided; ranks run on.
 """
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +53,7 @@ REST_FACTOR: Final = 2
 
 COMMIT_AFTER_SECONDS: Final[Mapping[Urgency, float]] = {
     Urgency.NOW: 0.0,
+    Urgency.SOON: 0.05,
     Urgency.PROGRESS: 1.0,
     Urgency.HEARTBEAT: 2.0,
     Urgency.NONE: 2.0,  # renews the lease, well within its length
@@ -94,6 +96,7 @@ class CoordinatorLoop:
         self._rests_until = 0.0
         self._is_wake_up_due = False
         self._committed_at = 0.0
+        self._commit_due_at = math.inf
         self._retry_at = 0.0
         self._failing_since: float | None = None
         self._is_handing_over = False
@@ -190,7 +193,7 @@ class CoordinatorLoop:
                 self._lifecycle.raise_error()
                 is_urgent = any(isinstance(it, RankDied) for _, it, _ in self._inbox)
                 self._fold_inbox()
-                if is_urgent and self._announce():
+                if is_urgent and self._plan():
                     # The exit of the rank follows within milliseconds: one commit is for both.
                     asyncio.get_running_loop().call_later(EXIT_SECONDS, self.wake)
                     continue
@@ -214,7 +217,7 @@ class CoordinatorLoop:
     async def _wait(self) -> None:
         """Sleep until an observation comes, a plan is due, or the rows may have changed."""
         now = self._clock()
-        moments = [job.plan_at for job in self._jobs.tracked.values()]
+        moments = [self._commit_due_at, *(job.plan_at for job in self._jobs.tracked.values())]
         if now < self._retry_at:
             moments = []  # no decision before the next attempt to commit
         seconds = min([POLL_SECONDS, *(moment - now for moment in moments)])
@@ -265,7 +268,8 @@ class CoordinatorLoop:
             self._plan()
             drafts = self._drafts()
             most = max((draft.urgency for _, draft in drafts), default=Urgency.NONE)
-            if self._clock() < self._committed_at + COMMIT_AFTER_SECONDS[most]:
+            self._commit_due_at = self._committed_at + COMMIT_AFTER_SECONDS[most]
+            if self._clock() < self._commit_due_at:
                 return
             if not await self._commit(drafts):
                 return
@@ -274,19 +278,16 @@ class CoordinatorLoop:
                 if job.is_over:
                     self._jobs.release(job)
 
-    def _announce(self) -> bool:
-        """Announce group rounds that need no commit; return whether there was one."""
-        self._plan()
-        announced = [self._executor.announce(job) for job in self._jobs.tracked.values()]
-        return any(announced)
-
-    def _plan(self) -> None:
+    def _plan(self) -> bool:
+        """Decide what is due; return whether a group round was announced before its commit."""
         # Heartbeats that came during the commit count before any rank is judged silent.
         self._fold_inbox()
-        now = self._now()
+        now, has_announced = self._now(), False
         for job in self._jobs.tracked.values():
             job.plan(now)
             self._lifecycle.equip(job)
+            has_announced |= self._executor.announce(job)
+        return has_announced
 
     def _drafts(self) -> list[tuple[TrackedJob, Draft]]:
         now = self._now()

@@ -49,7 +49,8 @@ class Urgency(IntEnum):
     NONE = 0  # the row says the same
     HEARTBEAT = 1  # only the time of the last heartbeat has changed
     PROGRESS = 2  # a user may be watching
-    NOW = 3  # a successor would go wrong without it
+    SOON = 3  # a successor would have to find it out, and more of the kind follows at once
+    NOW = 4  # a successor would go wrong without it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +127,8 @@ def rank_urgency(before: RankRecord | None, after: RankRecord) -> Urgency:
     """Return how soon a rank's row has to be written."""
     if before is None or _essentials(before) != _essentials(after):
         return Urgency.NOW
+    if (before.state, before.process) != (after.state, after.process):
+        return Urgency.SOON
     if before == after:
         return Urgency.NONE
     is_heartbeat = replace(before, last_heartbeat_at=after.last_heartbeat_at) == after
@@ -134,8 +137,7 @@ def rank_urgency(before: RankRecord | None, after: RankRecord) -> Urgency:
 
 # The fields without which a successor would go wrong.
 _essentials: Final = attrgetter(
-    *("incarnation", "state", "process", "restarts", "failures", "endings"),
-    *("fruitless", "proven_step", "finished"),
+    *("incarnation", "restarts", "failures", "endings", "fruitless", "proven_step", "finished"),
 )
 
 
