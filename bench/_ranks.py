@@ -118,6 +118,8 @@ class Rank:
 
     # GroupUpdates and TrainerCallbacks
 
+    in_step = False
+
     def check(self) -> None:
         """The group never changes."""
 

@@ -12,6 +12,7 @@ write to in its next call, are copied first.
 import math
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, TypeAlias
 from weakref import getweakrefcount
 
@@ -86,39 +87,47 @@ class BlockAdder:
         self._schema = schema
         # A row takes memory only once it is written to, when a leaf has to be copied.
         self._copies = np.empty((leaves.bit_length() - 1, schema.gradient_elements), np.float32)
+        self.parts: list[tuple[Block, Arrays]] = []
+        """The largest finished nodes of the block, from left to right, and their sums."""
 
     def add_up(self, block: Block, compute: ComputeLeaf, out: Vector) -> None:
-        """Write the sum of a block into `out`, all gradients one after the other."""
-        views = self._schema.views(out)
-        if block.level == 0:
-            _copy(compute(block.number), views)
-            return
-        left, right = block.halves
+        """Write the sum of a block into `out`, all gradients one after the other.
+
+        If `compute` raises, `parts` holds what is finished.
+        """
+        views, self.parts = self._schema.views(out), []
         with np.errstate(all="ignore"):  # `BlockComputer` reports what is not finite
-            # `out` is free until the last addition: a first leaf that is not ours is copied there.
-            self._add(self._sum(left, compute, views), right, compute, views)
+            for leaf in range(block.start, block.stop):
+                node, sums = Block(0, leaf), compute(leaf)  # a right leaf is only read
+                if node.number % 2 == 0 or node == block:
+                    sums = self._writable(sums, views, is_last=node == block)
+                while self.parts and node.number % 2:
+                    left, target = self.parts.pop()
+                    node = Block(left.level + 1, left.number // 2)
+                    _add(target, sums, views if node == block else target)
+                    sums = target
+                self.parts.append((node, sums))
 
-    def _sum(self, block: Block, compute: ComputeLeaf, fallback: Arrays) -> Arrays:
-        """Return the sum of a block in writable arrays: the first leaf's, or else `fallback`."""
-        if block.level == 0:
-            arrays = compute(block.number)
-            if is_unshared(arrays):
-                return arrays
-            _copy(arrays, fallback)
-            return fallback
-        left, right = block.halves
-        sums = self._sum(left, compute, fallback)
-        self._add(sums, right, compute, sums)
-        return sums
+    def _writable(self, sums: list[Vector], views: Arrays, *, is_last: bool) -> Arrays:
+        """Return the gradients of a leaf in arrays that can be added to."""
+        if not is_last and is_unshared(sums):
+            return sums
+        # `out` is free until the last addition.
+        place = self._schema.views(self._copies[len(self.parts)]) if self.parts else views
+        _copy(sums, place)
+        return place
 
-    def _add(self, sums: Arrays, right: Block, compute: ComputeLeaf, target: Arrays) -> None:
-        """Write `sums` plus the sum of the block `right` into `target`."""
-        if right.level == 0:
-            others: Arrays = compute(right.number)  # only read, so it may be shared
-        else:
-            others = self._sum(right, compute, self._schema.views(self._copies[right.level]))
-        for one, other, place in zip(sums, others, target, strict=True):
-            np.add(one, other, out=place)
+
+class _OpenBlock:
+    """What the computation of a block needs at its end."""
+
+    def __init__(self, block: Block, state: State, step: int, loaded: BlockBatches) -> None:
+        self.block: Final = block
+        self.state: Final = state
+        self.step: Final = step
+        self.loaded: Final = loaded
+        self.numbers: Final[list[Sequence[float]]] = [()] * block.size
+        """Loss, weight and metrics of each leaf."""
 
 
 class BlockComputer:
@@ -146,6 +155,7 @@ class BlockComputer:
         (batch,) = self._loader.load(0, Block(0, 0)).batches
         contribution = self._contribution(read_only(state), batch, first)
         self.schema: Final = GradientSchema.of(state, contribution, first)
+        self._end: Final = self.schema.gradient_elements
         self._adder: Final = BlockAdder(self.schema, schedule.virtual_shards)
 
     @property
@@ -153,14 +163,33 @@ class BlockComputer:
         """The length of the summed vector: gradients, loss, weight, metrics and sample count."""
         return self.schema.elements + COUNT_ELEMENTS
 
-    def compute(self, block: Block, state: State, step: int, out: Vector) -> None:
+    def compute(
+        self,
+        block: Block,
+        state: State,
+        step: int,
+        out: Vector,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         """Fill `out` with the sum of a block, added in the order of the tree.
 
-        Raises `ProgramRaised`, and `InvalidProgram`, also for a number that is not finite; `out`
-        is then undefined.
+        `check` is called before each leaf. Raises what it raises, `ProgramRaised`, and
+        `InvalidProgram`, also for a number that is not finite; `out` is then undefined.
         """
         with self._busy:
-            self._compute(block, read_only(state), step, out)
+            self._open = _OpenBlock(block, read_only(state), step, self._loader.load(step, block))
+            self._adder.add_up(block, partial(self._leaf, self._open, check), out[: self._end])
+            self._close(block, out)
+
+    def take_finished(self, slots: Sequence[Vector]) -> list[Block]:
+        """Put the sums of the finished parts of a block that `check` has ended into `slots`.
+
+        Returns the parts. The first slot is the `out` of that block.
+        """
+        for (part, sums), slot in zip(self._adder.parts, slots, strict=False):
+            _copy(sums, self.schema.views(slot[: self._end]))
+            self._close(part, slot)
+        return [part for part, _ in self._adder.parts]
 
     def update(self, state: State, gradients: State, step: int, target: State) -> None:
         """Write the state after a step into `target`, or raise before anything is written."""
@@ -173,31 +202,31 @@ class BlockComputer:
                 raise program_error("update", step, error) from error
             self._state_schema.write(returned, step, target)
 
-    def _compute(self, block: Block, state: State, step: int, out: Vector) -> None:
-        loaded = self._loader.load(step, block)
-        numbers: list[Sequence[float]] = [()] * block.size
+    def _leaf(self, opened: _OpenBlock, check: Callable[[], None], shard: int) -> list[Vector]:
+        check()
+        leaf, place = Leaf(step=opened.step, shard=shard), shard - opened.block.start
+        contribution = self._contribution(opened.state, opened.loaded.batches[place], leaf)
+        arrays = self.schema.arrays(contribution, leaf)
+        opened.numbers[place] = self.schema.numbers(contribution, opened.loaded.weights[place])
+        return arrays
 
-        def compute_leaf(shard: int) -> list[Vector]:
-            leaf, place = Leaf(step=step, shard=shard), shard - block.start
-            contribution = self._contribution(state, loaded.batches[place], leaf)
-            arrays = self.schema.arrays(contribution, leaf)
-            numbers[place] = self.schema.numbers(contribution, loaded.weights[place])
-            return arrays
-
-        end = self.schema.gradient_elements
-        self._adder.add_up(block, compute_leaf, out[:end])
+    def _close(self, part: Block, out: Vector) -> None:
+        """Write everything but the gradients of a part, or the whole, of the open block."""
+        opened = self._open
+        places = slice(part.start - opened.block.start, part.stop - opened.block.start)
         try:
             with np.errstate(all="ignore"):
                 # One row per leaf: loss, weight, metrics, sample count.
-                rows = total = np.hstack((np.array(numbers, np.float32), loaded.sample_counts))
+                numbers = np.array(opened.numbers[places], np.float32)
+                rows = total = np.hstack((numbers, opened.loaded.sample_counts[places]))
                 while len(total) > 1:  # a whole level of the tree at once
                     total = total[0::2] + total[1::2]
         except (TypeError, ValueError, RuntimeError):
-            self._find_bad_leaf(block, state, step, loaded)
+            self._find_bad_leaf(opened)
             raise
-        out[end:] = total[0]
-        if not (_is_finite(out[:end]) and np.isfinite(rows).all()):
-            self._find_bad_leaf(block, state, step, loaded)
+        out[self._end :] = total[0]
+        if not (_is_finite(out[: self._end]) and np.isfinite(rows).all()):
+            self._find_bad_leaf(opened)
 
     def _contribution(self, state: State, batch: Batch, leaf: Leaf) -> Contribution:
         epoch, _ = self.schedule.epoch_and_step(leaf.step)
@@ -209,16 +238,16 @@ class BlockComputer:
         except Exception as error:
             raise program_error("gradient", leaf.step, error) from error
 
-    def _find_bad_leaf(self, block: Block, state: State, step: int, loaded: BlockBatches) -> None:
+    def _find_bad_leaf(self, opened: _OpenBlock) -> None:
         """Recompute a block leaf by leaf and raise `InvalidProgram` for the first bad one.
 
         Returns if every leaf is fine: the sum of finite numbers can be infinite.
         """
         target = np.empty(self.schema.elements, np.float32)
-        for place, batch in enumerate(loaded.batches):
-            leaf = Leaf(step=step, shard=block.start + place)
-            contribution = self._contribution(state, batch, leaf)
-            self.schema.write(contribution, loaded.weights[place], leaf, target)
+        for place, batch in enumerate(opened.loaded.batches):
+            leaf = Leaf(step=opened.step, shard=opened.block.start + place)
+            contribution = self._contribution(opened.state, batch, leaf)
+            self.schema.write(contribution, opened.loaded.weights[place], leaf, target)
 
 
 def is_unshared(arrays: list[Vector]) -> bool:
@@ -239,6 +268,11 @@ def is_unshared(arrays: list[Vector]) -> bool:
 
 _UNSHARED_REFERENCES: Final = max(sys.getrefcount(array) for array in [np.empty(1, np.float32)])
 """Of an array that only a list holds, as `is_unshared` counts them."""
+
+
+def _add(left: Arrays, right: Arrays, target: Arrays) -> None:
+    for one, other, place in zip(left, right, target, strict=True):
+        np.add(one, other, out=place)
 
 
 def _copy(arrays: Arrays, views: Arrays) -> None:

@@ -1,7 +1,8 @@
 """Worker groups as a rank receives them, from the channel to its agent.
 
-A rank polls between two sums and whenever it waits for a peer. Only the newest group counts: when
-it arrives, the memory that came with an older one is closed.
+A rank polls before each leaf and whenever it waits for a peer. Only the newest group counts: when
+it arrives, the memory that came with an older one is closed. A group that only adds members waits
+for the end of the step: all of its former members are there to finish that.
 """
 
 import os
@@ -40,6 +41,9 @@ class GroupUpdate:
 class GroupUpdates(Protocol):
     """Delivers worker groups to a rank."""
 
+    in_step: bool
+    """Whether the rank takes a step in a group that it has joined."""
+
     def check(self) -> None:
         """Return if nothing changed; raise `GroupChanged` or `StopRequested`. Takes about 1 us."""
 
@@ -50,20 +54,32 @@ class GroupUpdates(Protocol):
         """
 
 
+_NO_GROUP: Final = WorkerGroup(generation=-1, token="", members=(), paused=False)
+
+
+def only_adds_members(before: WorkerGroup, after: WorkerGroup) -> bool:
+    """Return whether every member of a group is a member of the later one as well."""
+    remaining = {member.worker_id for member in after.members}
+    return remaining.issuperset(member.worker_id for member in before.members)
+
+
 class AgentGroupUpdates:
     """Groups that the agent sends. Until the next one arrives, the current one stays in force."""
 
     def __init__(self, agent_socket: AgentSocket, should_stop: Callable[[], bool]) -> None:
         self._socket = agent_socket
         self._should_stop = should_stop
-        self._generation = -1
+        self._current = _NO_GROUP
         self._newest: GroupUpdate | None = None
+        self.in_step = False
 
     def check(self) -> None:
         self._receive()
         if self._should_stop():
             raise StopRequested
-        if self._newest is not None:
+        if self._newest is not None and not (
+            self.in_step and only_adds_members(self._current, self._newest.group)
+        ):
             raise GroupChanged
 
     def next(self) -> GroupUpdate:
@@ -73,7 +89,7 @@ class AgentGroupUpdates:
             self._socket.wait_for_packet(POLL_SECONDS)
             self._receive()
         newest, self._newest = self._newest, None
-        self._generation = newest.group.generation
+        self._current = newest.group
         return newest
 
     def _receive(self) -> None:
@@ -86,8 +102,8 @@ class AgentGroupUpdates:
         except WireError:
             _close(memory)
             return
-        known = self._generation if self._newest is None else self._newest.group.generation
-        if update.group.generation <= known:
+        known = self._current if self._newest is None else self._newest.group
+        if update.group.generation <= known.generation:
             update.close()
             return
         if self._newest is not None:
@@ -102,6 +118,7 @@ class SingleRankUpdates:
         member = GroupMember(worker_id=0, rank=rank, host="", port=0)
         self._group = WorkerGroup(generation=0, token="", members=(member,), paused=False)
         self._should_stop = should_stop
+        self.in_step = False
 
     def check(self) -> None:
         if self._should_stop():

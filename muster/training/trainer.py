@@ -159,6 +159,7 @@ class Trainer:
             self._callbacks.on_peer_lost(worker_group, error)
             return None
         finally:
+            self._updates.in_step = False
             update.close()
 
     def _sync(self, worker_group: WorkerGroup, group: Group) -> BlockAssignment:
@@ -186,12 +187,15 @@ class Trainer:
         even = assign_blocks([()] * group.backend.world_size, self._schedule.virtual_shards)
         while not self._schedule.is_over(self._replica.position):
             step = self._replica.position.step
+            self._updates.check()
+            self._updates.in_step = True
             self._compute(group.reducer, assignment[group.backend.rank])
             total = group.reducer.all_reduce(assignment, timeout_seconds=PEER_TIMEOUT_SECONDS)
             self._replay.check(
                 group.backend, self._replica.state, step, assignment, group.reducer.slots
             )
             self._commit(total)
+            self._updates.in_step = False
             assignment = self._replay.split(even, step + 1)
             if self._is_saver and self._schedule.is_checkpoint_due(self._replica.position):
                 self._try_to_save(worker_group)
@@ -203,10 +207,14 @@ class Trainer:
     def _compute(self, reducer: Reducer, blocks: Sequence[Block]) -> None:
         """Write the sums of this rank's blocks into the slots; held ones are there already."""
         step, state, held = self._replica.position.step, self._replica.state, self._held_blocks()
-        for slot in range(len(held), len(blocks)):
-            self._updates.check()
-            self._computer.compute(blocks[slot], state, step, reducer.slots[slot])
-            held.append(blocks[slot])
+        for block in blocks[len(held) :]:
+            slots = reducer.slots[len(held) :]
+            try:
+                self._computer.compute(block, state, step, slots[0], self._updates.check)
+            except GroupChanged:
+                held += self._computer.take_finished(slots)
+                raise
+            held.append(block)
         self._updates.check()
 
     def _held_blocks(self) -> list[Block]:

@@ -22,7 +22,12 @@ from muster.program import Batch, Contribution, State
 from muster.training.blocks import BlockComputer, BusyFlag
 from muster.training.fingerprint import fingerprint
 from muster.training.group import Group, group_rank_of
-from muster.training.group_updates import GroupChanged, GroupUpdate, StopRequested
+from muster.training.group_updates import (
+    GroupChanged,
+    GroupUpdate,
+    StopRequested,
+    only_adds_members,
+)
 from muster.training.replay import Replay
 from muster.training.schedule import Schedule
 from muster.training.schema import Means
@@ -80,7 +85,8 @@ class ScriptedUpdates:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._newest: GroupUpdate | None = None
-        self._generation = -1
+        self._current: WorkerGroup | None = None
+        self.in_step = False
         self.killed = False
         self.stopped = False
 
@@ -104,7 +110,10 @@ class ScriptedUpdates:
             raise Killed
         if self.stopped:
             raise StopRequested
-        if self._newest is not None:
+        current, newest = self._current, self._newest
+        if newest is not None and not (
+            self.in_step and current is not None and only_adds_members(current, newest.group)
+        ):
             raise GroupChanged
 
     def next(self) -> GroupUpdate:
@@ -116,6 +125,7 @@ class ScriptedUpdates:
                     raise StopRequested
                 self._changed.wait(10)
             newest, self._newest = self._newest, None
+            self._current = newest.group
             return newest
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from muster.collectives.tree import Block
+from muster.collectives.tree import Block, blocks_of_range
 from muster.datasets.random_access import RandomAccess
 from muster.datasets.sources import open_source
 from muster.program import Batch, Contribution, InvalidProgram, ProgramRaised, State
@@ -22,6 +22,20 @@ def drawer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RandomAccess]:
     shards = open_source(write_samples(tmp_path_factory.mktemp("data"), SAMPLES))
     with RandomAccess(shards) as drawer:
         yield drawer
+
+
+class KeepsItsArrays(Regression):
+    """Its gradients may not be overwritten."""
+
+    def __init__(self) -> None:
+        self.last: np.ndarray | None = None
+
+    def gradient(self, state: State, batch: Batch, random: np.random.Generator) -> Contribution:
+        contribution = super().gradient(state, batch, random)
+        if self.last is None:
+            self.last = contribution.gradients["weights"]
+        np.copyto(self.last, contribution.gradients["weights"])
+        return Contribution({"weights": self.last}, contribution.loss, contribution.metrics)
 
 
 def sum_of(computer: BlockComputer, block: Block, step: int) -> np.ndarray:
@@ -41,6 +55,30 @@ def test_block_is_the_sum_of_its_halves(drawer: RandomAccess) -> None:
 
     root = Block(3, 0)
     assert sum_of(computer, root, step=1).tobytes() == by_halves(root).tobytes()
+
+
+class Interrupted(Exception):
+    """Raised by a check."""
+
+
+@pytest.mark.parametrize("program", [Regression(), KeepsItsArrays()])
+@pytest.mark.parametrize("leaves", range(LEAVES))
+def test_finished_parts_of_a_block_are_kept(
+    leaves: int, program: Regression, drawer: RandomAccess
+) -> None:
+    computer, checks = computer_of(drawer, program), iter(range(leaves))
+    slots = np.full((LEAVES, computer.elements), np.nan, np.float32)
+
+    def check() -> None:
+        if next(checks, None) is None:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        computer.compute(Block(3, 0), program.initial(3), 1, slots[0], check)
+    parts = computer.take_finished(slots)
+    assert parts == list(blocks_of_range(0, leaves))
+    for part, slot in zip(parts, slots, strict=False):
+        assert slot.tobytes() == sum_of(computer_of(drawer), part, step=1).tobytes()
 
 
 def test_leaf_has_the_same_bits_every_time(drawer: RandomAccess) -> None:

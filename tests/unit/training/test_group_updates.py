@@ -2,11 +2,11 @@
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
-from muster.contracts.messages import WorkerGroup
+from muster.contracts.messages import GroupMember, WorkerGroup
 from muster.contracts.wire import encode
 from muster.runtime.agent_client import AgentSocket
 from muster.training.group_updates import (
@@ -27,8 +27,9 @@ class Channel:
         self.socket = AgentSocket(self.rank.detach())
         self.updates = AgentGroupUpdates(self.socket, lambda: self.is_stopping)
 
-    def send_group(self, generation: int, memory: int = 0) -> None:
-        group = WorkerGroup(generation=generation, token="", members=(), paused=False)
+    def send_group(self, generation: int, memory: int = 0, members: Sequence[int] = ()) -> None:
+        found = tuple(GroupMember(worker_id=it, rank=it, host="", port=0) for it in members)
+        group = WorkerGroup(generation=generation, token="", members=found, paused=False)
         self.send(encode(group), memory)
 
     def send(self, content: bytes, memory: int = 0) -> None:
@@ -71,6 +72,26 @@ def test_only_a_newer_group_ends_the_current_one(channel: Channel) -> None:
     channel.updates.check()
     channel.send_group(1, memory=1)
     channel.updates.check()
+
+
+def test_group_that_only_adds_members_waits_for_the_end_of_a_step(channel: Channel) -> None:
+    channel.send_group(1, members=[0, 1])
+    channel.updates.next()
+    channel.updates.in_step = True
+    channel.send_group(2, members=[0, 1, 2])
+    channel.updates.check()
+    channel.updates.in_step = False
+    with pytest.raises(GroupChanged):
+        channel.updates.check()
+
+
+def test_group_without_a_member_ends_a_step(channel: Channel) -> None:
+    channel.send_group(1, members=[0, 1])
+    channel.updates.next()
+    channel.updates.in_step = True
+    channel.send_group(2, members=[0, 2])
+    with pytest.raises(GroupChanged):
+        channel.updates.check()
 
 
 def test_invalid_message_is_dropped_with_its_descriptors(channel: Channel) -> None:
