@@ -17,6 +17,7 @@ from typing import Final, TypeAlias
 from weakref import getweakrefcount
 
 import numpy as np
+from numpy.typing import NDArray
 
 from muster.collectives.backend import Vector
 from muster.collectives.tree import Block
@@ -98,9 +99,10 @@ class BlockAdder:
         views, self.parts = self._schema.views(out), []
         with np.errstate(all="ignore"):  # `BlockComputer` reports what is not finite
             for leaf in range(block.start, block.stop):
-                node, sums = Block(0, leaf), compute(leaf)  # a right leaf is only read
+                node, gradients = Block(0, leaf), compute(leaf)
+                sums: Arrays = gradients  # of a right leaf are only read
                 if node.number % 2 == 0 or node == block:
-                    sums = self._writable(sums, views, is_last=node == block)
+                    sums = self._writable(gradients, views, is_last=node == block)
                 while self.parts and node.number % 2:
                     left, target = self.parts.pop()
                     node = Block(left.level + 1, left.number // 2)
@@ -108,13 +110,13 @@ class BlockAdder:
                     sums = target
                 self.parts.append((node, sums))
 
-    def _writable(self, sums: list[Vector], views: Arrays, *, is_last: bool) -> Arrays:
+    def _writable(self, gradients: list[Vector], views: Arrays, *, is_last: bool) -> Arrays:
         """Return the gradients of a leaf in arrays that can be added to."""
-        if not is_last and is_unshared(sums):
-            return sums
+        if not is_last and is_unshared(gradients):
+            return gradients
         # `out` is free until the last addition.
         place = self._schema.views(self._copies[len(self.parts)]) if self.parts else views
-        _copy(sums, place)
+        _copy(gradients, place)
         return place
 
 
@@ -181,7 +183,7 @@ class BlockComputer:
             self._adder.add_up(block, partial(self._leaf, self._open, check), out[: self._end])
             self._close(block, out)
 
-    def take_finished(self, slots: Sequence[Vector]) -> list[Block]:
+    def take_finished(self, slots: NDArray[np.float32]) -> list[Block]:
         """Put the sums of the finished parts of a block that `check` has ended into `slots`.
 
         Returns the parts. The first slot is the `out` of that block.
