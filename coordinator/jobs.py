@@ -241,6 +241,10 @@ class JobTable:
         """Return the jobs that have left the queue."""
         return [job for job in self.tracked.values() if job.is_admitted]
 
+    def warm_up(self) -> None:
+        """Read what `load` is going to read, as the first time takes longest."""
+        self._with_ranks(self._jobs.unfinished())
+
     async def load(self, find_agent: FindAgent, sweep: Sweep, now: Moment) -> list[TrackedJob]:
         """Take over every unfinished job; return those whose agent lives.
 

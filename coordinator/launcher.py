@@ -119,11 +119,10 @@ class ForkServer:
 class LocalLauncher:
     """Agents as processes of this machine, each in its own session, so that they outlive us."""
 
-    def __init__(self, environ: Mapping[str, str], limits: ShellLimits, *, forks: bool) -> None:
+    def __init__(self, environ: Mapping[str, str], limits: ShellLimits) -> None:
         """`environ` is the service's own environment; agents inherit it without shared secrets.
 
-        `limits` are those that agents start with and give to their ranks. A fork server (`forks`)
-        pays off from the second agent on.
+        `limits` are those that agents start with and give to their ranks.
         """
         self._limits = limits
         shared = shared_variables(environ)
@@ -132,7 +131,11 @@ class LocalLauncher:
         self._environ = {
             name: value for name, value in environ.items() if name not in SERVICE_ONLY | shared
         }
-        self._server = ForkServer(self._environ, limits) if forks else None
+        self._server: ForkServer | None = None
+
+    def start_fork_server(self) -> None:
+        """Fork agents from now on, which pays off from the second one on. Raises OSError."""
+        self._server = ForkServer(self._environ, self._limits)
 
     async def start(self, assignment: AgentAssignment) -> AgentProcess:
         """Start an agent. Raises OSError if no process can be started."""
@@ -186,7 +189,7 @@ class LocalLauncher:
                 pipe.write(content)
         if pid is None:  # an agent that it has forked nevertheless reads nothing, and ends
             if self._server is server:
-                self._server = ForkServer(self._environ, self._limits)
+                self.start_fork_server()
             return None
         ended = _watch(os.pidfd_open(pid), lambda: None)
 

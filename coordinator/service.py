@@ -52,6 +52,8 @@ class Service:
         self._settings = settings
         self._environ = environ
         self._leases = Leases(database)
+        self._data = DataDir(settings.data_dir)
+        self._jobs = JobTable(database, self._data, slots=settings.slots)
         self._loop: CoordinatorLoop | None = None
         self._candidate: LeaseCandidate | None = None
         self._winning: asyncio.Task[Lease] | None = None
@@ -74,6 +76,8 @@ class Service:
             leases=self._leases, owner=uuid.uuid4().hex, process=this_process(), address=address
         )
         self._candidate.may_wait = not self._is_shutting_down
+        with suppress(DatabaseUnavailable):
+            await asyncio.to_thread(self._jobs.warm_up)
         self._winning = asyncio.ensure_future(self._candidate.win())
         unblock_sigint()
         try:
@@ -88,13 +92,11 @@ class Service:
 
     async def _serve(self, lease: Lease) -> None:
         stamp("lease won")
-        data = DataDir(self._settings.data_dir)
-        launcher = LocalLauncher(self._environ, self._limits, forks=self._forks_agents)
+        launcher = LocalLauncher(self._environ, self._limits)
         lifecycle = AgentLifecycle(launcher, self._settings, lambda: self._holds(lease))
-        jobs = JobTable(self._database, data, slots=self._settings.slots)
         self._loop = CoordinatorLoop(
             writer=FencedWriter(self._database, lease),
-            jobs=jobs,
+            jobs=self._jobs,
             lifecycle=lifecycle,
         )
         if self._is_shutting_down:
@@ -106,7 +108,10 @@ class Service:
         address = await agents.start()
         publishing = asyncio.ensure_future(
             keep_address_published(
-                address, data.coordinator_address, lambda: self._holds(lease), jobs.wake_agents
+                address,
+                self._data.coordinator_address,
+                lambda: self._holds(lease),
+                self._jobs.wake_agents,
             )
         )
         _LOG.info(
@@ -115,6 +120,8 @@ class Service:
             epoch=lease.epoch,
             port=address.port,
         )
+        if self._forks_agents:  # only now: its imports take as long as everything before
+            launcher.start_fork_server()
         try:
             await self._loop.run()
         finally:

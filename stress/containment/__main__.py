@@ -126,7 +126,7 @@ class Trial:
 def sweep(agent: LoneAgent, known: list[ProcessRecord], end: str = "by a sweep") -> None:
     """Do what a coordinator does once an agent has ended."""
     if end == "by a sweep":
-        asyncio.run(LocalLauncher({}, ShellLimits(1024, 1024), forks=False).sweep(agent.uid, known))
+        asyncio.run(LocalLauncher({}, ShellLimits(1024, 1024)).sweep(agent.uid, known))
 
 
 def watch(rank: ProcessRecord, place: Path) -> Callable[[], int]:

@@ -215,7 +215,7 @@ class Stage:
             self._agent.kill()
             self._agent.wait()
         # What a coordinator does once an agent has ended, however it did.
-        asyncio.run(LocalLauncher({}, ShellLimits(1024, 1024), forks=False).sweep(self.uid, ()))
+        asyncio.run(LocalLauncher({}, ShellLimits(1024, 1024)).sweep(self.uid, ()))
 
 
 def order_of(

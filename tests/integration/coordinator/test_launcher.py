@@ -43,8 +43,11 @@ class Scene:
             each.close()
 
     def launcher(self, *, forks: bool = True) -> LocalLauncher:
-        self._launchers.append(LocalLauncher(ENVIRON, ShellLimits(1024, 1024), forks=forks))
-        return self._launchers[-1]
+        launcher = LocalLauncher(ENVIRON, ShellLimits(1024, 1024))
+        if forks:
+            launcher.start_fork_server()
+        self._launchers.append(launcher)
+        return launcher
 
     def assignment(self) -> AgentAssignment:
         """Return the assignment of an agent that waits for a coordinator."""
