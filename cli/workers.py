@@ -63,10 +63,6 @@ _CHECKPOINTS: Final[Mapping[str, Column]] = {
     "ranks' hash": lambda checkpoint: shortened(checkpoint["digest"], HASH_WIDTH),
     "saved at (UTC)": lambda checkpoint: moment(checkpoint["saved_at"]),
 }
-_AGENT_NOTES: Final = {
-    "stopped": "the agent of the ranks is stopped (SIGSTOP); another one will replace it",
-    "gone": "the agent of the ranks is gone; another one will replace it",
-}
 
 
 @click.command()
@@ -86,8 +82,6 @@ def workers(job: str, output: Output) -> None:
         lines.append(f"{found.id} is {found.status}, world_size was {wanted}")
     else:
         lines.append(f"world_size is {wanted}")
-        if note := _AGENT_NOTES.get(pool.get("agent") or ""):
-            lines.append(note)
     show(output, pool, lines, (worker["worker_id"] for worker in pool["workers"]))
 
 

@@ -79,28 +79,9 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
     return run
 
 
-@pytest.mark.parametrize(
-    ("agent", "notes"),
-    [
-        ({}, 0),
-        ({"agent": None}, 0),
-        ({"agent": "running"}, 0),
-        ({"agent": "stopped"}, 1),
-        ({"agent": "gone"}, 1),
-    ],
-    ids=["an older server", "none", "running", "stopped", "gone"],
-)
-def test_workers_notes_an_agent_that_does_not_run(
-    ask: Ask, agent: dict[str, str | None], notes: int
-) -> None:
-    shown = ask({"/jobs/a/workers": {"workers": [], "world_size": 2, **agent}}, "workers", "a")
-    header, wanted, *rest = shown.stdout.splitlines()
-    assert (header.split()[0], wanted, len(rest)) == ("worker", "world_size is 2 ranks", notes)
-
-
-def test_workers_of_an_ended_job_have_no_note(ask: Ask) -> None:
+def test_workers_of_an_ended_job_say_so(ask: Ask) -> None:
     ended = {**JOB, "status": "COMPLETED", "is_terminal": True}
-    pool = {"workers": [], "world_size": 1, "agent": "gone"}
+    pool = {"workers": [], "world_size": 1}
     shown = ask({"/jobs/a": ended, "/jobs/a/workers": pool}, "workers", "a")
     assert shown.stdout.splitlines()[-1] == "a is COMPLETED, world_size was 1 rank"
 
