@@ -189,8 +189,6 @@ def _submit(
     detach: bool,
     with_logs: bool,
 ) -> ExitCode:
-    with connected() as client:
-        client.connection.get("/livez")  # fails soon if `muster up` was forgotten
     with connected(ATTACHED_SECONDS) as client:
         with (
             _field_errors(described),
