@@ -9,7 +9,6 @@ token, to another server.
 import os
 import re
 import stat
-import sys
 from collections.abc import Mapping, MutableMapping
 from difflib import get_close_matches
 from functools import cache
@@ -18,8 +17,8 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from cli.errors import ExitCode, Misuse
-from cli.output import Column, Output, columns, output_option, show
+from cli.errors import Misuse
+from cli.output import Output, output_option, show, table
 from muster.contracts.errors import InvalidEnvironment
 
 
@@ -214,47 +213,23 @@ def show_settings(*, origin: bool, output: Output) -> None:
     from cli.service_record import address_of, find_own_services  # noqa: PLC0415
 
     in_file = read_config_file(os.environ)
-    valid, errors = _valid_values(os.environ)
     url, ca_file = address_of(find_own_services())
     from_up = {"MUSTER_URL": url, "MUSTER_CA_FILE": ca_file}
     body = [
         {
             "name": name,
-            "value": errors[name].value if name in errors else from_up.get(name) or valid[name],
+            "value": from_up.get(name) or value,
             "origin": "muster up" if from_up.get(name) else origin_of(name, os.environ, in_file),
-            "problem": f"is not {errors[name].wanted}" if name in errors else None,
         }
-        for name in dict.fromkeys([*valid, *errors])
+        for name, value in setting_values(os.environ).items()
     ]
-    shown: dict[str, Column] = {"name": "name", "origin": "origin", "value": _value}
-    if not origin:
-        del shown["origin"]
-    show(output, body, columns(body, shown), (str(row["name"]) for row in body))
+    shown = ("name", "origin", "value") if origin else ("name", "value")
+    lines = table(shown, ([row[it] for it in shown] for row in body))
+    show(output, body, lines, settings())
     for name in os.environ:
         is_unknown = name.startswith("MUSTER_") and name not in settings()
         if is_unknown and (near := nearest_setting(name)):
             click.echo(f"{name} is not a setting: did you mean {near}?", err=True)
-    for error in errors.values():
-        click.echo(f"muster: {with_origin(error, os.environ)}", err=True)
-    if errors:
-        sys.exit(ExitCode.USAGE)
-
-
-def _valid_values(
-    environ: Mapping[str, str],
-) -> tuple[dict[str, str | None], dict[str, InvalidEnvironment]]:
-    """Return all values, with the default in place of each invalid one, and the errors."""
-    remaining, errors = dict(environ), dict[str, InvalidEnvironment]()
-    while True:
-        try:
-            return setting_values(remaining), errors
-        except InvalidEnvironment as error:
-            errors[error.name] = error
-            del remaining[error.name]
-
-
-def _value(row: Mapping[str, str | None]) -> str | None:
-    return f"{row['value']!r} {row['problem']}" if row["problem"] else row["value"]
 
 
 def _text(value: Any) -> str | None:  # noqa: ANN401  a value of any type

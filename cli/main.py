@@ -226,7 +226,3 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal without UTF-8
     app(prog_name="muster")
-
-
-if __name__ == "__main__":
-    main()

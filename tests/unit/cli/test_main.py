@@ -79,8 +79,7 @@ def test_short_help_option_is_the_long_one(path: list[str]) -> None:
         (["wait", "a", "--until", "DONE"], "'DONE' is not one of 'terminal', 'queued'"),
         (["submit", "--set", "seed"], "'seed' is not FIELD=VALUE"),
         (["submit", "--set", "seed=["], "'[' is invalid YAML: "),
-        (["submit", "--lr", "1", "python"], "To run a command, write -- before it."),
-        (["submit", "job.yaml", "train.py"], "To run a command, write -- before it."),
+        (["submit", "python", "train.py"], "[FILE] [-- COMMAND...]"),
     ],
 )
 def test_wrong_words_exit_with_2_and_a_hint(words: list[str], message: str) -> None:
