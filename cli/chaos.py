@@ -78,9 +78,6 @@ FAULTS: Final[Mapping[str, tuple[signal.Signals, str]]] = {
     metavar="RANK",
     help="Which rank. Default: 0; with --every, a random one each time.",
 )
-@click.option(
-    "--wait/--no-wait", default=True, help="Show the next minute, until the rank runs again."
-)
 @click.option("--every", type=click.FloatRange(0.05, 3600), help="Seconds between two faults.")
 @click.option("--for", "duration", type=click.FloatRange(1, 86400), help="Seconds with faults.")
 def chaos(
@@ -88,7 +85,6 @@ def chaos(
     job: str,
     fault: str,
     rank: int | None,
-    wait: bool,
     every: float | None,
     duration: float | None,
 ) -> None:
@@ -110,10 +106,9 @@ def chaos(
         struck = strike(found.view, found.summary().workers, rank or 0, number)
         click.echo(f"rank {struck.rank} of {found.id}, pid {struck.pid}, {effect}")
         try:
-            for message in watch(found, struck, newest) if wait else ():
+            for message in watch(found, struck, newest):
                 click.echo(printable(message))
-            if wait:
-                print_recoveries(found, [struck], newest)
+            print_recoveries(found, [struck], newest)
         finally:
             click.echo(f"see all of it: muster events {found.id}")
 

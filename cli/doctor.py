@@ -142,11 +142,8 @@ def _findings(environ: Mapping[str, str]) -> Iterator[Finding]:
         settings = service_settings()
         access, shards = AccessSettings.read(environ), S3Settings.read(environ)
     except InvalidEnvironment as error:
-        yield _finding(
-            "settings",
-            str(with_origin(error, environ)),
-            problem="docs/reference/configuration.md explains each",
-        )
+        fix = "docs/reference/configuration.md explains each"
+        yield _finding("settings", str(with_origin(error, environ)), problem=fix)
         return
     yield _finding("settings", "all can be read; see: muster config show")
     yield from _check_places(settings)
