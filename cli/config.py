@@ -67,15 +67,11 @@ def settings() -> Mapping[str, Setting]:
     # Imported here because every command imports this module, and few need msgspec.
     import msgspec  # noqa: PLC0415
 
+    from muster.contracts import settings as declared  # noqa: PLC0415
     from muster.contracts.environ import variables_of  # noqa: PLC0415
-    from muster.contracts.settings import (  # noqa: PLC0415
-        AccessSettings,
-        S3Settings,
-        ServiceSettings,
-    )
 
     found = {}
-    for kind in (ServiceSettings, AccessSettings, S3Settings):
+    for kind in (declared.ServiceSettings, declared.AccessSettings, declared.S3Settings):
         defaults = {it.name: it.default for it in msgspec.structs.fields(kind)}
         for field, (variable, _) in variables_of(kind).items():
             text = _text(defaults[field])
@@ -151,24 +147,19 @@ def setting_values(environ: Mapping[str, str]) -> dict[str, str | None]:
     """Return the effective value of every setting, secrets masked; raises `InvalidEnvironment`."""
     import msgspec  # noqa: PLC0415  as in `settings`
 
-    from muster.contracts.settings import (  # noqa: PLC0415
-        AccessSettings,
-        S3Settings,
-        ServiceSettings,
-        api_url,
-    )
+    from muster.contracts import settings as declared  # noqa: PLC0415
 
-    services = ServiceSettings.read(environ, cores=os.cpu_count() or 1)
-    fields: dict[str, object] = {}
-    for read in (services, AccessSettings.read(environ), S3Settings.read(environ)):
-        fields |= msgspec.structs.asdict(read)
+    services = declared.ServiceSettings.read(environ, cores=os.cpu_count() or 1)
+    access, store = declared.AccessSettings.read(environ), declared.S3Settings.read(environ)
+    asdict = msgspec.structs.asdict
+    fields = {**asdict(services), **asdict(access), **asdict(store)}
     values = {
         name: _text(fields[setting.field]) if setting.field else environ.get(name) or None
         for name, setting in settings().items()
     }
     # With port 0, only a running `up` knows the URL.
     is_any_port = services.port == 0 and not environ.get("MUSTER_URL")
-    values["MUSTER_URL"] = None if is_any_port else api_url(environ)
+    values["MUSTER_URL"] = None if is_any_port else declared.api_url(environ)
     values["MUSTER_DATABASE_URL"] = mask_password(services.database_url)
     for name in ("MUSTER_TOKEN", "S3_ACCESS_KEY", "S3_SECRET_KEY"):
         values[name] = MASK if environ.get(name) else None
@@ -209,8 +200,7 @@ def show_settings(*, origin: bool, output: Output) -> None:
     ~/.config/muster/config.toml. Commands use URL and certificate of the `muster up`
     of their data directory. Secrets are masked. Exit code 2 if a value is invalid.
     """
-    # Imported here: `service_record` needs this module.
-    from cli.service_record import address_of, find_own_services  # noqa: PLC0415
+    from cli.service_record import address_of, find_own_services  # noqa: PLC0415  imports msgspec
 
     in_file = read_config_file(os.environ)
     url, ca_file = address_of(find_own_services())
