@@ -11,10 +11,9 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from itertools import dropwhile, islice
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
@@ -22,15 +21,15 @@ import click
 import msgspec
 
 from cli.connection import connected, exact_job_argument
-from cli.errors import ExitCode, Misuse, WrongState
+from cli.errors import Misuse, WrongState
 from cli.output import plural, say, table
 from cli.workers import verdict_of
 from muster.client.errors import WaitTimedOut
-from muster.client.progress import Progress, news
+from muster.client.progress import Progress
 from muster.contracts.errors import MusterError, printable
 from muster.contracts.job import TERMINAL, JobStatus
-from muster.contracts.rank import ProcessRecord, ProcessState
-from muster.contracts.views import EventView, JobView, MemberView, SummaryView, WorkerView
+from muster.contracts.rank import ProcessState
+from muster.contracts.views import EventView, JobView, MemberView, WorkerView
 from muster.host.containment import tag_of
 from muster.host.processes import identify, send_signal
 
@@ -51,40 +50,26 @@ FINISHED: Final = "finished"
 """The API's state of a rank that has nothing left to do."""
 
 
-class FaultKind(StrEnum):
-    KILL = "kill"
-    STOP = "stop"
-    TERM = "term"
-
-
-class Fault(NamedTuple):
-    signal: signal.Signals
-    description: str
-    why_still_running: str
-    """Why the process may still run a minute later."""
-
-
-_REPLACED: Final = "is replaced after the job's heartbeat_timeout"
-
-FAULTS: Final = {
-    FaultKind.KILL: Fault(signal.SIGKILL, "was killed (SIGKILL)", "the system cannot end it yet"),
-    FaultKind.STOP: Fault(
-        signal.SIGSTOP, f"was stopped (SIGSTOP) and {_REPLACED}", f"it is stopped, and {_REPLACED}"
+FAULTS: Final[Mapping[str, tuple[signal.Signals, str]]] = {
+    "kill": (signal.SIGKILL, "was killed (SIGKILL)"),
+    "stop": (
+        signal.SIGSTOP,
+        "was stopped (SIGSTOP) and is replaced after the job's heartbeat_timeout",
     ),
-    FaultKind.TERM: Fault(
+    "term": (
         signal.SIGTERM,
-        "was asked to end (SIGTERM)",
-        "it trains on. A script ends if it checks run.should_stop; --fault kill always ends it",
+        "was asked to end (SIGTERM); a script does if it checks run.should_stop",
     ),
 }
+"""A signal, and what it does to a rank."""
 
 
 @click.command()
 @exact_job_argument
 @click.option(
     "--fault",
-    type=click.Choice(FaultKind, case_sensitive=False),
-    default=FaultKind.KILL,
+    type=click.Choice([*FAULTS], case_sensitive=False),
+    default="kill",
     help="What happens to the rank.",
 )
 @click.option(
@@ -93,17 +78,13 @@ FAULTS: Final = {
     metavar="RANK",
     help="Which rank. Default: 0; with --every, a random one each time.",
 )
-@click.option(
-    "--wait/--no-wait", default=True, help="Show the next minute, until the rank runs again."
-)
 @click.option("--every", type=click.FloatRange(0.05, 3600), help="Seconds between two faults.")
 @click.option("--for", "duration", type=click.FloatRange(1, 86400), help="Seconds with faults.")
 def chaos(
     *,
     job: str,
-    fault: FaultKind,
+    fault: str,
     rank: int | None,
-    wait: bool,
     every: float | None,
     duration: float | None,
 ) -> None:
@@ -116,34 +97,35 @@ def chaos(
     of steps that is left, how long the recoveries took, and the audit. Ctrl-C ends that early.
     Exit code 1 if the job fails, or a sample was not read exactly once.
     """
+    number, effect = FAULTS[fault]
     with connected() as client:
         found = client.named(job)
         if every is not None or duration is not None:
-            strike_again_and_again(found, FAULTS[fault], rank, every or 1.0, duration or 60.0)
-        rank = rank or 0
-        workers = found.summary().workers
-        record = process_of(found.view, workers, rank)
-        worker = next(it for it in workers if it.rank == rank)
-        events = found.events()
-        strike = Strike.now(worker)
-        if not send_signal(record, FAULTS[fault].signal):
-            raise MusterError(f"rank {rank} of {found.id} ended by itself just now: try again")
-        click.echo(f"rank {rank} of {found.id}, pid {record.pid}, {FAULTS[fault].description}")
+            strike_again_and_again(found, number, rank, every or 1.0, duration or 60.0)
+        newest = newest_event(found)
+        struck = strike(found.view, found.summary().workers, rank or 0, number)
+        click.echo(f"rank {struck.rank} of {found.id}, pid {struck.pid}, {effect}")
         try:
-            for message in watch(found, worker, events, FAULTS[fault]) if wait else ():
+            for message in watch(found, struck, newest):
                 click.echo(printable(message))
-            until = time.monotonic() + RECOVERY_SECONDS
-            while wait and time.monotonic() < until and not found.refresh().is_terminal:
-                time.sleep(POLL_SECONDS)
-                if recovery_of(strike, found.events(), [])[-1] is not None:
-                    print_recoveries(found, [strike], found.events())
-                    break
+            print_recoveries(found, [struck], newest)
         finally:
             click.echo(f"see all of it: muster events {found.id}")
 
 
-def process_of(job: JobView, workers: Sequence[WorkerView], rank: int) -> ProcessRecord:
-    """Return the process of a rank; raises `MusterError` unless it provably is that.
+class Strike(NamedTuple):
+    """A fault that hit a process."""
+
+    rank: int
+    attempt: int
+    pid: int
+    at: datetime
+
+
+def strike(
+    job: JobView, workers: Sequence[WorkerView], rank: int, number: signal.Signals
+) -> Strike:
+    """Send a signal to the process of a rank; raises `MusterError` unless it provably is that.
 
     `workers` are those of the job's summary.
     """
@@ -160,57 +142,45 @@ def process_of(job: JobView, workers: Sequence[WorkerView], rank: int) -> Proces
         )
     if worker.node != platform.node():
         raise MusterError(f"rank {rank} of {name} runs on {worker.node}: use muster chaos there")
-    record = identify(worker.pid)
+    process = identify(worker.pid)
     is_tagged = (tag_of(worker.pid) or "").startswith(f"{job.job_uid}/{rank}/")
-    # Identified before and after: then the tag is of this process, and not of a successor.
-    if record is None or not is_tagged or identify(worker.pid) != record:
+    attempt = int(worker.worker_id.partition(".")[2] or -1)
+    struck = Strike(rank, attempt, worker.pid, datetime.now(UTC))
+    # Sent only to the process that was identified before: the tag is of that, not of a successor.
+    if process is None or not is_tagged or not send_signal(process, number):
         raise MusterError(
             f"pid {worker.pid} does not carry the tag of rank {rank} of {name}, so no process was "
             "signalled: try again once the rank is replaced"
         )
-    return record
+    return struck
 
 
-def watch(job: Job, before: WorkerView, events: Sequence[EventView], fault: Fault) -> Iterator[str]:
-    """Yield the events after a fault until the rank runs again or is finished, then the outcome.
+def newest_event(job: Job) -> int:
+    """Return the id of a job's newest event."""
+    return max((it.event_id or 0 for it in job.events(1)), default=0)
 
-    `before` and `events` are of the time before the fault. Raises `MusterError` after a minute.
+
+def watch(job: Job, struck: Strike, newest: int) -> Iterator[str]:
+    """Yield the events after `newest` until the rank runs again or is finished, then the outcome.
+
+    Raises `MusterError` after a minute.
     """
-    rank, last, now = before.rank, events[-1] if events else None, before
-    began = time.monotonic()
-    while time.monotonic() - began < WAIT_SECONDS:
+    rank, until = struck.rank, time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < until:
         # The summary first: the events then explain it.
         summary = job.summary()
-        now = next((it for it in summary.workers if it.rank == rank), before)
-        for event in news(job.events(), last):
-            last = event
+        for event in job.events(after=newest):
+            newest = event.event_id or newest
             yield event.message
-        if now.worker_id != before.worker_id and now.state == ProcessState.LIVE:
-            yield f"rank {rank} runs again, as pid {now.pid}"
-            return
-        if summary.status in TERMINAL or now.state == FINISHED:
+        now = next((it for it in summary.workers if it.rank == rank), None)
+        if now is None or now.state == FINISHED or summary.status in TERMINAL:
             yield f"rank {rank} is not replaced: it is finished, or its job is over"
             return
+        if now.state == ProcessState.LIVE and now.pid != struck.pid:
+            yield f"rank {rank} runs again, as pid {now.pid}"
+            return
         time.sleep(POLL_SECONDS)
-    if (now.worker_id, now.pid) == (before.worker_id, before.pid):
-        raise MusterError(f"rank {rank} (pid {now.pid}) has not ended: {fault.why_still_running}")
     raise MusterError(f"rank {rank} does not run again after {WAIT_SECONDS:g} s")
-
-
-# How long recoveries take, and what is left of the training
-
-
-class Strike(NamedTuple):
-    """A fault that hit a process."""
-
-    rank: int
-    attempt: int
-    at: datetime
-
-    @classmethod
-    def now(cls, worker: WorkerView) -> Strike:
-        attempt = int(worker.worker_id.partition(".")[2] or -1)
-        return cls(worker.rank, attempt, datetime.now(UTC))
 
 
 def recovery_of(
@@ -240,10 +210,15 @@ def recovery_of(
     return [round((it.at - strike.at) / MILLISECOND) if it else None for it in found]
 
 
-def print_recoveries(job: Job, strikes: Sequence[Strike], events: Sequence[EventView]) -> None:
-    """Print a table of the times after the strikes."""
+def print_recoveries(job: Job, strikes: Sequence[Strike], newest: int) -> None:
+    """Print a table of the times after the strikes, from the events after `newest`."""
+    with suppress(WaitTimedOut):
+        job.wait(JobStatus.RUNNING, RECOVERY_SECONDS)
+    events: list[EventView] = []
+    while page := job.events(after=(events[-1].event_id if events else newest)):
+        events += page
     members = job.workers().workers
-    recoveries = [recovery_of(strike, events, members) for strike in strikes]
+    recoveries = [recovery_of(it, events, members) for it in strikes]
     rows: list[list[str | int | None]] = []
     for index, words in enumerate(RECOVERY):
         if known := sorted(ms for it in recoveries if (ms := it[index]) is not None):
@@ -253,69 +228,45 @@ def print_recoveries(job: Job, strikes: Sequence[Strike], events: Sequence[Event
 
 
 def strike_again_and_again(
-    job: Job, fault: Fault, rank: int | None, every: float, duration: float
+    job: Job, number: signal.Signals, rank: int | None, every: float, duration: float
 ) -> NoReturn:
     """Watch the undisturbed job, strike every so often, print what it has cost, and exit."""
     say(f"{job.id} trains undisturbed for {CALM_SECONDS:g} s, then with faults; Ctrl-C ends this")
-    is_interrupted = False
-    newest = max((it.event_id or 0 for it in job.events(1)), default=0)
+    newest = newest_event(job)
     progress = Progress(sys.stderr, time.monotonic)
-    samples: list[tuple[float, int]] = []
+    looks: list[tuple[float, int]] = []
     calm: list[tuple[float, int]] = []
     strikes: list[Strike] = []
     strike_at = time.monotonic() + CALM_SECONDS
     end_at = strike_at + duration
-    try:
+    with suppress(KeyboardInterrupt):
         while (now := time.monotonic()) < end_at and not job.refresh().is_terminal:
             summary = job.summary()
             progress.draw(summary)
-            samples.append(_progress_of(summary))
+            looks.append((time.monotonic(), summary.step))
             if now >= strike_at:
-                calm = calm or samples[:]
-                strikes += _strike(job.view, summary.workers, fault, rank)
+                calm = calm or looks[:]
+                live = [it.rank for it in summary.workers if it.state == ProcessState.LIVE]
+                live = [it for it in live if rank in {None, it}]
+                with suppress(MusterError, IndexError):  # it ended just now, or none is alive
+                    one = random.choice(live)  # noqa: S311  no secret
+                    strikes.append(strike(job.view, summary.workers, one, number))
                 strike_at += every
             time.sleep(max(0.0, min(POLL_SECONDS, strike_at - time.monotonic())))
-        with suppress(WaitTimedOut):
-            job.wait(JobStatus.RUNNING, RECOVERY_SECONDS)
-    except KeyboardInterrupt:
-        is_interrupted = True
     progress.close()
     if not strikes:
         raise WrongState(f"{job.id} is {job.status}: no rank of it was alive to be hit")
-    before, after = _speed(calm), _speed([calm[-1], samples[-1]])
+    before, after = _speed(calm), _speed([calm[-1], looks[-1]])
     share = f"{after / before:.2f}" if before else "unknown"
     click.echo(f"goodput {share}: {after:.1f} steps/s with faults, {before:.1f} before")
-    click.echo(f"{plural(len(strikes), 'fault')} ({fault.signal.name})")
-    events: list[EventView] = []
-    while page := job.events(after=events[-1].event_id if events else newest):
-        events += page
-    print_recoveries(job, strikes, events)
+    click.echo(f"{plural(len(strikes), 'fault')} ({number.name})")
+    print_recoveries(job, strikes, newest)
     sentence, code = verdict_of(job.refresh().view, msgspec.to_builtins(job.audit()))
     click.echo(sentence)
-    has_failed = code == 1 or job.status == JobStatus.FAILED
-    sys.exit(ExitCode.INTERRUPTED if is_interrupted else has_failed)
+    sys.exit(code == 1 or job.status == JobStatus.FAILED)
 
 
-def _strike(
-    job: JobView, workers: Sequence[WorkerView], fault: Fault, rank: int | None
-) -> Iterator[Strike]:
-    """Strike the rank, or a random one; yield nothing if no process of it is alive just now."""
-    live = [it for it in workers if it.state == ProcessState.LIVE and rank in {None, it.rank}]
-    with suppress(MusterError, IndexError):  # it ended just now, or none is alive
-        worker = random.choice(live)  # noqa: S311  no secret
-        process, strike = process_of(job, workers, worker.rank), Strike.now(worker)
-        if send_signal(process, fault.signal):
-            yield strike
-
-
-def _progress_of(summary: SummaryView) -> tuple[float, int]:
-    """Return the steps of the ranks' last heartbeats, and the monotonic time of those."""
-    furthest = max(it.step for it in summary.workers)
-    ages = (it.last_heartbeat_age_seconds for it in summary.workers if it.step == furthest)
-    return time.monotonic() - min(it or 0.0 for it in ages), summary.step
-
-
-def _speed(samples: Sequence[tuple[float, int]]) -> float:
-    """Return the steps per second from the first to the last sample."""
-    (began, first), (ended, last) = samples[0], samples[-1]
+def _speed(looks: Sequence[tuple[float, int]]) -> float:
+    """Return the steps per second from the first to the last look."""
+    (began, first), (ended, last) = looks[0], looks[-1]
     return (last - first) / max(ended - began, POLL_SECONDS)

@@ -80,9 +80,9 @@ def find_checkpoint(word: str, rank: int | None) -> Checkpoint:
     `word` is ``WHERE``, ``WHERE:STEP``, or the directory of one checkpoint.
     """
     where, step, name = _parts(word)
-    if name is not None:
-        return _checkpoint_dir(where, rank).reader.load(name)
     place = _checkpoint_dir(where, rank)
+    if name is not None:
+        return place.reader.load(name)
     return place.newest() if step is None else place.of_step(step)
 
 

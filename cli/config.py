@@ -9,7 +9,6 @@ token, to another server.
 import os
 import re
 import stat
-import sys
 from collections.abc import Mapping, MutableMapping
 from difflib import get_close_matches
 from functools import cache
@@ -18,8 +17,8 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from cli.errors import ExitCode, Misuse
-from cli.output import Column, Output, columns, output_option, show
+from cli.errors import Misuse
+from cli.output import Output, output_option, show, table
 from muster.contracts.errors import InvalidEnvironment
 
 
@@ -68,15 +67,11 @@ def settings() -> Mapping[str, Setting]:
     # Imported here because every command imports this module, and few need msgspec.
     import msgspec  # noqa: PLC0415
 
+    from muster.contracts import settings as declared  # noqa: PLC0415
     from muster.contracts.environ import variables_of  # noqa: PLC0415
-    from muster.contracts.settings import (  # noqa: PLC0415
-        AccessSettings,
-        S3Settings,
-        ServiceSettings,
-    )
 
     found = {}
-    for kind in (ServiceSettings, AccessSettings, S3Settings):
+    for kind in (declared.ServiceSettings, declared.AccessSettings, declared.S3Settings):
         defaults = {it.name: it.default for it in msgspec.structs.fields(kind)}
         for field, (variable, _) in variables_of(kind).items():
             text = _text(defaults[field])
@@ -152,24 +147,19 @@ def setting_values(environ: Mapping[str, str]) -> dict[str, str | None]:
     """Return the effective value of every setting, secrets masked; raises `InvalidEnvironment`."""
     import msgspec  # noqa: PLC0415  as in `settings`
 
-    from muster.contracts.settings import (  # noqa: PLC0415
-        AccessSettings,
-        S3Settings,
-        ServiceSettings,
-        api_url,
-    )
+    from muster.contracts import settings as declared  # noqa: PLC0415
 
-    services = ServiceSettings.read(environ, cores=os.cpu_count() or 1)
-    fields: dict[str, object] = {}
-    for read in (services, AccessSettings.read(environ), S3Settings.read(environ)):
-        fields |= msgspec.structs.asdict(read)
+    services = declared.ServiceSettings.read(environ, cores=os.cpu_count() or 1)
+    access, store = declared.AccessSettings.read(environ), declared.S3Settings.read(environ)
+    asdict = msgspec.structs.asdict
+    fields = {**asdict(services), **asdict(access), **asdict(store)}
     values = {
         name: _text(fields[setting.field]) if setting.field else environ.get(name) or None
         for name, setting in settings().items()
     }
     # With port 0, only a running `up` knows the URL.
     is_any_port = services.port == 0 and not environ.get("MUSTER_URL")
-    values["MUSTER_URL"] = None if is_any_port else api_url(environ)
+    values["MUSTER_URL"] = None if is_any_port else declared.api_url(environ)
     values["MUSTER_DATABASE_URL"] = mask_password(services.database_url)
     for name in ("MUSTER_TOKEN", "S3_ACCESS_KEY", "S3_SECRET_KEY"):
         values[name] = MASK if environ.get(name) else None
@@ -210,51 +200,26 @@ def show_settings(*, origin: bool, output: Output) -> None:
     ~/.config/muster/config.toml. Commands use URL and certificate of the `muster up`
     of their data directory. Secrets are masked. Exit code 2 if a value is invalid.
     """
-    # Imported here: `service_record` needs this module.
-    from cli.service_record import address_of, find_own_services  # noqa: PLC0415
+    from cli.service_record import address_of, find_own_services  # noqa: PLC0415  imports msgspec
 
     in_file = read_config_file(os.environ)
-    valid, errors = _valid_values(os.environ)
     url, ca_file = address_of(find_own_services())
     from_up = {"MUSTER_URL": url, "MUSTER_CA_FILE": ca_file}
     body = [
         {
             "name": name,
-            "value": errors[name].value if name in errors else from_up.get(name) or valid[name],
+            "value": from_up.get(name) or value,
             "origin": "muster up" if from_up.get(name) else origin_of(name, os.environ, in_file),
-            "problem": f"is not {errors[name].wanted}" if name in errors else None,
         }
-        for name in dict.fromkeys([*valid, *errors])
+        for name, value in setting_values(os.environ).items()
     ]
-    shown: dict[str, Column] = {"name": "name", "origin": "origin", "value": _value}
-    if not origin:
-        del shown["origin"]
-    show(output, body, columns(body, shown), (str(row["name"]) for row in body))
+    shown = ("name", "origin", "value") if origin else ("name", "value")
+    lines = table(shown, ([row[it] for it in shown] for row in body))
+    show(output, body, lines, settings())
     for name in os.environ:
         is_unknown = name.startswith("MUSTER_") and name not in settings()
         if is_unknown and (near := nearest_setting(name)):
             click.echo(f"{name} is not a setting: did you mean {near}?", err=True)
-    for error in errors.values():
-        click.echo(f"muster: {with_origin(error, os.environ)}", err=True)
-    if errors:
-        sys.exit(ExitCode.USAGE)
-
-
-def _valid_values(
-    environ: Mapping[str, str],
-) -> tuple[dict[str, str | None], dict[str, InvalidEnvironment]]:
-    """Return all values, with the default in place of each invalid one, and the errors."""
-    remaining, errors = dict(environ), dict[str, InvalidEnvironment]()
-    while True:
-        try:
-            return setting_values(remaining), errors
-        except InvalidEnvironment as error:
-            errors[error.name] = error
-            del remaining[error.name]
-
-
-def _value(row: Mapping[str, str | None]) -> str | None:
-    return f"{row['value']!r} {row['problem']}" if row["problem"] else row["value"]
 
 
 def _text(value: Any) -> str | None:  # noqa: ANN401  a value of any type

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from cli.config import apply_config_file
-from cli.service_record import address_of, await_restart, find_own_services
+from cli.output import notice_if_slow
+from cli.service_record import address_of, find_own_services
 from muster.contracts.errors import MusterError
 from muster.contracts.job import JobStatus
 
@@ -22,36 +23,39 @@ if TYPE_CHECKING:
     from muster.client import Job
 
 CONNECT_SECONDS: Final = 2.0
-"""How long a command retries while the API does not answer: perhaps `muster up` was forgotten.
-While that restarts its API, `await_restart` waits longer."""
+"""How long a command waits for an API if no `muster up` runs here: perhaps it was forgotten."""
+
+RETRY_SECONDS: Final = 10.0
+"""The same if one runs, which may be restarting its API, and how long a question is repeated."""
 
 ATTACHED_SECONDS: Final = 60.0
-"""The same for a command that has already reached the API, which may restart meanwhile."""
+"""How long a command that watches a job repeats a question."""
 
 _COMPLETION_SECONDS: Final = 1.0
 _COMPLETION_JOBS: Final = 50
 
 
 @contextmanager
-def connected(retry_seconds: float = CONNECT_SECONDS) -> Iterator[Client]:
-    """Open a client of the API; wait for the API if `muster up` is just restarting it."""
+def connected(retry_seconds: float = RETRY_SECONDS) -> Iterator[Client]:
+    """Open a client of the API once that answers; it repeats questions for `retry_seconds`."""
     from muster import Client  # noqa: PLC0415  imports httpx
 
     up = find_own_services()
-    if up is not None:
-        await_restart(up)
     url, ca_file = address_of(up)
     with Client(url, retry_seconds=retry_seconds, ca_file=ca_file) as client:
+        # Asked here because an order is sent only once, perhaps while the API restarts.
+        notice = notice_if_slow(f"waiting for the API at {client.url} …") if up else nullcontext()
+        deadline = client.connection.monotonic() + (RETRY_SECONDS if up else CONNECT_SECONDS)
+        with notice:
+            client.connection.ask("GET", "/livez", deadline=deadline)
         yield client
 
 
 @contextmanager
 def attached(word: str) -> Iterator[Job]:
     """Find the job that `word` names and keep talking to it while its API restarts."""
-    with connected() as client:
-        found = client.job(word).view
     with connected(ATTACHED_SECONDS) as client:
-        yield client.job_of(found)
+        yield client.job(word)
 
 
 def complete_jobs(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
@@ -71,12 +75,6 @@ def complete_jobs(_: click.Context, __: click.Parameter, incomplete: str) -> lis
     return [word for word in found if word.startswith(incomplete)]
 
 
-def complete_statuses(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    """Return the job statuses that start with `incomplete`, in the same case."""
-    words = [word.lower() if incomplete.islower() else word.value for word in JobStatus]
-    return [word for word in words if word.startswith(incomplete)]
-
-
 _EXACT: Final = "Full id or name, or @latest."
 # What cannot be undone is never done to a job that was named by a prefix.
 
@@ -92,7 +90,8 @@ exact_jobs_argument: Final = click.argument(
 status_option: Final = click.option(
     "-s",
     "--status",
+    type=click.Choice(JobStatus, case_sensitive=False),
     multiple=True,
-    shell_complete=complete_statuses,
+    metavar="STATUS",
     help="Only jobs with this status; may be repeated.",
 )

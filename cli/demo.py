@@ -184,7 +184,6 @@ ELASTIC_ACTS: Final = (Act(0.2, 2, _grow), Act(0.45, RANKS, _kill), Act(0.7, RAN
 
 
 def _compare(client: Client, stage: Path) -> None:
-
     from muster.checkpoints.comparison import identity_of  # noqa: PLC0415
     from muster.checkpoints.listing import checkpoint_dirs  # noqa: PLC0415
     from muster.training.classifier import accuracy  # noqa: PLC0415

@@ -2,21 +2,17 @@
 
 import errno
 import ipaddress
-import math
 import os
 import platform
 import resource
 import shutil
 import sqlite3
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,19 +40,12 @@ DESCRIPTORS_MIN: Final = 1024
 DESCRIPTORS_WANTED: Final = 4096
 """An agent holds a few for each rank, the API one for each stream and each log that is read."""
 
-TASKS_PER_RANK: Final = 20
-"""Threads count as processes, and numerical libraries start some."""
-
 SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  only looked at
 SHARED_MEMORY_WANTED_BYTES: Final = 1 << 30
 """Containers get 64 MiB by default, too little for the workers of a torch DataLoader."""
 
 MEMORY_WANTED_BYTES: Final = 1 << 30
 
-SLOW_WRITE_SECONDS: Final = 0.05
-"""A disk that takes longer for a small durable write slows every submission and checkpoint."""
-
-WRITES: Final = 5
 PROBE_BYTES: Final = 1 << 16
 """More than the rest of a block that is already allocated."""
 
@@ -148,15 +137,14 @@ def start_report(environ: Mapping[str, str], *options: str) -> StartReport:
 
 
 def _findings(environ: Mapping[str, str]) -> Iterator[Finding]:
+    yield from _check_machine()
     try:
         settings = service_settings()
         access, shards = AccessSettings.read(environ), S3Settings.read(environ)
     except InvalidEnvironment as error:
-        yield from _check_machine(1)
-        fix = "muster config show --origin lists them all"
+        fix = "docs/reference/configuration.md explains each"
         yield _finding("settings", str(with_origin(error, environ)), problem=fix)
         return
-    yield from _check_machine(settings.slots)
     yield _finding("settings", "all can be read; see: muster config show")
     yield from _check_places(settings)
     yield _check_port(settings, environ)
@@ -179,27 +167,20 @@ def _findings(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield msgspec.structs.replace(cache, seen=cache.seen + limit)
 
 
-def _check_machine(slots: int) -> Iterator[Finding]:
+def _check_machine() -> Iterator[Finding]:
     is_enough = hasattr(os, "pidfd_open") and Path("/proc/self/stat").exists()
     fix = "run it on Linux 5.3 or newer, with /proc mounted; a container is fine"
     release = f"{platform.system()} {platform.release()}"
     yield _finding("kernel", release, problem="" if is_enough else fix)
     yield _finding("python", f"{platform.python_version()} at {sys.executable}")
-    soft, hard = (_unlimited(limit) for limit in resource.getrlimit(resource.RLIMIT_NOFILE))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     fix = f"for jobs of many ranks raise the hard limit to {DESCRIPTORS_WANTED} (nofile)"
     yield _finding(
         "descriptors",
-        f"{_limit(soft)} open files, {_limit(hard)} at most",
+        f"{soft} open files, {hard} at most",
         problem=f"ulimit -n {DESCRIPTORS_WANTED}" if soft < DESCRIPTORS_MIN else "",
         warning=fix if hard < DESCRIPTORS_WANTED else "",
     )
-    limit = math.inf  # root is exempt
-    if os.geteuid() != 0:
-        limit = _unlimited(resource.getrlimit(resource.RLIMIT_NPROC)[0])
-    wanted = slots * TASKS_PER_RANK
-    seen = f"{_limit(limit)} processes and threads for {plural(slots, 'rank')}"
-    fix = f"raise ulimit -u to {wanted}, or lower MUSTER_SLOTS"
-    yield _finding("processes", seen, warning=fix if limit < wanted else "")
     available = psutil.virtual_memory().available
     fix = "a rank takes 50 MiB and its model: run fewer at once"
     is_enough = available >= MEMORY_WANTED_BYTES
@@ -214,19 +195,17 @@ def _check_machine(slots: int) -> Iterator[Finding]:
     none = "none can be created: processes that a rank leaves behind are found by their tag"
     seen = "each rank gets its own" if has_cgroups else none
     yield _finding("cgroups", seen, warning="" if has_cgroups else fix)
-    try:
-        torch = version("torch")
-    except PackageNotFoundError:
-        torch = "not installed, and not needed"
-    yield _finding("torch", f"{torch}; {plural(visible_gpus(os.environ), 'GPU')}")
+    yield _finding("GPUs", f"{visible_gpus(os.environ)} visible")
 
 
 def _check_places(settings: ServiceSettings) -> Iterator[Finding]:
-    data = _check_writable("data", settings.data_dir, "MUSTER_DATA_DIR")
-    yield data
+    yield _check_writable("data", settings.data_dir, "MUSTER_DATA_DIR")
     present = _existing(settings.data_dir)
-    if data.verdict is Verdict.OK:
-        yield _check_disk(present)
+    parts = psutil.disk_partitions(all=True)
+    mounts = [it for it in parts if present.resolve().is_relative_to(it.mountpoint)]
+    kind = max(mounts, key=lambda it: len(it.mountpoint)).fstype if mounts else "unknown"
+    fix = "SQLite needs a local disk: set MUSTER_DATA_DIR"
+    yield _finding("disk", kind, warning=fix if kind in REMOTE_FILE_SYSTEMS else "")
     usage, files = shutil.disk_usage(present), os.statvfs(present)
     seen = f"{size_text(usage.free)} of {size_text(usage.total)} are free"
     is_short = is_nearly_full(usage.free, usage.total)
@@ -258,32 +237,6 @@ def _check_writable(about: str, directory: Path, variable: str) -> Finding:
         seen = f"{directory}: {error.strerror}"
         return _finding(about, seen, problem=f"{fix}, or set {variable}")
     return _finding(about, f"{directory}" + (", to be created" if present != directory else ""))
-
-
-def _check_disk(directory: Path) -> Finding:
-    mounts = [
-        mount
-        for mount in psutil.disk_partitions(all=True)
-        if directory.resolve().is_relative_to(mount.mountpoint)
-    ]
-    kind = max(mounts, key=lambda it: len(it.mountpoint)).fstype if mounts else "disk"
-    seconds = statistics.median(_time_of_write(directory) for _ in range(WRITES))
-    fix = ""
-    if kind in REMOTE_FILE_SYSTEMS:
-        fix = "SQLite needs a local disk: set MUSTER_DATA_DIR"
-    elif seconds > SLOW_WRITE_SECONDS:
-        fix = "put MUSTER_DATA_DIR on a faster disk"
-    seen = f"{kind}, a durable write takes {seconds * 1000:.1f} ms"
-    return _finding("disk", seen, warning=fix)
-
-
-def _time_of_write(directory: Path) -> float:
-    began = time.monotonic()
-    with tempfile.TemporaryFile(dir=directory) as file:
-        file.write(bytes(4096))
-        file.flush()
-        os.fsync(file.fileno())
-    return time.monotonic() - began
 
 
 def _check_port(settings: ServiceSettings, environ: Mapping[str, str]) -> Finding:
@@ -363,14 +316,6 @@ def _lines(findings: list[Finding]) -> Iterator[str]:
 
 def _what(problem: Mapping[str, str]) -> str:
     return f"{problem['what']}: {problem['why']}" if problem["why"] else problem["what"]
-
-
-def _unlimited(limit: int) -> float:
-    return math.inf if limit == resource.RLIM_INFINITY else limit
-
-
-def _limit(limit: float) -> str:
-    return "unlimited" if limit == math.inf else str(limit)
 
 
 def _existing(directory: Path) -> Path:

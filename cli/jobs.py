@@ -12,7 +12,7 @@ import tty
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,10 +30,10 @@ from cli.output import (
     cropped,
     facts,
     moment,
-    moment_of,
     output_option,
     painted,
     plural,
+    seconds_of,
     shortened,
     show,
     table,
@@ -293,11 +293,17 @@ def _line(text: str, style: str = "") -> Text:
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
-def _parse_time(_: click.Context, __: click.Parameter, text: str | None) -> datetime | None:
-    found = None if text is None else moment_of(text, datetime.now(UTC))
-    if found is None and text is not None:
-        raise click.BadParameter(f"{text!r} is not a time such as 10m, 2h or 2026-03-01T12:00")
-    return found
+def parse_time(_: click.Context, __: click.Parameter, text: str | None) -> datetime | None:
+    """Return the time ``10m`` ago, or what ISO 8601 text names, here without an offset."""
+    if text is None:
+        return None
+    try:
+        if (seconds := seconds_of(text)) is not None:
+            return datetime.now(UTC) - timedelta(seconds=seconds)
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        message = f"{text!r} is not a time such as 10m, 2h or 2026-03-01T12:00"
+        raise click.BadParameter(message) from None
 
 
 @click.command()
@@ -310,7 +316,7 @@ def _parse_time(_: click.Context, __: click.Parameter, text: str | None) -> date
     help="Print only the last lines. Default: 200, with -f all, with --since 10000.",
 )
 @click.option(
-    "--since", metavar="TIME", callback=_parse_time, help="Only newer lines: 10m, 2h, or a time."
+    "--since", metavar="TIME", callback=parse_time, help="Only newer lines: 10m, 2h, or a time."
 )
 @click.option("--grep", metavar="TEXT", help="Only lines that contain this text.")
 @click.option(

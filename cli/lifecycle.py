@@ -12,7 +12,6 @@ import click
 
 from cli.connection import (
     attached,
-    complete_statuses,
     connected,
     exact_jobs_argument,
     job_argument,
@@ -34,18 +33,13 @@ if TYPE_CHECKING:
 _Verb = TypeVar("_Verb", bound=Callable[..., Any])
 
 
-def _complete_until(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    words = [word for word in ("terminal",) if word.startswith(incomplete)]
-    return words + complete_statuses(ctx, param, incomplete)
-
-
 @click.command()
 @job_argument
 @click.option(
     "--until",
+    type=click.Choice(["terminal", *JobStatus], case_sensitive=False),
     metavar="STATUS",
     default="terminal",
-    shell_complete=_complete_until,
     help="The status to wait for, such as RUNNING. Default: any end.",
 )
 @click.option("--timeout", type=click.FloatRange(min=0), help="Seconds to wait. Default: no limit.")
@@ -55,8 +49,6 @@ def wait(job: str, until: str, timeout: float | None) -> None:
     Exit code 0 if the job completed or reached the status of --until, 1 if it
     failed, 7 if the timeout expired, 8 if it was stopped.
     """
-    if until != "terminal" and until.upper() not in JobStatus.__members__:
-        raise click.BadParameter(f"{until!r} is not one of terminal, {', '.join(JobStatus)}")
     with attached(job) as found:
         sys.exit(watch_to_end(found, lambda: found.wait(until, timeout, progress=True)))
 

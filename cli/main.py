@@ -83,25 +83,6 @@ COMMANDS: Final = {name: entry for group in HEADINGS.values() for name, entry in
 ALIASES: Final = {"validate": "doctor", "ls": "ps"}
 """Other names of a command, which help does not list."""
 
-_FOREIGN_NAMES: Final = {
-    "ps": "list jobs get squeue",
-    "submit": "sbatch",
-    "run": "torchrun",
-    "rm": "delete remove",
-    "stop": "cancel kill scancel",
-    "show": "describe",
-    "logs": "tail",
-    "wait": "attach",
-    "status": "sinfo",
-    "up": "serve server start",
-    "--help": "help",
-    "down, then muster up; or for one job: muster submit --set resume_from=ID": "restart",
-}
-OTHER_TOOLS: Final = {
-    name: ours for ours, names in _FOREIGN_NAMES.items() for name in names.split()
-}
-"""What other tools call a command. They are suggestions, not aliases: ours may differ in detail."""
-
 
 class LazyGroup(click.Group):
     """A group that imports a command when it is used: help and completion read the table."""
@@ -120,8 +101,6 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if ours := OTHER_TOOLS.get(args[0]):
-            ctx.fail(f"No such command {args[0]!r}. Try muster {ours}.")
         try:
             return super().resolve_command(ctx, args)
         except click.exceptions.NoSuchCommand as error:
@@ -247,7 +226,3 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal without UTF-8
     app(prog_name="muster")
-
-
-if __name__ == "__main__":
-    main()

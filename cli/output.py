@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 from itertools import zip_longest
 from threading import Timer
@@ -183,20 +183,6 @@ def seconds_of(text: str) -> int | None:
     """Return the seconds of a duration such as ``90d``; None for anything else."""
     found = re.fullmatch(r"([0-9]{1,10})([smhd])", text)
     return int(found[1]) * _SECONDS_PER_UNIT[found[2]] if found else None
-
-
-def moment_of(text: str, now: datetime) -> datetime | None:
-    """Return the time ``10m`` before `now`, or the time that ISO 8601 text names; None otherwise.
-
-    Without an offset it is in this machine's time zone.
-    """
-    seconds = seconds_of(text)
-    try:
-        if seconds is not None:
-            return now - timedelta(seconds=seconds)
-        return datetime.fromisoformat(text).astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
 
 
 def say(sentence: str) -> None:

@@ -6,8 +6,6 @@ names that by pid, start time and boot id, and counts only while exactly this pr
 
 import fcntl
 import os
-import socket
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,7 +14,6 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from cli.output import notice_if_slow
 from muster.contracts.errors import MusterError
 from muster.contracts.paths import DataDir
 from muster.contracts.rank import ProcessRecord
@@ -25,11 +22,6 @@ from muster.host.private import UnusableDirectory, make_private
 from muster.host.processes import is_running
 
 HEALTH_SECONDS: Final = 2.0
-CONNECT_SECONDS: Final = 1.0
-POLL_SECONDS: Final = 0.1
-
-RESTART_SECONDS: Final = 20.0
-"""How long a command waits for an API that `muster up` is starting again."""
 
 
 class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,25 +115,6 @@ def address_of(record: ServiceRecord | None) -> tuple[str | None, str | None]:
     url = None if os.environ.get("MUSTER_URL") else record.url
     is_trusted = record.ca_file and not os.environ.get(CA_FILE) and Path(record.ca_file).is_file()
     return url, record.ca_file if is_trusted else None
-
-
-def await_restart(record: ServiceRecord) -> None:
-    """Wait up to `RESTART_SECONDS` while `muster up` starts its API again."""
-    address = urlsplit(record.url)
-    deadline = time.monotonic() + RESTART_SECONDS
-    with notice_if_slow(
-        f"waiting until `muster up` (process {record.process.pid}) has restarted the API "
-        f"at {record.url} …"
-    ):
-        while is_running(record.process) and time.monotonic() < deadline:
-            try:
-                socket.create_connection((address.hostname, address.port), CONNECT_SECONDS).close()
-            except ConnectionRefusedError:
-                time.sleep(POLL_SECONDS)
-            except OSError:  # another fault than a missing listener: the command will report it
-                return
-            else:
-                return
 
 
 def is_serving(url: str) -> bool:

@@ -48,18 +48,10 @@ class _WithCommand(click.Command):
     """A command whose arguments after ``--`` are the command of every rank."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        has_dashes = "--" in args
-        if has_dashes:
+        if "--" in args:
             dashes = args.index("--")
             args, ctx.meta[__name__] = args[:dashes], args[dashes + 1 :]
-        try:
-            return super().parse_args(ctx, args)
-        except click.UsageError as error:
-            # An option or an argument of the command that only lacks its dashes.
-            if not has_dashes and type(error) in (click.UsageError, click.NoSuchOption):
-                hint = "To run a command, write -- before it."
-                raise click.UsageError(f"{error.format_message()} {hint}", ctx) from None
-            raise
+        return super().parse_args(ctx, args)
 
 
 def complete_fields(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
@@ -189,8 +181,6 @@ def _submit(
     detach: bool,
     with_logs: bool,
 ) -> ExitCode:
-    with connected() as client:
-        client.connection.get("/livez")  # fails soon if `muster up` was forgotten
     with connected(ATTACHED_SECONDS) as client:
         with (
             _field_errors(described),

@@ -13,8 +13,6 @@ import click
 from cli.connection import connected, job_argument
 from cli.output import (
     NAME_WIDTH,
-    UNKNOWN,
-    Cell,
     Column,
     Output,
     columns,
@@ -23,11 +21,10 @@ from cli.output import (
     plural,
     shortened,
     show,
-    table,
 )
 from muster.client import job_path
 from muster.contracts.job import TERMINAL
-from muster.contracts.views import JobView, SummaryView
+from muster.contracts.views import JobView
 
 AUDIT_UNKNOWN: Final = 2
 """Exit code of an audit that can say neither yes nor no."""
@@ -48,6 +45,16 @@ _WORKERS: Final[Mapping[str, Column]] = {
         None if (age := worker["last_heartbeat_age_seconds"]) is None else f"{age:.1f} s"
     ),
 }
+_ATTEMPTS: Final[Mapping[str, Column]] = {
+    "rank": "rank",
+    "process": "incarnation",
+    "pid": "pid",
+    "started (UTC)": lambda one: moment(one["started_at"])[5:],  # without the year
+    "seconds": lambda one: _seconds(one["started_at"], one["ended_at"]),
+    "from": "step_at_start",
+    "to step": "step_at_end",
+    "class": lambda one: one["retry_class"] if one["ended_at"] else "alive",
+}
 _EPOCHS: Final[Mapping[str, Column]] = {
     "epoch": "epoch",
     "samples": "samples",
@@ -62,10 +69,6 @@ _CHECKPOINTS: Final[Mapping[str, Column]] = {
     "generation": "generation",
     "ranks' hash": lambda checkpoint: shortened(checkpoint["digest"], HASH_WIDTH),
     "saved at (UTC)": lambda checkpoint: moment(checkpoint["saved_at"]),
-}
-_AGENT_NOTES: Final = {
-    "stopped": "the agent of the ranks is stopped (SIGSTOP); another one will replace it",
-    "gone": "the agent of the ranks is gone; another one will replace it",
 }
 
 
@@ -86,8 +89,6 @@ def workers(job: str, output: Output) -> None:
         lines.append(f"{found.id} is {found.status}, world_size was {wanted}")
     else:
         lines.append(f"world_size is {wanted}")
-        if note := _AGENT_NOTES.get(pool.get("agent") or ""):
-            lines.append(note)
     show(output, pool, lines, (worker["worker_id"] for worker in pool["workers"]))
 
 
@@ -103,15 +104,14 @@ def incarnations(job: str, last: int, output: Output) -> None:
     The newest process comes first.
     """
     with connected() as client:
-        whole = client.job(job)
-        found = client.connection.get(job_path(whole.id, "incarnations"), {"limit": last})
-        summary = whole.summary()
+        whole = client.job(job).view
+        found = client.connection.get(job_path(whole.job_id, "incarnations"), {"limit": last})
     attempts = found["incarnations"]
     names = (f"{one['rank']}.{one['incarnation']}" for one in attempts)
-    show(output, found, attempt_lines(summary, attempts), names)
+    show(output, found, attempt_lines(whole, attempts), names)
 
 
-def attempt_lines(job: SummaryView, attempts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def attempt_lines(job: JobView, attempts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the job's status, then a row per attempt with the reason of its end below it."""
     reason = f" ({job.reason})" if job.reason else ""
     message = f": {job.message}" if job.message else ""
@@ -119,11 +119,7 @@ def attempt_lines(job: SummaryView, attempts: Sequence[Mapping[str, Any]]) -> It
     if not attempts:
         yield "no process was started" if job.status in TERMINAL else "no process yet"
         return
-    steps = {worker.worker_id: worker.step for worker in job.workers}
-    rows = (_attempt_row(one, steps) for one in attempts)
-    header, *lines = table(
-        ("rank", "process", "pid", "started (UTC)", "seconds", "steps", "class"), rows
-    )
+    header, *lines = columns(attempts, _ATTEMPTS)
     yield header
     for line, one in zip(lines, attempts, strict=True):
         yield line
@@ -131,23 +127,11 @@ def attempt_lines(job: SummaryView, attempts: Sequence[Mapping[str, Any]]) -> It
             yield textwrap.indent(one["message"], "      ")
 
 
-def _attempt_row(one: Mapping[str, Any], steps: Mapping[str, int]) -> tuple[Cell, ...]:
-    began = datetime.fromisoformat(one["started_at"])
-    ended = datetime.fromisoformat(one["ended_at"]) if one["ended_at"] else None
-    first, last = one["step_at_start"], one["step_at_end"]
-    # Before an attempt reports its first step, the worker's step is that of the previous attempt.
-    if ended is None and first is not None:
-        last = steps.get(f"{one['rank']}.{one['incarnation']}", last)
-    span = " to ".join(UNKNOWN if step is None else str(step) for step in (first, last))
-    return (
-        one["rank"],
-        one["incarnation"],
-        one["pid"],
-        f"{began:%m-%d %H:%M:%S}",
-        round((ended - began).total_seconds()) if ended else None,
-        None if first is None and last is None else span,
-        one["retry_class"] if ended else "alive",
-    )
+def _seconds(began: str, ended: str | None) -> int | None:
+    if ended is None:
+        return None
+    lasted = datetime.fromisoformat(ended) - datetime.fromisoformat(began)
+    return round(lasted.total_seconds())
 
 
 @click.command()

@@ -19,7 +19,7 @@ from cli.errors import ExitCode
 from cli.service_record import ServiceRecord, read_record
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import DEFAULT_PORT
-from muster.host.containment import tag_of, tagged_processes
+from muster.host.containment import tagged_processes
 from muster.host.files import LOG_LIMIT_BYTES
 from muster.host.ports import free_port
 from muster.host.processes import is_running, send_signal
@@ -103,7 +103,6 @@ def test_services_come_up_and_go_down_without_a_terminal(shell: Shell) -> None:
     words = ["submit", "-d", "--id", "sleeper", "-n", "1", "--", sys.executable, "-c", SLEEPER]
     submitted = shell.run(*words, MUSTER_PORT="")
     assert submitted.returncode == 0, submitted.stderr
-    await_value(lambda: shell.status()[1]["agents"] == {"running": 1}, lambda: str(shell.status()))
     code, status = shell.status()
     assert (code, status["status"]) == (0, "ok")
     assert status["version"]["data_dir"] == str(shell.files.root)
@@ -115,12 +114,6 @@ def test_services_come_up_and_go_down_without_a_terminal(shell: Shell) -> None:
         log.write(b"a line\n" * (LOG_LIMIT_BYTES // 4))
     rotated = Path(f"{shell.files.services_log}.1")
     await_value(rotated.exists, lambda: "the log is not rotated while it is written")
-
-    (agent,) = [one for one in tagged_processes(f"{uid}/") if tag_of(one.pid) == f"{uid}/agent"]
-    send_signal(agent, signal.SIGSTOP)
-    code, status = shell.status()
-    send_signal(agent, signal.SIGCONT)
-    assert (code, status["status"], status["agents"]) == (1, "degraded", {"stopped": 1})
 
     down = shell.run("down")
     assert down.returncode == 0, down.stderr
@@ -147,9 +140,7 @@ def test_command_waits_while_up_restarts_the_api(shell: Shell) -> None:
         assert ps.stderr is not None
         notice = ps.stderr.readline()
         send_signal(up, signal.SIGCONT)
-        assert notice.startswith(
-            f"muster: waiting until `muster up` (process {up.pid}) has restarted "
-        )
+        assert notice.startswith("muster: waiting for the API at ")
         assert ps.wait(DEADLINE_SECONDS) == 0, ps.stderr.read()
 
     # Commands also work in a directory that was removed.
@@ -211,19 +202,21 @@ def test_requiring_tokens_without_an_admin_says_what_to_do(shell: Shell) -> None
 
 @needs_openssl
 @pytest.mark.parametrize(
-    ("name", "expected", "doubt"),
-    [("IP:127.0.0.1", "ok", "None"), ("DNS:train.example", "degraded", "Set MUSTER_URL to a name")],
+    ("name", "code", "sentence"),
+    [
+        ("IP:127.0.0.1", ExitCode.OK, ""),
+        ("DNS:train.example", ExitCode.UNREACHABLE, "Set MUSTER_URL to a name"),
+    ],
 )
 def test_self_signed_certificate_works_for_local_services(
-    shell: Shell, name: str, expected: str, doubt: str
+    shell: Shell, name: str, code: ExitCode, sentence: str
 ) -> None:
     certificate = own_certificate(shell.root, name)
     tls = {"MUSTER_TLS_CERTFILE": certificate.name, "MUSTER_TLS_KEYFILE": key_of(certificate).name}
     assert f"export MUSTER_CA_FILE={certificate}\n" in shell.up(**tls)
-    _, status = shell.status()
-    assert (status["status"], status["up"]["url"]) == (expected, shell.record().url)
-    assert shell.run("ps").returncode == (0 if expected == "ok" else ExitCode.UNREACHABLE)
-    assert doubt in str(status["doubt"])
+    for verb in ("status", "ps"):
+        ended = shell.run(verb)
+        assert (ended.returncode, sentence in ended.stderr) == (code, True), ended.stderr
 
 
 def test_services_that_do_not_come_up_say_why(shell: Shell) -> None:

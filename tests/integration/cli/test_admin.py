@@ -9,7 +9,6 @@ import httpx
 import pytest
 from click.testing import Result
 
-from muster.contracts.job import JobStatus, Reason
 from tests.support.api_service import Service, StandIn
 
 Muster = Callable[..., Result]
@@ -34,16 +33,6 @@ def test_status_names_what_is_missing(here: Muster, stand_in: StandIn) -> None:
     assert (well.exit_code, ill.exit_code) == (0, 1)
     assert "status       ok\n" in well.output
     assert "no coordinator is running" in ill.output
-
-
-def test_status_counts_agents_that_have_not_connected(
-    here: Muster, stand_in: StandIn, client: httpx.Client
-) -> None:
-    job_id = client.post("/jobs", json={"command": ["true"]}).json()["job_id"]
-    stand_in.move(job_id, JobStatus.STARTING, reason=Reason.AGENT_LOST)
-    seen = here("status")
-    stand_in.end(job_id)
-    assert (seen.exit_code, "agents       1 unconnected\n" in seen.output) == (1, True)
 
 
 def test_status_shows_where_data_and_checkpoints_are(here: Muster, service: Service) -> None:

@@ -32,7 +32,7 @@ echo "${COMPREPLY[@]}"
         ("muster logs", "@", "@latest"),
         ("muster checkpoint diff", "@", "@latest"),
         ("muster ps --status", "r", "running recovering"),
-        ("muster purge -s", "CO", "COMPLETED"),
+        ("muster purge -s", "CO", "completed"),
         ("muster wait a --until", "te", "terminal"),
         ("muster submit --set", "ep", "epochs="),
     ],

@@ -13,13 +13,12 @@ from typing import Any, cast
 import pytest
 
 from cli import chaos
-from cli.chaos import FAULTS, FaultKind, Strike, process_of, recovery_of, watch
+from cli.chaos import Strike, recovery_of, strike, watch
 from cli.errors import WrongState
 from muster.client import Job
 from muster.contracts.environ import PROCESS_TAG
 from muster.contracts.errors import MusterError
 from muster.contracts.views import EventView, MemberView, SummaryView, WorkerView
-from muster.host.processes import send_signal
 from tests.support.summaries import RANK, job, rank, summary
 
 JOB = job(job_uid="uid")
@@ -42,9 +41,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_process_is_found_by_pid_and_proved_by_tag(process: subprocess.Popen[bytes]) -> None:
-    record = process_of(JOB, [worker(pid=process.pid)], 0)
-    assert record.pid == process.pid
-    assert send_signal(record, signal.SIGKILL)
+    assert strike(JOB, [worker(pid=process.pid)], 0, signal.SIGKILL).pid == process.pid
     assert process.wait() == -signal.SIGKILL
 
 
@@ -59,26 +56,26 @@ def test_process_is_found_by_pid_and_proved_by_tag(process: subprocess.Popen[byt
 )
 def test_uncertain_process_is_refused(fields: dict[str, object], word: str) -> None:
     with pytest.raises(MusterError, match=word):
-        process_of(JOB, [worker(**fields)], 0)
+        strike(JOB, [worker(**fields)], 0, signal.SIGKILL)
 
 
 def test_tag_of_another_rank_or_job_is_refused(process: subprocess.Popen[bytes]) -> None:
     ranks = [worker(pid=process.pid, rank=number) for number in range(2)]
     with pytest.raises(MusterError, match="tag of rank 1"):
-        process_of(JOB, ranks, 1)
+        strike(JOB, ranks, 1, signal.SIGKILL)
     with pytest.raises(MusterError, match="tag of rank 0"):
-        process_of(job(job_uid="u"), ranks, 0)
+        strike(job(job_uid="u"), ranks, 0, signal.SIGKILL)
     assert process.poll() is None
 
 
 def test_ended_job_and_missing_rank_are_refused() -> None:
     with pytest.raises(WrongState, match="is COMPLETED"):
-        process_of(job(status="COMPLETED"), [worker()], 0)
+        strike(job(status="COMPLETED"), [worker()], 0, signal.SIGKILL)
     with pytest.raises(MusterError, match="has no rank 7: choose 0 to 1 with --rank"):
-        process_of(JOB, [worker(), worker(rank=1)], 7)
+        strike(JOB, [worker(), worker(rank=1)], 7, signal.SIGKILL)
 
 
-TICKS = count()
+STRUCK = datetime(2026, 3, 1, tzinfo=UTC)
 BEFORE = {**RANK, "rank": 1, "worker_id": "1.0"}
 GONE = {**BEFORE, "state": "exited", "pid": None}
 BACK = {**BEFORE, "worker_id": "1.1", "pid": 9}
@@ -90,20 +87,20 @@ class FakeJob:
     def __init__(self, *looks: tuple[str, dict[str, Any]]) -> None:
         self._looks = iter(looks)
         self._last = looks[-1]
-        self._events = [event("the job was submitted")]
+        self._events = [event("the job was submitted", 1)]
 
-    def events(self) -> list[EventView]:
-        return list(self._events)
+    def events(self, *, after: int) -> list[EventView]:
+        return self._events[after:]
 
     def summary(self) -> SummaryView:
         status, worker = next(self._looks, self._last)
-        self._events.append(event(f"rank 1 is {worker['state']}"))
+        number = len(self._events) + 1
+        self._events.append(event(f"rank 1 is {worker['state']}", number))
         return summary(status=status, workers=[RANK, worker])
 
 
-def event(message: str) -> EventView:
-    at = datetime(2026, 3, 1, tzinfo=UTC) + timedelta(seconds=next(TICKS))
-    return EventView(at=at, kind="k", message=message, rank=1, incarnation=None)
+def event(message: str, number: int) -> EventView:
+    return EventView(at=STRUCK, kind="k", message=message, rank=1, event_id=number)
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +121,7 @@ def _fake_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def messages(fake: FakeJob) -> list[str]:
     found = []
-    watching = watch(cast("Job", fake), rank(**BEFORE), fake.events(), FAULTS[FaultKind.TERM])
+    watching = watch(cast("Job", fake), Strike(1, 0, 7, STRUCK), newest=1)
     try:
         found.extend(watching)
     except MusterError as error:
@@ -149,7 +146,7 @@ def test_events_are_shown_until_the_rank_runs_again() -> None:
         ([("FAILED", GONE)], "rank 1 is not replaced: "),
         ([("RUNNING", {**GONE, "state": "finished"})], "rank 1 is not replaced: it is finished"),
         ([("RECOVERING", GONE)], "not back: rank 1 does not run again after 60 s"),
-        ([("RUNNING", BEFORE)], "not back: rank 1 (pid 7) has not ended: it trains on."),
+        ([("RUNNING", BEFORE)], "not back: rank 1 does not run again after 60 s"),
     ],
     ids=["it ends late", "failed", "finished", "not replaced in time", "it survives"],
 )
@@ -161,7 +158,6 @@ def test_the_outcome_is_reported_last(
     assert len(found) - 1 <= chaos.WAIT_SECONDS / chaos.POLL_SECONDS + 1
 
 
-STRUCK = datetime(2026, 3, 1, tzinfo=UTC)
 EXIT, READY = ("rank_exited", 1, 3), ("rank_ready", 1, 4)
 GROUP, STEP = ("layout_announced", None, None), ("step_taken", None, None)
 
@@ -187,7 +183,7 @@ def test_times_of_a_recovery_are_those_of_its_events(
         for at, (kind, rank, attempt) in zip(ats, told, strict=False)
     ]
     joined = [5, 5, 5, 5 if is_member else None]
-    assert recovery_of(Strike(1, 3, STRUCK), events, list(map(member, joined))) == milliseconds
+    assert recovery_of(Strike(1, 3, 7, STRUCK), events, list(map(member, joined))) == milliseconds
 
 
 def member(joined_step: int | None) -> MemberView:

@@ -127,23 +127,13 @@ def test_misspelt_setting_is_reported(environ: dict[str, str]) -> None:
     assert show().stderr == "MUSTER_PROT is not a setting: did you mean MUSTER_PORT?\n"
 
 
-def test_invalid_values_are_shown_with_their_origin(environ: dict[str, str]) -> None:
+def test_invalid_value_is_refused_with_its_origin(environ: dict[str, str]) -> None:
     file = write_file(environ, 'MUSTER_SLOTS = "many"\n')
-    environ |= {"USE_S3": "maybe", "MUSTER_TOKEN": "short"}
-    said = show("--origin")
-    assert said.exit_code == 2
-    rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in said.stdout.splitlines()}
-    assert set(settings()) < set(rows)
-    assert rows["MUSTER_SLOTS"].startswith("file ")
-    assert "'many' is not " in rows["MUSTER_SLOTS"]
-    assert rows["USE_S3"].startswith("environment  'maybe' is not ")
-    assert "short" not in said.output
-    assert f"correct it in {file} or take it out" in said.stderr
-    listed = json.loads(show("-o", "json").stdout)
-    assert [one["value"] for one in listed if one["problem"]] == ["many", "…", "maybe"]
-    environ |= {"USE_S3": "", "MUSTER_TOKEN": ""}
-    refused = CliRunner().invoke(app, ["status"])
-    assert (refused.exit_code, f"correct it in {file}" in refused.stderr) == (2, True)
+    for words in (["config", "show"], ["status"]):
+        refused = CliRunner().invoke(app, words)
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert "MUSTER_SLOTS" in refused.stderr
+        assert f"correct it in {file} or take it out" in refused.stderr
 
 
 def test_environment_wins_over_the_file(environ: dict[str, str]) -> None:

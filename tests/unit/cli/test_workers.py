@@ -12,23 +12,11 @@ from cli import workers
 from cli.main import app
 from cli.workers import attempt_lines, verdict_of
 from muster import Client
-from tests.support.summaries import JOB, RANK, job, summary
+from tests.support.summaries import JOB, job
 
 WHOLE = {"epoch": 0, "exactly_once": True}
 PART = {"epoch": 0, "exactly_once": None}
 LATER_PART = {"epoch": 7, "exactly_once": None}
-
-ENDED: dict[str, Any] = {
-    "rank": 0,
-    "incarnation": 0,
-    "pid": 7,
-    "started_at": "2026-03-01T12:00:00Z",
-    "ended_at": "2026-03-01T12:00:04Z",
-    "step_at_start": None,
-    "step_at_end": None,
-    "retry_class": "crash",
-    "message": "exited with code 1 (/a/very/long/path/to/train.py, line 12: NameError: name 'x')",
-}
 
 Ask = Callable[..., Result]
 
@@ -79,28 +67,9 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
     return run
 
 
-@pytest.mark.parametrize(
-    ("agent", "notes"),
-    [
-        ({}, 0),
-        ({"agent": None}, 0),
-        ({"agent": "running"}, 0),
-        ({"agent": "stopped"}, 1),
-        ({"agent": "gone"}, 1),
-    ],
-    ids=["an older server", "none", "running", "stopped", "gone"],
-)
-def test_workers_notes_an_agent_that_does_not_run(
-    ask: Ask, agent: dict[str, str | None], notes: int
-) -> None:
-    shown = ask({"/jobs/a/workers": {"workers": [], "world_size": 2, **agent}}, "workers", "a")
-    header, wanted, *rest = shown.stdout.splitlines()
-    assert (header.split()[0], wanted, len(rest)) == ("worker", "world_size is 2 ranks", notes)
-
-
-def test_workers_of_an_ended_job_have_no_note(ask: Ask) -> None:
+def test_workers_of_an_ended_job_say_so(ask: Ask) -> None:
     ended = {**JOB, "status": "COMPLETED", "is_terminal": True}
-    pool = {"workers": [], "world_size": 1, "agent": "gone"}
+    pool = {"workers": [], "world_size": 1}
     shown = ask({"/jobs/a": ended, "/jobs/a/workers": pool}, "workers", "a")
     assert shown.stdout.splitlines()[-1] == "a is COMPLETED, world_size was 1 rank"
 
@@ -118,20 +87,4 @@ def test_audit_of_an_older_server_has_no_omissions(ask: Ask) -> None:
     ("status", "sentence"), [("QUEUED", "no process yet"), ("STOPPED", "no process was started")]
 )
 def test_job_without_attempts_says_so(status: str, sentence: str) -> None:
-    assert list(attempt_lines(summary(status=status), [])) == [f"a is {status}", sentence]
-
-
-def test_live_attempt_shows_its_worker_step() -> None:
-    live = {**ENDED, "ended_at": None, "retry_class": None, "message": None}
-    found = [
-        {**live, "incarnation": 2, "step_at_start": None},
-        {**live, "incarnation": 1, "step_at_start": 5},
-        {**live, "rank": 1, "step_at_start": 5},
-    ]
-    members = [{**RANK, "worker_id": name, "step": 9} for name in ("0.1", "0.2")]
-    _, _, *rows = attempt_lines(summary(workers=members), found)
-    assert [row.split()[6:] for row in rows] == [
-        ["-", "alive"],
-        ["5", "to", "9", "alive"],
-        ["5", "to", "-", "alive"],
-    ]
+    assert list(attempt_lines(job(status=status), [])) == [f"a is {status}", sentence]
