@@ -29,7 +29,7 @@ from muster.client.progress import Progress
 from muster.contracts.errors import MusterError, printable
 from muster.contracts.job import TERMINAL, JobStatus
 from muster.contracts.rank import ProcessState
-from muster.contracts.views import EventView, JobView, MemberView, WorkerView
+from muster.contracts.views import EventView, JobView, MemberView, SummaryView, WorkerView
 from muster.host.containment import tag_of
 from muster.host.processes import identify, send_signal
 
@@ -243,7 +243,7 @@ def strike_again_and_again(
         while (now := time.monotonic()) < end_at and not job.refresh().is_terminal:
             summary = job.summary()
             progress.draw(summary)
-            looks.append((time.monotonic(), summary.step))
+            looks.append(_progress_of(summary))
             if now >= strike_at:
                 calm = calm or looks[:]
                 live = [it.rank for it in summary.workers if it.state == ProcessState.LIVE]
@@ -264,6 +264,13 @@ def strike_again_and_again(
     sentence, code = verdict_of(job.refresh().view, msgspec.to_builtins(job.audit()))
     click.echo(sentence)
     sys.exit(code == 1 or job.status == JobStatus.FAILED)
+
+
+def _progress_of(summary: SummaryView) -> tuple[float, int]:
+    """Return the steps of the ranks' last heartbeats, and the monotonic time of those."""
+    furthest = max(it.step for it in summary.workers)
+    ages = (it.last_heartbeat_age_seconds for it in summary.workers if it.step == furthest)
+    return time.monotonic() - min(it or 0.0 for it in ages), summary.step
 
 
 def _speed(looks: Sequence[tuple[float, int]]) -> float:
