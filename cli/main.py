@@ -83,6 +83,14 @@ COMMANDS: Final = {name: entry for group in HEADINGS.values() for name, entry in
 ALIASES: Final = {"validate": "doctor", "ls": "ps"}
 """Other names of a command, which help does not list."""
 
+OTHER_TOOLS: Final = {
+    **dict.fromkeys(["list", "jobs", "squeue"], "ps"),
+    **dict.fromkeys(["cancel", "kill", "scancel"], "stop"),
+    **dict.fromkeys(["delete", "remove"], "rm"),
+    **{"sbatch": "submit", "torchrun": "run", "describe": "show", "start": "up"},
+}
+"""What other tools call a command: suggestions, as ours may differ in detail."""
+
 
 class LazyGroup(click.Group):
     """A group that imports a command when it is used: help and completion read the table."""
@@ -101,6 +109,8 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if ours := OTHER_TOOLS.get(args[0]):
+            ctx.fail(f"No such command {args[0]!r}. Try muster {ours}.")
         try:
             return super().resolve_command(ctx, args)
         except click.exceptions.NoSuchCommand as error:

@@ -51,7 +51,14 @@ class _WithCommand(click.Command):
         if "--" in args:
             dashes = args.index("--")
             args, ctx.meta[__name__] = args[:dashes], args[dashes + 1 :]
-        return super().parse_args(ctx, args)
+            return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if type(error) not in (click.UsageError, click.NoSuchOption):
+                raise
+            hint = "To run a command, write -- before it."
+            raise click.UsageError(f"{error.format_message()} {hint}", ctx) from None
 
 
 def complete_fields(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:

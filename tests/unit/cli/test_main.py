@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cli import main as main_module
-from cli.main import ALIASES, COMMANDS, HEADINGS, app, main
+from cli.main import ALIASES, COMMANDS, HEADINGS, OTHER_TOOLS, app, main
 from muster.client.errors import Unreachable
 from muster.contracts.errors import MusterError
 
@@ -40,6 +40,8 @@ def test_command_is_where_the_table_says(name: str) -> None:
 
 
 def test_names_and_aliases_do_not_overlap() -> None:
+    assert not OTHER_TOOLS.keys() & (COMMANDS.keys() | ALIASES.keys())
+    assert set(OTHER_TOOLS.values()) <= COMMANDS.keys()
     assert len(COMMANDS) == sum(map(len, HEADINGS.values()))
     assert set(ALIASES.values()) <= set(COMMANDS)
     assert not set(ALIASES) & set(COMMANDS)
@@ -79,7 +81,9 @@ def test_short_help_option_is_the_long_one(path: list[str]) -> None:
         (["wait", "a", "--until", "DONE"], "'DONE' is not one of 'terminal', 'queued'"),
         (["submit", "--set", "seed"], "'seed' is not FIELD=VALUE"),
         (["submit", "--set", "seed=["], "'[' is invalid YAML: "),
-        (["submit", "python", "train.py"], "[FILE] [-- COMMAND...]"),
+        (["list"], "No such command 'list'. Try muster ps."),
+        (["submit", "--lr", "1", "python"], "To run a command, write -- before it."),
+        (["submit", "job.yaml", "train.py"], "To run a command, write -- before it."),
     ],
 )
 def test_wrong_words_exit_with_2_and_a_hint(words: list[str], message: str) -> None:
