@@ -87,7 +87,10 @@ OTHER_TOOLS: Final = {
     **dict.fromkeys(["list", "jobs", "squeue"], "ps"),
     **dict.fromkeys(["cancel", "kill", "scancel"], "stop"),
     **dict.fromkeys(["delete", "remove"], "rm"),
-    **{"sbatch": "submit", "torchrun": "run", "describe": "show", "start": "up"},
+    "sbatch": "submit",
+    "torchrun": "run",
+    "describe": "show",
+    "start": "up",
 }
 """What other tools call a command: suggestions, as ours may differ in detail."""
 
