@@ -3,10 +3,12 @@
 Goodput is the committed steps per second of a synchronous job of which a random live rank is killed
 every so often, divided by those of the same job left alone. The job has four ranks and 4 MB of
 weights, and takes the same number of steps each time; digest and audit have to be those of the
-undisturbed run. Steps and their times are those of the durable checkpoints on record.
+undisturbed run. Steps and their times are those of the durable checkpoints on record. With torch,
+torchrun is measured beside it, with kills at a tenth of the lowest rate as well.
 """
 
 import argparse
+import importlib.util
 import os
 import random
 import shutil
@@ -19,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+import _gang
 from _services import Services
 
 from muster.datasets.synthetic import synthetic
@@ -29,6 +32,8 @@ BATCH_SIZE = 16
 STEPS_PER_EPOCH = 20
 STEP_SECONDS = 0.04
 WARM_UP_STEPS = 10
+LIMIT_SECONDS = 900.0
+"""For one job."""
 
 
 class Kind(NamedTuple):
@@ -67,6 +72,10 @@ def main() -> None:
         shutil.copy(Path(__file__).with_name("_programs.py"), services.root)
         for name, kind in KINDS.items():
             compare(services, name, kind, asked)
+    if importlib.util.find_spec("torch") is None:
+        print("torch is not installed: torchrun is left out")
+    else:
+        compare_torchrun(asked)
 
 
 def compare(services: Services, name: str, kind: Kind, asked: argparse.Namespace) -> None:
@@ -85,6 +94,20 @@ def compare(services: Services, name: str, kind: Kind, asked: argparse.Namespace
     show(f"{name}: undisturbed, steps/s", plain, "-")
     for rate, found in goodputs.items():
         show(f"{name}: goodput at {rate:g} kills/s", found, f">= {kind.goals.get(rate, '-')}")
+
+
+def compare_torchrun(asked: argparse.Namespace) -> None:
+    """Print the medians of torchrun with the first kind of step, which starts all ranks again."""
+    processor_seconds = 2 * STEP_SECONDS / RANKS  # two cores
+    rates = [min(asked.rates) / 10, *asked.rates]
+    goodputs: dict[float, list[float]] = {rate: [] for rate in rates}
+    for _ in range(asked.rounds):
+        alone = _gang.speed(RANKS, processor_seconds, 0.0, asked.seconds)
+        for rate in rates:
+            speed = _gang.speed(RANKS, processor_seconds, rate, max(asked.seconds, 3 / rate))
+            goodputs[rate].append(speed / alone)
+    for rate, found in goodputs.items():
+        show(f"torchrun: goodput at {rate:g} kills/s", found, "-")
 
 
 def train(services: Services, kind: Kind, rate: float, seconds: float, draw: random.Random) -> Run:
@@ -107,8 +130,11 @@ def train(services: Services, kind: Kind, rate: float, seconds: float, draw: ran
         time.sleep(0.05)
     began, kills = datetime.now(UTC), 0
     next_kill = time.monotonic()
+    deadline = next_kill + LIMIT_SECONDS
     while (summary := services.get(f"{path}/summary"))["status"] not in ("COMPLETED", "FAILED"):
         kills += bool(rate) and kill_one(living(summary["workers"]), draw)
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{path} has not ended after {LIMIT_SECONDS:g} s: {summary}")
         next_kill += 1 / rate if rate else 0.2
         time.sleep(max(0.0, next_kill - time.monotonic()))
     audit = services.get(f"{path}/audit")
