@@ -72,7 +72,6 @@ def train(settings: RankSettings) -> NoReturn:
     code = 1
     try:
         if settings.mode == "synchronous":
-            keep_freed_memory()
             code = train_synchronous(account, Path.cwd(), agent)
         else:
             code = independent.main(settings, agent)
@@ -114,6 +113,7 @@ def train_synchronous(account: ExitReport, working_dir: Path, agent: AgentClient
         initial = program.initial(settings.seed)
     computer = BlockComputer(program, schedule, drawer, initial, busy)
     replica, arithmetic = Replica(initial), fingerprint()
+    keep_freed_memory()  # not what the preparation has freed
     if was_spare:
         _take_trial_step(computer, initial, replica)
         settings = account.settings = _wait_for_order(agent.socket)
