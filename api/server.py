@@ -202,8 +202,7 @@ def _build_state(
         job = job_rows.find(job_id)
         return job.spec.checkpoint_dir if job else None
 
-    changes = database.changes if database.listen(lambda: None) else lambda: None
-    job_cache = JobCache(read_state, time.monotonic, changes)
+    job_cache = JobCache(read_state, time.monotonic)
     coordinator = CoordinatorHandle(read_lease, time.monotonic)
     readers = CapacityLimiter(LOG_READERS)
     disk_reserve = DiskReserve(data_dir.disk_reserve)

@@ -37,11 +37,9 @@ FORGET_SECONDS: Final = 60.0
 IDLE_SECONDS: Final = 10.0
 """A stream without events wakes up this often, so that its caller's token can be checked."""
 
-BACKLOG_BYTES: Final = 1 << 20
-"""How much of its last events a feed keeps. A reader further behind reads the files again."""
-
-PLACE_BYTES: Final = 136
-"""What one rank's place takes in the position of an event, as measured."""
+BACKLOG_EVENTS: Final = 32
+"""How many of its last events a feed keeps, each of about 64 KiB at most. A reader further behind
+reads the files again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,40 +72,34 @@ class JobCache:
         self,
         read: Callable[[JobId], JobState | None],
         monotonic: Callable[[], float],
-        changes: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """`changes` differs after any commit; None if that is not known."""
         self._read = read
         self._monotonic = monotonic
-        self._changes = changes
-        self._states: dict[JobId, tuple[float, int | None, JobState | None]] = {}
-        """With the time at which the query began, and what `changes` returned then."""
+        self._states: dict[JobId, tuple[float, JobState | None]] = {}
+        """With the time at which the query began."""
         self._locks: WeakValueDictionary[JobId, asyncio.Lock] = WeakValueDictionary()
 
     async def get(self, job_id: JobId, *, is_current: bool = False) -> JobState | None:
         """Return the job as it was at most `FRESH_SECONDS` ago, or None if it does not exist.
 
-        If commits are noticed, the job is read only after one. Returns the last known state while
-        the database is unavailable; raises `DatabaseUnavailable` if there is none. With
-        `is_current` the job is read now, as its id may belong to another job than a moment ago.
+        Returns the last known state while the database is unavailable; raises `DatabaseUnavailable`
+        if there is none. With `is_current` the job is read now, as its id may belong to another job
+        than a moment ago.
         """
         not_before = self._monotonic() - (0.0 if is_current else FRESH_SECONDS)
         lock = self._locks.setdefault(job_id, asyncio.Lock())
         async with lock:  # all who wait for one query share the next
             known = self._states.get(job_id)
-            changes = self._changes()
-            if known is not None:
-                is_unchanged = changes is not None and changes == known[1] and not is_current
-                if is_unchanged or known[0] > not_before:
-                    return known[2]
+            if known is not None and known[0] > not_before:
+                return known[1]
             began = self._monotonic()
             try:
                 state = await run_sync(self._read, job_id)
             except DatabaseUnavailable:
                 if known is not None and not is_current:
-                    return known[2]
+                    return known[1]
                 raise
-            self._states[job_id] = began, changes, state
+            self._states[job_id] = began, state
             oldest = began - FORGET_SECONDS
             for forgotten in [one for one, (at, *_) in self._states.items() if at < oldest]:
                 del self._states[forgotten]
@@ -120,11 +112,6 @@ class LogEvent:
 
     encoded: bytes
     position: Position
-
-    @property
-    def size_bytes(self) -> int:
-        """How much memory it takes, at most."""
-        return len(self.encoded) + PLACE_BYTES * len(self.position)
 
 
 class LogFeed:
@@ -154,8 +141,7 @@ class LogFeed:
         """How many events there were."""
         self._position: Position = {}
         """After the last event."""
-        self._kept: deque[LogEvent] = deque()
-        self._kept_bytes = 0
+        self._kept: deque[LogEvent] = deque(maxlen=BACKLOG_EVENTS)
         self._moved = asyncio.Event()
         self._opened = asyncio.Event()
         self.listeners = 0
@@ -226,9 +212,6 @@ class LogFeed:
 
     def _publish(self, event: LogEvent) -> None:
         self._kept.append(event)
-        self._kept_bytes += event.size_bytes
-        while self._kept_bytes > BACKLOG_BYTES:
-            self._kept_bytes -= self._kept.popleft().size_bytes
         self._count += 1
         self._position = event.position
         self._wake_readers()
@@ -241,11 +224,12 @@ class LogFeed:
         return await run_sync(self._read_event, reader, is_over, limiter=self._readers)
 
     def _read_event(self, reader: JobFollower, is_over: IsOver) -> LogEvent | None:
-        batch = reader.next_batch(is_over)
-        if batch is None:
+        text = reader.next_batch(is_over)
+        if text is None:
             return None
-        event = ServerSentEvent(batch.text, id=format_event_id(self._uid, batch.position), sep="\n")
-        return LogEvent(event.encode(), batch.position)
+        position = reader.position
+        event = ServerSentEvent(text, id=format_event_id(self._uid, position), sep="\n")
+        return LogEvent(event.encode(), position)
 
 
 @dataclass(slots=True, kw_only=True)
