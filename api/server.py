@@ -33,7 +33,7 @@ from database.history import History
 from database.idempotency import Answers
 from database.jobs import Jobs, NewJob
 from database.leases import COORDINATOR_LEASE, Leases
-from database.records import Lease, utc_now
+from database.records import utc_now
 from database.tokens import Tokens
 from muster.contracts.errors import MusterError
 from muster.contracts.interpreter import VERSION
@@ -191,9 +191,6 @@ def _build_state(
     job_rows, history, leases = Jobs(database), History(database), Leases(database)
     data_dir = DataDir(settings.data_dir)
 
-    def read_lease() -> Lease | None:
-        return leases.current(COORDINATOR_LEASE)
-
     def read_state(job_id: JobId) -> JobState | None:
         job = job_rows.find(job_id)
         return JobState(job, history.ranks(job_id)) if job else None
@@ -203,7 +200,7 @@ def _build_state(
         return job.spec.checkpoint_dir if job else None
 
     job_cache = JobCache(read_state, time.monotonic)
-    coordinator = CoordinatorHandle(read_lease, time.monotonic)
+    coordinator = CoordinatorHandle(partial(leases.current, COORDINATOR_LEASE), time.monotonic)
     readers = CapacityLimiter(LOG_READERS)
     disk_reserve = DiskReserve(data_dir.disk_reserve)
     disk_reserve.allocate()

@@ -6,7 +6,7 @@ logs are read and encoded once.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,7 +22,7 @@ from api.logs.tail import tail_position
 from database.errors import DatabaseUnavailable
 from database.records import Job, RankRecord
 from muster.contracts.job import JobId, JobUid
-from muster.contracts.paths import DataDir, JobFiles, LogName
+from muster.contracts.paths import DataDir, LogName
 from muster.contracts.rank import ProcessState
 
 POLL_SECONDS: Final = 0.1
@@ -122,21 +122,13 @@ class LogFeed:
     costs the others nothing, and has no gap.
     """
 
-    def __init__(
-        self,
-        uid: JobUid,
-        files: JobFiles,
-        rank: int | None,
-        look: Callable[[], Awaitable[JobState | None]],
-        is_closing: Callable[[], bool],
-        readers: CapacityLimiter,
-    ) -> None:
-        self._uid = uid
-        self._files = files
+    def __init__(self, broadcast: "LogBroadcast", job: Job, rank: int | None) -> None:
+        self._job = job
+        self._files = broadcast.files.job(job.job_id)
         self._rank = rank
-        self._look = look
-        self._is_closing = is_closing
-        self._readers = readers
+        self._jobs = broadcast.jobs
+        self._is_closing = broadcast.is_closing
+        self._readers = broadcast.readers
         self._count = 0
         """How many events there were."""
         self._position: Position = {}
@@ -210,6 +202,10 @@ class LogFeed:
             self._opened.set()
             self._moved.set()
 
+    async def _look(self) -> JobState | None:
+        state = await self._jobs.get(self._job.job_id)
+        return state if state is not None and state.job.uid == self._job.uid else None
+
     def _publish(self, event: LogEvent) -> None:
         self._kept.append(event)
         self._count += 1
@@ -228,7 +224,7 @@ class LogFeed:
         if text is None:
             return None
         position = reader.position
-        event = ServerSentEvent(text, id=format_event_id(self._uid, position), sep="\n")
+        event = ServerSentEvent(text, id=format_event_id(self._job.uid, position), sep="\n")
         return LogEvent(event.encode(), position)
 
 
@@ -248,7 +244,7 @@ class LogBroadcast:
         key = (job.uid, rank)
         feed = self._feeds.get(key)
         if feed is None or feed.is_over:
-            feed = self._feeds[key] = self._open(job, rank)
+            feed = self._feeds[key] = LogFeed(self, job, rank)
         feed.listeners += 1
         try:
             yield feed
@@ -258,11 +254,3 @@ class LogBroadcast:
                 feed.close()
                 if self._feeds.get(key) is feed:
                     del self._feeds[key]
-
-    def _open(self, job: Job, rank: int | None) -> LogFeed:
-        async def look() -> JobState | None:
-            state = await self.jobs.get(job.job_id)
-            return state if state is not None and state.job.uid == job.uid else None
-
-        files = self.files.job(job.job_id)
-        return LogFeed(job.uid, files, rank, look, self.is_closing, self.readers)

@@ -20,7 +20,7 @@ from typing import Final, Self
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import SAVED_LIMIT, RankMessage, Saved
 from muster.contracts.wire import encode
-from muster.host.peers import peer_of, short_socket_path
+from muster.host.peers import connect_to_own
 from muster.runtime.agent_sockets import is_succeeded, newest_socket
 
 CONNECT_SECONDS: Final = 1.0
@@ -128,16 +128,9 @@ class AgentSocket:
         if self._channel is None or self._address is None:
             return False
         path = newest_socket(self._address)
-        fresh = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            fresh.settimeout(CONNECT_SECONDS)
-            with short_socket_path(path) as address:
-                fresh.connect(address)
-            # Another user with write access to the directory could have put a socket there.
-            if peer_of(fresh).user_id != os.geteuid():
-                raise PermissionError
+            fresh = connect_to_own(path, CONNECT_SECONDS)
         except OSError:
-            fresh.close()
             return False
         fresh.settimeout(0)
         _close(self._previous)

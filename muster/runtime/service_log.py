@@ -31,7 +31,9 @@ def configure(service: str, level: int = logging.INFO) -> None:
     formatter = structlog.stdlib.ProcessorFormatter
     handler = _Handler()
     handler.setFormatter(
-        formatter(foreign_pre_chain=shared, processors=[formatter.remove_processors_meta, *rendering])
+        formatter(
+            foreign_pre_chain=shared, processors=[formatter.remove_processors_meta, *rendering]
+        )
     )
     logging.basicConfig(handlers=[handler], level=level, force=True)
     logging.getLogger("alembic").setLevel(logging.WARNING)
