@@ -23,7 +23,7 @@ from api.dependencies import PREFIX, AppState, CoordinatorHandle, DiskReserve
 from api.errors import install
 from api.middleware import BODY_LIMIT_BYTES, HEADERS_LIMIT_BYTES, AccessMiddleware, peer_uid
 from api.rate_limits import RateLimiter
-from api.routes import deletion, jobs, logs, pages, pool, service
+from api.routes import deletion, jobs, logs, pool, service
 from api.schema import ANY, add_schemas, refusals, refuse_unknown_query
 from api.startup_checks import check_certificate, check_listening
 from api.streams import JobCache, JobState, LogBroadcast
@@ -74,7 +74,7 @@ def create_app() -> FastAPI:
     app = _Application(
         title="Muster",
         version=VERSION,
-        docs_url=None,  # its page would load scripts from another host: see api/routes/pages.py
+        docs_url=None,  # its page would load scripts from another host: see api/routes/pages.html
         redoc_url=None,
         redirect_slashes=False,
         max_body_size=BODY_LIMIT_BYTES,
@@ -84,7 +84,7 @@ def create_app() -> FastAPI:
         responses={**refusals(422), **ANY},
     )
     install(app)
-    app.include_router(pages.router)
+    app.include_router(service.page_router)
     modules = (service, jobs, pool, logs, deletion)
     for router in (*(module.router for module in modules), service.token_router):
         app.include_router(router)
