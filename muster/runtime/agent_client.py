@@ -12,7 +12,6 @@ import stat
 import threading
 import time
 from collections import deque
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Final, Self
@@ -41,16 +40,17 @@ class AgentSocket:
     """Packets to and from the agent; thread-safe. Without an agent, packets are dropped.
 
     It starts as an inherited socket. After the agent has died it reconnects to the job's newest
-    agent socket.
+    agent socket under the *same descriptor number*, so a thread that waits or writes never touches
+    anything else. If the program has closed the number, as daemons do, it may mean a file of the
+    program's own: then it is left alone, and the connection continues under another number.
     """
 
     def __init__(self, agent_fd: int | None, address: Path | None = None) -> None:
         """Without an `address` there is no reconnecting."""
         self._was_given = agent_fd is not None
         self._channel = None if agent_fd is None else _inherited(agent_fd)
+        self._identity = None if self._channel is None else _identity(self._channel)
         self._address = address
-        self._previous: socket.socket | None = None
-        """Stays open until the next reconnect: another thread may be about to write to it."""
 
     @classmethod
     def of(cls, settings: RankSettings) -> Self:
@@ -59,7 +59,10 @@ class AgentSocket:
     @property
     def is_broken(self) -> bool:
         """Whether there was an agent and it is gone."""
-        return self._channel is not None and bool(_poll(self._channel, 0, 0.0))
+        if self._channel is None:
+            return False
+        channel = self._own
+        return channel is None or bool(_poll(channel, 0, 0.0))
 
     @property
     def is_closed(self) -> bool:
@@ -85,22 +88,26 @@ class AgentSocket:
 
     def send(self, payload: bytes) -> None:
         """Send a packet, whole or not at all."""
-        if self._channel is not None:
-            with suppress(OSError):
-                self._channel.send(payload, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        channel = self._own
+        if channel is not None:
+            try:
+                channel.send(payload, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except OSError:
+                return
 
     def wait_for_room(self, seconds: float) -> bool:
         """Wait until a packet can be sent; return whether it can."""
-        channel = self._channel
+        channel = self._own
         return channel is not None and _poll(channel, select.POLLOUT, seconds) == select.POLLOUT
 
     def receive(self) -> tuple[bytes, list[int]] | None:
         """Return a packet and its descriptors, or None if there is none."""
-        if self._channel is None:
+        channel = self._own
+        if channel is None:
             return None
         try:
             content, descriptors, _, _ = socket.recv_fds(
-                self._channel, PACKET_LIMIT_BYTES, DESCRIPTORS_LIMIT, socket.MSG_DONTWAIT
+                channel, PACKET_LIMIT_BYTES, DESCRIPTORS_LIMIT, socket.MSG_DONTWAIT
             )
         except ConnectionResetError:
             # Reported once if the agent died with unread packets; ours to read come after it.
@@ -111,7 +118,7 @@ class AgentSocket:
 
     def wait_for_packet(self, seconds: float) -> None:
         """Wait until there is something to receive, or the time has passed."""
-        channel = self._channel
+        channel = self._own
         if channel is None or _poll(channel, 0, 0.0):
             time.sleep(seconds)
         else:
@@ -119,7 +126,7 @@ class AgentSocket:
 
     def wait_for_loss(self, seconds: float) -> None:
         """Wait until the agent is gone, or the time has passed."""
-        channel = self._channel
+        channel = self._own
         if channel is None or _poll(channel, 0, seconds) & select.POLLNVAL:
             time.sleep(seconds)
 
@@ -129,18 +136,43 @@ class AgentSocket:
             return False
         path = newest_socket(self._address)
         try:
-            fresh = connect_to_own(path, CONNECT_SECONDS)
+            with connect_to_own(path, CONNECT_SECONDS) as fresh:
+                fresh.settimeout(0)
+                self._replace(self._channel, fresh)
         except OSError:
             return False
-        fresh.settimeout(0)
-        _close(self._previous)
-        self._previous, self._channel, self._address = self._channel, fresh, path
+        self._address = path
         return True
 
     def close(self) -> None:
         """Close it, for tests: a real process keeps it open until its end."""
-        _close(self._previous)
-        _close(self._channel)
+        if self._own is not None:
+            self._own.close()
+        elif self._channel is not None:
+            self._channel.detach()
+
+    @property
+    def _own(self) -> socket.socket | None:
+        """The channel, unless the program has put something else under its number."""
+        channel = self._channel
+        return None if channel is None or _identity(channel) != self._identity else channel
+
+    def _replace(self, channel: socket.socket, fresh: socket.socket) -> None:
+        """Continue with `fresh`; another thread finds no channel meanwhile and drops a packet."""
+        is_own = self._own is not None
+        self._identity = _identity(fresh)
+        if is_own:
+            try:
+                os.dup2(fresh.fileno(), channel.fileno(), inheritable=False)
+            except OSError:  # the program has lowered its limit below that number
+                pass
+            else:
+                return
+        self._channel = _nonblocking(fresh.detach())
+        if is_own:
+            channel.close()
+        else:
+            channel.detach()  # closing it would close the program's own file
 
 
 class AgentClient:
@@ -236,16 +268,19 @@ def _nonblocking(descriptor: int) -> socket.socket:
     return channel
 
 
-def _close(channel: socket.socket | None) -> None:
-    if channel is not None:
-        with suppress(OSError):  # the program has closed its descriptor
-            channel.close()
+def _identity(channel: socket.socket) -> tuple[int, int] | None:
+    """Return device and inode, which no other open socket has; None if it is closed."""
+    try:
+        found = os.fstat(channel.fileno())
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _poll(channel: socket.socket, events: int, seconds: float) -> int:
     """Return the poll(2) events of the channel; hang-up and errors are always included."""
     descriptor = channel.fileno()
-    if descriptor < 0:  # another thread has just closed it
+    if descriptor < 0:  # another thread has just detached it
         return select.POLLNVAL
     poll = select.poll()
     poll.register(descriptor, events)

@@ -1,9 +1,13 @@
 """A rank's connection to its agent, and to the next one after a takeover."""
 
+import fcntl
 import os
+import resource
 import signal
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,37 +35,94 @@ def test_last_packets_of_a_dead_agent_are_received(agents: Agents, unread: list[
     assert agents.line.receive() is None
 
 
-def test_a_reconnected_socket_carries_packets_both_ways(agents: Agents) -> None:
-    descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  names are enough
-    for _ in range(3):
-        agents.dies()
-        agents.starts()
-        socket.setdefaulttimeout(600.0)  # as a program may do
-        try:
-            assert agents.line.reconnect()
-        finally:
-            socket.setdefaulttimeout(None)
-        agents.accepts()
-        assert not agents.line.is_broken
-        assert agents.line.receive() is None
-        agents.channel.send(b"hello")
-        assert agents.line.receive() == (b"hello", [])
-        agents.line.send(b"answer")
-        assert agents.channel.recv(100) == b"answer"
-        agents.listener.close()
-    assert len(os.listdir("/proc/self/fd")) == descriptors + 1  # noqa: PTH208  the previous one
-
-
-def test_a_descriptor_that_the_program_closes_is_replaced(agents: Agents) -> None:
+def test_a_reconnected_socket_keeps_its_descriptor_number(agents: Agents) -> None:
+    descriptors = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208  names are enough
+    agents.dies()
     agents.starts()
-    os.close(agents.descriptor)
+    socket.setdefaulttimeout(600.0)  # as a program may do
+    try:
+        assert agents.line.reconnect()
+    finally:
+        socket.setdefaulttimeout(None)
+    agents.accepts()
+    assert not agents.line.is_broken
+    assert agents.line.receive() is None
+    agents.channel.send(b"hello")
+    assert agents.line.receive() == (b"hello", [])
+    agents.line.send(b"answer")
+    assert agents.channel.recv(100) == b"answer"
+    agents.listener.close()
+    assert sorted(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208  names are enough
+
+
+@pytest.fixture
+def program(agents: Agents) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A connection of the program's own under the inherited number, after closing everything."""
+    number = agents.descriptor
+    mine, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    os.dup2(mine.fileno(), number)
+    mine.close()
+    with socket.socket(fileno=number) as mine, peer:
+        yield mine, peer
+
+
+def test_a_programs_own_socket_under_our_number_is_not_touched(
+    agents: Agents, program: tuple[socket.socket, socket.socket]
+) -> None:
+    mine, peer = program
+    peer.send(b"for the program")
+    agents.line.send(b"a heartbeat")
+    assert agents.line.receive() is None
+    assert not agents.line.wait_for_room(0.0)
+    assert mine.recv(100, socket.MSG_DONTWAIT) == b"for the program"
+    with pytest.raises(BlockingIOError):
+        peer.recv(100, socket.MSG_DONTWAIT)
+
+
+@pytest.mark.parametrize("peer_has_gone", [False, True])
+def test_a_taken_number_makes_the_socket_continue_under_another(
+    agents: Agents, program: tuple[socket.socket, socket.socket], *, peer_has_gone: bool
+) -> None:
+    mine, peer = program
+    if peer_has_gone:
+        peer.close()
+    before = os.fstat(mine.fileno())
     agents.voice.send(Hello())
+    agents.starts()
     assert agents.voice.ensure_agent()
     agents.channel.close()  # as an agent does with the previous channel
     agents.accepts()
     assert agents.hear() == Hello()
     agents.channel.send(b"hello")
     assert agents.line.receive() == (b"hello", [])
+    assert os.path.sameopenfile(mine.fileno(), agents.descriptor)
+    assert os.fstat(mine.fileno()).st_ino == before.st_ino
+    assert not agents.line.is_broken
+
+
+@contextmanager
+def limited_to(descriptors: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_number_over_the_limit_makes_it_continue_under_another(agents: Agents) -> None:
+    """Agents have a higher limit than ranks, so an inherited number may be over the limit."""
+    high = fcntl.fcntl(agents.descriptor, fcntl.F_DUPFD_CLOEXEC, 500)
+    line = AgentSocket(high, agents.path)
+    agents.line.close()
+    agents.dies()
+    agents.starts()
+    with limited_to(fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 0) + 50):
+        assert line.reconnect()
+    agents.accepts()
+    line.send(b"here")
+    assert agents.channel.recv(100) == b"here"
+    line.close()
 
 
 def test_without_an_address_there_is_no_reconnecting(ear: Ear) -> None:
