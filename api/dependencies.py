@@ -35,10 +35,13 @@ from muster.contracts.job import JobId, JobUid, StopRequest
 from muster.contracts.paths import DataDir
 from muster.contracts.token import Scope
 from muster.host.files import closing
-from muster.host.processes import is_provably_gone, is_running
+from muster.host.processes import is_provably_gone, is_running, is_stopped
 
 API_VERSION: Final = "v1"
 PREFIX: Final = f"/api/{API_VERSION}"
+
+LEASE_CACHED_SECONDS: Final = 1.0
+"""How long the address of the coordinator is kept; a new coordinator reads all rows anyway."""
 
 
 RESERVE_BYTES: Final = 4 << 20
@@ -58,6 +61,7 @@ class CoordinatorHandle:
         self._lock = threading.Lock()
         self._seen: tuple[int, int] | None = None
         self._moved_at: float | None = None
+        self._cached: tuple[float, Lease | None] | None = None
 
     def absence(self) -> str | None:
         """Return why there is no working coordinator, or None if there is one."""
@@ -65,7 +69,14 @@ class CoordinatorHandle:
         if lease is None:
             return "no coordinator is running: start one with `muster up` (or `make up`)"
         process = lease.process
-        if is_running(process) or (not is_provably_gone(process) and self._is_beating(lease)):
+        if is_running(process):
+            if not is_stopped(process.pid):
+                return None
+            return (
+                f"the coordinator (pid {process.pid}) is stopped by a signal: continue it with "
+                f"`kill -CONT {process.pid}`, or end it with `kill -9 {process.pid}`"
+            )
+        if not is_provably_gone(process) and self._is_beating(lease):
             return None
         return (
             f"the coordinator (pid {process.pid} on {process.node}) does not respond: start one "
@@ -79,11 +90,19 @@ class CoordinatorHandle:
         database itself has notified the coordinator of the commit.
         """
         with suppress(OSError, DatabaseError, ValueError):
-            lease = self._read_lease()
+            lease = self._recent_lease()
             if lease is not None and lease.address:
                 host, _, port = lease.address.rpartition(":")
                 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
                     sender.sendto(b"", (host, int(port)))
+
+    def _recent_lease(self) -> Lease | None:
+        now, cached = self._monotonic(), self._cached
+        if cached is not None and now - cached[0] < LEASE_CACHED_SECONDS:
+            return cached[1]
+        lease = self._read_lease()
+        self._cached = now, lease
+        return lease
 
     def _is_beating(self, lease: Lease) -> bool:
         """True if the heartbeat of a lease on another host moved lately, by our own clock.

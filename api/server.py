@@ -199,7 +199,8 @@ def _build_state(
         job = job_rows.find(job_id)
         return job.spec.checkpoint_dir if job else None
 
-    job_cache = JobCache(read_state, time.monotonic)
+    changes = database.changes if database.listen(lambda: None) else lambda: None
+    job_cache = JobCache(read_state, time.monotonic, changes)
     coordinator = CoordinatorHandle(partial(leases.current, COORDINATOR_LEASE), time.monotonic)
     readers = CapacityLimiter(LOG_READERS)
     disk_reserve = DiskReserve(data_dir.disk_reserve)

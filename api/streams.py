@@ -72,34 +72,40 @@ class JobCache:
         self,
         read: Callable[[JobId], JobState | None],
         monotonic: Callable[[], float],
+        changes: Callable[[], int | None] = lambda: None,
     ) -> None:
+        """`changes` differs after any commit; None if that is not known."""
         self._read = read
         self._monotonic = monotonic
-        self._states: dict[JobId, tuple[float, JobState | None]] = {}
-        """With the time at which the query began."""
+        self._changes = changes
+        self._states: dict[JobId, tuple[float, int | None, JobState | None]] = {}
+        """With the time at which the query began, and what `changes` returned then."""
         self._locks: WeakValueDictionary[JobId, asyncio.Lock] = WeakValueDictionary()
 
     async def get(self, job_id: JobId, *, is_current: bool = False) -> JobState | None:
         """Return the job as it was at most `FRESH_SECONDS` ago, or None if it does not exist.
 
-        Returns the last known state while the database is unavailable; raises `DatabaseUnavailable`
-        if there is none. With `is_current` the job is read now, as its id may belong to another job
-        than a moment ago.
+        If commits are noticed, the job is read only after one. Returns the last known state while
+        the database is unavailable; raises `DatabaseUnavailable` if there is none. With
+        `is_current` the job is read now, as its id may belong to another job than a moment ago.
         """
         not_before = self._monotonic() - (0.0 if is_current else FRESH_SECONDS)
         lock = self._locks.setdefault(job_id, asyncio.Lock())
         async with lock:  # all who wait for one query share the next
             known = self._states.get(job_id)
-            if known is not None and known[0] > not_before:
-                return known[1]
+            changes = self._changes()
+            if known is not None:
+                is_unchanged = changes is not None and changes == known[1] and not is_current
+                if is_unchanged or known[0] > not_before:
+                    return known[2]
             began = self._monotonic()
             try:
                 state = await run_sync(self._read, job_id)
             except DatabaseUnavailable:
                 if known is not None and not is_current:
-                    return known[1]
+                    return known[2]
                 raise
-            self._states[job_id] = began, state
+            self._states[job_id] = began, changes, state
             oldest = began - FORGET_SECONDS
             for forgotten in [one for one, (at, *_) in self._states.items() if at < oldest]:
                 del self._states[forgotten]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from api.dependencies import CoordinatorHandle
+from api.dependencies import LEASE_CACHED_SECONDS, CoordinatorHandle
 from database.errors import DatabaseUnavailable
 from database.leases import LEASE_SECONDS
 from database.records import Lease
@@ -23,15 +23,17 @@ ELSEWHERE = replace(
 
 
 class Watched:
-    """A lease that can change or be unavailable, and a clock."""
+    """A lease that can change or be unavailable, and a clock; counts queries."""
 
     def __init__(self, lease: Lease | None) -> None:
         self.lease = lease
         self.seconds = 0.0
+        self.queries = 0
         self.is_away = False
         self.handle = CoordinatorHandle(self._read, lambda: self.seconds)
 
     def _read(self) -> Lease | None:
+        self.queries += 1
         if self.is_away:
             raise DatabaseUnavailable("away")
         return self.lease
@@ -71,11 +73,15 @@ def at(channel: socket.socket) -> Lease:
     return replace(HERE, process=PROCESS, address="{}:{}".format(*channel.getsockname()))
 
 
-def test_the_coordinator_is_woken_at_its_address(channel: socket.socket) -> None:
+def test_the_address_is_cached_for_a_second(channel: socket.socket) -> None:
     leases = Watched(at(channel))
-    for _ in range(2):
+    for _ in range(3):
         leases.handle.wake()
-    assert [channel.recv(1) for _ in range(2)] == [b""] * 2
+    assert leases.queries == 1
+    leases.seconds += LEASE_CACHED_SECONDS
+    leases.handle.wake()
+    assert leases.queries == 2
+    assert [channel.recv(1) for _ in range(4)] == [b""] * 4
 
 
 def test_waking_never_fails(channel: socket.socket) -> None:

@@ -251,7 +251,8 @@ class Rows:
         self.seconds = 0.0
         self.queries = 0
         self.answer: Callable[[], JobState | None] = lambda: STATE
-        self.cache = JobCache(self._read, self._monotonic)
+        self.changes: int | None = None
+        self.cache = JobCache(self._read, self._monotonic, lambda: self.changes)
 
     def _monotonic(self) -> float:
         self.seconds += 1e-6
@@ -286,6 +287,17 @@ async def test_fifty_readers_share_one_query() -> None:
     rows.seconds += FRESH_SECONDS
     await rows.cache.get(ID)
     assert rows.queries == 2
+
+
+async def test_an_unchanged_database_is_not_asked_again() -> None:
+    rows = Rows()
+    for changes, queries in [(1, 1), (1, 1), (2, 2), (None, 3), (None, 4), (2, 5)]:
+        rows.changes = changes
+        rows.seconds += FRESH_SECONDS
+        await rows.cache.get(ID)
+        assert rows.queries == queries, changes
+    await rows.cache.get(ID, is_current=True)
+    assert rows.queries == 6
 
 
 async def test_a_current_state_is_of_the_job_that_has_the_id_now() -> None:
