@@ -2,7 +2,6 @@
 
 Problem                    status, kind, a sentence and the fields that are wrong
 ├── Unauthorized           401  api.auth
-├── MethodNotAllowed       405
 ├── Conflict               409  the job's state does not allow the request
 ├── InvalidRequest         422  fields of the body, the query or the headers
 ├── TooManyRequests        429  api.rate_limits
@@ -84,17 +83,6 @@ class Problem(MusterError):
         self.headers = dict(headers or {})
 
 
-class MethodNotAllowed(Problem):
-    """``Allow`` has the allowed methods of the path, and HEAD with GET."""
-
-    def __init__(self, allowed: Sequence[str]) -> None:
-        detail = "This path does not support this method. See /docs."
-        headers = {"Allow": ", ".join(allowed).replace("GET", "GET, HEAD")}
-        super().__init__(
-            HTTPStatus.METHOD_NOT_ALLOWED, "method-not-allowed", detail, headers=headers
-        )
-
-
 class InvalidRequest(Problem):
     def __init__(self, errors: Sequence[FieldError]) -> None:
         # The name of a field may contain half a surrogate pair, which UTF-8 cannot encode.
@@ -162,21 +150,19 @@ def install(app: FastAPI) -> None:
 
 
 def _refusal(request: Request, error: Exception) -> Response:
-    if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        error = MethodNotAllowed(_allowed_methods(request))
-    return problem_response(_problem_of(error), request.scope)
-
-
-def _allowed_methods(request: Request) -> list[str]:
-    """Return the methods of all routes of a path; Starlette knows only those of the first."""
-    return [
-        method
-        for method in ("DELETE", "GET", "PATCH", "POST", "PUT")
-        if any(
-            route.matches({**request.scope, "method": method})[0] is Match.FULL
-            for route in request.app.routes
-        )
-    ]
+    problem = _problem_of(error)
+    if problem.status == HTTPStatus.METHOD_NOT_ALLOWED:
+        # Of all routes of the path: Starlette names the methods of the first one only.
+        allowed = [
+            method
+            for method in ("DELETE", "GET", "PATCH", "POST", "PUT")
+            if any(
+                route.matches({**request.scope, "method": method})[0] is Match.FULL
+                for route in request.app.routes
+            )
+        ]
+        problem.headers["Allow"] = ", ".join(allowed).replace("GET", "GET, HEAD")
+    return problem_response(problem, request.scope)
 
 
 def _problem_of(error: Exception) -> Problem:
@@ -201,9 +187,9 @@ def _problem_of(error: Exception) -> Problem:
             )
         case HTTPException():
             slug = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
-            detail = error.detail
-            if error.status_code == HTTPStatus.NOT_FOUND:
-                detail = "This path does not exist. See /docs."
+            details = {404: "This path does not exist. See /docs."}
+            details[405] = "This path does not support this method. See /docs."
+            detail = details.get(error.status_code, error.detail)
             return Problem(error.status_code, slug, detail, headers=error.headers)
         case DatabaseError():
             return _database_problem(error)

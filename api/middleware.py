@@ -4,7 +4,6 @@ A web page in the user's browser can reach a loopback port. The list of host nam
 rebinding; the origin check and the JSON content type stop forged requests (CSRF).
 """
 
-import asyncio
 import re
 import uuid
 from collections.abc import Callable, Collection, Mapping
@@ -30,7 +29,7 @@ from api.auth import (
     shorten_path,
 )
 from api.dependencies import PREFIX
-from api.errors import MethodNotAllowed, Problem, problem_response
+from api.errors import Problem, problem_response
 from api.rate_limits import RateLimiter
 from muster.contracts import token
 from muster.contracts.settings import LOOPBACK_NAMES
@@ -83,6 +82,8 @@ class AccessMiddleware:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
+            if scope["method"] == "HEAD":
+                scope = {**scope, "method": "GET"}  # uvicorn sends no body
             headers = Headers(scope=scope)
             request_id = _request_id(headers)
             scope.setdefault("state", {})["request_id"] = request_id
@@ -168,32 +169,6 @@ class AccessMiddleware:
         _check_body(scope, headers)
 
 
-class HeadAsGet:
-    """ASGI middleware: answers HEAD with the headers of GET and without a body."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "HEAD":
-            await self._app(scope, receive, send)
-            return
-        answered = asyncio.Event()
-
-        async def send_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                await send(message)
-            elif not answered.is_set():
-                answered.set()
-                await send({"type": "http.response.body"})
-
-        async def disconnect() -> Message:
-            await answered.wait()  # ends a stream after its headers
-            return {"type": "http.disconnect"}
-
-        await self._app({**scope, "method": "GET"}, disconnect, send_headers)
-
-
 def peer_uid(scope: Scope) -> int | None:
     """Return the user id of a client on this machine; None for a client elsewhere.
 
@@ -218,9 +193,7 @@ def _refuse_early(scope: Scope) -> None:
     if scope["query_string"].count(b"&") >= QUERY_NAMES_LIMIT:
         detail = f"A query may have {QUERY_NAMES_LIMIT} parameters."
         raise Problem(HTTPStatus.REQUEST_URI_TOO_LONG, "long-query", detail)
-    if scope["method"] in CHANGING_METHODS:
-        if _is_in(PROBES, scope):
-            raise MethodNotAllowed(["GET"])
+    if scope["method"] in CHANGING_METHODS and not _is_in(PROBES, scope):
         require_scope(scope["state"]["caller"], token.Scope.SUBMIT)
 
 

@@ -4,10 +4,9 @@ The bucket fills at a steady rate and a full one is a burst. An open stream is a
 """
 
 import math
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
 
@@ -28,12 +27,6 @@ class TooManyRequests(Problem):
         super().__init__(HTTPStatus.TOO_MANY_REQUESTS, slug, detail, headers=headers)
 
 
-@dataclass(slots=True)
-class _Bucket:
-    level: float
-    updated_at: float
-
-
 class RateLimiter:
     """The limits of all clients. To be used by the event loop's thread only."""
 
@@ -41,23 +34,22 @@ class RateLimiter:
         self._per_second = per_second
         self._at_once = at_once
         self._monotonic = monotonic
-        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+        self._buckets: dict[str, tuple[float, float]] = {}
+        """By client, the least recently used one first: the level, and when it was computed."""
         self._open: Counter[str] = Counter()
 
     def charge(self, client: str) -> None:
         """Count one request; raise `TooManyRequests` if the bucket is empty."""
         now, size = self._monotonic(), float(self._per_second * BURST_SECONDS)
-        bucket = self._buckets.setdefault(client, _Bucket(size, now))
-        self._buckets.move_to_end(client)
+        level, before = self._buckets.pop(client, (size, now))
+        level = min(size, level + (now - before) * self._per_second)
+        self._buckets[client] = (level - 1 if level >= 1 else level, now)
         if len(self._buckets) > CLIENTS_LIMIT:
-            self._buckets.popitem(last=False)
-        elapsed_seconds, bucket.updated_at = now - bucket.updated_at, now
-        bucket.level = min(size, bucket.level + elapsed_seconds * self._per_second)
-        if bucket.level < 1:
+            del self._buckets[next(iter(self._buckets))]
+        if level < 1:
             detail = f"You send more than {self._per_second} requests a second. Slow down."
-            retry_after_seconds = math.ceil((1 - bucket.level) / self._per_second)
+            retry_after_seconds = math.ceil((1 - level) / self._per_second)
             raise TooManyRequests("too-many-requests", detail, retry_after_seconds)
-        bucket.level -= 1
 
     @contextmanager
     def admit(self, client: str) -> Iterator[None]:

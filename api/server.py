@@ -1,4 +1,4 @@
-"""The service process: settings, database, application, uvicorn."""
+"""The service process: settings, database, application, uvicorn; and the application alone."""
 
 import gc
 import logging
@@ -11,17 +11,20 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 import uvicorn
 from anyio import CapacityLimiter
+from fastapi import Depends, FastAPI
 
-from api.app import build
 from api.auth import Authenticator, TokenCache
-from api.dependencies import AppState, CoordinatorHandle, DiskReserve
-from api.middleware import HEADERS_LIMIT_BYTES, AccessMiddleware, peer_uid
+from api.dependencies import PREFIX, AppState, CoordinatorHandle, DiskReserve
+from api.errors import install
+from api.middleware import BODY_LIMIT_BYTES, HEADERS_LIMIT_BYTES, AccessMiddleware, peer_uid
 from api.rate_limits import RateLimiter
+from api.routes import deletion, jobs, logs, pool, service
+from api.schema import ANY, add_schemas, refusals, refuse_unknown_query
 from api.startup_checks import check_certificate, check_listening
 from api.streams import JobCache, JobState, LogBroadcast
 from api.submission import Outcomes, SubmissionQueue, Submitter
@@ -30,9 +33,10 @@ from database.history import History
 from database.idempotency import Answers
 from database.jobs import Jobs, NewJob
 from database.leases import COORDINATOR_LEASE, Leases
-from database.records import Lease, utc_now
+from database.records import utc_now
 from database.tokens import Tokens
 from muster.contracts.errors import MusterError
+from muster.contracts.interpreter import VERSION
 from muster.contracts.job import JobId
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import TOKEN, AccessSettings, ServiceSettings, is_issued_token
@@ -55,6 +59,37 @@ CONNECTIONS_LIMIT: Final = 640
 
 SHUTDOWN_SECONDS: Final = 4
 """For answers on their way after SIGTERM; streams end at once."""
+
+
+class _Application(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document, with schemas made from the msgspec structs."""
+        if self.openapi_schema is None:
+            add_schemas(super().openapi())
+        return self.openapi_schema or {}
+
+
+def create_app() -> FastAPI:
+    """Return the application without its state: it can be described, but not served."""
+    app = _Application(
+        title="Muster",
+        version=VERSION,
+        docs_url=None,  # its page would load scripts from another host: see api/routes/pages.html
+        redoc_url=None,
+        redirect_slashes=False,
+        max_body_size=BODY_LIMIT_BYTES,
+        dependencies=[Depends(refuse_unknown_query)],
+        generate_unique_id_function=lambda route: route.name,
+        # For every route: each refuses a query parameter that it does not know.
+        responses={**refusals(422), **ANY},
+    )
+    install(app)
+    app.include_router(service.page_router)
+    modules = (service, jobs, pool, logs, deletion)
+    for router in (*(module.router for module in modules), service.token_router):
+        app.include_router(router)
+        app.include_router(router, prefix=PREFIX, include_in_schema=False)
+    return app
 
 
 def serve() -> int:
@@ -90,9 +125,12 @@ def serve() -> int:
 def _run(settings: ServiceSettings, access: AccessSettings, database: Database) -> None:
     tokens = TokenCache(database, time.monotonic)
     listener = _listen(settings, access, tokens)
-    state = _build_state(settings, database, tokens, is_closing=lambda: server.should_exit)
-    app = AccessMiddleware(
-        build(state),
+    app = create_app()
+    app.state.app_state = _build_state(
+        settings, database, tokens, is_closing=lambda: server.should_exit
+    )
+    guarded = AccessMiddleware(
+        app,
         authenticator=Authenticator(
             tokens=tokens,
             clock=utc_now,
@@ -109,7 +147,7 @@ def _run(settings: ServiceSettings, access: AccessSettings, database: Database) 
         uid_of=peer_uid,
     )
     config = uvicorn.Config(
-        app,
+        guarded,
         http="h11",
         h11_max_incomplete_event_size=HEADERS_LIMIT_BYTES,
         limit_concurrency=CONNECTIONS_LIMIT,
@@ -150,36 +188,33 @@ def _build_state(
     settings: ServiceSettings, database: Database, tokens: Tokens, is_closing: Callable[[], bool]
 ) -> AppState:
     started = time.monotonic()
-    jobs, history, leases = Jobs(database), History(database), Leases(database)
+    job_rows, history, leases = Jobs(database), History(database), Leases(database)
     data_dir = DataDir(settings.data_dir)
 
-    def read_lease() -> Lease | None:
-        return leases.current(COORDINATOR_LEASE)
-
     def read_state(job_id: JobId) -> JobState | None:
-        job = jobs.find(job_id)
+        job = job_rows.find(job_id)
         return JobState(job, history.ranks(job_id)) if job else None
 
     def checkpoint_dir_of(job_id: JobId) -> str | None:
-        job = jobs.find(job_id)
+        job = job_rows.find(job_id)
         return job.spec.checkpoint_dir if job else None
 
     changes = database.changes if database.listen(lambda: None) else lambda: None
     job_cache = JobCache(read_state, time.monotonic, changes)
-    coordinator = CoordinatorHandle(read_lease, time.monotonic)
+    coordinator = CoordinatorHandle(partial(leases.current, COORDINATOR_LEASE), time.monotonic)
     readers = CapacityLimiter(LOG_READERS)
     disk_reserve = DiskReserve(data_dir.disk_reserve)
     disk_reserve.allocate()
 
     def store(new_jobs: Sequence[NewJob]) -> Outcomes:
-        outcomes = jobs.create_together(new_jobs)
+        outcomes = job_rows.create_together(new_jobs)
         coordinator.wake()
         disk_reserve.allocate()
         return outcomes
 
     return AppState(
         database=database,
-        jobs=jobs,
+        jobs=job_rows,
         history=history,
         answers=Answers(database),
         tokens=tokens,

@@ -50,9 +50,22 @@ def check_certificate(certfile: Path, keyfile: Path | None) -> None:
         ) from error
 
 
-def check_token(access: AccessSettings, has_token: Callable[[], bool]) -> None:
-    """Raise `StartupProblem` if tokens are required and there is none."""
-    if access.require_token and access.token_sha256 is None and not has_token():
+def check_listening(
+    settings: ServiceSettings, access: AccessSettings, has_token: Callable[[], bool]
+) -> str:
+    """Return the address to listen on.
+
+    Raises `AddressNotLocal`, and `StartupProblem` if it is not safe to listen there, or if tokens
+    are required and there is none.
+    """
+    try:
+        address = str(socket.getaddrinfo(settings.host, None)[0][4][0])
+    except OSError as error:
+        raise AddressNotLocal(settings.host, error) from error
+    is_exposed = not ipaddress.ip_address(address).is_loopback
+    is_token_needed = access.require_token or is_exposed
+    is_token_missing = is_token_needed and access.token_sha256 is None and not has_token()
+    if access.require_token and is_token_missing:
         raise StartupProblem(
             "token",
             "refusing to start with MUSTER_REQUIRE_TOKEN",
@@ -60,16 +73,8 @@ def check_token(access: AccessSettings, has_token: Callable[[], bool]) -> None:
             f"{_CREATE_ONE} while the service runs without MUSTER_REQUIRE_TOKEN, or set "
             "MUSTER_TOKEN",
         )
-
-
-def check_exposure(
-    host: str, address: str, access: AccessSettings, has_token: Callable[[], bool]
-) -> None:
-    """Raise `StartupProblem` unless it is safe to listen on `address`, to which `host` resolves."""
-    if ipaddress.ip_address(address).is_loopback:
-        return
-    what = f"refusing to listen on {host}, which other machines can reach"
-    if access.token_sha256 is None and not has_token():
+    what = f"refusing to listen on {settings.host}, which other machines can reach"
+    if is_exposed and is_token_missing:
         raise StartupProblem(
             "exposure",
             what,
@@ -77,7 +82,7 @@ def check_exposure(
             f"{_CREATE_ONE} while the service runs on 127.0.0.1, or set MUSTER_TOKEN; or leave "
             "MUSTER_HOST unset and use an SSH tunnel",
         )
-    if access.tls_certfile is None and not access.allow_plain_http:
+    if is_exposed and access.tls_certfile is None and not access.allow_plain_http:
         raise StartupProblem(
             "exposure",
             what,
@@ -85,18 +90,6 @@ def check_exposure(
             "set MUSTER_TLS_CERTFILE and MUSTER_TLS_KEYFILE, or set MUSTER_ALLOW_PLAIN_HTTP=1 if "
             "a proxy does TLS",
         )
-
-
-def check_listening(
-    settings: ServiceSettings, access: AccessSettings, has_token: Callable[[], bool]
-) -> str:
-    """Return the address to listen on; raise `StartupProblem`, `AddressNotLocal`."""
-    try:
-        address = str(socket.getaddrinfo(settings.host, None)[0][4][0])
-    except OSError as error:
-        raise AddressNotLocal(settings.host, error) from error
-    check_token(access, has_token)
-    check_exposure(settings.host, address, access, has_token)
     return address
 
 

@@ -6,7 +6,7 @@ logs are read and encoded once.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,7 +22,7 @@ from api.logs.tail import tail_position
 from database.errors import DatabaseUnavailable
 from database.records import Job, RankRecord
 from muster.contracts.job import JobId, JobUid
-from muster.contracts.paths import DataDir, JobFiles, LogName
+from muster.contracts.paths import DataDir, LogName
 from muster.contracts.rank import ProcessState
 
 POLL_SECONDS: Final = 0.1
@@ -37,11 +37,9 @@ FORGET_SECONDS: Final = 60.0
 IDLE_SECONDS: Final = 10.0
 """A stream without events wakes up this often, so that its caller's token can be checked."""
 
-BACKLOG_BYTES: Final = 1 << 20
-"""How much of its last events a feed keeps. A reader further behind reads the files again."""
-
-PLACE_BYTES: Final = 136
-"""What one rank's place takes in the position of an event, as measured."""
+BACKLOG_EVENTS: Final = 32
+"""How many of its last events a feed keeps, each of about 64 KiB at most. A reader further behind
+reads the files again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +119,6 @@ class LogEvent:
     encoded: bytes
     position: Position
 
-    @property
-    def size_bytes(self) -> int:
-        """How much memory it takes, at most."""
-        return len(self.encoded) + PLACE_BYTES * len(self.position)
-
 
 class LogFeed:
     """Reads the logs of a job, all ranks or one, for all who follow them.
@@ -135,27 +128,18 @@ class LogFeed:
     costs the others nothing, and has no gap.
     """
 
-    def __init__(
-        self,
-        uid: JobUid,
-        files: JobFiles,
-        rank: int | None,
-        look: Callable[[], Awaitable[JobState | None]],
-        is_closing: Callable[[], bool],
-        readers: CapacityLimiter,
-    ) -> None:
-        self._uid = uid
-        self._files = files
+    def __init__(self, broadcast: "LogBroadcast", job: Job, rank: int | None) -> None:
+        self._job = job
+        self._files = broadcast.files.job(job.job_id)
         self._rank = rank
-        self._look = look
-        self._is_closing = is_closing
-        self._readers = readers
+        self._jobs = broadcast.jobs
+        self._is_closing = broadcast.is_closing
+        self._readers = broadcast.readers
         self._count = 0
         """How many events there were."""
         self._position: Position = {}
         """After the last event."""
-        self._kept: deque[LogEvent] = deque()
-        self._kept_bytes = 0
+        self._kept: deque[LogEvent] = deque(maxlen=BACKLOG_EVENTS)
         self._moved = asyncio.Event()
         self._opened = asyncio.Event()
         self.listeners = 0
@@ -224,11 +208,12 @@ class LogFeed:
             self._opened.set()
             self._moved.set()
 
+    async def _look(self) -> JobState | None:
+        state = await self._jobs.get(self._job.job_id)
+        return state if state is not None and state.job.uid == self._job.uid else None
+
     def _publish(self, event: LogEvent) -> None:
         self._kept.append(event)
-        self._kept_bytes += event.size_bytes
-        while self._kept_bytes > BACKLOG_BYTES:
-            self._kept_bytes -= self._kept.popleft().size_bytes
         self._count += 1
         self._position = event.position
         self._wake_readers()
@@ -241,11 +226,12 @@ class LogFeed:
         return await run_sync(self._read_event, reader, is_over, limiter=self._readers)
 
     def _read_event(self, reader: JobFollower, is_over: IsOver) -> LogEvent | None:
-        batch = reader.next_batch(is_over)
-        if batch is None:
+        text = reader.next_batch(is_over)
+        if text is None:
             return None
-        event = ServerSentEvent(batch.text, id=format_event_id(self._uid, batch.position), sep="\n")
-        return LogEvent(event.encode(), batch.position)
+        position = reader.position
+        event = ServerSentEvent(text, id=format_event_id(self._job.uid, position), sep="\n")
+        return LogEvent(event.encode(), position)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -264,7 +250,7 @@ class LogBroadcast:
         key = (job.uid, rank)
         feed = self._feeds.get(key)
         if feed is None or feed.is_over:
-            feed = self._feeds[key] = self._open(job, rank)
+            feed = self._feeds[key] = LogFeed(self, job, rank)
         feed.listeners += 1
         try:
             yield feed
@@ -274,11 +260,3 @@ class LogBroadcast:
                 feed.close()
                 if self._feeds.get(key) is feed:
                     del self._feeds[key]
-
-    def _open(self, job: Job, rank: int | None) -> LogFeed:
-        async def look() -> JobState | None:
-            state = await self.jobs.get(job.job_id)
-            return state if state is not None and state.job.uid == job.uid else None
-
-        files = self.files.job(job.job_id)
-        return LogFeed(job.uid, files, rank, look, self.is_closing, self.readers)

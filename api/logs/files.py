@@ -71,26 +71,14 @@ _Mark = tuple[int, Micros]
 """A size of the log, and when it had been reached."""
 
 
-@dataclass(frozen=True, slots=True)
-class EventId:
-    """A parsed event id."""
-
-    job_prefix: str
-    """The beginning of the job's uid; empty if the id has none."""
-    position: Position
-
-    def is_of(self, uid: JobUid) -> bool:
-        return self.job_prefix in {"", uid[:_PREFIX_LENGTH]}
-
-
 def format_event_id(uid: JobUid, position: Position) -> str:
     """Return the id of the event after which a reader of this job is at `position`."""
     pairs = (f"{rank}.{attempt}:{offset}" for rank, (attempt, offset) in sorted(position.items()))
     return f"{uid[:_PREFIX_LENGTH]}/{','.join(pairs) or _START}"
 
 
-def parse_event_id(text: str) -> EventId | None:
-    """Return the parsed id, or None if it is invalid; the prefix may be missing."""
+def parse_event_id(text: str) -> tuple[str, Position] | None:
+    """Return the beginning of the job's uid, perhaps empty, and the position; None if invalid."""
     prefix, _, pairs = text.rpartition("/")
     position: dict[int, Place] = {}
     for pair in pairs.split(",", _RANKS_LIMIT):
@@ -98,7 +86,7 @@ def parse_event_id(text: str) -> EventId | None:
         if found is None or int(found[1]) in position:
             return None
         position[int(found[1])] = (int(found[2]), int(found[3]))
-    return EventId(prefix, position)
+    return prefix, position
 
 
 def logs_by_rank(files: JobFiles, rank: int | None) -> dict[int, list[LogName]]:

@@ -40,14 +40,6 @@ IsOver = Callable[[LogName], bool]
 _Logs = Mapping[int, Sequence[LogName]]
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Lines for one event, joined by line ends, and the position after them."""
-
-    text: str
-    position: Position
-
-
 class JobFollower:
     """Reads the logs of one job, all ranks or one, from `position` on.
 
@@ -79,8 +71,8 @@ class JobFollower:
         """True if the place of a rank is beyond `until`."""
         return any(self._is_ahead(rank) for rank in self._position)
 
-    def next_batch(self, is_over: IsOver) -> Batch | None:
-        """Return about `BATCH_BYTES` of lines, or None if there are none now.
+    def next_batch(self, is_over: IsOver) -> str | None:
+        """Return about `BATCH_BYTES` of lines, joined by line ends, or None if there are none now.
 
         `is_over` is what was known *before* this call: the unfinished last line of a log that is
         over is a line as well.
@@ -90,7 +82,7 @@ class JobFollower:
             until = None if self._until is None else self._until[rank]
             self._ranks[rank] = _RankFollower(self._files, self._position.get(rank), until)
         texts = self._take_lines(logs, is_over)
-        return Batch("\n".join(texts), self.position) if texts else None
+        return "\n".join(texts) if texts else None
 
     def _logs(self) -> _Logs:
         logs = logs_by_rank(self._files, self._rank)

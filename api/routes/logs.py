@@ -88,13 +88,14 @@ class LogPart:
             place = ("header", "last-event-id") if self.last_event_id else ("query", "after")
             message = "not a valid position: send the id of an event, or leave it out"
             raise invalid_field(*place, message)
-        if not seen.is_of(job.uid):
+        prefix, position = seen
+        if not job.uid.startswith(prefix):
             raise Conflict(
                 "position-of-another-job",
                 f"This position belongs to an earlier job {job.job_id}, which was deleted. Leave "
                 "it out to read this job from its beginning.",
             )
-        return seen.position
+        return position
 
 
 async def _log_filter(

@@ -1,14 +1,17 @@
-"""The service itself: probes for monitors, its versions, and its tokens.
+"""The service itself: probes for monitors, its versions, its tokens, and pages for people.
 
-A token's text is returned once, by POST /tokens.
+A token's text is returned once, by POST /tokens. The pages are made from the OpenAPI document. They
+have no script and their policy allows none: a script of this origin could submit jobs.
 """
 
 import os
 import re
 import shutil
 from datetime import timedelta
+from functools import cache
 from http import HTTPStatus
-from typing import Annotated, Final, Literal
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 import structlog
@@ -33,10 +36,19 @@ from muster.contracts.views import (
     Version,
 )
 
+if TYPE_CHECKING:
+    from jinja2 import Template
+
 _LOG: Final = structlog.get_logger("api")
+
+_POLICY: Final = (
+    "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "style-src 'unsafe-inline'"
+)
 
 router = APIRouter(tags=["service"])
 token_router = APIRouter(tags=["tokens"])
+page_router = APIRouter(include_in_schema=False, dependencies=[READ])
 
 
 @router.get(
@@ -139,6 +151,24 @@ def revoke_token(
     return reply(token_view(state.tokens.revoke(name), state.clock()))
 
 
+@page_router.get("/")
+def get_index(request: Request) -> Response:
+    """Return a page of links to what can be read."""
+    document = request.app.openapi()
+    links = {
+        path: methods["get"]["summary"]
+        for path, methods in sorted(document["paths"].items(), key=lambda it: "job" not in it[0])
+        if "get" in methods and "{" not in path
+    } | {"/docs": "This interface, explained", "/openapi.json": "The same for programs"}
+    return _page(document, links)
+
+
+@page_router.get("/docs")
+def get_docs(request: Request) -> Response:
+    """Return the OpenAPI document as a page."""
+    return _page(request.app.openapi(), {})
+
+
 def _database(state: AppState) -> Check:
     try:
         state.database.check()
@@ -173,3 +203,24 @@ def _disk(state: AppState) -> Check:
 def _check(problem: str | None, otherwise: str = "") -> Check:
     status: Literal["ok", "degraded"] = "ok" if problem is None else "degraded"
     return Check(status=status, detail=otherwise if problem is None else problem)
+
+
+def _page(document: dict[str, Any], links: dict[str, str]) -> Response:
+    html = _template().render(document=document, links=links)
+    return Response(html, headers={"Content-Security-Policy": _POLICY}, media_type="text/html")
+
+
+@cache
+def _template() -> "Template":
+    from jinja2 import Environment, FileSystemLoader  # noqa: PLC0415  takes 50 ms
+    from markupsafe import Markup, escape  # noqa: PLC0415
+
+    def words(text: str) -> Markup:
+        """Return text with `words` in backticks as code, and blank lines as breaks."""
+        html = re.sub(r"`+([^`]+)`+", r"<code>\1</code>", str(escape(text)))
+        return Markup(html.replace("\n\n", "<br><br>"))  # noqa: S704  it is escaped
+
+    loader = FileSystemLoader(FilePath(__file__).parent)
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["words"] = words
+    return environment.get_template("pages.html")

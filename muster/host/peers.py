@@ -67,6 +67,25 @@ def short_socket_path(path: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{directory}/{path.name}"
 
 
+def connect_to_own(path: Path, timeout_seconds: float | None) -> socket.socket:
+    """Connect to the Unix socket of a process of our user; raises OSError.
+
+    Another user with write access to the directory could have put a socket there.
+    """
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        # Explicit, as the program may have called socket.setdefaulttimeout().
+        channel.settimeout(timeout_seconds)
+        with short_socket_path(path) as address:
+            channel.connect(address)
+        if peer_of(channel).user_id != os.geteuid():
+            raise PermissionError
+    except OSError:
+        channel.close()
+        raise
+    return channel
+
+
 def uid_of_connection(client: Endpoint, server: Endpoint) -> int | None:
     """Return the user id of the socket at `client` that is connected to `server`.
 

@@ -19,7 +19,7 @@ from typing import Final, Self
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import SAVED_LIMIT, RankMessage, Saved
 from muster.contracts.wire import encode
-from muster.host.peers import peer_of, short_socket_path
+from muster.host.peers import connect_to_own
 from muster.runtime.agent_sockets import is_succeeded, newest_socket
 
 CONNECT_SECONDS: Final = 1.0
@@ -136,13 +136,7 @@ class AgentSocket:
             return False
         path = newest_socket(self._address)
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as fresh:
-                fresh.settimeout(CONNECT_SECONDS)
-                with short_socket_path(path) as address:
-                    fresh.connect(address)
-                # Another user with write access to the directory could have put a socket there.
-                if peer_of(fresh).user_id != os.geteuid():
-                    return False
+            with connect_to_own(path, CONNECT_SECONDS) as fresh:
                 fresh.settimeout(0)
                 self._replace(self._channel, fresh)
         except OSError:

@@ -28,19 +28,18 @@ def configure(service: str, level: int = logging.INFO) -> None:
         if sys.stderr.isatty()
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )
-    handler = _StandardHandler()
+    formatter = structlog.stdlib.ProcessorFormatter
+    handler = _Handler()
     handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+        formatter(
+            foreign_pre_chain=shared, processors=[formatter.remove_processors_meta, *rendering]
         )
     )
     logging.basicConfig(handlers=[handler], level=level, force=True)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     structlog.configure(
-        # Bypasses the standard library, which would double the cost of a line.
-        processors=[*shared, *rendering],
-        logger_factory=_Logger,
+        processors=[*shared, formatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=True,
     )
@@ -54,20 +53,8 @@ def _drop_none(
     return {name: value for name, value in event.items() if value is not None}
 
 
-class _Logger:
+class _Handler(logging.Handler):
     """Writes lines; a full disk loses lines, but does not stop the service."""
-
-    def __init__(self, *_: object) -> None:
-        pass
-
-    def msg(self, line: str) -> None:
-        print_stderr(line)
-
-    debug = info = warning = error = critical = exception = msg
-
-
-class _StandardHandler(logging.Handler):
-    """Writes the standard library's records likewise."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

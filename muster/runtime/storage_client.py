@@ -32,7 +32,7 @@ from muster.datasets import errors as dataset_errors
 from muster.datasets.index import Totals
 from muster.datasets.source import DatasetFacts, DataSource, Listing, has_totals
 from muster.datasets.sources import open_source
-from muster.host.peers import peer_of, short_socket_path
+from muster.host.peers import connect_to_own
 from muster.objects import errors as store_errors
 
 REACH_SECONDS: Final = 30.0
@@ -97,12 +97,7 @@ class StorageConnection:
     def _send(self) -> None:
         try:
             if self._channel is None:
-                self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                self._channel.settimeout(None)  # the program may have set a default
-                with short_socket_path(self._address) as address:
-                    self._channel.connect(address)
-                if peer_of(self._channel).user_id != os.geteuid():
-                    raise PermissionError
+                self._channel = connect_to_own(self._address, None)
                 if self._session is not None:
                     self._channel.send(encode(self._session))
             content, descriptors = self._request

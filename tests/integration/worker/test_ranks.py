@@ -136,10 +136,10 @@ def test_logs_that_reach_their_limit_lose_their_oldest_lines(
     assert sizes == [log.stat().st_size for log in logs], "offsets stay valid"
     full = RankSaid(rank=0, incarnation=1, message=Warned(message=LOGS_FULL))
     assert loop.reports.count(full) == 1
-    batch = JobFollower(loop.files, 0, {}).next_batch(lambda _: True)
-    assert batch is not None
+    text = JobFollower(loop.files, 0, {}).next_batch(lambda _: True)
+    assert text is not None
     gap = GAP.decode()
-    first, second, _, *rest = batch.text.split("\n")
+    first, second, _, *rest = text.split("\n")
     assert (first, second) == (gap, gap), "of either attempt"
     assert rest == [str(int(rest[0]) + number) for number in range(len(rest))]
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from api.logs import files as log_files
 from api.logs import follow
-from api.logs.files import GAP, LINE_LIMIT_BYTES, PIECE_BYTES
-from api.logs.follow import IDLE_READS, Batch, Chunk, FileFollower, JobFollower
+from api.logs.files import GAP, LINE_LIMIT_BYTES, PIECE_BYTES, Position
+from api.logs.follow import IDLE_READS, Chunk, FileFollower, JobFollower
 from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK, JobFiles, LogName
 from worker.log_index import KEEP_SIZE, PUNCH_HOLE, fallocate
 
@@ -39,20 +39,21 @@ def tiny_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_files, "BLOCK_BYTES", 10)
 
 
-def batches(follower: JobFollower) -> list[Batch]:
+def batches(follower: JobFollower) -> list[tuple[str, Position]]:
+    """Return the rest, each text with the position after it."""
     found = []
-    while batch := follower.next_batch(over):
-        found.append(batch)
+    while text := follower.next_batch(over):
+        found.append((text, follower.position))
     return found
 
 
-def lines(found: list[Batch]) -> list[str]:
-    return [line for batch in found for line in batch.text.split("\n")]
+def lines(found: list[tuple[str, Position]]) -> list[str]:
+    return [line for text, _ in found for line in text.split("\n")]
 
 
 def next_lines(follower: JobFollower) -> list[str]:
-    batch = follower.next_batch(alive)
-    return [] if batch is None else lines([batch])
+    text = follower.next_batch(alive)
+    return [] if text is None else text.split("\n")
 
 
 def by_rank(found: list[str]) -> list[list[str]]:
@@ -67,12 +68,12 @@ def test_every_position_resumes_with_exactly_the_rest(files: JobFiles) -> None:
     found = batches(JobFollower(files, None, {}))
     everything = lines(found)
     assert len(everything) == 4 * (COUNT + 1)
-    for place, batch in enumerate(found):
-        rest = lines(batches(JobFollower(files, None, batch.position)))
+    for place, (_, position) in enumerate(found):
+        rest = lines(batches(JobFollower(files, None, position)))
         assert by_rank(lines(found[: place + 1]) + rest) == by_rank(everything)
     for first in range(0, len(found), 5):
         for last in range(first, len(found), 7):
-            follower = JobFollower(files, None, found[first].position, found[last].position)
+            follower = JobFollower(files, None, found[first][1], found[last][1])
             expected = by_rank(lines(found[first + 1 : last + 1]))
             assert by_rank(lines(batches(follower))) == expected
             assert not follower.is_ahead

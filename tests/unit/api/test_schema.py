@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from api.app import described
 from api.errors import InvalidRequest
 from api.schema import ERRORS_LIMIT, StopBody, TokenRequest, decode
+from api.server import create_app
 from cli.main import job_schema
 from docs import generate
 from muster.contracts.spec import JobRequest, JobSpec
@@ -19,7 +19,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 OPERATIONS = [
     (f"{method.upper()} {path}", operation)
-    for path, methods in described("0").openapi()["paths"].items()
+    for path, methods in create_app().openapi()["paths"].items()
     for method, operation in methods.items()
 ]
 
@@ -58,7 +58,7 @@ def test_every_field_of_a_job_is_documented() -> None:
 
 
 def test_every_reference_and_body_of_the_document_has_a_schema() -> None:
-    document = described("0").openapi()
+    document = create_app().openapi()
     schemas = document["components"]["schemas"]
     assert set(re.findall(r"#/components/schemas/(\w+)", str(document))) <= schemas.keys()
     bodies = [operation["requestBody"] for _, operation in OPERATIONS if "requestBody" in operation]

@@ -1,7 +1,6 @@
 """Probes report what is missing, with details for callers only."""
 
 from collections import namedtuple
-from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,14 +8,14 @@ from typing import Any, cast
 import msgspec
 import pytest
 from fastapi import Request
+from markupsafe import escape
 from structlog.testing import capture_logs
 
-from api.app import described
 from api.dependencies import AppState
 from api.errors import Problem
-from api.routes import pages
 from api.routes import service as routes
 from api.routes.service import get_readiness
+from api.server import create_app
 from database.errors import DatabaseUnavailable
 from muster.contracts.paths import DataDir
 from muster.contracts.views import Health
@@ -113,10 +112,10 @@ def test_a_missing_data_directory_degrades(tmp_path: Path) -> None:
 
 
 def test_pages_escape_every_word_of_the_document() -> None:
-    document = hostile(described("1").openapi())
+    document = hostile(create_app().openapi())
     app, headers = SimpleNamespace(openapi=lambda: document), {"accept": "text/html"}
     request = cast(Request, SimpleNamespace(app=app, headers=headers))
-    for page in (pages.get_index(request), pages.get_docs(request)):
+    for page in (routes.get_index(request), routes.get_docs(request)):
         text = bytes(page.body).decode()
         assert escape(MARKUP) in text
         assert MARKUP not in text

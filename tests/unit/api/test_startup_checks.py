@@ -9,14 +9,13 @@ import pytest
 from api.startup_checks import (
     StartupProblem,
     check_certificate,
-    check_exposure,
-    check_token,
+    check_listening,
     run_checks,
 )
 from database.engine import Database
 from database.schema import HEAD
 from database.tokens import Tokens
-from muster.contracts.settings import AccessSettings
+from muster.contracts.settings import AccessSettings, ServiceSettings
 from muster.contracts.token import Scope
 from tests.support.certificates import key_of, needs_openssl, own_certificate
 
@@ -29,7 +28,9 @@ ANYWHERE = "0.0.0.0"  # noqa: S104  refused
 
 
 def listen(address: str, environ: dict[str, str], *, has_token: bool = False) -> None:
-    check_exposure("host", address, AccessSettings.read(environ), lambda: has_token)
+    settings = ServiceSettings.read({"MUSTER_HOST": address}, cores=1)
+    found = check_listening(settings, AccessSettings.read(environ), lambda: has_token)
+    assert found == address
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.8.9.10", "::1"])
@@ -53,10 +54,9 @@ def test_any_other_address_needs_a_token_and_encryption(address: str) -> None:
 
 def test_a_required_token_must_exist() -> None:
     with pytest.raises(StartupProblem, match="muster token create NAME --scope admin"):
-        check_token(AccessSettings.read(REQUIRED), lambda: False)
-    check_token(AccessSettings.read({}), lambda: False)
-    check_token(AccessSettings.read(REQUIRED), lambda: True)
-    check_token(AccessSettings.read(REQUIRED | TOKEN), lambda: False)
+        listen("127.0.0.1", REQUIRED)
+    listen("127.0.0.1", REQUIRED, has_token=True)
+    listen("127.0.0.1", REQUIRED | TOKEN)
 
 
 @needs_openssl
