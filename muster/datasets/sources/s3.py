@@ -65,19 +65,16 @@ class S3Source:
         self.listing: Final = Listing(shards=self.shards, facts=self.facts, digest=digest)
         self._readers: Final = Readers(cache, self._keys)
         self._counting: Final = Lock()
-        self._flushing: Final = ThreadPoolExecutor(1)  # or it would delay reading
 
     def path(self, shard_idx: int, reading: Reading | None = None) -> Path:
-        key, path = self._keys[shard_idx], self._cache.path_of(self._keys[shard_idx])
+        key = self._keys[shard_idx]
         self._readers.record_read(shard_idx, reading)
         following = self._after(shard_idx, reading)
         if self._cache.is_coming(key):  # it has its room, which must not go to the next one
             self._prefetch(following)
         self._fetch(shard_idx)
         self._prefetch(following)
-        if not self._cache.is_durable(key):
-            self._flushing.submit(self._cache.flush, key)
-        return path
+        return self._cache.path_of(key)
 
     def totals(
         self,
@@ -99,7 +96,6 @@ class S3Source:
 
     def close(self) -> None:
         """Let the cache remove what was read."""
-        self._flushing.shutdown(wait=False, cancel_futures=True)
         self._readers.close()
 
     def _read_facts(self) -> DatasetFacts | None:
