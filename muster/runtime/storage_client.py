@@ -29,7 +29,7 @@ from muster.contracts.storage import OpenCheckpoints, StorageRequest
 from muster.contracts.wire import decode_storage_reply, encode
 from muster.datasets import errors as dataset_errors
 from muster.datasets.index import Totals
-from muster.datasets.source import DatasetFacts, DataSource, Listing, has_totals
+from muster.datasets.source import DatasetFacts, DataSource, Listing
 from muster.datasets.sources import open_source
 from muster.host.files import memory_of
 from muster.host.peers import peer_of, short_socket_path
@@ -257,7 +257,6 @@ class RemoteSource:
         self._digest: Final[str] = listing.digest
         self.shards: Final[Sequence[Shard]] = listing.shards
         self.facts: Final[DatasetFacts | None] = listing.facts
-        self.is_counted: Final = has_totals(self.shards)
 
     def path(self, shard_idx: int, reading: Reading | None = None) -> Path:
         request = storage.FetchShard(

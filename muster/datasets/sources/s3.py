@@ -25,7 +25,6 @@ from muster.datasets.source import (
     DatasetFacts,
     Listing,
     decode_facts,
-    has_totals,
     refuse_empty,
     sorted_shard_names,
 )
@@ -56,7 +55,6 @@ class S3Source:
                 self._etags[name] = found[name].etag
                 self.shards.append(Shard(name, found[name].size_bytes))
         refuse_empty(location, self.shards)
-        self.is_counted: Final = has_totals(self.shards)
         # A key names a version: its checksum, or else its ETag.
         versions = [(shard, shard.xxh3 or self._etags.get(shard.name)) for shard in self.shards]
         texts = [f"{location / shard.name}\0{version}" for shard, version in versions]
