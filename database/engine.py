@@ -80,7 +80,7 @@ class Backend(Protocol):
         """Return a number that differs after any other commit; None if there is none now."""
 
     def facts(self, connection: Connection) -> Mapping[str, Any]:
-        """Return version and max_connections of a server; nothing of a file."""
+        """Return version; of a server also max_connections."""
 
     def back_up(self, path: Path) -> None:
         """Write one consistent state to a new file; raises `DatabaseError`, and leaves no file."""
@@ -226,14 +226,10 @@ class Database:
             return schema.current_revision(connection)
 
     def facts(self) -> Mapping[str, Any]:
-        """Return connections_needed; of a server also its version and max_connections."""
+        """Return version and connections_needed; of a server also max_connections."""
         with self.reading() as connection:
             found = self._backend.facts(connection)
         return {"connections_needed": CONNECTIONS_NEEDED, **found}
-
-    def check(self) -> None:
-        """Raise `DatabaseError` unless the database can be read."""
-        self.revision()
 
     def back_up(self, path: Path) -> None:
         """Copy the database to a new file while any process may use it; only for SQLite.

@@ -173,7 +173,7 @@ class SqliteBackend:
 
     def facts(self, connection: sa.Connection) -> Mapping[str, Any]:
         del connection
-        return {}
+        return {"version": sqlite3.sqlite_version}
 
     def back_up(self, path: Path) -> None:
         try:

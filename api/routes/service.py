@@ -141,7 +141,7 @@ def revoke_token(
 
 def _database(state: AppState) -> Check:
     try:
-        state.database.check()
+        state.database.revision()
     except DatabaseError as error:
         return _check(str(error))
     return _check(None, "reachable")
