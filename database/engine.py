@@ -34,6 +34,8 @@ CONNECTIONS_NEEDED: Final = 2 * (POOL_SIZE + POOL_OVERFLOW + 1)
 
 INSPECTION_TIMEOUT_SECONDS: Final = 3.0
 
+_DRIVERS: Final = ("sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg")
+
 _PUBLIC_PARAMETERS: Final = frozenset(
     "application_name connect_timeout dbname host hostaddr port sslcert sslkey sslmode "  # noqa: SIM905
     "sslrootcert target_session_attrs user".split()
@@ -301,12 +303,7 @@ def parse_url(text: str) -> URL:
         url = make_url(text)
     except (ArgumentError, ValueError):
         url = None
-    if url is None or url.drivername not in (
-        "sqlite",
-        "sqlite+pysqlite",
-        "postgresql",
-        "postgresql+psycopg",
-    ):
+    if url is None or url.drivername not in _DRIVERS:
         raise DatabaseUnavailable(
             "the database's URL is of no known kind: use sqlite:///<path> or "
             "postgresql://<user>@<host>/<database>, and write @ as %40 and ? as %3F in a password"
