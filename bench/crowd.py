@@ -20,7 +20,7 @@ from _services import Services, cpu_seconds
 from database.engine import Database
 from database.fenced_writer import FencedWriter
 from database.history import History
-from database.jobs import Jobs
+from database.jobs import Jobs, NewJob
 from database.leases import COORDINATOR_LEASE, Leases
 from database.records import JobChange, JobWrite, RankRecord
 from muster.contracts.job import JobId, JobStatus, JobUid
@@ -107,7 +107,7 @@ def write_jobs(services: Services, process: ProcessRecord) -> list[tuple[JobId, 
     database = Database.open(services.database_url)
     try:
         for job_id, uid in jobs:
-            Jobs(database).create(job_id, uid, SPEC, message=None, idempotency=None)
+            Jobs(database).create(NewJob(job_id, uid, SPEC))
         leases = Leases(database)
         lease = leases.take(COORDINATOR_LEASE, "bench", this_process(), "", displacing=None)
         FencedWriter(database, lease).commit(with_rows)

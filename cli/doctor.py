@@ -49,9 +49,6 @@ MEMORY_WANTED_BYTES: Final = 1 << 30
 PROBE_BYTES: Final = 1 << 16
 """More than the rest of a block that is already allocated."""
 
-CLOCK_SKEW_SECONDS: Final = 2.0
-"""Times in events of several machines would be out of order."""
-
 REMOTE_FILE_SYSTEMS: Final = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "afs", "lustre"}
 )
@@ -270,17 +267,10 @@ def _check_database(report: StartReport) -> Finding:
         schema = "its tables to be created"
     if found["kind"] == "sqlite":
         return _finding("database", f"SQLite {sqlite3.sqlite_version}, {schema}")
-    most, needed, skew = (
-        found[name] for name in ("max_connections", "connections_needed", "clock_skew_seconds")
-    )
-    fixes = []
-    if most < needed:
-        fixes += [f"API and coordinator may need {needed} connections: raise max_connections"]
-    if abs(skew) > CLOCK_SKEW_SECONDS:
-        fixes += ["synchronize the clocks of this machine and the server (NTP)"]
-    clock = f"its clock {abs(skew):.1f} s {'ahead' if skew > 0 else 'behind'}"
-    seen = f"PostgreSQL {found['version']}, {most} connections, {clock}, {schema}"
-    return _finding("database", seen, warning="; ".join(fixes))
+    most, needed = found["max_connections"], found["connections_needed"]
+    fix = f"API and coordinator may need {needed} connections: raise max_connections"
+    seen = f"PostgreSQL {found['version']}, {most} connections, {schema}"
+    return _finding("database", seen, warning=fix if most < needed else "")
 
 
 def _check_access(report: StartReport, access: AccessSettings) -> Finding:

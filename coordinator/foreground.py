@@ -23,7 +23,7 @@ from coordinator.service import Service
 from database.engine import Database
 from database.errors import DatabaseUnavailable
 from database.history import History
-from database.jobs import Jobs
+from database.jobs import Jobs, NewJob
 from database.records import Event, Job, RankRecord
 from muster.checkpoints.listing import refuse_other_mode
 from muster.contracts.environ import spec_from_environment
@@ -164,7 +164,7 @@ def _store(jobs: Jobs, job_id: JobId, spec: JobSpec, settings: ServiceSettings) 
     earlier = checkpoints_of_job(completed.checkpoint_dir, job_id)
     refuse_other_mode(earlier, completed.spec.mode)
     uid = JobUid(uuid.uuid4().hex)
-    jobs.create(job_id, uid, completed.spec, message=completed.note, idempotency=None)
+    jobs.create(NewJob(job_id, uid, completed.spec, completed.note))
 
 
 def _refuse_other_spec(job: Job, asked: JobSpec, completed: JobSpec) -> None:
@@ -268,8 +268,8 @@ class _Foreground:
 
     async def _show_events(self) -> bool:
         """Show the next events; return whether there were any."""
-        following, job_id = self._history.events_after, self._job.job_id
-        events = await asyncio.to_thread(following, job_id, self._shown, EVENTS_LIMIT)
+        following, job_id = self._history.events, self._job.job_id
+        events = await asyncio.to_thread(following, job_id, EVENTS_LIMIT, self._shown)
         for event in events:
             self._shown = event.event_id or self._shown
             self._writer.submit(partial(self._display.show_event, event))

@@ -34,6 +34,8 @@ CONNECTIONS_NEEDED: Final = 2 * (POOL_SIZE + POOL_OVERFLOW + 1)
 
 INSPECTION_TIMEOUT_SECONDS: Final = 3.0
 
+_DRIVERS: Final = ("sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg")
+
 _PUBLIC_PARAMETERS: Final = frozenset(
     "application_name connect_timeout dbname host hostaddr port sslcert sslkey sslmode "  # noqa: SIM905
     "sslrootcert target_session_attrs user".split()
@@ -80,7 +82,7 @@ class Backend(Protocol):
         """Return a number that differs after any other commit; None if there is none now."""
 
     def facts(self, connection: Connection) -> Mapping[str, Any]:
-        """Return version; of a server also max_connections, and clock_skew_seconds: its lead."""
+        """Return version; of a server also max_connections."""
 
     def back_up(self, path: Path) -> None:
         """Write one consistent state to a new file; raises `DatabaseError`, and leaves no file."""
@@ -226,15 +228,10 @@ class Database:
             return schema.current_revision(connection)
 
     def facts(self) -> Mapping[str, Any]:
-        """Return version and connections_needed; of a server also those that its `Backend` adds."""
+        """Return version and connections_needed; of a server also max_connections."""
         with self.reading() as connection:
             found = self._backend.facts(connection)
-        needed = {"connections_needed": CONNECTIONS_NEEDED} if "max_connections" in found else {}
-        return {**found, **needed}
-
-    def check(self) -> None:
-        """Raise `DatabaseError` unless the database can be read."""
-        self.revision()
+        return {"connections_needed": CONNECTIONS_NEEDED, **found}
 
     def back_up(self, path: Path) -> None:
         """Copy the database to a new file while any process may use it; only for SQLite.
@@ -306,12 +303,7 @@ def parse_url(text: str) -> URL:
         url = make_url(text)
     except (ArgumentError, ValueError):
         url = None
-    if url is None or url.drivername not in (
-        "sqlite",
-        "sqlite+pysqlite",
-        "postgresql",
-        "postgresql+psycopg",
-    ):
+    if url is None or url.drivername not in _DRIVERS:
         raise DatabaseUnavailable(
             "the database's URL is of no known kind: use sqlite:///<path> or "
             "postgresql://<user>@<host>/<database>, and write @ as %40 and ? as %3F in a password"

@@ -128,12 +128,8 @@ class History:
         with self._database.reading() as connection:
             return connection.execute(_count(INCARNATIONS), {"id": job_id}).scalar_one()
 
-    def members(self, job_id: JobId) -> list[MemberRecord]:
-        """Return the members of the job's pool by worker id; empty without a pool or a job."""
-        return self.members_by_job([job_id])[job_id]
-
     def members_by_job(self, job_ids: Collection[JobId]) -> dict[JobId, list[MemberRecord]]:
-        """Return the present and former members of each of the jobs."""
+        """Return the present and former members of each of the jobs, by worker id."""
         with self._database.reading() as connection:
             return _records(connection, _MEMBERS, job_ids, MemberRecord)
 
@@ -159,15 +155,12 @@ class History:
             append_events(connection, job_id, [event])
             return update_job(connection, job_id, now, {"wanted_world_size": job.world_size - 1})
 
-    def events(self, job_id: JobId, limit: int) -> list[Event]:
-        """Return the last `limit` events of the job, oldest first."""
+    def events(self, job_id: JobId, limit: int, after: int | None = None) -> list[Event]:
+        """Return the last events of the job, or the first ones after an id; oldest first."""
         with self._database.reading() as connection:
-            return _last_rows(connection, _LAST_EVENTS, job_id, limit, Event)
-
-    def events_after(self, job_id: JobId, event_id: int, limit: int) -> list[Event]:
-        """Return the first `limit` events of the job after `event_id`, oldest first."""
-        with self._database.reading() as connection:
-            rows = connection.execute(_NEXT_EVENTS, {"id": job_id, "seen": event_id, "most": limit})
+            if after is None:
+                return _last_rows(connection, _LAST_EVENTS, job_id, limit, Event)
+            rows = connection.execute(_NEXT_EVENTS, {"id": job_id, "seen": after, "most": limit})
             return [Event(**row._asdict()) for row in rows]
 
     def audit(self, job_id: JobId, limit: int) -> Audit:

@@ -27,9 +27,7 @@ _UNFINISHED: Final = (
 )
 _ONE: Final = sa.select(JOBS).where(JOBS.c.job_id == sa.bindparam("id"))
 _SEVERAL: Final = sa.select(JOBS).where(JOBS.c.job_id.in_(sa.bindparam("ids", expanding=True)))
-_NOT_OVER: Final = sa.select(JOBS.c.uid).where(
-    JOBS.c.uid.in_(sa.bindparam("uids", expanding=True)), _IS_UNFINISHED
-)
+_NOT_OVER: Final = sa.select(JOBS.c.uid).where(_IS_UNFINISHED)
 _TAKEN: Final = sa.select(JOBS.c.job_id).where(
     JOBS.c.job_id.in_(sa.bindparam("ids", expanding=True))
 )
@@ -59,8 +57,8 @@ class NewJob:
     job_id: JobId
     uid: JobUid
     spec: JobSpec
-    message: str | None
-    idempotency: IdempotencyKey | None
+    message: str | None = None
+    idempotency: IdempotencyKey | None = None
     actor: str | None = None
 
 
@@ -72,22 +70,12 @@ class Jobs:
         self._clock = clock
         self._answers = Answers(database, clock)
 
-    def create(
-        self,
-        job_id: JobId,
-        uid: JobUid,
-        spec: JobSpec,
-        *,
-        message: str | None,
-        idempotency: IdempotencyKey | None,
-        actor: str | None = None,
-    ) -> Job:
+    def create(self, new: NewJob) -> Job:
         """Return the new job, which is durable together with its event ``submitted``.
 
         A key that was used before for the same request returns the original response. Raises
         `JobExists` or `IdempotencyConflict`.
         """
-        new = NewJob(job_id, uid, spec, message, idempotency, actor)
         (outcome,) = self.create_together([new])
         if isinstance(outcome, Exception):
             raise outcome
@@ -189,13 +177,8 @@ class Jobs:
 
     def not_over(self, uids: Collection[JobUid]) -> set[JobUid]:
         """Return which of these jobs are not over; a deleted job is over."""
-        wanted = list(uids)
-        found: set[JobUid] = set()
         with self._database.reading() as connection:
-            for start in range(0, len(wanted), _BATCH):
-                batch = {"uids": wanted[start : start + _BATCH]}
-                found.update(connection.execute(_NOT_OVER, batch).scalars())
-        return found
+            return {*uids}.intersection(connection.scalars(_NOT_OVER))
 
     def finished_before(
         self, cutoff: datetime | None, statuses: Collection[JobStatus]

@@ -8,7 +8,6 @@ commit notifies every process that listens, on any host.
 import os
 import select
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -54,8 +53,7 @@ CLOSE_SECONDS: Final = 1.0
 _FACTS: Final = """
 SELECT current_setting('server_version') AS version,
   current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
-    AS max_connections,
-  extract(epoch FROM clock_timestamp())::float8 AS seconds
+    AS max_connections
 """
 
 _HINTS: Final = {
@@ -139,14 +137,7 @@ class PostgresBackend:
         return heard.count if heard is not None and heard.is_listening else None
 
     def facts(self, connection: sa.Connection) -> Mapping[str, Any]:
-        began = time.time()
-        found = connection.exec_driver_sql(_FACTS).one()
-        skew_seconds = found.seconds - (began + time.time()) / 2
-        return {
-            "version": found.version,
-            "max_connections": found.max_connections,
-            "clock_skew_seconds": round(skew_seconds, 3),
-        }
+        return connection.exec_driver_sql(_FACTS).one()._asdict()
 
     def back_up(self, path: Path) -> None:
         raise DatabaseError(f"the database {self._place} is no file: use pg_dump instead of {path}")

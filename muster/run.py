@@ -32,6 +32,7 @@ import msgspec
 from muster.checkpoints.nested import flatten, unflatten
 from muster.contracts.environ import RankSettings
 from muster.contracts.errors import MusterError
+from muster.contracts.location import S3Location
 from muster.contracts.messages import METRIC_NAME_LIMIT, METRICS_LIMIT, Heartbeat
 from muster.contracts.paths import checkpoints_of_rank
 from muster.contracts.rank import COUNT_MAX, RankProgress
@@ -217,11 +218,12 @@ class Run:
         self._checkpoints.flush()
 
     def count_samples(self) -> int | None:
-        """Return how many samples this rank reads in one epoch; None if they are not counted."""
-        if not self.source.is_counted:
+        """Return how many samples this rank reads in one epoch; None if it takes a download."""
+        own = self.reading.shard_idxs(len(self.source.shards))
+        is_listed = all(self.source.shards[idx].lines is not None for idx in own)
+        if not is_listed and isinstance(self.source.location, S3Location):
             return None
-        totals = self.source.totals(self.reading.shard_idxs(len(self.source.shards)))
-        return sum(shard.lines for shard in totals)
+        return sum(shard.lines for shard in self.source.totals(own))
 
     def rest(self, seconds: float) -> None:
         """Sleep, but return early once `should_stop` is set."""

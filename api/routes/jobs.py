@@ -221,10 +221,7 @@ def list_events(
 ) -> Response:
     """Return the last events, or the first ones after the `event_id` `after`."""
     state.jobs.get(job_id)
-    if after is None:
-        events = state.history.events(job_id, limit)
-    else:
-        events = state.history.events_after(job_id, after, limit)
+    events = state.history.events(job_id, limit, after)
     return reply(EventList(job_id=job_id, events=events))
 
 

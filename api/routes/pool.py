@@ -75,7 +75,7 @@ def list_workers(job_id: KnownJobId, state: State) -> Response:
     job = state.jobs.get(job_id)
     leaving = state.history.departures([job_id])[job_id]
     workers = state.history.ranks(job_id)
-    members = state.history.members(job_id)
+    members = state.history.members_by_job([job_id])[job_id]
     return reply(member_list(job, members, leaving, workers, state.clock()))
 
 

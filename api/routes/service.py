@@ -171,7 +171,7 @@ def get_docs(request: Request) -> Response:
 
 def _database(state: AppState) -> Check:
     try:
-        state.database.check()
+        state.database.revision()
     except DatabaseError as error:
         return _check(str(error))
     return _check(None, "reachable")

@@ -67,7 +67,6 @@ from muster.checkpoints.manifest import (
     sign,
     temporary_latest,
 )
-from muster.checkpoints.store import manifest_of
 from muster.contracts.location import Location
 from muster.contracts.paths import rank_of_checkpoints
 
@@ -129,13 +128,11 @@ class LocalStore:
         self._generation = -1 if generation is None else generation
         with checkpoint_errors("preparing to save checkpoints in", self._directory):
             ensure_directory(self._files, self._directory)
-            # A power cut may have removed the fence of a checkpoint.
-            newer = [name for name in self.names() if name.generation > self._generation]
-            own = [name.generation for name in newer if self._owns(name)]
-            newest = max([self._newest_fence(), *own])
             if generation is None:
-                self._generation = newest + 1
-            self._refuse_if_stale(newest)
+                # A power cut may have removed the fence of a checkpoint.
+                newest = (name.generation for name in self.names())
+                self._generation = max([self._newest_fence(), *newest]) + 1
+            self._refuse_if_stale()
             self._put_up_fence()  # also removes our own hidden directories after a failed commit
             self._recyclable, self._hidden, self._ready = set(), [], []
             # Listed now: an older generation may have saved until the fence was up.
@@ -150,7 +147,7 @@ class LocalStore:
                 manifest = self._commit(name, unsigned, packed)
             except FileNotFoundError:
                 # A successor may have removed our temporary names.
-                self._refuse_if_stale(self._newest_fence())
+                self._refuse_if_stale()
                 raise
         self._taken.add(name)
         if _is_recyclable(packed):
@@ -181,13 +178,6 @@ class LocalStore:
                 return self._files.list_directory(self._directory)
             except (FileNotFoundError, NotADirectoryError):
                 return []
-
-    def _owns(self, name: CheckpointName) -> bool:
-        """Return whether a checkpoint is of this job; the owner of a damaged one is unknown."""
-        try:
-            return self._job_uid is None or self._job_uid == manifest_of(self, name).job_uid
-        except CheckpointDamaged:
-            return False
 
     def _free_name(self, step: int) -> CheckpointName:
         """Return a name for a new checkpoint of `step`."""
@@ -223,8 +213,9 @@ class LocalStore:
         """Return the newest generation of this job's fences; -1 if there is none."""
         return max([-1, *(fence.generation for fence in self._fences())])
 
-    def _refuse_if_stale(self, newest: int) -> None:
-        """Raise `StaleGeneration` if `newest` is above this process's generation."""
+    def _refuse_if_stale(self) -> None:
+        """Raise `StaleGeneration` if a newer generation has put up its fence."""
+        newest = self._newest_fence()
         if newest > self._generation:
             raise StaleGeneration(self._directory, self._generation, newest)
 
@@ -254,7 +245,7 @@ class LocalStore:
         """Rename the checkpoint and LATEST; on an error remove the temporary LATEST."""
         try:
             # Both temporary names exist: a fence that goes up after this check removes both.
-            self._refuse_if_stale(self._newest_fence())
+            self._refuse_if_stale()
             self._rename(temporary, str(name))
             self._ready, self._hidden = self._ready + self._hidden, []
             self._rename(latest, LATEST)

@@ -106,7 +106,6 @@ class Connection:
         self.monotonic = monotonic
         self.sleep = sleep
         self._retry_seconds = retry_seconds
-        self._was_served = False
         try:
             self._http = httpx.Client(
                 base_url=url,
@@ -196,7 +195,6 @@ class Connection:
                 is_stream = media_type.strip().lower() == "text/event-stream"
                 if not is_stream and response.status_code != HTTPStatus.NO_CONTENT:
                     raise NotMuster(self.url, response.status_code)
-                self._was_served = True
                 yield response
         except httpx.RequestError as error:
             raise self._unanswered(error) from error
@@ -221,7 +219,6 @@ class Connection:
             raise self._unanswered(error) from error
         if not response.is_success:
             raise self._refused(response)
-        self._was_served = True
         total = response.headers.get("X-Total-Count", "")
         link = response.links.get("next", {}).get("url")
         return ApiResponse(
@@ -249,8 +246,7 @@ class Connection:
                 return NotMuster(self.url, response.status_code)
             detail = f"{self.url} is overloaded or down (HTTP {response.status_code})"
             problem = ProblemView(status=response.status_code, detail=detail)
-        # After any success a missing route only means another release of the server.
-        if not self._was_served and problem.type == _NO_ROUTE and urlsplit(self.url).path:
+        if problem.type == _NO_ROUTE and urlsplit(self.url).path:
             return WrongPath(self.url)
         after = response.headers.get("Retry-After", "")
         return refusal(problem, float(after) if after.isdecimal() else None)
@@ -329,21 +325,8 @@ def _bearer(token: str) -> str:
 
 def _encoded(body: object) -> bytes:
     try:
-        _refuse_nan_and_infinity(body)
         return msgspec.json.encode(body, enc_hook=os.fspath)
     except TypeError as error:
         raise Unsendable(f"this request holds a value that is not JSON: {error}") from error
     except RecursionError as error:
         raise Unsendable("this request contains itself, or is nested too deeply") from error
-
-
-def _refuse_nan_and_infinity(value: object) -> None:
-    """Raise `Unsendable`, because msgspec would send null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise Unsendable(f"this request holds {value}, which JSON cannot represent")
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, list | tuple | set | frozenset):
-        return
-    for each in value:
-        _refuse_nan_and_infinity(each)

@@ -1,9 +1,7 @@
 """A job's progress as one line, redrawn in place on a terminal."""
 
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import Final, TextIO
 
 from muster.contracts.errors import printable
@@ -46,10 +44,7 @@ class Progress:
         # A wrapped line cannot be redrawn.
         if not self._in_place:
             return line_of(summary)
-        columns = 0
-        with suppress(OSError, ValueError):  # shutil asks standard output, perhaps redirected
-            columns = os.get_terminal_size(self._out.fileno()).columns
-        return line_of(summary, (columns or shutil.get_terminal_size().columns) - 1)
+        return line_of(summary, shutil.get_terminal_size().columns - 1)
 
 
 def line_of(summary: SummaryView, width: int | None = None) -> str:

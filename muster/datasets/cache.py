@@ -23,11 +23,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Final, TypeAlias
 from weakref import finalize
+
+import msgspec
 
 from muster.contracts.shards import Reading
 from muster.datasets.errors import CacheFull, CacheUnusable
@@ -35,15 +38,17 @@ from muster.datasets.errors import CacheFull, CacheUnusable
 Fill: TypeAlias = Callable[[int], None]
 """Writes the verified content of an object into a file, or raises."""
 
-_KEY_BYTES: Final = 16
 _BYTES: Final = struct.Struct("<Q")
-_HEADER: Final = struct.Struct("<2Q")  # number of keys; 1 if all of them are read in random order
-_SLOT: Final = struct.Struct("<4Q")  # rank, world size, epochs left, shard that it reads
 
 _SCANNED_SHARE: Final = 0.9
 """From this share of the limit on, files are counted: the estimate does not include indexes."""
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+_Read: TypeAlias = tuple[Reading, int]  # a rank, and the shard that it reads
+
+_READERS: Final = msgspec.json.Decoder(tuple[list[str], list[_Read] | None])
+"""Names of all objects; what ranks read of them, or None if it is all of them in random order."""
 
 _OBJECT: Final = (".txt", ".idx")
 _LOCKED: Final = (".part", ".readers")
@@ -59,6 +64,7 @@ class ShardCache:
         """`limit_bytes` is the most that shards and their indexes take."""
         self._directory: Final = directory
         self.limit_bytes: Final = limit_bytes
+        self.flushing: Final = ThreadPoolExecutor(1)  # or it would delay reading
 
     @cached_property
     def root(self) -> Path:
@@ -69,7 +75,8 @@ class ShardCache:
                 boot = _BOOT_ID.read_bytes()
                 if os.pread(lock, len(boot), _BYTES.size) != boot:
                     for path in self._directory.iterdir():
-                        if path.name != "lock" and not _is_durable(path):
+                        is_writable = path.stat().st_mode & stat.S_IWUSR
+                        if path.name != "lock" and (path.suffix != ".txt" or is_writable):
                             path.unlink()
                     os.pwrite(lock, _BYTES.pack(self.limit_bytes) + boot, 0)
         except OSError as error:
@@ -86,16 +93,6 @@ class ShardCache:
         with suppress(FileNotFoundError):
             return path.exists() or path.with_suffix(".part").stat().st_size > 0
         return False
-
-    def is_durable(self, key: bytes) -> bool:
-        """Return whether an object would survive a power failure."""
-        return _is_durable(self.path_of(key))
-
-    def flush(self, key: bytes) -> None:
-        """Make an object survive a power failure; waits for the disk."""
-        with suppress(FileNotFoundError), self.path_of(key).open("rb") as file:
-            os.fsync(file)
-            os.fchmod(file.fileno(), stat.S_IRUSR)
 
     def fetch(self, key: bytes, size_bytes: int, fill: Fill, *, wait: bool = True) -> None:
         """Make sure that an object is there. Only what is needed later is removed for it.
@@ -118,6 +115,7 @@ class ShardCache:
                     fill(file)
                     with self.locked(fcntl.LOCK_SH):  # not while files are counted
                         part.rename(path)
+                    self.flushing.submit(_flush, path)
                 except BaseException:
                     part.unlink(missing_ok=True)
                     raise
@@ -158,8 +156,9 @@ class ShardCache:
         for path, facts in self._files():
             used += facts.st_size
             if path.suffix == ".readers":
-                for name, reads in needs_of(path.read_bytes()):
-                    needs[name] = min(reads, needs.get(name, math.inf))
+                with suppress(FileNotFoundError):  # its source was closed
+                    for name, reads in needs_of(path.read_bytes()):
+                        needs[name] = min(reads, needs.get(name, math.inf))
             elif path.suffix in _OBJECT:
                 sizes[path.stem] += facts.st_size
                 ages[path.stem] = facts.st_mtime
@@ -184,10 +183,9 @@ class ShardCache:
         for path in self.root.iterdir():
             with suppress(FileNotFoundError):  # an index was finished, and renamed
                 facts = path.stat()
-                is_orphaned = path.suffix == ".tmp" and time.time() - facts.st_mtime > _LEFT_SECONDS
-                if is_orphaned or (path.suffix in _LOCKED and not _is_locked(path)):
+                if path.suffix == ".tmp" and time.time() - facts.st_mtime > _LEFT_SECONDS:
                     path.unlink()
-                else:
+                elif path.suffix not in _LOCKED or not _remove_unlocked(path):
                     yield path, facts
 
     def locked(self, how: int) -> AbstractContextManager[int]:
@@ -200,8 +198,9 @@ class Readers:
 
     def __init__(self, cache: ShardCache, keys: Sequence[bytes]) -> None:
         self._cache: Final = cache
-        self._keys: Final = keys
-        self._slots: Final[dict[int, int]] = {}
+        self._names: Final = msgspec.Raw(msgspec.json.encode([key.hex() for key in keys]))
+        self._reads: Final[dict[int, _Read]] = {}
+        self._reads_all = False
         self._mutex: Final = threading.Lock()
         self._remove: Callable[[], object] = lambda: None
 
@@ -212,11 +211,6 @@ class Readers:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._remove = finalize(self, _remove, path, file)
         fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            os.write(file, _HEADER.pack(len(self._keys), 0) + b"".join(self._keys))
-        except OSError:
-            self._remove()
-            raise
         return file
 
     def record_read(self, shard_idx: int, reading: Reading | None) -> None:
@@ -226,12 +220,12 @@ class Readers:
         """
         with suppress(OSError), self._mutex, self._cache.locked(fcntl.LOCK_SH):
             if reading is None:
-                os.pwrite(self._file, _HEADER.pack(len(self._keys), 1), 0)
-                return
-            number = self._slots.setdefault(reading.rank, len(self._slots))
-            slot = _SLOT.pack(reading.rank, reading.world_size, reading.epochs_left, shard_idx)
-            start = _HEADER.size + _KEY_BYTES * len(self._keys)
-            os.pwrite(self._file, slot, start + _SLOT.size * number)
+                self._reads_all = True
+            else:
+                self._reads[reading.rank] = reading, shard_idx
+            reads = None if self._reads_all else list(self._reads.values())
+            content = msgspec.json.encode([self._names, reads])
+            os.ftruncate(self._file, os.pwrite(self._file, content, 0))
 
     def close(self) -> None:
         """Record that nothing is needed any more."""
@@ -240,21 +234,18 @@ class Readers:
 
 def needs_of(readers: bytes) -> Iterator[tuple[str, float]]:
     """Yield the name of each needed object, and after how many reads of its reader that is."""
-    if len(readers) < _HEADER.size:  # a full disk
+    try:
+        names, reads = _READERS.decode(readers)
+    except msgspec.MsgspecError:  # a full disk
         return
-    count, needs_all = _HEADER.unpack_from(readers)
-    start = _HEADER.size
-    end = start + _KEY_BYTES * count
-    names = [readers[at : at + _KEY_BYTES].hex() for at in range(start, end, _KEY_BYTES)]
-    if needs_all:
+    if reads is None:
         yield from ((name, 0) for name in names)
-    end_of_slots = end + (len(readers) - end) // _SLOT.size * _SLOT.size
-    for rank, world_size, epochs_left, shard_idx in _SLOT.iter_unpack(readers[end:end_of_slots]):
-        own = names[rank::world_size]
-        now = (shard_idx - rank) // world_size
-        yield from ((name, reads) for reads, name in enumerate(own[now:]))
-        if epochs_left:
-            yield from ((name, len(own) - now + idx) for idx, name in enumerate(own[:now]))
+        return
+    for reading, shard_idx in reads:
+        own = reading.shard_idxs(len(names))
+        now = own.index(shard_idx)
+        later = [*own[now:], *(own[:now] if reading.epochs_left else ())]
+        yield from ((names[idx], after) for after, idx in enumerate(later))
 
 
 @contextmanager
@@ -274,18 +265,21 @@ def _is_at(file: int, path: Path) -> bool:
     return False
 
 
-def _is_locked(path: Path) -> bool:
+def _remove_unlocked(path: Path) -> bool:
+    """Remove the file of a killed process; False if it is locked by another one."""
     try:
         with _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB):
-            return False
+            path.unlink()  # under its lock: whoever waits for that then sees that it is gone
     except BlockingIOError:
-        return True
+        return False
+    return True
 
 
-def _is_durable(path: Path) -> bool:
-    with suppress(FileNotFoundError):
-        return path.suffix == ".txt" and not path.stat().st_mode & stat.S_IWUSR
-    return False
+def _flush(path: Path) -> None:
+    """Make an object survive a power failure, and read-only."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        os.fsync(file)
+        os.fchmod(file.fileno(), stat.S_IRUSR)
 
 
 def _remove(path: Path, file: int) -> None:

@@ -17,13 +17,13 @@ import stat
 import struct
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from itertools import accumulate
 from operator import add
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple, Self
+from typing import BinaryIO, Final, NamedTuple
 
 import xxhash
 
@@ -146,8 +146,7 @@ class ShardIndex:
     shard: Path
     place: Path  # the path of the index
     fingerprint: Fingerprint
-    lines: int
-    hash_sum: int
+    totals: Totals
 
     @classmethod
     def open(cls, shard: Path, private_directory: Path | None = None) -> "ShardIndex":
@@ -186,39 +185,27 @@ class ShardIndex:
             totals = _write_offsets(file, shard, fingerprint)
             file.seek(0)
             file.write(_HEADER.pack(_MAGIC, *fingerprint, totals.lines, totals.hash_sum))
-        return cls(
-            shard=shard,
-            place=place,
-            fingerprint=fingerprint,
-            lines=totals.lines,
-            hash_sum=totals.hash_sum,
-        )
-
-    @property
-    def totals(self) -> Totals:
-        return Totals(lines=self.lines, hash_sum=self.hash_sum)
+        return cls(shard=shard, place=place, fingerprint=fingerprint, totals=totals)
 
     def offset(self, line_idx: int) -> int:
         """Return the byte at which a line begins; for `lines` itself, the end of the shard.
 
         Raises `ShardChanged` if the index was replaced by that of other content.
         """
-        if not 0 <= line_idx <= self.lines:
-            raise IndexError(f"line {line_idx} is not in [0, {self.lines}]")
-        if line_idx == self.lines:
+        lines = self.totals.lines
+        if not 0 <= line_idx <= lines:
+            raise IndexError(f"line {line_idx} is not in [0, {lines}]")
+        if line_idx == lines:
             return self.fingerprint.size_bytes
-        with self.offsets() as offsets:
+        with closing(Offsets(self)) as offsets:
             return offsets.span(line_idx)[0]
-
-    def offsets(self) -> "Offsets":
-        """Open the index for any number of look-ups; raises `ShardChanged`, see `offset`."""
-        return Offsets(self)
 
 
 class Offsets:
     """An open index. Every look-up reads from the file, so memory does not grow with the shard."""
 
     def __init__(self, index: ShardIndex) -> None:
+        """Raise `ShardChanged`, see `ShardIndex.offset`."""
         self._index = index
         # An open index never changes: a new index replaces the file, not its bytes.
         with shard_errors(index.place):
@@ -231,18 +218,12 @@ class Offsets:
         """Return the bytes [start, stop) of a line of the shard, with its newline."""
         place = _HEADER.size + _OFFSET.size * line_idx
         pair = os.pread(self._file.fileno(), 2 * _OFFSET.size, place)
-        if line_idx + 1 < self._index.lines:
+        if line_idx + 1 < self._index.totals.lines:
             return _SPAN.unpack(pair)
         return _OFFSET.unpack(pair)[0], self._index.fingerprint.size_bytes
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def index_beside(shard: Path) -> Path:
@@ -283,8 +264,7 @@ def _loaded(shard: Path, place: Path, file: FileIO) -> ShardIndex | None:
         shard=shard,
         place=place,
         fingerprint=Fingerprint(shard_bytes, modified_ns),
-        lines=lines,
-        hash_sum=hash_sum,
+        totals=Totals(lines=lines, hash_sum=hash_sum),
     )
 
 

@@ -7,7 +7,7 @@ on disk, so memory does not grow with the data.
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from io import FileIO
 from typing import Final, Self, TypeAlias
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from muster.contracts.location import Location
 from muster.contracts.shards import HASH_MODULUS
 from muster.datasets.errors import InvalidSample, ShardChanged, ShardUnreadable
-from muster.datasets.index import Fingerprint, Line, ShardIndex, Totals, shard_errors
+from muster.datasets.index import Fingerprint, Line, Offsets, ShardIndex, Totals, shard_errors
 from muster.datasets.source import DataSource
 
 Numbers: TypeAlias = NDArray[np.int64]
@@ -125,7 +125,7 @@ class _OpenShard:
         self._location = location
         self._path = index.shard
         with ExitStack() as files, shard_errors(self._path):
-            self._offsets = files.enter_context(index.offsets())
+            self._offsets = files.enter_context(closing(Offsets(index)))
             self._file = files.enter_context(FileIO(self._path))
             self._files = files.pop_all()
 
@@ -147,7 +147,7 @@ class _OpenShard:
 
     def _line(self, piece: bytes, number: int) -> Line:
         content = piece[1:].removesuffix(b"\n")
-        ends = piece.endswith(b"\n") or number == self._index.lines
+        ends = piece.endswith(b"\n") or number == self._index.totals.lines
         if not piece.startswith(b"\n") or not ends or b"\n" in content:
             raise ShardChanged(self._path, f"has no line {number} at the offset in its index")
         if content in (b"", b"\r"):

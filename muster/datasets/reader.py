@@ -74,10 +74,8 @@ def _start(shard: Path, line_idx: int) -> tuple[Fingerprint, int]:
     if line_idx == 0:
         return fingerprint_of(shard), 0
     index = ShardIndex.open(shard)
-    if line_idx > index.lines:
-        raise ShardChanged(
-            shard, f"has {index.lines} lines, but {line_idx} of them were already consumed"
-        )
+    if line_idx > (lines := index.totals.lines):
+        raise ShardChanged(shard, f"has {lines} lines, but {line_idx} were already consumed")
     return index.fingerprint, index.offset(line_idx)
 
 

@@ -69,15 +69,9 @@ class DataSource(Protocol):
     def totals(self, shard_idxs: range) -> list[Totals]:
         """Return the totals of each of these shards, which are read if that is necessary."""
 
-    @property
-    def is_counted(self) -> bool:
-        """Whether `totals` need not fetch a shard."""
-
 
 class LocalSource:
     """The shards in a directory. An index on disk knows their totals."""
-
-    is_counted: Final = True
 
     def __init__(self, directory: Path) -> None:
         """Raise `DatasetMissing`, `DatasetEmpty`, and `ShardUnreadable`, also for a broken link."""
@@ -108,11 +102,6 @@ def shard_name(number: int) -> str:
 def sorted_shard_names(names: Iterable[str]) -> list[str]:
     """Return those of `names` that are shards, sorted by code point."""
     return sorted(name for name in names if _SHARD_NAME.fullmatch(name))
-
-
-def has_totals(shards: Sequence[Shard]) -> bool:
-    """Return whether the lines of all shards are listed."""
-    return all(shard.lines is not None for shard in shards)
 
 
 def refuse_empty(location: Location, shards: Sequence[Shard]) -> None:

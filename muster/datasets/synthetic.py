@@ -9,7 +9,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final
 
 from muster.datasets.errors import DatasetError, DatasetNotWritable
 from muster.datasets.schema import Contents
@@ -85,19 +85,17 @@ _DARKEST: Final = 16
 _HELD_OUT_SHARE: Final = 5
 
 
-class _Images(Protocol):
-    """The part that we use of scikit-learn's data set."""
-
-    data: list[list[float]]
-    target: list[int]
-
-
 def digits(*, shards: int, seed: int) -> Contents:
     """Return the UCI handwritten digits; raises `DatasetError` without scikit-learn.
 
     1797 images of 8 x 8 pixels in 17 shades, shuffled; a fifth is held out for validation.
     """
-    lines = _shuffled(_digit_lines(_load()), seed)
+    images = _load()
+    ordered = [
+        b'{"x":[%s],"y":%d}' % (",".join(f"{shade / _DARKEST:g}" for shade in row).encode(), label)
+        for row, label in zip(images.data, images.target, strict=True)
+    ]
+    lines = _shuffled(ordered, seed)
     held_out = len(lines) // _HELD_OUT_SHARE
     facts = DatasetFacts(
         kind="digits",
@@ -111,7 +109,7 @@ def digits(*, shards: int, seed: int) -> Contents:
     return Contents(facts, lines[held_out:], lines[:held_out])
 
 
-def _load() -> _Images:
+def _load() -> Any:  # noqa: ANN401  scikit-learn has no types
     try:
         # Optional, and takes a second to import.
         from sklearn.datasets import load_digits  # noqa: PLC0415
@@ -120,15 +118,7 @@ def _load() -> _Images:
             "the handwritten digits come with scikit-learn, which is not installed: "
             f"run {install_command('digits')}, or use muster dataset synthetic"
         ) from None
-    images: _Images = load_digits()
-    return images
-
-
-def _digit_lines(images: _Images) -> list[bytes]:
-    return [
-        b'{"x":[%s],"y":%d}' % (",".join(f"{shade / _DARKEST:g}" for shade in row).encode(), label)
-        for row, label in zip(images.data, images.target, strict=True)
-    ]
+    return load_digits()
 
 
 def _shuffled(lines: list[bytes], seed: int) -> list[bytes]:

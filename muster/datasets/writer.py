@@ -6,11 +6,10 @@ run of lines, so one file is open at a time.
 """
 
 import os
-import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import islice
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -41,10 +40,13 @@ def write_dataset(directory: Path, contents: Contents, *, replace: bool = False)
         directory.mkdir(parents=True, exist_ok=True)
         if not replace and shards_in(directory):
             raise DatasetExists(directory)
-        with _staged(directory, contents) as staging:
+        with tempfile.TemporaryDirectory(
+            prefix=".muster-dataset-", dir=directory, ignore_cleanup_errors=True
+        ) as staging:
+            _write_files(Path(staging), contents)
             if replace:
                 _remove_dataset(directory)
-            _move_in(staging, directory)
+            _move_in(Path(staging), directory)
     except OSError as error:
         raise DatasetNotWritable(
             directory, f"{error.strerror or error}; choose another directory"
@@ -87,16 +89,6 @@ def upload_dataset(
         raise DatasetNotWritable(location, f"{error.strerror or error} in TMPDIR") from error
 
 
-@contextmanager
-def _staged(directory: Path, contents: Contents) -> Iterator[Path]:
-    staging = Path(tempfile.mkdtemp(prefix=".muster-dataset-", dir=directory))
-    try:
-        _write_files(staging, contents)
-        yield staging
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
 def _write_files(staging: Path, contents: Contents) -> None:
     facts = contents.facts
     lines = iter(contents.lines)
@@ -106,8 +98,8 @@ def _write_files(staging: Path, contents: Contents) -> None:
         shard = staging / shard_name(number)
         xxh3 = _write_lines(shard, islice(lines, base + (number < extra)))
         index = ShardIndex.build(shard, index_beside(shard))
-        size_bytes = index.fingerprint.size_bytes
-        files.append(Shard(shard.name, size_bytes, index.lines, index.hash_sum, xxh3))
+        size_bytes, totals = index.fingerprint.size_bytes, index.totals
+        files.append(Shard(shard.name, size_bytes, totals.lines, totals.hash_sum, xxh3))
     if facts.held_out:
         _write_lines(staging / HELD_OUT_NAME, contents.held_out)
     _write_lines(

@@ -22,6 +22,7 @@ from typing import Any, Self
 
 from database.engine import Database
 from database.errors import DatabaseError
+from database.jobs import NewJob
 from database.records import Job, RankRecord, utc_now
 from muster.contracts.job import JobId, JobStatus, JobUid
 from muster.contracts.rank import ProcessState
@@ -111,7 +112,7 @@ class Caretaker:
             job = None
         if job is None:
             uid = JobUid(f"{job_id}-{time.monotonic_ns()}")
-            jobs.create(job_id, uid, SPECS[job_id], message=None, idempotency=None)
+            jobs.create(NewJob(job_id, uid, SPECS[job_id]))
 
 
 def run(directory: Path, *, cases: int = 20_000, seed: int = 0) -> Report:

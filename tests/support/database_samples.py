@@ -12,7 +12,7 @@ from sqlalchemy import select
 from database.engine import Database
 from database.fenced_writer import FencedWriter
 from database.idempotency import IdempotencyKey
-from database.jobs import Jobs
+from database.jobs import Jobs, NewJob
 from database.leases import Leases
 from database.records import (
     Attempt,
@@ -56,13 +56,13 @@ def submit(
     key: str | None = None,
     spec: JobSpec | None = None,
 ) -> Job:
-    return jobs.create(
+    new = NewJob(
         JobId(job_id),
         JobUid(uid or f"uid-{job_id}"),
         spec or JobSpec(world_size=2),
-        message=None,
         idempotency=None if key is None else idempotency_key(key),
     )
+    return jobs.create(new)
 
 
 def idempotency_key(key: str, *, principal: str = "ada", body: str = "body") -> IdempotencyKey:

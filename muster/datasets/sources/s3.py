@@ -25,7 +25,6 @@ from muster.datasets.source import (
     DatasetFacts,
     Listing,
     decode_facts,
-    has_totals,
     refuse_empty,
     sorted_shard_names,
 )
@@ -56,7 +55,6 @@ class S3Source:
                 self._etags[name] = found[name].etag
                 self.shards.append(Shard(name, found[name].size_bytes))
         refuse_empty(location, self.shards)
-        self.is_counted: Final = has_totals(self.shards)
         # A key names a version: its checksum, or else its ETag.
         versions = [(shard, shard.xxh3 or self._etags.get(shard.name)) for shard in self.shards]
         texts = [f"{location / shard.name}\0{version}" for shard, version in versions]
@@ -65,19 +63,16 @@ class S3Source:
         self.listing: Final = Listing(shards=self.shards, facts=self.facts, digest=digest)
         self._readers: Final = Readers(cache, self._keys)
         self._counting: Final = Lock()
-        self._flushing: Final = ThreadPoolExecutor(1)  # or it would delay reading
 
     def path(self, shard_idx: int, reading: Reading | None = None) -> Path:
-        key, path = self._keys[shard_idx], self._cache.path_of(self._keys[shard_idx])
+        key = self._keys[shard_idx]
         self._readers.record_read(shard_idx, reading)
         following = self._after(shard_idx, reading)
         if self._cache.is_coming(key):  # it has its room, which must not go to the next one
             self._prefetch(following)
         self._fetch(shard_idx)
         self._prefetch(following)
-        if not self._cache.is_durable(key):
-            self._flushing.submit(self._cache.flush, key)
-        return path
+        return self._cache.path_of(key)
 
     def totals(
         self,
@@ -99,7 +94,6 @@ class S3Source:
 
     def close(self) -> None:
         """Let the cache remove what was read."""
-        self._flushing.shutdown(wait=False, cancel_futures=True)
         self._readers.close()
 
     def _read_facts(self) -> DatasetFacts | None:

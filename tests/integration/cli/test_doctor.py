@@ -210,7 +210,7 @@ def test_unreadable_database_is_a_problem_without_its_password(
 
 
 @pytest.mark.postgres
-def test_a_server_is_judged_by_connections_and_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_is_judged_by_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     def judged(url: URL) -> tuple[str, str, str]:
         monkeypatch.setenv("MUSTER_DATABASE_URL", url.render_as_string(hide_password=False))
         found = doctor()[1]["database"]
@@ -229,18 +229,8 @@ def test_a_server_is_judged_by_connections_and_clock(monkeypatch: pytest.MonkeyP
         verdict, seen, fix = judged(url)
         assert verdict == "warning"
         assert seen.startswith("PostgreSQL 1")
-        assert ", 7 connections, its clock 0.0 s " in seen
-        assert seen.endswith(", its tables to be created")
+        assert seen.endswith(", 7 connections, its tables to be created")
         assert "raise max_connections" in fix
-        assert "NTP" not in fix
-        server.run("ALTER DATABASE postgres SET search_path = public, pg_catalog")
-        server.run(
-            "CREATE FUNCTION clock_timestamp() RETURNS timestamptz LANGUAGE sql AS "
-            "$$ SELECT now() - interval '1 minute' $$"
-        )
-        verdict, seen, fix = judged(url)
-        assert "its clock 60.0 s behind" in seen
-        assert "NTP" in fix
         with ExitStack() as stack:
             plain = url.set(drivername="postgresql").render_as_string(hide_password=False)
             for _ in range(10):

@@ -15,26 +15,26 @@ from muster.contracts.job import JobId
 CREATE_ONE = """
 import sys
 from database.engine import Database
-from database.jobs import Jobs
+from database.jobs import Jobs, NewJob
 from muster.contracts.job import JobId, JobUid
 from muster.contracts.spec import JobSpec
 print("ready", flush=True)
 sys.stdin.readline()
 jobs = Jobs(Database.open(sys.argv[1]))
 job_id = sys.argv[2]
-jobs.create(JobId(job_id), JobUid(job_id), JobSpec(), message=None, idempotency=None)
+jobs.create(NewJob(JobId(job_id), JobUid(job_id), JobSpec()))
 """
 
 CREATE_FOR_EVER = """
 import itertools, sys
 from database.engine import Database
-from database.jobs import Jobs
+from database.jobs import Jobs, NewJob
 from muster.contracts.job import JobId, JobUid
 from muster.contracts.spec import JobSpec
 jobs = Jobs(Database.open(sys.argv[1]))
 for number in itertools.count():
     job_id = f"{sys.argv[2]}-{number}"
-    jobs.create(JobId(job_id), JobUid(job_id), JobSpec(), message=None, idempotency=None)
+    jobs.create(NewJob(JobId(job_id), JobUid(job_id), JobSpec()))
     print(job_id, flush=True)
 """
 

@@ -21,7 +21,9 @@ print("ready", flush=True)
 sys.stdin.readline()
 path = Path(sys.argv[1])
 """
-OPEN_INDEX = PROGRAM + "index = ShardIndex.open(path); print(index.lines, index.hash_sum)"
+OPEN_INDEX = (
+    PROGRAM + "index = ShardIndex.open(path); print(index.totals.lines, index.totals.hash_sum)"
+)
 ENSURE = PROGRAM + "print(ensure_synthetic(path))"
 
 

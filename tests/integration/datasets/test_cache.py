@@ -143,12 +143,51 @@ def test_shards_not_flushed_before_a_boot_stay(tmp_path: Path) -> None:
     cache = cache_of(tmp_path, 2)
     for key in KEYS[:2]:
         fetch(cache, key)
-    cache.flush(KEYS[0])
-    assert [cache.is_durable(key) for key in KEYS[:2]] == [True, False]
+    cache.flushing.shutdown()
+    assert [cache.path_of(key).stat().st_mode & 0o777 for key in KEYS[:2]] == [0o400] * 2
+    cache.path_of(KEYS[1]).chmod(0o600)  # as if the machine went down before
     assert fetch(cache_of(tmp_path, 2), KEYS[1]) == []
     (tmp_path / "lock").write_bytes(bytes(8) + b"another boot")
     later = cache_of(tmp_path, 2)
     assert [fetch(later, key) for key in KEYS[:2]] == [[], [KEYS[1]]]
+
+
+def test_reader_that_ends_meanwhile_needs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = cache_of(tmp_path, 1)
+    readers = Readers(cache, KEYS[:1])
+    readers.record_read(0, Reading())
+    fetch(cache, KEYS[0])
+    read_bytes = Path.read_bytes
+
+    def close_and_read(path: Path) -> bytes:
+        readers.close()
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", close_and_read)
+    assert fetch(cache, KEYS[1]) == [KEYS[1]]
+
+
+def test_left_download_is_removed_under_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = cache_of(tmp_path, 1)
+    fetch(cache, KEYS[0])
+    left = cache.path_of(KEYS[1]).with_suffix(".part")
+    left.touch()
+    unlink, refused = Path.unlink, []
+
+    def try_to_lock(path: Path, *, missing_ok: bool = False) -> None:
+        if path == left:
+            with path.open() as file, pytest.raises(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            refused.append(path)
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", try_to_lock)
+    fetch(cache, KEYS[2])
+    assert refused == [left]
 
 
 def in_processes(count: int, run: Callable[[int], None]) -> None:

@@ -71,7 +71,6 @@ def test_a_source_is_opened_with_few_requests(
     source = opened(s3, filled, tmp_path)
     listing = [] if source.facts else ["LIST"]
     assert faulty_store.operations == [f"GET {FACTS_NAME}", *listing]
-    assert source.is_counted == (not listing)
 
 
 def test_epochs_and_restarts_request_a_shard_once(
@@ -194,7 +193,6 @@ def test_written_data_set_is_that_of_a_directory(
     assert faulty_store.operations[-1] == f"PUT {FACTS_NAME}"
     source, disk = opened(s3, place, tmp_path / "cache"), LocalSource(tmp_path / "disk")
     assert source.facts == disk.facts
-    assert source.is_counted
     assert source.totals(range(4)) == disk.totals(range(4))
     for idx in range(4):
         assert source.path(idx).read_bytes() == disk.path(idx).read_bytes()

@@ -93,7 +93,7 @@ def test_killed_process_loses_or_repeats_a_save(stage: StorageStage) -> None:
     assert found is not None
     assert found.step == found.state["step"] == 4
     assert found.state["weights"].tobytes() == LARGE["weights"].tobytes()
-    assert not stage.warnings
+    assert not [said for said in stage.warnings if "could not save" in said]
 
 
 @everywhere

@@ -35,7 +35,7 @@ def app_state(
             raise DatabaseUnavailable(database)
 
     parts: dict[str, Any] = {
-        "database": SimpleNamespace(check=check),
+        "database": SimpleNamespace(revision=check),
         "coordinator": SimpleNamespace(absence=lambda: coordinator),
         "data_dir": DataDir(root),
         "uptime_seconds": lambda: 1.0,

@@ -12,7 +12,7 @@ from api.startup_checks import (
     check_listening,
     run_checks,
 )
-from database.engine import Database
+from database.engine import CONNECTIONS_NEEDED, Database
 from database.schema import HEAD
 from database.tokens import Tokens
 from muster.contracts.settings import AccessSettings, ServiceSettings
@@ -102,6 +102,7 @@ def test_check_reports_a_database_without_creating_it(
         "revision": HEAD,
         "expected_revision": HEAD,
         "version": sqlite3.sqlite_version,
+        "connections_needed": CONNECTIONS_NEEDED,
     }
 
 

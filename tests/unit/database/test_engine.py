@@ -59,7 +59,7 @@ def test_rows_survive_a_reopening(url: str) -> None:
 def test_a_current_database_is_opened_without_alembic(migrated_file: Path) -> None:
     program = (
         "import sys; from database.engine import Database\n"
-        f"Database.open({f'sqlite:///{migrated_file}'!r}).check()\n"
+        f"Database.open({f'sqlite:///{migrated_file}'!r}).revision()\n"
         "assert 'alembic' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -201,8 +201,8 @@ def test_an_exhausted_pool_is_reported(sqlite_url: str) -> None:
             for _ in range(POOL_SIZE + POOL_OVERFLOW):
                 readers.enter_context(database.reading())
             with pytest.raises(DatabaseUnavailable, match="every connection"):
-                database.check()
-        database.check()
+                database.revision()
+        database.revision()
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_a_commit_writes_every_kind_of_row_and_the_beat(
     assert after.updated_at > job.updated_at
     assert History(database).ranks(job.job_id) == ranks
     assert History(database).attempts(job.job_id, 9, None) == ROWS["attempts"]
-    assert History(database).members(job.job_id) == ROWS["members"]
+    assert History(database).members_by_job([job.job_id])[job.job_id] == ROWS["members"]
     audit = History(database).audit(job.job_id, 9)
     assert (audit.commits, audit.epochs) == (ROWS["commits"], ROWS["epochs"])
     assert History(database).events(job.job_id, 1)[0].message == STARTED.message

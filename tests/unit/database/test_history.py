@@ -68,8 +68,8 @@ def test_events_can_be_read_from_any_id(database: Database, jobs: Jobs, job: Job
     jobs.scale(job.job_id, 3)
     jobs.request_stop(job.job_id, StopRequest.GRACEFUL, None)
     history = History(database)
-    every = history.events_after(job.job_id, 0, 10)
+    every = history.events(job.job_id, 10, 0)
     assert [event.kind for event in every] == ["submitted", "scale_requested", "stop_requested"]
     assert every == history.events(job.job_id, 10)
-    assert history.events_after(job.job_id, every[0].event_id or 0, 1) == every[1:2]
-    assert history.events_after(job.job_id, every[-1].event_id or 0, 10) == []
+    assert history.events(job.job_id, 1, every[0].event_id) == every[1:2]
+    assert history.events(job.job_id, 10, every[-1].event_id) == []

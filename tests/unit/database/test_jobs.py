@@ -11,7 +11,7 @@ from database.engine import Database
 from database.errors import JobExists, JobMissing, JobNotTerminal, JobOver
 from database.fenced_writer import FencedWriter
 from database.history import History
-from database.jobs import JobQuery, Jobs
+from database.jobs import JobQuery, Jobs, NewJob
 from database.records import Job, values_of
 from database.tables import JOBS
 from muster.contracts.job import JobId, JobStatus, JobUid, StopRequest
@@ -43,7 +43,7 @@ def ids(found: list[Job]) -> list[str]:
 
 def test_a_created_job_reads_back(database: Database, jobs: Jobs) -> None:
     spec = JobSpec(name="añ \U0001f680", command=("python", "x.py"), env={"A": "b"}, seed=2**63 - 1)
-    created = jobs.create(JobId("a"), JobUid("u"), spec, message="data set made", idempotency=None)
+    created = jobs.create(NewJob(JobId("a"), JobUid("u"), spec, message="data set made"))
     assert created.spec == spec
     assert created.status is JobStatus.QUEUED
     assert created.created_at == NOON + timedelta(seconds=1)
@@ -119,7 +119,7 @@ def test_a_filter_acts_on_the_status_shown(database: Database, jobs: Jobs) -> No
 
 def labelled(jobs: Jobs, job_id: str, name: str | None = None, **labels: str) -> None:
     spec = JobSpec(name=name, labels=labels)
-    jobs.create(JobId(job_id), JobUid(f"uid-{job_id}"), spec, message=None, idempotency=None)
+    jobs.create(NewJob(JobId(job_id), JobUid(f"uid-{job_id}"), spec))
 
 
 STRANGE = 'it\'s "a\\b", {c}'

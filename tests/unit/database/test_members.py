@@ -6,7 +6,7 @@ from database.engine import Database
 from database.errors import DepartureRefused, JobMissing, JobOver, MemberMissing
 from database.fenced_writer import FencedWriter
 from database.history import History
-from database.jobs import Jobs
+from database.jobs import Jobs, NewJob
 from database.records import Job, MemberRecord
 from muster.contracts.job import JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.spec import JobSpec
@@ -37,7 +37,7 @@ def write(database: Database, job: Job, *pool: MemberRecord) -> None:
 
 def pooled(database: Database, jobs: Jobs, *pool: MemberRecord) -> Job:
     """Return a running job with these members."""
-    job = jobs.create(JobId("a"), JobUid("uid-a"), MIN_TWO, message=None, idempotency=None)
+    job = jobs.create(NewJob(JobId("a"), JobUid("uid-a"), MIN_TWO))
     job = bring_to(database, job, JobStatus.STARTING, JobStatus.RUNNING)
     write(database, job, *pool)
     return jobs.get(job.job_id)
@@ -51,7 +51,7 @@ def test_members_are_replaced_by_id_and_kept_when_gone(
     gone = member(0, state="failed", last_heartbeat_at=NOON)
     newcomer = member(2**40, rank=0, incarnation=1, node=None, gpu_count=8, backend="tcp")
     write(database, job, newcomer, gone)
-    assert history.members(job.job_id) == [gone, kept, newcomer]
+    assert history.members_by_job([job.job_id])[job.job_id] == [gone, kept, newcomer]
 
 
 def test_members_of_several_jobs_are_read_together(

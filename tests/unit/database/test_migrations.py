@@ -108,7 +108,7 @@ def test_rows_of_the_first_release_are_kept(migrated: Database) -> None:
     row = {"incarnation": 2, "process": None, "restarts": 1, "checkpoints_saved": 2}
     assert ranks == [worker(0, **row, **PROGRESS)]
     assert [event.kind for event in History(migrated).events(job.job_id, 9)] == ["submitted"]
-    assert History(migrated).members(job.job_id) == []
+    assert History(migrated).members_by_job([job.job_id]) == {job.job_id: []}
     assert History(migrated).attempts(job.job_id, 9, None) == []
 
 

@@ -40,7 +40,7 @@ def test_index_counts_sums_and_finds_lines(shard: Path, end: bytes) -> None:
     content = b"\n".join(LINES) + end
     shard.write_bytes(content)
     index = ShardIndex.open(shard)
-    assert (index.lines, index.hash_sum) == (len(LINES), hash_sum(LINES))
+    assert (index.totals.lines, index.totals.hash_sum) == (len(LINES), hash_sum(LINES))
     for line_idx, line in enumerate(LINES):
         assert content[index.offset(line_idx) :].startswith(line)
         assert index.offset(line_idx) == len(b"".join(LINES[:line_idx])) + line_idx
@@ -91,7 +91,7 @@ def test_stale_or_damaged_index_is_rebuilt(shard: Path, spoil: Callable[[Path], 
     spoil(shard)
     lines = shard.read_bytes().split(b"\n")
     index = ShardIndex.open(shard)
-    assert (index.lines, index.hash_sum) == (len(lines), hash_sum(lines))
+    assert (index.totals.lines, index.totals.hash_sum) == (len(lines), hash_sum(lines))
     assert index.place == index_beside(shard)
     assert index.offset(1) == len(LINES[0]) + 1
 
@@ -109,7 +109,7 @@ def test_read_only_data_set_gets_a_private_index(shard: Path, tmp_path: Path) ->
     index_beside(shard).mkdir()
     private = tmp_path / "private"
     index = ShardIndex.open(shard, private)
-    assert (index.lines, index.offset(1)) == (len(LINES), len(LINES[0]) + 1)
+    assert (index.totals.lines, index.offset(1)) == (len(LINES), len(LINES[0]) + 1)
     assert index.place.parent == private
     assert private.stat().st_mode & 0o777 == 0o700
     before = index.place.stat()
@@ -133,7 +133,7 @@ def test_index_memory_is_bounded(shard: Path) -> None:
     shard.write_bytes((b"x" * 999 + b"\n") * 50_000)
     tracemalloc.start()
     try:
-        assert ShardIndex.open(shard).lines == 50_000
+        assert ShardIndex.open(shard).totals.lines == 50_000
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

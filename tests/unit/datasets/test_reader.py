@@ -79,7 +79,7 @@ def test_blank_line_is_refused_after_earlier_lines(tmp_path: Path, blank: bytes)
 def test_shard_shorter_than_position_has_changed(shards: list[Path]) -> None:
     ShardIndex.open(shards[1])
     shards[1].write_bytes(b"a\n")
-    with pytest.raises(ShardChanged, match="has 1 lines, but 3 of them were already consumed"):
+    with pytest.raises(ShardChanged, match="has 1 lines, but 3 were already consumed"):
         list(read_lines(open_source(shards[0].parent), at(1, 3)))
 
 

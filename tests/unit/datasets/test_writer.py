@@ -45,7 +45,7 @@ def test_shards_get_even_contiguous_runs(tmp_path: Path) -> None:
     assert lines_in(directory) == [f"line {number}".encode() for number in range(10)]
     shards = shard_paths(directory)
     assert all(index_beside(shard).exists() for shard in shards)
-    assert [ShardIndex.open(shard).lines for shard in shards] == [4, 3, 3]
+    assert [ShardIndex.open(shard).totals.lines for shard in shards] == [4, 3, 3]
     assert (directory / "test.jsonl").read_bytes() == b"kept back\nkept back\n"
     facts = read_facts(directory)
     assert facts == replace(contents(10, shards=3, held_out=2).facts, files=facts.files)
@@ -58,8 +58,8 @@ def test_facts_list_every_shard(tmp_path: Path) -> None:
         assert entry == Shard(
             name=shard.name,
             size_bytes=shard.stat().st_size,
-            lines=index.lines,
-            hash_sum=index.hash_sum,
+            lines=index.totals.lines,
+            hash_sum=index.totals.hash_sum,
             xxh3=xxhash.xxh3_64_hexdigest(shard.read_bytes()),
         )
 
