@@ -44,7 +44,6 @@ from muster.datasets.index import Totals
 from muster.datasets.source import Listing
 from muster.datasets.sources import open_s3_source
 from muster.datasets.sources.s3 import S3Source
-from muster.host.files import memory_of
 from muster.host.peers import peer_of, short_socket_path
 from muster.runtime.redaction import Redaction
 from muster.runtime.stderr_messages import print_stderr
@@ -152,7 +151,7 @@ class Connection(threading.Thread):
         try:
             arrays, content = self._carry_out(request, descriptors)
             if content:
-                descriptors.append(memory_of([*arrays, content]))
+                descriptors.append(_memory_of([*arrays, content]))
             reply = Done(state_bytes=sum(map(len, arrays)), json_bytes=len(content))
         except MusterError as error:
             reply = StorageFailed(error=type(error).__name__, message=self._log(str(error)))
@@ -221,6 +220,13 @@ class Connection(threading.Thread):
         redacted = self._server.redaction.redact_text(text)
         print_stderr(redacted)
         return redacted[:SENTENCE_LIMIT]
+
+
+def _memory_of(parts: Sequence[bytes | memoryview]) -> int:
+    memory = os.memfd_create("muster-storage", os.MFD_CLOEXEC)
+    with os.fdopen(memory, "wb", closefd=False) as file:
+        file.writelines(parts)
+    return memory
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -58,14 +58,6 @@ def rotate(log: Path) -> None:
             copy.flush()  # a full disk must be noticed before the content is gone
             shutil.copyfileobj(content, copy)
             content.truncate(0)
-
-
-def memory_of(parts: Iterable[bytes | memoryview]) -> int:
-    """Return a descriptor of anonymous memory that holds the parts one after the other."""
-    memory = os.memfd_create("muster", os.MFD_CLOEXEC)
-    with os.fdopen(memory, "wb", closefd=False) as file:
-        file.writelines(parts)
-    return memory
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 The process may die at any moment: a request without a reply is sent again to the next one.
 """
 
+import mmap
 import os
 import socket
 import threading
@@ -31,7 +32,6 @@ from muster.datasets import errors as dataset_errors
 from muster.datasets.index import Totals
 from muster.datasets.source import DatasetFacts, DataSource, Listing
 from muster.datasets.sources import open_source
-from muster.host.files import memory_of
 from muster.host.peers import connect_to_own
 from muster.objects import errors as store_errors
 
@@ -129,6 +129,33 @@ class StorageConnection:
                     return arrays, file.read(reply.json_bytes)
 
 
+class SharedMemory:
+    """Anonymous memory whose pages are kept: their first use costs more than copying into them."""
+
+    def __init__(self) -> None:
+        self.descriptor = -1
+        self._map: mmap.mmap | None = None
+
+    def fill(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Write the parts one after the other; nothing may read the memory meanwhile."""
+        size = sum(map(len, parts))
+        if self._map is None or len(self._map) < size:
+            self.close()
+            self.descriptor = os.memfd_create("muster-checkpoint", os.MFD_CLOEXEC)
+            os.ftruncate(self.descriptor, 2 * size)  # what is not used is no memory
+            self._map = mmap.mmap(self.descriptor, 0)
+        end = 0
+        for part in parts:
+            start, end = end, end + len(part)
+            memoryview(self._map)[start:end] = part
+
+    def close(self) -> None:
+        if self._map is not None:
+            self._map.close()
+            os.close(self.descriptor)
+            self._map = None
+
+
 class RemoteCheckpoints:
     """A `CheckpointManager` whose saves become durable in the storage process, a little later.
 
@@ -140,9 +167,10 @@ class RemoteCheckpoints:
     def __init__(self, connection: StorageConnection, warn: Callable[[str], None]) -> None:
         self._connection: Final = connection
         self._warn: Final = warn
+        self._memory: Final = SharedMemory()
         self._delivery: threading.Thread | None = None
-        self._save: tuple[storage.Save, int, Callable[[], None]] | None = None
-        """The last one, its memory, and what to call once it is durable."""
+        self._save: tuple[storage.Save, Callable[[], None]] | None = None
+        """The last one, which the memory holds, and what to call once it is durable."""
         self._error: CheckpointError | None = None  # that of the last save
 
     def claim(self) -> None:
@@ -167,10 +195,9 @@ class RemoteCheckpoints:
             values = msgspec.json.encode(packed.values)
         except (ValueError, RecursionError) as error:
             raise UnsupportedState(f"the state cannot be written as JSON: {error}") from error
-        self._forget_last()
+        self._memory.fill([*packed.buffers, values])
         sizes = {"state_bytes": packed.size_bytes, "json_bytes": len(values)}
-        save = storage.Save(step=step, position=position, **sizes)
-        self._save = save, memory_of([*packed.buffers, values]), on_saved
+        self._save = storage.Save(step=step, position=position, **sizes), on_saved
         self._start()
 
     def flush(self) -> None:
@@ -186,7 +213,7 @@ class RemoteCheckpoints:
         with suppress(CheckpointError):
             self._settle()
         self._connection.close()
-        self._forget_last()
+        self._memory.close()
 
     def _ask(self, request: StorageRequest) -> tuple[bytearray, bytes]:
         self._settle()
@@ -194,11 +221,10 @@ class RemoteCheckpoints:
 
     def _start(self) -> None:
         assert self._save is not None  # noqa: S101
-        save, memory, on_saved = self._save
         self._error = None
-        self._connection.send(save, memory)
+        self._connection.send(self._save[0], self._memory.descriptor)
         self._delivery = threading.Thread(
-            target=self._deliver, args=(on_saved,), name="muster-save", daemon=True
+            target=self._deliver, args=self._save[1:], name="muster-save", daemon=True
         )
         self._delivery.start()
 
@@ -227,12 +253,6 @@ class RemoteCheckpoints:
             self._delivery = None
         if not isinstance(self._error, CheckpointFailed):
             self._raise_error()
-
-    def _forget_last(self) -> None:
-        """Free the memory of the last save; a failure of it was a warning."""
-        if self._save is not None:
-            os.close(self._save[1])
-        self._save = self._error = None
 
     def _raise_error(self) -> None:
         error, self._error = self._error, None
