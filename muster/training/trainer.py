@@ -187,7 +187,6 @@ class Trainer:
         even = assign_blocks([()] * group.backend.world_size, self._schedule.virtual_shards)
         while not self._schedule.is_over(self._replica.position):
             step = self._replica.position.step
-            self._updates.check()
             self._updates.in_step = True
             self._compute(group.reducer, assignment[group.backend.rank])
             total = group.reducer.all_reduce(assignment, timeout_seconds=PEER_TIMEOUT_SECONDS)
@@ -199,6 +198,7 @@ class Trainer:
             assignment = self._replay.split(even, step + 1)
             if self._is_saver and self._schedule.is_checkpoint_due(self._replica.position):
                 self._try_to_save(worker_group)
+            self._updates.check()
             self._callbacks.wait_between_steps(self._updates.check)
         while self._is_saver and not self._try_to_save(worker_group):
             self._callbacks.wait_before_retry(self._updates.check)

@@ -9,6 +9,7 @@ import pytest
 
 from muster.collectives.tree import Block, assign_blocks
 from muster.contracts.shards import Position
+from muster.training import state_sync
 from muster.training.fingerprint import Fingerprint, fingerprint
 from muster.training.state_sync import Committed, Replica, SyncResult, WorkersDiverged, sync_state
 from tests.support.simulated import SimulatedGroup, run_ranks
@@ -94,12 +95,17 @@ class Newcomer(Replica):
             self.commit({"weights": np.zeros(3, np.float32)}, committed)
 
 
-def test_members_do_not_wait_for_a_newcomer_that_copies() -> None:
+@pytest.mark.parametrize("is_quick", [True, False])
+def test_members_do_not_wait_for_a_newcomer_that_copies(
+    is_quick: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_sync, "QUICK_COPY_BYTES", 1 << 20 if is_quick else 0)
     held = [[Block(0, 6)], [], []]
     replicas = [at(5), newcomer := Newcomer(), at(5)]
     results = taken_up(replicas, held, end=lambda rank: rank == 0 and newcomer.may_copy.set())
     first, third = assign_blocks([held[0], []], LEAVES)
-    assert [result.assignment for result in results] == [[first, (), third]] * 3
+    expected = assign_blocks(held, LEAVES) if is_quick else [first, (), third]
+    assert [result.assignment for result in results] == [expected] * 3
     assert newcomer.digest() == replicas[0].digest()
 
 
