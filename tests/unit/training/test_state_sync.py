@@ -95,16 +95,16 @@ class Newcomer(Replica):
             self.commit({"weights": np.zeros(3, np.float32)}, committed)
 
 
-@pytest.mark.parametrize("is_quick", [True, False])
+@pytest.mark.parametrize("quick_bytes", [0, 1 << 20])
 def test_members_do_not_wait_for_a_newcomer_that_copies(
-    is_quick: bool, monkeypatch: pytest.MonkeyPatch
+    quick_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_sync, "QUICK_COPY_BYTES", 1 << 20 if is_quick else 0)
+    monkeypatch.setattr(state_sync, "QUICK_COPY_BYTES", quick_bytes)
     held = [[Block(0, 6)], [], []]
     replicas = [at(5), newcomer := Newcomer(), at(5)]
     results = taken_up(replicas, held, end=lambda rank: rank == 0 and newcomer.may_copy.set())
     first, third = assign_blocks([held[0], []], LEAVES)
-    expected = assign_blocks(held, LEAVES) if is_quick else [first, (), third]
+    expected = assign_blocks(held, LEAVES) if quick_bytes else [first, (), third]
     assert [result.assignment for result in results] == [expected] * 3
     assert newcomer.digest() == replicas[0].digest()
 
