@@ -299,6 +299,7 @@ class JobTable:
         admitted, waits = admit(wanted, holding=holding, slots=self._slots)
         for job in waiting[:admitted]:
             job.decide([SetStatus(status=JobStatus.STARTING, message=job.snapshot.note)], now)
+            job.decide(plan(job.snapshot, now.monotonic), now)  # one commit for its agent as well
         reason = Reason.WAITING_FOR_SLOTS
         for job, why in zip(waiting[admitted:], waits, strict=True):
             if job.snapshot.message != why:
