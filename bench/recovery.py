@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,6 +28,9 @@ KILLS = 25
 SERVICE_KILLS = 8
 SETTLE_SECONDS = 0.3
 """Of undisturbed training before each kill."""
+
+LATER_STEPS = 3
+"""In these the replacement joins, and the next spare process is prepared."""
 
 LIMIT_SECONDS = 60.0
 
@@ -127,7 +130,7 @@ def main(kills: int) -> int:
 
 
 def kill_ranks(trace: Trace, kills: int) -> None:
-    usual, stalls, recovered, joined = [], [], [], []
+    usual, stalls, later, recovered, ready = [], [], [], [], []
     for number in range(kills):
         ranks = trace.wait_for_steps()
         time.sleep(SETTLE_SECONDS + 0.04 * number / kills)  # at every moment of a step
@@ -135,6 +138,8 @@ def kill_ranks(trace: Trace, kills: int) -> None:
         killed_at = trace.stamp("killed", victim)
         os.kill(victim, signal.SIGKILL)
         trace.wait_for_steps()
+        time.sleep(SETTLE_SECONDS)
+        trace.update()
         survivors = set(ranks) - {victim}
         steps = [
             [s["time"] for s in trace.lines if s["event"] == "step" and s["pid"] == it]
@@ -146,18 +151,23 @@ def kill_ranks(trace: Trace, kills: int) -> None:
             for a, b in pairwise(it)
             if killed_at - SETTLE_SECONDS < a and b < killed_at
         ]
-        stalls.append(max(first_interval(it, killed_at) for it in steps))
+        intervals = [
+            [b - a for a, b in pairwise(it) if b > killed_at][: 1 + LATER_STEPS] for it in steps
+        ]
+        stalls.append(max(it[0] for it in intervals))
+        later.append(max(sum(it[1:]) / LATER_STEPS for it in intervals))
         recovered.append(max(min(at for at in it if at > killed_at) for it in steps) - killed_at)
-        ready = trace.after(killed_at, "rank ready")[0]
-        joined.append(ready["time"] - killed_at)
+        ready.append(trace.after(killed_at, "rank ready")[0]["time"] - killed_at)
     step = statistics.median(usual)
     show("a usual step", usual, "")
-    beyond = [stall - step for stall in stalls]
+    beyond = [it - step for it in stalls]
     show("kill -9 -> next step of the survivors, beyond a usual step", beyond, "")
     again = [it - step / RANKS for it in beyond]
     show("  the same, without computing the dead rank's share again", again, "<= 15 / 45")
     show("kill -9 -> next step of the last survivor", recovered, "")
-    show("kill -9 -> the replacement is ready to join", joined, "<= 25 / 60")
+    beyond = [it - step for it in later]
+    show(f"the {LATER_STEPS} steps after it, each beyond a usual one", beyond, "")
+    show("kill -9 -> the replacement is ready to join", ready, "<= 25 / 60")
 
 
 def kill_coordinators(trace: Trace, services: Services) -> None:
@@ -192,16 +202,6 @@ def kill_agents(trace: Trace) -> None:
         stepped.append(trace.wait_for(RANKS, killed_at, "group joined") - killed_at)
     show("agent killed -> all ranks adopted", adopted, "<= 100 / 300")
     show("agent killed -> ranks are in a group of the next agent", stepped, "")
-
-
-def first_interval(times: Sequence[float], moment: float) -> float:
-    """Return the longest time between two steps of which the second is one of the next three."""
-    return max(b - a for a, b in around(times, moment))
-
-
-def around(times: Sequence[float], moment: float) -> Iterator[tuple[float, float]]:
-    pairs = [(a, b) for a, b in pairwise(times) if b > moment]
-    yield from pairs[:3]
 
 
 def show(what: str, values: Sequence[float], goal: str) -> None:
