@@ -22,7 +22,7 @@ from muster.contracts.messages import (
 )
 from muster.contracts.rank import ProcessRecord
 from muster.host.containment import is_contained, tag_number_of, tag_numbers, tag_of
-from muster.host.processes import is_running, kill, send_signal
+from muster.host.processes import identify, is_running, kill, send_signal
 from tests.support.agent_stage import Conversation, Stage
 from tests.support.installation import await_value
 
@@ -217,9 +217,10 @@ def test_what_a_loading_spare_has_started_ends_with_it(stage: Stage, agent: Conv
     first = start(stage, agent, 0)
     spare = await_spare(stage, is_ready=False)
     file = stage.root / "helper"
-    helper = int(await_value(lambda: file.exists() and file.read_text(), lambda: "no helper"))
+    pid = int(await_value(lambda: file.exists() and file.read_text(), lambda: "no helper"))
+    assert (helper := identify(pid)) is not None
     end(agent, first)
     agent.say(order(stage, 1))
     agent.hear_of(RankSpawned, 0)
     end(agent, spare.pid)
-    assert not Path(f"/proc/{helper}").exists()
+    assert not is_running(helper)
