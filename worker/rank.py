@@ -15,12 +15,13 @@ from typing import Final, Self
 
 import msgspec
 
-from muster.contracts.environ import ATTEMPT_VARIABLES, PROCESS_TAG
+from muster.contracts.environ import ATTEMPT_VARIABLES, PROCESS_TAG, SPARE_RANK
 from muster.contracts.errors import WireError
 from muster.contracts.interpreter import version_problem
 from muster.contracts.job import Reason
 from muster.contracts.messages import (
     SAVED_LIMIT,
+    SPARE_READY,
     Heartbeat,
     Hello,
     JoinedGroup,
@@ -64,7 +65,7 @@ class RankProcess:
         """`log` is None if it cannot be opened, `channel` until a rank has reconnected."""
         self.rank = rank
         self.attempt = attempt
-        self.tag = tag
+        self.tag = self._first_tag = tag
         self.log = log
         self.process = process
         self.channel = channel
@@ -155,7 +156,9 @@ class RankProcess:
         return message
 
     def keep(self, message: RankMessage) -> bool:
-        """Keep a message for the next coordinator; return False if it is over the limit."""
+        """Keep a message for the next coordinator; return False if it is not to be reported."""
+        if message == SPARE_READY and self.rank != SPARE_RANK:  # it had its order already
+            return False
         if isinstance(message, Saved):
             self._saved.append(message)
             return True
@@ -199,7 +202,9 @@ class RankProcess:
     def contain(self) -> bool:
         """Kill everything that it has started; return whether nothing of that is left."""
         self.process.signal_group(signal.SIGKILL)
-        return kill_attempt(self.tag)
+        # A spare process changes its tag when it reads its order, and then says hello.
+        tags = {self.tag} if self.has_joined else {self.tag, self._first_tag}
+        return all(kill_attempt(tag) for tag in tags)
 
     def release(self) -> None:
         """Reap the process and close everything; only after it has been contained."""

@@ -72,10 +72,9 @@ class SpareRanks:
         return {spare.pid for spare in self._spares}
 
     def take(self, order: StartRank, log: Path, times: Path) -> RankProcess | None:
-        """Return a spare process that has become this attempt, with its log; None if none is ready.
+        """Return a spare process that has become this attempt, with its log; None without one.
 
-        Those that are still loading are ended: a lock that the program takes at its import would
-        hold up the attempt that starts instead.
+        One that is still loading gets its order as well, and reads it when it has loaded.
         """
         names = order.environment.keys() - ATTEMPT_VARIABLES
         common = {name: order.environment[name] for name in names}
@@ -83,18 +82,19 @@ class SpareRanks:
         if wanted != self._order:  # at first, or a secret has changed
             self._order = wanted
             self._end_all()
-        for spare, start in self._spares.items():
-            if spare.is_ready and not spare.process.has_exited():
-                log.parent.mkdir(parents=True, exist_ok=True)
-                start.log.rename(log)  # what the program has started at its import writes there
-                start.times.rename(times)
-                # First, so that it runs as soon as it gets the order.
-                _set_priority(spare, os.SCHED_OTHER, OOM_SCORE.read_text())
-                if spare.become(order):
-                    del self._spares[spare]
-                    self._kills = 0
-                    return spare
-        self._end_all()
+        for spare in sorted(self._spares, key=lambda it: not it.is_ready):
+            if spare.process.has_exited():
+                continue
+            start = self._spares[spare]
+            log.parent.mkdir(parents=True, exist_ok=True)
+            start.log.rename(log)  # what the program has written at its import
+            start.times.rename(times)
+            # First, so that it runs as soon as it gets the order.
+            _set_priority(spare, os.SCHED_OTHER, OOM_SCORE.read_text())
+            if spare.become(order):
+                del self._spares[spare]
+                self._kills = 0
+                return spare
         return None
 
     def prepare(self) -> None:

@@ -67,7 +67,8 @@ def publish_group(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
         attempts=tuple(rank.attempt for rank in members),
         paused=snapshot.pause_requested or snapshot.is_ending,
     )
-    if _is_change(snapshot, wanted) and not _is_gathering(snapshot, now):
+    is_due = _is_change(snapshot, wanted) and not _is_gathering(snapshot, now)
+    if is_due and not _is_recovering(snapshot, wanted):
         yield actions.PublishGroup(group=wanted)
 
 
@@ -172,10 +173,25 @@ def _can_train(rank: RankSnapshot) -> bool:
 
 def _is_change(snapshot: JobSnapshot, wanted: GroupSnapshot) -> bool:
     present = snapshot.group
-    is_peer_lost = any(
-        rank.is_alive and rank.peer_lost_round >= present.round for rank in snapshot.ranks
-    )
-    return is_peer_lost or (present.workers, present.paused) != (wanted.workers, wanted.paused)
+    is_same = (present.workers, present.paused) == (wanted.workers, wanted.paused)
+    return not is_same or _is_peer_lost(snapshot)
+
+
+def _is_peer_lost(snapshot: JobSnapshot) -> bool:
+    present = snapshot.group.round
+    return any(rank.is_alive and rank.peer_lost_round >= present for rank in snapshot.ranks)
+
+
+def _is_recovering(snapshot: JobSnapshot, wanted: GroupSnapshot) -> bool:
+    """True if new ranks have to wait because members are just joining the present round.
+
+    Once these have joined, they finish their step before they let new ranks in.
+    """
+    present = snapshot.group
+    if not set(wanted.workers).issuperset(present.workers) or _is_peer_lost(snapshot):
+        return False
+    joined = [snapshot.ranks[number].joined_round for number in present.ranks]
+    return wanted.paused == present.paused and any(it < present.round for it in joined)
 
 
 def _is_gathering(snapshot: JobSnapshot, now: float) -> bool:

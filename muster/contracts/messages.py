@@ -93,6 +93,10 @@ class Ready(_Message, frozen=True, tag="ready"):
     port: int  # the TCP port for its peers; 0 with shared memory
 
 
+SPARE_READY: Final = Ready(port=-1)
+"""A spare process has loaded its program and data, and waits for an order."""
+
+
 class JoinedGroup(_Message, frozen=True, tag="took_up"):
     """The rank trains in this group round: it has the state that all members have."""
 

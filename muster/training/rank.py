@@ -15,7 +15,7 @@ import numpy as np
 
 from muster.collectives.arena import Geometry
 from muster.contracts.environ import PROCESS_TAG, SPARE, RankSettings
-from muster.contracts.messages import Ready
+from muster.contracts.messages import SPARE_READY, Ready
 from muster.contracts.spec import GROUP_LIMIT, JobSpec
 from muster.contracts.wire import encode
 from muster.datasets.errors import DatasetEmpty
@@ -158,7 +158,7 @@ def _wait_for_order(agent: AgentSocket) -> RankSettings:
 
     Ends the process when the agent is gone.
     """
-    agent.send(encode(Ready(port=0)))
+    agent.send(encode(SPARE_READY))
     while (order := agent.receive()) is None:
         if agent.is_broken:
             exit_process(0)

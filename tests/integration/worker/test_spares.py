@@ -15,13 +15,14 @@ from muster.contracts.messages import (
     RankExited,
     RankSaid,
     RankSpawned,
+    Ready,
     StartRank,
     Warned,
     WorkerGroup,
 )
 from muster.contracts.rank import ProcessRecord
 from muster.host.containment import is_contained, tag_number_of, tag_numbers, tag_of
-from muster.host.processes import is_running, kill, send_signal
+from muster.host.processes import identify, is_running, kill, send_signal
 from tests.support.agent_stage import Conversation, Stage
 from tests.support.installation import await_value
 
@@ -188,12 +189,38 @@ def test_a_spare_ends_with_its_agent(stage: Stage, agent: Conversation) -> None:
     await_value(lambda: not is_running(spare), lambda: "it lives")
 
 
-def test_a_spare_that_still_loads_ends_before_a_rank_starts(
+LOADS = """
+subprocess.run(["sh", "-c", "(setsid sh -c 'echo $$ > helper; sleep 100' &)"])
+while not Path("go").exists():
+    time.sleep(0.01)
+"""
+
+
+def test_a_spare_that_still_loads_becomes_the_next_attempt(
     stage: Stage, agent: Conversation
 ) -> None:
-    (stage.root / "in_a_spare.py").write_text("__import__('time').sleep(100)")
+    (stage.root / "in_a_spare.py").write_text(LOADS)
     first = start(stage, agent, 0)
     spare = await_spare(stage, is_ready=False)
     end(agent, first)
-    assert start(stage, agent, 1) != spare.pid
-    assert not is_running(spare)  # it may hold a lock that the program takes at its import
+    agent.say(order(stage, 1))
+    spawned = agent.hear_of(RankSpawned, 0)
+    assert isinstance(spawned, RankSpawned)
+    assert spawned.pid == spare.pid
+    (stage.root / "go").touch()
+    assert hear(agent, Ready) == Ready(port=0), "not that of a spare process"
+    assert tag_of(spare.pid) == f"{stage.uid}/0/1"
+
+
+def test_what_a_loading_spare_has_started_ends_with_it(stage: Stage, agent: Conversation) -> None:
+    (stage.root / "in_a_spare.py").write_text(LOADS)
+    first = start(stage, agent, 0)
+    spare = await_spare(stage, is_ready=False)
+    file = stage.root / "helper"
+    pid = int(await_value(lambda: file.exists() and file.read_text(), lambda: "no helper"))
+    assert (helper := identify(pid)) is not None
+    end(agent, first)
+    agent.say(order(stage, 1))
+    agent.hear_of(RankSpawned, 0)
+    end(agent, spare.pid)
+    assert not is_running(helper)
