@@ -74,7 +74,7 @@ def create_app() -> FastAPI:
     app = _Application(
         title="Muster",
         version=VERSION,
-        docs_url=None,  # its page would load scripts from another host: see api/routes/pages.html
+        docs_url=None,  # its page would load scripts from another host: see api/routes/service.py
         redoc_url=None,
         redirect_slashes=False,
         max_body_size=BODY_LIMIT_BYTES,

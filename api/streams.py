@@ -38,7 +38,7 @@ IDLE_SECONDS: Final = 10.0
 """A stream without events wakes up this often, so that its caller's token can be checked."""
 
 BACKLOG_EVENTS: Final = 32
-"""How many of its last events a feed keeps, each of about 64 KiB at most. A reader further behind
+"""How many of its last events a feed keeps, each of about 64 KiB of lines. A reader further behind
 reads the files again."""
 
 

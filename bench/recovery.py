@@ -137,10 +137,13 @@ def kill_ranks(trace: Trace, kills: int) -> None:
         victim = ranks[number % RANKS]
         killed_at = trace.stamp("killed", victim)
         os.kill(victim, signal.SIGKILL)
-        trace.wait_for_steps()
-        time.sleep(SETTLE_SECONDS)
-        trace.update()
         survivors = set(ranks) - {victim}
+        trace.wait_for_steps()
+        trace.wait(
+            lambda since=killed_at, pids=survivors: all(
+                len(trace.after(since, "step", pid=it)) > LATER_STEPS for it in pids
+            )
+        )
         steps = [
             [s["time"] for s in trace.lines if s["event"] == "step" and s["pid"] == it]
             for it in survivors
@@ -155,7 +158,7 @@ def kill_ranks(trace: Trace, kills: int) -> None:
             [b - a for a, b in pairwise(it) if b > killed_at][: 1 + LATER_STEPS] for it in steps
         ]
         stalls.append(max(it[0] for it in intervals))
-        later.append(max(sum(it[1:]) / LATER_STEPS for it in intervals))
+        later.append(max(statistics.mean(it[1:]) for it in intervals))
         recovered.append(max(min(at for at in it if at > killed_at) for it in steps) - killed_at)
         ready.append(trace.after(killed_at, "rank ready")[0]["time"] - killed_at)
     step = statistics.median(usual)

@@ -180,7 +180,7 @@ def watch(job: Job, struck: Strike, newest: int) -> Iterator[str]:
             yield f"rank {rank} runs again, as pid {now.pid}"
             return
         time.sleep(POLL_SECONDS)
-    raise MusterError(f"rank {rank} does not run again after {WAIT_SECONDS:g} s")
+    raise MusterError(f"rank {rank} has not been replaced within {WAIT_SECONDS:g} s")
 
 
 def recovery_of(
@@ -255,7 +255,7 @@ def strike_again_and_again(
             time.sleep(max(0.0, min(POLL_SECONDS, strike_at - time.monotonic())))
     progress.close()
     if not strikes:
-        raise WrongState(f"{job.id} is {job.status}: no rank of it was alive to be hit")
+        raise WrongState(f"{job.id} is {job.status}: no rank was hit; run it while the job trains")
     before, after = _speed(calm), _speed([calm[-1], looks[-1]])
     share = f"{after / before:.2f}" if before else "unknown"
     click.echo(f"goodput {share}: {after:.1f} steps/s with faults, {before:.1f} before")

@@ -3,7 +3,7 @@
 All observations come through one inbox with one consumer. A decision is taken into the snapshot,
 made durable, and only then performed: a successor never meets an effect whose cause is not in the
 rows. The one exception is the group round after the durable one, which no successor uses. While the
-database is away nothing new is decided; ranks run on.
+database is away nothing else is performed; ranks run on.
 """
 
 import asyncio

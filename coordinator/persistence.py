@@ -49,7 +49,7 @@ class Urgency(IntEnum):
     NONE = 0  # the row says the same
     HEARTBEAT = 1  # only the time of the last heartbeat has changed
     PROGRESS = 2  # a user may be watching
-    SOON = 3  # a successor would have to find it out, and more of the kind follows at once
+    SOON = 3  # a successor can find it out, and such changes come in bursts
     NOW = 4  # a successor would go wrong without it
 
 

@@ -76,9 +76,7 @@ class Service:
             leases=self._leases, owner=uuid.uuid4().hex, process=this_process(), address=address
         )
         self._candidate.may_wait = not self._is_shutting_down
-        with suppress(DatabaseUnavailable):
-            await asyncio.to_thread(self._jobs.warm_up)
-        self._winning = asyncio.ensure_future(self._candidate.win())
+        self._winning = asyncio.ensure_future(self._win(self._candidate))
         unblock_sigint()
         try:
             lease = await self._winning
@@ -89,6 +87,11 @@ class Service:
             return  # told to end before it held the lease
         finally:
             wake_ups.close()
+
+    async def _win(self, candidate: LeaseCandidate) -> Lease:
+        with suppress(DatabaseUnavailable):
+            await asyncio.to_thread(self._jobs.warm_up)
+        return await candidate.win()
 
     async def _serve(self, lease: Lease) -> None:
         stamp("lease won")

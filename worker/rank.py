@@ -202,9 +202,8 @@ class RankProcess:
     def contain(self) -> bool:
         """Kill everything that it has started; return whether nothing of that is left."""
         self.process.signal_group(signal.SIGKILL)
-        # A spare process changes its tag when it reads its order, and then says hello.
-        tags = {self.tag} if self.has_joined else {self.tag, self._first_tag}
-        return all(kill_attempt(tag) for tag in tags)
+        # What a spare process was starting as it changed its tag may still have the first one.
+        return all([kill_attempt(tag) for tag in {self.tag, self._first_tag}])  # noqa: C419  both
 
     def release(self) -> None:
         """Reap the process and close everything; only after it has been contained."""

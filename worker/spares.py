@@ -1,6 +1,6 @@
 """Spare processes of a synchronous job: they have loaded its program and wait to become a rank.
 
-The coordinator does not know them. A start that it orders takes a spare process if one is ready,
+The coordinator does not know them. A start that it orders takes a spare process if there is one,
 and a fork otherwise. Whatever happens to a spare process, the ranks train on.
 """
 
@@ -65,6 +65,7 @@ class SpareRanks:
         """What the orders of all attempts have in common."""
         self._spares: dict[RankProcess, _Start] = {}
         self._started = self._kills = 0
+        self._has_loaded = False
         self._not_before = 0.0
 
     @property
@@ -74,7 +75,8 @@ class SpareRanks:
     def take(self, order: StartRank, log: Path, times: Path) -> RankProcess | None:
         """Return a spare process that has become this attempt, with its log; None without one.
 
-        One that is still loading gets its order as well, and reads it when it has loaded.
+        One that is still loading reads its order when it has loaded. It is ended instead as long as
+        no spare process of this program has ever become ready.
         """
         names = order.environment.keys() - ATTEMPT_VARIABLES
         common = {name: order.environment[name] for name in names}
@@ -83,7 +85,8 @@ class SpareRanks:
             self._order = wanted
             self._end_all()
         for spare in sorted(self._spares, key=lambda it: not it.is_ready):
-            if spare.process.has_exited():
+            self._has_loaded |= spare.is_ready
+            if spare.process.has_exited() or not self._has_loaded:
                 continue
             start = self._spares[spare]
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -95,6 +98,7 @@ class SpareRanks:
                 del self._spares[spare]
                 self._kills = 0
                 return spare
+        self._end_all()
         return None
 
     def prepare(self) -> None:

@@ -68,7 +68,7 @@ def publish_group(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
         paused=snapshot.pause_requested or snapshot.is_ending,
     )
     is_due = _is_change(snapshot, wanted) and not _is_gathering(snapshot, now)
-    if is_due and not _is_recovering(snapshot, wanted):
+    if is_due and not _are_members_joining(snapshot, wanted):
         yield actions.PublishGroup(group=wanted)
 
 
@@ -182,7 +182,7 @@ def _is_peer_lost(snapshot: JobSnapshot) -> bool:
     return any(rank.is_alive and rank.peer_lost_round >= present for rank in snapshot.ranks)
 
 
-def _is_recovering(snapshot: JobSnapshot, wanted: GroupSnapshot) -> bool:
+def _are_members_joining(snapshot: JobSnapshot, wanted: GroupSnapshot) -> bool:
     """True if new ranks have to wait because members are just joining the present round.
 
     Once these have joined, they finish their step before they let new ranks in.

@@ -115,10 +115,11 @@ class ShardCache:
                     fill(file)
                     with self.locked(fcntl.LOCK_SH):  # not while files are counted
                         part.rename(path)
-                    self.flushing.submit(_flush, path)
                 except BaseException:
                     part.unlink(missing_ok=True)
                     raise
+                with suppress(RuntimeError):  # the process ends, and the file stays unflushed
+                    self.flushing.submit(_flush, path)
 
     def _reserve(self, part: int, size_bytes: int, name: str) -> None:
         """Give `part` its full size on disk, removing other objects if necessary."""
@@ -219,6 +220,8 @@ class Readers:
         Nothing is recorded on a full disk: what is removed then is downloaded again.
         """
         with suppress(OSError), self._mutex, self._cache.locked(fcntl.LOCK_SH):
+            if self._reads_all:
+                return
             if reading is None:
                 self._reads_all = True
             else:

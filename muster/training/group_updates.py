@@ -2,7 +2,8 @@
 
 A rank polls before each leaf and whenever it waits for a peer. Only the newest group counts: when
 it arrives, the memory that came with an older one is closed. A group that only adds members waits
-for the end of the step: all of its former members are there to finish that.
+for the end of the step: its former members are there to finish that. One that has begun another
+step meanwhile loses the first that leaves, and follows it with the sums it holds.
 """
 
 import os

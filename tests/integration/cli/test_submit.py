@@ -121,7 +121,7 @@ def watching(
         ("", ["--set", "dataset_dir=nowhere"], "nowhere does not exist: make one with muster "),
         ("", ["--set", "labels=&a [*a]", "--", "true"], "this request "),
         ("", ["--set", "labels=&a {b: [*a]}", "--", "true"], "this request "),
-        ("", ["--set", "labels={a: .nan}", "--", "true"], "this request "),
+        ("", ["--set", "labels={a: .nan}", "--", "true"], "labels.a: expected text"),
         ("", ["--", "python", "trian.py"], "muster: command: there is no trian.py in "),
         ("command: [pyhton]\n", ["job.yaml"], "job.yaml:1:1: command: pyhton is not found"),
     ],

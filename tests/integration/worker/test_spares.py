@@ -196,31 +196,48 @@ while not Path("go").exists():
 """
 
 
+def start_loading_spare(stage: Stage, agent: Conversation) -> ProcessRecord:
+    """Let one spare process become rank 0, and return the next one, which is still loading."""
+    first = start(stage, agent, 0)
+    await_spare(stage)
+    (stage.root / "in_a_spare.py").write_text(LOADS)
+    end(agent, first)
+    second = start(stage, agent, 1)
+    spare = await_spare(stage, is_ready=False)
+    end(agent, second)
+    return spare
+
+
 def test_a_spare_that_still_loads_becomes_the_next_attempt(
     stage: Stage, agent: Conversation
 ) -> None:
-    (stage.root / "in_a_spare.py").write_text(LOADS)
-    first = start(stage, agent, 0)
-    spare = await_spare(stage, is_ready=False)
-    end(agent, first)
-    agent.say(order(stage, 1))
+    spare = start_loading_spare(stage, agent)
+    agent.say(order(stage, 2))
     spawned = agent.hear_of(RankSpawned, 0)
     assert isinstance(spawned, RankSpawned)
     assert spawned.pid == spare.pid
     (stage.root / "go").touch()
     assert hear(agent, Ready) == Ready(port=0), "not that of a spare process"
-    assert tag_of(spare.pid) == f"{stage.uid}/0/1"
+    assert tag_of(spare.pid) == f"{stage.uid}/0/2"
+
+
+def test_the_first_spare_ends_if_it_still_loads_when_a_rank_starts(
+    stage: Stage, agent: Conversation
+) -> None:
+    (stage.root / "in_a_spare.py").write_text("time.sleep(100)")
+    first = start(stage, agent, 0)
+    spare = await_spare(stage, is_ready=False)
+    end(agent, first)
+    assert start(stage, agent, 1) != spare.pid
+    assert not is_running(spare)
 
 
 def test_what_a_loading_spare_has_started_ends_with_it(stage: Stage, agent: Conversation) -> None:
-    (stage.root / "in_a_spare.py").write_text(LOADS)
-    first = start(stage, agent, 0)
-    spare = await_spare(stage, is_ready=False)
+    spare = start_loading_spare(stage, agent)
     file = stage.root / "helper"
     pid = int(await_value(lambda: file.exists() and file.read_text(), lambda: "no helper"))
     assert (helper := identify(pid)) is not None
-    end(agent, first)
-    agent.say(order(stage, 1))
+    agent.say(order(stage, 2))
     agent.hear_of(RankSpawned, 0)
     end(agent, spare.pid)
     assert not is_running(helper)

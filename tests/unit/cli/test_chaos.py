@@ -145,8 +145,8 @@ def test_events_are_shown_until_the_rank_runs_again() -> None:
         ([*[("RUNNING", BEFORE)] * 100, ("RUNNING", BACK)], "rank 1 runs again, as pid 9"),
         ([("FAILED", GONE)], "rank 1 is not replaced: "),
         ([("RUNNING", {**GONE, "state": "finished"})], "rank 1 is not replaced: it is finished"),
-        ([("RECOVERING", GONE)], "not back: rank 1 does not run again after 60 s"),
-        ([("RUNNING", BEFORE)], "not back: rank 1 does not run again after 60 s"),
+        ([("RECOVERING", GONE)], "not back: rank 1 has not been replaced within 60 s"),
+        ([("RUNNING", BEFORE)], "not back: rank 1 has not been replaced within 60 s"),
     ],
     ids=["it ends late", "failed", "finished", "not replaced in time", "it survives"],
 )
