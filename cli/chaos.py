@@ -243,7 +243,9 @@ def strike_again_and_again(
         while (now := time.monotonic()) < end_at and not job.refresh().is_terminal:
             summary = job.summary()
             progress.draw(summary)
-            looks.append(_progress_of(summary))
+            at, step = _progress_of(summary)
+            # Ranks that have just started have no step yet.
+            looks.append((at, max(step, looks[-1][1] if looks else 0)))
             if now >= strike_at:
                 calm = calm or looks[:]
                 live = [it.rank for it in summary.workers if it.state == ProcessState.LIVE]
