@@ -121,6 +121,7 @@ class Agent:
                 handler: Callable[[], None] = key.data
                 handler()
             self._on_time(time.monotonic())
+        self._ranks.close()
         self._starter.close()
         if self._storage is not None:
             self._storage.stop()

@@ -200,6 +200,10 @@ class RankTable:
         if pidfd is not None:
             self._selector.unregister(pidfd)
 
+    def close(self) -> None:
+        """End what is left at the end of the agent."""
+        self._spares.end_all()
+
     def listen(self) -> None:
         """Accept ranks that have lost their agent, from now on."""
         self._listener = ReconnectListener(self._socket, self._selector, self._accept)

@@ -30,6 +30,9 @@ from worker.start import Starter
 LOAD_SECONDS: Final = 120.0
 """A program that takes longer to load gets no spare process."""
 
+QUICK_LOAD_SECONDS: Final = 2.0
+"""Much shorter than any time that a new rank may be silent."""
+
 OOM_SCORE: Final = Path("/proc/self/oom_score_adj")
 
 LONGEST_PAUSE_SECONDS: Final = 60.0
@@ -65,7 +68,7 @@ class SpareRanks:
         """What the orders of all attempts have in common."""
         self._spares: dict[RankProcess, _Start] = {}
         self._started = self._kills = 0
-        self._has_loaded = False
+        self._loads_quickly = False
         self._not_before = 0.0
 
     @property
@@ -75,30 +78,30 @@ class SpareRanks:
     def take(self, order: StartRank, log: Path, times: Path) -> RankProcess | None:
         """Return a spare process that has become this attempt, with its log; None without one.
 
-        One that is still loading reads its order when it has loaded. It is ended instead as long as
-        no spare process of this program has ever become ready.
+        One that is still loading reads its order when it has loaded, and is silent until then. So
+        it is ended instead, unless another one has loaded the program quickly.
         """
         names = order.environment.keys() - ATTEMPT_VARIABLES
         common = {name: order.environment[name] for name in names}
         wanted = replace(order, rank=SPARE_RANK, incarnation=0, environment=common)
         if wanted != self._order:  # at first, or a secret has changed
             self._order = wanted
-            self._end_all()
+            self.end_all()
         for spare in sorted(self._spares, key=lambda it: not it.is_ready):
-            self._has_loaded |= spare.is_ready
-            if spare.process.has_exited() or not self._has_loaded:
+            if spare.process.has_exited() or not (spare.is_ready or self._loads_quickly):
                 continue
-            start = self._spares[spare]
             log.parent.mkdir(parents=True, exist_ok=True)
-            start.log.rename(log)  # what the program has written at its import
-            start.times.rename(times)
             # First, so that it runs as soon as it gets the order.
             _set_priority(spare, os.SCHED_OTHER, OOM_SCORE.read_text())
-            if spare.become(order):
-                del self._spares[spare]
-                self._kills = 0
-                return spare
-        self._end_all()
+            if not spare.become(order):
+                self._end(spare)
+                continue
+            start = self._spares.pop(spare)
+            start.log.rename(log)  # what the program has started at its import writes there
+            start.times.rename(times)
+            self._kills = 0
+            return spare
+        self.end_all()
         return None
 
     def prepare(self) -> None:
@@ -141,7 +144,9 @@ class SpareRanks:
                     self._give_up("there is too little memory")
                 else:
                     self._pause()
-            elif not spare.is_ready and time.monotonic() > start.at + LOAD_SECONDS:
+            elif spare.is_ready:
+                self._loads_quickly |= time.monotonic() < start.at + QUICK_LOAD_SECONDS
+            elif time.monotonic() > start.at + LOAD_SECONDS:
                 self._give_up(f"the program takes more than {LOAD_SECONDS:g} s to load")
 
     def _pause(self) -> None:
@@ -150,11 +155,12 @@ class SpareRanks:
 
     def _give_up(self, *reason: str) -> None:
         self._count = 0
-        self._end_all()
+        self.end_all()
         why = "".join(f" ({each})" for each in reason)
         self._warn(f"spare processes are off{why}: new ranks load the program when they start")
 
-    def _end_all(self) -> None:
+    def end_all(self) -> None:
+        """End all spare processes, and remove their files."""
         for spare in list(self._spares):
             self._end(spare)
 
