@@ -82,11 +82,11 @@ def cpu_by_hand(services: Services, number: int) -> float:
 def cpu_supervised(services: Services, number: int) -> tuple[float, dict, float]:
     """Return the processor time of coordinator, agent and ranks; the summary; the seconds."""
     job_id = f"supervised-{number}"
-    before = services.processor_seconds()
+    before = processor_seconds(services)
     services.post("/jobs", {"job_id": job_id, "world_size": RANKS, **TRAINING})
     summary = services.wait_for(job_id, "COMPLETED")
     services.wait_for_agents()
-    after = services.processor_seconds()
+    after = processor_seconds(services)
     first = min(first_step_at(services, job_id, rank, 0) for rank in range(RANKS))
     end = datetime.fromisoformat(summary["finished_at"]).timestamp()
     return after - before, summary, end - first

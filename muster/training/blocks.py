@@ -104,9 +104,10 @@ class BlockAdder:
                 if node.number % 2 == 0 or node == block:
                     sums = self._writable(gradients, views, is_last=node == block)
                 while self.parts and node.number % 2:
-                    left, target = self.parts.pop()
+                    left, others = self.parts.pop()
                     node = Block(left.level + 1, left.number // 2)
-                    _add(target, sums, views if node == block else target)
+                    target = views if node == block else others
+                    _add(others, sums, target)
                     sums = target
                 self.parts.append((node, sums))
 
@@ -179,9 +180,13 @@ class BlockComputer:
         `InvalidProgram`, also for a number that is not finite; `out` is then undefined.
         """
         with self._busy:
-            self._open = _OpenBlock(block, read_only(state), step, self._loader.load(step, block))
-            self._adder.add_up(block, partial(self._leaf, self._open, check), out[: self._end])
-            self._close(block, out)
+            opened = _OpenBlock(block, read_only(state), step, self._loader.load(step, block))
+            try:
+                self._adder.add_up(block, partial(self._leaf, opened, check), out[: self._end])
+            except BaseException:
+                self._interrupted = opened
+                raise
+            self._close(opened, block, out)
 
     def take_finished(self, slots: NDArray[np.float32]) -> list[Block]:
         """Put the sums of the finished parts of a block that `check` has ended into `slots`.
@@ -190,7 +195,7 @@ class BlockComputer:
         """
         for (part, sums), slot in zip(self._adder.parts, slots, strict=False):
             _copy(sums, self.schema.views(slot[: self._end]))
-            self._close(part, slot)
+            self._close(self._interrupted, part, slot)
         return [part for part, _ in self._adder.parts]
 
     def update(self, state: State, gradients: State, step: int, target: State) -> None:
@@ -212,9 +217,8 @@ class BlockComputer:
         opened.numbers[place] = self.schema.numbers(contribution, opened.loaded.weights[place])
         return arrays
 
-    def _close(self, part: Block, out: Vector) -> None:
-        """Write everything but the gradients of a part, or the whole, of the open block."""
-        opened = self._open
+    def _close(self, opened: _OpenBlock, part: Block, out: Vector) -> None:
+        """Write everything but the gradients of a part, or the whole, of a block."""
         places = slice(part.start - opened.block.start, part.stop - opened.block.start)
         try:
             with np.errstate(all="ignore"):
