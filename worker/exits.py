@@ -142,7 +142,7 @@ class ExitLog:
         return recorded
 
     def claim_oom_kill(self) -> bool:
-        """Return whether a process of ours has just been killed for lack of memory."""
+        """Return whether a process of this job has just been killed for lack of memory."""
         return self._oom_kills.claim()
 
     def recorded(self, adopted: AdoptedRank) -> RankExit | None:

@@ -272,7 +272,7 @@ def _remove_unlocked(path: Path) -> bool:
     """Remove the file of a killed process; False if it is locked by another one."""
     try:
         with _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB):
-            path.unlink()  # under its lock: whoever waits for that then sees that it is gone
+            path.unlink()  # under its lock: the next holder sees that it is gone
     except BlockingIOError:
         return False
     return True
