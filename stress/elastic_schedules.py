@@ -1,8 +1,8 @@
 """Random schedules with real processes: ranks join, leave, stop and die; the bits stay the same.
 
-``python -m stress.elastic_schedules [SCHEDULES] [SEED] [--backend shared_memory|tcp]`` runs them in
-a new installation, with at least ten kills each. Schedule i has the seed SEED + i; run one again
-alone with ``1 SEED``.
+``python -m stress.elastic_schedules [SCHEDULES] [SEED] [--backend shared_memory|tcp] [--spares 0]``
+runs them in a new installation, with at least ten kills each, with or without spare processes.
+Schedule i has the seed SEED + i; run one again alone with ``1 SEED``.
 """
 
 import signal
@@ -41,6 +41,7 @@ class Schedule:
     installation: Installation
     seed: int
     backend: str
+    spares: int = 1
     kills: int = KILLS
     others: int = OTHERS
     done: Counter[str] = field(default_factory=Counter)
@@ -57,6 +58,7 @@ class Schedule:
             pace_seconds=SLOW_SECONDS,
             world_size=world_size,
             backend=self.backend,
+            spare_ranks=self.spares,
             **LONG,
         )
         self._job.wait_for_steps(1)
@@ -164,7 +166,12 @@ class Schedule:
 
 
 def run(
-    directory: Path, schedules: int = 20, seed: int = 0, *, backend: str = "shared_memory"
+    directory: Path,
+    schedules: int = 20,
+    seed: int = 0,
+    *,
+    backend: str = "shared_memory",
+    spares: int = 1,
 ) -> Report:
     """Compare each schedule with one undisturbed rank; schedule i has the seed `seed` + i."""
     report = Report()
@@ -172,7 +179,7 @@ def run(
     with Installation(directory) as installation:
         right = PooledJob(installation, world_size=1, epochs=LONG["epochs"]).completes()
         for number in range(seed, seed + schedules):
-            schedule, began_at = Schedule(installation, number, backend), time.monotonic()
+            schedule, began_at = Schedule(installation, number, backend, spares), time.monotonic()
             try:
                 digest = schedule.runs()
                 assert digest == right, f"other bits: {digest} instead of {right}"

@@ -3,9 +3,10 @@
 ``python -m stress.chaos [--faults 300] [--seed 7] [--minutes 20]`` runs in a new installation and
 fails if a check fails. No fault is injected after so many minutes; then the jobs are finished.
 ``--jobs`` and ``--steps`` say how many trainings run at once and how long each is, and
-``--coordinators 1`` does without a standby. ``--only coordinator:kill,agent:term`` draws only from
-these faults. With ``--store s3`` data and checkpoints lie in an object store; its process is
-stopped for moments, and the storage process of each job is one more victim.
+``--coordinators 1`` does without a standby, ``--spares 0`` without spare processes. ``--only
+coordinator:kill,agent:term`` draws only from these faults. With ``--store s3`` data and checkpoints
+lie in an object store; its process is stopped for moments, and the storage process of each job is
+one more victim.
 
 The seed decides the jobs, the faults and their order. Which of several processes a fault hits, and
 at which instruction, also depends on the machine, so it can take a second run to reproduce a
@@ -54,13 +55,14 @@ def run(  # noqa: PLR0913  the arguments of the command
     jobs: int = 3,
     steps: int = 300,
     coordinators: int = 2,
+    spares: int = 1,
     only: str = "",
     store: str = "disk",
 ) -> Report:
     """Run all of it in a new installation."""
     chosen = choices_of(only) if only else ()
     kinds = list(KINDS)[: max(2, jobs + 1)]
-    fields = {kind: {**fields_of(kind, steps), **ENDURING} for kind in kinds}
+    fields = {kind: {**fields_of(kind, steps), **ENDURING, "spare_ranks": spares} for kind in kinds}
     write_small_dataset(directory / "shards")
     places = {
         "dataset_dir": str(directory / "shards"),

@@ -37,9 +37,13 @@ class Victim(StrEnum):
     """The kind of process that a fault hits."""
 
     RANK = "rank"
+    SPARE = "spare"
+    """A process that has loaded the program and waits to become a rank."""
     TEMPLATE = "template"
     AGENT = "agent"
     COORDINATOR = "coordinator"
+    FORK_SERVER = "fork_server"
+    """The process that the coordinator forks agents from."""
     API = "api"
     STORAGE = "storage"
     """The process of a job that talks to the object store."""
@@ -48,14 +52,16 @@ class Victim(StrEnum):
 
     @property
     def belongs_to_a_job(self) -> bool:
-        return self in {Victim.RANK, Victim.TEMPLATE, Victim.AGENT, Victim.STORAGE}
+        return self not in {Victim.COORDINATOR, Victim.FORK_SERVER, Victim.API, Victim.STORE}
 
 
 VICTIMS = {
     Victim.RANK: 45,
+    Victim.SPARE: 12,
     Victim.TEMPLATE: 8,
     Victim.AGENT: 15,
     Victim.COORDINATOR: 18,
+    Victim.FORK_SERVER: 6,
     Victim.API: 14,
 }
 ON_S3 = {**VICTIMS, Victim.STORAGE: 30, Victim.STORE: 15}

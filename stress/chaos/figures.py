@@ -24,6 +24,8 @@ ENDS_OF_A_RANK = frozenset({"rank_exited", "rank_killed"})
 AGENT_LOST, AGENT_ADOPTED = "agent_lost", "agent_adopted"
 END_OF_A_JOB = frozenset(f"job_{status.lower()}" for status in TERMINAL)
 ADOPTABLE = frozenset({Victim.AGENT, Victim.COORDINATOR})
+UNREPORTED = frozenset({Victim.SPARE, Victim.TEMPLATE, Victim.FORK_SERVER, Victim.STORAGE})
+"""Processes whose ends cause no event."""
 NOT_LONG_SECONDS = 60.0
 """A later event has another cause."""
 
@@ -120,8 +122,8 @@ class History:
 
     def _detected_at(self, strike: Strike) -> float | None:
         target = strike.target
-        if not strike.fault.kind.ends or strike.fault.victim in {Victim.TEMPLATE, Victim.STORAGE}:
-            return None  # no detection is required
+        if not strike.fault.kind.ends or strike.fault.victim in UNREPORTED:
+            return None
         if target.job_id is None:
             return _first_after(strike.at, self.ends[strike.fault.victim])
         is_rank = strike.fault.victim is Victim.RANK
@@ -238,8 +240,9 @@ class History:
 def _may_end_ranks(strike: Strike, job_id: str) -> bool:
     """True if this fault of another process may restart ranks of the job."""
     victim = strike.fault.victim
-    is_agent = victim is Victim.AGENT and strike.target.job_id == job_id
-    return is_agent or victim is Victim.COORDINATOR
+    # A spare process may become a rank just before the signal.
+    is_own = victim in {Victim.AGENT, Victim.SPARE} and strike.target.job_id == job_id
+    return is_own or victim is Victim.COORDINATOR
 
 
 def _clock(at: float) -> str:

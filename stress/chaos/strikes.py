@@ -11,15 +11,17 @@ from pathlib import Path
 from signal import SIGCONT
 from typing import TypeVar
 
+from muster.contracts.environ import SPARE_RANK
 from muster.contracts.paths import checkpoints_of_job, checkpoints_of_rank
 from muster.contracts.rank import ProcessRecord
-from muster.host.processes import identify, is_running, send_signal
+from muster.host.processes import descendants, identify, is_running, send_signal
 from stress.chaos.faults import Blow, Fault, Kind, Victim
 from stress.chaos.jobs import Training, Workload
 from stress.chaos.observer import LeaseObserver, Observer
 from stress.chaos.saves import Saves, StoreSaves
 from stress.runner import say
 from tests.support.faulty_store import FaultyStore
+from tests.support.frozen_hosts import command_of
 from tests.support.installation import Installation
 from tests.support.s3_server import own_server
 
@@ -170,6 +172,7 @@ class Striker:
             record = {
                 Victim.API: lambda: identify(self._installation.api.pid),
                 Victim.COORDINATOR: self._leases.holder,
+                Victim.FORK_SERVER: self._fork_server,
                 Victim.STORE: lambda: identify(own_server()[1]),
             }[victim]()
             return [Target(record=record)] if record is not None and is_running(record) else []
@@ -185,6 +188,12 @@ class Striker:
             for uid, kind, rank in [_parsed(mark)]
             if uid in lively and kind is victim
         ]
+
+    def _fork_server(self) -> ProcessRecord | None:
+        holder = self._leases.holder()
+        below = [] if holder is None else descendants(holder.pid)
+        servers = (pid for pid in below if "worker.fork_server" in command_of(pid))
+        return next(map(identify, servers), None)
 
     # Waiting for the moment
 
@@ -269,7 +278,8 @@ def _parsed(mark: str) -> tuple[str, Victim | None, int | None]:
     uid, _, rest = mark.partition("/")
     what = rest.split("/")[0]
     if what.isdigit():
-        return uid, Victim.RANK, int(what)
+        is_spare = int(what) == SPARE_RANK
+        return (uid, Victim.SPARE, None) if is_spare else (uid, Victim.RANK, int(what))
     return uid, Victim(what) if what in {"agent", "template", "storage"} else None, None
 
 

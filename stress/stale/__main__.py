@@ -25,14 +25,17 @@ def run(
     minutes: float = 20.0,
     seconds: float = IN_TIME_SECONDS,
     epochs: int = 80,
+    spares: int = 1,
 ) -> Report:
     """Resume so many stale ranks, each of which has to exit within `seconds`.
 
-    `epochs` is how long a job is: it outlasts several hosts, or one change of them.
+    `epochs` is how long a job is: it outlasts several hosts, or one change of them. `spares` is how
+    many spare processes each synchronous job has.
     """
     findings = Findings(in_time_seconds=seconds)
     until = time.monotonic() + 60 * minutes
-    with MovingInstallation(Installation(directory), seed, findings, epochs) as moving:
+    fields = {"epochs": epochs, "spare_ranks": spares}
+    with MovingInstallation(Installation(directory), seed, findings, fields) as moving:
         moving.begin()
         while (woken := len(findings.of(*KINDS))) < wakings and time.monotonic() < until:
             moving.replace_host()

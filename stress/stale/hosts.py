@@ -50,12 +50,17 @@ class MovingInstallation:
     """Hosts that come and go, the jobs that they train, and what is found."""
 
     def __init__(
-        self, installation: Installation, seed: int, findings: Findings, epochs: int
+        self,
+        installation: Installation,
+        seed: int,
+        findings: Findings,
+        fields: Mapping[str, int],
     ) -> None:
+        """`fields` are those of each job."""
         self.installation = installation
         self.findings = findings
         self._chance = chance(seed)
-        self._epochs = epochs
+        self._fields = fields
         self._hosts: list[Host] = []
         self._trainings: dict[str, Training] = {}
         """The youngest of each kind, which instants are chosen of."""
@@ -134,7 +139,7 @@ class MovingInstallation:
     # Jobs
 
     def _submit(self, kind: str, **fields: object) -> Training:
-        described = {**COMMON, **KINDS[kind], "epochs": self._epochs, **fields}
+        described = {**COMMON, **KINDS[kind], **self._fields, **fields}
         return Training(kind=kind, job_id=self.installation.submit(**described))
 
     def _keep_training(self) -> None:
