@@ -55,13 +55,17 @@ class GroupUpdates(Protocol):
         """
 
 
-_NO_GROUP: Final = WorkerGroup(generation=-1, token="", members=(), paused=False)
+NO_GROUP: Final = WorkerGroup(generation=-1, token="", members=(), paused=False)
+"""Before the first one."""
 
 
-def only_adds_members(before: WorkerGroup, after: WorkerGroup) -> bool:
-    """Return whether every member of a group is a member of the later one as well."""
-    remaining = {member.worker_id for member in after.members}
-    return remaining.issuperset(member.worker_id for member in before.members)
+def is_in_force(current: WorkerGroup, newest: WorkerGroup, *, in_step: bool) -> bool:
+    """Return whether a rank of `current` continues in it although there is a newer group.
+
+    It finishes its step if the newer group only adds members.
+    """
+    remaining = {member.worker_id for member in newest.members}
+    return in_step and remaining.issuperset(member.worker_id for member in current.members)
 
 
 class AgentGroupUpdates:
@@ -70,7 +74,7 @@ class AgentGroupUpdates:
     def __init__(self, agent_socket: AgentSocket, should_stop: Callable[[], bool]) -> None:
         self._socket = agent_socket
         self._should_stop = should_stop
-        self._current = _NO_GROUP
+        self._current = NO_GROUP
         self._newest: GroupUpdate | None = None
         self.in_step = False
 
@@ -78,9 +82,8 @@ class AgentGroupUpdates:
         self._receive()
         if self._should_stop():
             raise StopRequested
-        if self._newest is not None and not (
-            self.in_step and only_adds_members(self._current, self._newest.group)
-        ):
+        newest = self._newest
+        if newest and not is_in_force(self._current, newest.group, in_step=self.in_step):
             raise GroupChanged
 
     def next(self) -> GroupUpdate:

@@ -205,24 +205,27 @@ def sync_state(
     blocks = [report.held if report.step == furthest else () for report in reports]
     kept = [[Block(*block) for block in member] for member in blocks]
     are_new = furthest >= 0 and all(report.step in {-1, furthest} for report in reports)
-    is_copied = any(is_behind) and are_new and _copy_aside(backend, replica, reports, source)
-    if is_copied and replica.size_bytes > QUICK_COPY_BYTES:
-        ahead = [held for held, behind in zip(kept, is_behind, strict=True) if not behind]
-        shares = iter(assign_blocks(ahead, leaves))
-        assignment = [() if behind else next(shares) for behind in is_behind]
-        return SyncResult(assignment=assignment, held=kept)
-    if is_copied:
-        return SyncResult(assignment=assign_blocks(kept, leaves), held=kept)
+    assignment = assign_blocks(kept, leaves)
+    if any(is_behind):
+        if not (are_new and _copy_aside(backend, replica, reports, source)):
+            _send_state(backend, replica, is_behind, source)
+        elif replica.size_bytes > QUICK_COPY_BYTES:
+            ahead = [held for held, behind in zip(kept, is_behind, strict=True) if not behind]
+            shares = iter(assign_blocks(ahead, leaves))
+            assignment = [() if behind else next(shares) for behind in is_behind]
+    return SyncResult(assignment=assignment, held=kept)
+
+
+def _send_state(backend: Backend, replica: Replica, is_behind: Sequence[bool], source: int) -> None:
+    """Send the state of `source` to those that are behind, and compare all states."""
     if backend.rank == source:
         for member, behind in enumerate(is_behind):
             if behind and member != source:
                 replica.send(backend, member)
     elif is_behind[backend.rank]:
         replica.receive(backend, source)
-    if any(is_behind):
-        digests = gather_values(backend, replica.digest(), str)
-        _compare_states(digests, [False] * len(digests), backend.rank)
-    return SyncResult(assignment=assign_blocks(kept, leaves), held=kept)
+    digests = gather_values(backend, replica.digest(), str)
+    _compare_states(digests, [False] * len(digests), backend.rank)
 
 
 def _copy_aside(

@@ -5,7 +5,8 @@ and continues. Finished block sums of the current step are kept and everything e
 so a change of group does not change the bits.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum, auto
 from typing import Final, Protocol
 
@@ -159,7 +160,6 @@ class Trainer:
             self._callbacks.on_peer_lost(worker_group, error)
             return None
         finally:
-            self._updates.in_step = False
             update.close()
 
     def _sync(self, worker_group: WorkerGroup, group: Group) -> BlockAssignment:
@@ -187,14 +187,13 @@ class Trainer:
         even = assign_blocks([()] * group.backend.world_size, self._schedule.virtual_shards)
         while not self._schedule.is_over(self._replica.position):
             step = self._replica.position.step
-            self._updates.in_step = True
-            self._compute(group.reducer, assignment[group.backend.rank])
-            total = group.reducer.all_reduce(assignment, timeout_seconds=PEER_TIMEOUT_SECONDS)
-            self._replay.check(
-                group.backend, self._replica.state, step, assignment, group.reducer.slots
-            )
-            self._commit(total)
-            self._updates.in_step = False
+            with self._in_step():
+                self._compute(group.reducer, assignment[group.backend.rank])
+                total = group.reducer.all_reduce(assignment, timeout_seconds=PEER_TIMEOUT_SECONDS)
+                self._replay.check(
+                    group.backend, self._replica.state, step, assignment, group.reducer.slots
+                )
+                self._commit(total)
             assignment = self._replay.split(even, step + 1)
             if self._is_saver and self._schedule.is_checkpoint_due(self._replica.position):
                 self._try_to_save(worker_group)
@@ -203,6 +202,14 @@ class Trainer:
         while self._is_saver and not self._try_to_save(worker_group):
             self._callbacks.wait_before_retry(self._updates.check)
         group.backend.barrier(timeout_seconds=PEER_TIMEOUT_SECONDS)
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        self._updates.in_step = True
+        try:
+            yield
+        finally:
+            self._updates.in_step = False
 
     def _compute(self, reducer: Reducer, blocks: Sequence[Block]) -> None:
         """Write the sums of this rank's blocks into the slots; held ones are there already."""

@@ -23,10 +23,11 @@ from muster.training.blocks import BlockComputer, BusyFlag
 from muster.training.fingerprint import fingerprint
 from muster.training.group import Group, group_rank_of
 from muster.training.group_updates import (
+    NO_GROUP,
     GroupChanged,
     GroupUpdate,
     StopRequested,
-    only_adds_members,
+    is_in_force,
 )
 from muster.training.replay import Replay
 from muster.training.schedule import Schedule
@@ -85,7 +86,7 @@ class ScriptedUpdates:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._newest: GroupUpdate | None = None
-        self._current: WorkerGroup | None = None
+        self._current = NO_GROUP
         self.in_step = False
         self.killed = False
         self.stopped = False
@@ -111,9 +112,7 @@ class ScriptedUpdates:
         if self.stopped:
             raise StopRequested
         current, newest = self._current, self._newest
-        if newest is not None and not (
-            self.in_step and current is not None and only_adds_members(current, newest.group)
-        ):
+        if newest and not is_in_force(current, newest.group, in_step=self.in_step):
             raise GroupChanged
 
     def next(self) -> GroupUpdate:
@@ -325,15 +324,18 @@ class Stage:
             player.layouts.stop()
 
     def _announce(self, members: Iterable[Player], *, paused: bool = False) -> None:
-        self.members = sorted(members, key=lambda player: player.worker_id)
+        former, self.members = self.members, sorted(members, key=lambda player: player.worker_id)
+        has_begun = all(player.took_up == self.generation for player in former)
         self.generation += 1
         seats = tuple(
             GroupMember(worker_id=player.worker_id, rank=player.rank, host="", port=0)
             for player in self.members
         )
         layout = WorkerGroup(generation=self.generation, token="", members=seats, paused=paused)
-        for group in self.groups.values():
-            group.kill(NO_RANK)
+        # Members that take a step finish it if others are only added.
+        if not has_begun or any(player not in self.members for player in former):
+            for group in self.groups.values():
+                group.kill(NO_RANK)
         for player in self.players:
             player.layouts.put(layout)
         if self.is_over:

@@ -155,6 +155,33 @@ def test_sums_in_lost_memory_are_computed_again(
     assert stage.plays(world_size).digest == undisturbed
 
 
+def test_member_ahead_of_a_growing_group_keeps_its_sums(data: Path, undisturbed: str) -> None:
+    stage = Stage(data)
+    calls, sums, is_ahead = itertools.count(), itertools.count(1), threading.Event()
+
+    class Counted(Regression):
+        def gradient(self, state: State, batch: Batch, random: np.random.Generator) -> Contribution:
+            next(calls)
+            if stage.reached >= 5 and threading.current_thread().name == "worker-1":
+                is_ahead.set()
+            return super().gradient(state, batch, random)
+
+    class Late(MessageReducer):
+        """The first rank takes a step while the other has begun the next one."""
+
+        def all_reduce(self, assignment: BlockAssignment, **timeout: float) -> Vector:
+            total = super().all_reduce(assignment, **timeout)
+            if threading.current_thread().name == "worker-0" and next(sums) == 5:
+                assert is_ahead.wait(10)
+                stage.joins()
+            return total
+
+    stage.program, stage.reducer = Counted, Late
+    assert stage.plays(2).digest == undisturbed
+    # Each worker calls it once to learn the shapes. No part of a step is computed twice.
+    assert next(calls) == STEPS * stage.virtual_shards + len(stage.players)
+
+
 class Forgetful(Regression):
     """Keeps count of its calls, and lets that count."""
 
