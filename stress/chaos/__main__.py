@@ -24,7 +24,7 @@ from unittest.mock import patch
 from stress.chaos.checks import check, digests_of
 from stress.chaos.faults import ON_S3, VICTIMS, Victim, blows, choices_of
 from stress.chaos.figures import Event, History, figures
-from stress.chaos.jobs import KINDS, Workload, fields_of, witnesses_of
+from stress.chaos.jobs import KINDS, Workload, fields_of
 from stress.chaos.observer import LeaseObserver, Observer
 from stress.chaos.services import RunningServices
 from stress.chaos.strikes import Striker
@@ -70,9 +70,9 @@ def run(  # noqa: PLR0913  the arguments of the command
     }
     with ExitStack() as stack:
         proxy, settings = stack.enter_context(_stored(directory)) if store == "s3" else (None, {})
+        # Not in `env` of a job: with that no rank is forked.
+        settings["WITNESSES"] = str(directory / "witnesses")
         installation = stack.enter_context(Installation(directory, **settings))
-        for each in fields.values():
-            each["env"] = {"WITNESSES": str(witnesses_of(installation))}
         undisturbed = {kind: _undisturbed(installation, fields[kind] | places) for kind in kinds}
         observer = Observer(installation)
         slow = {kind: {**fields[kind], "sleep_sec": SLOW_SECONDS} for kind in kinds}

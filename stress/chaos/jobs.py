@@ -44,9 +44,9 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     },
     "together": {**TOGETHER, "world_size": 3, "backend": "shared_memory"},
     "built-in": {"mode": "independent", "world_size": 2},
-    "by tcp": {**TOGETHER, "world_size": 2, "backend": "tcp"},
+    "by tcp": {**TOGETHER, "world_size": 2, "backend": "tcp", "env": {"ANY": "value"}},
 }
-"""Two that are forked from a template, one that is too, and one that is exec'ed."""
+"""Two are forked from a template. A command and a job with variables of its own are exec'ed."""
 
 ERRAND: Mapping[str, Any] = {
     "mode": "independent",
@@ -77,7 +77,7 @@ def checkpoints_of(installation: Installation) -> Location:
 
 
 def witnesses_of(installation: Installation) -> Path:
-    return installation.root / "witnesses"
+    return Path(installation.environment["WITNESSES"])
 
 
 def fields_of(kind: str, steps: int) -> dict[str, Any]:
