@@ -91,7 +91,7 @@ def chaos(
     """Kill one rank and watch the job recover.
 
     Or stop it, or ask it to end. Exit code 0 if the rank runs again or has nothing left to
-    do, 1 if neither happens within a minute, 6 if nothing runs.
+    do, 1 if neither happens within a minute or the job fails, 6 if nothing runs.
 
     With --every or --for (defaults: 1 and 60) it strikes repeatedly, then shows the share
     of steps that is left, how long the recoveries took, and the audit. Ctrl-C ends that early.
@@ -111,6 +111,7 @@ def chaos(
             print_recoveries(found, [struck], newest)
         finally:
             click.echo(f"see all of it: muster events {found.id}")
+        sys.exit(found.refresh().status == JobStatus.FAILED)
 
 
 class Strike(NamedTuple):
@@ -130,11 +131,7 @@ def strike(
     `workers` are those of the job's summary.
     """
     name = job.job_id
-    if job.status in TERMINAL:
-        raise WrongState(f"{name} is {job.status}: choose a running job: muster ps -s RUNNING")
-    worker = next((it for it in workers if it.rank == rank), None)
-    if worker is None:
-        raise Misuse(f"{name} has no rank {rank}: choose 0 to {len(workers) - 1} with --rank")
+    worker = worker_of(job, workers, rank)
     if worker.pid is None:
         raise WrongState(
             f"rank {rank} of {name} has no process, its state is {worker.state}: wait until it "
@@ -155,6 +152,19 @@ def strike(
     return struck
 
 
+def worker_of(job: JobView, workers: Sequence[WorkerView], rank: int) -> WorkerView:
+    """Return a rank of a job that is not over; raises `WrongState` and `Misuse`."""
+    if job.status in TERMINAL:
+        raise WrongState(
+            f"{job.job_id} is {job.status}: choose a running job: muster ps -s RUNNING"
+        )
+    worker = next((it for it in workers if it.rank == rank), None)
+    if worker is None:
+        ranks = f"0 to {len(workers) - 1}"
+        raise Misuse(f"{job.job_id} has no rank {rank}: choose {ranks} with --rank")
+    return worker
+
+
 def newest_event(job: Job) -> int:
     """Return the id of a job's newest event."""
     return max((it.event_id or 0 for it in job.events(1)), default=0)
@@ -173,8 +183,11 @@ def watch(job: Job, struck: Strike, newest: int) -> Iterator[str]:
             newest = event.event_id or newest
             yield event.message
         now = next((it for it in summary.workers if it.rank == rank), None)
-        if now is None or now.state == FINISHED or summary.status in TERMINAL:
-            yield f"rank {rank} is not replaced: it is finished, or its job is over"
+        if summary.status in TERMINAL:
+            yield f"rank {rank} is not replaced: {job.id} is {summary.status}"
+            return
+        if now is None or now.state == FINISHED:
+            yield f"rank {rank} is not replaced: it is finished"
             return
         if now.state == ProcessState.LIVE and now.pid != struck.pid:
             yield f"rank {rank} runs again, as pid {now.pid}"
@@ -231,6 +244,7 @@ def strike_again_and_again(
     job: Job, number: signal.Signals, rank: int | None, every: float, duration: float
 ) -> NoReturn:
     """Watch the undisturbed job, strike every so often, print what it has cost, and exit."""
+    worker_of(job.view, job.summary().workers, rank or 0)
     say(f"{job.id} trains undisturbed for {CALM_SECONDS:g} s, then with faults; Ctrl-C ends this")
     newest = newest_event(job)
     progress = Progress(sys.stderr, time.monotonic)
@@ -248,10 +262,11 @@ def strike_again_and_again(
             looks.append((at, max(step, looks[-1][1] if looks else 0)))
             if now >= strike_at:
                 calm = calm or looks[:]
-                live = [it.rank for it in summary.workers if it.state == ProcessState.LIVE]
-                live = [it for it in live if rank in {None, it}]
+                live = (it for it in summary.workers if it.state == ProcessState.LIVE)
+                done = {it.pid for it in strikes}  # some are stopped, but not yet replaced
+                ranks = [it.rank for it in live if rank in {None, it.rank} and it.pid not in done]
                 with suppress(MusterError, IndexError):  # it ended just now, or none is alive
-                    one = random.choice(live)  # noqa: S311  no secret
+                    one = random.choice(ranks)  # noqa: S311  no secret
                     strikes.append(strike(job.view, summary.workers, one, number))
                 strike_at += every
             time.sleep(max(0.0, min(POLL_SECONDS, strike_at - time.monotonic())))

@@ -84,6 +84,8 @@ BACK = {**BEFORE, "worker_id": "1.1", "pid": 9}
 class FakeJob:
     """A job whose state moves on with every look at it."""
 
+    id = "job-1"
+
     def __init__(self, *looks: tuple[str, dict[str, Any]]) -> None:
         self._looks = iter(looks)
         self._last = looks[-1]
@@ -143,7 +145,7 @@ def test_events_are_shown_until_the_rank_runs_again() -> None:
     ("looks", "outcome"),
     [
         ([*[("RUNNING", BEFORE)] * 100, ("RUNNING", BACK)], "rank 1 runs again, as pid 9"),
-        ([("FAILED", GONE)], "rank 1 is not replaced: "),
+        ([("FAILED", GONE)], "rank 1 is not replaced: job-1 is FAILED"),
         ([("RUNNING", {**GONE, "state": "finished"})], "rank 1 is not replaced: it is finished"),
         ([("RECOVERING", GONE)], "not back: rank 1 has not been replaced within 60 s"),
         ([("RUNNING", BEFORE)], "not back: rank 1 has not been replaced within 60 s"),
