@@ -345,7 +345,11 @@ def _wake_on_sigchld() -> socket.socket:
 
 def main(prefork: tuple[int, socket.socket] | None = None) -> int:
     """Read the assignment from standard input and serve it."""
-    assignment = msgspec.json.decode(sys.stdin.buffer.read(), type=AgentAssignment)
+    try:
+        assignment = msgspec.json.decode(sys.stdin.buffer.read(), type=AgentAssignment)
+    except msgspec.DecodeError as error:  # the coordinator was killed while it wrote
+        print_stderr(f"this agent has no assignment and exits: {error}")
+        return 1
     stamp("agent began")
     os.chdir("/")
     # Orphans of the ranks become children of this process instead of init.

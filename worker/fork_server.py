@@ -13,6 +13,7 @@ import os
 import random
 import socket
 import sys
+from contextlib import suppress
 from typing import Final, NoReturn
 
 import msgspec
@@ -93,4 +94,5 @@ def _fork_prefork(job_uid: str) -> tuple[int, socket.socket]:
 
 
 if __name__ == "__main__":
-    sys.exit(serve(socket.socket(fileno=0)))
+    with suppress(BrokenPipeError, ConnectionResetError):  # the coordinator was killed
+        sys.exit(serve(socket.socket(fileno=0)))
