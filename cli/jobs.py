@@ -33,6 +33,7 @@ from cli.output import (
     output_option,
     painted,
     plural,
+    say,
     seconds_of,
     shortened,
     show,
@@ -404,6 +405,8 @@ def events(job: str, *, follow: bool, limit: int, output: Output) -> None:
     lines = (f"{moment(event['at'])}  {event['message']}" for event in body["events"])
     kinds = [event["kind"] for event in body["events"]]
     show(output, body, lines, kinds, map(_colour_of, kinds))
+    if len(kinds) == limit:
+        say(f"only the newest {plural(limit, 'event')} are shown")
 
 
 def _colour_of(status: str) -> str:

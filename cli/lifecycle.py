@@ -50,7 +50,8 @@ def wait(job: str, until: str, timeout: float | None) -> None:
     failed, 7 if the timeout expired, 8 if it was stopped.
     """
     with attached(job) as found:
-        sys.exit(watch_to_end(found, lambda: found.wait(until, timeout, progress=True)))
+        code = watch_to_end(found, lambda: found.wait(until, timeout, progress=True))
+        sys.exit(ExitCode.OK if found.status == until else code)
 
 
 def watch_to_end(job: Job, watch: Callable[[], object]) -> ExitCode:

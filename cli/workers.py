@@ -19,6 +19,7 @@ from cli.output import (
     moment,
     output_option,
     plural,
+    say,
     shortened,
     show,
 )
@@ -99,7 +100,7 @@ def workers(job: str, output: Output) -> None:
 )
 @output_option
 def incarnations(job: str, last: int, output: Output) -> None:
-    """List every process of a job and how it ended.
+    """List the processes of a job and how each ended.
 
     The newest process comes first.
     """
@@ -109,6 +110,8 @@ def incarnations(job: str, last: int, output: Output) -> None:
     attempts = found["incarnations"]
     names = (f"{one['rank']}.{one['incarnation']}" for one in attempts)
     show(output, found, attempt_lines(whole, attempts), names)
+    if len(attempts) == last:
+        say(f"only the newest {last} are shown: see --last")
 
 
 def attempt_lines(job: JobView, attempts: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -175,6 +175,7 @@ def test_wait_exits_with_the_code_of_the_job(
     result = muster("wait", job)
     assert (result.exit_code, result.stdout) == (code, "")
     assert result.stderr.splitlines()[-1].startswith(f"{job} is {status}")
+    assert muster("wait", job, "--until", status).exit_code == ExitCode.OK
 
 
 def test_stored_control_characters_are_escaped(muster: Muster, stand_in: StandIn, job: str) -> None:
