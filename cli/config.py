@@ -104,8 +104,8 @@ def read_config_file(environ: Mapping[str, str]) -> dict[str, str]:
     values = {}
     for name, value in parsed.items():
         if name not in settings():
-            near = nearest_setting(name)
-            hint = f"did you mean {near}?" if near else "see muster config show for all settings"
+            near = nearest_setting(name) or nearest_setting(f"MUSTER_{name.upper()}")
+            hint = f"did you mean {near}?" if near else "docs/reference/configuration.md lists all settings"
             raise Misuse(f"{file}: {name} is not a setting: {hint}")
         if not isinstance(value, str | int | float):
             raise Misuse(f"{file}: {name} must be a string, a number, true or false")
@@ -140,7 +140,7 @@ def with_origin(error: InvalidEnvironment, environ: Mapping[str, str]) -> Invali
 def nearest_setting(name: str) -> str | None:
     """Return the setting that a misspelt name probably means."""
     near = get_close_matches(name, settings(), n=1, cutoff=NEAR)
-    return near[0] if near and near[0] != name else None
+    return near[0] if near else None
 
 
 def setting_values(environ: Mapping[str, str]) -> dict[str, str | None]:
