@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 from stress.random_kills import survive_kills
 from tests.support.installation import (
@@ -77,6 +78,41 @@ def test_a_crash_loop_fails_the_job_and_says_how(installation: Installation) -> 
     assert "rank 0 exited with code 3 and has used its 2 restarts" in job["message"]
     assert "the reactor is cold" in job["message"]
     assert installation.kinds(job_id).count("rank_started") == 3
+
+
+CRASHING = """
+import itertools, os
+import numpy as np
+from muster.program import Contribution
+
+class Crashing:
+    calls = itertools.count()
+    def initial(self, seed):
+        return {"w": np.zeros(4, np.float32)}
+    def gradient(self, state, batch, random):
+        if next(self.calls) == 2:  # the first call learns the shapes, the second one is a step
+            os._exit(3)
+        return Contribution({"w": np.ones(4, np.float32)}, 0.0)
+    def update(self, state, gradients, step):
+        return {"w": state["w"] - gradients["w"]}
+"""
+
+
+def test_a_crash_after_every_step_fails_the_job(installation: Installation, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(CRASHING)
+    job_id = installation.submit(
+        mode="synchronous",
+        world_size=1,
+        program="program.py:Crashing",
+        working_dir=str(tmp_path),
+        virtual_shards=1,
+        checkpoint_every=1,
+        max_restarts=3,
+    )
+    job = installation.fail(job_id)
+    assert job["reason"] == "restart_limit"
+    assert "rank 0 exited with code 3 and has used its 3 restarts" in job["message"]
+    assert installation.see(job_id)["step"] == 4, "each attempt takes a step"
 
 
 def test_a_fault_by_hand_meets_one_rank_of_a_job(

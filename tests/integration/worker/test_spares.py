@@ -11,6 +11,7 @@ from muster.contracts.messages import (
     AnnounceGroup,
     Dismiss,
     GroupMember,
+    Heartbeat,
     JoinedGroup,
     RankExited,
     RankSaid,
@@ -43,6 +44,12 @@ class Constant:
         return Contribution({"w": np.ones(4, np.float32)}, 0.0)
     def update(self, state, gradients, step):
         return {"w": state["w"] - gradients["w"]}
+"""
+
+BUSY_IMPORT = """
+import threading
+threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+opened = open("opened", "w")
 """
 
 POLL = "7 "
@@ -114,7 +121,7 @@ def await_spare(stage: Stage, *, is_ready: bool = True) -> ProcessRecord:
 def test_a_spare_becomes_the_next_attempt(stage: Stage, agent: Conversation) -> None:
     daemon = "echo $$ > daemon; while sleep 0.1; do echo a daemon; done"
     command = ["sh", "-c", f"(setsid sh -c '{daemon}' &)"]
-    (stage.root / "in_a_spare.py").write_text(f"subprocess.run({command!r})")
+    (stage.root / "in_a_spare.py").write_text(f"subprocess.run({command!r})\n{BUSY_IMPORT}")
     first = start(stage, agent, 0)
     spare = await_spare(stage)
     helper = int(await_value((stage.root / "daemon").read_text, lambda: "no daemon"))
@@ -157,6 +164,16 @@ def test_a_killed_spare_is_replaced_by_a_fork(
     assert start(stage, agent, 1) != spare.pid
     (stage.root / "in_a_spare.py").write_text("")
     assert await_spare(stage) != spare  # after a pause
+
+
+def test_training_goes_on_while_spares_are_killed(stage: Stage, agent: Conversation) -> None:
+    pid = start(stage, agent, 0)
+    for _ in range(2):
+        kill(await_spare(stage))
+    await_spare(stage)
+    heartbeat = hear(agent, Heartbeat)
+    assert isinstance(heartbeat, Heartbeat)
+    assert [it.pid for it in stage.running(0)] == [pid]
 
 
 def test_a_program_that_fails_only_in_a_spare_is_reported_once(
