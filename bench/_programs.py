@@ -52,11 +52,13 @@ class Perceptron:
 class Wide:
     """As many parameters, and next to nothing to compute; writes down when it takes each step."""
 
+    WEIGHTS = 1_000_000
+
     def __init__(self) -> None:
         self._times = (Path(__file__).parent / f"{os.getpid()}.steps").open("ab", buffering=0)
 
     def initial(self, _seed: int) -> dict[str, np.ndarray]:
-        return {"weights": np.zeros(1_000_000, np.float32)}
+        return {"weights": np.zeros(self.WEIGHTS, np.float32)}
 
     def gradient(self, state: dict, batch: Batch, _random: np.random.Generator) -> Contribution:
         wanted = np.float32(sum(sample["y"] for sample in batch.samples))
@@ -66,6 +68,12 @@ class Wide:
         if "MUSTER_SPARE" not in os.environ:  # not the trial of a process that waits
             self._times.write(TIME.pack(step, time.monotonic()))
         return {"weights": state["weights"] - np.float32(0.01) * gradients["weights"]}
+
+
+class Huge(Wide):
+    """The same with 100 MB of weights."""
+
+    WEIGHTS = 25_000_000
 
 
 class Busy:

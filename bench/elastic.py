@@ -46,10 +46,13 @@ def main() -> None:
         write_dataset(data, synthetic(samples=samples, shards=4, features=64, classes=10, seed=0))
         costs(data)
         speed(data)
-        job = Job(services)
+        job = Job(services, "Wide", (2, 4))
         job.kills()
         job.changes()
         job.end()
+        huge = Job(services, "Huge", (1, 2))
+        huge.changes(", 100 MB of weights")
+        huge.end()
     if HAS_GLOO:
         show("torchrun with gloo: kill -9 -> first step, p50, ms", _gang.recoveries(), "-", 1e3)
     else:
@@ -74,28 +77,30 @@ def speed(data: Path) -> None:
 
 
 class Job:
-    """A job of four ranks that goes on for as long as it is wanted."""
+    """A job that goes on for as long as it is wanted, with one of two numbers of ranks."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, program: str, sizes: tuple[int, int]) -> None:
+        """Start it with the larger number."""
         self._services = services
+        self._id = program.lower()
+        self._sizes = sizes
         self._program = services.root / "_programs.py"
         shutil.copy(Path(__file__).with_name("_programs.py"), self._program)
         services.post(
             "/jobs",
             {
-                "job_id": "elastic",
+                "job_id": self._id,
                 "mode": "synchronous",
-                "program": f"{self._program}:Wide",
-                "world_size": 4,
-                "max_workers": 4,
+                "program": f"{self._program}:{program}",
+                "world_size": max(sizes),
                 "batch_size": 16,
-                "virtual_shards": 8,
+                "virtual_shards": 2 * max(sizes),
                 "epochs": 100_000,
                 "checkpoint_every": 1_000_000,
                 "sleep_sec": PAUSE_SECONDS,
             },
         )
-        self._wait_for_ranks(4)
+        self._wait_for_ranks(max(sizes))
 
     def kills(self) -> None:
         """Kill one rank after the other, each when all four train."""
@@ -132,24 +137,26 @@ class Job:
         )
         show("survivors wait for the replacement, p50, ms", joined_stalls, "-", 1e3)
 
-    def changes(self) -> None:
+    def changes(self, of: str = "") -> None:
+        few, many = self._sizes
         grown, shrunk = [], []
         for _ in range(CHANGES):
-            shrunk.append(self._scale(2))
-            grown.append(self._scale(4))
-        show("4 -> 2 ranks: survivors stall, in usual steps, p50", shrunk, "<= 2")
-        show("2 -> 4 ranks: survivors stall, in usual steps, p50", grown, "<= 2")
+            shrunk.append(self._scale(few))
+            grown.append(self._scale(many))
+        stall = f"survivors stall{of}, in usual steps, p50"
+        show(f"{many} -> {few} ranks: {stall}", shrunk, "<= 1")
+        show(f"{few} -> {many} ranks: {stall}", grown, "<= 1")
 
     def end(self) -> None:
-        self._services.post("/jobs/elastic/stop", {})
-        self._services.wait_for("elastic", "STOPPED")
+        self._services.post(f"/jobs/{self._id}/stop", {})
+        self._services.wait_for(self._id, "STOPPED")
 
     def _scale(self, world_size: int) -> float:
         """Return the longest time between two steps of those who stay, in usual steps."""
-        before = self._wait_for_ranks(6 - world_size)
+        before = self._wait_for_ranks(sum(self._sizes) - world_size)
         time.sleep(SETTLE_SECONDS)
         asked_at = time.monotonic()
-        self._services.patch("/jobs/elastic", {"world_size": world_size})
+        self._services.patch(f"/jobs/{self._id}", {"world_size": world_size})
         after = self._wait_for_ranks(world_size)
         time.sleep(SETTLE_SECONDS)
         stay = [self._steps(pid) for pid in before.keys() & after.keys()]
@@ -159,7 +166,7 @@ class Job:
     def _wait_for_ranks(self, count: int, without: int | None = None) -> dict[int, int]:
         """Return pids and ranks once exactly so many have taken steps, none of them `without`."""
         while True:
-            summary = self._services.get("/jobs/elastic/summary")
+            summary = self._services.get(f"/jobs/{self._id}/summary")
             if summary["status"] == "FAILED":
                 raise RuntimeError(f"the job failed: {summary}")
             living = {it["pid"]: it["rank"] for it in summary["workers"] if it["pid"] is not None}
