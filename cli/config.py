@@ -105,7 +105,7 @@ def read_config_file(environ: Mapping[str, str]) -> dict[str, str]:
     for name, value in parsed.items():
         if name not in settings():
             near = nearest_setting(name) or nearest_setting(f"MUSTER_{name.upper()}")
-            hint = f"did you mean {near}?" if near else "docs/reference/configuration.md lists all settings"
+            hint = f"did you mean {near}?" if near else "see docs/reference/configuration.md"
             raise Misuse(f"{file}: {name} is not a setting: {hint}")
         if not isinstance(value, str | int | float):
             raise Misuse(f"{file}: {name} must be a string, a number, true or false")
