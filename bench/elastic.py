@@ -118,7 +118,7 @@ class Job:
             new = self._steps(newcomer)
             joined_at = min(new.values())
             stalls.append(max(longest(it, killed_at, killed_at + 0.4) for it in survivors) - usual)
-            joins.append(joined_at - started_at(newcomer) - usual)
+            joins.append(joined_at - killed_at - usual)
             joined_stalls.append(
                 max(longest(it, joined_at - 0.05, joined_at + 0.4) for it in survivors) - usual
             )
@@ -130,7 +130,7 @@ class Job:
         )
         show("  the same, p95", [p95(stalls)], "<= 200", 1e3)
         show(
-            "fork of the replacement -> its first step, less a usual one, p50, ms",
+            "kill -9 -> first step of the replacement, less a usual one, p50, ms",
             joins,
             "<= 100",
             1e3,
@@ -201,13 +201,6 @@ def longest(steps: Steps, start: float, stop: float) -> float:
 def usual_seconds(steps: Steps, until: float) -> float:
     """Return what a step took before something was changed."""
     return statistics.median(intervals(steps, until - 0.8 * SETTLE_SECONDS, until - 0.1))
-
-
-def started_at(pid: int) -> float:
-    """Return when a process was forked, on the monotonic clock, to a hundredth of a second."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return since_boot - time.clock_gettime(time.CLOCK_BOOTTIME) + time.monotonic()
 
 
 def p95(values: list[float]) -> float:
