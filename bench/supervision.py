@@ -17,12 +17,16 @@ from _services import Services, cpu_seconds
 
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
+from muster.host.processes import descendants
 
 RANKS = 4
 REPETITIONS = 5
 KILLS = 11
 SUBMISSIONS = 25
 IDLE_SECONDS = 20.0
+SPARE_SECONDS = 5.0
+"""Until the spare process is ready."""
+
 ALONE = {"mode": "independent"}
 TRAINING = {**ALONE, "epochs": 12, "checkpoint_every": 5, "seed": 0}
 SAMPLES = 8192
@@ -38,6 +42,7 @@ def main() -> None:
         submissions(services)
         kills(services)
         idle(services)
+        memory(services)
 
 
 def throughput(services: Services) -> None:
@@ -150,6 +155,26 @@ def idle(services: Services) -> None:
         show(f"{name} with four idle ranks, % of a core", 100 * share, "<= 1")
     services.post("/jobs/idle/stop", {})
     services.wait_for("idle", "STOPPED")
+
+
+def memory(services: Services) -> None:
+    """Compare the memory of all processes before and after a job has started."""
+    before = memory_megabytes()
+    job = {"job_id": "resident", "mode": "synchronous", "world_size": RANKS, "sleep_sec": 3600}
+    services.post("/jobs", job)
+    services.wait_for("resident", "RUNNING")
+    time.sleep(SPARE_SECONDS)
+    used = memory_megabytes() - before
+    show("memory (PSS) of four idle ranks and their spare process, MB", used, "<= 50")
+    services.post("/jobs/resident/stop", {})
+    services.wait_for("resident", "STOPPED")
+
+
+def memory_megabytes() -> float:
+    """Return the proportional share of memory of all processes that this one has started."""
+    texts = (Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in descendants(os.getpid()))
+    lines = (line for text in texts for line in text.splitlines())
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
 def first_step_at(services: Services, job_id: str, rank: int, incarnation: int) -> float:
