@@ -3,7 +3,8 @@
 First without a service: CPU time against a loop that adds gradients up as they come, and a step of
 two ranks against one. Then through the whole system, with steps of 20 ms and a million parameters:
 ranks are killed, replaced, added and taken away, and every rank writes down when it took which
-step. What a change costs is the longest time between two steps of a survivor, less a usual one.
+step. What a change costs is the longest time between two steps of a survivor, less a usual one. A
+second job, with 100 MB of weights, is only scaled.
 """
 
 import importlib.util
@@ -48,10 +49,10 @@ def main() -> None:
         speed(data)
         job = Job(services, "Wide", (2, 4))
         job.kills()
-        job.changes()
+        job.changes("4 MB")
         job.end()
         huge = Job(services, "Huge", (1, 2))
-        huge.changes(", 100 MB of weights")
+        huge.changes("100 MB")
         huge.end()
     if HAS_GLOO:
         show("torchrun with gloo: kill -9 -> first step, p50, ms", _gang.recoveries(), "-", 1e3)
@@ -137,15 +138,15 @@ class Job:
         )
         show("survivors wait for the replacement, p50, ms", joined_stalls, "-", 1e3)
 
-    def changes(self, of: str = "") -> None:
+    def changes(self, weights: str) -> None:
         few, many = self._sizes
         grown, shrunk = [], []
         for _ in range(CHANGES):
             shrunk.append(self._scale(few))
             grown.append(self._scale(many))
-        stall = f"survivors stall{of}, in usual steps, p50"
-        show(f"{many} -> {few} ranks: {stall}", shrunk, "<= 1")
-        show(f"{few} -> {many} ranks: {stall}", grown, "<= 1")
+        stall = f"{weights}: survivors stall, in usual steps, p50"
+        show(f"{many} -> {few} ranks, {stall}", shrunk, "<= 1")
+        show(f"{few} -> {many} ranks, {stall}", grown, "<= 1")
 
     def end(self) -> None:
         self._services.post(f"/jobs/{self._id}/stop", {})

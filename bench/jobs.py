@@ -18,7 +18,7 @@ from _services import Services, cpu_seconds
 
 SLOTS = 8
 JOBS = 200
-SHOWN = 1000
+JOBS_PER_LINE = 1000
 SETTLED = 100
 """Jobs after which the services hold what they hold for good."""
 
@@ -46,7 +46,7 @@ def growth(services: Services, jobs: int) -> None:
     # As many at once as at first: a job that waits takes about 20 KB.
     for done in range(2 * SETTLED, jobs + 1, SETTLED):
         rate = SETTLED / run(services, f"after-{done}", SETTLED, "true")
-        if done % SHOWN == 0:
+        if done % JOBS_PER_LINE == 0 or done + SETTLED > jobs:
             show(f"jobs a second, the last {SETTLED} of {done}", rate, f"{first:.1f}")
     show("memory growth of the services, MB", memory_megabytes(services) - before, "<= 10")
 

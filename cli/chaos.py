@@ -91,7 +91,7 @@ def chaos(
     """Kill one rank and watch the job recover.
 
     Or stop it, or ask it to end. Exit code 0 if the rank runs again or has nothing left to
-    do, 1 if neither happens within a minute or the job fails, 6 if nothing runs.
+    do, 1 if the job fails or neither happens within a minute, 6 if nothing runs.
 
     With --every or --for (defaults: 1 and 60) it strikes repeatedly, then shows the share
     of steps that is left, how long the recoveries took, and the audit. Ctrl-C ends that early.
@@ -141,8 +141,7 @@ def strike(
         raise MusterError(f"rank {rank} of {name} runs on {worker.node}: use muster chaos there")
     process = identify(worker.pid)
     is_tagged = (tag_of(worker.pid) or "").startswith(f"{job.job_uid}/{rank}/")
-    attempt = int(worker.worker_id.partition(".")[2] or -1)
-    struck = Strike(rank, attempt, worker.pid, datetime.now(UTC))
+    struck = Strike(rank, attempt_of(worker), worker.pid, datetime.now(UTC))
     # Sent only to the process that was identified before: the tag is of that, not of a successor.
     if process is None or not is_tagged or not send_signal(process, number):
         raise MusterError(
@@ -163,6 +162,11 @@ def worker_of(job: JobView, workers: Sequence[WorkerView], rank: int) -> WorkerV
         ranks = f"0 to {len(workers) - 1}"
         raise Misuse(f"{job.job_id} has no rank {rank}: choose {ranks} with --rank")
     return worker
+
+
+def attempt_of(worker: WorkerView) -> int:
+    """Return which attempt of its rank this is, -1 if none was started."""
+    return int(worker.worker_id.partition(".")[2] or -1)
 
 
 def newest_event(job: Job) -> int:
@@ -263,8 +267,13 @@ def strike_again_and_again(
             if now >= strike_at:
                 calm = calm or looks[:]
                 live = (it for it in summary.workers if it.state == ProcessState.LIVE)
-                done = {it.pid for it in strikes}  # some are stopped, but not yet replaced
-                ranks = [it.rank for it in live if rank in {None, it.rank} and it.pid not in done]
+                # A stopped rank is live until it is replaced.
+                struck = {(it.rank, it.attempt) for it in strikes if number == signal.SIGSTOP}
+                ranks = [
+                    it.rank
+                    for it in live
+                    if rank in {None, it.rank} and (it.rank, attempt_of(it)) not in struck
+                ]
                 with suppress(MusterError, IndexError):  # it ended just now, or none is alive
                     one = random.choice(ranks)  # noqa: S311  no secret
                     strikes.append(strike(job.view, summary.workers, one, number))

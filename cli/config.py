@@ -104,7 +104,8 @@ def read_config_file(environ: Mapping[str, str]) -> dict[str, str]:
     values = {}
     for name, value in parsed.items():
         if name not in settings():
-            near = nearest_setting(name) or nearest_setting(f"MUSTER_{name.upper()}")
+            upper = name.upper()
+            near = nearest_setting(upper) or nearest_setting(f"MUSTER_{upper}")
             hint = f"did you mean {near}?" if near else "see docs/reference/configuration.md"
             raise Misuse(f"{file}: {name} is not a setting: {hint}")
         if not isinstance(value, str | int | float):

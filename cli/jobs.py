@@ -33,7 +33,6 @@ from cli.output import (
     output_option,
     painted,
     plural,
-    say,
     seconds_of,
     shortened,
     show,
@@ -406,7 +405,7 @@ def events(job: str, *, follow: bool, limit: int, output: Output) -> None:
     kinds = [event["kind"] for event in body["events"]]
     show(output, body, lines, kinds, map(_colour_of, kinds))
     if len(kinds) == limit:
-        say(f"only the newest {plural(limit, 'event')} are shown")
+        click.echo(f"there may be older events than these {limit}", err=True)
 
 
 def _colour_of(status: str) -> str:

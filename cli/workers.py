@@ -19,7 +19,6 @@ from cli.output import (
     moment,
     output_option,
     plural,
-    say,
     shortened,
     show,
 )
@@ -106,12 +105,15 @@ def incarnations(job: str, last: int, output: Output) -> None:
     """
     with connected() as client:
         whole = client.job(job).view
-        found = client.connection.get(job_path(whole.job_id, "incarnations"), {"limit": last})
+        path = job_path(whole.job_id, "incarnations")
+        answer = client.connection.ask("GET", path, query={"limit": last})
+    found = answer.read_as(dict[str, Any])
     attempts = found["incarnations"]
     names = (f"{one['rank']}.{one['incarnation']}" for one in attempts)
     show(output, found, attempt_lines(whole, attempts), names)
-    if len(attempts) == last:
-        say(f"only the newest {last} are shown: see --last")
+    if answer.total is not None and answer.total > last:
+        older = plural(answer.total - last, "older attempt")
+        click.echo(f"{older} not shown (--last {min(answer.total, 1000)})", err=True)
 
 
 def attempt_lines(job: JobView, attempts: Sequence[Mapping[str, Any]]) -> Iterator[str]:

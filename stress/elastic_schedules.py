@@ -40,7 +40,7 @@ class Schedule:
 
     installation: Installation
     seed: int
-    backend: str
+    backend: str = "shared_memory"
     spares: int = 1
     kills: int = KILLS
     others: int = OTHERS

@@ -347,7 +347,7 @@ def main(prefork: tuple[int, socket.socket] | None = None) -> int:
     """Read the assignment from standard input and serve it."""
     try:
         assignment = msgspec.json.decode(sys.stdin.buffer.read(), type=AgentAssignment)
-    except msgspec.DecodeError as error:  # the coordinator was killed while it wrote
+    except msgspec.DecodeError as error:  # its writer was killed
         print_stderr(f"this agent has no assignment and exits: {error}")
         return 1
     stamp("agent began")

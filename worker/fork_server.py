@@ -32,25 +32,24 @@ os.environ.clear()
 os.environ.update(_INHERITED)
 
 
-def serve(channel: socket.socket) -> int:
-    """Fork and reap agents on request until the coordinator is gone; return the exit code."""
+def serve(channel: socket.socket) -> None:
+    """Fork and reap agents on request until the coordinator is gone."""
     # Keeps the garbage collectors of the forks from copying shared pages.
     gc.collect()
     gc.freeze()
-    while True:
-        content, descriptors, _, _ = socket.recv_fds(channel, 4096, 2)
-        if not content:
-            return 0
-        if not descriptors:  # an agent has ended
-            _, status = os.waitpid(FORKED_PID.unpack(content)[0], 0)
-            channel.send(FORKED_PID.pack(os.waitstatus_to_exitcode(status)))
-            continue
-        pid = os.fork()
-        if pid == 0:
-            _be_agent(msgspec.msgpack.decode(content, type=ForkAgent), *descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
-        channel.send(FORKED_PID.pack(pid))
+    with suppress(BrokenPipeError, ConnectionResetError):
+        while (request := socket.recv_fds(channel, 4096, 2))[0]:
+            content, descriptors, _, _ = request
+            if not descriptors:  # an agent has ended
+                _, status = os.waitpid(FORKED_PID.unpack(content)[0], 0)
+                channel.send(FORKED_PID.pack(os.waitstatus_to_exitcode(status)))
+                continue
+            pid = os.fork()
+            if pid == 0:
+                _be_agent(msgspec.msgpack.decode(content, type=ForkAgent), *descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            channel.send(FORKED_PID.pack(pid))
 
 
 def _be_agent(request: ForkAgent, assignment: int, log: int) -> NoReturn:
@@ -94,5 +93,4 @@ def _fork_prefork(job_uid: str) -> tuple[int, socket.socket]:
 
 
 if __name__ == "__main__":
-    with suppress(BrokenPipeError, ConnectionResetError):  # the coordinator was killed
-        sys.exit(serve(socket.socket(fileno=0)))
+    serve(socket.socket(fileno=0))

@@ -86,7 +86,9 @@ def _of_message(before: JobSnapshot, said: RankSaid, after: JobSnapshot) -> NewE
             step = after.ranks[said.rank].progress.step
             return NewEvent(kind="step_taken", message=f"ranks {ranks} have taken step {step}")
         case Warned(message=warning):
-            return _of_rank(before, said.rank, "warned", f"warns: {warning}")
+            attempt = before.ranks[said.rank].attempt
+            message = f"rank {said.rank}: {warning}"
+            return NewEvent(kind="warned", message=message, rank=said.rank, incarnation=attempt)
         case StateMismatch() as mismatch:
             workers = ", ".join(map(str, mismatch.workers))
             plural = "" if len(mismatch.workers) == 1 else "s"

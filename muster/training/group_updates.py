@@ -56,13 +56,13 @@ class GroupUpdates(Protocol):
 
 
 NO_GROUP: Final = WorkerGroup(generation=-1, token="", members=(), paused=False)
-"""Before the first one."""
+"""The current group before the first one arrives."""
 
 
 def is_in_force(current: WorkerGroup, newest: WorkerGroup, *, in_step: bool) -> bool:
-    """Return whether a rank of `current` continues in it although there is a newer group.
+    """Return whether a rank stays in `current` although `newest` has arrived.
 
-    It finishes its step if the newer group only adds members.
+    It does until the end of its step if `newest` only adds members.
     """
     remaining = {member.worker_id for member in newest.members}
     return in_step and remaining.issuperset(member.worker_id for member in current.members)

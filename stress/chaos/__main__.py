@@ -70,18 +70,21 @@ def run(  # noqa: PLR0913  the arguments of the command
     }
     with ExitStack() as stack:
         proxy, settings = stack.enter_context(_stored(directory)) if store == "s3" else (None, {})
-        # Not in `env` of a job: with that no rank is forked.
-        settings["WITNESSES"] = str(directory / "witnesses")
-        installation = stack.enter_context(Installation(directory, **settings))
+        # Of the services: the ranks of a job with `env` are exec'ed instead of forked.
+        witnesses = str(directory / "witnesses")
+        installation = stack.enter_context(Installation(directory, WITNESSES=witnesses, **settings))
         undisturbed = {kind: _undisturbed(installation, fields[kind] | places) for kind in kinds}
         observer = Observer(installation)
         slow = {kind: {**fields[kind], "sleep_sec": SLOW_SECONDS} for kind in kinds}
         workload = Workload(installation, observer, width=jobs, seed=seed, fields=slow)
         leases = LeaseObserver(installation)
         striker = Striker(installation, workload, observer, leases, proxy)
+        victims = {**(ON_S3 if proxy else VICTIMS)}
+        if not spares:
+            del victims[Victim.SPARE]
         began_at = time.monotonic()
         with RunningServices(installation, observer, workload, leases, coordinators) as running:
-            for blow in blows(faults, seed, chosen, ON_S3 if proxy else VICTIMS):
+            for blow in blows(faults, seed, chosen, victims):
                 if time.monotonic() > began_at + 60 * minutes:
                     break
                 striker.strike(blow)

@@ -207,7 +207,7 @@ class History:
                 started[event.rank] = event
                 if before is None or before.incarnation == event.incarnation:
                     continue  # its first process, or the same one reported again
-                cause = self._cause(job_id, event.rank, before.at, event.at)
+                cause = self._cause(job_id, before, event.at)
                 if cause is None or cause.fault.victim is not Victim.RANK:
                     ends = (
                         it.message
@@ -223,14 +223,20 @@ class History:
         kind = self.kinds.get(job_id)
         return job_id if kind is None else f"{job_id} ({kind})"
 
-    def _cause(self, job_id: str, rank: int | None, since: float, until: float) -> Strike | None:
-        """Return the last fault between two starts that explains the second one.
+    def _cause(self, job_id: str, started: Event, until: float) -> Strike | None:
+        """Return the last fault between a start and `until`, the next one, that explains that.
 
         Faults that ended the rank come first, then those that ended its agent or the coordinator;
         a process that only stopped for a moment is the last explanation.
         """
-        between = [it for it in self.strikes if since < it.until and it.at < until]
-        own = [it for it in between if (it.target.job_id, it.target.rank) == (job_id, rank)]
+        between = [it for it in self.strikes if started.at < it.until and it.at < until]
+        own = [
+            it
+            for it in between
+            if (it.target.job_id, it.target.rank) == (job_id, started.rank)
+            # A spare process may become a rank just before the signal.
+            or started.message.endswith(f" pid {it.target.record.pid}")
+        ]
         others = [it for it in between if _may_end_ranks(it, job_id)]
         ends, stands = [it for it in own if it.fault.kind.ends], [*others, *own]
         found = ends or [it for it in others if it.fault.kind.ends] or stands
@@ -240,9 +246,8 @@ class History:
 def _may_end_ranks(strike: Strike, job_id: str) -> bool:
     """True if this fault of another process may restart ranks of the job."""
     victim = strike.fault.victim
-    # A spare process may become a rank just before the signal.
-    is_own = victim in {Victim.AGENT, Victim.SPARE} and strike.target.job_id == job_id
-    return is_own or victim is Victim.COORDINATOR
+    is_agent = victim is Victim.AGENT and strike.target.job_id == job_id
+    return is_agent or victim is Victim.COORDINATOR
 
 
 def _clock(at: float) -> str:

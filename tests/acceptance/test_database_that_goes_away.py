@@ -112,8 +112,8 @@ def test_a_coordinator_stopped_during_an_outage_loses_no_event(
     remote.complete(job_id)
     told = [event["message"] for event in remote.events(job_id) if event["kind"] == "warned"]
     assert [message for message in told if message.endswith(("one", "two"))] == [
-        "rank 0 warns: one",
-        "rank 0 warns: two",
+        "rank 0: one",
+        "rank 0: two",
     ]
 
 

@@ -278,5 +278,5 @@ def test_the_death_of_all_ranks_ten_times_changes_no_bit(
 def test_a_random_schedule_changes_no_bit(installation: Installation, spares: int) -> None:
     undisturbed = PooledJob(installation, world_size=1, epochs=LONG["epochs"])
     undisturbed.hurries()
-    schedule = Schedule(installation, 2, "shared_memory", spares, kills=3, others=4)
+    schedule = Schedule(installation, seed=2, spares=spares, kills=3, others=4)
     assert schedule.runs() == undisturbed.completes()

@@ -11,8 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
+import msgspec
+import pytest
+
 from coordinator.launcher import AgentProcess, LocalLauncher
-from muster.contracts.messages import AgentAssignment
+from muster.contracts.environ import PROCESS_TAG, PROCESS_TAG_WIDTH
+from muster.contracts.messages import AgentAssignment, ForkAgent
 from muster.contracts.paths import JobFiles
 from muster.contracts.secrets import SHARED_VARIABLES
 from muster.host.containment import tag_of, tagged_processes
@@ -149,9 +153,23 @@ def test_an_agent_starts_if_the_fork_server_dies_meanwhile(tmp_path: Path) -> No
     asyncio.run(check())
 
 
-def test_the_fork_server_ends_with_its_coordinator() -> None:
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_the_fork_server_ends_with_its_coordinator(tmp_path: Path, *, is_busy: bool) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        server = subprocess.Popen(module_command("worker.fork_server"), stdin=theirs.fileno())
+        server = subprocess.Popen(
+            module_command("worker.fork_server"),
+            stdin=theirs.fileno(),
+            stderr=subprocess.PIPE,
+            env={**os.environ, PROCESS_TAG: " " * PROCESS_TAG_WIDTH},
+        )
+    log = tmp_path / "log"
+    if is_busy:  # with an agent that gets no assignment
+        request = msgspec.msgpack.encode(ForkAgent(job_uid="0" * 32, has_prefork=False))
+        with Path(os.devnull).open() as nothing, log.open("w") as output:
+            socket.send_fds(ours, [request], [nothing.fileno(), output.fileno()])
     ours.close()
-    assert server.wait(30) == 0
+    _, errors = server.communicate(timeout=30)
+    assert (server.returncode, errors) == (0, b"")
+    if is_busy:
+        await_value(lambda: "has no assignment and exits" in log.read_text(), log.read_text)

@@ -47,6 +47,7 @@ class Constant:
 """
 
 BUSY_IMPORT = """
+# An import that leaves a thread and an open file behind.
 import threading
 threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
 opened = open("opened", "w")
@@ -95,6 +96,15 @@ def hear(agent: Conversation, kind: type) -> object:
         assert isinstance(said, RankSaid)
         if isinstance(said.message, kind):
             return said.message
+
+
+def last_step(agent: Conversation, after: int) -> int:
+    """Wait until rank 0 has taken a step after this one."""
+    while True:
+        heartbeat = hear(agent, Heartbeat)
+        assert isinstance(heartbeat, Heartbeat)
+        if heartbeat.progress.step > after:
+            return heartbeat.progress.step
 
 
 def end(agent: Conversation, pid: int) -> None:
@@ -168,11 +178,13 @@ def test_a_killed_spare_is_replaced_by_a_fork(
 
 def test_training_goes_on_while_spares_are_killed(stage: Stage, agent: Conversation) -> None:
     pid = start(stage, agent, 0)
+    steps = [last_step(agent, after=0)]
     for _ in range(2):
-        kill(await_spare(stage))
+        spare = await_spare(stage)
+        send_signal(spare, signal.SIGKILL)
+        await_value(lambda spare=spare: not is_running(spare), lambda: "it lives")
+        steps.append(last_step(agent, after=steps[-1]))
     await_spare(stage)
-    heartbeat = hear(agent, Heartbeat)
-    assert isinstance(heartbeat, Heartbeat)
     assert [it.pid for it in stage.running(0)] == [pid]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from cli import chaos
 from cli.chaos import Strike, recovery_of, strike, watch
-from cli.errors import WrongState
+from cli.errors import Misuse, WrongState
 from muster.client import Job
 from muster.contracts.environ import PROCESS_TAG
 from muster.contracts.errors import MusterError
@@ -71,7 +71,7 @@ def test_tag_of_another_rank_or_job_is_refused(process: subprocess.Popen[bytes])
 def test_ended_job_and_missing_rank_are_refused() -> None:
     with pytest.raises(WrongState, match="is COMPLETED"):
         strike(job(status="COMPLETED"), [worker()], 0, signal.SIGKILL)
-    with pytest.raises(MusterError, match="has no rank 7: choose 0 to 1 with --rank"):
+    with pytest.raises(Misuse, match="has no rank 7: choose 0 to 1 with --rank"):
         strike(JOB, [worker(), worker(rank=1)], 7, signal.SIGKILL)
 
 

@@ -164,6 +164,8 @@ def test_missing_file_sets_nothing(environ: dict[str, str]) -> None:
     [
         ("MUSTER_PROT = 1", "MUSTER_PROT is not a setting: did you mean MUSTER_PORT?"),
         ('slots = "many"', "slots is not a setting: did you mean MUSTER_SLOTS?"),
+        ("muster_port = 1", "muster_port is not a setting: did you mean MUSTER_PORT?"),
+        ('dataset_dir = "d"', "dataset_dir is not a setting: did you mean DATASET_DIR?"),
         ("colour = 1", "colour is not a setting: see docs/reference/configuration.md"),
         ("MUSTER_PORT = [1]", "MUSTER_PORT must be a string, a number, true or false"),
         ("MUSTER_PORT =", "is not valid TOML: "),

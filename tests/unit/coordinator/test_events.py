@@ -60,7 +60,7 @@ WARNING = RankSaid(rank=1, incarnation=0, message=Warned(message="took an older 
             exited(1, 0, unstarted="cannot be started in /: no process"),
             of_rank("rank_exited", "rank 1 cannot be started in /: no process"),
         ),
-        (WARNING, of_rank("warned", "rank 1 warns: took an older checkpoint")),
+        (WARNING, of_rank("warned", "rank 1: took an older checkpoint")),
         (
             ActionTaken(action=KillProcess(rank=1, cause=SILENT)),
             of_rank("rank_killed", "rank 1 sent no heartbeat for 10 s"),

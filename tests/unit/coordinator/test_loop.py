@@ -213,7 +213,7 @@ def test_the_last_events_wait_for_the_database(
     stage.writer.meanwhile.append(is_away)
     stage.loop.hand_over()
     asyncio.run(asyncio.wait_for(stage.loop.run(), DEADLINE_SECONDS))
-    assert stage.writer.events == [f"rank 0 warns: {left} to go" for left in written]
+    assert stage.writer.events == [f"rank 0: {left} to go" for left in written]
 
 
 def test_heartbeats_alone_do_not_wake_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
