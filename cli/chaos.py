@@ -240,6 +240,9 @@ def print_recoveries(job: Job, strikes: Sequence[Strike], newest: int) -> None:
     for index, words in enumerate(RECOVERY):
         if known := sorted(ms for it in recoveries if (ms := it[index]) is not None):
             rows.append([words, *(known[int(it * (len(known) - 1))] for it in (0.5, 0.95, 1))])
+    if not rows:
+        click.echo("no recovery was seen: a stopped rank is replaced after heartbeat_timeout")
+        return
     for line in table(("milliseconds after the fault", "p50", "p95", "worst"), rows):
         click.echo(line)
 

@@ -83,8 +83,9 @@ def _of_message(before: JobSnapshot, said: RankSaid, after: JobSnapshot) -> NewE
     match said.message:
         case Heartbeat() if _is_first_step(before, said.rank, after):
             ranks = ", ".join(map(str, sorted(after.group.ranks)))
+            who = f"rank {ranks} has" if len(after.group.ranks) == 1 else f"ranks {ranks} have"
             step = after.ranks[said.rank].progress.step
-            return NewEvent(kind="step_taken", message=f"ranks {ranks} have taken step {step}")
+            return NewEvent(kind="step_taken", message=f"{who} taken step {step}")
         case Warned(message=warning):
             attempt = before.ranks[said.rank].attempt
             message = f"rank {said.rank}: {warning}"
