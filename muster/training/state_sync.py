@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128
 
 from muster.collectives.backend import Backend
+from muster.collectives.errors import PeerRefused
 from muster.collectives.tree import Block, BlockAssignment, assign_blocks
 from muster.contracts.errors import MusterError
 from muster.contracts.messages import EpochDone
@@ -121,6 +122,10 @@ class Replica:
                 target, offset = target[count:], offset + count
             offset += -offset % _ALIGNMENT
         self.commit(self.other, committed)
+
+    def clear(self) -> None:
+        """Forget a state that is not whole."""
+        self.state, self.committed = {}, EMPTY
 
     def send(self, backend: Backend, peer: int) -> None:
         """Send the replica to a peer that calls `receive`."""
@@ -233,8 +238,8 @@ def _copy_aside(
 ) -> bool:
     """Let newcomers copy the state of `source` by themselves; return False if one of them cannot.
 
-    The other members do not wait for the copy. Raises `WorkersDiverged` on a newcomer that has got
-    other bits.
+    The other members do not wait for the copy. Raises `PeerRefused` on a newcomer whose copy has
+    other bits: the others have gone on in a later group, and write to that memory again.
     """
     with ExitStack() as stack:
         memory = _open(*reports[source].address, stack) if replica.is_empty else None
@@ -245,8 +250,8 @@ def _copy_aside(
         if memory is not None:
             replica.copy(memory, answers[source][1])
             if replica.digest() != reports[source].digest:
-                message = "the state that this worker copied differs from that of the others"
-                raise WorkersDiverged(message, [backend.rank], backend.rank)
+                replica.clear()
+                raise PeerRefused("the state of the first member changed while it was copied")
     return True
 
 

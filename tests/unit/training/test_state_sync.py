@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+from muster.collectives.errors import PeerRefused
 from muster.collectives.tree import Block, assign_blocks
 from muster.contracts.shards import Position
 from muster.training import state_sync
@@ -32,10 +33,10 @@ def taken_up(
     prints: Sequence[Fingerprint] | None = None,
     begin: Callable[[int], None] = lambda _: None,
     end: Callable[[int], object] = lambda _: None,
-) -> list[SyncResult | WorkersDiverged]:
+) -> list[SyncResult | WorkersDiverged | PeerRefused]:
     """Return the result of each member."""
 
-    def run(backend: object) -> SyncResult | WorkersDiverged:
+    def run(backend: object) -> SyncResult | WorkersDiverged | PeerRefused:
         rank = backend.rank
         try:
             result = sync_state(
@@ -46,8 +47,8 @@ def taken_up(
                 prints[rank] if prints else fingerprint(),
                 lambda: begin(rank),
             )
-        except WorkersDiverged as differs:
-            return differs
+        except (WorkersDiverged, PeerRefused) as error:
+            return error
         end(rank)
         return result
 
@@ -109,12 +110,12 @@ def test_members_do_not_wait_for_a_newcomer_that_copies(
     assert newcomer.digest() == replicas[0].digest()
 
 
-def test_newcomer_with_a_torn_copy_is_refused() -> None:
+def test_newcomer_forgets_a_torn_copy() -> None:
     (newcomer := Newcomer(torn=True)).may_copy.set()
-    first, differs = taken_up([at(5), newcomer])
+    first, refused = taken_up([at(5), newcomer])
     assert isinstance(first, SyncResult)
-    assert isinstance(differs, WorkersDiverged)
-    assert differs.members == (1,)
+    assert isinstance(refused, PeerRefused)
+    assert newcomer.is_empty
 
 
 def test_newcomer_that_cannot_read_the_memory_is_sent_the_state() -> None:
