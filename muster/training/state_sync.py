@@ -13,7 +13,7 @@ is behind by all steps. Both receive the state from memory, not from disk.
 No member waits for a newcomer on its host: that copies the state out of the first member's memory
 while the others compute the next step. It takes its own part of that step if the state is small. A
 `Replica` writes to that memory again at the end of the step after it, for which the newcomer is
-needed. The digest verifies the copy.
+needed. In a later group without the newcomer it is not: the digest shows that the copy is torn.
 """
 
 import mmap
