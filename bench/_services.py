@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -142,6 +143,13 @@ def _is_fork_server(pid: int) -> bool:
         return b"worker.fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:  # it has ended
         return False
+
+
+def memory_megabytes(pids: Iterable[int], field: str) -> float:
+    """Return the memory of processes by fields of smaps_rollup that begin so, such as ``Pss:``."""
+    texts = (Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids)
+    lines = (line for text in texts for line in text.splitlines())
+    return sum(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
 def cpu_seconds(pid: int, *, with_children: bool) -> float:

@@ -12,9 +12,8 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-from _services import Services, cpu_seconds
+from _services import Services, cpu_seconds, memory_megabytes
 
 SLOTS = 8
 JOBS = 200
@@ -42,13 +41,15 @@ def main() -> None:
 
 def growth(services: Services, jobs: int) -> None:
     first = SETTLED / run(services, "first", SETTLED, "true")
-    before = memory_megabytes(services)
+    # Private memory: the shared pages of the services do not grow.
+    before = memory_megabytes(services.pids(), "Private_")
     # As many at once as at first: a job that waits takes about 20 KB.
     for done in range(2 * SETTLED, jobs + 1, SETTLED):
         rate = SETTLED / run(services, f"after-{done}", SETTLED, "true")
         if done % JOBS_PER_LINE == 0 or done + SETTLED > jobs:
             show(f"jobs a second, the last {SETTLED} of {done}", rate, f"{first:.1f}")
-    show("memory growth of the services, MB", memory_megabytes(services) - before, "<= 10")
+    grown = memory_megabytes(services.pids(), "Private_") - before
+    show("memory growth of the services, MB", grown, "<= 10")
 
 
 def run(services: Services, name: str, jobs: int, *command: str) -> float:
@@ -84,16 +85,6 @@ def pool_seconds(*command: str) -> float:
 
 def processor_seconds(services: Services) -> float:
     return sum(cpu_seconds(pid, with_children=True) for pid in services.pids())
-
-
-def memory_megabytes(services: Services) -> float:
-    """Return the private memory of the services, whose shared pages do not grow."""
-    lines = [
-        line
-        for pid in services.pids()
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    ]
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
 
 
 def show(what: str, value: float, goal: str) -> None:

@@ -13,7 +13,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from _services import Services, cpu_seconds
+from _services import Services, cpu_seconds, memory_megabytes
 
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
@@ -159,22 +159,15 @@ def idle(services: Services) -> None:
 
 def memory(services: Services) -> None:
     """Compare the memory of all processes before and after a job has started."""
-    before = memory_megabytes()
+    before = memory_megabytes(descendants(os.getpid()), "Pss:")
     job = {"job_id": "resident", "mode": "synchronous", "world_size": RANKS, "sleep_sec": 3600}
     services.post("/jobs", job)
     services.wait_for("resident", "RUNNING")
     time.sleep(SPARE_SECONDS)
-    used = memory_megabytes() - before
+    used = memory_megabytes(descendants(os.getpid()), "Pss:") - before
     show("memory (PSS) of four idle ranks and their spare process, MB", used, "<= 50")
     services.post("/jobs/resident/stop", {})
     services.wait_for("resident", "STOPPED")
-
-
-def memory_megabytes() -> float:
-    """Return the proportional share of memory of all processes that this one has started."""
-    texts = (Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in descendants(os.getpid()))
-    lines = (line for text in texts for line in text.splitlines())
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
 def first_step_at(services: Services, job_id: str, rank: int, incarnation: int) -> float:

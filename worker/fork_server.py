@@ -38,8 +38,10 @@ def serve(channel: socket.socket) -> None:
     gc.collect()
     gc.freeze()
     with suppress(BrokenPipeError, ConnectionResetError):
-        while (request := socket.recv_fds(channel, 4096, 2))[0]:
-            content, descriptors, _, _ = request
+        while True:
+            content, descriptors, _, _ = socket.recv_fds(channel, 4096, 2)
+            if not content:
+                return
             if not descriptors:  # an agent has ended
                 _, status = os.waitpid(FORKED_PID.unpack(content)[0], 0)
                 channel.send(FORKED_PID.pack(os.waitstatus_to_exitcode(status)))

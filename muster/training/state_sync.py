@@ -97,11 +97,7 @@ class Replica:
 
     def digest(self) -> str:
         """Return 32 hexadecimal digits of state and position; equal bits give equal digits."""
-        hasher = xxh3_128(msgspec.json.encode(self.committed))
-        for name, array in self.state.items():
-            hasher.update(name.encode())
-            hasher.update(_bytes_of(array))
-        return hasher.hexdigest()
+        return _digest(self.state, self.committed)
 
     @property
     def size_bytes(self) -> int:
@@ -113,19 +109,21 @@ class Replica:
         """Process, descriptor and inode of the memory that holds the state."""
         return os.getpid(), self._memory, os.fstat(self._memory).st_ino
 
-    def copy(self, memory: int, committed: Committed) -> None:
-        """Replace this replica by that of a peer, whose memory this descriptor is."""
+    def copy(self, memory: int, committed: Committed, digest: str) -> bool:
+        """Replace this replica by that of a peer, whose memory this descriptor is.
+
+        Return False, and change nothing, if what was read does not have the digest.
+        """
         offset = 0
         for array in self.other.values():
             target = _bytes_of(array)
             while count := os.preadv(memory, [target], offset):
                 target, offset = target[count:], offset + count
             offset += -offset % _ALIGNMENT
+        if _digest(self.other, committed) != digest:
+            return False
         self.commit(self.other, committed)
-
-    def clear(self) -> None:
-        """Forget a state that is not whole."""
-        self.state, self.committed = {}, EMPTY
+        return True
 
     def send(self, backend: Backend, peer: int) -> None:
         """Send the replica to a peer that calls `receive`."""
@@ -247,11 +245,9 @@ def _copy_aside(
         answers = gather_values(backend, own, tuple[bool, Committed])
         if not all(is_able for is_able, _ in answers):
             return False
-        if memory is not None:
-            replica.copy(memory, answers[source][1])
-            if replica.digest() != reports[source].digest:
-                replica.clear()
-                raise PeerRefused("the state of the first member changed while it was copied")
+        committed, digest = answers[source][1], reports[source].digest
+        if memory is not None and not replica.copy(memory, committed, digest):
+            raise PeerRefused("the state of the first member changed while it was copied")
     return True
 
 
@@ -319,6 +315,14 @@ def _allocate(example: Arrays) -> tuple[dict[str, NDArray[Any]], int]:
     for array in arrays.values():
         array.fill(0)
     return arrays, memory
+
+
+def _digest(state: Arrays, committed: Committed) -> str:
+    hasher = xxh3_128(msgspec.json.encode(committed))
+    for name, array in state.items():
+        hasher.update(name.encode())
+        hasher.update(_bytes_of(array))
+    return hasher.hexdigest()
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:

@@ -79,7 +79,7 @@ def run(  # noqa: PLR0913  the arguments of the command
         workload = Workload(installation, observer, width=jobs, seed=seed, fields=slow)
         leases = LeaseObserver(installation)
         striker = Striker(installation, workload, observer, leases, proxy)
-        victims = {**(ON_S3 if proxy else VICTIMS)}
+        victims = dict(ON_S3 if proxy else VICTIMS)
         if not spares:
             del victims[Victim.SPARE]
         began_at = time.monotonic()

@@ -82,18 +82,15 @@ def test_only_sums_of_the_furthest_step_are_kept() -> None:
 
 
 class Newcomer(Replica):
-    """Copies the state once it `may_copy`; `torn`: its peer writes to that memory meanwhile."""
+    """Copies the state once it `may_copy`."""
 
-    def __init__(self, *, torn: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__(SHAPE)
         self.may_copy = threading.Event()
-        self._torn = torn
 
-    def copy(self, memory: int, committed: Committed) -> None:
+    def copy(self, memory: int, committed: Committed, digest: str) -> bool:
         assert self.may_copy.wait(10)
-        super().copy(memory, committed)
-        if self._torn:
-            self.commit({"weights": np.zeros(3, np.float32)}, committed)
+        return super().copy(memory, committed, digest)
 
 
 @pytest.mark.parametrize("quick_bytes", [0, 1 << 20])
@@ -110,10 +107,17 @@ def test_members_do_not_wait_for_a_newcomer_that_copies(
     assert newcomer.digest() == replicas[0].digest()
 
 
-def test_newcomer_forgets_a_torn_copy() -> None:
-    (newcomer := Newcomer(torn=True)).may_copy.set()
-    first, refused = taken_up([at(5), newcomer])
-    assert isinstance(first, SyncResult)
+def test_newcomer_does_not_keep_a_torn_copy() -> None:
+    first, newcomer = at(5), Newcomer()
+
+    def take_two_steps(_rank: int) -> None:
+        for step in (6, 7):  # without the newcomer; the second one writes to the copied memory
+            state = {"weights": np.full(3, step, np.float32)}
+            first.commit(state, Committed(position=Position(step=step)))
+        newcomer.may_copy.set()
+
+    result, refused = taken_up([first, newcomer], end=take_two_steps)
+    assert isinstance(result, SyncResult)
     assert isinstance(refused, PeerRefused)
     assert newcomer.is_empty
 
