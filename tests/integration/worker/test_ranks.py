@@ -261,7 +261,8 @@ def test_a_reconnecting_process_needs_the_tag_number_too(
         address=str(loop.ranks.newest_socket), said=encode(Warned(message="not me"))
     )
     caller = subprocess.Popen(
-        [sys.executable, "-S", "-c", words],
+        # A zombie has no environment to identify it by: wait for the end of the connection.
+        [sys.executable, "-S", "-c", words + "line.recv(1)"],
         env={PROCESS_TAG: f"{loop.uid}/1/0"},
         preexec_fn=partial(set_tag_limit, f"{loop.uid}/{tagged_rank}/0"),  # noqa: PLW1509  one thread
         stderr=subprocess.DEVNULL,
