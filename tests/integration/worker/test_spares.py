@@ -2,6 +2,8 @@
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -197,6 +199,53 @@ def test_a_program_that_fails_only_in_a_spare_is_reported_once(
     assert isinstance(warned, Warned)
     assert "KeyError: 'RANK'" in warned.message
     end(agent, pid)
+    start(stage, agent, 1)
+    agent.say(Dismiss())
+    assert stage.exit_code() == 0
+    assert not spares(stage)
+
+
+@pytest.fixture
+def memory_cgroup() -> Iterator[Path]:
+    """A cgroup with 256 MB, version 1 or 2."""
+    cgroups = Path("/sys/fs/cgroup")
+    parent = cgroups / "memory" if (cgroups / "memory").is_dir() else cgroups
+    limit = "memory.max" if parent == cgroups else "memory.limit_in_bytes"
+    group = parent / f"muster-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / limit).write_text(str(256 << 20))
+    except OSError as error:
+        with suppress(OSError):
+            group.rmdir()
+        pytest.skip(f"no cgroup can be made: {error}")
+    yield group
+
+    def is_gone() -> bool:
+        with suppress(OSError):  # something in it has not ended yet
+            group.rmdir()
+        return not group.exists()
+
+    await_value(is_gone, (group / "cgroup.procs").read_text)
+
+
+def test_a_spare_without_enough_memory_is_the_last(stage: Stage, memory_cgroup: Path) -> None:
+    (stage.root / "program.py").write_text(PROGRAM)
+    (stage.root / "in_a_spare.py").write_text("filled = b'x' * (1 << 30)")
+    joins = f"open({str(memory_cgroup / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))"
+    runs = "runpy.run_module('worker.agent', run_name='__main__')"
+    program = ("-c", f"import os, runpy; {joins}; {runs}")
+    stage.start_agent(is_managed=True, spare_ranks=1, program=program)
+    agent = stage.meet()
+    first = start(stage, agent, 0)
+    warned = hear(agent, Warned)
+    assert isinstance(warned, Warned)
+    assert warned.message == (
+        "spare processes are off (there is too little memory): "
+        "new ranks load the program when they start"
+    )
+    assert last_step(agent, after=0)
+    end(agent, first)
     start(stage, agent, 1)
     agent.say(Dismiss())
     assert stage.exit_code() == 0
