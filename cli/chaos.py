@@ -252,6 +252,11 @@ def strike_again_and_again(
 ) -> NoReturn:
     """Watch the undisturbed job, strike every so often, print what it has cost, and exit."""
     worker_of(job.view, job.summary().workers, rank or 0)
+    if job.view.status in {JobStatus.QUEUED, JobStatus.PAUSED}:
+        raise WrongState(
+            f"{job.id} is {job.view.status}: start this when it trains: "
+            f"muster wait {job.id} --until RUNNING"
+        )
     say(f"{job.id} trains undisturbed for {CALM_SECONDS:g} s, then with faults; Ctrl-C ends this")
     newest = newest_event(job)
     progress = Progress(sys.stderr, time.monotonic)

@@ -149,6 +149,17 @@ def test_faults_again_and_again_are_summed_up(installation: Installation) -> Non
     job.completes()
 
 
+def test_a_paused_job_is_not_struck_again_and_again(installation: Installation) -> None:
+    job = PooledJob(installation, world_size=1)
+    job.trains_with(0)
+    job.pauses()
+    job.wait_for_status("PAUSED")
+    refused = muster_chaos(installation, job.job_id, "--every", "1")
+    assert refused.returncode == 6
+    assert f"muster wait {job.job_id} --until RUNNING" in refused.stderr
+    assert job.see()["endings"]["killed"] == 0
+
+
 def muster_chaos(installation: Installation, *words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-P", "-m", "cli", "chaos", *words],
