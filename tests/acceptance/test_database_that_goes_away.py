@@ -82,6 +82,7 @@ print("ready", flush=True)
 await_file("tell")
 for word in ("one", "two", "three"):
     os.write(int(os.environ[AGENT_FD]), encode(Warned(message=word)))
+pathlib.Path(sys.argv[1], "told").touch()
 await_file("go")
 """
 """Says what an agent repeats only the last of."""
@@ -102,6 +103,8 @@ def test_a_coordinator_stopped_during_an_outage_loses_no_event(
 
     with ways(server)["killed"]():
         (tmp_path / "tell").touch()
+        # Another commit may fail before that of its warnings.
+        await_value((tmp_path / "told").exists, lambda: "it has not told")
         tells("commit_failed")
         assert coordinator.process is not None
         coordinator.process.send_signal(signal.SIGTERM)
