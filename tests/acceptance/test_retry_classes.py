@@ -176,7 +176,8 @@ def scarce(tmp_path: Path) -> Iterator[Installation]:
         (cell / "memory.limit_in_bytes").write_text(str(400 << 20))
         with Installation(tmp_path) as installation:
             coordinator = installation.coordinator.pid
-            for pid in (coordinator, *descendants(coordinator)):  # the fork server of its agents
+            (cell / "cgroup.procs").write_text(str(coordinator))
+            for pid in descendants(coordinator):  # the fork server of its agents, if started before
                 (cell / "cgroup.procs").write_text(str(pid))
             yield installation
     finally:
