@@ -119,9 +119,8 @@ class Submitter:
                 raise JobExists(job_id)
             raise Conflict(
                 "checkpoints-left-over",
-                f"{own} holds checkpoints of an earlier job {job_id}: give "
-                f'"resume_from": "{job_id}" to continue from them, or choose another job_id '
-                "(or remove them).",
+                f"{own} holds checkpoints of an earlier job {job_id}: continue from them with "
+                f"resume_from {job_id}, choose another job_id, or remove them.",
             )
         if earlier is None:
             return

@@ -143,7 +143,7 @@ def _of_action(before: JobSnapshot, action: actions.Action, after: JobSnapshot) 
 def _of_status(after: JobSnapshot) -> NewEvent:
     if after.status is JobStatus.STOPPING and after.failure is not None:
         # The cause follows with the event of the failure itself.
-        words = "the job cannot go on; remaining ranks are saving and exiting"
+        words = "the job cannot go on; ranks that still run save and exit"
         return NewEvent(kind="job_failing", message=words)
     # The note of the submission does not explain a later status.
     why = None if after.message == after.note else after.message

@@ -76,7 +76,7 @@ def test_remaining_ranks_save_when_a_job_fails(
     assert (seen["status"], seen["reason"]) == ("FAILED", "restart_limit")
     assert (tmp_path / "saved").read_text() == "all of it"
     told = [event["message"] for event in installation.events(job_id)]
-    assert "the job cannot go on; remaining ranks are saving and exiting" in told
+    assert "the job cannot go on; ranks that still run save and exit" in told
     assert [line for line in told if line.startswith("rank 0")][1:] == ["rank 0 exited with code 0"]
 
 

@@ -199,7 +199,9 @@ def test_rm_deletes_only_ended_jobs(
     for one in (job, other):
         stand_in.end(one)
     assert muster("stop", job).stdout == f"{job} is already STOPPED\n"
-    assert muster("rm", job).stdout == f"{job} is deleted\n"
+    removed = muster("rm", job)
+    assert removed.stdout == f"{job} is deleted\n"
+    assert "its checkpoints, if any, stay in " in removed.stderr
     kept = muster("rm", "--keep-logs", other)
     assert kept.stdout == f"{other} is deleted\n"
     assert kept.stderr.startswith(f"its logs: jobs/{other}.")
@@ -224,7 +226,7 @@ def test_refused_job_does_not_keep_the_others(
     stand_in.end(job)
     removed = muster("rm", other, "nope", job)
     assert (removed.exit_code, removed.stdout) == (ExitCode.CONFLICT, f"{job} is deleted\n")
-    first, second = removed.stderr.splitlines()
+    first, second, _ = removed.stderr.splitlines()
     assert first.startswith(f"muster: {other} is not over")
     assert second.startswith("muster: there is no job 'nope'")
     assert stand_in.jobs.find(JobId(other))

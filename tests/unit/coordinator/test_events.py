@@ -92,7 +92,7 @@ def test_a_failing_job_has_two_events() -> None:
     story = Story.running(world_size=2, max_restarts=0).exits(1, code=3)
     why = "rank 1 exited with code 3 and may not be restarted"
     stopping = ActionTaken(action=SetStatus(status=JobStatus.STOPPING, message=why))
-    words = "the job cannot go on; remaining ranks are saving and exiting"
+    words = "the job cannot go on; ranks that still run save and exit"
     assert event_after(story, stopping) == NewEvent(kind="job_failing", message=words)
     failed = ActionTaken(action=SetStatus(status=JobStatus.FAILED, message=why))
     assert event_after(story, failed) == NewEvent(
