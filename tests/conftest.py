@@ -9,7 +9,7 @@ from muster.objects.client import S3Client
 from tests.support.faulty_store import FaultyStore, faulty
 from tests.support.s3_server import new_bucket, shared_store
 
-RETRY_SECONDS = 5.0
+RETRY_SECONDS = 30.0
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -164,7 +165,7 @@ def test_two_concurrent_ups_both_return_once_services_are_ready(shell: Shell) ->
 
 
 def test_default_port_that_is_taken_is_replaced(shell: Shell) -> None:
-    host = "127.0.0.2"  # a loopback address that no other test uses
+    host = str(IPv4Address("127.0.0.0") + os.getpid())  # one that no other test uses
     with ExitStack() as stack:
         with suppress(OSError):  # another process may have it, at every address
             stack.enter_context(socket.create_server((host, DEFAULT_PORT)))

@@ -34,7 +34,8 @@ class StorageStage:
         self._processes: list[StorageProcess] = []
         self._connections: list[StorageConnection] = []
         self._is_closed = threading.Event()
-        threading.Thread(target=self._keep_running, daemon=True).start()
+        self._keeper = threading.Thread(target=self._keep_running, daemon=True)
+        self._keeper.start()
 
     def start(self, environ: Mapping[str, str] = os.environ) -> StorageProcess:
         """Start a process as an agent does; a second one is its standby."""
@@ -74,6 +75,7 @@ class StorageStage:
 
     def close(self) -> None:
         self._is_closed.set()
+        self._keeper.join()
         for opened in [*self._ranks, *self._connections]:
             opened.close()
         for process in self._processes:
