@@ -12,7 +12,7 @@ import pytest
 from tests.support.installation import Installation, Undisturbed, restarts
 from tests.support.undisturbed import bits
 
-LONG = {"world_size": 2, "epochs": 12, "sleep_sec": 0.1, "checkpoint_every": 2}
+LONG = {"world_size": 2, "epochs": 7, "sleep_sec": 0.1, "checkpoint_every": 2}
 DEATHS = 2
 """Of rank 0 after the backup: what it saves then is of later generations than the copy knows."""
 
