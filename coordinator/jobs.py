@@ -317,15 +317,14 @@ class JobTable:
         self.tracked.pop(job.snapshot.uid, None)
 
     async def _refresh(self, now: Moment) -> None:
-        unfinished = await asyncio.to_thread(self._jobs.unfinished, self._rows)
+        read = self._jobs.unfinished_with_departures
+        unfinished, departures = await asyncio.to_thread(read, self._rows)
         self._rows = unfinished
         fresh = [row for row in unfinished if row.uid not in self.tracked]
         for row, ranks, members in await asyncio.to_thread(self._with_ranks, fresh):
             snapshot = snapshot_of(row, ranks, members, now)
             attachment = Attachment(started_at=row.started_at)
             self.tracked[row.uid] = _track(snapshot, attachment, ranks, None, now)
-        synchronous = [row.job_id for row in unfinished if row.spec.mode == "synchronous"]
-        departures = await asyncio.to_thread(self._history.departures, synchronous)
         for row in unfinished:
             _take_requests(self.tracked[row.uid], row, departures.get(row.job_id, ()), now)
 

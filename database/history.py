@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from database.engine import Database
 from database.errors import DepartureRefused, MemberMissing
-from database.jobs import append_events, get_continuing_job, update_job
+from database.jobs import append_events, departures_of, get_continuing_job, update_job
 from database.records import (
     Attempt,
     Audit,
@@ -58,7 +58,6 @@ def _last(table: sa.Table, *order: sa.Column[Any]) -> sa.Select[Any]:
 
 _RANKS: Final = _of_jobs(WORKERS)
 _MEMBERS: Final = _of_jobs(MEMBERS)
-_DEPARTURES: Final = _of_jobs(DEPARTURES)
 _POSITION: Final = (INCARNATIONS.c.started_at, INCARNATIONS.c.rank, INCARNATIONS.c.incarnation)
 _ATTEMPTS: Final = _last(INCARNATIONS, *_POSITION)
 _LAST_EVENTS: Final = _last(EVENTS, EVENTS.c.event_id)
@@ -136,7 +135,7 @@ class History:
     def departures(self, job_ids: Collection[JobId]) -> dict[JobId, frozenset[int]]:
         """Return which workers of each of the jobs were asked to leave, present or not."""
         with self._database.reading() as connection:
-            return _departures(connection, job_ids)
+            return departures_of(connection, job_ids)
 
     def request_departure(self, job_id: JobId, worker_id: int, *, actor: str | None = None) -> Job:
         """Ask a worker to leave and the job for one rank less; return the changed job.
@@ -147,7 +146,7 @@ class History:
         with self._database.writing() as connection:
             job = get_continuing_job(connection, job_id)
             pool = _records(connection, _MEMBERS, [job_id], MemberRecord)[job_id]
-            _check_departure(job, pool, _departures(connection, [job_id])[job_id], worker_id)
+            _check_departure(job, pool, departures_of(connection, [job_id])[job_id], worker_id)
             now = self._clock()
             connection.execute(sa.insert(DEPARTURES).values(job_id=job_id, worker_id=worker_id))
             message = f"worker {worker_id} was asked to leave"
@@ -202,15 +201,6 @@ def _last_rows(
 ) -> list[Record]:
     rows = connection.execute(query, {"id": job_id, "most": limit}).all()
     return [kind(**row._asdict()) for row in reversed(rows)]
-
-
-def _departures(
-    connection: sa.Connection, job_ids: Collection[JobId]
-) -> dict[JobId, frozenset[int]]:
-    found: dict[JobId, set[int]] = {job_id: set() for job_id in job_ids}
-    for row in connection.execute(_DEPARTURES, {"ids": list(found)}):
-        found[row.job_id].add(row.worker_id)
-    return {job_id: frozenset(workers) for job_id, workers in found.items()}
 
 
 def _check_departure(

@@ -12,7 +12,7 @@ from database.engine import Database
 from database.errors import JobChanged, JobExists, JobMissing, JobNotTerminal, JobOver
 from database.idempotency import Answers, IdempotencyKey, answer_to
 from database.records import Clock, Event, Job, RowVersion, utc_now, values_of
-from database.tables import EVENTS, JOBS
+from database.tables import DEPARTURES, EVENTS, JOBS
 from muster.contracts.job import OPEN, TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.spec import JobSpec
 
@@ -30,6 +30,9 @@ _SEVERAL: Final = sa.select(JOBS).where(JOBS.c.job_id.in_(sa.bindparam("ids", ex
 _NOT_OVER: Final = sa.select(JOBS.c.uid).where(_IS_UNFINISHED)
 _TAKEN: Final = sa.select(JOBS.c.job_id).where(
     JOBS.c.job_id.in_(sa.bindparam("ids", expanding=True))
+)
+_DEPARTURES: Final = sa.select(DEPARTURES).where(
+    DEPARTURES.c.job_id.in_(sa.bindparam("ids", expanding=True))
 )
 _NEWEST: Final = sa.select(sa.func.max(JOBS.c.created_at))
 _CREATE: Final = sa.insert(JOBS)
@@ -166,14 +169,20 @@ class Jobs:
 
         A job in `known` is read again only if its row has changed.
         """
-        found = {job.row_version: job for job in known}
         with self._database.reading() as connection:
-            rows = connection.execute(_UNFINISHED).all()
-            new = [row.job_id for row in rows if (row.uid, row.version) not in found]
-            for start in range(0, len(new), _BATCH):
-                read = connection.execute(_SEVERAL, {"ids": new[start : start + _BATCH]})
-                found |= {job.row_version: job for job in map(_job, read)}
-        return [found[row.uid, row.version] for row in rows]
+            return _unfinished(connection, known)
+
+    def unfinished_with_departures(
+        self, known: Iterable[Job]
+    ) -> tuple[list[Job], dict[JobId, frozenset[int]]]:
+        """Return them, and which workers of the synchronous ones were asked to leave.
+
+        Both are of one moment, because a request to leave also takes a rank from its job.
+        """
+        with self._database.reading() as connection:
+            jobs = _unfinished(connection, known)
+            synchronous = [job.job_id for job in jobs if job.spec.mode == "synchronous"]
+            return jobs, departures_of(connection, synchronous)
 
     def not_over(self, uids: Collection[JobUid]) -> set[JobUid]:
         """Return which of these jobs are not over; a deleted job is over."""
@@ -336,6 +345,26 @@ def append_events(connection: sa.Connection, job_id: JobId, events: Collection[E
     """Append to a job's events; the database numbers them."""
     if events:
         connection.execute(_APPEND, [_event_row(job_id, event) for event in events])
+
+
+def departures_of(
+    connection: sa.Connection, job_ids: Collection[JobId]
+) -> dict[JobId, frozenset[int]]:
+    """Return which workers of each of the jobs were asked to leave, present or not."""
+    found: dict[JobId, set[int]] = {job_id: set() for job_id in job_ids}
+    for row in connection.execute(_DEPARTURES, {"ids": list(found)}):
+        found[row.job_id].add(row.worker_id)
+    return {job_id: frozenset(workers) for job_id, workers in found.items()}
+
+
+def _unfinished(connection: sa.Connection, known: Iterable[Job]) -> list[Job]:
+    found = {job.row_version: job for job in known}
+    rows = connection.execute(_UNFINISHED).all()
+    new = [row.job_id for row in rows if (row.uid, row.version) not in found]
+    for start in range(0, len(new), _BATCH):
+        read = connection.execute(_SEVERAL, {"ids": new[start : start + _BATCH]})
+        found |= {job.row_version: job for job in map(_job, read)}
+    return [found[row.uid, row.version] for row in rows]
 
 
 def _event_row(job_id: JobId, event: Event) -> dict[str, Any]:

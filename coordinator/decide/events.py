@@ -105,7 +105,8 @@ def _is_first_step(before: JobSnapshot, number: int, after: JobSnapshot) -> bool
     """True if a rank is the first of its group that reports a new step."""
     present = after.group.round
     is_new = before.ranks[number].stepped_round < after.ranks[number].stepped_round == present
-    return is_new and all(rank.stepped_round < present for rank in before.ranks)
+    is_known = bool(after.group.ranks)  # a new coordinator has not announced one yet
+    return is_known and is_new and all(rank.stepped_round < present for rank in before.ranks)
 
 
 def _of_lost_peer(before: JobSnapshot, rank: int, lost: PeerLost) -> NewEvent | None:

@@ -21,6 +21,7 @@ from coordinator.restore import snapshot_of, snapshot_with_agent
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.messages import (
     Hello,
+    JoinedGroup,
     PeerLost,
     RankMessage,
     RankSaid,
@@ -129,6 +130,14 @@ def test_a_takeover_is_an_event(
         kind="agent_adopted", message="the job's agent has connected, its ranks go on"
     )
     assert event_after(story, again) == adopted
+
+
+def test_a_step_of_a_group_that_a_new_coordinator_does_not_know_is_no_event() -> None:
+    story = successor(Story.training(world_size=2), snapshot_with_agent)
+    assert not story.job.group.ranks
+    for rank in (0, 1):  # in a group that was announced, but not committed
+        story.rank_says(rank, JoinedGroup(generation=story.job.group.round, step=6))
+        assert event_after(story, RankSaid(rank=rank, incarnation=0, message=beat(step=7))) is None
 
 
 @pytest.mark.parametrize("observation", [exited(1, 0, code=3), WARNING])

@@ -1,5 +1,7 @@
 """Pool members, and which of them may be asked to leave."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from database.engine import Database
@@ -23,6 +25,7 @@ from tests.support.database_samples import (
 )
 
 MIN_TWO = JobSpec(mode="synchronous", world_size=4, min_workers=2)
+WIDE = JobSpec(mode="synchronous", world_size=32, min_workers=1)
 FOUR = [member(number) for number in range(4)]
 
 
@@ -35,9 +38,9 @@ def write(database: Database, job: Job, *pool: MemberRecord) -> None:
     FencedWriter(database, take_lease(database)).commit([write_of(job, members=pool)])
 
 
-def pooled(database: Database, jobs: Jobs, *pool: MemberRecord) -> Job:
+def pooled(database: Database, jobs: Jobs, *pool: MemberRecord, spec: JobSpec = MIN_TWO) -> Job:
     """Return a running job with these members."""
-    job = jobs.create(NewJob(JobId("a"), JobUid("uid-a"), MIN_TWO))
+    job = jobs.create(NewJob(JobId("a"), JobUid("uid-a"), spec))
     job = bring_to(database, job, JobStatus.STARTING, JobStatus.RUNNING)
     write(database, job, *pool)
     return jobs.get(job.job_id)
@@ -63,6 +66,23 @@ def test_members_of_several_jobs_are_read_together(
     assert found == {"a": [member(0)], "b": [], "none": []}
     assert history.departures([a.job_id]) == {"a": frozenset()}
     assert history.members_by_job([]) == history.departures([]) == {}
+
+
+def test_departures_are_read_together_with_the_size_that_they_leave(
+    database: Database, jobs: Jobs, history: History
+) -> None:
+    job = pooled(database, jobs, *(member(number) for number in range(WIDE.world_size)), spec=WIDE)
+    with ThreadPoolExecutor(1) as executor:
+        asking = executor.submit(
+            lambda: [history.request_departure(job.job_id, it) for it in range(WIDE.world_size - 1)]
+        )
+        seen, left = {0}, frozenset[int]()
+        while not asking.done() or len(left) < WIDE.world_size - 1:
+            (row,), departures = jobs.unfinished_with_departures(())
+            left = departures[job.job_id]
+            assert row.world_size + len(left) == WIDE.world_size
+            seen.add(len(left))
+    assert len(seen) > 1
 
 
 def test_a_departure_takes_one_rank_from_the_job(
