@@ -18,13 +18,18 @@ from muster.contracts.messages import (
     Dismiss,
     GroupMember,
     KillRank,
+    ListCheckpoints,
     StartRank,
     TerminateRank,
     WorkerGroup,
 )
+from muster.contracts.paths import checkpoints_of_job
 from muster.host.trace import stamp
+from muster.job_defaults import Completed
 
-Request: TypeAlias = StartRank | TerminateRank | KillRank | AnnounceGroup | Dismiss
+Request: TypeAlias = (
+    ListCheckpoints | StartRank | TerminateRank | KillRank | AnnounceGroup | Dismiss
+)
 
 LOOPBACK: Final = "127.0.0.1"  # where ranks of one host meet over TCP
 
@@ -43,7 +48,7 @@ class Executor:
         """Set the server that sends requests; without one nothing is sent."""
         self._agents = agents
 
-    def perform(self, job: TrackedJob) -> None:
+    def perform(self, job: TrackedJob) -> None:  # noqa: C901  one case for each action
         """Perform what was decided for a job."""
         decided, job.decided = job.decided, []
         for action in decided:
@@ -56,6 +61,8 @@ class Executor:
                 case actions.DismissAgent():
                     self.dismiss(job)
                     self._lifecycle.dismiss(job)
+                case actions.ListCheckpoints():
+                    self._send(job, list_request(job))
                 case actions.Start():
                     self._send(job, start_request(job, action.rank))
                 case actions.Terminate():
@@ -104,6 +111,8 @@ class Executor:
 
 def pending_requests(job: TrackedJob) -> Iterator[Request]:
     """Yield every request that an agent needs which has just connected."""
+    if job.snapshot.is_listing:
+        yield list_request(job)
     for rank in job.snapshot.ranks:
         if rank.is_alive and rank.identity is None:
             yield start_request(job, rank.rank)
@@ -115,12 +124,22 @@ def pending_requests(job: TrackedJob) -> Iterator[Request]:
         yield group_request(job)
 
 
+def list_request(job: TrackedJob) -> ListCheckpoints:
+    """Return the request to list what the ranks of a gang have saved."""
+    snapshot, place = job.snapshot, _places(job).checkpoint_dir
+    earlier = snapshot.spec.resume_from
+    return ListCheckpoints(
+        attempt=snapshot.next_attempt,
+        location=str(checkpoints_of_job(place, snapshot.job_id)),
+        inherited=earlier and str(checkpoints_of_job(place, earlier)),
+        ranks=len(snapshot.ranks),
+    )
+
+
 def start_request(job: TrackedJob, number: int) -> StartRank:
     """Return the request to start the present attempt of a rank."""
-    snapshot, places = job.snapshot, job.places
+    snapshot, places = job.snapshot, _places(job)
     rank = snapshot.ranks[number]
-    if places is None:
-        raise RuntimeError(f"rank {number} cannot start before its job was prepared")
     assignment = Assignment(
         job_id=snapshot.job_id,
         job_uid=snapshot.uid,
@@ -129,6 +148,8 @@ def start_request(job: TrackedJob, number: int) -> StartRank:
         checkpoint_dir=places.checkpoint_dir,
         dataset_dir=places.dataset_dir,
         master_port=job.attachment.master_port,
+        generation=snapshot.next_attempt - 1 if snapshot.is_gang else rank.attempt,
+        restore_from=snapshot.restore.point if snapshot.is_gang else None,
     )
     # The present world size includes every rank there is.
     spec = msgspec.structs.replace(snapshot.spec, world_size=len(snapshot.ranks))
@@ -153,6 +174,12 @@ def group_request(job: TrackedJob) -> AnnounceGroup:
     token = sha256(f"{job.group_secret}/{group.round}".encode()).hexdigest()
     message = WorkerGroup(generation=group.round, token=token, members=members, paused=group.paused)
     return AnnounceGroup(group=message, incarnations=group.attempts)
+
+
+def _places(job: TrackedJob) -> Completed:
+    if job.places is None:
+        raise RuntimeError(f"job {job.snapshot.job_id} was not prepared before its ranks start")
+    return job.places
 
 
 def terminate_request(job: TrackedJob, number: int) -> TerminateRank:

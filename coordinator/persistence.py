@@ -101,6 +101,7 @@ def job_row(snapshot: JobSnapshot, attachment: Attachment, now: Moment) -> JobCh
         agent=attachment.agent,
         agent_token_sha256=attachment.agent_token_sha256,
         master_port=attachment.master_port,
+        restore_from=snapshot.restore.point,
     )
 
 

@@ -16,6 +16,7 @@ from coordinator.decide.state import (
     AgentState,
     AttemptEnd,
     Cause,
+    GangRestore,
     GroupSnapshot,
     JobFailure,
     JobSnapshot,
@@ -95,6 +96,7 @@ def snapshot_of(
         # The message of a job without a reason is its note.
         note=job.message if job.reason is None else None,
         generation=job.generation,
+        restore=_restore_of(job, rows),
         failure=failure,
         # The grace period starts again: its beginning is not recorded.
         stop_at=now.monotonic,
@@ -114,6 +116,12 @@ def snapshot_with_agent(
         agent=AgentState.UNREACHABLE,
         agent_since=now.monotonic,
     )
+
+
+def _restore_of(job: Job, rows: Sequence[RankRecord]) -> GangRestore:
+    """Return from where the present attempt of a gang went on."""
+    attempt = max((worker.incarnation for worker in rows), default=-1)
+    return GangRestore(attempt=attempt, point=job.restore_from)
 
 
 def _failure_of(job: Job) -> JobFailure | None:

@@ -70,6 +70,7 @@ class Job:
     layout_generation: int = 0
     """Counts the group rounds published to the ranks of a synchronous job."""
     master_port: int = 0  # MASTER_PORT of a command's ranks; belongs to the agent's generation
+    restore_from: str | None = None  # from where the present attempts of a gang go on
     pause_request: bool = False  # True: take no step until the job is resumed
 
     @property
@@ -175,6 +176,7 @@ class JobChange:
     agent: ProcessRecord | None
     agent_token_sha256: str | None
     master_port: int = 0
+    restore_from: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

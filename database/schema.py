@@ -14,7 +14,7 @@ from database.errors import SchemaTooNew
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD: Final = "0006"
+HEAD: Final = "0007"
 """The newest revision in migrations/versions; tests/unit/database/test_schema.py compares them."""
 
 _VERSIONS: Final = table("alembic_version", column("version_num"))

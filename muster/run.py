@@ -29,16 +29,18 @@ from typing import Any, Final
 
 import msgspec
 
+from muster.checkpoints.errors import RestoreDamaged
 from muster.checkpoints.nested import flatten, unflatten
 from muster.contracts.environ import RankSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.location import S3Location
-from muster.contracts.messages import METRIC_NAME_LIMIT, METRICS_LIMIT, Heartbeat
+from muster.contracts.messages import METRIC_NAME_LIMIT, METRICS_LIMIT, Heartbeat, RestoreFailed
 from muster.contracts.paths import checkpoints_of_rank
 from muster.contracts.rank import COUNT_MAX, RankProgress
 from muster.contracts.shards import Reading
 from muster.contracts.spec import JOB_ID_PATTERN
 from muster.contracts.storage import OpenCheckpoints
+from muster.contracts.wire import encodable
 from muster.datasets.reader import SampleReader
 from muster.datasets.source import DataSource
 from muster.program import refuse_while_loaded
@@ -90,6 +92,7 @@ class Run:
             world_size=settings.world_size,
             generation=settings.generation,
             keep_last=settings.keep_last,
+            restore_from=settings.restore_from,
         )
         self._checkpoints: Final = open_checkpoints(settings, session, self._supervision.warn)
 
@@ -150,11 +153,18 @@ class Run:
     def restore(self) -> dict[str, Any] | None:
         """Return the state of the newest intact checkpoint, and seek to its position.
 
-        None if there is none. From now on no earlier attempt of this rank can save. Raises a
-        `CheckpointError` that says what to do.
+        None if there is none. All ranks of a gang get the newest that all of them have; if only
+        some ranks save, the others get None. From now on no earlier attempt of this rank can save.
+        Raises a `CheckpointError` that says what to do.
         """
-        self._checkpoints.claim()
-        checkpoint = self._checkpoints.restore()
+        try:
+            self._checkpoints.claim()
+            checkpoint = self._checkpoints.restore()
+        except RestoreDamaged as damage:
+            point = self.settings.restore_from or ""
+            report = RestoreFailed(restore_from=point, message=encodable(str(damage)))
+            self._supervision.send_waiting(report)
+            raise
         if checkpoint is None:
             return None
         state = unflatten(checkpoint.state)

@@ -18,8 +18,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, assert_never
@@ -27,14 +28,18 @@ from typing import Final, assert_never
 import msgspec
 
 from muster.contracts.environ import PROCESS_TAG
+from muster.contracts.location import S3Location, parse_location
 from muster.contracts.messages import (
     AgentAssignment,
     AgentHello,
     AgentMessage,
     AnnounceGroup,
+    CheckpointsListed,
     CoordinatorMessage,
     Dismiss,
     KillRank,
+    ListCheckpoints,
+    RankCheckpoints,
     StartRank,
     TerminateRank,
     Welcome,
@@ -247,6 +252,8 @@ class Agent:
                 else:
                     self._epoch = message.epoch
                     self._link.is_welcome = True
+            case ListCheckpoints():
+                self._list_checkpoints(message)
             case StartRank():
                 self._ranks.start(message)
             case TerminateRank():
@@ -261,6 +268,24 @@ class Agent:
                 self._ranks.signal_all(signal.SIGKILL)
             case _:
                 assert_never(message)
+
+    def _list_checkpoints(self, order: ListCheckpoints) -> None:
+        """Answer once a thread has looked: a disk or a store may be slow."""
+        wake_up, theirs = socket.socketpair()
+        answers: list[CheckpointsListed] = []
+
+        def look() -> None:
+            with theirs:  # at its end `wake_up` becomes readable
+                answers.append(_listed(order, self._assignment.job_uid, self._storage))
+
+        def report() -> None:
+            self._selector.unregister(wake_up)
+            wake_up.close()
+            for answer in answers:
+                self._report(answer)
+
+        self._selector.register(wake_up, selectors.EVENT_READ, report)
+        threading.Thread(target=look, daemon=True).start()
 
     def _on_sigchld(self) -> None:
         self._wake_up.recv(4096)
@@ -281,6 +306,11 @@ class StorageProcess:
         self._log: Final = log
         self._process: subprocess.Popen[bytes] | None = None
         self._next_start = time.monotonic()
+
+    @property
+    def address(self) -> Path:
+        """Where it listens."""
+        return Path(self._assignment.socket)
 
     def ensure_running(self) -> None:
         """Start it if it does not run, but not too often."""
@@ -316,6 +346,32 @@ class StorageProcess:
         with suppress(BrokenPipeError):
             self._process.stdin.write(msgspec.json.encode(self._assignment) + b"\n")
             self._process.stdin.flush()
+
+
+def _listed(
+    order: ListCheckpoints, job_uid: str, storage: StorageProcess | None
+) -> CheckpointsListed:
+    """Return what the places of all ranks hold, or why they cannot be listed."""
+    # Imported here: only agents of gangs that restart need it.
+    from muster.runtime.storage_client import list_ranks  # noqa: PLC0415
+
+    own: Sequence[RankCheckpoints] = ()
+    inherited: Sequence[RankCheckpoints] = ()
+    problem = None
+    address = None if storage is None else storage.address
+    try:
+        own = list_ranks(address, order.location, job_uid, order.ranks)
+        if order.inherited is not None:
+            inherited = list_ranks(address, order.inherited, None, order.ranks)
+    except Exception as error:  # noqa: BLE001  the coordinator would wait for ever
+        problem = str(error) or repr(error)
+    return CheckpointsListed(
+        attempt=order.attempt,
+        own=tuple(own),
+        inherited=tuple(inherited),
+        in_store=isinstance(parse_location(order.location), S3Location),
+        problem=problem,
+    )
 
 
 def _storage_tag(assignment: AgentAssignment) -> str:

@@ -6,7 +6,14 @@ import msgspec
 
 from coordinator.decide.state import Cause, GroupSnapshot, JobFailure
 from muster.contracts.job import JobStatus, Reason, StopRequest
-from muster.contracts.messages import AgentHeartbeat, RankDied, RankExited, RankSaid, RankSpawned
+from muster.contracts.messages import (
+    AgentHeartbeat,
+    CheckpointsListed,
+    RankDied,
+    RankExited,
+    RankSaid,
+    RankSpawned,
+)
 
 
 class _Value(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +30,10 @@ class KillAgent(_Value, frozen=True):
 
 class DismissAgent(_Value, frozen=True):
     """Tell the agent to exit: the job needs none."""
+
+
+class ListCheckpoints(_Value, frozen=True):
+    """Ask the agent what the ranks of a gang have saved."""
 
 
 class Start(_Value, frozen=True):
@@ -78,7 +89,8 @@ class SetStatus(_Value, frozen=True):
 
 RankAction: TypeAlias = Start | Terminate | KillProcess | Suspect
 PoolAction: TypeAlias = AddRank | RemoveRank | PublishGroup
-Action: TypeAlias = StartAgent | KillAgent | DismissAgent | SetStatus | PoolAction | RankAction
+AgentAction: TypeAlias = StartAgent | KillAgent | DismissAgent | ListCheckpoints
+Action: TypeAlias = AgentAction | SetStatus | PoolAction | RankAction
 
 
 class ActionTaken(_Value, frozen=True):
@@ -162,6 +174,7 @@ Observation: TypeAlias = (
     | LoopStalled
     | JobFailed
     | AgentHeartbeat
+    | CheckpointsListed
     | RankSpawned
     | RankSaid
     | RankDied

@@ -14,11 +14,13 @@ from coordinator.decide.actions import Observation
 from coordinator.decide.state import NEVER, Cause, GroupSnapshot, JobSnapshot, RankSnapshot
 from muster.contracts.job import JobStatus
 from muster.contracts.messages import (
+    CheckpointsListed,
     Heartbeat,
     PeerLost,
     RankExited,
     RankSaid,
     RankSpawned,
+    RestoreFailed,
     StateMismatch,
     Warned,
 )
@@ -40,13 +42,20 @@ class NewEvent:
     incarnation: int | None = None
 
 
-def event_of(  # noqa: PLR0911  one return for each kind of observation
+def event_of(  # noqa: C901, PLR0911  one return for each kind of observation
     before: JobSnapshot, observation: Observation, after: JobSnapshot
 ) -> NewEvent | None:
     """Return the event of an observation that led from `before` to `after`, if it is one."""
     if after == before:
         return None
     match observation:
+        case CheckpointsListed(problem=None) if after.restore.message is not None:
+            return NewEvent(kind="checkpoint_chosen", message=after.restore.message)
+        case CheckpointsListed(problem=str(problem)):
+            words = (
+                f"the checkpoints of the gang cannot be listed, soon again: {printable(problem)}"
+            )
+            return NewEvent(kind="warned", message=words)
         case RankSaid():
             return _of_message(before, observation, after)
         case RankSpawned(rank=rank) if _identity(before, rank) != _identity(after, rank):
@@ -86,7 +95,7 @@ def _of_message(before: JobSnapshot, said: RankSaid, after: JobSnapshot) -> NewE
             who = f"rank {ranks} has" if len(after.group.ranks) == 1 else f"ranks {ranks} have"
             step = after.ranks[said.rank].progress.step
             return NewEvent(kind="step_taken", message=f"{who} taken step {step}")
-        case Warned(message=warning):
+        case Warned(message=warning) | RestoreFailed(message=warning):
             attempt = before.ranks[said.rank].attempt
             message = f"rank {said.rank}: {warning}"
             return NewEvent(kind="warned", message=message, rank=said.rank, incarnation=attempt)

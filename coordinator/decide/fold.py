@@ -6,7 +6,7 @@ Messages of any attempt but the present one are ignored.
 from dataclasses import replace
 from typing import Final, assert_never
 
-from coordinator.decide import actions, fold_exit, fold_pool, fold_rank
+from coordinator.decide import actions, fold_exit, fold_pool, fold_rank, gang_restore
 from coordinator.decide.actions import Observation
 from coordinator.decide.classify_exit import classify_unobserved
 from coordinator.decide.events import printable
@@ -24,6 +24,7 @@ from muster.contracts import messages
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.messages import (
     AgentHeartbeat,
+    CheckpointsListed,
     RankDied,
     RankExited,
     RankMessage,
@@ -35,7 +36,7 @@ from muster.contracts.rank import ProcessRecord
 AGENT_LOST: Final = Cause(reason=Reason.AGENT_LOST, message="was ended with its agent")
 
 
-def fold(  # noqa: PLR0911  one return for each kind of observation
+def fold(  # noqa: C901, PLR0911  one return for each kind of observation
     snapshot: JobSnapshot, observation: Observation, now: float
 ) -> JobSnapshot:
     """Return the snapshot after `observation`. Unknown ranks and stale attempts change nothing."""
@@ -60,6 +61,8 @@ def fold(  # noqa: PLR0911  one return for each kind of observation
             )
         case AgentHeartbeat():
             return _record_pulse(snapshot, observation, now)
+        case CheckpointsListed():
+            return gang_restore.record_listing(snapshot, observation, now)
         case actions.JobFailed():
             return fold_exit.fail_job(snapshot, observation.failure, now)
         case RankSpawned() | RankSaid() | RankDied() | RankExited():
@@ -76,6 +79,8 @@ def _apply(snapshot: JobSnapshot, action: actions.Action, now: float) -> JobSnap
                 agent_since=now,
                 generation=snapshot.generation + 1,
             )
+        case actions.ListCheckpoints():
+            return replace(snapshot, is_listing=True)
         case actions.KillAgent():
             # AgentLost follows when it is gone; if the kill has missed, it is repeated.
             return replace(snapshot, agent_since=now)
@@ -173,6 +178,7 @@ def _lose_agent(snapshot: JobSnapshot, lost: actions.AgentLost, now: float) -> J
         generation=max(snapshot.generation, lost.newest),
         agent_failures=failures,
         agent_start_at=now + pause,
+        is_listing=False,
         ranks=ranks,
         pool=fold_pool.keep_living(
             snapshot.pool, {rank.worker_id for rank in ranks if rank.is_alive}
@@ -242,7 +248,7 @@ def _hear_rank(
     assert_never(message)
 
 
-def _apply_message(
+def _apply_message(  # noqa: C901, PLR0911  one return for each kind of message
     snapshot: JobSnapshot, rank: RankSnapshot, message: RankMessage, now: float
 ) -> JobSnapshot:
     match message:
@@ -270,6 +276,8 @@ def _apply_message(
             return fold_pool.apply_message(snapshot, rank, message, now)
         case messages.PermanentFailure():
             return fold_exit.record_permanent_error(snapshot, rank, message, now)
+        case messages.RestoreFailed():
+            return gang_restore.record_damage(snapshot, rank, message)
         case messages.Raised():
             return fold_exit.record_error(snapshot, rank, message, now)
     assert_never(message)

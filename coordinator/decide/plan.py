@@ -143,12 +143,16 @@ def _end_broken_gang(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
 
 
 def _start_gang(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
-    """Start all ranks once none is left and every rank's backoff is over."""
+    """Start all ranks once none is left and every rank's backoff is over, from one checkpoint."""
     if not snapshot.is_gang or snapshot.is_ending or snapshot.agent is not AgentState.CONNECTED:
         return
     is_down = not snapshot.any_alive and any(rank.is_down for rank in snapshot.ranks)
-    if is_down and now >= max(rank.start_at for rank in snapshot.ranks):
+    if not is_down or now < max(rank.start_at for rank in snapshot.ranks):
+        return
+    if snapshot.is_restore_known:
         yield from (actions.Start(rank=rank.rank) for rank in snapshot.ranks)
+    elif not snapshot.is_listing:
+        yield actions.ListCheckpoints()
 
 
 # The status of the job

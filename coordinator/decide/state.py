@@ -84,6 +84,15 @@ class GroupSnapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GangRestore:
+    """From where an attempt of a gang goes on (`coordinator.decide.gang_restore`)."""
+
+    attempt: int = -1
+    point: str | None = None  # text of a `RestorePoint`
+    message: str | None = None  # about it, for users
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankSnapshot:
     """One rank: its present attempt, if any, and its counters."""
 
@@ -201,6 +210,9 @@ class JobSnapshot:
     divergent: frozenset[int] = frozenset()  # workers whose state differs from that of the others
     raised: Raised | None = None  # the last error that the program raised in any rank
     raised_by: int | None = None  # the rank that raised it
+    restore: GangRestore = GangRestore()
+    is_listing: bool = False  # the agent lists what the ranks of a gang have saved
+    unusable: frozenset[str] = frozenset()  # restore points that were damaged in some rank's place
     done: bool = False
     """The last checkpoint of a synchronous job is durable; its ranks only have to exit."""
     backoff: Backoff = DEFAULT_BACKOFF
@@ -229,6 +241,17 @@ class JobSnapshot:
     def is_gang_broken(self) -> bool:
         """True if a gang has lost a rank while other ranks still run."""
         return self.is_gang and self.any_alive and any(rank.is_down for rank in self.ranks)
+
+    @property
+    def next_attempt(self) -> int:
+        """The number of the next start of a gang, which is one for all its ranks."""
+        return 1 + max(rank.attempt for rank in self.ranks)
+
+    @property
+    def is_restore_known(self) -> bool:
+        """True if it is decided from where the next attempt of a gang goes on."""
+        has_nothing = self.next_attempt == 0 and self.spec.resume_from is None
+        return has_nothing or self.restore.attempt == self.next_attempt
 
     @property
     def slots(self) -> int:

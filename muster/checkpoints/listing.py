@@ -16,6 +16,7 @@ from muster.checkpoints.manifest import SCHEDULE, VIRTUAL_SHARDS, CheckpointName
 from muster.checkpoints.reader import Checkpoint, CheckpointReader
 from muster.checkpoints.store import CheckpointStore, manifest_of, open_store
 from muster.contracts.location import Location
+from muster.contracts.messages import RankCheckpoints
 from muster.contracts.paths import rank_of_checkpoints, rank_place
 from muster.contracts.spec import Mode
 
@@ -139,6 +140,24 @@ def refuse_other_mode(location: Location, mode: Mode) -> None:
         f"the checkpoints in {location} are of mode {other}, and a job of mode {mode} cannot "
         f"resume from them: use mode {other}, or start a job with another id and no resume_from"
     )
+
+
+def rank_checkpoints(place: Location, job_uid: str | None) -> RankCheckpoints:
+    """Return which checkpoints of a job are in the place of one rank, as their manifests tell.
+
+    None stands for the job that saved last. Raises a `CheckpointError` if it cannot be read.
+    """
+    reader = _reader(open_store(place), 0)
+    uid = job_uid or reader.last_uid()
+    intact, damaged = [], []
+    for name in reader.store.names():
+        try:
+            if manifest_of(reader.store, name).job_uid == uid:
+                intact.append(str(name))
+        except CheckpointDamaged:
+            if name in reader.store.names():
+                damaged.append(str(name))
+    return RankCheckpoints(intact=tuple(intact), damaged=tuple(damaged))
 
 
 def values_of_newest(location: Location) -> Mapping[str, Any]:

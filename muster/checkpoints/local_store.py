@@ -154,6 +154,13 @@ class LocalStore:
             self._recyclable.add(name)
         return name, manifest
 
+    def rewind(self, name: CheckpointName) -> None:
+        latest = f"{self._directory}/{temporary_latest(self._generation)}"
+        with checkpoint_errors("going back in", self._directory):
+            write_file(self._files, latest, [memoryview(latest_line(name))])
+            self._refuse_if_stale()  # as in `_publish`
+            self._rename(latest, LATEST)
+
     def remove(self, name: CheckpointName) -> None:
         """Delete or recycle a checkpoint, which first gets a temporary name in one step."""
         path, temporary = f"{self._directory}/{name}", f"{self._directory}/{name.temporary}"

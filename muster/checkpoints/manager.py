@@ -12,9 +12,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
-from muster.checkpoints.errors import CheckpointDamaged, CheckpointError
+from muster.checkpoints.errors import CheckpointDamaged, CheckpointError, RestoreDamaged
 from muster.checkpoints.format import Packed, State, pack
-from muster.checkpoints.manifest import CheckpointName, Manifest, Owner
+from muster.checkpoints.manifest import CheckpointName, Manifest, Owner, RestorePoint
 from muster.checkpoints.reader import Checkpoint, CheckpointReader
 from muster.checkpoints.store import CheckpointStore, manifest_of, open_store
 from muster.contracts.location import parse_location
@@ -123,18 +123,24 @@ class CheckpointManager:
         the first save does it. Raises as `save`.
         """
         if self._claimed is None:
-            self._claimed = self._store.claim(self._generation, self._owner.job_uid)
-            self._generation, self._own = self._claimed, None
+            self._generation = self._store.claim(self._generation, self._owner.job_uid)
+            self._own = None
+            if self._owner.restore_from is not None:
+                self._set_aside(self._owner.restore_from, self._generation)
+            self._claimed = self._generation
         return self._claimed
 
     def restore(self) -> Checkpoint | None:
         """Return the newest intact checkpoint of this job or what it inherits; None without any.
 
-        Every byte is verified, and skipped checkpoints are reported to `warn`. Raises
+        Every byte is verified, and skipped checkpoints are reported to `warn`. A rank of a gang
+        gets the one from which all go on, or None if it saves none. Raises `RestoreDamaged`,
         `CheckpointDamaged` if there are checkpoints and none is intact, `CheckpointMismatch` if
         the newest is of another rank or world size, and `CheckpointNotWritable` or
         `CheckpointFailed` if the directory cannot be read.
         """
+        if self._owner.restore_from is not None:
+            return self._restore(self._owner.restore_from)
         checkpoint = self._reader.newest(self._owner.owns)
         if checkpoint is not None:
             self._trusted.add(checkpoint.name)
@@ -192,6 +198,40 @@ class CheckpointManager:
         self._claimed = None
         self._store.close()
 
+    def _restore(self, point: RestorePoint) -> Checkpoint | None:
+        store = self._inherited if point.is_inherited else self._store
+        if point.name is None or store is None:
+            return None
+        try:
+            checkpoint = replace(self._reader, store=store).named(point.name)
+        except CheckpointDamaged as damage:
+            # The coordinator has seen it in the place of every rank that saves.
+            if not any(point.is_inherited or self._is_own(name) for name in store.names()):
+                return None
+            raise RestoreDamaged(f"{damage}: all ranks start again from an older one") from damage
+        if not point.is_inherited:
+            self._trusted.add(point.name)
+        return checkpoint
+
+    def _set_aside(self, point: RestorePoint, generation: int) -> None:
+        """Remove what earlier attempts have saved after the point from which the gang goes on.
+
+        Another rank does not have it. It would count as one of those to keep, and could later be
+        taken for the sign that all ranks have saved.
+        """
+        own = None if point.is_inherited else point.name
+        newer = [
+            name
+            for name in self._store.names()
+            if name.generation < generation and (own is None or name > own)
+        ]
+        newer = [name for name in newer if self._is_own(name)]
+        # Without any checkpoint LATEST stays; readers ignore a name that does not exist.
+        if own is not None and self._store.latest() in newer:
+            self._store.rewind(own)
+        for name in sorted(newer, reverse=True):
+            self._store.remove(name)
+
     def _retire(self, latest: CheckpointName) -> None:
         """Remove old checkpoints, never another job's or damaged ones."""
         try:
@@ -231,6 +271,7 @@ def open_manager(
             world_size=session.world_size,
             generation=session.generation,
             any_world_size=session.any_world_size,
+            restore_from=RestorePoint.parse(session.restore_from) if session.restore_from else None,
         ),
         keep_last=session.keep_last,
         clock=lambda: datetime.now(UTC),

@@ -80,6 +80,21 @@ class CheckpointName(NamedTuple):
         return name if str(name) == text else None
 
 
+class RestorePoint(NamedTuple):
+    """From which checkpoint every rank of a gang goes on. Its text is a variable of the ranks."""
+
+    name: CheckpointName | None = None  # None: from the beginning
+    is_inherited: bool = False  # it is one of the job named by `resume_from`
+
+    def __str__(self) -> str:
+        return f"{'resume_from/' if self.is_inherited else ''}{self.name or 'none'}"
+
+    @classmethod
+    def parse(cls, text: str) -> "RestorePoint":
+        name = text.removeprefix("resume_from/")
+        return cls(CheckpointName.parse(name), name != text)
+
+
 class Fence(NamedTuple):
     """The marker that a generation leaves before it reads or writes. Sorts by age."""
 
@@ -169,6 +184,7 @@ class Owner:
     world_size: int
     generation: int | None  # None when started by hand: one above the newest checkpoint's
     any_world_size: bool = False  # True continues checkpoints of every world size
+    restore_from: RestorePoint | None = None  # of a rank of a gang; None: the newest
 
     def owns(self, manifest: Manifest) -> bool:
         """Return whether a checkpoint is of this job."""

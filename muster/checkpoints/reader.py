@@ -101,6 +101,12 @@ class CheckpointReader:
         uid = self.last_uid()
         return self.newest(lambda manifest: manifest.job_uid == uid)
 
+    def named(self, name: CheckpointName) -> Checkpoint:
+        """Return exactly this checkpoint; raises `CheckpointDamaged` and `CheckpointMismatch`."""
+        manifest = manifest_of(self.store, name)
+        self._refuse_mismatch(name, manifest)
+        return self._load(name, manifest)
+
     def last_uid(self) -> str | None:
         """Return the uid of the job that saved here last; None for a process started by hand.
 

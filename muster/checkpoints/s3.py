@@ -139,12 +139,13 @@ class S3Store:
         with checkpoint_errors("saving a checkpoint in", self._where):
             while (manifest := self._write(name, unsigned, packed)) is None:
                 name = name._replace(revision=name.revision + 1)
-            try:
-                self._swap(name, self._latest.etag)
-            except PreconditionFailed as failed:
-                self._refuse_if_stale(name, failed)
+            self._point_latest(name)
         self._begun = None
         return name, manifest
+
+    def rewind(self, name: CheckpointName) -> None:
+        with checkpoint_errors("going back in", self._where):
+            self._point_latest(name)
 
     def remove(self, name: CheckpointName) -> None:
         """Remove the manifest first: without it there is no checkpoint, and a claim removes all."""
@@ -172,14 +173,20 @@ class S3Store:
         etag = self._client.compare_and_swap(self.location / LATEST, content, etag)
         self._latest = _Latest(name, self._fence, etag)
 
-    def _refuse_if_stale(self, name: CheckpointName, failed: PreconditionFailed) -> None:
+    def _point_latest(self, name: CheckpointName) -> None:
+        try:
+            self._swap(name, self._latest.etag)
+        except PreconditionFailed as failed:
+            self._refuse_if_stale(failed)
+
+    def _refuse_if_stale(self, failed: PreconditionFailed) -> None:
         """Raise `StaleGeneration`, or `failed`; return if our swap has taken place after all."""
         found = self._look()
         if found.random != self._random:
             if found.fence is None or found.etag == self._latest.etag:
                 raise failed
             # The files stay: the successor may have found them. It retires them by age.
-            raise StaleGeneration(self._where, name.generation, found.fence.generation)
+            raise StaleGeneration(self._where, self._fence.generation, found.fence.generation)
         self._latest = found
 
     def _write(self, name: CheckpointName, unsigned: Manifest, packed: Packed) -> Manifest | None:

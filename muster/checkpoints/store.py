@@ -70,6 +70,9 @@ class CheckpointStore(Protocol):
         raises `StaleGeneration`, and `UnsupportedState` for values that no manifest can hold.
         """
 
+    def rewind(self, name: CheckpointName) -> None:
+        """Make LATEST name an older checkpoint, durably; claim first. Raises `StaleGeneration`."""
+
     def remove(self, name: CheckpointName) -> None:
         """Remove a checkpoint that LATEST does not name; readers never see an incomplete one."""
 

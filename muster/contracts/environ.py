@@ -15,7 +15,14 @@ import msgspec
 from msgspec import Meta
 
 from muster.contracts.errors import InvalidEnvironment
-from muster.contracts.location import SCHEME, InvalidLocation, Location, parse_location
+from muster.contracts.location import (
+    SCHEME,
+    InvalidLocation,
+    Location,
+    S3Location,
+    parse_location,
+    save_lead,
+)
 from muster.contracts.spec import (
     JOB_ID_PATTERN,
     LIMITS,
@@ -60,6 +67,7 @@ SPARE: Final = "MUSTER_SPARE"
 """Set for a process that loads the program and then waits to become a rank."""
 SPARE_RANK: Final = 4095
 """The rank in the process tag of a spare process. No synchronous job has so many ranks."""
+RESTORE_FROM: Final = "MUSTER_RESTORE_FROM"
 AGENT_FD: Final = "MUSTER_AGENT_FD"
 AGENT_SOCKET: Final = "MUSTER_AGENT_SOCKET"
 STORAGE_SOCKET: Final = "MUSTER_STORAGE_SOCKET"
@@ -228,6 +236,9 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     generation: Annotated[int | None, Variable("MUSTER_GENERATION", "", 0, INTEGER_MAX)] = None
     """The fencing token: a commit below the newest checkpoint's generation is refused. None when
     started by hand: one above the newest."""
+    restore_from: Annotated[str | None, Variable(RESTORE_FROM)] = None
+    """From which checkpoint a rank of a gang goes on, see `muster.checkpoints.manifest`. None: from
+    its own newest one."""
     heartbeat_seconds: Annotated[
         float, Variable("MUSTER_HEARTBEAT_SECONDS", "", 0.001, SECONDS_LIMIT)
     ] = HEARTBEAT_SECONDS
@@ -291,6 +302,10 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_dir: Location
     dataset_dir: Location
     master_port: int
+    generation: int
+    """Fencing token of its checkpoints. It is equal for all ranks of a gang, so that the name of a
+    checkpoint says which ones were saved together."""
+    restore_from: str | None = None
 
 
 def spec_from_environment(environ: Mapping[str, str]) -> JobSpec:
@@ -309,6 +324,9 @@ def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
     """
     rank, attempt = str(assignment.rank), str(assignment.incarnation)
     job = msgspec.structs.asdict(spec) | {"batch_size": spec.effective_batch_size}
+    if spec.restart_scope == "gang":
+        in_store = isinstance(assignment.checkpoint_dir, S3Location)
+        job["keep_last"] = max(spec.keep_last, 1 + save_lead(in_store=in_store))
     if spec.command:
         job["command"] = msgspec.json.encode(spec.argv).decode()
     heartbeat = min(HEARTBEAT_SECONDS, spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT)
@@ -343,7 +361,8 @@ def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
         "DATASET_DIR": str(assignment.dataset_dir),
         "MUSTER_HEARTBEAT_SECONDS": str(heartbeat),
         "MUSTER_JOB_UID": assignment.job_uid,
-        "MUSTER_GENERATION": attempt,
+        "MUSTER_GENERATION": str(assignment.generation),
+        RESTORE_FROM: assignment.restore_from or "",
         PROCESS_TAG: process_tag(assignment.job_uid, assignment.rank, assignment.incarnation),
     }
 

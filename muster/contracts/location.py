@@ -68,3 +68,12 @@ def parse_location(text: str, working_dir: Path = Path()) -> Location:
     if prefix and {"", ".", ".."} & set(prefix.split("/")):
         raise InvalidLocation(f"{text!r} has an empty part, '.' or '..' in its prefix")
     return S3Location(bucket, prefix)
+
+
+def save_lead(*, in_store: bool) -> int:
+    """Return how many checkpoints a rank of a gang may be ahead of a rank that it waits for.
+
+    A rank that has saved waits in its next step for one that has not. In an object store that next
+    step may come while the save is under way, and ends in a save of its own.
+    """
+    return 2 if in_store else 1

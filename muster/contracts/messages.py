@@ -87,6 +87,13 @@ class Raised(_Message, frozen=True, tag="raised"):
     message: str
 
 
+class RestoreFailed(_Message, frozen=True, tag="restore_failed"):
+    """The checkpoint from which the whole gang was to go on is damaged in this rank's place."""
+
+    restore_from: str
+    message: str
+
+
 class Ready(_Message, frozen=True, tag="ready"):
     """A rank of a synchronous job has loaded its program and data, and waits for a group."""
 
@@ -158,6 +165,7 @@ RankMessage: TypeAlias = (
     | Orphaned
     | PermanentFailure
     | Raised
+    | RestoreFailed
     | Ready
     | JoinedGroup
     | PeerLost
@@ -253,6 +261,23 @@ class RankDied(_Message, frozen=True, tag="rank_died"):
     incarnation: int
 
 
+class RankCheckpoints(msgspec.Struct, frozen=True, kw_only=True):
+    """The checkpoints in the place of one rank, by name (`muster.checkpoints.manifest`)."""
+
+    intact: tuple[str, ...] = ()  # of the job, as far as their manifests tell
+    damaged: tuple[str, ...] = ()  # their manifests are
+
+
+class CheckpointsListed(_Message, frozen=True, tag="checkpoints_listed"):
+    """The answer to `ListCheckpoints`: what each rank's place holds, in the order of ranks."""
+
+    attempt: Count
+    own: tuple[RankCheckpoints, ...] = ()
+    inherited: tuple[RankCheckpoints, ...] = ()
+    in_store: bool = False  # the places are in an object store
+    problem: str | None = None  # why they cannot be listed at the moment
+
+
 class AgentHeartbeat(_Message, frozen=True, tag="pulse"):
     """The agent is alive and reads from its ranks: it does not cause the silence of a rank."""
 
@@ -261,7 +286,7 @@ class AgentHeartbeat(_Message, frozen=True, tag="pulse"):
 
 
 AgentMessage: TypeAlias = (
-    AgentHello | RankSpawned | RankSaid | RankDied | RankExited | AgentHeartbeat
+    AgentHello | RankSpawned | RankSaid | RankDied | RankExited | CheckpointsListed | AgentHeartbeat
 )
 
 
@@ -275,6 +300,15 @@ class Welcome(_Message, frozen=True, tag="welcome"):
     """
 
     epoch: int
+
+
+class ListCheckpoints(_Message, frozen=True, tag="list_checkpoints"):
+    """List what the ranks of a gang have saved: it decides from where all of them go on."""
+
+    attempt: Count  # that is to start; repeated in the answer
+    location: str  # of the job's checkpoints
+    inherited: str | None  # of those of the job that it resumes from
+    ranks: Count
 
 
 class StartRank(_Message, frozen=True, tag="start_rank"):
@@ -312,7 +346,7 @@ class Dismiss(_Message, frozen=True, tag="dismiss"):
 
 
 CoordinatorMessage: TypeAlias = (
-    Welcome | StartRank | TerminateRank | KillRank | AnnounceGroup | Dismiss
+    Welcome | ListCheckpoints | StartRank | TerminateRank | KillRank | AnnounceGroup | Dismiss
 )
 
 

@@ -39,6 +39,7 @@ class OpenCheckpoints(_Message, frozen=True, tag="open_checkpoints"):
     generation: Count | None
     keep_last: Annotated[int, Meta(ge=1)]
     any_world_size: bool = False  # True accepts checkpoints of every world size
+    restore_from: Name | None = None  # that of the rank's settings
 
 
 class Claim(_Message, frozen=True, tag="claim"):
@@ -47,6 +48,17 @@ class Claim(_Message, frozen=True, tag="claim"):
 
 class Restore(_Message, frozen=True, tag="restore"):
     """Return arrays and manifest of the newest checkpoint to begin with; nothing without one."""
+
+
+class ListRanks(_Message, frozen=True, tag="list_ranks"):
+    """Return the `RankCheckpoints` of each rank of a gang, once saves under way are over.
+
+    Of an agent, without `OpenCheckpoints`.
+    """
+
+    location: LocationText  # of the job's checkpoints
+    job_uid: Name | None  # None: of the job that saved there last
+    ranks: Count
 
 
 class Save(_Message, frozen=True, tag="save"):
@@ -82,7 +94,7 @@ class CountShards(_Message, frozen=True, tag="count_shards"):
 
 
 DataRequest: TypeAlias = ListShards | FetchShard | CountShards
-StorageRequest: TypeAlias = OpenCheckpoints | Claim | Restore | Save | DataRequest
+StorageRequest: TypeAlias = OpenCheckpoints | Claim | Restore | ListRanks | Save | DataRequest
 
 
 class Done(_Message, frozen=True, tag="done"):

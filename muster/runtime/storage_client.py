@@ -18,6 +18,7 @@ import msgspec
 from muster.checkpoints import errors as checkpoint_errors
 from muster.checkpoints.errors import CheckpointError, CheckpointFailed, UnsupportedState
 from muster.checkpoints.format import State, pack, unpack
+from muster.checkpoints.listing import rank_checkpoints
 from muster.checkpoints.manager import CheckpointManager, open_manager
 from muster.checkpoints.manifest import CheckpointName, decode_manifest
 from muster.checkpoints.reader import Checkpoint
@@ -25,6 +26,8 @@ from muster.contracts import storage
 from muster.contracts.environ import RankSettings
 from muster.contracts.errors import MusterError, WireError
 from muster.contracts.location import S3Location, parse_location
+from muster.contracts.messages import RankCheckpoints
+from muster.contracts.paths import rank_place
 from muster.contracts.shards import Position, Reading, Shard
 from muster.contracts.storage import OpenCheckpoints, StorageRequest
 from muster.contracts.wire import decode_storage_reply, encode
@@ -34,6 +37,7 @@ from muster.datasets.source import DatasetFacts, DataSource, Listing
 from muster.datasets.sources import open_source
 from muster.host.peers import connect_to_own
 from muster.objects import errors as store_errors
+from muster.runtime.stderr_messages import print_stderr
 
 REACH_SECONDS: Final = 30.0
 """How long a rank waits for a storage process: its agent starts one a second after another."""
@@ -302,6 +306,24 @@ def open_checkpoints(
     if address is None or not isinstance(parse_location(session.location), S3Location):
         return open_manager(session, warn)
     return RemoteCheckpoints(StorageConnection(address, session, warn), warn)
+
+
+def list_ranks(
+    address: Path | None, location: str, job_uid: str | None, ranks: int
+) -> Sequence[RankCheckpoints]:
+    """Return what each rank of a gang has saved below a job's place, see `rank_checkpoints`.
+
+    `address` is that of the storage process, if there is one. Raises a `CheckpointError`.
+    """
+    place = parse_location(location)
+    if address is None or not isinstance(place, S3Location):
+        return [rank_checkpoints(rank_place(place, rank), job_uid) for rank in range(ranks)]
+    connection = StorageConnection(address, None, print_stderr)
+    try:
+        request = storage.ListRanks(location=location, job_uid=job_uid, ranks=ranks)
+        return msgspec.json.decode(connection.ask(request)[1], type=list[RankCheckpoints])
+    finally:
+        connection.close()
 
 
 def open_data(settings: RankSettings, warn: Callable[[str], None]) -> DataSource:

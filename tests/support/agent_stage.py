@@ -236,6 +236,7 @@ def order_of(
         checkpoint_dir=root,
         dataset_dir=root / "shards",
         master_port=1,
+        generation=incarnation,
     )
     wanted = {"world_size": 4, "command": command and tuple(command), **spec}
     return StartRank(

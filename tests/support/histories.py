@@ -132,6 +132,8 @@ def _words(action: Action) -> tuple[str, str]:
             members = zip(group.workers, group.ranks, strict=True)
             pairs = " ".join(f"{worker}@{rank}" for worker, rank in members)
             return f"{'pause' if group.paused else 'group'} {group.round}:", pairs
+        case actions.ListCheckpoints():
+            return "list checkpoints", ""
         case actions.StartAgent() | actions.KillAgent() | actions.DismissAgent():
             return f"{type(action).__name__.removesuffix('Agent').lower()} agent", ""
         case _:

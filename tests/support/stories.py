@@ -17,6 +17,7 @@ from coordinator.decide.state import (
     JobSnapshot,
     RankSnapshot,
 )
+from muster.checkpoints.manifest import CheckpointName
 from muster.contracts import messages
 from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.messages import Heartbeat, RankExited, RankMessage, Saved
@@ -83,6 +84,11 @@ class Story:
     """Its process and connection exist, but it sends nothing."""
     stopped: set[int] = field(default_factory=set)
     """Ranks that are stopped (SIGSTOP), as their agent sees."""
+    saved: dict[int, set[str]] = field(default_factory=dict)
+    """The checkpoints of each rank of a gang, which its agent lists on request."""
+    inherited: dict[int, set[str]] = field(default_factory=dict)
+    damaged: set[int] = field(default_factory=set)  # ranks whose checkpoints are damaged
+    problem: str | None = None  # why they cannot be listed
 
     @classmethod
     def submitted(cls, **spec: object) -> Self:
@@ -282,6 +288,52 @@ class Story:
         failure = JobFailure(reason=Reason.INVALID_DATASET, message=message)
         return self.observes(actions.JobFailed(failure=failure))
 
+    # What happens to the checkpoints of a gang
+
+    def has_saved(self, *ranks: int, step: int, attempt: int = 0) -> Self:
+        return self._keep(self.saved, ranks, CheckpointName(attempt, step))
+
+    def inherits(self, *ranks: int, step: int, attempt: int = 0) -> Self:
+        return self._keep(self.inherited, ranks, CheckpointName(attempt, step))
+
+    def _keep(
+        self, places: dict[int, set[str]], ranks: Sequence[int], name: CheckpointName
+    ) -> Self:
+        for rank in ranks:
+            places.setdefault(rank, set()).add(str(name))
+        return self
+
+    def has_damage(self, *ranks: int) -> Self:
+        self.damaged |= set(ranks)
+        return self
+
+    def restore_fails(self, rank: int) -> Self:
+        """Let a rank find the checkpoint damaged from which its gang was to go on."""
+        point = self.job.restore.point or ""
+        self.rank_says(rank, messages.RestoreFailed(restore_from=point, message="bad hash"))
+        return self.exits(rank, code=1)
+
+    def store_is(self, state: str) -> Self:
+        """Let the store be ``away``, or ``back``."""
+        self.problem = "no answer" if state == "away" else None
+        return self
+
+    def _lists(self) -> None:
+        def places(saved: dict[int, set[str]]) -> tuple[messages.RankCheckpoints, ...]:
+            names = [tuple(sorted(saved.get(rank.rank, ()))) for rank in self.job.ranks]
+            return tuple(
+                messages.RankCheckpoints(**{"damaged" if rank in self.damaged else "intact": held})
+                for rank, held in enumerate(names)
+            )
+
+        listed = messages.CheckpointsListed(
+            attempt=self.job.next_attempt,
+            own=places(self.saved),
+            inherited=places(self.inherited),
+            problem=self.problem,
+        )
+        self.observes(listed)
+
     # What happens to a pool
 
     def is_ready(self, *ranks: int) -> Self:
@@ -378,6 +430,8 @@ class Story:
                 return done
             self.takes(*planned)
             done += planned
+            if actions.ListCheckpoints() in planned:
+                self._lists()
         raise AssertionError(f"the plan does not come to rest: {planned}")
 
     def wakes(self) -> list[Action]:

@@ -47,6 +47,7 @@ ASSIGNMENT = Assignment(
     checkpoint_dir=Path("/check points"),
     dataset_dir=Path("/data"),
     master_port=29400,
+    generation=5,
 )
 
 

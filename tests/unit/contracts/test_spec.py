@@ -255,6 +255,7 @@ def test_the_largest_valid_job_fits_into_a_frame() -> None:
         checkpoint_dir=Path("/" + "c" * TEXT_LIMIT),
         dataset_dir=Path("/" + "d" * TEXT_LIMIT),
         master_port=1,
+        generation=0,
     )
     environment = rank_environment(spec, assignment)
     assert max(len(f"{name}={value}") for name, value in environment.items()) < LINUX_STRING_BYTES
