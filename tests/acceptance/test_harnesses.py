@@ -7,7 +7,7 @@ import pytest
 
 import stress.chaos.__main__ as chaos
 import stress.stale.__main__ as stale
-from stress import detection, log_gaps, lost_replies, two_hosts
+from stress import detection, gangs, log_gaps, lost_replies, two_hosts
 from stress.load.figures import Figure
 from stress.load.lists import list_figures
 from stress.load.submissions import sqlite_figures
@@ -27,6 +27,12 @@ def test_a_few_faults_lose_nothing(tmp_path: Path) -> None:
 def test_a_few_faults_lose_nothing_in_a_store(tmp_path: Path) -> None:
     only = "storage:kill,store:nap,rank:kill"
     report = chaos.run(tmp_path, faults=5, seed=1, jobs=1, steps=40, only=only, store="s3")
+    assert not report.faults, report
+
+
+@pytest.mark.parametrize("store", ["disk", "s3"])
+def test_killed_gangs_end_with_equal_models(tmp_path: Path, store: str) -> None:
+    report = gangs.run(tmp_path, gangs=2, seed=2, kills=2, store=store)
     assert not report.faults, report
 
 

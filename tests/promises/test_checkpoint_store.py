@@ -127,6 +127,19 @@ def test_older_generation_cannot_commit(place: Place) -> None:
     assert place.open().latest() == kept
 
 
+def test_only_the_newest_writer_goes_back(place: Place) -> None:
+    stale = claimed(place, 0)
+    kept, later = commit(stale, 0, 1), commit(stale, 0, 2)
+    writer = claimed(place, 1)
+    writer.rewind(kept)
+    assert place.open().latest() == kept
+    with pytest.raises(StaleGeneration):
+        stale.rewind(later)
+    writer.remove(later)
+    newest = commit(writer, 1, 2)
+    assert [*place.open().by_trust()] == [newest, kept]
+
+
 @pytest.mark.parametrize("steps", [(), (1,), (1, 2, 3, 4)], ids=["first", "second", "recycled"])
 def test_commit_that_has_begun_is_fenced_too(place: Place, steps: tuple[int, ...]) -> None:
     stale, successor, left = claimed(place, 0), place.open(), []

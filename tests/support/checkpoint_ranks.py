@@ -12,7 +12,7 @@ from muster.checkpoints.format import Packed, State, pack
 from muster.checkpoints.local import FileSystem
 from muster.checkpoints.local_store import LocalStore
 from muster.checkpoints.manager import CheckpointManager
-from muster.checkpoints.manifest import CheckpointName, Fence, Manifest, Owner
+from muster.checkpoints.manifest import CheckpointName, Fence, Manifest, Owner, RestorePoint
 from muster.checkpoints.store import CheckpointStore
 from muster.contracts.shards import Position
 from tests.support.crash_simulator import MemoryFileSystem
@@ -22,16 +22,38 @@ NOON = datetime(2026, 1, 2, 12, 0, tzinfo=UTC)
 
 
 def owner(
-    *, uid: str | None = "uid", generation: int | None = 0, rank: int = 0, world_size: int = 2
+    *,
+    uid: str | None = "uid",
+    generation: int | None = 0,
+    rank: int = 0,
+    world_size: int = 2,
+    restore_from: str | None = None,
 ) -> Owner:
-    return Owner(job_id="job", job_uid=uid, rank=rank, world_size=world_size, generation=generation)
+    return Owner(
+        job_id="job",
+        job_uid=uid,
+        rank=rank,
+        world_size=world_size,
+        generation=generation,
+        restore_from=restore_from and RestorePoint.parse(restore_from),
+    )
 
 
 def manager_of(
-    store: CheckpointStore, owner: Owner, warn: Callable[[str], None], *, keep_last: int = 2
+    store: CheckpointStore,
+    owner: Owner,
+    warn: Callable[[str], None],
+    *,
+    keep_last: int = 2,
+    inherited: CheckpointStore | None = None,
 ) -> CheckpointManager:
     return CheckpointManager(
-        store=store, owner=owner, keep_last=keep_last, clock=lambda: NOON, warn=warn
+        store=store,
+        owner=owner,
+        keep_last=keep_last,
+        clock=lambda: NOON,
+        warn=warn,
+        inherited=inherited,
     )
 
 
@@ -73,11 +95,17 @@ class Rank:
     directory: Path = DIRECTORY
     kind: type[LocalStore] = LocalStore
     warnings: list[str] = field(default_factory=list)
+    inherited: Path | None = None
 
     def __post_init__(self) -> None:
         self.store = self.kind(self.directory, self.warnings.append, self.files)
+        earlier = self.inherited and self.kind(self.inherited, self.warnings.append, self.files)
         self.manager = manager_of(
-            self.store, self.owner, self.warnings.append, keep_last=self.keep_last
+            self.store,
+            self.owner,
+            self.warnings.append,
+            keep_last=self.keep_last,
+            inherited=earlier,
         )
 
     def save(self, *steps: int) -> None:

@@ -24,6 +24,7 @@ from muster.checkpoints.comparison import identity_of
 from muster.checkpoints.reader import Checkpoint, CheckpointReader
 from muster.checkpoints.store import open_store
 from muster.contracts.job import TERMINAL
+from muster.contracts.location import Location
 from muster.contracts.paths import DataDir, checkpoints_of_rank
 from muster.contracts.rank import ProcessRecord
 from muster.datasets.synthetic import synthetic
@@ -108,7 +109,7 @@ class Installation:
     def __init__(self, root: Path, **environment: str) -> None:
         self.root = root
         self.files = DataDir(root / "data")
-        self.checkpoint_dir = root / "checkpoints"
+        self.checkpoint_dir: Location = root / "checkpoints"
         self.environment = {
             **without_ours(os.environ),
             "MUSTER_DATA_DIR": str(self.files.root),
@@ -400,7 +401,7 @@ def end_of(log: Path) -> str:
     return "\n".join([f"--- {log.name}", *lines])
 
 
-def newest_checkpoint(directory: Path, rank: int, world_size: int | None) -> Checkpoint:
+def newest_checkpoint(directory: Location, rank: int, world_size: int | None) -> Checkpoint:
     """Return what a successor would go on from; it must be the very newest there is."""
     warnings: list[str] = []
     reader = CheckpointReader(

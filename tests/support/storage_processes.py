@@ -62,10 +62,11 @@ class StorageStage:
         os.kill(pid, signal.SIGKILL)
         return pid
 
-    def rank(self, generation: int | None = 1, **fields: object) -> RemoteCheckpoints:
-        rank = RemoteCheckpoints(
-            self.connection(session_of(self.location, generation, **fields)), self.warnings.append
-        )
+    def rank(
+        self, generation: int | None = 1, place: Location | None = None, **fields: object
+    ) -> RemoteCheckpoints:
+        session = session_of(place or self.location, generation, **fields)
+        rank = RemoteCheckpoints(self.connection(session), self.warnings.append)
         self._ranks.append(rank)
         return rank
 

@@ -103,6 +103,11 @@ class MemoryStore:
             self._contents.latest = name
         return name, manifest
 
+    def rewind(self, name: CheckpointName) -> None:
+        with self._place.lock:
+            self._refuse_if_stale()
+            self._contents.latest = name
+
     def remove(self, name: CheckpointName) -> None:
         with self._place.lock:
             self._contents.files.pop(name, None)

@@ -9,15 +9,18 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from muster.checkpoints.manager import open_manager
 from muster.contracts.environ import PROCESS_TAG, process_tag
 from muster.contracts.job import Reason
 from muster.contracts.messages import (
     AgentHello,
+    CheckpointsListed,
     CoordinatorAddress,
     Dismiss,
     Executing,
     Hello,
     KillRank,
+    ListCheckpoints,
     Orphaned,
     PermanentFailure,
     RankExited,
@@ -26,12 +29,15 @@ from muster.contracts.messages import (
     TerminateRank,
     Welcome,
 )
+from muster.contracts.paths import rank_place
+from muster.contracts.shards import Position
 from muster.contracts.wire import encode, frame
 from muster.host.containment import tag_of
 from muster.host.files import LOG_LIMIT_BYTES
 from muster.host.processes import identify, is_stopped, send_signal
 from tests.support.agent_stage import GENERATION, Conversation, Stage
 from tests.support.installation import await_value
+from tests.support.storage_processes import session_of
 
 FOREVER = ("sleep", "600")
 SAVE = """
@@ -96,6 +102,25 @@ def test_an_attempt_whose_start_was_lost_is_reported_as_ended(stage: Stage) -> N
     agent.say(stage.order(["true"], rank=0))
     agent.hear_of(RankExited, 0)
     assert not stage.files.log(1, 5).exists()
+
+
+def test_agent_lists_what_each_rank_has_saved(stage: Stage) -> None:
+    stage.start_agent()
+    agent = stage.meet()
+    saved = stage.root / "checkpoints"
+    for rank, step in (0, 3), (0, 6), (1, 3):
+        session = session_of(rank_place(saved, rank), 0, job_uid=stage.uid, keep_last=9)
+        open_manager(session, print).save(step, Position(step=step), {})
+    damaged = saved / "worker_1" / "step_0000000009.g0000"
+    damaged.mkdir()
+    agent.say(ListCheckpoints(attempt=1, location=str(saved), inherited=None, ranks=3))
+    assert isinstance(agent.hear(), AgentHello)
+    listed = agent.hear()
+    assert isinstance(listed, CheckpointsListed)
+    assert (listed.attempt, listed.inherited, listed.in_store) == (1, (), False)
+    assert [(len(it.intact), len(it.damaged)) for it in listed.own] == [(2, 0), (1, 1), (0, 0)]
+    agent.say(ListCheckpoints(attempt=2, location=f"{damaged}\0", inherited=None, ranks=1))
+    assert "null" in agent.hear().problem
 
 
 STRANGER = """

@@ -10,13 +10,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from muster.checkpoints.errors import CheckpointError, CheckpointFailed, StaleGeneration
 from muster.checkpoints.manager import open_manager
+from muster.checkpoints.manifest import CheckpointName
+from muster.contracts.messages import RankCheckpoints
+from muster.contracts.paths import rank_place
 from muster.contracts.shards import Position
-from muster.contracts.storage import Restore
+from muster.contracts.storage import ListRanks, Restore
 from muster.datasets.errors import ShardChanged
 from muster.host.processes import environment_of, identify
 from muster.objects.client import S3Client
@@ -131,6 +135,23 @@ def test_save_is_lost_with_its_rank(stage: StorageStage, tmp_path: Path) -> None
     found = successor.restore()
     assert found is not None
     assert found.step == 5
+
+
+@everywhere
+def test_agent_lists_what_ranks_have_saved(stage: StorageStage) -> None:
+    job = stage.location
+    places = [rank_place(job, rank) for rank in range(3)]
+    for steps, place in zip([(3, 6), (), (3,)], places, strict=True):
+        rank = stage.rank(place=place)
+        for step in steps:
+            save(rank, step, {"step": step})
+        rank.flush()
+    request = ListRanks(location=str(job), job_uid="uid", ranks=3)
+    listed = msgspec.json.decode(stage.connection().ask(request)[1], type=list[RankCheckpoints])
+    named = [[CheckpointName.parse(name).step for name in sorted(it.intact)] for it in listed]
+    assert named == [[3, 6], [], [3]]
+    other = ListRanks(location=str(job), job_uid="another", ranks=1)
+    assert b"step" not in stage.connection().ask(other)[1]
 
 
 @everywhere

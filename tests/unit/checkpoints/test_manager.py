@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from muster.checkpoints.comparison import identity, identity_of
+from muster.checkpoints.errors import RestoreDamaged
 from muster.checkpoints.format import Packed
 from muster.checkpoints.local_store import RECYCLED_LIMIT_BYTES, LocalStore
 from muster.checkpoints.manager import SaveCost, expendable
 from muster.checkpoints.manifest import LATEST, CheckpointName, Manifest
-from tests.support.checkpoint_ranks import NOON, Rank, owner, position, state
+from tests.support.checkpoint_ranks import NOON, Rank, flipped, owner, position, state
 
 
 def test_saved_state_is_restored() -> None:
@@ -198,3 +199,76 @@ def test_checkpoint_of_a_successor_is_never_retired() -> None:
     stale = Rank(keep_last=1, kind=Replaced)
     stale.save(1)
     assert Rank(stale.files).restored() == CheckpointName(1, 9)
+
+
+# Ranks of a gang, which go on from one checkpoint
+
+SIXTH = "step_0000000006.g0000"
+
+
+def gang_rank(first: Rank, restore_from: str, generation: int = 1, **more: object) -> Rank:
+    """Return the rank in a later attempt of its gang."""
+    then = owner(generation=generation, restore_from=restore_from)
+    return Rank(files=first.files, owner=then, keep_last=9, **more)
+
+
+def test_gang_goes_back_to_the_checkpoint_of_all_ranks() -> None:
+    first = Rank(keep_last=9)
+    first.save(3, 6, 9)
+    second = gang_rank(first, SIXTH)
+    second.manager.claim()
+    assert second.on_disk() == [LATEST, "step_0000000003.g0000", SIXTH]
+    assert str(second.restored()) == str(second.store.latest()) == SIXTH
+    second.save(9)
+    repeated = gang_rank(first, SIXTH)  # a restarted storage process claims again
+    repeated.manager.claim()
+    assert str(repeated.store.latest()) == "step_0000000009.g0001"
+    assert second.warnings == []
+
+
+def test_gang_that_begins_again_leaves_other_jobs_alone() -> None:
+    other = Rank(owner=owner(uid="other"), keep_last=9)
+    other.save(1)
+    first = Rank(files=other.files, keep_last=9)
+    first.save(3)
+    second = gang_rank(first, "none")
+    second.manager.claim()
+    assert second.restored() is None
+    assert [str(name) for name in second.store.names()] == ["step_0000000001.g0000"]
+
+
+def test_rank_of_a_gang_that_saves_nothing_gets_none() -> None:
+    other = Rank(owner=owner(uid="other"))
+    other.save(3)
+    rank = gang_rank(other, SIXTH)
+    rank.manager.claim()
+    assert rank.restored() is None
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "state.safetensors"])
+def test_damage_is_reported_to_the_gang(file: str) -> None:
+    first = Rank(keep_last=9)
+    first.save(3, 6)
+    path = f"{first.directory}/{SIXTH}/{file}"
+    content = first.files.read(path, 1 << 20)
+    descriptor = first.files.overwrite(path, len(content))
+    first.files.write(descriptor, flipped(content, 9, 1))
+    first.files.close(descriptor)
+    second = gang_rank(first, SIXTH)
+    second.manager.claim()
+    with pytest.raises(RestoreDamaged, match="start again from an older one"):
+        second.restored()
+    assert "step_0000000003.g0000" in second.on_disk()
+
+
+def test_gang_goes_on_from_what_it_inherits() -> None:
+    earlier = Rank(owner=owner(uid="earlier"), keep_last=9)
+    earlier.save(6, 9)
+    first = Rank(files=earlier.files, directory=Path("/checkpoints/next/worker_0"))
+    first.save(12)
+    places = {"directory": first.directory, "inherited": earlier.directory}
+    second = gang_rank(first, f"resume_from/{SIXTH}", **places)
+    second.manager.claim()
+    assert str(second.restored()) == SIXTH
+    assert second.store.names() == []
+    assert len(earlier.store.names()) == 2

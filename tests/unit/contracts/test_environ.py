@@ -2,6 +2,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from muster.contracts.environ import (
     PROCESS_TAG,
@@ -117,6 +118,22 @@ def test_torchrun_variables_are_set() -> None:
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
     assert {name: environ[name] for name in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("place", "kept"), [(Path("/disk"), (2, 5)), (S3Location("bucket"), (3, 5))]
+)
+def test_gang_keeps_what_its_ranks_may_have_in_common(
+    place: Location, kept: tuple[int, int]
+) -> None:
+    gang = JobSpec(command=("x",), restart_scope="gang")
+    assignment = replace(ASSIGNMENT, checkpoint_dir=place, restore_from="none")
+    settings = [
+        read_rank(rank_environment(replace(gang, keep_last=wanted), assignment))
+        for wanted in (1, 5)
+    ]
+    assert tuple(it.keep_last for it in settings) == kept
+    assert {it.restore_from for it in settings} == {"none"}
 
 
 def test_job_env_cannot_replace_our_variables() -> None:

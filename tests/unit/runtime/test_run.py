@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from muster.checkpoints.errors import CheckpointMismatch
+from muster.checkpoints.errors import CheckpointMismatch, RestoreDamaged
 from muster.contracts.job import Reason
-from muster.contracts.messages import Heartbeat, Hello, PermanentFailure, RankMessage
+from muster.contracts.messages import Heartbeat, Hello, PermanentFailure, RankMessage, RestoreFailed
 from muster.contracts.rank import RankProgress
 from tests.support.ranks import Ear, run_of, write_shards
 
@@ -172,6 +172,20 @@ def test_a_restored_run_reports_the_restored_step(place: Path, ear: Ear) -> None
     beat = last_beat(ear)
     at = beat.progress
     assert (at.step, beat.checkpoints_saved, at.last_checkpoint_step) == (1, 0, 1)
+
+
+def test_a_damaged_checkpoint_of_a_gang_is_reported(place: Path, ear: Ear) -> None:
+    first = run_of(place, MUSTER_GENERATION=0)
+    first.step()
+    first.checkpoint({"weights": np.ones(1)})
+    (state,) = place.glob("checkpoints/*/worker_0/step_*/state.safetensors")
+    state.write_bytes(b"")
+    point = state.parent.name
+    run = run_of(place, ear.voice, MUSTER_GENERATION=1, MUSTER_RESTORE_FROM=point)
+    with pytest.raises(RestoreDamaged) as caught:
+        run.restore()
+    reports = [said for said in ear.heard() if isinstance(said, RestoreFailed)]
+    assert reports == [RestoreFailed(restore_from=point, message=str(caught.value))]
 
 
 # In its own process
