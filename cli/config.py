@@ -43,7 +43,7 @@ _COMPUTED_DEFAULTS: Final[Mapping[str, str]] = {
     "MUSTER_DATA_DIR": "`~/.local/share/muster`; `./.muster` with make",
     "MUSTER_DATABASE_URL": "SQLite in the data directory",
     "MUSTER_SLOTS": "twice the processors",
-    "CHECKPOINT_DIR": "`./checkpoints`",
+    "CHECKPOINT_DIR": "`checkpoints` in the data directory; `./checkpoints` by hand",
     "DATASET_DIR": "`./data/shards`",
     "MUSTER_TLS_KEYFILE": "the certificate's file",
     "MUSTER_CACHE_DIR": "`~/.cache/muster/shards`",

@@ -171,9 +171,9 @@ def rm(
             if keep_logs:
                 logs = f"jobs/{job.id}.{job.view.job_uid}"
                 click.echo(f"its logs: {logs} in the service's data directory", err=True)
-            saved_to = job.view.spec["checkpoint_dir"]
-            if saved_to and not delete_checkpoints:
-                click.echo(f"its checkpoints, if any, stay in {saved_to}/{job.id}", err=True)
+            if found.checkpoints_left:
+                saved_to = job.view.spec["checkpoint_dir"]
+                click.echo(f"its checkpoints stay in {saved_to}/{job.id}", err=True)
 
         _for_each(jobs, delete_one)
 

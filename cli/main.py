@@ -171,7 +171,7 @@ def _message_of(error: Exception) -> str:
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["--help", "-h"]},
-    epilog="To begin: muster up -d, then muster submit -n 2 -- python train.py",
+    epilog="To begin: muster up -d, then muster submit -- python train.py",
 )
 @click.version_option(VERSION, "--version", message="muster %(version)s")
 @click.option(

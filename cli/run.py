@@ -148,6 +148,8 @@ def run(  # noqa: PLR0913  each option is a parameter
 
     if nnodes != 1:
         raise click.BadParameter("ranks are started on this machine only: leave --nnodes out")
+    if "--" in words[1:2] and (module or words[0].endswith(".py")):
+        words = (words[0], *words[2:])  # `muster submit` wants it between script and arguments
     python = python or callers_python(os.environ)
     named = argv_of_module if module else argv_of_script
     spec = JobSpec(

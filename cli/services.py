@@ -356,7 +356,7 @@ def next_steps(data_dir: Path, access: AccessSettings) -> Iterator[str]:
         yield f"export {TOKEN}=…"
     if data_dir != ServiceSettings.read({"HOME": os.environ.get("HOME", "/")}, cores=1).data_dir:
         yield f"export MUSTER_DATA_DIR={shlex.quote(str(data_dir))}"
-    yield "muster submit -n 2 -- python train.py"
+    yield "muster submit -- python train.py"
     yield "muster submit -n 2 --gang -- python train.py  # DDP: if a rank dies, all start again"
     yield "muster ps"
 

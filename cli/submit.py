@@ -7,6 +7,7 @@ absolute here, because the server may run in another directory.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 import click
 import msgspec
@@ -34,12 +35,18 @@ from muster.contracts.spec import JobSpec
 from muster.contracts.views import FieldError, JobPlan, JobView
 from muster.host.programs import callers_python
 
+if TYPE_CHECKING:
+    from muster.client import Job
+
 _Pairs: TypeAlias = Sequence[tuple[str, str]]
 Location: TypeAlias = Sequence[str | int]
 """A field and what is in it: ``("env", "LR")`` or ``("command", 0)``."""
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 PATH_FIELDS: Final = ("dataset_dir", "checkpoint_dir", "working_dir", "python")
+
+_IMPORTS_MUSTER: Final = re.compile(r"(?m)^\s*(import|from) muster\b")
+_IMPORTS_DISTRIBUTED: Final = re.compile(r"(?m)^\s*(import|from) torch\b.*\bdistributed\b")
 
 _UNKNOWN_FIELD: Final = "extra_forbidden"  # `type` of a field error of the API
 
@@ -93,7 +100,7 @@ class _Pair(click.ParamType[tuple[str, str]]):
 @click.option("--id", "job_id", help="The job's id. Default: the server makes one.")
 @click.option("--name", help="A name for people.")
 @click.option(
-    "-n", "--ranks", "world_size", type=int, help="Number of ranks: world_size. Default: 4."
+    "-n", "--ranks", "world_size", type=int, help="Number of ranks. Default: 4, for a command 1."
 )
 @python_option
 @click.option(
@@ -199,8 +206,8 @@ def _submit(
             answer = client.order(body)
         job = client.job_of(answer.read_as(JobView))
         show(output or Output.NAME, answer.read_as(object), [f"{job.id} is {job.status}"], [job.id])
-        if job.view.message:
-            click.echo(printable(f"note: {job.view.message}"), err=True)
+        for note in _notes(job):
+            click.echo(printable(f"note: {note}"), err=True)
         watch = (
             partial(show_logs_and_events, job) if with_logs else partial(job.wait, progress=True)
         )
@@ -208,6 +215,40 @@ def _submit(
     if code is not ExitCode.INTERRUPTED:  # then watch_to_end has printed how to continue
         click.echo(f"Logs: muster logs -f {job.id}", err=True)
     return code
+
+
+def _notes(job: Job) -> Iterator[str]:
+    spec = job.view.spec
+    if job.view.message:
+        yield job.view.message
+    if advice := _advice(spec):
+        yield advice
+    # The checkpoints of any other command are its own.
+    if not spec["command"] or _IMPORTS_MUSTER.search(_script_of(spec)[1]):
+        yield f"checkpoints go to {spec['checkpoint_dir']}/{job.id}"
+
+
+def _advice(spec: Mapping[str, Any]) -> str | None:
+    """Return what to choose instead if ranks of a script train apart and may not be meant to."""
+    if spec["world_size"] == 1 or spec["restart_scope"] == "gang":
+        return None
+    script, text = _script_of(spec)
+    if _IMPORTS_DISTRIBUTED.search(text):
+        return f"{script} uses torch.distributed: use --gang, so that all ranks restart if one dies"
+    if _IMPORTS_MUSTER.search(text):
+        return (
+            f"with `import muster` each of the {spec['world_size']} ranks trains a model of its "
+            "own; for one model use --program, or --gang with torch.distributed"
+        )
+    return None
+
+
+def _script_of(spec: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the Python script that a command runs and its text; empty if there is none here."""
+    script = next((word for word in spec["command"] or () if word.endswith(".py")), "")
+    with suppress(OSError):
+        return script, Path(spec["working_dir"], script).read_text(errors="replace")
+    return script, ""
 
 
 @contextmanager
@@ -253,6 +294,7 @@ def _plan_facts(plan: JobPlan, body: Mapping[str, object]) -> Iterator[tuple[str
         per_rank = f"{most}" if least == most else f"{least} to {most}"
         yield "shards", f"{plan.shards}: {per_rank} for each rank"
     yield "note", plan.message or None
+    yield "note", _advice(plan.spec)
 
 
 class InvalidJobFile(Misuse):
@@ -340,6 +382,8 @@ class JobDescription:
             given = body.get(field) or {}
             if typed and isinstance(given, Mapping):  # the server refuses any other type
                 body[field] = {**given, **typed}
+        if self.typed.get("command"):  # as `muster run`; a file means what REST means
+            body.setdefault("world_size", 1)
         if body.get("working_dir") is None and (body.get("command") or body.get("program")):
             body["working_dir"] = str(directory)
         for field in PATH_FIELDS:

@@ -26,7 +26,7 @@ from database.history import History
 from database.jobs import Jobs, NewJob
 from database.records import Event, Job, RankRecord
 from muster.checkpoints.listing import refuse_other_mode
-from muster.contracts.environ import spec_from_environment
+from muster.contracts.environ import read_fields, spec_from_environment
 from muster.contracts.errors import JobDiffers
 from muster.contracts.job import EXIT_CODES, JobId, JobUid
 from muster.contracts.paths import DataDir, JobFiles, checkpoints_of_job
@@ -131,6 +131,8 @@ def play(
         data_dir=data.root,
         database_url=f"sqlite:///{data.root}/muster.db",
         slots=max(settings.slots, spec.world_size),
+        # By hand the default is ./checkpoints, as for a script that runs alone.
+        checkpoint_dir=read_fields(ServiceSettings, environ)["checkpoint_dir"],
     )
     # Only this user submits jobs here, so the program may see the whole environment.
     environ = {name: value for name, value in environ.items() if name != SHARED_VARIABLES}

@@ -162,7 +162,16 @@ async def delete(
                 "job-still-stopping", f"{job_id} is still stopping: repeat this request later."
             )
         await deletion.reauthenticate()
-    return await run_sync(_delete, state, job, deletion)
+    ranks = await run_sync(state.history.ranks, job_id)
+    checkpoints_deleted = await run_sync(_delete, state, job, deletion)
+    return Deleted(
+        job_id=job_id,
+        deleted=True,
+        logs_deleted=deletion.delete_logs,
+        checkpoints_deleted=checkpoints_deleted,
+        checkpoints_left=_checkpoints(job, deletion) is None
+        and any(rank.checkpoints_saved for rank in ranks),
+    )
 
 
 async def delete_all(
@@ -222,7 +231,8 @@ def _timeout_seconds(job: Job, request: StopRequest) -> float:
     return MARGIN_SECONDS + (job.spec.stop_grace_seconds if grace is None else grace)
 
 
-def _delete(state: AppState, job: Job, deletion: Deletion) -> Deleted:
+def _delete(state: AppState, job: Job, deletion: Deletion) -> bool:
+    """Delete a job that is over, and return whether checkpoints were deleted, too."""
     checkpoints = _checkpoints(job, deletion)
     # Checkpoints first, as they are found by their owner: if they cannot go, the job is unchanged.
     checkpoints_deleted = checkpoints is not None and _remove_checkpoints(state, checkpoints, job)
@@ -238,12 +248,7 @@ def _delete(state: AppState, job: Job, deletion: Deletion) -> Deleted:
         raise _not_removed(files.root, error) from error
     state.disk_reserve.release_if_full(partial(state.jobs.delete, job.job_id, job.uid))
     state.disk_reserve.allocate()
-    return Deleted(
-        job_id=job.job_id,
-        deleted=True,
-        logs_deleted=deletion.delete_logs,
-        checkpoints_deleted=checkpoints_deleted,
-    )
+    return checkpoints_deleted
 
 
 def _size_bytes(state: AppState, job: Job, deletion: Deletion) -> int:

@@ -6,6 +6,7 @@
   disk.reserve                    room that is given up so that a full disk can be cleared
   up.lock, up.json                held by `muster up`; its process and address
   up.log, up.log.1                output of a detached `muster up` and its services
+  checkpoints/<job_id>/           of jobs that name no directory, unless CHECKPOINT_DIR is set
   datasets/synthetic/             generated for a job that names no data set
   secrets/                        what jobs refer to as file:NAME
   jobs/<job_id>/
@@ -163,6 +164,10 @@ class DataDir:
     @property
     def services_log(self) -> Path:
         return self.root / "up.log"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
 
     @property
     def synthetic_dataset(self) -> Path:

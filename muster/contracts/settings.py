@@ -23,6 +23,7 @@ from muster.contracts.environ import (
 )
 from muster.contracts.errors import InvalidEnvironment
 from muster.contracts.location import Location
+from muster.contracts.paths import DataDir
 from muster.contracts.secrets import SHARED_VARIABLES
 from muster.contracts.spec import ENVIRONMENT_NAME_PATTERN
 from muster.contracts.token import id_in, sha256_of
@@ -79,10 +80,13 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
         Raises `InvalidEnvironment`, also for the settings of the store and of secrets.
         """
         shared_variables(environ)
-        S3Settings.read(environ)  # an error here would meet every submission
+        store = S3Settings.read(environ)  # an error here would meet every submission
         data_dir = Path(environ.get("HOME", "/"), ".local", "share", "muster").absolute()
         found = {"data_dir": data_dir, "slots": 2 * cores, **read_fields(cls, environ)}
         found.setdefault("database_url", f"sqlite:///{found['data_dir']}/muster.db")
+        if not (environ.get("CHECKPOINT_DIR") or store.use_s3):
+            # The same wherever the services are started, unlike the default by hand.
+            found["checkpoint_dir"] = DataDir(found["data_dir"]).checkpoints
         return cls(**found)
 
 

@@ -269,6 +269,7 @@ class Deleted(View, frozen=True, kw_only=True):
     deleted: bool
     logs_deleted: bool
     checkpoints_deleted: bool
+    checkpoints_left: Annotated[bool, _doc("It saved some, and they stay.")] = False
 
 
 class NotDeleted(View, frozen=True, kw_only=True):

@@ -38,7 +38,7 @@ def test_a_script_runs_on_all_ranks_and_what_they_print_is_shown(terminal: Termi
 
 def test_what_follows_the_script_is_the_scripts(terminal: Terminal) -> None:
     name = script(terminal, "import sys; print(sys.argv[1:])")
-    code, output = terminal.run(*RUN, name, "--help", "-n", "4", "--", "x y")
+    code, output = terminal.run(*RUN, name, "--", "--help", "-n", "4", "--", "x y")
     assert code == 0, output
     assert "[0] ['--help', '-n', '4', '--', 'x y']\n" in output
 

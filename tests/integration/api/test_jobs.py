@@ -97,6 +97,7 @@ def test_deleting_waits_for_the_end(  # noqa: PLR0913, PLR0917  a table and its 
         "deleted": True,
         "logs_deleted": not logs,
         "checkpoints_deleted": not checkpoints,
+        "checkpoints_left": False,
     }
     root = service.files.job(job).root
     assert not root.exists()

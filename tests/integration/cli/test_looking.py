@@ -196,15 +196,18 @@ def test_rm_deletes_only_ended_jobs(
     assert (refused.exit_code, refused.stdout) == (ExitCode.CONFLICT, "")
     assert "is not over: stop it first" in refused.stderr
     assert stand_in.jobs.find(JobId(job))
+    stand_in.run(job, worker(0, checkpoints_saved=1))
     for one in (job, other):
         stand_in.end(one)
     assert muster("stop", job).stdout == f"{job} is already STOPPED\n"
     removed = muster("rm", job)
     assert removed.stdout == f"{job} is deleted\n"
-    assert "its checkpoints, if any, stay in " in removed.stderr
+    assert removed.stderr.startswith("its checkpoints stay in ")
+    assert removed.stderr.endswith(f"/checkpoints/{job}\n")
     kept = muster("rm", "--keep-logs", other)
     assert kept.stdout == f"{other} is deleted\n"
     assert kept.stderr.startswith(f"its logs: jobs/{other}.")
+    assert "its checkpoints" not in kept.stderr, "it saved none"
     assert not stand_in.jobs.find(JobId(job))
 
 
@@ -226,7 +229,7 @@ def test_refused_job_does_not_keep_the_others(
     stand_in.end(job)
     removed = muster("rm", other, "nope", job)
     assert (removed.exit_code, removed.stdout) == (ExitCode.CONFLICT, f"{job} is deleted\n")
-    first, second, _ = removed.stderr.splitlines()
+    first, second = removed.stderr.splitlines()
     assert first.startswith(f"muster: {other} is not over")
     assert second.startswith("muster: there is no job 'nope'")
     assert stand_in.jobs.find(JobId(other))

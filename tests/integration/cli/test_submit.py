@@ -77,6 +77,13 @@ def test_gang_starts_all_ranks_again(submitted: Callable[..., Job]) -> None:
     assert submitted("--", "true").spec.restart_scope == "rank"
 
 
+def test_command_gets_one_rank(submitted: Callable[..., Job], tmp_path: Path) -> None:
+    assert submitted("--", "true").world_size == 1
+    assert submitted("--set", "world_size=3", "--", "true").world_size == 3
+    (tmp_path / "job.yaml").write_text("world_size: 2\n")
+    assert submitted("job.yaml", "--", "true").world_size == 2
+
+
 def test_option_overrides_the_file(submitted: Callable[..., Job], tmp_path: Path) -> None:
     (tmp_path / "shards/here").mkdir(parents=True)
     (tmp_path / "shards/here/shard_00000.txt").write_text("line\n")
@@ -171,6 +178,44 @@ def test_submit_prints_the_notes_of_the_server(
     (event,) = [it for it in muster("events", name).stdout.splitlines() if "HF_TOKEN" in it]
     assert "the job was submitted: env shows HF_TOKEN" in event
     stand_in.end(name)
+
+
+APART = (
+    "with `import muster` each of the 2 ranks trains a model of its own; for one model use "
+    "--program, or --gang with torch.distributed"
+)
+FOR_GANGS = "train.py uses torch.distributed: use --gang, so that all ranks restart if one dies"
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "said"),
+    [
+        ("import muster\n", ["-n", "2"], [APART]),
+        ("import torch.distributed as dist\n", ["-n", "2"], [FOR_GANGS]),
+        ("import muster\nfrom torch import distributed\n", ["-n", "2"], [FOR_GANGS]),
+        ("import muster\nimport torch.distributed\n", ["-n", "2", "--gang"], []),
+        ("import muster\n", [], []),
+        ("# import muster, torch.distributed\n", ["-n", "2"], []),
+    ],
+)
+def test_ranks_that_train_apart_are_noted(
+    muster: Muster,
+    service: Service,
+    tmp_path: Path,
+    name: str,
+    text: str,
+    words: list[str],
+    said: list[str],
+) -> None:
+    (tmp_path / "train.py").write_text(text)
+    planned = muster("submit", "--dry-run", *words, "train.py").stdout
+    assert [line for line in planned.splitlines() if line.startswith("note")] == [
+        f"note           {it}" for it in said
+    ]
+    submitted = muster("submit", "-d", "--id", name, *words, "train.py").stderr
+    saves = [f"checkpoints go to {service.root}/checkpoints/{name}"]
+    expected = [*said, *(saves if text.startswith("import muster") else [])]
+    assert submitted.splitlines()[:-1] == [f"note: {it}" for it in expected]
 
 
 @pytest.mark.parametrize(

@@ -124,9 +124,15 @@ def described(
         ("checkpoint_dir: s3:/b", {}, {}, {"checkpoint_dir": "s3:/b"}),
         ("checkpoint_dir: /saved", {}, {}, {"checkpoint_dir": "/saved"}),
         (None, {}, {"dataset_dir": 7}, {"dataset_dir": 7}),
-        (None, {}, {"command": ["a"]}, {"command": ["a"], "working_dir": "/home/me"}),
+        (
+            None,
+            {},
+            {"command": ["a"]},
+            {"command": ["a"], "working_dir": "/home/me", "world_size": 1},
+        ),
         (None, {}, {"program": "a.py:B"}, {"program": "a.py:B", "working_dir": "/home/me"}),
-        ("working_dir: x", {}, {"command": ["a"]}, {"command": ["a"], "working_dir": "/home/me/x"}),
+        ("command: [a]", {}, {}, {"command": ["a"], "working_dir": "/home/me"}),
+        ("working_dir: x", {}, {"program": "a"}, {"program": "a", "working_dir": "/home/me/x"}),
     ],
 )
 def test_command_line_overrides_the_file(

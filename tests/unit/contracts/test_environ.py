@@ -238,6 +238,19 @@ def test_service_defaults() -> None:
     assert settings.orphan_timeout_seconds == 120
 
 
+@pytest.mark.parametrize(
+    ("environ", "place"),
+    [
+        ({}, Path("/d/checkpoints")),
+        ({"CHECKPOINT_DIR": "kept"}, Path("kept").absolute()),
+        (USED, S3Location("training-data", "checkpoints")),
+    ],
+)
+def test_services_save_below_their_data(environ: dict[str, str], place: Location) -> None:
+    settings = ServiceSettings.read({"MUSTER_DATA_DIR": "/d", **environ}, cores=4)
+    assert settings.checkpoint_dir == place
+
+
 def test_service_refuses_unusable_store_settings() -> None:
     with pytest.raises(InvalidEnvironment, match=r"MUSTER_CACHE_BYTES.*1048576 or more"):
         ServiceSettings.read({"MUSTER_CACHE_BYTES": "1000"}, cores=4)

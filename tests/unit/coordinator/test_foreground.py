@@ -106,6 +106,7 @@ def test_the_stored_job_is_complete(tmp_path: Path, may_complete: asyncio.Event)
     finally:
         database.close()
     assert job.spec.dataset_dir == str(own / "datasets" / "synthetic")
+    assert job.spec.checkpoint_dir == str(tmp_path / "checkpoints")
     assert job.spec.working_dir == str(tmp_path)
 
 
