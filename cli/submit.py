@@ -224,7 +224,9 @@ def _notes(job: Job) -> Iterator[str]:
     if advice := _advice(spec):
         yield advice
     # The checkpoints of any other command are its own.
-    if not spec["command"] or _IMPORTS_MUSTER.search(_script_of(spec)[1]):
+    if not spec["command"] or _IMPORTS_MUSTER.search(
+        script_of(spec["command"] or (), spec["working_dir"])[1]
+    ):
         yield f"checkpoints go to {spec['checkpoint_dir']}/{job.id}"
 
 
@@ -232,10 +234,10 @@ def _advice(spec: Mapping[str, Any]) -> str | None:
     """Return what to choose instead if ranks of a script train apart and may not be meant to."""
     if spec["world_size"] == 1 or spec["restart_scope"] == "gang":
         return None
-    script, text = _script_of(spec)
+    script, text = script_of(spec["command"] or (), spec["working_dir"])
     if _IMPORTS_DISTRIBUTED.search(text):
         return f"{script} uses torch.distributed: use --gang, so that all ranks restart if one dies"
-    if _IMPORTS_MUSTER.search(text):
+    if trains_apart(text):
         return (
             f"with `import muster` each of the {spec['world_size']} ranks trains a model of its "
             "own; for one model use --program, or --gang with torch.distributed"
@@ -243,11 +245,16 @@ def _advice(spec: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _script_of(spec: Mapping[str, Any]) -> tuple[str, str]:
+def trains_apart(text: str) -> bool:
+    """Return whether each rank of this script seems to train a model of its own."""
+    return bool(_IMPORTS_MUSTER.search(text)) and not _IMPORTS_DISTRIBUTED.search(text)
+
+
+def script_of(command: Sequence[str], working_dir: str) -> tuple[str, str]:
     """Return the Python script that a command runs and its text; empty if there is none here."""
-    script = next((word for word in spec["command"] or () if word.endswith(".py")), "")
+    script = next((word for word in command if word.endswith(".py")), "")
     with suppress(OSError):
-        return script, Path(spec["working_dir"], script).read_text(errors="replace")
+        return script, Path(working_dir, script).read_text(errors="replace")
     return script, ""
 
 

@@ -132,7 +132,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             "takes more than a tenth of the time.",
         ),
     ] = 5
-    keep_last: Annotated[int, Meta(ge=1, le=10_000, description="Checkpoints kept per rank.")] = 3
+    keep_last: Annotated[
+        int, Meta(ge=1, le=10_000, description="Checkpoints kept per rank, by a gang at least two.")
+    ] = 3
     sleep_sec: Annotated[
         float,
         Meta(ge=0, le=3600, description="Pause after each step of a managed program, for demos."),
