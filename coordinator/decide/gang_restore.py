@@ -9,7 +9,7 @@ has not come to it. How many checkpoints the others have tells which: see `save_
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from coordinator.decide import fold_exit
@@ -28,32 +28,22 @@ class NoneInCommon(Exception):
     """The ranks have checkpoints, and none that all have; the message lists them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """From where the gang goes on, and a sentence for its users; None if nothing was saved."""
-
-    point: RestorePoint
-    message: str | None
-
-
-def choose(listed: CheckpointsListed, unusable: frozenset[str]) -> Choice:
+def choose(listed: CheckpointsListed, unusable: frozenset[str]) -> GangRestore:
     """Return from where all ranks go on; `unusable` are restore points that were damaged.
 
     A job goes on from its own checkpoints, and otherwise from those that it inherits. Raises
     `NoneInCommon`.
     """
     lead = save_lead(in_store=listed.in_store)
+    damaged = {RestorePoint.parse(text) for text in unusable}
     for is_inherited, ranks in (False, listed.own), (True, listed.inherited):
-        excluded = {RestorePoint.parse(text) for text in unusable}
-        names = {point.name for point in excluded if point.is_inherited == is_inherited}
-        newest = _newest_in_common(ranks, names, lead)
-        if newest is not None:
-            return Choice(
-                point=RestorePoint(newest, is_inherited), message=_describe(ranks, newest)
-            )
+        names = {point.name for point in damaged if point.is_inherited == is_inherited}
+        if (newest := _newest_in_common(ranks, names, lead)) is not None:
+            point = str(RestorePoint(newest, is_inherited))
+            return GangRestore(listed.attempt, point, _describe(ranks, newest))
     has_saved = any(rank.intact or rank.damaged for rank in listed.own)
     begins = "all ranks begin again: a checkpoint that only some of them have is set aside"
-    return Choice(point=RestorePoint(), message=begins if has_saved else None)
+    return GangRestore(listed.attempt, str(RestorePoint()), begins if has_saved else None)
 
 
 def record_listing(snapshot: JobSnapshot, listed: CheckpointsListed, now: float) -> JobSnapshot:
@@ -66,17 +56,15 @@ def record_listing(snapshot: JobSnapshot, listed: CheckpointsListed, now: float)
         ranks = tuple(replace(rank, start_at=max(rank.start_at, again)) for rank in snapshot.ranks)
         return replace(snapshot, ranks=ranks)
     try:
-        choice = choose(listed, snapshot.unusable)
+        return replace(snapshot, restore=choose(listed, snapshot.unusable))
     except NoneInCommon as none:
         message = (
             f"the ranks of this gang have no intact checkpoint in common ({none}): restore a copy "
             "of what is missing and start a job with resume_from, or begin again under another "
             "id. Ranks that train apart from each other are no gang: --restart-scope rank"
         )
-        failure = JobFailure(reason=Reason.INVALID_CHECKPOINT, message=message, exit_code=1)
-        return fold_exit.fail_job(snapshot, failure, now)
-    decided = GangRestore(attempt=listed.attempt, point=str(choice.point), message=choice.message)
-    return replace(snapshot, restore=decided)
+    failure = JobFailure(reason=Reason.INVALID_CHECKPOINT, message=message, exit_code=1)
+    return fold_exit.fail_job(snapshot, failure, now)
 
 
 def record_damage(snapshot: JobSnapshot, rank: RankSnapshot, failed: RestoreFailed) -> JobSnapshot:

@@ -83,7 +83,7 @@ class GroupSnapshot:
     paused: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class GangRestore:
     """From where an attempt of a gang goes on (`coordinator.decide.gang_restore`)."""
 
