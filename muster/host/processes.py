@@ -101,6 +101,14 @@ def _is_visible(record: ProcessRecord) -> bool:
     return is_namespace_ours and record.boot_id == boot_id()
 
 
+def shares_network(pid: int) -> bool:
+    """Return whether our 127.0.0.1 is also that of this process; True if we may not look."""
+    try:
+        return (_PROC / f"{pid}/ns/net").samefile(_PROC / "self/ns/net")
+    except OSError:
+        return True
+
+
 def read_stat(record: ProcessRecord) -> list[str] | None:
     """Return the fields of /proc/PID/stat after the name, of a process that may be a zombie."""
     fields = _stat(record.pid)
