@@ -38,6 +38,7 @@ from muster.host.processes import (
     kill,
     module_command,
     process_tree,
+    shares_network,
 )
 
 SWEEP_PATIENCE: Final = PollLimit(seconds=2.0, pause_seconds=0.02)
@@ -66,7 +67,8 @@ class Launcher(Protocol):
     async def adopt(self, job_uid: str, record: ProcessRecord | None) -> AgentProcess | None:
         """Return a job's agent that another coordinator has started, if it lives.
 
-        `record` identifies it; None if that was not recorded.
+        `record` identifies it; None if that was not recorded. One that cannot reach us is ended,
+        with its ranks: those that we start could not reach them either.
         """
 
     async def kill(self, agent: AgentProcess) -> None: ...
@@ -151,6 +153,11 @@ class LocalLauncher:
         if found is None:
             found = next(iter(await asyncio.to_thread(tagged_processes, _tag(job_uid))), None)
         if found is None:
+            return None
+        if not shares_network(found.pid):
+            members = await asyncio.to_thread(process_tree, [found])
+            kill(found)  # first: it would record how its ranks end
+            await self.sweep(job_uid, members)
             return None
         try:
             pidfd = os.pidfd_open(found.pid)

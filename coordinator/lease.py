@@ -1,8 +1,9 @@
 """Winning the coordinator's lease: one process holds it, the others wait.
 
-A holder of this machine whose process is gone is replaced at once. Any other is replaced when its
-heartbeat has not changed for the length of the lease on our own monotonic clock; wall clocks are
-never compared. Time in which the database is away does not count, as no holder can renew then.
+A holder of this boot and pid namespace whose process is gone is replaced at once. Any other is
+replaced when its heartbeat has not changed for the length of the lease on our own monotonic clock;
+wall clocks are never compared. Time in which the database is away does not count, as no holder can
+renew then.
 """
 
 import asyncio

@@ -66,7 +66,7 @@ class ProcessRecord:
     pid: int
     start_ticks: int  # Field 22 of /proc/PID/stat: clock ticks between boot and its start
     boot_id: str
-    node: str
+    node: str  # the host's name, for people: two may share it
     pid_namespace: int = 0
     """Inode of the namespace (container) in which the pid counts. 0: by an earlier version."""
 

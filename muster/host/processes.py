@@ -1,9 +1,9 @@
 """Processes of this machine: identity, state, signals that cannot hit a reused pid.
 
 A pid alone is ambiguous because the kernel reuses it. Processes are therefore identified by
-(pid, pid namespace, start time, boot id, node), and signals go through a pidfd that is opened
-first and checked second. psutil is not used: it rounds the start time, and its process walk takes
-twice as long.
+(pid, pid namespace, start time, boot id), and signals go through a pidfd that is opened first and
+checked second. psutil is not used: it rounds the start time, and its process walk takes twice as
+long.
 """
 
 import os
@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from io import FileIO
 from pathlib import Path
@@ -76,8 +76,8 @@ def this_process() -> ProcessRecord:
 
 def is_running(record: ProcessRecord) -> bool:
     """Return whether exactly this process still runs on this machine and boot."""
-    found = identify(record.pid)
-    return found is not None and found == _with_namespace(record)
+    found = identify(record.pid) if _is_visible(record) else None
+    return found is not None and found.start_ticks == record.start_ticks
 
 
 def is_stopped(pid: int) -> bool:
@@ -89,14 +89,24 @@ def is_stopped(pid: int) -> bool:
 def is_provably_gone(record: ProcessRecord) -> bool:
     """Return whether this process cannot be running any more.
 
-    False for a process of another machine or container, as this one cannot look there.
+    False for a process of another machine, boot or container, as this one cannot look there.
     """
-    is_visible = _with_namespace(record).pid_namespace == pid_namespace()
-    return is_visible and record.node == platform.node() and not is_running(record)
+    return _is_visible(record) and not is_running(record)
 
 
-def _with_namespace(record: ProcessRecord) -> ProcessRecord:
-    return record if record.pid_namespace else replace(record, pid_namespace=pid_namespace())
+def _is_visible(record: ProcessRecord) -> bool:
+    # Not by the host's name, which two machines may share and one may change. Nor by the namespace
+    # alone: the first one has the same number on every machine.
+    is_namespace_ours = record.pid_namespace in {0, pid_namespace()}
+    return is_namespace_ours and record.boot_id == boot_id()
+
+
+def shares_network(pid: int) -> bool:
+    """Return whether our 127.0.0.1 is also that of this process; True if we may not look."""
+    try:
+        return (_PROC / f"{pid}/ns/net").samefile(_PROC / "self/ns/net")
+    except OSError:
+        return True
 
 
 def read_stat(record: ProcessRecord) -> list[str] | None:

@@ -36,6 +36,7 @@ from muster.collectives.tree import Block, BlockAssignment, assign_blocks
 from muster.contracts.errors import MusterError
 from muster.contracts.messages import EpochDone
 from muster.contracts.shards import Position
+from muster.host.processes import boot_id, pid_namespace
 from muster.training.fingerprint import Fingerprint, explain
 from muster.training.group import gather_values
 from muster.training.schema import read_only
@@ -109,6 +110,11 @@ class Replica:
         """Process, descriptor and inode of the memory that holds the state."""
         return os.getpid(), self._memory, os.fstat(self._memory).st_ino
 
+    @property
+    def namespace(self) -> str:
+        """Boot and pid namespace in which the pid of `address` counts."""
+        return f"{boot_id()}/{pid_namespace()}"
+
     def copy(self, memory: int, committed: Committed, digest: str) -> bool:
         """Replace this replica by that of a peer, whose memory this descriptor is.
 
@@ -173,6 +179,8 @@ class _Report(msgspec.Struct, frozen=True):
     """Facts of the arithmetic fingerprint."""
     address: tuple[int, int, int]
     """Of the state, see `Replica`."""
+    namespace: str = ""
+    """Of the address; empty in a rank of an earlier version."""
 
 
 def sync_state(
@@ -196,6 +204,7 @@ def sync_state(
         arithmetic.digest,
         dict(arithmetic.facts),
         replica.address,
+        replica.namespace,
     )
     reports = gather_values(backend, report, _Report)
     _compare_arithmetic(reports, backend.rank)
@@ -239,20 +248,23 @@ def _copy_aside(
     The other members do not wait for the copy. Raises `PeerRefused` on a newcomer whose copy has
     other bits: the others have gone on in a later group, and write to that memory again.
     """
+    first = reports[source]
     with ExitStack() as stack:
-        memory = _open(*reports[source].address, stack) if replica.is_empty else None
+        # A pid of another boot or namespace is some other process here.
+        is_here = replica.is_empty and first.namespace == replica.namespace
+        memory = _open(*first.address, stack) if is_here else None
         own = memory is not None or not replica.is_empty, replica.committed
         answers = gather_values(backend, own, tuple[bool, Committed])
         if not all(is_able for is_able, _ in answers):
             return False
-        committed, digest = answers[source][1], reports[source].digest
-        if memory is not None and not replica.copy(memory, committed, digest):
+        committed = answers[source][1]
+        if memory is not None and not replica.copy(memory, committed, first.digest):
             raise PeerRefused("the state of the first member changed while it was copied")
     return True
 
 
 def _open(pid: int, descriptor: int, inode: int, stack: ExitStack) -> int | None:
-    """Open a descriptor of another process; None if it is on another host or closed to us."""
+    """Open a descriptor of another process; None if it is closed to us or another file."""
     with suppress(OSError):
         opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         stack.callback(os.close, opened)

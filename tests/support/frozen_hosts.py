@@ -1,9 +1,9 @@
 """Hosts that freeze and resume: a coordinator, its agents and ranks, isolated from other hosts.
 
 On one host, Muster ends every process that it replaces. A frozen host is out of its reach. Here a
-host is a set of name spaces: a pid name space, so that other hosts cannot signal its processes, and
-a UTS name space, so that they are not taken for dead when their pids are missing. Hosts share only
-the files, the database and the network.
+host is a set of name spaces: a pid name space, so that other hosts neither signal its processes nor
+take them for dead when their pids are missing, and a UTS name space, for its own name. Hosts share
+only the files, the database and the network.
 """
 
 import os

@@ -70,17 +70,29 @@ def test_a_zombie_is_not_running() -> None:
         assert not send_signal(record, signal.SIGTERM)
 
 
-@pytest.mark.parametrize("new", [{"start_ticks": 1}, {"boot_id": "another"}, {"pid": 2**22 + 1}])
-def test_a_process_with_a_reused_pid_is_not_signalled(new: dict[str, object]) -> None:
-    reused = replace(this_process(), **new)
-    assert not is_running(reused)
-    assert is_provably_gone(reused)
-    assert not send_signal(reused, signal.SIGKILL)
+@pytest.mark.parametrize(
+    ("new", "is_gone"),
+    [
+        ({"start_ticks": 1}, True),
+        ({"pid": 2**22 + 1}, True),
+        ({"pid": 2**22 + 1, "node": "renamed"}, True),
+        # Of another machine, which may have our name, or of an earlier boot of this one.
+        ({"boot_id": "another"}, False),
+        ({"pid": 2**22 + 1, "boot_id": "another"}, False),
+        ({"pid": 2**22 + 1, "pid_namespace": 1}, False),
+    ],
+)
+def test_absence_is_proof_in_the_same_boot_and_namespace(
+    new: dict[str, object], *, is_gone: bool
+) -> None:
+    other = replace(this_process(), **new)
+    assert not is_running(other)
+    assert is_provably_gone(other) == is_gone
+    assert not send_signal(other, signal.SIGKILL)
 
 
-def test_another_machines_process_is_not_provably_gone() -> None:
-    elsewhere = replace(this_process(), node="elsewhere", pid=2**22 + 1)
-    assert not is_provably_gone(elsewhere)
+def test_a_process_whose_host_was_renamed_still_runs() -> None:
+    assert is_running(replace(this_process(), node="renamed"))
 
 
 @pytest.mark.skipif(not can_be_had(), reason="this machine has no name spaces")

@@ -122,13 +122,15 @@ def test_newcomer_does_not_keep_a_torn_copy() -> None:
     assert newcomer.is_empty
 
 
-def test_newcomer_that_cannot_read_the_memory_is_sent_the_state() -> None:
-    class Elsewhere(Replica):
-        address = (os.getpid(), 0, 0)
+@pytest.mark.parametrize("other", [{"address": (os.getpid(), 0, 0)}, {"namespace": "another boot"}])
+def test_newcomer_that_cannot_read_the_memory_is_sent_the_state(other: dict[str, object]) -> None:
+    class Sent(Replica):
+        def copy(self, *_: object) -> bool:
+            raise AssertionError("it has opened a file of another host's pid")
 
-    first = Elsewhere(SHAPE)
+    first = type("Elsewhere", (Replica,), other)(SHAPE)
     first.commit(dict(at(5).state), at(5).committed)
-    replicas = [first, at(-1)]
+    replicas = [first, Sent(SHAPE)]
     results = taken_up(replicas)
     assert all(result.assignment == assign_blocks([[], []], LEAVES) for result in results)
     assert replicas[1].digest() == first.digest()
