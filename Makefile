@@ -88,11 +88,15 @@ security: $(STAMP) ## attacks on the API, path traversal, leaks of secrets: 5 mi
 bench: $(STAMP) ## run every benchmark and print its figures
 	$(BIN)/python -m bench
 
-compose-env: ## write .env with random passwords, for docker compose
-	@if [ -e .env ]; then echo ".env exists; remove it to make new passwords" >&2; exit 1; fi
-	@umask 077; for name in MUSTER_TOKEN POSTGRES_PASSWORD S3_ACCESS_KEY S3_SECRET_KEY; do \
-		echo "$$name=$$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')"; done > .env
-	@echo "wrote .env; now: docker compose up -d"
+compose-env: ## write .secrets with random passwords and keys, for docker compose
+	@if [ -e .secrets ]; then echo ".secrets exists; remove it to make new ones" >&2; exit 1; fi
+	@umask 077; mkdir .secrets; cd .secrets; \
+	for name in muster_token postgres_password s3_access_key s3_secret_key; do \
+		od -An -N24 -tx1 /dev/urandom | tr -d ' \n' > $$name; done; \
+	echo "postgresql+psycopg://muster:$$(cat postgres_password)@postgres/muster" > database_url; \
+	chmod 444 *
+	@# Each container sees its own files, as its own user; on this machine the directory is yours alone.
+	@echo "wrote .secrets; now: docker compose up -d"
 
 containers: $(STAMP) ## build the images, run docker-compose.yml, kill its services: 10 min (ARGS='--build 0')
 	$(BIN)/python -m stress.containers $(ARGS)

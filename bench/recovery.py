@@ -34,6 +34,8 @@ LATER_STEPS = 3
 
 LIMIT_SECONDS = 60.0
 
+NOT_MEASURED = "nothing was measured, so try it again on an idle machine"
+
 
 class Trace:
     """What all processes have written so far."""
@@ -69,7 +71,7 @@ class Trace:
         self.update()
         while not condition():
             if time.monotonic() > limit:
-                raise RuntimeError("the job does not go on")
+                sys.exit(f"{NOT_MEASURED}: the job did not go on for {LIMIT_SECONDS:g} s")
             time.sleep(0.005)
             self.update()
 
@@ -161,6 +163,8 @@ def kill_ranks(trace: Trace, kills: int) -> None:
         later.append(max(statistics.mean(it[1:]) for it in intervals))
         recovered.append(max(min(at for at in it if at > killed_at) for it in steps) - killed_at)
         ready.append(trace.after(killed_at, "rank ready")[0]["time"] - killed_at)
+    if not usual:
+        sys.exit(f"{NOT_MEASURED}: no step took less than {SETTLE_SECONDS:g} s")
     step = statistics.median(usual)
     show("a usual step", usual, "")
     beyond = [it - step for it in stalls]

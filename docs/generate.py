@@ -31,6 +31,8 @@ _CONFIGURATION: Final = """# Configuration
 
 Settings are environment variables. `~/.config/muster/config.toml` may hold the same names; the
 environment wins. `muster config show --origin` prints every value and where it comes from.
+`MUSTER_DATABASE_URL`, `MUSTER_TOKEN`, `S3_ACCESS_KEY` and `S3_SECRET_KEY` can each be in a file:
+`MUSTER_TOKEN_FILE=PATH` takes its content, without a newline at the end, for commands and services.
 
 | variable | default | meaning |
 |---|---|---|

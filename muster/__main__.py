@@ -5,18 +5,34 @@ In a checkout the packages of the services are beside `muster`. The wheel has th
 user's code have that folder on their path.
 """
 
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Final
 
 SERVICES: Final = ("api", "cli", "coordinator", "worker")
+SECRETS: Final = ("MUSTER_DATABASE_URL", "MUSTER_TOKEN", "S3_ACCESS_KEY", "S3_SECRET_KEY")
 
 
 def main() -> None:
     """Run the command; the entry point of the script `muster`."""
+    _read_secrets()
     _find_services()
     import_module("cli.main").main()
+
+
+def _read_secrets() -> None:
+    """Set NAME to the content of the file NAME_FILE, as images take the secrets of an engine."""
+    for name in SECRETS:
+        file = os.environ.pop(f"{name}_FILE", None)
+        if file and not os.environ.get(name):
+            try:
+                os.environ[name] = Path(file).read_text().removesuffix("\n")
+            except OSError as error:
+                what = f"{name}_FILE: {file} cannot be read ({error.strerror})"
+                sys.stderr.write(f"{what}: correct the path, or set {name}\n")
+                sys.exit(2)
 
 
 def _find_services() -> None:
@@ -30,6 +46,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] and sys.argv[1].partition(".")[0] in SERVICES:
         from runpy import run_module
 
+        _read_secrets()
         _find_services()
         run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
     else:

@@ -6,7 +6,6 @@ that saves to a disk; every sample must be counted once. Everything that was sta
 """
 
 import json
-import secrets
 import shutil
 import subprocess
 import time
@@ -20,7 +19,7 @@ import httpx
 from stress.runner import Report, main, say
 
 ROOT: Final = Path(__file__).parents[1]
-URL: Final = "http://127.0.0.1:8000"
+PORT: Final = 18000
 START_SECONDS: Final = 120.0
 JOB_SECONDS: Final = 300.0
 JOB: Final[Mapping[str, Any]] = {
@@ -40,21 +39,24 @@ class Cluster:
     """The services of the compose file, under a project of their own."""
 
     def __init__(self, directory: Path) -> None:
-        names = ("MUSTER_TOKEN", "POSTGRES_PASSWORD", "S3_ACCESS_KEY", "S3_SECRET_KEY")
-        self._keys = {name: secrets.token_hex(24) for name in names}
         self._directory = directory
-        # A copy, as a developer may have an `.env` of their own beside the compose file.
+        # A copy, as a developer may have keys of their own beside the compose file.
         shutil.copy(ROOT / "docker-compose.yml", directory)
-        lines = (f"{name}={key}\n" for name, key in self._keys.items())
-        (directory / ".env").write_text("".join(lines))
+        if not (directory / ".secrets").exists():
+            command = ["make", "-f", str(ROOT / "Makefile"), "compose-env"]
+            subprocess.run(command, cwd=directory, check=True, capture_output=True)
+            (directory / ".env").write_text(f"MUSTER_PORT={PORT}\n")
         self._project = f"muster-stress-{directory.name.lower().replace('_', '')}"
         docker = shutil.which("docker")
         version = [docker or "false", "compose", "version"]
         is_docker = subprocess.run(version, capture_output=True, check=False).returncode == 0
         self._engine = "docker" if is_docker else "podman"
         self._compose = ["docker", "compose"] if is_docker else ["podman-compose"]
-        token = {"Authorization": f"Bearer {self._keys['MUSTER_TOKEN']}"}
-        self._client = httpx.Client(base_url=URL, headers=token, timeout=10)
+        token = (directory / ".secrets/muster_token").read_text()
+        headers = {"Authorization": f"Bearer {token}"}
+        self._client = httpx.Client(
+            base_url=f"http://127.0.0.1:{PORT}", headers=headers, timeout=10
+        )
 
     def compose(self, *words: str) -> None:
         """Run a compose command; raises CalledProcessError with its output."""

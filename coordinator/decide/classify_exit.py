@@ -51,8 +51,13 @@ def classify(
         words = printable(exited.unstarted)
         return AttemptEnd(retry_class=kind, reason=Reason.HOST_EXHAUSTED, message=words)
     reason = _end_reason(snapshot) if kind is RetryClass.STOPPED else _REASONS.get(kind)
-    message, mistake = _describe(kind, snapshot, rank, exited), is_mistake(exited)
-    return AttemptEnd(retry_class=kind, reason=reason, message=message, is_mistake=mistake)
+    return AttemptEnd(
+        retry_class=kind,
+        reason=reason,
+        message=_describe(kind, snapshot, rank, exited),
+        is_mistake=is_mistake(exited),
+        is_raised=rank.raised is not None,
+    )
 
 
 def classify_unobserved(snapshot: JobSnapshot, cause: Cause) -> AttemptEnd:

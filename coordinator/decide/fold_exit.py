@@ -23,7 +23,9 @@ from muster.contracts.retry import RETRIES, SIGNAL_BASE, RetryClass
 from muster.contracts.spec import JobSpec
 
 MISTAKES_LIMIT: Final = 2
-"""A job fails if so many of its first attempts fail and the last one names a mistake in itself."""
+"""A job fails if so many of its first attempts fail and the last one names a mistake in itself.
+
+Kills in between do not count as attempts (`JobSnapshot.count_tries`)."""
 
 
 def fail_job(snapshot: JobSnapshot, failure: JobFailure, now: float) -> JobSnapshot:
@@ -120,16 +122,19 @@ def _restart_or_fail(
     retry = RETRIES.get(ending.retry_class)
     is_from_outside = retry is not None and retry.is_from_outside
     is_unobserved = ending.retry_class is RetryClass.INFRASTRUCTURE and not rank.is_asked_to_stop
+    is_long = _healthy_seconds(rank, now) >= snapshot.backoff.reset_after_seconds
     if is_unobserved or not (retry is None or is_from_outside):
         rank = _count_failure(snapshot, rank, now)
-        if snapshot.is_gang:
-            fruitless, proven = rank.fruitless, rank.proven_step
-            ranks = (replace(it, fruitless=fruitless, proven_step=proven) for it in snapshot.ranks)
-            snapshot = replace(snapshot, ranks=tuple(ranks))
+    elif rank.has_progressed or is_long:
+        rank = replace(rank, proven_step=max(rank.proven_step, 0))
+    if snapshot.is_gang:
+        fruitless, proven = rank.fruitless, rank.proven_step
+        ranks = (replace(it, fruitless=fruitless, proven_step=proven) for it in snapshot.ranks)
+        snapshot = replace(snapshot, ranks=tuple(ranks))
     snapshot = snapshot.with_rank(rank)
     limit = _exhausted_limit(snapshot, rank, ending.retry_class)
     # Only of the first attempts: a program that has worked may miss a file for a moment.
-    is_unproven = rank.fruitless >= MISTAKES_LIMIT > message.incarnation
+    is_unproven = rank.fruitless >= MISTAKES_LIMIT >= snapshot.count_tries(rank)
     if limit is None and is_unproven and ending.is_mistake:
         limit = Reason.INVALID_PROGRAM, "a restart did not help"
     if limit is not None:

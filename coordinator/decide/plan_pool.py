@@ -91,12 +91,12 @@ def may_terminate(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
 
 
 def pool_status(snapshot: JobSnapshot) -> SetStatus | None:
-    """Return PAUSED if the pool is too small or every member has joined a paused round."""
+    """Return PAUSED if members wait for others, or all of them have joined a paused round."""
     group = snapshot.group
     if not snapshot.is_synchronous or snapshot.is_ending or snapshot.status not in _TRAINS:
         return None
     pool = snapshot.pool
-    if pool.is_paused:
+    if pool.is_paused and pool.active:  # without any, there is only a rank to wait for
         troubles = (
             describe_recovery(snapshot, rank, rank.trouble)
             for rank in snapshot.ranks

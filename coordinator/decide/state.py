@@ -12,7 +12,7 @@ from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.messages import Raised, Ready
 from muster.contracts.pool import Pool
 from muster.contracts.rank import NO_PROGRESS, ProcessRecord, ProcessState, RankProgress
-from muster.contracts.retry import DEFAULT_BACKOFF, Backoff, RetryClass
+from muster.contracts.retry import DEFAULT_BACKOFF, RETRIES, Backoff, RetryClass
 from muster.contracts.spec import JobSpec
 
 NEVER: Final = float("-inf")
@@ -69,6 +69,7 @@ class AttemptEnd:
     reason: Reason | None
     message: str
     is_mistake: bool = False  # the program named a mistake in its text or its arguments
+    is_raised: bool = False  # the program raised an error in a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +130,8 @@ class RankSnapshot:
     """How many attempts ended in each class."""
     fruitless: int = 0
     """Failures in a row without progress that the program may have caused."""
-    proven_step: int = -1  # how far the job had got at the last of those failures
+    proven_step: int = -1
+    """How far the job had got at the last of those failures; at least 0 if it has ever worked."""
     step_at_start: int | None = None  # the step at which this attempt began; None while unknown
     has_told_step: bool = False
     """This attempt has reported its step; before that, `progress` is of the previous attempt."""
@@ -279,6 +281,12 @@ class JobSnapshot:
         """Return how many attempts of `rank` ended in this class; a gang counts all its ranks'."""
         counted = self.ranks if self.is_gang else (rank,)
         return sum(one.endings.get(kind, 0) for one in counted)
+
+    def count_tries(self, rank: RankSnapshot) -> int:
+        """Return how many attempts of `rank` have ended; kills of a job that never worked aside."""
+        outside = (kind for kind, retry in RETRIES.items() if retry.is_from_outside)
+        killed = sum(self.count_endings(rank, kind) for kind in outside)
+        return sum(rank.endings.values()) - (killed if rank.proven_step < 0 else 0)
 
     @property
     def in_service(self) -> tuple[RankSnapshot, ...]:

@@ -253,7 +253,8 @@ class BlockComputer:
         for place, batch in enumerate(opened.loaded.batches):
             leaf = Leaf(step=opened.step, shard=opened.block.start + place)
             contribution = self._contribution(opened.state, batch, leaf)
-            self.schema.write(contribution, opened.loaded.weights[place], leaf, target)
+            weight = opened.loaded.weights[place]
+            self.schema.write(contribution, weight, leaf, target, opened.state)
 
 
 def is_unshared(arrays: list[Vector]) -> bool:

@@ -97,19 +97,15 @@ class GradientSchema:
         """The length of the whole vector."""
         return self.gradient_elements + 2 + len(self.metrics)
 
-    def write(self, contribution: Contribution, weight: float, leaf: Leaf, target: Vector) -> None:
-        """Fill `target` with a contribution and the sum of its samples' weights.
+    def write(
+        self, contribution: Contribution, weight: float, leaf: Leaf, target: Vector, state: State
+    ) -> None:
+        """Fill `target` with a contribution, made of `state`, and the sum of its samples' weights.
 
         Raises `InvalidProgram` for names, shapes or dtypes other than at first, and for a number
         that is not finite; `target` is then undefined.
         """
-        _check_contribution(contribution, leaf)
-        expected = [part.name for part in self.parts]
-        _check_same(expected, contribution.gradients, f"the gradients {leaf}")
-        _check_same(self.metrics, contribution.metrics, f"the metrics {leaf}")
-        for part in self.parts:
-            found = contribution.gradients[part.name]
-            _check_gradient(part.name, found, part.shape, leaf)
+        for part, found in zip(self.parts, self._checked(contribution, leaf), strict=True):
             target[part.start : part.stop] = found.reshape(-1)
         numbers = (contribution.loss, weight, *(contribution.metrics[m] for m in self.metrics))
         try:
@@ -118,7 +114,7 @@ class GradientSchema:
         except (TypeError, ValueError, RuntimeError) as error:  # torch raises the last
             raise InvalidProgram(f"the loss or a metric {leaf} is not a number: {error}") from error
         if not np.isfinite(target).all():
-            self._refuse(target, leaf)
+            self._refuse(target, leaf, _blame(state, leaf.step))
 
     def arrays(self, contribution: Contribution, leaf: Leaf) -> list[Vector]:
         """Return the gradients in their order, uncopied; raises `InvalidProgram` as `write` does.
@@ -126,10 +122,7 @@ class GradientSchema:
         Does not check that they are finite.
         """
         found = self._fitting(contribution)
-        if found is None:
-            self.write(contribution, 1.0, leaf, np.empty(self.elements, np.float32))
-            found = [contribution.gradients[part.name] for part in self.parts]
-        return found
+        return self._checked(contribution, leaf) if found is None else found
 
     def numbers(self, contribution: Contribution, weight: float) -> tuple[float, ...]:
         """Return the numbers that `write` puts after the gradients."""
@@ -154,6 +147,15 @@ class GradientSchema:
             metrics=dict(zip(self.metrics, target[end + 2 :].tolist(), strict=True)),
         )
 
+    def _checked(self, contribution: Contribution, leaf: Leaf) -> list[Vector]:
+        _check_contribution(contribution, leaf)
+        expected = [part.name for part in self.parts]
+        _check_same(expected, contribution.gradients, f"the gradients {leaf}")
+        _check_same(self.metrics, contribution.metrics, f"the metrics {leaf}")
+        for part in self.parts:
+            _check_gradient(part.name, contribution.gradients[part.name], part.shape, leaf)
+        return [contribution.gradients[part.name] for part in self.parts]
+
     def _fitting(self, contribution: object) -> list[Vector] | None:
         """Return the gradients if names, shapes and dtypes match exactly, else None.
 
@@ -177,20 +179,19 @@ class GradientSchema:
             found.append(array)
         return found if all(name in metrics for name in self.metrics) else None
 
-    def _refuse(self, written: Vector, leaf: Leaf) -> None:
+    def _refuse(self, written: Vector, leaf: Leaf, cause: str) -> None:
         """Raise `InvalidProgram` for the first number that is not finite."""
         for part in self.parts:
             if not np.isfinite(written[part.start : part.stop]).all():
                 raise InvalidProgram(
                     f"the gradient {part.name!r} {leaf} holds a number that is not finite: "
-                    "look at the data of that step, or take a smaller learning rate"
+                    f"{cause}, or take a smaller learning rate"
                 )
         names = ("loss", "total weight", *(f"metric {name!r}" for name in self.metrics))
         numbers = zip(names, written[self.gradient_elements :].tolist(), strict=True)
         name, value = next(named for named in numbers if not np.isfinite(named[1]))
         raise InvalidProgram(
-            f"the {name} {leaf} is {value} in float32: look at the data of that step, or take a "
-            "smaller learning rate"
+            f"the {name} {leaf} is {value} in float32: {cause}, or take a smaller learning rate"
         )
 
 
@@ -224,7 +225,8 @@ class StateSchema:
         _check_same(self.arrays, state, where)
         for name, (shape, dtype) in self.arrays.items():
             array = state[name]
-            if type(array) is not np.ndarray or array.shape != shape or array.dtype != dtype:
+            kinds = (np.ndarray, dtype.type)  # numpy makes scalars of arrays without dimensions
+            if type(array) not in kinds or array.shape != shape or array.dtype != dtype:
                 raise InvalidProgram(
                     f"{name!r} of {where} is {_described(array)}: expected an array of "
                     f"{dtype} {_dimensions(shape)}, as in the state it was given"
@@ -239,6 +241,15 @@ def read_only(arrays: State) -> dict[str, NDArray[Any]]:
     for view in views.values():
         view.flags.writeable = False
     return views
+
+
+def _blame(state: State, step: int) -> str:
+    """Return where to look for the first number that is not finite."""
+    for name, array in state.items():
+        if not np.isfinite(array).all():
+            made_by = f"update() returned for step {step - 1}" if step else "initial() returned"
+            return f"{name!r} of the state that {made_by} holds one already, so look there"
+    return "look at the data of that step"
 
 
 def _check_contribution(found: object, leaf: Leaf) -> None:

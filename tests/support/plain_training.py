@@ -81,7 +81,7 @@ class PlainTraining:
         contribution = self._program.gradient(read_only(state), batch, random)
         self._shape = self._shape or GradientSchema.of(state, contribution, leaf)
         vector = np.empty(self._shape.elements, np.float32)
-        self._shape.write(contribution, float(place.real), leaf, vector)
+        self._shape.write(contribution, float(place.real), leaf, vector, state)
         return vector
 
 

@@ -83,9 +83,10 @@ def test_remarks_become_the_message(submitter: Submitter) -> None:
 
 
 def test_command_that_cannot_run_is_refused(submitter: Submitter, tmp_path: Path) -> None:
-    (tmp_path / "go").touch(mode=0o755)
-    assert refusal(submitter, command=("go",)) == "command"
-    submitter.prepare(JobRequest(command=("go",), env={"PATH": str(tmp_path)}))
+    name = "muster-test-command"  # that no machine has
+    (tmp_path / name).touch(mode=0o755)
+    assert refusal(submitter, command=(name,)) == "command"
+    submitter.prepare(JobRequest(command=(name,), env={"PATH": str(tmp_path)}))
 
 
 def test_without_any_data_the_synthetic_set_is_announced(submitter: Submitter) -> None:

@@ -112,10 +112,10 @@ def test_a_mistake_in_the_program_is_restarted_once(
         assert story.job.failure.reason is Reason.INVALID_PROGRAM
 
 
-def test_a_mistake_after_other_attempts_is_like_any_error() -> None:
+def test_a_mistake_after_work_is_like_any_error() -> None:
     end: Mapping[str, Any] = {"code": 1, "lines": ["ImportError: libcuda.so.1"]}
     story = Story.commands(world_size=1)
-    story.is_ended(0, signal=SIGKILL).passes(1).plans()
+    story.passes(60).is_ended(0, signal=SIGKILL).passes(1).plans()
     for _ in range(2):
         story.executes(0).is_ended(0, **end).passes(10).plans()
         assert "a second failure" not in (story.job.message or "")

@@ -1,5 +1,6 @@
 """The runner of the harnesses: a run that fails says so, and how to run it again."""
 
+import runpy
 import shlex
 import sys
 from collections.abc import Mapping
@@ -35,3 +36,11 @@ def test_a_run_with_a_fault_exits_with_1(
     printed = capsys.readouterr().out
     assert "3 trials in 20 minutes" in printed
     assert ("FAILED  one is left" in printed, "again: " in printed) == (seed > 0, seed > 0)
+
+
+def test_a_benchmark_that_measured_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    benchmarks = Path(__file__).parents[3] / "bench"
+    monkeypatch.syspath_prepend(benchmarks)
+    recovery = runpy.run_path(str(benchmarks / "recovery.py"))
+    with pytest.raises(SystemExit, match=r"^nothing was measured, .* machine: no step"):
+        recovery["kill_ranks"](None, 0)

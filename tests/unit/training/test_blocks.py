@@ -272,6 +272,19 @@ def test_error_names_step_shard_and_array(
     assert f"in step 1, virtual shard {WRONG}" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("step", "made_by"),
+    [(0, r"initial\(\) returned"), (2, r"update\(\) returned for step 1")],
+)
+def test_a_bad_number_of_the_state_is_not_the_gradients(
+    step: int, made_by: str, drawer: RandomAccess
+) -> None:
+    state = {**Regression().initial(3), "weights": np.full(FEATURES, np.nan, np.float32)}
+    computer = computer_of(drawer)
+    with pytest.raises(InvalidProgram, match=f"not finite: 'weights' of .* {made_by} holds"):
+        computer.compute(Block(3, 0), state, step, np.empty(computer.elements, np.float32))
+
+
 def test_infinite_sum_of_finite_leaves_is_accepted(drawer: RandomAccess) -> None:
     large = np.full(FEATURES, 3e38, np.float32)
 

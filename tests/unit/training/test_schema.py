@@ -36,7 +36,7 @@ def test_summed_numbers_lie_in_one_vector_by_name(
     shape: GradientSchema,
 ) -> None:
     vector = np.empty(shape.elements, np.float32)
-    shape.write(contribution(), 2.0, LEAF, vector)
+    shape.write(contribution(), 2.0, LEAF, vector, STATE)
     assert vector.tolist() == [9, 0, 1, 2, 3, 4, 5, 6.0, 2.0, 2.0, 3.0]
     assert [(part.name, part.start, part.stop) for part in shape.parts] == [
         ("bias", 0, 1),
@@ -69,7 +69,7 @@ def test_program_without_metrics_sums_loss_and_weight() -> None:
     bare = contribution(metrics={})
     shape = GradientSchema.of(STATE, bare, LEAF)
     vector = np.empty(shape.elements, np.float32)
-    shape.write(bare, 2.0, LEAF, vector)
+    shape.write(bare, 2.0, LEAF, vector, STATE)
     assert vector[-2:].tolist() == [6.0, 2.0]
     assert shape.means(vector, vector.copy()).metrics == {}
 
@@ -106,7 +106,7 @@ def test_later_contribution_must_match_the_first(
     shape: GradientSchema, bad: Contribution, problem: str
 ) -> None:
     with pytest.raises(InvalidProgram, match=problem) as caught:
-        shape.write(bad, 2.0, LEAF, np.empty(shape.elements, np.float32))
+        shape.write(bad, 2.0, LEAF, np.empty(shape.elements, np.float32), STATE)
     assert "in step 12, virtual shard 5" in str(caught.value)
 
 
@@ -130,7 +130,7 @@ def test_first_contribution_must_fit_the_state(bad: Contribution, problem: str) 
 def test_new_state_is_copied_into_the_target() -> None:
     target = {name: array.copy() for name, array in STATE.items()}
     new = {name: array + np.ones_like(array) for name, array in STATE.items()}
-    new["bias"] = np.array(1, np.float32)
+    new["bias"] = np.float32(1)  # as numpy computes it from an array without dimensions
     StateSchema.of(STATE).write(new, 3, target)
     assert {name: array.tolist() for name, array in target.items()} == {
         "weights": [[1, 1, 1], [1, 1, 1]],
@@ -146,6 +146,7 @@ def test_new_state_is_copied_into_the_target() -> None:
         ({"weights": np.ones((3, 2), np.float32)}, "'weights' of .* float32 3x2: expected .* 2x3"),
         ({"steps": np.ones(1, np.int32)}, "an array of int32 1: expected an array of int64 1"),
         ({"bias": 1.0}, "'bias' of .* for step 3 is a float: expected an array"),
+        ({"bias": np.float64(1)}, "'bias' of .* for step 3 is a float64: expected an array"),
         ({"more": np.ones(1)}, "for step 3: expected .*, got 'bias', 'more', 'steps', 'weights'"),
     ],
 )
