@@ -166,7 +166,11 @@ def _join_group(
     pool = snapshot.pool
     if pool.members[rank.worker_id].state is WorkerState.SYNCING:
         pool = pools.activate(pool, rank.worker_id, now=now, step=message.step)
-    return replace(snapshot, pool=pool).with_rank(joined)
+    changed = replace(snapshot, pool=pool).with_rank(joined)
+    is_complete = all(changed.ranks[number].joined_round == group.round for number in group.ranks)
+    # A new rank that waits for its own round keeps the request for one.
+    is_complete &= all(member.state is not WorkerState.SYNCING for member in pool.members)
+    return replace(changed, pool=pools.mark_published(pool)) if is_complete else changed
 
 
 def _add(snapshot: JobSnapshot, number: int) -> JobSnapshot:

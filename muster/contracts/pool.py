@@ -80,6 +80,7 @@ class Pool:
     max_workers: int
     members: tuple[Member, ...] = ()
     """Member i has the id i. No member is ever removed from the list."""
+    reconfigure: bool = False  # the members have changed since the last group was published
 
     @property
     def active(self) -> tuple[Member, ...]:
@@ -104,6 +105,11 @@ class Pool:
     def is_active(self, worker_id: int) -> bool:
         """Return whether that worker is active."""
         return any(m.worker_id == worker_id for m in self.active)
+
+    def restarts(self, rank: int) -> int:
+        """Return how many failed workers of `rank` were replaced."""
+        filled = [m.state for m in self.members if m.rank == rank]
+        return filled[:-1].count(WorkerState.FAILED)
 
 
 def move(current: WorkerState, target: WorkerState) -> WorkerState:
@@ -134,7 +140,7 @@ def join(pool: Pool, newcomer: Newcomer, *, now: float, step: int) -> Pool:
         joined_step=step,
         last_heartbeat=now,
     )
-    return replace(pool, members=(*pool.members, accepted))
+    return replace(pool, members=(*pool.members, accepted), reconfigure=True)
 
 
 def activate(pool: Pool, worker_id: int, *, now: float, step: int) -> Pool:
@@ -162,7 +168,7 @@ def leave(pool: Pool, worker_id: int) -> Pool:
         raise PoolError(
             f"worker {worker_id} is {member.state}, and only an active worker can be asked to leave"
         )
-    return _with(pool, _moved(member, WorkerState.DRAINING))
+    return replace(_with(pool, _moved(member, WorkerState.DRAINING)), reconfigure=True)
 
 
 def process_ended(pool: Pool, worker_id: int) -> Pool:
@@ -175,7 +181,12 @@ def process_ended(pool: Pool, worker_id: int) -> Pool:
         return _with(pool, _moved(member, WorkerState.LEFT))
     if member.state not in LIVING:
         return pool
-    return _with(pool, _moved(member, WorkerState.FAILED))
+    return replace(_with(pool, _moved(member, WorkerState.FAILED)), reconfigure=True)
+
+
+def mark_published(pool: Pool) -> Pool:
+    """Record that the group of the present members was published."""
+    return replace(pool, reconfigure=False)
 
 
 def _moved(member: Member, target: WorkerState) -> Member:

@@ -15,6 +15,7 @@ from muster.contracts.pool import (
     activate,
     join,
     leave,
+    mark_published,
     process_ended,
 )
 
@@ -62,8 +63,8 @@ def works(worker_id: int) -> list[Event]:
 
 
 def team(size: int, **limits: int) -> Pool:
-    """Return a pool of active workers."""
-    return pool(*chain.from_iterable(map(works, range(size))), **limits)
+    """Return a published pool of active workers."""
+    return mark_published(pool(*chain.from_iterable(map(works, range(size))), **limits))
 
 
 WAYS: dict[WorkerState, list[Event]] = {
@@ -112,6 +113,19 @@ def test_leaving_worker_drains_and_no_longer_counts() -> None:
     assert [member.worker_id for member in after.active] == [1]
 
 
+def test_restarts_are_counted_per_rank() -> None:
+    after = pool(*works(0), *works(1), ends(1), joins(1), ends(2), joins(1), ends(0), joins(0))
+    assert [after.restarts(rank) for rank in range(3)] == [1, 2, 0]
+    assert pool(*works(0), ends(0)).restarts(0) == 0, "nothing has replaced it yet"
+
+
+def test_replacing_a_left_worker_is_no_restart() -> None:
+    after = pool(*works(0), leaves(0), ends(0), joins(0))
+    assert after.restarts(0) == 0
+    assert process_ended(after, 1).restarts(0) == 0
+    assert pool(lambda _: process_ended(after, 1), joins(0)).restarts(0) == 1
+
+
 @pytest.mark.parametrize("state", [SYNCING, ACTIVE, DRAINING])
 def test_rank_of_a_living_worker_is_refused(state: WorkerState) -> None:
     with pytest.raises(PoolError, match=f"rank 0 is held by worker 0, which is {state}"):
@@ -139,7 +153,7 @@ OUTCOMES = {
 @pytest.mark.parametrize("state", list(WorkerState))
 @pytest.mark.parametrize("request_name", list(REQUESTS))
 def test_each_request_suits_some_states_only(request_name: str, state: WorkerState) -> None:
-    before = pool(*WAYS[state])
+    before = mark_published(pool(*WAYS[state]))
     expected = OUTCOMES.get((request_name, state))
     if expected is None:
         with pytest.raises(PoolError, match=f"worker 0 is {state}, and only"):
@@ -147,6 +161,7 @@ def test_each_request_suits_some_states_only(request_name: str, state: WorkerSta
         return
     after = REQUESTS[request_name](0)(before)
     assert states(after) == [expected]
+    assert after.reconfigure == (expected in {DRAINING, FAILED} and expected is not state)
     assert (after == before) == (expected is state)
 
 
@@ -157,6 +172,13 @@ def test_unknown_worker_ids_are_refused(request_name: str, worker_id: int) -> No
         REQUESTS[request_name](worker_id)(team(2))
     with pytest.raises(PoolError, match="the pool is empty"):
         REQUESTS[request_name](worker_id)(pool())
+
+
+def test_joining_asks_for_a_new_group_until_it_is_published() -> None:
+    joined = pool(joins())
+    assert joined.reconfigure
+    assert not mark_published(joined).reconfigure
+    assert activate(joined, 0, now=0.0, step=0).reconfigure, "the flag stays set"
 
 
 def test_world_size_counts_active_workers() -> None:
