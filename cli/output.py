@@ -108,11 +108,15 @@ def painted(text: str, colour: str) -> str:
 
 
 def _json(body: object) -> str:
-    import msgspec  # noqa: PLC0415  not needed for --help
+    import json  # noqa: PLC0415  not needed for --help
+
+    import msgspec  # noqa: PLC0415  as above
 
     document = msgspec.json.format(msgspec.json.encode(body), indent=2).decode()
     # JSON itself escapes only the control characters below 0x20.
-    return re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", document)
+    return "".join(
+        it if it.isprintable() or it == "\n" else json.dumps(it).strip('"') for it in document
+    )
 
 
 def _yaml(body: object) -> str:
@@ -121,6 +125,8 @@ def _yaml(body: object) -> str:
     yaml: Any = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False
+    # Of what is not ASCII, ruamel.yaml escapes everything or only the control characters.
+    yaml.allow_unicode = "\\u" not in _json(body)
     text = io.StringIO()
     yaml.dump(body, text)
     return text.getvalue().rstrip("\n")
