@@ -160,6 +160,16 @@ def test_a_change_is_logged_with_its_caller(service: Service) -> None:
     assert (logged["path"], logged["caller"]) == ("/jobs/unknown/stop", f"uid:{os.geteuid()}")
 
 
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+def test_a_token_in_a_path_is_masked(service: Service, method: str) -> None:
+    text = f"mst_{'0' * 12}_{'5ec7e7' * 10}"
+    head = f"{method} /jobs/{text} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    answer = service.raw(head.encode())
+    assert status(answer) in {404, 422}
+    assert b"/jobs/mst_[secret]" in answer
+    assert "5ec7e7" not in answer.decode() + service.log.read_text()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")
 def test_another_user_of_this_machine_is_refused(service: Service) -> None:
     script = (
