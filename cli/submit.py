@@ -39,6 +39,10 @@ Location: TypeAlias = Sequence[str | int]
 """A field and what is in it: ``("env", "LR")`` or ``("command", 0)``."""
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
+SIZE_LIMIT_BYTES: Final = 1 << 20
+VALUES_LIMIT: Final = 10_000
+"""More than the API takes. A few lines with aliases can stand for billions of values."""
+
 PATH_FIELDS: Final = ("dataset_dir", "checkpoint_dir", "working_dir", "python")
 
 _UNKNOWN_FIELD: Final = "extra_forbidden"  # `type` of a field error of the API
@@ -276,13 +280,22 @@ class JobFile:
                 f"{path} is not a job file ({', '.join(SUFFIXES)}); to run a command, write -- "
                 f"before it: muster submit -- python train.py"
             )
+        data = "let the program read its data from another file"
         try:
+            if path.stat().st_size > SIZE_LIMIT_BYTES:
+                raise Misuse(f"{path} is not a job file: it is larger than 1 MiB; {data}")
             text = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise Misuse(f"{path} cannot be read: {reason}") from error
         try:
-            root, fields = _yaml().compose(text), _yaml().load(text)
+            root = _yaml().compose(text)
+            if _has_too_many_values(root):
+                raise Misuse(
+                    f"{path} is not a job file: it has more than {VALUES_LIMIT:,} values, each "
+                    f"alias counted as what it stands for; {data}"
+                )
+            fields = _yaml().load(text)
         except MarkedYAMLError as error:
             mark = error.problem_mark
             at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
@@ -313,6 +326,16 @@ class JobFile:
 def _yaml() -> YAML:
     # The pure parser knows YAML 1.2, in which 12:30 and yes are text, and refuses duplicate keys.
     return YAML(typ="safe", pure=True)
+
+
+def _has_too_many_values(root: Any) -> bool:  # noqa: ANN401  as `JobFile.root`
+    count, nodes = 1, [root] if root else []
+    while nodes and count <= VALUES_LIMIT:
+        node = nodes.pop()
+        inner = node.value if node.id in {"mapping", "sequence"} else []
+        nodes += [it[1] for it in inner] if node.id == "mapping" else inner
+        count += len(inner)
+    return count > VALUES_LIMIT
 
 
 def _reason(error: MarkedYAMLError) -> str:
