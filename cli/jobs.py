@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import shlex
+import shutil
 import sys
 import termios
 import time
@@ -13,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from itertools import compress
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
@@ -56,6 +58,9 @@ if TYPE_CHECKING:
 
 HEADER: Final = ("job", "status", "ranks", "step", "loss", "steps/s", "ETA", "restarts", "age")
 
+LEFT_OUT: Final = ("steps/s", "loss", "ETA")
+"""What ``ps`` leaves out on a terminal that is too narrow, this one first."""
+
 RUNS_WIDTH: Final = 64
 """Of a command in ``show``, so that its line fits 80 columns."""
 
@@ -92,7 +97,7 @@ def ps(status: Sequence[str], limit: int, output: Output) -> None:
         )
     jobs = answer.read_as(SummaryList).jobs
     now = datetime.now(UTC)
-    lines = table(HEADER, [row(job, now) for job in jobs])
+    lines = _fitted([row(job, now) for job in jobs])
     colours = ["", *(_colour_of(job.status) for job in jobs)]
     show(output, answer.read_as(object), lines, [job.job_id for job in jobs], colours)
     if answer.total is not None and answer.total > len(jobs):
@@ -100,6 +105,18 @@ def ps(status: Sequence[str], limit: int, output: Output) -> None:
         click.echo(f"{older} not shown (--limit {min(answer.total, 1000)})", err=True)
     elif not jobs:
         click.echo("no jobs; submit one: muster submit --help", err=True)
+
+
+def _fitted(rows: Sequence[Sequence[Cell]]) -> list[str]:
+    """Return the table, without some columns where a terminal is too narrow for all."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    for count in range(len(LEFT_OUT) + 1):
+        kept = [name not in LEFT_OUT[:count] for name in HEADER]
+        header, *cells = (tuple(compress(it, kept)) for it in (HEADER, *rows))
+        lines = list(table(header, cells))
+        if max(map(len, lines)) <= width:
+            break
+    return lines
 
 
 @click.command("show")
