@@ -23,10 +23,8 @@ _BODY_LENGTH: Final = re.compile(
 )
 
 _REFUSAL: Final = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
-    b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\n\r\n"
-    b"A request may have %d header fields and %d KiB of them."
-    % (FIELDS_LIMIT, HEADERS_LIMIT_BYTES >> 10)
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n"
+    b"A request may have 100 header fields, and 128 KiB of them."
 )
 
 

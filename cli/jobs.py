@@ -29,6 +29,7 @@ from cli.output import (
     STATUS_COLOURS,
     Cell,
     Output,
+    Tracebacks,
     cropped,
     facts,
     moment,
@@ -45,7 +46,7 @@ from muster.client.errors import Busy, ClientError, Unreachable
 from muster.client.progress import duration
 from muster.contracts.errors import printable
 from muster.contracts.job import TERMINAL, JobStatus
-from muster.contracts.views import JobView, LogLineView, SummaryList, SummaryView, WorkerView
+from muster.contracts.views import JobView, SummaryList, SummaryView, WorkerView
 from muster.runtime.stderr_messages import print_stderr
 
 if TYPE_CHECKING:
@@ -366,21 +367,24 @@ def logs(
             if output:
                 click.echo(msgspec.json.encode(line).decode())
             else:
-                click.echo(line.line if rank is not None else with_rank(line))
+                click.echo(line.line if rank is not None else with_rank(line.rank, line.line))
 
 
-def with_rank(line: LogLineView) -> str:
+def with_rank(rank: int, line: str) -> str:
     """Return a line after its rank, which has a colour of its own on a terminal."""
-    colour = RANK_COLOURS[line.rank % len(RANK_COLOURS)]
-    return f"{painted(f'[rank {line.rank}]', colour)} {line.line}"
+    colour = RANK_COLOURS[rank % len(RANK_COLOURS)]
+    return f"{painted(f'[rank {rank}]', colour)} {line}"
 
 
-def show_logs_and_events(job: Job) -> None:
+def show_logs_and_events(job: Job, tracebacks: Tracebacks) -> None:
     """Print what the ranks print, and on standard error what happens to them, until the end."""
     events = Thread(target=_print_events, args=[job], daemon=True)
     events.start()
     for line in job.logs(follow=True):
-        click.echo(with_rank(line))
+        for text in tracebacks.pass_on(line.rank, line.line):
+            click.echo(with_rank(line.rank, text))
+    for rank, text in tracebacks.rest():
+        click.echo(with_rank(rank, text))
     events.join()
     job.wait()
 

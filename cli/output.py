@@ -174,6 +174,41 @@ def cropped(text: str, width: int) -> str:
     return f"{text[: max(0, width - 1) - tail]}…{text[len(text) - tail :]}"
 
 
+class Tracebacks:
+    """Shows a traceback that several ranks or attempts print only the first time."""
+
+    def __init__(self) -> None:
+        self._shown: set[str] = set()
+        self._begun: dict[int, list[str]] = {}
+        """By rank, a traceback of which more is to come."""
+
+    def pass_on(self, rank: int, line: str) -> list[str]:
+        """Return what to show now: nothing within a traceback, all of it with its last line."""
+        begun = self._begun.pop(rank, [])
+        if not begun and line != "Traceback (most recent call last):":
+            return [line]
+        begun.append(line)
+        if len(begun) == 1 or line.startswith(" "):
+            self._begun[rank] = begun
+            return []
+        text = "\n".join(begun)
+        if text in self._shown:
+            return [f"{line} (as above)"]
+        self._shown.add(text)
+        return begun
+
+    def rest(self) -> list[tuple[int, str]]:
+        """Return the lines of tracebacks that have no end, after their ranks."""
+        begun, self._begun = self._begun, {}
+        return [(rank, line) for rank, lines in begun.items() for line in lines]
+
+    def shorten(self, message: str) -> str:
+        """Return a message without the tracebacks that it quotes and that were shown."""
+        first, *quoted = message.split("\n  ")
+        kept = [it for line in quoted for it in self.pass_on(-1, line)]
+        return "\n  ".join([first, *kept, *self._begun.pop(-1, [])])
+
+
 def plural(count: int, noun: str) -> str:
     """Return ``1 rank`` or ``2 ranks``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

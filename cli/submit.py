@@ -25,7 +25,7 @@ from cli.connection import ATTACHED_SECONDS, connected
 from cli.errors import ExitCode, Misuse
 from cli.jobs import show_logs_and_events, what_runs
 from cli.lifecycle import watch_to_end
-from cli.output import Output, facts, notice_if_slow, show
+from cli.output import Output, Tracebacks, facts, notice_if_slow, show
 from cli.run import python_option
 from muster.client.errors import Invalid
 from muster.contracts.errors import printable
@@ -205,10 +205,13 @@ def _submit(
         show(output or Output.NAME, answer.read_as(object), [f"{job.id} is {job.status}"], [job.id])
         if job.view.message:
             click.echo(printable(f"note: {job.view.message}"), err=True)
+        tracebacks = Tracebacks()
         watch = (
-            partial(show_logs_and_events, job) if with_logs else partial(job.wait, progress=True)
+            partial(show_logs_and_events, job, tracebacks)
+            if with_logs
+            else partial(job.wait, progress=True)
         )
-        code = ExitCode.OK if detach else watch_to_end(job, watch)
+        code = ExitCode.OK if detach else watch_to_end(job, watch, tracebacks.shorten)
     if code is not ExitCode.INTERRUPTED:  # then watch_to_end has printed how to continue
         click.echo(f"Logs: muster logs -f {job.id}", err=True)
     return code
@@ -280,10 +283,10 @@ class JobFile:
                 f"{path} is not a job file ({', '.join(SUFFIXES)}); to run a command, write -- "
                 f"before it: muster submit -- python train.py"
             )
-        data = "let the program read its data from another file"
+        hint = "a job file describes one job; give data to the program in other files"
         try:
             if path.stat().st_size > SIZE_LIMIT_BYTES:
-                raise Misuse(f"{path} is not a job file: it is larger than 1 MiB; {data}")
+                raise Misuse(f"{path} is larger than 1 MiB: {hint}")
             text = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
@@ -291,10 +294,7 @@ class JobFile:
         try:
             root = _yaml().compose(text)
             if _has_too_many_values(root):
-                raise Misuse(
-                    f"{path} is not a job file: it has more than {VALUES_LIMIT:,} values, each "
-                    f"alias counted as what it stands for; {data}"
-                )
+                raise Misuse(f"{path} has more than 10,000 values, aliases expanded: {hint}")
             fields = _yaml().load(text)
         except MarkedYAMLError as error:
             mark = error.problem_mark

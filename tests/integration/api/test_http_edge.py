@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from http.client import HTTPResponse
 
 import httpx
@@ -113,9 +114,10 @@ def test_a_refused_body_is_not_read_to_its_end(service: Service, length: str) ->
     with socket.create_connection(("127.0.0.1", service.port), timeout=20) as client:
         client.sendall(head.encode())
         assert b"403" in client.recv(4096)
-        with pytest.raises(ConnectionError):
+        with suppress(ConnectionError):
             while sent < limit:
                 sent += client.send(b"10000\r\n" + b" " * 0x10000 + b"\r\n")
+    assert sent < limit
 
 
 def test_what_is_not_http_is_refused(service: Service) -> None:
