@@ -7,9 +7,12 @@ h11 parses the fields when all have arrived, at 5 µs each, and no other client 
 import asyncio
 import re
 import sys
+from http import HTTPStatus
 from typing import Any, Final, cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from api.errors import Problem, problem_response
 
 HEADERS_LIMIT_BYTES: Final = 1 << 17
 """The longest header is a position in the logs of 4096 ranks, about 64 KiB."""
@@ -22,9 +25,18 @@ _BODY_LENGTH: Final = re.compile(
     rb"^(?:content-length:[ \t]*(\d{1,20})|transfer-encoding:)", re.IGNORECASE | re.MULTILINE
 )
 
-_REFUSAL: Final = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n"
-    b"A request may have 100 header fields, and 128 KiB of them."
+_PROBLEM: Final = problem_response(
+    Problem(
+        HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+        "long-headers",
+        f"A request may have {FIELDS_LIMIT} header fields, {HEADERS_LIMIT_BYTES >> 10} KiB in all.",
+        headers={"Connection": "close"},
+    ),
+    scope={},
+)
+_REFUSAL: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\n%s\r\n%s" % (
+    b"".join(b"%s: %s\r\n" % field for field in _PROBLEM.raw_headers),
+    _PROBLEM.body,
 )
 
 

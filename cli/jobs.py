@@ -113,8 +113,8 @@ def _fitted(rows: Sequence[Sequence[Cell]]) -> list[str]:
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
     for count in range(len(LEFT_OUT) + 1):
         kept = [name not in LEFT_OUT[:count] for name in HEADER]
-        header, *cells = (tuple(compress(it, kept)) for it in (HEADER, *rows))
-        lines = list(table(header, cells))
+        cells = [tuple(compress(row, kept)) for row in rows]
+        lines = list(table(tuple(compress(HEADER, kept)), cells))
         if max(map(len, lines)) <= width:
             break
     return lines

@@ -76,8 +76,8 @@ def watch_to_end(
     if not job.is_terminal:
         return ExitCode.OK
     # The message of a completed job was printed when it was submitted.
-    explains = job.view.message and job.status != JobStatus.COMPLETED
-    reason = f": {shorten(job.view.message)}" if explains else ""
+    message = None if job.status == JobStatus.COMPLETED else job.view.message
+    reason = f": {shorten(message)}" if message else ""
     click.echo(printable(f"{job.id} is {job.status}{reason}"), err=True)
     return exit_code_of_job(job.status)
 
