@@ -22,7 +22,7 @@ from database.engine import Database
 from database.errors import DatabaseUnavailable
 from database.tokens import Tokens
 from muster.contracts.settings import TOKEN
-from muster.contracts.token import Scope, Token, id_in, matches
+from muster.contracts.token import Scope, Token, id_in, masked, matches
 from muster.host.peers import normalize_address
 
 CHANGING_METHODS: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
@@ -285,6 +285,7 @@ def log_change(status: int, scope: ASGIScope) -> None:
 
 
 def shorten_path(text: str) -> str:
-    """Return text from a client shortened and without control characters."""
+    """Return text from a client shortened, without control characters and tokens."""
+    text = masked(text)
     shown = repr(text[:_PATH_LIMIT])[1:-1]
     return shown if len(text) <= _PATH_LIMIT else f"{shown}…"

@@ -42,6 +42,7 @@ from database.errors import (
     TokenMissing,
 )
 from muster.contracts.errors import InvalidSpec, MusterError
+from muster.contracts.token import masked
 from muster.contracts.views import FieldError, ProblemView
 from muster.contracts.wire import encodable
 
@@ -133,7 +134,7 @@ def problem_response(problem: Problem, scope: Scope) -> Response:
         errors=problem.errors,
     )
     # json.dumps writes ASCII only: a path may contain what UTF-8 cannot encode.
-    content = json.dumps(msgspec.to_builtins(document))
+    content = masked(json.dumps(msgspec.to_builtins(document)))
     return Response(content, problem.status, headers=problem.headers, media_type=MEDIA_TYPE)
 
 

@@ -38,8 +38,9 @@ from muster.host.peers import normalize_address, uid_of_connection
 BODY_LIMIT_BYTES: Final = 1 << 20
 """A job with 256 variables and 1024 words is far below."""
 
-HEADERS_LIMIT_BYTES: Final = 1 << 17
-"""The longest header is a position in the logs of 4096 ranks, about 64 KiB."""
+UNREAD_BODY_LIMIT_BYTES: Final = 1 << 17
+"""After a request with a longer body, or one of unknown length, the connection is closed: the HTTP
+parser would read what is left of a refused body to its end."""
 
 QUERY_NAMES_LIMIT: Final = 100
 
@@ -87,12 +88,15 @@ class AccessMiddleware:
             headers = Headers(scope=scope)
             request_id = _request_id(headers)
             scope.setdefault("state", {})["request_id"] = request_id
+            added = [(b"x-request-id", request_id.encode())]
+            length_bytes = int(headers.get("content-length", "0"))  # h11 admits digits only
+            if length_bytes > UNREAD_BODY_LIMIT_BYTES or "transfer-encoding" in headers:
+                added.append((b"connection", b"close"))
 
             async def send_named(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     log_change(message["status"], scope)
-                    named = (b"x-request-id", request_id.encode())
-                    message["headers"] = [*message.get("headers", ()), named]
+                    message["headers"] = [*message.get("headers", ()), *added]
                 await send(message)
 
             with bound_contextvars(request_id=request_id):
@@ -151,10 +155,6 @@ class AccessMiddleware:
             raise
 
     def _check_headers(self, scope: Scope, headers: Headers) -> None:
-        # h11 limits incomplete headers only; those that arrive in one piece can be longer.
-        if sum(len(name) + len(value) for name, value in headers.raw) > HEADERS_LIMIT_BYTES:
-            detail = f"The headers may have {HEADERS_LIMIT_BYTES >> 10} KiB in all."
-            raise Problem(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "long-headers", detail)
         found = _HOST.fullmatch(headers.get("host", "").lower())
         host = (found[1] or found[2]) if found else None
         if host not in self._hosts and not _is_in(BARE_PROBES, scope):

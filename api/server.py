@@ -21,7 +21,8 @@ from fastapi import Depends, FastAPI
 from api.auth import Authenticator, TokenCache
 from api.dependencies import PREFIX, AppState, CoordinatorHandle, DiskReserve
 from api.errors import install
-from api.middleware import BODY_LIMIT_BYTES, HEADERS_LIMIT_BYTES, AccessMiddleware, peer_uid
+from api.header_limits import HEADERS_LIMIT_BYTES, LimitedProtocol
+from api.middleware import BODY_LIMIT_BYTES, AccessMiddleware, peer_uid
 from api.rate_limits import RateLimiter
 from api.routes import deletion, jobs, logs, pool, service
 from api.schema import ANY, add_schemas, refusals, refuse_unknown_query
@@ -148,7 +149,7 @@ def _run(settings: ServiceSettings, access: AccessSettings, database: Database) 
     )
     config = uvicorn.Config(
         guarded,
-        http="h11",
+        http=LimitedProtocol,
         h11_max_incomplete_event_size=HEADERS_LIMIT_BYTES,
         limit_concurrency=CONNECTIONS_LIMIT,
         ws="none",

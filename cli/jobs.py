@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import shlex
+import shutil
 import sys
 import termios
 import time
@@ -13,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from itertools import compress
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +29,7 @@ from cli.output import (
     STATUS_COLOURS,
     Cell,
     Output,
+    Tracebacks,
     cropped,
     facts,
     moment,
@@ -43,7 +46,7 @@ from muster.client.errors import Busy, ClientError, Unreachable
 from muster.client.progress import duration
 from muster.contracts.errors import printable
 from muster.contracts.job import TERMINAL, JobStatus
-from muster.contracts.views import JobView, LogLineView, SummaryList, SummaryView, WorkerView
+from muster.contracts.views import JobView, SummaryList, SummaryView, WorkerView
 from muster.runtime.stderr_messages import print_stderr
 
 if TYPE_CHECKING:
@@ -55,6 +58,9 @@ if TYPE_CHECKING:
     from muster.client.http import Query
 
 HEADER: Final = ("job", "status", "ranks", "step", "loss", "steps/s", "ETA", "restarts", "age")
+
+LEFT_OUT: Final = ("steps/s", "loss", "ETA")
+"""What ``ps`` leaves out on a terminal that is too narrow, this one first."""
 
 RUNS_WIDTH: Final = 64
 """Of a command in ``show``, so that its line fits 80 columns."""
@@ -92,7 +98,7 @@ def ps(status: Sequence[str], limit: int, output: Output) -> None:
         )
     jobs = answer.read_as(SummaryList).jobs
     now = datetime.now(UTC)
-    lines = table(HEADER, [row(job, now) for job in jobs])
+    lines = _fitted([row(job, now) for job in jobs])
     colours = ["", *(_colour_of(job.status) for job in jobs)]
     show(output, answer.read_as(object), lines, [job.job_id for job in jobs], colours)
     if answer.total is not None and answer.total > len(jobs):
@@ -100,6 +106,18 @@ def ps(status: Sequence[str], limit: int, output: Output) -> None:
         click.echo(f"{older} not shown (--limit {min(answer.total, 1000)})", err=True)
     elif not jobs:
         click.echo("no jobs; submit one: muster submit --help", err=True)
+
+
+def _fitted(rows: Sequence[Sequence[Cell]]) -> list[str]:
+    """Return the table, without some columns where a terminal is too narrow for all."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    for count in range(len(LEFT_OUT) + 1):
+        kept = [name not in LEFT_OUT[:count] for name in HEADER]
+        cells = [tuple(compress(row, kept)) for row in rows]
+        lines = list(table(tuple(compress(HEADER, kept)), cells))
+        if max(map(len, lines)) <= width:
+            break
+    return lines
 
 
 @click.command("show")
@@ -349,21 +367,24 @@ def logs(
             if output:
                 click.echo(msgspec.json.encode(line).decode())
             else:
-                click.echo(line.line if rank is not None else with_rank(line))
+                click.echo(line.line if rank is not None else with_rank(line.rank, line.line))
 
 
-def with_rank(line: LogLineView) -> str:
+def with_rank(rank: int, line: str) -> str:
     """Return a line after its rank, which has a colour of its own on a terminal."""
-    colour = RANK_COLOURS[line.rank % len(RANK_COLOURS)]
-    return f"{painted(f'[rank {line.rank}]', colour)} {line.line}"
+    colour = RANK_COLOURS[rank % len(RANK_COLOURS)]
+    return f"{painted(f'[rank {rank}]', colour)} {line}"
 
 
-def show_logs_and_events(job: Job) -> None:
+def show_logs_and_events(job: Job, tracebacks: Tracebacks) -> None:
     """Print what the ranks print, and on standard error what happens to them, until the end."""
     events = Thread(target=_print_events, args=[job], daemon=True)
     events.start()
     for line in job.logs(follow=True):
-        click.echo(with_rank(line))
+        for text in tracebacks.pass_on(line.rank, line.line):
+            click.echo(with_rank(line.rank, text))
+    for rank, text in tracebacks.rest():
+        click.echo(with_rank(rank, text))
     events.join()
     job.wait()
 

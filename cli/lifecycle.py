@@ -54,9 +54,12 @@ def wait(job: str, until: str, timeout: float | None) -> None:
         sys.exit(ExitCode.OK if found.status == until else code)
 
 
-def watch_to_end(job: Job, watch: Callable[[], object]) -> ExitCode:
+def watch_to_end(
+    job: Job, watch: Callable[[], object], shorten: Callable[[str], str] = str
+) -> ExitCode:
     """Call `watch`, which waits for the job, and return the exit code of the command.
 
+    `shorten` leaves out of the job's message what `watch` has printed.
     Ctrl-C and SIGTERM detach and leave the job running. Raises `ClientError`.
     """
     sigterm = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -73,8 +76,8 @@ def watch_to_end(job: Job, watch: Callable[[], object]) -> ExitCode:
     if not job.is_terminal:
         return ExitCode.OK
     # The message of a completed job was printed when it was submitted.
-    explains = job.view.message and job.status != JobStatus.COMPLETED
-    reason = f": {job.view.message}" if explains else ""
+    message = None if job.status == JobStatus.COMPLETED else job.view.message
+    reason = f": {shorten(message)}" if message else ""
     click.echo(printable(f"{job.id} is {job.status}{reason}"), err=True)
     return exit_code_of_job(job.status)
 

@@ -108,11 +108,15 @@ def painted(text: str, colour: str) -> str:
 
 
 def _json(body: object) -> str:
-    import msgspec  # noqa: PLC0415  not needed for --help
+    import json  # noqa: PLC0415  not needed for --help
+
+    import msgspec  # noqa: PLC0415  as above
 
     document = msgspec.json.format(msgspec.json.encode(body), indent=2).decode()
     # JSON itself escapes only the control characters below 0x20.
-    return re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", document)
+    return "".join(
+        it if it.isprintable() or it == "\n" else json.dumps(it).strip('"') for it in document
+    )
 
 
 def _yaml(body: object) -> str:
@@ -121,6 +125,8 @@ def _yaml(body: object) -> str:
     yaml: Any = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False
+    # Of what is not ASCII, ruamel.yaml escapes everything or only the control characters.
+    yaml.allow_unicode = "\\u" not in _json(body)
     text = io.StringIO()
     yaml.dump(body, text)
     return text.getvalue().rstrip("\n")
@@ -166,6 +172,41 @@ def cropped(text: str, width: int) -> str:
         return text
     tail = max(0, width - 1) // 2
     return f"{text[: max(0, width - 1) - tail]}…{text[len(text) - tail :]}"
+
+
+class Tracebacks:
+    """Shows a traceback that several ranks or attempts print only the first time."""
+
+    def __init__(self) -> None:
+        self._shown: set[str] = set()
+        self._begun: dict[int, list[str]] = {}
+        """By rank, a traceback of which more is to come."""
+
+    def pass_on(self, rank: int, line: str) -> list[str]:
+        """Return what to show now: nothing within a traceback, all of it with its last line."""
+        begun = self._begun.pop(rank, [])
+        if not begun and line != "Traceback (most recent call last):":
+            return [line]
+        begun.append(line)
+        if len(begun) == 1 or line.startswith(" "):
+            self._begun[rank] = begun
+            return []
+        text = "\n".join(begun)
+        if text in self._shown:
+            return [f"{line} (as above)"]
+        self._shown.add(text)
+        return begun
+
+    def rest(self) -> list[tuple[int, str]]:
+        """Return the lines of tracebacks that have no end, after their ranks."""
+        begun, self._begun = self._begun, {}
+        return [(rank, line) for rank, lines in begun.items() for line in lines]
+
+    def shorten(self, message: str) -> str:
+        """Return a message without the tracebacks that it quotes and that were shown."""
+        first, *quoted = message.split("\n  ")
+        kept = [it for line in quoted for it in self.pass_on(-1, line)]
+        return "\n  ".join([first, *kept, *self._begun.pop(-1, [])])
 
 
 def plural(count: int, noun: str) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from cli.output import ROUTINE_EVENTS, say
+from cli.output import ROUTINE_EVENTS, Tracebacks, say
 from muster.contracts.environ import RANK_DEFAULTS
 from muster.contracts.job import JobId
 from muster.contracts.paths import JobFiles, LogName
@@ -217,6 +217,7 @@ class LogRelay:
         """`write` receives one or several lines. What the logs hold already is skipped."""
         self._logs = logs
         self._write = write
+        self.tracebacks = Tracebacks()
         self._positions = {name: path.stat().st_size for name, path in self._files()}
 
     def pass_on(self, *, is_over: bool = False) -> bool:
@@ -233,14 +234,19 @@ class LogRelay:
                 if taken:
                     has_news = True
                     self._positions[name] += len(taken)
-                    lines = taken.decode(errors="replace").removesuffix("\n").split("\n")
-                    self._write("\n".join(f"[{name.rank}] {line}" for line in lines))
+                    shown = []
+                    for line in taken.decode(errors="replace").removesuffix("\n").split("\n"):
+                        shown += self.tracebacks.pass_on(name.rank, line)
+                    if shown:
+                        self._write("\n".join(f"[{name.rank}] {line}" for line in shown))
         return has_news
 
     def finish(self) -> None:
         """Write everything, also unfinished lines. The ranks must have ended."""
         while self.pass_on(is_over=True):
             pass
+        for rank, line in self.tracebacks.rest():
+            self._write(f"[{rank}] {line}")
 
     def _files(self) -> Iterator[tuple[LogName, Path]]:
         named = ((LogName.parse(path.name), path) for path in self._logs.glob("*.log"))
@@ -276,7 +282,7 @@ class _Terminal:
     def show_event(self, event: Event) -> None:
         message = OWN_MESSAGES.get(event.kind, event.message)
         if message and event.kind not in ROUTINE_EVENTS:
-            say(message)
+            say(self._relay.tracebacks.shorten(message))
 
     def show_progress(self, workers: Sequence[RankRecord]) -> None:
         """Print nothing: ranks print their progress themselves."""

@@ -26,7 +26,7 @@ from cli.connection import ATTACHED_SECONDS, connected
 from cli.errors import ExitCode, Misuse
 from cli.jobs import show_logs_and_events, what_runs
 from cli.lifecycle import watch_to_end
-from cli.output import Output, facts, notice_if_slow, show
+from cli.output import Output, Tracebacks, facts, notice_if_slow, show
 from cli.run import python_option
 from muster.client.errors import Invalid
 from muster.contracts.errors import printable
@@ -43,6 +43,10 @@ Location: TypeAlias = Sequence[str | int]
 """A field and what is in it: ``("env", "LR")`` or ``("command", 0)``."""
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
+SIZE_LIMIT_BYTES: Final = 1 << 20
+VALUES_LIMIT: Final = 10_000
+"""More than the API takes. A few lines with aliases can stand for billions of values."""
+
 PATH_FIELDS: Final = ("dataset_dir", "checkpoint_dir", "working_dir", "python")
 
 _IMPORTS_MUSTER: Final = re.compile(r"(?m)^\s*(import|from) muster\b")
@@ -208,10 +212,13 @@ def _submit(
         show(output or Output.NAME, answer.read_as(object), [f"{job.id} is {job.status}"], [job.id])
         for note in _notes(job):
             click.echo(printable(f"note: {note}"), err=True)
+        tracebacks = Tracebacks()
         watch = (
-            partial(show_logs_and_events, job) if with_logs else partial(job.wait, progress=True)
+            partial(show_logs_and_events, job, tracebacks)
+            if with_logs
+            else partial(job.wait, progress=True)
         )
-        code = ExitCode.OK if detach else watch_to_end(job, watch)
+        code = ExitCode.OK if detach else watch_to_end(job, watch, tracebacks.shorten)
     if code is not ExitCode.INTERRUPTED:  # then watch_to_end has printed how to continue
         click.echo(f"Logs: muster logs -f {job.id}", err=True)
     return code
@@ -325,13 +332,19 @@ class JobFile:
                 f"{path} is not a job file ({', '.join(SUFFIXES)}); to run a command, write -- "
                 f"before it: muster submit -- python train.py"
             )
+        hint = "a job file describes one job; give data to the program in other files"
         try:
+            if path.stat().st_size > SIZE_LIMIT_BYTES:
+                raise Misuse(f"{path} is larger than 1 MiB: {hint}")
             text = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise Misuse(f"{path} cannot be read: {reason}") from error
         try:
-            root, fields = _yaml().compose(text), _yaml().load(text)
+            root = _yaml().compose(text)
+            if _has_too_many_values(root):
+                raise Misuse(f"{path} has more than 10,000 values, aliases expanded: {hint}")
+            fields = _yaml().load(text)
         except MarkedYAMLError as error:
             mark = error.problem_mark
             at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
@@ -362,6 +375,16 @@ class JobFile:
 def _yaml() -> YAML:
     # The pure parser knows YAML 1.2, in which 12:30 and yes are text, and refuses duplicate keys.
     return YAML(typ="safe", pure=True)
+
+
+def _has_too_many_values(root: Any) -> bool:  # noqa: ANN401  as `JobFile.root`
+    count, nodes = 1, [root] if root else []
+    while nodes and count <= VALUES_LIMIT:
+        node = nodes.pop()
+        inner = node.value if node.id in {"mapping", "sequence"} else []
+        nodes += [it[1] for it in inner] if node.id == "mapping" else inner
+        count += len(inner)
+    return count > VALUES_LIMIT
 
 
 def _reason(error: MarkedYAMLError) -> str:

@@ -18,7 +18,7 @@ LEARNING_RATE = 0.05
 
 run = muster.join()
 state = run.restore() or {}
-print(f"rank {run.rank} of {run.world_size} begins after step {run.steps_done}", flush=True)
+print(f"one of {run.world_size} ranks begins after step {run.steps_done}", flush=True)
 
 for batch in run.batches():
     inputs = np.array([sample["x"] for sample in batch])
@@ -43,4 +43,4 @@ else:
     if state:
         run.checkpoint(state)
 
-print(f"rank {run.rank} of {run.world_size} ends after step {run.steps_done}", flush=True)
+print(f"one of {run.world_size} ranks ends after step {run.steps_done}", flush=True)

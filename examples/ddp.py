@@ -29,7 +29,7 @@ if saved.exists():
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     begin = state["step"]
-print(f"rank {rank} of {dist.get_world_size()} begins after step {begin}", flush=True)
+print(f"one of {dist.get_world_size()} ranks begins after step {begin}", flush=True)
 
 for step in range(begin + 1, STEPS + 1):
     generator = torch.Generator().manual_seed(step * 1000 + rank)  # your data loader
@@ -48,5 +48,5 @@ for step in range(begin + 1, STEPS + 1):
         draft.replace(saved)  # atomic: a kill leaves the old checkpoint or the new one
 
 weights = torch.cat([part.detach().flatten() for part in model.parameters()])
-print(f"rank {rank} ends with weights of sum {weights.double().sum().item()!r}", flush=True)
+print(f"ends with weights of sum {weights.double().sum().item()!r}", flush=True)
 dist.destroy_process_group()

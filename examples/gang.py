@@ -65,10 +65,10 @@ def save(step, total):
 # Nobody saves before all have met, so all read the same.
 begun, total = json.loads(saved.read_text()) if saved.exists() else (0, 0)
 peers = meet()
-print(f"rank {rank} of {world_size} at port {meeting[1]} goes on from step {begun}", flush=True)
+print(f"one of {world_size} ranks at port {meeting[1]} goes on from step {begun}", flush=True)
 for step in range(begun + 1, STEPS + 1):
     total += add_up(step * (rank + 1), peers)
     if rank == 0 and step % 5 == 0:
         save(step, total)
     time.sleep(PAUSE_SECONDS)
-print(f"rank {rank} has the sum {total}", flush=True)
+print(f"has the sum {total}", flush=True)

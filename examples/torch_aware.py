@@ -20,7 +20,7 @@ parts = {"model": model, "optimizer": optimizer}
 run = muster.join()
 for name, state in (run.restore() or {}).items():
     parts[name].load_state_dict(state)
-print(f"rank {run.rank} of {run.world_size} begins after step {run.steps_done}", flush=True)
+print(f"one of {run.world_size} ranks begins after step {run.steps_done}", flush=True)
 
 for batch in run.batches():
     inputs = torch.tensor([sample["x"] for sample in batch])

@@ -81,6 +81,11 @@ def id_in(text: str) -> str | None:
     return found["id"] if found else None
 
 
+def masked(text: str) -> str:
+    """Return `text` with every token in it replaced: by mistake one may be part of a path."""
+    return re.sub(rf"mst_[0-9a-f]{{{2 * ID_BYTES}}}_[0-9a-f]+", "mst_[secret]", text)
+
+
 def sha256_of(text: str) -> str:
     """Return the hash that is stored of a token's text."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()

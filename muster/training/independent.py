@@ -103,4 +103,4 @@ def _shapes(state: State) -> dict[str, tuple[int, ...]]:
 
 def _print(run: Run, words: str) -> None:
     total = "" if run.total_steps is None else f"/{run.total_steps}"
-    print_stdout(f"rank {run.rank}  step {run.steps_done}{total}  {words}")
+    print_stdout(f"step {run.steps_done}{total}  {words}")

@@ -197,7 +197,7 @@ class Reporter:
         )
 
     def _print(self, step: int, words: str) -> None:
-        print_stdout(f"rank {self._settings.rank}  step {step}/{self._total_steps}  {words}")
+        print_stdout(f"step {step}/{self._total_steps}  {words}")
 
 
 def _wait(seconds: float, check: Callable[[], None]) -> None:

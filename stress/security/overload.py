@@ -38,7 +38,8 @@ CLOSED = 0
 REFUSALS = {
     "flood": {429},
     "streams": {429},
-    "long headers": {431, 400, CLOSED},
+    "long headers": {431, CLOSED},
+    "header lines": {431, CLOSED},
     "large bodies": {413, CLOSED},
     "many names": {414, 422},
 }
@@ -47,6 +48,7 @@ PASSES = {
     "flood": 200,
     "streams": 200,
     "long headers": 200,
+    "header lines": 200,
     "large bodies": 201,
     "many names": 200,
 }

@@ -42,6 +42,10 @@ STREAMS = 100
 LONG_HEADER = b"a" * (200 << 10)
 """More than the limit of 128 KiB, and less than one read of asyncio."""
 
+HEADER_LINES = b"GET /jobs HTTP/1.1\r\nhost: localhost\r\n" + b"a:\r\n" * 32_000 + b"\r\n"
+HEADER_LINES_AT_ONCE = 48
+"""Without a limit of header fields, they hold up all others for seconds."""
+
 LARGE_BODY = b"x" * (2 << 20)
 MANY_NAMES = [f"n{number}" for number in range(15_000)]
 """A query of them is below the limit of headers, 128 KiB, which refuses longer ones."""
@@ -135,6 +139,8 @@ class Attackers:
                 group.create_task(self._slow_client(kind, crowd, number * SLOW_SECONDS))
             group.create_task(self._floods())
             group.create_task(self._long_headers())
+            for _ in range(HEADER_LINES_AT_ONCE):
+                group.create_task(self._repeat("header lines", [HEADER_LINES]))
             group.create_task(self._large_bodies())
             group.create_task(self._many_names())
             group.create_task(self._many_streams())

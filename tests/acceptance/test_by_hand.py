@@ -15,7 +15,7 @@ def test_a_worker_runs_without_services(terminal: Terminal) -> None:
     rank = {"JOB_ID": "test", "RANK": "0", "WORLD_SIZE": "4"}
     code, output = terminal.run("-P", "-m", "worker", **rank)
     assert code == 0, output
-    assert "rank 0  step 8/8  is done" in output
+    assert "step 8/8  is done" in output.splitlines()
     code, output = terminal.run("-P", "-m", "worker", **rank)
     assert code == 0, output
     assert "goes on from its checkpoint of step 8" in output

@@ -6,6 +6,8 @@ import re
 import socket
 import subprocess
 import sys
+from contextlib import suppress
+from http.client import HTTPResponse
 
 import httpx
 import pytest
@@ -78,6 +80,46 @@ def test_invalid_json_is_refused_with_its_line(client: httpx.Client) -> None:
     assert answer.json()["detail"].endswith("at line 2, column 14")
 
 
+LINES = b"\n" * 1000 + b'{"world_size": 0}'
+KEPT_POST = post(LINES).replace(b"Connection: close\r\n", b"")
+FIELDS = GET + b"a:\r\n" * 99
+
+
+@pytest.mark.parametrize(
+    "before", [b"", FIELDS + b"\r\n", KEPT_POST], ids=["first", "after a request", "after a body"]
+)
+def test_a_101st_header_field_is_refused_as_it_arrives(service: Service, before: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as client:
+        client.sendall(before)
+        if before:
+            answer = HTTPResponse(client)
+            answer.begin()
+            assert answer.status in {200, 422}
+            answer.read()
+        client.sendall(FIELDS + b"b")
+        client.sendall(b":\r\n")
+        assert status(client.recv(65536)) == 431
+
+
+def test_the_lines_of_a_body_are_no_header_fields(service: Service) -> None:
+    answers = service.raw(KEPT_POST * 2 + post(LINES))
+    assert answers.count(b"HTTP/1.1 422") == 3
+
+
+@pytest.mark.parametrize("length", ["Content-Length", "Transfer-Encoding"])
+def test_a_refused_body_is_not_read_to_its_end(service: Service, length: str) -> None:
+    sent, limit = 0, 64 << 20
+    value = {"Content-Length": str(1 << 40), "Transfer-Encoding": "chunked"}[length]
+    head = f"POST /jobs HTTP/1.1\r\nHost: evil.example\r\n{length}: {value}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as client:
+        client.sendall(head.encode())
+        assert b"403" in client.recv(4096)
+        with suppress(ConnectionError):
+            while sent < limit:
+                sent += client.send(b"10000\r\n" + b" " * 0x10000 + b"\r\n")
+    assert sent < limit
+
+
 def test_what_is_not_http_is_refused(service: Service) -> None:
     assert status(service.raw(b"\x16\x03\x01 hello\r\n\r\n")) == 400
 
@@ -118,6 +160,16 @@ def test_a_change_is_logged_with_its_caller(service: Service) -> None:
     logged = json.loads(line)
     assert (logged["action"], logged["status"]) == ("request_answered", 404)
     assert (logged["path"], logged["caller"]) == ("/jobs/unknown/stop", f"uid:{os.geteuid()}")
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+def test_a_token_in_a_path_is_masked(service: Service, method: str) -> None:
+    text = f"mst_{'0' * 12}_{'5ec7e7' * 10}"
+    head = f"{method} /jobs/{text} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    answer = service.raw(head.encode())
+    assert status(answer) in {404, 422}
+    assert b"/jobs/mst_[secret]" in answer
+    assert "5ec7e7" not in answer.decode() + service.log.read_text()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")

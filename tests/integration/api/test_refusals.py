@@ -40,7 +40,7 @@ def names(service: Service, client: httpx.Client, stand_in: StandIn) -> Iterator
     etag = client.get("/jobs/elastic").headers["etag"]
     sizes = {"hundred": 100, "kib": 1024, "long": 5000, "headers": 130 << 10}
     crowds = {
-        "query": "&".join(f"status{number}" for number in range(15_000)),
+        "query": "&".join(f"status{number}" for number in range(10_000)),
         "env": json.dumps({"env": {f"A{number}": "" for number in range(1000)}}),
         "words": json.dumps({"command": [""] * 2001}),
     }

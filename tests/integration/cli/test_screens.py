@@ -90,6 +90,22 @@ def test_colours_are_for_a_terminal_without_no_color(
         assert "\x1b" not in plain.written + muster(*words).stdout
 
 
+def test_ps_fits_the_terminal(
+    screen: Opened, stand_in: StandIn, muster: Muster, client: httpx.Client
+) -> None:
+    job = client.post("/jobs", json={"world_size": 2, "command": ["true"]}).json()["job_id"]
+    rank = worker(0, step=123_456, total_steps=999_999, throughput_steps_per_sec=123.4, loss=0.5)
+    stand_in.run(job, rank)
+    listing = screen("ps", "-s", "RUNNING", NO_COLOR="1")
+    assert listing.end() == 0
+    header, *rows = listing.written.splitlines()
+    assert "steps/s" not in header
+    assert max(map(len, rows)) <= COLUMNS
+    assert any(row.startswith(f"{job}  RUNNING") for row in rows)
+    assert "steps/s" in muster("ps").stdout, "programs read all columns"
+    stand_in.end(job)
+
+
 def test_message_comes_below_the_progress_line(screen: Opened, job: str) -> None:
     watching = screen("wait", job, "--timeout", "0.1")
     assert watching.end() == ExitCode.TIMED_OUT

@@ -240,12 +240,20 @@ def test_attached_submit_shows_logs_and_events(
     stand_in.move(watching.job_id, JobStatus.QUEUED, message=why, reason=Reason.WAITING_FOR_SLOTS)
     watching.see(f"{watching.job_id} is QUEUED: {why}")
     stand_in.run(watching.job_id, worker(0), worker(1))
-    agent.write(watching.job_id, 1, "step 1\n")
+    agent.write(
+        watching.job_id, 1, "step 1\n" + 2 * "Traceback (most recent call last):\nOSError\n"
+    )
     lost = Event(at=utc_now(), kind="job_recovering", message="rank 0 was lost")
     stand_in.write(watching.job_id, events=[lost])
     watching.see("muster: rank 0 was lost")
-    stand_in.move(watching.job_id, JobStatus.COMPLETED)
-    assert watching.ended()[:2] == (ExitCode.OK, "[rank 1] step 1\n")
+    message = "the end of its log:\n  Traceback (most recent call last):\n  OSError"
+    stand_in.move(watching.job_id, JobStatus.FAILED, message=message)
+    code, printed, said = watching.ended()
+    assert code == ExitCode.FAILED
+    first, *shown = printed.splitlines()
+    assert (first, shown[0]) == ("[rank 1] step 1", "[rank 1] Traceback (most recent call last):")
+    assert shown[1:] == ["[rank 1] OSError", "[rank 1] OSError (as above)"]
+    assert "the end of its log:\n  OSError (as above)\n" in said
 
 
 @pytest.mark.parametrize("watching", [("--no-logs",), ("-o", "name")], indirect=True)

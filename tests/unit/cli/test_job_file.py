@@ -87,6 +87,25 @@ def test_invalid_file_is_refused_with_its_place(path: Path, content: bytes, mess
         JobFile.read(path)
 
 
+LAUGHS = "".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]\n" for n in range(1, 5))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (f"name: a\n#{' ' * (1 << 20)}", "is larger than 1 MiB"),
+        (f"command: {[0] * 10_000}\n", "has more than 10,000 values"),
+        (f"l0: &l0 [a]\n{LAUGHS}", "has more than 10,000 values"),
+        ("labels: &a {b: *a}\n", "has more than 10,000 values"),
+    ],
+    ids=["bytes", "values", "aliases", "endless"],
+)
+def test_a_large_file_is_refused_in_one_sentence(text: str, reason: str) -> None:
+    with pytest.raises(Misuse, match=f"job.yaml {reason}") as refused:
+        read(text)
+    assert "\n" not in str(refused.value)
+
+
 def test_missing_file_is_named_once(path: Path) -> None:
     with pytest.raises(Misuse) as refused:
         JobFile.read(path)

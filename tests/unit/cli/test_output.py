@@ -25,14 +25,16 @@ from cli.output import (
     table,
 )
 
-CONTROLS = "\x1b]0;done\x07\x1b[2J\x7f\x9bm"
+CONTROLS = "\x1b]0;done\x07\x1b[2J\x7f\x9bm\u202e\u200b\U000e0001"
 
 
 @pytest.mark.parametrize("form", Output)
 def test_no_control_character_reaches_a_terminal(
     form: Output, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    show(form, {"name": CONTROLS}, [f"name  {CONTROLS}", "größe"], [CONTROLS])
+    show(
+        form, {"name": f"a{CONTROLS}", "mark": "\u202e"}, [f"name  {CONTROLS}", "größe"], [CONTROLS]
+    )
     assert all(line.isprintable() for line in capsys.readouterr().out.splitlines())
 
 

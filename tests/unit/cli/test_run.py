@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import indent
 
 import click
 import pytest
@@ -116,6 +117,13 @@ def test_visible_gpus_are_counted(tmp_path: Path, visible: str | None, count: in
         assert visible_gpus(environ, tmp_path / "none") == 0
 
 
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "train.py", line 1, in <module>
+    import a
+ModuleNotFoundError: No module named 'a'"""
+
+
 class Logs:
     """The logs of a job, a relay that follows them, and what it wrote."""
 
@@ -149,6 +157,22 @@ def test_each_line_is_shown_once_with_its_rank(logs: Logs) -> None:
     logs.append(0, "of the next process\n", attempt=1)
     relay.pass_on()
     assert logs.written[2:] == ["[0] three", "[0] of the next process"]
+
+
+def test_a_traceback_of_several_ranks_is_shown_once(logs: Logs) -> None:
+    relay = logs.relay()
+    for rank in (0, 1):
+        logs.append(rank, f"{TRACEBACK}\nbye\n")
+    logs.append(2, TRACEBACK.replace("'a'", "'b'"))
+    logs.append(3, "Traceback (most recent call last):\n  File")
+    relay.finish()
+    shown = "\n".join(logs.written).splitlines()
+    assert shown[:5] == [f"[0] {line}" for line in (*TRACEBACK.splitlines(), "bye")]
+    again = "ModuleNotFoundError: No module named 'a' (as above)"
+    assert shown[5:7] == [f"[1] {again}", "[1] bye"]
+    assert len(shown) == 5 + 2 + 4 + 2
+    end = f"it failed; the last lines of its log:\n{indent(TRACEBACK, '  ')}\n  install it"
+    assert relay.tracebacks.shorten(end).splitlines()[1:] == [f"  {again}", "  install it"]
 
 
 def test_unfinished_line_is_shown_at_the_end_only(logs: Logs) -> None:
