@@ -98,6 +98,8 @@ class S3Client:
             raise StoreRefused(f"s3:// needs boto3: {install_command('s3')}") from error
         self.endpoint: Final = settings.endpoint or "AWS"
         self.probed: Final = set[str]()  # buckets that `muster.objects.probe` has accepted
+        self.puts_whole = False  # set by the probe where uploads in parts ignore conditions
+        self._is_bare: bool | None = None  # how If-Match spells ETags; None until one has matched
         if retry_seconds is not None:
             self.retry_seconds = retry_seconds
         # Some stores refuse the checksums that boto3 adds since 1.36.
@@ -177,8 +179,8 @@ class S3Client:
         size_bytes, xxh3 = sum(map(len, buffers)), digest.hexdigest()
         etag = ""
         with suppress(PreconditionFailed, ObjectMissing):  # NoSuchUpload: ours is complete
-            if size_bytes > PART_BYTES:
-                self._upload(location, buffers, size_bytes, xxh3)
+            if size_bytes > PART_BYTES and not self.puts_whole:
+                self.upload(location, buffers, size_bytes, xxh3)
             else:
                 whole = {"Body": b"".join(buffers), "Metadata": {HASH: xxh3}}
                 etag = self._call("put_object", location, whole, _condition())["ETag"]
@@ -197,15 +199,21 @@ class S3Client:
         `content` must be unique: it tells whether a write without an answer took place. Raises
         `PreconditionFailed` if there is another version, or `ObjectMissing`.
         """
+        spelled, other = etag, etag and etag.strip('"')
+        if self._is_bare:
+            spelled, other = other, spelled
         try:
-            body, condition = {"Body": content}, _condition(etag)
-            return str(self._call("put_object", location, body, condition)["ETag"])
-        except (PreconditionFailed, ObjectMissing):
-            with suppress(PreconditionFailed, ObjectMissing):
-                found, now = self.read(location, len(content))
-                if found == content:
-                    return now
-            raise
+            now = self._swap(location, content, spelled)
+        except PreconditionFailed:
+            # Ceph matches only an ETag without its quotes. A store that has matched one with them
+            # is not asked this way: it might take the other for no condition.
+            if etag is None or self._is_bare is False or self.head(location).etag != etag:
+                raise
+            spelled = other
+            now = self._swap(location, content, spelled)
+        if etag is not None:
+            self._is_bare = spelled != etag
+        return now
 
     def list(self, location: S3Location, start: str = "") -> Iterator[Stored]:
         """Yield the objects below `location` whose names begin with `start`, page by page."""
@@ -236,9 +244,10 @@ class S3Client:
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(lambda each: self._call("delete_object", each), locations))
 
-    def _upload(
+    def upload(
         self, location: S3Location, buffers: Sequence[memoryview], size_bytes: int, xxh3: str
     ) -> None:
+        """Create an object by parts. Raises `PreconditionFailed`, unless the store ignores that."""
         noted = {"Metadata": {HASH: xxh3}}
         upload_id = self._call("create_multipart_upload", location, noted)["UploadId"]
         upload = {"UploadId": upload_id}
@@ -261,6 +270,17 @@ class S3Client:
             if not isinstance(error, StoreUnavailable):  # an abort would fail too
                 with suppress(ObjectStoreError):
                     self.abort(location, upload_id)
+            raise
+
+    def _swap(self, location: S3Location, content: bytes, if_match: str | None) -> str:
+        try:
+            body, condition = {"Body": content}, _condition(if_match)
+            return str(self._call("put_object", location, body, condition)["ETag"])
+        except (PreconditionFailed, ObjectMissing):
+            with suppress(PreconditionFailed, ObjectMissing):
+                found, now = self.read(location, len(content))
+                if found == content:
+                    return now
             raise
 
     def _pages(self, operation: str, location: S3Location, **more: str) -> Iterator[dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Final
 
 from muster.contracts.location import S3Location
 from muster.objects.client import S3Client
-from muster.objects.errors import ObjectStoreError, PreconditionFailed, StoreRefused
+from muster.objects.errors import ObjectMissing, ObjectStoreError, PreconditionFailed, StoreRefused
 
 WRITERS: Final = 16
 
@@ -68,6 +68,12 @@ def _lacking(client: S3Client, one: S3Location, race: S3Location) -> str | None:
     with suppress(PreconditionFailed):
         client.compare_and_swap(one, b"swapped again", first.etag)
         return "it replaces an object in spite of If-Match with another ETag"
+    try:
+        client.upload(one, [memoryview(b"parts")], 5, "")
+    except (PreconditionFailed, ObjectMissing) as error:
+        client.puts_whole = isinstance(error, ObjectMissing)  # complete, and the answer was lost
+    else:
+        client.puts_whole = True
     return None
 
 

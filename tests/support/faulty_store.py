@@ -30,6 +30,15 @@ LATE_SECONDS: Final = 0.05
 
 Rewrite: TypeAlias = Callable[[str, dict[str, str]], None]
 
+
+def as_ceph(operation: str, headers: dict[str, str]) -> None:
+    """Rewrite requests to what Ceph RGW 16.2 makes of them."""
+    if operation.startswith("PUT") and '"' in headers.get("If-Match", ""):
+        headers["If-Match"] = "never"  # it matches an ETag only without its quotes
+    if operation == "COMPLETE":
+        headers.pop("If-None-Match", None)  # it ignores conditions of uploads in parts
+
+
 _ERROR: Final = "<?xml version='1.0'?><Error><Code>Injected</Code><Message>no</Message></Error>"
 
 

@@ -20,7 +20,7 @@ from muster.objects.errors import (
     StoreRefused,
 )
 from tests.support.certificates import key_of, needs_openssl, own_certificate
-from tests.support.faulty_store import FAULTS, FaultyStore
+from tests.support.faulty_store import FAULTS, FaultyStore, Rewrite, as_ceph
 from tests.support.s3_server import bare_client, shared_store, store_settings
 
 LONG = bytes(range(256)) * ((PART_BYTES + 1_000_000) // 256)
@@ -120,6 +120,22 @@ def test_an_answer_cut_anywhere_is_asked_for_again(
         assert s3.read(place / "whole", 9) == (b"content", stored.etag)
         assert [it.name for it in s3.list(place, new.name)] == [new.name]
         assert [*s3.uploads(place)] == uploads
+
+
+@pytest.mark.parametrize("store", [as_ceph, lambda _operation, _headers: None])
+def test_a_swap_finds_how_the_store_spells_etags(
+    store: Rewrite, s3: S3Client, faulty_store: FaultyStore, place: S3Location
+) -> None:
+    faulty_store.rewrite = store
+    first = s3.compare_and_swap(place / "head", b"1", None)
+    second = s3.compare_and_swap(place / "head", b"2", first)
+    faulty_store.operations.clear()
+    third = s3.compare_and_swap(place / "head", b"3", second)
+    assert faulty_store.operations == ["PUT head"]
+    for either in s3, S3Client(faulty_store.access, retry_seconds=0):
+        with pytest.raises(PreconditionFailed):
+            either.compare_and_swap(place / "head", b"4", second)
+    assert s3.read(place / "head", 9) == (b"3", third)
 
 
 def test_an_upload_is_aborted_if_the_store_refuses_it(

@@ -3,10 +3,10 @@
 import pytest
 
 from muster.contracts.location import S3Location
-from muster.objects.client import S3Client
-from muster.objects.errors import StoreRefused
+from muster.objects.client import PART_BYTES, S3Client
+from muster.objects.errors import PreconditionFailed, StoreRefused
 from muster.objects.probe import check_store
-from tests.support.faulty_store import FaultyStore, Rewrite
+from tests.support.faulty_store import FaultyStore, Rewrite, as_ceph
 
 Headers = dict[str, str]
 
@@ -57,7 +57,7 @@ def test_a_store_that_breaks_a_promise_is_refused(
     assert [*client.list(place)] == []
 
 
-@pytest.mark.parametrize(("rewrite", "times"), [(loses_metadata, 1), (never_swaps, 1)])
+@pytest.mark.parametrize(("rewrite", "times"), [(loses_metadata, 1), (never_swaps, 2)])
 def test_a_store_is_refused_for_one_broken_answer(
     rewrite: Rewrite, times: int, faulty_store: FaultyStore, place: S3Location
 ) -> None:
@@ -72,6 +72,19 @@ def test_a_store_is_refused_for_one_broken_answer(
     faulty_store.rewrite = at_first
     check_store(S3Client(faulty_store.access), place)
     assert next(left, None) is None
+
+
+def test_ceph_is_accepted_and_keeps_long_objects(
+    faulty_store: FaultyStore, place: S3Location
+) -> None:
+    faulty_store.rewrite = as_ceph
+    client = S3Client(faulty_store.access)
+    check_store(client, place)
+    long = bytes(PART_BYTES + 1)
+    stored = client.put_if_absent(place / "long", [memoryview(long)])
+    with pytest.raises(PreconditionFailed):
+        client.put_if_absent(place / "long", [memoryview(long[1:])])
+    assert client.head(place / "long") == stored
 
 
 def test_a_bucket_is_tried_once(faulty_store: FaultyStore, place: S3Location) -> None:
