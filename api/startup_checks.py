@@ -15,7 +15,7 @@ from typing import Final
 
 from muster.contracts.errors import MusterError
 from muster.contracts.location import S3Location
-from muster.contracts.settings import AccessSettings, ServiceSettings
+from muster.contracts.settings import AccessSettings, S3Settings, ServiceSettings
 from muster.contracts.token import Scope
 from muster.host.ports import AddressNotLocal
 
@@ -144,22 +144,28 @@ def _described(error: MusterError, check: str, next_step: str = "") -> dict[str,
 
 
 def _described_stores(settings: ServiceSettings) -> Iterator[dict[str, str]]:
-    """Yield what was seen of the default places in a store, and what is wrong with them."""
+    """Yield what was seen of the default places in a store, or of S3_BUCKET, and what is wrong."""
     from muster.objects import client, probe  # noqa: PLC0415  slow
 
     client.S3Client.retry_seconds = client.BRIEF_RETRY_SECONDS
-    for where in (settings.checkpoint_dir, settings.dataset_dir):
-        if isinstance(where, S3Location):
-            seen, problem = f"{where} can be read", ""
-            try:
-                if next(client.default_client().list(where), None) is None:
-                    seen += ", and nothing is there yet"
-                if where is settings.checkpoint_dir:
-                    probe.check_store(client.default_client(), where)
-                    seen = f"{where} can be written to by one writer at a time"
-            except MusterError as error:
-                seen, problem = str(where), str(error)
-            yield {"seen": seen, "problem": problem}
+    store = S3Settings.read(os.environ)
+    # By place, whether jobs write there.
+    places = {settings.dataset_dir: False, settings.checkpoint_dir: True}
+    stored = {it: is_written for it, is_written in places.items() if isinstance(it, S3Location)}
+    if not stored and store.endpoint:
+        stored[S3Location(store.bucket)] = True
+    for where, is_written in stored.items():
+        seen, problem = f"{where} can be read", ""
+        try:
+            if next(client.default_client().list(where), None) is None:
+                seen += ", and nothing is there yet"
+            if is_written:
+                probe.check_store(client.default_client(), where)
+                seen = f"{where} can be written to by one writer at a time"
+                seen += f" (not tried: {probe.NOT_TRIED})"
+        except MusterError as error:
+            seen, problem = str(where), str(error)
+        yield {"seen": seen, "problem" if where in places else "warning": problem}
 
 
 def _described_database(url: str) -> dict[str, object]:

@@ -82,7 +82,7 @@ class StartReport(msgspec.Struct, frozen=True):
     """kind, revision (None: no tables yet), expected_revision, and what the database says of
     itself: see `database.engine.Database.facts`; None if it cannot be read."""
     has_admin_token: bool
-    stores: list[dict[str, str]] = []  # seen, problem; only with ``--store``
+    stores: list[dict[str, str]] = []  # for `_finding`; only with ``--store``
 
 
 class CannotStart(MusterError):
@@ -157,7 +157,7 @@ def _findings(environ: Mapping[str, str]) -> Iterator[Finding]:
     yield _check_database(report)
     yield _check_access(report, access)
     for store in report.stores:
-        yield _finding("store", store["seen"], problem=store["problem"])
+        yield _finding("store", **store)
     if report.stores:
         cache = _check_writable("cache", shards.cache_dir, "MUSTER_CACHE_DIR")
         limit = f", at most {size_text(shards.cache_bytes)}"

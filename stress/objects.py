@@ -1,8 +1,8 @@
 """Saves checkpoints through a store that fails, with writers that are replaced but go on.
 
 ``python -m stress.objects [OPERATIONS] [SEED]``: in several places at once, claims, commits, reads
-and removals meet lost, late, refused and broken answers. After each of them LATEST is looked at
-directly. It may only name the last checkpoint that was acknowledged, or one whose commit failed
+and removals meet lost, late, refused, torn and broken answers. After each of them LATEST is looked
+at directly. It may only name the last checkpoint that was acknowledged, or one whose commit failed
 since; it must be whole, and never go back. A replaced writer commits nothing. After the last claim
 there is no unfinished upload, and no state without a manifest.
 """
@@ -36,6 +36,7 @@ from tests.support.s3_server import new_bucket, shared_store
 PLACES = 4
 FAULT_SHARE = 0.25  # of the requests
 LONG_SHARE = 0.02  # of the commits
+ANSWER_BYTES = 700  # of all answers but those to reads and listings of much
 RETRY_SECONDS = 0.3
 LONG = np.arange(PART_BYTES // 8 + 10_000)
 
@@ -122,7 +123,8 @@ class History:
         if self.draw.random() > FAULT_SHARE:
             return None
         self.injected += 1
-        return self.draw.choice(FAULTS)
+        fault = self.draw.choice(FAULTS)
+        return f"cut {self.draw.randrange(ANSWER_BYTES)}" if fault.startswith("cut ") else fault
 
     def _commit(self, writer: S3Store, generation: int) -> None:
         self._step += 1

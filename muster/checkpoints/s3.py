@@ -39,7 +39,7 @@ from muster.checkpoints.manifest import (
 )
 from muster.contracts.location import S3Location
 from muster.contracts.paths import rank_of_checkpoints
-from muster.objects.client import S3Client
+from muster.objects.client import PART_BYTES, S3Client
 from muster.objects.errors import ObjectMissing, ObjectStoreError, PreconditionFailed
 from muster.objects.probe import check_store
 
@@ -76,6 +76,7 @@ class S3Store:
         self._latest = _Latest()
         self._random = ""  # of the last swap, whether or not it took place
         self._begun: CheckpointName | None = None  # whose commit is under way, or has failed
+        self._has_uploaded = False  # in parts, since it was opened
 
     def latest(self) -> CheckpointName | None:
         with checkpoint_errors("looking into", self._where):
@@ -154,7 +155,11 @@ class S3Store:
                 self._client.delete([self.location / str(name) / file])
 
     def close(self) -> None:
-        """Do nothing: this writer keeps nothing for its next commit."""
+        """Abort the uploads of this generation that lost answers or killed processes have left."""
+        if self._has_uploaded:
+            with suppress(ObjectStoreError):
+                self._abort_uploads(self._fence.generation + 1)
+            self._has_uploaded = False
 
     def _look(self) -> _Latest:
         try:
@@ -195,6 +200,7 @@ class S3Store:
         facts = {}
         with suppress(PreconditionFailed):
             if packed.buffers:
+                self._has_uploaded |= packed.size_bytes > PART_BYTES
                 stored = self._client.put_if_absent(place / STATE, packed.buffers)
                 facts[STATE] = FileFacts(stored.size_bytes, stored.xxh3)
             manifest, content = sign(msgspec.structs.replace(unsigned, files=facts))
@@ -211,23 +217,28 @@ class S3Store:
                 files[name].add(file)
         return files
 
+    def _abort_uploads(self, generation: int) -> None:
+        """Abort the uploads of older generations, and of our own failed commit."""
+        begun = []
+        for text, upload_id in self._client.uploads(self.location, _CHECKPOINTS):
+            if self._is_left(text.partition("/")[0], generation):
+                begun.append((self.location / text, upload_id))
+        if begun and self._look().random == self._random:  # none is of a successor
+            for where, upload_id in begun:
+                self._client.abort(where, upload_id)
+
+    def _is_left(self, text: str, generation: int) -> bool:
+        name = CheckpointName.parse(text)
+        return name is not None and (name.generation < generation or name == self._begun)
+
     def _sweep(self) -> None:
         """Remove what has no manifest, from our own failed commit and from older generations.
 
         They are fenced. A successor of this generation may be writing by now: its own stays.
         """
-
-        def is_left(text: str) -> bool:
-            name = CheckpointName.parse(text)
-            return name is not None and (
-                name.generation < self._fence.generation or name == self._begun
-            )
-
-        for text, upload_id in self._client.uploads(self.location, _CHECKPOINTS):
-            if is_left(text.partition("/")[0]):
-                self._client.abort(self.location / text, upload_id)
+        self._abort_uploads(self._fence.generation)
         for name, files in self._files().items():
-            if is_left(str(name)) and MANIFEST not in files:
+            if self._is_left(str(name), self._fence.generation) and MANIFEST not in files:
                 with suppress(ObjectMissing):  # not every store lists all that it has
                     self._client.head(self.location / str(name) / MANIFEST)
                     continue

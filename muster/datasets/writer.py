@@ -27,6 +27,7 @@ from muster.datasets.source import FACTS_NAME, shard_name, sorted_shard_names
 from muster.datasets.sources.s3 import FACTS_LIMIT_BYTES, WRITING
 from muster.objects.client import THREADS, S3Client
 from muster.objects.errors import ObjectMissing
+from muster.objects.probe import check_store
 
 
 def write_dataset(directory: Path, contents: Contents, *, replace: bool = False) -> None:
@@ -68,6 +69,7 @@ def upload_dataset(
     old = [each.name for each in client.list(location, "shard_")]
     if (old or etag) and not replace and not content.startswith(WRITING):
         raise DatasetExists(location)
+    check_store(client, location)
 
     def put(path: Path) -> None:
         with (

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import cache
+from itertools import chain
 from typing import Any, Final, NamedTuple, TypeVar
 
 from xxhash import xxh3_64
@@ -41,6 +42,19 @@ PAUSE_SECONDS: Final = 0.1  # doubled up to the longest, less up to half of it a
 LONGEST_PAUSE_SECONDS: Final = 5.0
 
 HASH: Final = "xxh3"  # metadata that says what we wrote: ETags differ between stores
+
+_NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
+    "get_object": ("ContentLength", "ETag"),
+    "head_object": ("ContentLength", "ETag"),
+    "put_object": ("ETag",),
+    "create_multipart_upload": ("UploadId",),
+    "upload_part": ("ETag",),
+    "complete_multipart_upload": ("Key",),  # some stores leave out the ETag
+    "list_objects_v2": ("IsTruncated",),
+    "list_multipart_uploads": ("IsTruncated",),
+}
+"""What a whole answer has. http.client takes the end of a connection for the end of the headers,
+and botocore an empty body for an empty result."""
 
 _MARKERS: Final = "ContinuationToken", "KeyMarker", "UploadIdMarker"
 _URL: Final = re.compile(r"https?://[^\s/@?#]+/?")
@@ -84,6 +98,8 @@ class S3Client:
             raise StoreRefused(f"s3:// needs boto3: {install_command('s3')}") from error
         self.endpoint: Final = settings.endpoint or "AWS"
         self.probed: Final = set[str]()  # buckets that `muster.objects.probe` has accepted
+        self.puts_whole = False  # set by the probe where uploads in parts ignore conditions
+        self._is_bare: bool | None = None  # how If-Match spells ETags; None until one has matched
         if retry_seconds is not None:
             self.retry_seconds = retry_seconds
         # Some stores refuse the checksums that boto3 adds since 1.36.
@@ -119,10 +135,13 @@ class S3Client:
         condition = _condition(etag) if etag else {}
 
         def attempt() -> T:
-            answer = self._s3.get_object(Bucket=location.bucket, Key=location.prefix, **condition)
+            request = {"Bucket": location.bucket, "Key": location.prefix, **condition}
+            answer = self._ask("get_object", location, request)
             stored = Stored(location.name, answer["ContentLength"], answer["ETag"])
             with closing(answer["Body"]) as body:
-                return receive(stored, body.iter_chunks(READ_BYTES))  # raises if it is cut short
+                pieces = body.iter_chunks(READ_BYTES)  # raises if it is cut short
+                first = next(pieces, b"")  # the size may be cut short: then nothing follows it
+                return receive(stored, chain((first,), pieces))
 
         return self._retry(location, attempt)
 
@@ -160,17 +179,19 @@ class S3Client:
         size_bytes, xxh3 = sum(map(len, buffers)), digest.hexdigest()
         etag = ""
         with suppress(PreconditionFailed, ObjectMissing):  # NoSuchUpload: ours is complete
-            if size_bytes > PART_BYTES:
-                self._upload(location, buffers, size_bytes, xxh3)
+            if size_bytes > PART_BYTES and not self.puts_whole:
+                self.upload(location, buffers, size_bytes, xxh3)
             else:
                 whole = {"Body": b"".join(buffers), "Metadata": {HASH: xxh3}}
                 etag = self._call("put_object", location, whole, _condition())["ETag"]
-        if not etag:  # some stores do not answer it after an upload; or the object exists
+        if etag:
+            return Stored(location.name, size_bytes, etag, xxh3)
+        # Some stores do not answer it after an upload; or the object exists.
+        for _ in range(2):  # an answer that is cut short may end within the size or the hash
             found = self.head(location)
-            if (found.size_bytes, found.xxh3) != (size_bytes, xxh3):
-                raise PreconditionFailed(f"{location} exists with other bytes")
-            etag = found.etag
-        return Stored(location.name, size_bytes, etag, xxh3)
+            if (found.size_bytes, found.xxh3) == (size_bytes, xxh3):
+                return found
+        raise PreconditionFailed(f"{location} exists with other bytes")
 
     def compare_and_swap(self, location: S3Location, content: bytes, etag: str | None) -> str:
         """Replace the version `etag` of an object (None: create it), and return the new ETag.
@@ -178,15 +199,21 @@ class S3Client:
         `content` must be unique: it tells whether a write without an answer took place. Raises
         `PreconditionFailed` if there is another version, or `ObjectMissing`.
         """
+        spelled, other = etag, etag and etag.strip('"')
+        if self._is_bare:
+            spelled, other = other, spelled
         try:
-            body, condition = {"Body": content}, _condition(etag)
-            return str(self._call("put_object", location, body, condition)["ETag"])
-        except (PreconditionFailed, ObjectMissing):
-            with suppress(PreconditionFailed, ObjectMissing):
-                found, now = self.read(location, len(content))
-                if found == content:
-                    return now
-            raise
+            now = self._swap(location, content, spelled)
+        except PreconditionFailed:
+            # Ceph matches only an ETag without its quotes. A store that has matched one with them
+            # is not asked this way: it might take the other for no condition.
+            if etag is None or self._is_bare is False or self.head(location).etag != etag:
+                raise
+            spelled = other
+            now = self._swap(location, content, spelled)
+        if etag is not None:
+            self._is_bare = spelled != etag
+        return now
 
     def list(self, location: S3Location, start: str = "") -> Iterator[Stored]:
         """Yield the objects below `location` whose names begin with `start`, page by page."""
@@ -217,9 +244,10 @@ class S3Client:
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(lambda each: self._call("delete_object", each), locations))
 
-    def _upload(
+    def upload(
         self, location: S3Location, buffers: Sequence[memoryview], size_bytes: int, xxh3: str
     ) -> None:
+        """Create an object by parts. Raises `PreconditionFailed`, unless the store ignores that."""
         noted = {"Metadata": {HASH: xxh3}}
         upload_id = self._call("create_multipart_upload", location, noted)["UploadId"]
         upload = {"UploadId": upload_id}
@@ -244,6 +272,17 @@ class S3Client:
                     self.abort(location, upload_id)
             raise
 
+    def _swap(self, location: S3Location, content: bytes, if_match: str | None) -> str:
+        try:
+            body, condition = {"Body": content}, _condition(if_match)
+            return str(self._call("put_object", location, body, condition)["ETag"])
+        except (PreconditionFailed, ObjectMissing):
+            with suppress(PreconditionFailed, ObjectMissing):
+                found, now = self.read(location, len(content))
+                if found == content:
+                    return now
+            raise
+
     def _pages(self, operation: str, location: S3Location, **more: str) -> Iterator[dict[str, Any]]:
         while True:
             page = self._call(operation, location, more, key="Prefix")
@@ -258,7 +297,23 @@ class S3Client:
         request = {"Bucket": location.bucket, key: location.prefix}
         for each in arguments:
             request |= each
-        return self._retry(location, lambda: getattr(self._s3, operation)(**request))
+        return self._retry(location, lambda: self._ask(operation, location, request))
+
+    def _ask(
+        self, operation: str, location: S3Location, request: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Send a request once; an answer that was cut short is no answer."""
+        try:
+            answer: dict[str, Any] = getattr(self._s3, operation)(**request)
+        except ValueError:  # a part of a number or of a date
+            answer = {"ETag": ""}
+        etag = answer.get("ETag", "none")
+        is_whole = all(name in answer for name in _NEEDED.get(operation, ()))
+        if not is_whole or not etag or etag.count('"') == 1:
+            raise StoreUnavailable(
+                f"{self.endpoint} cut its answer for {location} short: try again later"
+            )
+        return answer
 
     def _retry(self, location: S3Location, send: Callable[[], T]) -> T:
         """Send a request, and again as long as the store fails."""

@@ -18,7 +18,8 @@ from muster.contracts.location import S3Location
 _TRANSIENT: Final = frozenset(
     {200, 408, 409, 429, 500, 502, 503, 504}
 )  # 200: also CompleteMultipartUpload
-_TRANSIENT_CODES: Final = frozenset({"RequestTimeout", "BadDigest", "IncompleteBody"})
+# "400": the body, with the code, was cut off.
+_TRANSIENT_CODES: Final = frozenset({"RequestTimeout", "BadDigest", "IncompleteBody", "400"})
 
 
 class ObjectStoreError(MusterError):

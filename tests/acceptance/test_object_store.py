@@ -119,7 +119,7 @@ def proxied(
             yield installation, store
 
 
-FAULTS = {"403": lambda _: "403", "drop before": lambda _: "drop before"}
+FAULTS = {fault: lambda _, fault=fault: fault for fault in ("403", "drop before", "cut 40")}
 REFUSALS = [
     ("dataset_dir", "s3:/b", "", 422, "is not a location"),
     ("checkpoint_dir", "s3://", "", 422, "names no bucket"),
@@ -132,6 +132,8 @@ REFUSALS = [
     ("checkpoint_dir", "", "403", 422, "refuses access"),
     ("checkpoint_dir", "", "no conditions", 422, "it overwrites an object"),
     ("checkpoint_dir", "", "drop before", 503, "does not answer"),
+    ("dataset_dir", "", "cut 40", 503, "cut its answer"),
+    ("checkpoint_dir", "", "cut 40", 503, "cut its answer"),
 ]
 
 

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from http import HTTPStatus
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, TypeAlias
@@ -23,10 +24,20 @@ FAULTS: Final = (
     "503",
     "200",  # with an error in the body
     "cut",  # the body of the answer is cut short
+    "cut 40",  # the answer is, after so many bytes: in its headers
 )
 LATE_SECONDS: Final = 0.05
 
 Rewrite: TypeAlias = Callable[[str, dict[str, str]], None]
+
+
+def as_ceph(operation: str, headers: dict[str, str]) -> None:
+    """Rewrite requests to what Ceph RGW 16.2 makes of them."""
+    if operation.startswith("PUT") and '"' in headers.get("If-Match", ""):
+        headers["If-Match"] = "never"  # it matches an ETag only without its quotes
+    if operation == "COMPLETE":
+        headers.pop("If-None-Match", None)  # it ignores conditions of uploads in parts
+
 
 _ERROR: Final = "<?xml version='1.0'?><Error><Code>Injected</Code><Message>no</Message></Error>"
 
@@ -47,7 +58,7 @@ def operation(method: str, url: str) -> str:
 class FaultyStore:
     """Set `fault`: it is given an operation, and returns one of `FAULTS`, a status, or None.
 
-    `rewrite` may change the headers of requests that reach the store.
+    "cut" takes any number. `rewrite` may change the headers of requests that reach the store.
     """
 
     def __init__(self, access: S3Settings) -> None:
@@ -111,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
             if fault == "drop after":
                 self.close_connection = True
             else:
-                self._answer(status, headers, content, cut=fault == "cut")
+                self._answer(status, headers, content, cut=fault or "")
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _relay  # noqa: N815
 
@@ -131,20 +142,20 @@ class _Handler(BaseHTTPRequestHandler):
             connection.close()
 
     def _answer(
-        self, status: int, headers: list[tuple[str, str]], content: bytes, *, cut: bool = False
+        self, status: int, headers: list[tuple[str, str]], content: bytes, *, cut: str = ""
     ) -> None:
-        self.send_response_only(status)
-        sized = [pair for pair in headers if pair[0].lower() == "content-length"]
+        lines = [f"{self.protocol_version} {status} {HTTPStatus(status).phrase}"]
         for name, value in headers:
             if name.lower() not in {"connection", "transfer-encoding"}:
-                self.send_header(name, value)
-        if not sized:
-            self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content[: len(content) // 2] if cut else content)
+                lines.append(f"{name}: {value}")
+        if not any(name.lower() == "content-length" for name, _ in headers):
+            lines.append(f"Content-Length: {len(content)}")
+        head = "\r\n".join([*lines, "", ""]).encode("latin-1")
+        answer = head if self.command == "HEAD" else head + content
         if cut:
             self.close_connection = True
+            answer = answer[: int(cut[4:] or len(head) + len(content) // 2)]
+        self.wfile.write(answer)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, ANN401
         """Keep quiet: `FaultyStore.operations` has it."""

@@ -257,8 +257,21 @@ def test_store_and_its_cache_are_checked(monkeypatch: pytest.MonkeyPatch, tmp_pa
     code, found = doctor()
     assert code == 0, found
     assert "can be written to" in found["store"]["seen"]
+    assert "not tried: swaps that race" in found["store"]["seen"]
     assert found["cache"]["seen"].endswith("at most 3 GiB")
     monkeypatch.setenv("CHECKPOINT_DIR", "s3://missing-bucket/x")
     code, found = doctor()
     assert (code, found["store"]["verdict"]) == (1, "problem")
     assert "has no bucket 'missing-bucket'" in found["store"]["fix"]
+
+
+def test_store_is_shown_though_no_default_place_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    access = shared_store()
+    for name, value in variables(access).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("S3_BUCKET", "missing-bucket")
+    code, found = doctor()
+    assert (code, found["store"]["verdict"]) == (0, "warning")
+    assert "has no bucket 'missing-bucket'" in found["store"]["fix"]
+    monkeypatch.setenv("S3_BUCKET", new_bucket(access).bucket)
+    assert "can be written to" in doctor()[1]["store"]["seen"]

@@ -209,6 +209,15 @@ def test_data_set_in_a_store_is_replaced_only_by_force(
     assert len(list(s3.list(place))) == 4
 
 
+def test_a_store_without_conditions_gets_no_data_set(
+    s3: S3Client, place: S3Location, faulty_store: FaultyStore
+) -> None:
+    faulty_store.rewrite = lambda _operation, headers: headers.pop("If-None-Match", None)
+    with pytest.raises(StoreRefused, match="overwrites an object"):
+        upload_dataset(place, s3, written(20, 4))
+    assert [*s3.list(place)] == []
+
+
 def test_interrupted_upload_is_no_data_set(
     s3: S3Client, place: S3Location, faulty_store: FaultyStore, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from muster.contracts.location import S3Location
 from muster.contracts.settings import S3Settings
+from muster.objects import client
 from muster.objects.client import PART_BYTES, S3Client
 from muster.objects.errors import (
     ObjectMissing,
@@ -19,8 +20,8 @@ from muster.objects.errors import (
     StoreRefused,
 )
 from tests.support.certificates import key_of, needs_openssl, own_certificate
-from tests.support.faulty_store import FAULTS, FaultyStore
-from tests.support.s3_server import store_settings
+from tests.support.faulty_store import FAULTS, FaultyStore, Rewrite, as_ceph
+from tests.support.s3_server import bare_client, shared_store, store_settings
 
 LONG = bytes(range(256)) * ((PART_BYTES + 1_000_000) // 256)
 
@@ -86,7 +87,7 @@ def test_a_write_is_done_once_despite_a_fault(
     assert [it.name for it in s3.list(place)] == ["head"]
 
 
-@pytest.mark.parametrize("fault", ["drop before", "drop after", "503", "200"])
+@pytest.mark.parametrize("fault", ["drop before", "drop after", "503", "200", "cut 40"])
 def test_a_long_object_is_whole_despite_a_fault(
     fault: str, s3: S3Client, faulty_store: FaultyStore, place: S3Location
 ) -> None:
@@ -97,8 +98,44 @@ def test_a_long_object_is_whole_despite_a_fault(
     assert content == LONG
     with pytest.raises(PreconditionFailed):
         s3.put_if_absent(place / "long", views(LONG[1:]))
-    if fault != "drop after":  # the id of an upload may be lost; a claim finds it
+    if fault not in {"drop after", "cut 40"}:  # the id of an upload may be lost; a claim finds it
         assert [*s3.uploads(place)] == []
+
+
+def test_an_answer_cut_anywhere_is_asked_for_again(
+    s3: S3Client, faulty_store: FaultyStore, place: S3Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "PAUSE_SECONDS", 0.0)
+    bare_client(shared_store()).create_multipart_upload(Bucket=place.bucket, Key=place.prefix)
+    stored = s3.put_if_absent(place / "whole", views(b"content"))
+    etag = s3.compare_and_swap(place / "head", b"0", None)
+    uploads = [*s3.uploads(place)]
+    for end in range(0, 700, 7):
+        new, now = place / f"new{end}", b"%d" % (end + 1)
+        faulty_store.fault = failing(f"cut {end}")
+        etag = s3.compare_and_swap(place / "head", now, etag)
+        assert s3.read(place / "head", 9) == (now, etag)
+        written = s3.put_if_absent(new, views(b"new"))
+        assert s3.put_if_absent(new, views(b"new")) == written
+        assert s3.read(place / "whole", 9) == (b"content", stored.etag)
+        assert [it.name for it in s3.list(place, new.name)] == [new.name]
+        assert [*s3.uploads(place)] == uploads
+
+
+@pytest.mark.parametrize("store", [as_ceph, lambda _operation, _headers: None])
+def test_a_swap_finds_how_the_store_spells_etags(
+    store: Rewrite, s3: S3Client, faulty_store: FaultyStore, place: S3Location
+) -> None:
+    faulty_store.rewrite = store
+    first = s3.compare_and_swap(place / "head", b"1", None)
+    second = s3.compare_and_swap(place / "head", b"2", first)
+    faulty_store.operations.clear()
+    third = s3.compare_and_swap(place / "head", b"3", second)
+    assert faulty_store.operations == ["PUT head"]
+    for either in s3, S3Client(faulty_store.access, retry_seconds=0):
+        with pytest.raises(PreconditionFailed):
+            either.compare_and_swap(place / "head", b"4", second)
+    assert s3.read(place / "head", 9) == (b"3", third)
 
 
 def test_an_upload_is_aborted_if_the_store_refuses_it(

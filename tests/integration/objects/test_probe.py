@@ -3,10 +3,10 @@
 import pytest
 
 from muster.contracts.location import S3Location
-from muster.objects.client import S3Client
-from muster.objects.errors import StoreRefused
+from muster.objects.client import PART_BYTES, S3Client
+from muster.objects.errors import PreconditionFailed, StoreRefused
 from muster.objects.probe import check_store
-from tests.support.faulty_store import FaultyStore, Rewrite
+from tests.support.faulty_store import FaultyStore, Rewrite, as_ceph
 
 Headers = dict[str, str]
 
@@ -20,9 +20,8 @@ def lets_racers_win(operation: str, headers: Headers) -> None:
         headers.pop("If-None-Match", None)
 
 
-def wants_no_quotes(_operation: str, headers: Headers) -> None:
-    """As some releases of Ceph: an ETag matches only without its quotes."""
-    if '"' in headers.get("If-Match", ""):
+def never_swaps(_operation: str, headers: Headers) -> None:
+    if "If-Match" in headers:
         headers["If-Match"] = "never"
 
 
@@ -39,7 +38,7 @@ def loses_metadata(_operation: str, headers: Headers) -> None:
     [
         (overwrites, "overwrites an object"),
         (lets_racers_win, "16 win"),
-        (wants_no_quotes, "does not replace an object"),
+        (never_swaps, "does not replace an object"),
         (always_swaps, "with another ETag"),
         (loses_metadata, "loses the metadata"),
     ],
@@ -56,6 +55,36 @@ def test_a_store_that_breaks_a_promise_is_refused(
         with pytest.raises(StoreRefused, match=lacking):
             check_store(client, place)
     assert [*client.list(place)] == []
+
+
+@pytest.mark.parametrize(("rewrite", "times"), [(loses_metadata, 1), (never_swaps, 2)])
+def test_a_store_is_refused_for_one_broken_answer(
+    rewrite: Rewrite, times: int, faulty_store: FaultyStore, place: S3Location
+) -> None:
+    left = iter(range(times))
+
+    def at_first(operation: str, headers: Headers) -> None:
+        before = dict(headers)
+        rewrite(operation, headers)
+        if headers != before and next(left, None) is None:
+            headers.update(before)
+
+    faulty_store.rewrite = at_first
+    check_store(S3Client(faulty_store.access), place)
+    assert next(left, None) is None
+
+
+def test_ceph_is_accepted_and_keeps_long_objects(
+    faulty_store: FaultyStore, place: S3Location
+) -> None:
+    faulty_store.rewrite = as_ceph
+    client = S3Client(faulty_store.access)
+    check_store(client, place)
+    long = bytes(PART_BYTES + 1)
+    stored = client.put_if_absent(place / "long", [memoryview(long)])
+    with pytest.raises(PreconditionFailed):
+        client.put_if_absent(place / "long", [memoryview(long[1:])])
+    assert client.head(place / "long") == stored
 
 
 def test_a_bucket_is_tried_once(faulty_store: FaultyStore, place: S3Location) -> None:

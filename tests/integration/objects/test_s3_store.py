@@ -114,6 +114,22 @@ def test_claim_removes_what_dead_writers_left(faulty_store: FaultyStore, place: 
     assert S3Store(client, place).latest() == kept[0]
 
 
+def test_close_leaves_uploads_of_dead_writers(faulty_store: FaultyStore, place: S3Location) -> None:
+    client = S3Client(faulty_store.access, retry_seconds=0)
+    killed, replaced = claimed(client, place, 1), place / str(CheckpointName(2, 1)) / STATE
+    faulty_store.fault = {"COMPLETE": "503", "ABORT": "503"}.get
+    with pytest.raises(CheckpointFailed):
+        commit(killed, 1, 1, LONG)  # as if its process had ended here
+    faulty_store.fault = {}.get
+    successor = claimed(client, place, 1)
+    commit(successor, 1, 1, LONG)
+    killed.close()
+    assert len([*client.uploads(place)]) == 1  # it could be the successor's
+    bare_client(shared_store()).create_multipart_upload(Bucket=place.bucket, Key=replaced.prefix)
+    successor.close()
+    assert [name for name, _ in client.uploads(place)] == [f"{CheckpointName(2, 1)}/{STATE}"]
+
+
 def test_manifest_that_is_not_listed_protects_its_state(s3: S3Client, place: S3Location) -> None:
     name = commit(claimed(s3, place, 1), 1, 1)
     store = S3Store(s3, place)

@@ -17,6 +17,7 @@ import pytest
 from muster.checkpoints.errors import CheckpointError, CheckpointFailed, StaleGeneration
 from muster.checkpoints.manager import open_manager
 from muster.checkpoints.manifest import CheckpointName
+from muster.contracts.location import S3Location
 from muster.contracts.messages import RankCheckpoints
 from muster.contracts.paths import rank_place
 from muster.contracts.shards import Position
@@ -98,6 +99,10 @@ def test_killed_process_loses_or_repeats_a_save(stage: StorageStage) -> None:
     assert found.step == found.state["step"] == 4
     assert found.state["weights"].tobytes() == LARGE["weights"].tobytes()
     assert not [said for said in stage.warnings if "could not save" in said]
+    rank.close()
+    if isinstance(stage.location, S3Location):
+        client = S3Client(shared_store())
+        await_value(lambda: not [*client.uploads(stage.location)], stage.log.read_text)
 
 
 @everywhere
@@ -118,6 +123,7 @@ RANK = """
 import os, signal, sys
 import numpy as np
 from pathlib import Path
+from muster.contracts.location import S3Location
 from muster.contracts.shards import Position
 from tests.support.storage_processes import StorageStage
 rank = StorageStage(Path(sys.argv[1])).rank()
