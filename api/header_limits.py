@@ -46,6 +46,7 @@ class LimitedProtocol(asyncio.Protocol):
     def __init__(self, **arguments: Any) -> None:  # noqa: ANN401  those of uvicorn's protocols
         self._http = H11Protocol(**arguments)
         self._uncounted = bytearray()
+        self._searched = self._lines = 0  # bytes at its beginning, and the lines in them
         self._body_bytes = 0
         """Bytes of a body that are still to come; they are not counted."""
 
@@ -55,10 +56,12 @@ class LimitedProtocol(asyncio.Protocol):
             taken = min(self._body_bytes, len(self._uncounted))
             self._body_bytes -= taken
             if not taken:
-                end = _HEADER_END.search(self._uncounted)
+                end = _HEADER_END.search(self._uncounted, max(0, self._searched - 2))
                 taken = end.end() if end else len(self._uncounted)
+                self._lines += self._uncounted.count(b"\n", self._searched, taken)
+                self._searched = taken
                 # The first line is the request, and the last one is empty.
-                fields = self._uncounted.count(b"\n", 0, taken) - (2 if end else 1)
+                fields = self._lines - (2 if end else 1)
                 if fields > FIELDS_LIMIT or taken > HEADERS_LIMIT_BYTES:
                     self._transport.write(_REFUSAL)
                     self._transport.close()
@@ -69,6 +72,7 @@ class LimitedProtocol(asyncio.Protocol):
                     # `AccessMiddleware` closes the connection after a body of unknown length.
                     self._body_bytes = int(found[1] or sys.maxsize)
             del self._uncounted[:taken]
+            self._searched = self._lines = 0
         self._http.data_received(data)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -143,7 +143,7 @@ def run(  # noqa: PLR0913  each option is a parameter
 
     require_server("run")
     from cli.service_record import service_settings  # noqa: PLC0415
-    from cli.submit import script_of, trains_apart  # noqa: PLC0415
+    from cli.submit import has_separate_models, script_of  # noqa: PLC0415
     from coordinator.foreground import play  # noqa: PLC0415
     from muster.runtime import service_log  # noqa: PLC0415
 
@@ -162,10 +162,10 @@ def run(  # noqa: PLR0913  each option is a parameter
         max_kills=max_restarts,  # torchrun counts a kill as a failure like any other
         env={name: os.environ[name] for name in RANK_DEFAULTS if name in os.environ},
     )
-    if ranks > 1 and restart_scope == "gang" and trains_apart(script_of(words, "")[1]):
+    if ranks > 1 and restart_scope == "gang" and has_separate_models(script_of(words, "")[1]):
         click.echo(
-            "note: ranks with `import muster` train a model each unless they use torch.distributed:"
-            " choose --restart-scope rank, as a gang goes on only from a checkpoint of all ranks",
+            "note: unless it uses torch.distributed, each rank trains its own model: choose "
+            "--restart-scope rank, as a gang resumes only from a checkpoint of all its ranks",
             err=True,
         )
     service_log.configure("muster", logging.WARNING)  # the terminal shows the rest

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 import click
 import msgspec
@@ -34,9 +34,6 @@ from muster.contracts.location import InvalidLocation, parse_location
 from muster.contracts.spec import JobSpec
 from muster.contracts.views import FieldError, JobPlan, JobView
 from muster.host.programs import callers_python
-
-if TYPE_CHECKING:
-    from muster.client import Job
 
 _Pairs: TypeAlias = Sequence[tuple[str, str]]
 Location: TypeAlias = Sequence[str | int]
@@ -210,7 +207,8 @@ def _submit(
             answer = client.order(body)
         job = client.job_of(answer.read_as(JobView))
         show(output or Output.NAME, answer.read_as(object), [f"{job.id} is {job.status}"], [job.id])
-        for note in _notes(job):
+        place = f"{job.view.spec['checkpoint_dir']}/{job.id}"
+        for note in _notes(job.view.spec, job.view.message, place):
             click.echo(printable(f"note: {note}"), err=True)
         tracebacks = Tracebacks()
         watch = (
@@ -224,35 +222,25 @@ def _submit(
     return code
 
 
-def _notes(job: Job) -> Iterator[str]:
-    spec = job.view.spec
-    if job.view.message:
-        yield job.view.message
-    if advice := _advice(spec):
-        yield advice
-    # The checkpoints of any other command are its own.
-    if not spec["command"] or _IMPORTS_MUSTER.search(
-        script_of(spec["command"] or (), spec["working_dir"])[1]
-    ):
-        yield f"checkpoints go to {spec['checkpoint_dir']}/{job.id}"
-
-
-def _advice(spec: Mapping[str, Any]) -> str | None:
-    """Return what to choose instead if ranks of a script train apart and may not be meant to."""
-    if spec["world_size"] == 1 or spec["restart_scope"] == "gang":
-        return None
+def _notes(spec: Mapping[str, Any], message: str | None, place: str | None) -> Iterator[str]:
+    """Yield what the user should know: the API's message, advice, and where checkpoints go."""
+    if message:
+        yield message
     script, text = script_of(spec["command"] or (), spec["working_dir"])
-    if _IMPORTS_DISTRIBUTED.search(text):
-        return f"{script} uses torch.distributed: use --gang, so that all ranks restart if one dies"
-    if trains_apart(text):
-        return (
-            f"with `import muster` each of the {spec['world_size']} ranks trains a model of its "
-            "own; for one model use --program, or --gang with torch.distributed"
-        )
-    return None
+    if spec["world_size"] > 1 and spec["restart_scope"] != "gang":
+        if _IMPORTS_DISTRIBUTED.search(text):
+            yield f"{script} uses torch.distributed: use --gang, so that all restart if one dies"
+        elif has_separate_models(text):
+            yield (
+                f"unless it uses torch.distributed, each of the {spec['world_size']} ranks trains "
+                "its own model; for one model use --program, or --gang with torch.distributed"
+            )
+    # The checkpoints of any other command are its own.
+    if place and (not spec["command"] or _IMPORTS_MUSTER.search(text)):
+        yield f"checkpoints go to {place}"
 
 
-def trains_apart(text: str) -> bool:
+def has_separate_models(text: str) -> bool:
     """Return whether each rank of this script seems to train a model of its own."""
     return bool(_IMPORTS_MUSTER.search(text)) and not _IMPORTS_DISTRIBUTED.search(text)
 
@@ -307,8 +295,8 @@ def _plan_facts(plan: JobPlan, body: Mapping[str, object]) -> Iterator[tuple[str
         least, most = min(plan.shards_per_rank), max(plan.shards_per_rank)
         per_rank = f"{most}" if least == most else f"{least} to {most}"
         yield "shards", f"{plan.shards}: {per_rank} for each rank"
-    yield "note", plan.message or None
-    yield "note", _advice(plan.spec)
+    for note in _notes(plan.spec, plan.message, None):
+        yield "note", note
 
 
 class InvalidJobFile(Misuse):
@@ -335,7 +323,7 @@ class JobFile:
         hint = "a job file describes one job; give data to the program in other files"
         try:
             if path.stat().st_size > SIZE_LIMIT_BYTES:
-                raise Misuse(f"{path} is larger than 1 MiB: {hint}")
+                raise Misuse(f"{path} is larger than {SIZE_LIMIT_BYTES >> 20} MiB: {hint}")
             text = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
@@ -343,7 +331,9 @@ class JobFile:
         try:
             root = _yaml().compose(text)
             if _has_too_many_values(root):
-                raise Misuse(f"{path} has more than 10,000 values, aliases expanded: {hint}")
+                raise Misuse(
+                    f"{path} has more than {VALUES_LIMIT:,} values, aliases expanded: {hint}"
+                )
             fields = _yaml().load(text)
         except MarkedYAMLError as error:
             mark = error.problem_mark

@@ -149,7 +149,7 @@ def start_request(job: TrackedJob, number: int) -> StartRank:
         dataset_dir=places.dataset_dir,
         master_port=job.attachment.master_port,
         generation=snapshot.next_attempt - 1 if snapshot.is_gang else rank.attempt,
-        restore_from=snapshot.restore.point if snapshot.is_gang else None,
+        restore_from=str(point) if (point := snapshot.restore.point) else None,
     )
     # The present world size includes every rank there is.
     spec = msgspec.structs.replace(snapshot.spec, world_size=len(snapshot.ranks))

@@ -22,6 +22,7 @@ from database.records import (
     MemberRecord,
     RankRecord,
 )
+from muster.checkpoints.manifest import RestorePoint
 from muster.contracts.job import TERMINAL, JobStatus
 from muster.contracts.messages import (
     Heartbeat,
@@ -101,8 +102,12 @@ def job_row(snapshot: JobSnapshot, attachment: Attachment, now: Moment) -> JobCh
         agent=attachment.agent,
         agent_token_sha256=attachment.agent_token_sha256,
         master_port=attachment.master_port,
-        restore_from=snapshot.restore.point,
+        restore_from=_text_of(snapshot.restore.point),
     )
+
+
+def _text_of(point: RestorePoint | None) -> str | None:
+    return None if point is None else str(point)
 
 
 def rank_rows(snapshot: JobSnapshot, now: Moment) -> list[RankRecord]:

@@ -24,6 +24,7 @@ from coordinator.decide.state import (
 )
 from coordinator.persistence import SAME_IN_ROW, Moment
 from database.records import Job, MemberRecord, RankRecord
+from muster.checkpoints.manifest import RestorePoint
 from muster.contracts import pool as pools
 from muster.contracts.job import JobStatus, Reason
 from muster.contracts.pool import Newcomer, Pool, WorkerId, WorkerState
@@ -119,9 +120,10 @@ def snapshot_with_agent(
 
 
 def _restore_of(job: Job, rows: Sequence[RankRecord]) -> GangRestore:
-    """Return from where the present attempt of a gang went on."""
+    """Return from where the present attempt of a gang has resumed."""
     attempt = max((worker.incarnation for worker in rows), default=-1)
-    return GangRestore(attempt=attempt, point=job.restore_from)
+    point = None if job.restore_from is None else RestorePoint.parse(job.restore_from)
+    return GangRestore(attempt=attempt, point=point)
 
 
 def _failure_of(job: Job) -> JobFailure | None:

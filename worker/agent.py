@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, assert_never
@@ -28,7 +28,6 @@ from typing import Final, assert_never
 import msgspec
 
 from muster.contracts.environ import PROCESS_TAG
-from muster.contracts.location import S3Location, parse_location
 from muster.contracts.messages import (
     AgentAssignment,
     AgentHello,
@@ -109,7 +108,7 @@ class Agent:
         )
         self._groups = GroupPublisher(self._ranks)
         self._epoch = 0
-        self._is_leaving = False
+        self._is_leaving = self._is_listing = False
         self._exit_code = 0
         now = time.monotonic()
         self._last_connected = self._next_connect = self._next_tick = now
@@ -270,7 +269,13 @@ class Agent:
                 assert_never(message)
 
     def _list_checkpoints(self, order: ListCheckpoints) -> None:
-        """Answer once a thread has looked: a disk or a store may be slow."""
+        """Answer once a thread has looked: a disk or a store may be slow.
+
+        No rank is started before the answer, so no other thread runs when this process forks.
+        """
+        if self._is_listing:
+            return  # asked again by a new connection
+        self._is_listing = True
         wake_up, theirs = socket.socketpair()
         answers: list[CheckpointsListed] = []
 
@@ -278,14 +283,18 @@ class Agent:
             with theirs:  # at its end `wake_up` becomes readable
                 answers.append(_listed(order, self._assignment.job_uid, self._storage))
 
+        thread = threading.Thread(target=look, daemon=True)
+
         def report() -> None:
+            thread.join()
+            self._is_listing = False
             self._selector.unregister(wake_up)
             wake_up.close()
             for answer in answers:
                 self._report(answer)
 
         self._selector.register(wake_up, selectors.EVENT_READ, report)
-        threading.Thread(target=look, daemon=True).start()
+        thread.start()
 
     def _on_sigchld(self) -> None:
         self._wake_up.recv(4096)
@@ -352,24 +361,23 @@ def _listed(
     order: ListCheckpoints, job_uid: str, storage: StorageProcess | None
 ) -> CheckpointsListed:
     """Return what the places of all ranks hold, or why they cannot be listed."""
-    # Imported here: only agents of gangs that restart need it.
-    from muster.runtime.storage_client import list_ranks  # noqa: PLC0415
-
-    own: Sequence[RankCheckpoints] = ()
-    inherited: Sequence[RankCheckpoints] = ()
-    problem = None
     address = None if storage is None else storage.address
+    found: dict[bool, tuple[RankCheckpoints, ...]] = {}
+    problem = None
     try:
-        own = list_ranks(address, order.location, job_uid, order.ranks)
-        if order.inherited is not None:
-            inherited = list_ranks(address, order.inherited, None, order.ranks)
-    except Exception as error:  # noqa: BLE001  the coordinator would wait for ever
+        # Imported here: only agents of gangs that restart need it.
+        from muster.runtime.storage_client import list_gang  # noqa: PLC0415
+
+        for is_inherited, place in (False, order.location), (True, order.inherited):
+            if place is not None:
+                listed = list_gang(address, place, order.ranks, job_uid, is_inherited=is_inherited)
+                found[is_inherited] = tuple(listed)
+    except Exception as error:  # noqa: BLE001  without an answer the gang would never start
         problem = str(error) or repr(error)
     return CheckpointsListed(
         attempt=order.attempt,
-        own=tuple(own),
-        inherited=tuple(inherited),
-        in_store=isinstance(parse_location(order.location), S3Location),
+        own=found.get(False, ()),
+        inherited=found.get(True, ()),
         problem=problem,
     )
 

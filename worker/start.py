@@ -120,7 +120,7 @@ class ExecStarter:
                 pass_fds=(channel.fileno(),),
                 umask=self._limits.umask,
                 start_new_session=True,
-                preexec_fn=prepare,  # noqa: PLW1509  the agent has one thread
+                preexec_fn=prepare,  # noqa: PLW1509  no other thread runs
             )
             # The agent reaps it. Popen must not wait for a pid that may be reused by then.
             process.returncode = 0

@@ -24,14 +24,12 @@ import msgspec
 
 from muster.checkpoints.errors import CheckpointFailed
 from muster.checkpoints.format import Packed, pack
-from muster.checkpoints.listing import rank_checkpoints
+from muster.checkpoints.listing import gang_checkpoints
 from muster.checkpoints.manager import CheckpointManager, open_manager
 from muster.checkpoints.manifest import sign
 from muster.contracts import storage
 from muster.contracts.errors import MusterError, WireError
 from muster.contracts.location import S3Location, parse_location
-from muster.contracts.messages import RankCheckpoints
-from muster.contracts.paths import rank_place
 from muster.contracts.storage import (
     SENTENCE_LIMIT,
     DataRequest,
@@ -173,8 +171,15 @@ class Connection(threading.Thread):
         self, request: StorageRequest, descriptors: list[int]
     ) -> tuple[Sequence[memoryview], bytes]:
         """Return the arrays and the JSON of the reply."""
-        if isinstance(request, storage.ListRanks):
-            return [], msgspec.json.encode(self._list_ranks(request))
+        if isinstance(request, storage.ListGang):
+            listed = gang_checkpoints(
+                parse_location(request.location),
+                request.ranks,
+                request.job_uid,
+                is_inherited=request.is_inherited,
+                guard=self._server.locks.__getitem__,
+            )
+            return [], msgspec.json.encode(listed)
         if isinstance(request, DataRequest):
             return [], msgspec.json.encode(self._read_data(request))
         if self._session is None:
@@ -196,14 +201,6 @@ class Connection(threading.Thread):
                 packed = Packed([content[:size]] if size else [], size, values)
                 self._manager.save(request.step, request.position, packed)
         return [], b""
-
-    def _list_ranks(self, request: storage.ListRanks) -> list[RankCheckpoints]:
-        found = []
-        for rank in range(request.ranks):
-            place = rank_place(parse_location(request.location), rank)
-            with self._server.locks[str(place)]:
-                found.append(rank_checkpoints(place, request.job_uid))
-        return found
 
     def _read_data(self, request: DataRequest) -> Listing | str | list[Totals]:
         source = self._server.source(request.location)

@@ -49,13 +49,11 @@ def event_of(  # noqa: C901, PLR0911  one return for each kind of observation
     if after == before:
         return None
     match observation:
-        case CheckpointsListed(problem=None) if after.restore.message is not None:
-            return NewEvent(kind="checkpoint_chosen", message=after.restore.message)
         case CheckpointsListed(problem=str(problem)):
-            words = (
-                f"the checkpoints of the gang cannot be listed, soon again: {printable(problem)}"
-            )
-            return NewEvent(kind="warned", message=words)
+            words = f"the checkpoints of the gang cannot be listed: {printable(problem)}"
+            return NewEvent(kind="warned", message=f"{words}. They are listed again in seconds")
+        case CheckpointsListed() if after.restore != before.restore and after.restore.message:
+            return NewEvent(kind="checkpoint_chosen", message=after.restore.message)
         case RankSaid():
             return _of_message(before, observation, after)
         case RankSpawned(rank=rank) if _identity(before, rank) != _identity(after, rank):
@@ -229,7 +227,7 @@ def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -
     limit = getattr(snapshot.spec, retry.budget)
     fruitless, most = rank.fruitless, snapshot.spec.max_fruitless
     again = "all ranks are" if snapshot.is_gang else "it is"
-    is_first = rank.ending.is_mistake and fruitless and snapshot.count_tries(rank) == 1
+    is_first = rank.ending.is_mistake and fruitless and snapshot.count_attempts(rank) == 1
     if is_first or rank.ending.is_raised:  # see `fold_exit.MISTAKES_LIMIT` and `record_error`
         return f"{sentence}; {again} started again, and a second failure like this ends the job"
     # Show the nearer limit: the job fails with the last such failure, or after the last restart.

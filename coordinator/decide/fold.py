@@ -12,6 +12,7 @@ from coordinator.decide.classify_exit import classify_unobserved
 from coordinator.decide.events import printable
 from coordinator.decide.state import (
     AGENT_FAILURES_LIMIT,
+    NEVER,
     AgentState,
     Cause,
     GroupSnapshot,
@@ -80,10 +81,10 @@ def _apply(snapshot: JobSnapshot, action: actions.Action, now: float) -> JobSnap
                 generation=snapshot.generation + 1,
             )
         case actions.ListCheckpoints():
-            return replace(snapshot, is_listing=True)
+            return replace(snapshot, listing_since=now)
         case actions.KillAgent():
             # AgentLost follows when it is gone; if the kill has missed, it is repeated.
-            return replace(snapshot, agent_since=now)
+            return replace(snapshot, agent_since=now, listing_since=NEVER)
         case actions.DismissAgent():
             # A connected agent exits. Any other is known to be gone only with `AgentLost`.
             is_connected = snapshot.agent is AgentState.CONNECTED
@@ -178,7 +179,7 @@ def _lose_agent(snapshot: JobSnapshot, lost: actions.AgentLost, now: float) -> J
         generation=max(snapshot.generation, lost.newest),
         agent_failures=failures,
         agent_start_at=now + pause,
-        is_listing=False,
+        listing_since=NEVER,
         ranks=ranks,
         pool=fold_pool.keep_living(
             snapshot.pool, {rank.worker_id for rank in ranks if rank.is_alive}

@@ -25,7 +25,7 @@ from muster.contracts.spec import JobSpec
 MISTAKES_LIMIT: Final = 2
 """A job fails if so many of its first attempts fail and the last one names a mistake in itself.
 
-Kills in between do not count as attempts (`JobSnapshot.count_tries`)."""
+Kills in between do not count as attempts (`JobSnapshot.count_attempts`)."""
 
 
 def fail_job(snapshot: JobSnapshot, failure: JobFailure, now: float) -> JobSnapshot:
@@ -134,7 +134,7 @@ def _restart_or_fail(
     snapshot = snapshot.with_rank(rank)
     limit = _exhausted_limit(snapshot, rank, ending.retry_class)
     # Only of the first attempts: a program that has worked may miss a file for a moment.
-    is_unproven = rank.fruitless >= MISTAKES_LIMIT >= snapshot.count_tries(rank)
+    is_unproven = rank.fruitless >= MISTAKES_LIMIT >= snapshot.count_attempts(rank)
     if limit is None and is_unproven and ending.is_mistake:
         limit = Reason.INVALID_PROGRAM, "a restart did not help"
     if limit is not None:

@@ -1,110 +1,154 @@
-"""From which checkpoint the ranks of a gang go on, all from the same one. Pure.
+"""The one checkpoint from which all ranks of a gang resume. Pure.
 
 Ranks that train in step with each other save one after the other, so a kill in between leaves a
-checkpoint that some of them lack. Chosen is the newest that every rank that saves has, by attempt
+checkpoint that some of them lack. The newest that every rank that saves has is chosen, by attempt
 and step: the same step of two attempts may be of two different models.
 
 A rank that has saved nothing either does not save at all, as in many scripts only rank 0 does, or
-has not come to it. How many checkpoints the others have tells which: see `save_lead`.
+was killed before its first save. How many checkpoints others saved in one attempt tells which.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 from coordinator.decide import fold_exit
 from coordinator.decide.events import printable
-from coordinator.decide.state import GangRestore, JobFailure, JobSnapshot, RankSnapshot
+from coordinator.decide.state import NEVER, GangRestore, JobFailure, JobSnapshot, RankSnapshot
 from muster.checkpoints.manifest import CheckpointName, RestorePoint
 from muster.contracts.job import Reason
-from muster.contracts.location import save_lead
+from muster.contracts.location import parse_location, save_lead
 from muster.contracts.messages import CheckpointsListed, RankCheckpoints, RestoreFailed
 
 LIST_AGAIN_SECONDS: Final = 5.0
 """Until checkpoints that could not be listed are listed again."""
 
 
-class NoneInCommon(Exception):
+class NoCommonCheckpoint(Exception):
     """The ranks have checkpoints, and none that all have; the message lists them."""
 
 
-def choose(listed: CheckpointsListed, unusable: frozenset[str]) -> GangRestore:
-    """Return from where all ranks go on; `unusable` are restore points that were damaged.
+def choose(snapshot: JobSnapshot, listed: CheckpointsListed) -> GangRestore:
+    """Return from where all ranks resume.
 
-    A job goes on from its own checkpoints, and otherwise from those that it inherits. Raises
-    `NoneInCommon`.
+    A job resumes from its own checkpoints, and otherwise from those that it inherits. Raises
+    `NoCommonCheckpoint`.
     """
-    lead = save_lead(in_store=listed.in_store)
-    damaged = {RestorePoint.parse(text) for text in unusable}
+    spec = snapshot.spec
+    lead = save_lead(parse_location(spec.checkpoint_dir or ""))
+    # The ranks of another job have ended: those without checkpoints do not save.
+    leads = lead, lead if spec.resume_from == snapshot.job_id else 0
     for is_inherited, ranks in (False, listed.own), (True, listed.inherited):
-        names = {point.name for point in damaged if point.is_inherited == is_inherited}
-        if (newest := _newest_in_common(ranks, names, lead)) is not None:
-            point = str(RestorePoint(newest, is_inherited))
-            return GangRestore(listed.attempt, point, _describe(ranks, newest))
-    has_saved = any(rank.intact or rank.damaged for rank in listed.own)
-    begins = "all ranks begin again: a checkpoint that only some of them have is set aside"
-    return GangRestore(listed.attempt, str(RestorePoint()), begins if has_saved else None)
+        present = snapshot.restore.point
+        known = present.savers if present and present.is_inherited == is_inherited else ()
+        damaged = {it.name for it in snapshot.unusable if it.is_inherited == is_inherited}
+        missing = [] if is_inherited else _missing(snapshot, ranks)
+        found = _newest_in_common(ranks, damaged, leads[is_inherited], known, missing)
+        if found is not None:
+            newest, savers = found
+            point = RestorePoint(newest, is_inherited, savers)
+            return GangRestore(listed.attempt, point, _describe(point))
+    held = [*_held(listed.own), *_held(listed.inherited)]
+    words = f"all ranks start from scratch, as some had not saved yet ({'; '.join(held)})"
+    return GangRestore(listed.attempt, RestorePoint(), words if held else None)
 
 
 def record_listing(snapshot: JobSnapshot, listed: CheckpointsListed, now: float) -> JobSnapshot:
-    """Decide from where the gang goes on, or when to list again."""
+    """Decide from where the gang resumes, or when to list again."""
     if listed.attempt != snapshot.next_attempt or not snapshot.is_listing:
         return snapshot
-    snapshot = replace(snapshot, is_listing=False)
+    snapshot = replace(snapshot, listing_since=NEVER)
     if listed.problem is not None:
         again = now + LIST_AGAIN_SECONDS
         ranks = tuple(replace(rank, start_at=max(rank.start_at, again)) for rank in snapshot.ranks)
         return replace(snapshot, ranks=ranks)
     try:
-        return replace(snapshot, restore=choose(listed, snapshot.unusable))
-    except NoneInCommon as none:
+        return replace(snapshot, restore=choose(snapshot, listed))
+    except NoCommonCheckpoint as none:
         message = (
-            f"the ranks of this gang have no intact checkpoint in common ({none}): restore a copy "
-            "of what is missing and start a job with resume_from, or begin again under another "
-            "id. Ranks that train apart from each other are no gang: --restart-scope rank"
+            f"no intact checkpoint exists on all ranks ({none}). Restore a copy of the missing one "
+            "and submit with resume_from, or use a new id. If the ranks train separate models, use "
+            "--restart-scope rank"
         )
     failure = JobFailure(reason=Reason.INVALID_CHECKPOINT, message=message, exit_code=1)
     return fold_exit.fail_job(snapshot, failure, now)
 
 
 def record_damage(snapshot: JobSnapshot, rank: RankSnapshot, failed: RestoreFailed) -> JobSnapshot:
-    """A rank could not read the checkpoint that was chosen: the next start takes another one."""
+    """A rank could not read the chosen checkpoint: the next attempt resumes from another one."""
     noted = snapshot.with_rank(replace(rank, warning=printable(failed.message)))
-    return replace(noted, unusable=snapshot.unusable | {failed.restore_from})
+    point = snapshot.restore.point
+    if point is None or failed.restore_from != str(point):
+        return noted
+    return replace(noted, unusable=snapshot.unusable | {point})
+
+
+def _missing(snapshot: JobSnapshot, ranks: Sequence[RankCheckpoints]) -> list[int]:
+    """Return the ranks that have saved and whose place is empty: it is away, or was removed."""
+    pairs = zip(snapshot.ranks, ranks, strict=False)
+    return [
+        rank.rank
+        for rank, held in pairs
+        if rank.checkpoints_before + rank.checkpoints_saved and not (held.intact or held.damaged)
+    ]
 
 
 def _newest_in_common(
-    ranks: Sequence[RankCheckpoints], excluded: set[CheckpointName | None], lead: int
-) -> CheckpointName | None:
-    """Return the newest checkpoint of all ranks that save; None to begin without one."""
-    saving = [rank for rank in ranks if rank.intact or rank.damaged]
-    most = max((len(rank.intact) + len(rank.damaged) for rank in saving), default=0)
-    if not saving or (len(saving) < len(ranks) and most <= lead):
+    ranks: Sequence[RankCheckpoints],
+    damaged: Collection[CheckpointName | None],
+    lead: int,
+    known: Collection[int],
+    missing: Collection[int],
+) -> tuple[CheckpointName, tuple[int, ...]] | None:
+    """Return the newest checkpoint of all ranks that save, and these unless all do.
+
+    None if a rank without checkpoints may have been killed before its first save, as no attempt of
+    another one has saved more than `lead`. `known` are the only ranks that saved before.
+    """
+    names = [[*map(CheckpointName.parse, (*rank.intact, *rank.damaged))] for rank in ranks]
+    savers = tuple(number for number, held in enumerate(names) if held)
+    attempts = (Counter(name.generation for name in held if name) for held in names)
+    most = max((max(counted.values()) for counted in attempts if counted), default=0)
+    if missing:
+        raise NoCommonCheckpoint("; ".join(_held(ranks, damaged, missing)))
+    if not savers or (len(savers) < len(ranks) and most <= lead and savers != known):
         return None
-    common = set.intersection(*({*_parsed(rank)} for rank in saving)) - excluded
+    common = set.intersection(*({*_parsed(ranks[saver])} for saver in savers)).difference(damaged)
     if not common:
-        raise NoneInCommon("; ".join(_holdings(ranks)))
-    return max(common)
+        raise NoCommonCheckpoint("; ".join(_held(ranks, damaged)))
+    return max(common), savers if len(savers) < len(ranks) else ()
 
 
-def _describe(ranks: Sequence[RankCheckpoints], newest: CheckpointName) -> str:
-    where = f"from step {newest.step} of attempt {newest.generation}"
-    saving = [str(number) for number, rank in enumerate(ranks) if rank.intact or rank.damaged]
-    if len(saving) == len(ranks):
-        return f"all ranks go on {where}, the newest checkpoint that all of them have"
+def _describe(point: RestorePoint) -> str:
+    assert point.name is not None  # noqa: S101  it was found
+    where = f"step {point.name.step} of attempt {point.name.generation}"
+    if not point.savers:
+        return f"all ranks resume from {where}, the newest checkpoint that all of them have"
+    ranks = ", ".join(map(str, point.savers))
+    who = f"rank {ranks} has" if len(point.savers) == 1 else f"ranks {ranks} have"
     return (
-        f"only rank {', '.join(saving)} of {len(ranks)} ranks saves checkpoints and goes on "
-        f"{where}; the others get None from run.restore()"
+        f"only {who} checkpoints, and resumes from {where}; run.restore() returns None on the "
+        "others"
     )
 
 
-def _holdings(ranks: Sequence[RankCheckpoints]) -> Iterator[str]:
-    """Yield what each rank has, newest first."""
+def _held(
+    ranks: Sequence[RankCheckpoints],
+    damaged: Collection[CheckpointName | None] = (),
+    missing: Collection[int] = (),
+) -> Iterator[str]:
+    """Yield what each rank has, newest first, if any has something."""
+    if not missing and not any(rank.intact or rank.damaged for rank in ranks):
+        return
     for number, rank in enumerate(ranks):
-        names = sorted(_parsed(rank), reverse=True)
-        steps = [f"step {name.step} of attempt {name.generation}" for name in names]
+        steps = [
+            f"step {it.step} of attempt {it.generation}{' (damaged)' if it in damaged else ''}"
+            for it in _parsed(rank)
+        ]
         steps += [f"{text} (damaged)" for text in rank.damaged]
-        yield f"rank {number}: {', '.join(steps) or 'none'}"
+        none = "none, though it has saved" if number in missing else "none"
+        yield f"rank {number}: {', '.join(steps) or none}"
 
 
 def _parsed(rank: RankCheckpoints) -> Iterator[CheckpointName]:

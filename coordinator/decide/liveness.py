@@ -23,6 +23,9 @@ from muster.contracts.rank import ProcessState
 AGENT_CONNECT_SECONDS: Final = 30.0
 """An agent imports little and connects, or reconnects, at once; one that takes longer is broken."""
 
+LISTING_SECONDS: Final = 240.0
+"""An agent asks a store that is away for half of it, and one of an earlier build never answers."""
+
 AGENT_LATE_SECONDS: Final = 10.0
 """A job that has waited so long for its agent to connect says so; a busy machine takes a few."""
 
@@ -45,6 +48,11 @@ def agent_deadline(snapshot: JobSnapshot) -> float:
     """Return when an agent that does not respond is killed; its ranks wait for the next one."""
     if snapshot.agent is AgentState.LEAVING:
         return NEVER_DUE  # its dismissal ends it
+    listed = snapshot.listing_since + LISTING_SECONDS if snapshot.is_listing else NEVER_DUE
+    return min(listed, _answer_deadline(snapshot))
+
+
+def _answer_deadline(snapshot: JobSnapshot) -> float:
     if snapshot.agent is not AgentState.CONNECTED:
         grace = FORCED_STOP_SECONDS if snapshot.is_forced else AGENT_CONNECT_SECONDS
         return snapshot.agent_since + grace

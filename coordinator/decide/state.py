@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+from muster.checkpoints.manifest import RestorePoint
 from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.messages import Raised, Ready
 from muster.contracts.pool import Pool
@@ -86,10 +87,10 @@ class GroupSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class GangRestore:
-    """From where an attempt of a gang goes on (`coordinator.decide.gang_restore`)."""
+    """From where an attempt of a gang resumes (`coordinator.decide.gang_restore`)."""
 
     attempt: int = -1
-    point: str | None = None  # text of a `RestorePoint`
+    point: RestorePoint | None = None  # None: nothing has been saved yet
     message: str | None = None  # about it, for users
 
 
@@ -213,8 +214,9 @@ class JobSnapshot:
     raised: Raised | None = None  # the last error that the program raised in any rank
     raised_by: int | None = None  # the rank that raised it
     restore: GangRestore = GangRestore()
-    is_listing: bool = False  # the agent lists what the ranks of a gang have saved
-    unusable: frozenset[str] = frozenset()  # restore points that were damaged in some rank's place
+    listing_since: float = NEVER
+    """Since when the agent lists what the ranks of a gang have saved."""
+    unusable: frozenset[RestorePoint] = frozenset()  # damaged in the place of some rank
     done: bool = False
     """The last checkpoint of a synchronous job is durable; its ranks only have to exit."""
     backoff: Backoff = DEFAULT_BACKOFF
@@ -250,8 +252,13 @@ class JobSnapshot:
         return 1 + max(rank.attempt for rank in self.ranks)
 
     @property
+    def is_listing(self) -> bool:
+        """True if the agent lists what the ranks of a gang have saved."""
+        return self.listing_since != NEVER
+
+    @property
     def is_restore_known(self) -> bool:
-        """True if it is decided from where the next attempt of a gang goes on."""
+        """True if it is decided from where the next attempt of a gang resumes."""
         has_nothing = self.next_attempt == 0 and self.spec.resume_from is None
         return has_nothing or self.restore.attempt == self.next_attempt
 
@@ -282,8 +289,8 @@ class JobSnapshot:
         counted = self.ranks if self.is_gang else (rank,)
         return sum(one.endings.get(kind, 0) for one in counted)
 
-    def count_tries(self, rank: RankSnapshot) -> int:
-        """Return how many attempts of `rank` have ended; kills of a job that never worked aside."""
+    def count_attempts(self, rank: RankSnapshot) -> int:
+        """Return how many attempts of `rank` have ended, without kills until the job has worked."""
         outside = (kind for kind, retry in RETRIES.items() if retry.is_from_outside)
         killed = sum(self.count_endings(rank, kind) for kind in outside)
         return sum(rank.endings.values()) - (killed if rank.proven_step < 0 else 0)

@@ -2,7 +2,7 @@
 
 CheckpointError
 ├── CheckpointDamaged       the bytes differ from what was written; another checkpoint may be intact
-├── RestoreDamaged          the one from which a whole gang was to go on: an older one may be intact
+├── RestoreDamaged          the one from which a whole gang resumes; an older one may be intact
 ├── CheckpointMissing       no checkpoint was found
 ├── CheckpointMismatch      an intact checkpoint that this process cannot continue
 ├── StaleGeneration         a newer attempt has saved: this process is fenced and must exit
@@ -43,9 +43,9 @@ class CheckpointDamaged(CheckpointError):
 
 
 class RestoreDamaged(CheckpointError):
-    """The checkpoint from which all ranks of a gang were to go on is damaged in this rank's place.
+    """The checkpoint from which all ranks of a gang resume is damaged in this rank's place.
 
-    A restart may help: the gang then starts from an older one.
+    A restart may help: the gang then resumes from an older one.
     """
 
 

@@ -5,10 +5,11 @@ into a place each below it. A running job saves and deletes meanwhile: a checkpo
 gone by the time it is read is left out.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from typing import Any, Final
 
 from muster.checkpoints.errors import CheckpointDamaged, CheckpointMismatch, CheckpointMissing
@@ -21,6 +22,10 @@ from muster.contracts.paths import rank_of_checkpoints, rank_place
 from muster.contracts.spec import Mode
 
 ALL_RANKS: Final = "all ranks"
+
+LISTED_LIMIT: Final = 8
+"""Newest checkpoints of a rank that decide from where its gang resumes: ranks in step with each
+other differ by few (`muster.contracts.location.save_lead`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,22 +147,67 @@ def refuse_other_mode(location: Location, mode: Mode) -> None:
     )
 
 
-def rank_checkpoints(place: Location, job_uid: str | None) -> RankCheckpoints:
-    """Return which checkpoints of a job are in the place of one rank, as their manifests tell.
+def gang_checkpoints(
+    location: Location,
+    ranks: int,
+    job_uid: str | None,
+    *,
+    is_inherited: bool,
+    guard: Callable[[str], AbstractContextManager[object]] = nullcontext,
+) -> list[RankCheckpoints]:
+    """Return what each rank of a gang has below a job's place, as the manifests tell.
 
-    None stands for the job that saved last. Raises a `CheckpointError` if it cannot be read.
+    That is what the job itself has saved or, of what it inherits, the job that saved last: one and
+    the same for all ranks. `guard` is entered with the place of each rank. Raises a
+    `CheckpointError` if a place cannot be read.
     """
-    reader = _reader(open_store(place), 0)
-    uid = job_uid or reader.last_uid()
-    intact, damaged = [], []
-    for name in reader.store.names():
+    found = []
+    for rank in range(ranks):
+        place = rank_place(location, rank)
+        with guard(str(place)):
+            found.append(_manifests(open_store(place), None if is_inherited else job_uid))
+    uid = job_uid
+    if is_inherited:
+        known = (it for manifests in found for it in manifests.values() if it is not None)
+        others = [it for it in known if it.job_uid != job_uid]
+        if not others:
+            return []
+        uid = max(others, key=lambda manifest: manifest.time).job_uid
+    return [
+        RankCheckpoints(
+            intact=_texts(name for name, it in manifests.items() if it and it.job_uid == uid),
+            damaged=_texts(name for name, it in manifests.items() if it is None),
+        )
+        for manifests in found
+    ]
+
+
+def _manifests(
+    store: CheckpointStore, job_uid: str | None
+) -> dict[CheckpointName, Manifest | None]:
+    """Return the manifests in a place, newest first; None for a damaged one.
+
+    With a `job_uid` no more are read than are listed of that job.
+    """
+    found: dict[CheckpointName, Manifest | None] = {}
+    owned = 0
+    for name in sorted(store.names(), reverse=True):
         try:
-            if manifest_of(reader.store, name).job_uid == uid:
-                intact.append(str(name))
+            found[name] = manifest = manifest_of(store, name)
         except CheckpointDamaged:
-            if name in reader.store.names():
-                damaged.append(str(name))
-    return RankCheckpoints(intact=tuple(intact), damaged=tuple(damaged))
+            found[name] = None
+            continue
+        owned += manifest.job_uid == job_uid
+        if job_uid is not None and owned == LISTED_LIMIT:
+            break
+    if None in found.values():  # it may have been deleted meanwhile
+        present = {*store.names()}
+        found = {name: it for name, it in found.items() if it is not None or name in present}
+    return found
+
+
+def _texts(names: Iterable[CheckpointName]) -> tuple[str, ...]:
+    return tuple(map(str, islice(names, LISTED_LIMIT)))
 
 
 def values_of_newest(location: Location) -> Mapping[str, Any]:

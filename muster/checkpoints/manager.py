@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
@@ -126,7 +127,7 @@ class CheckpointManager:
             self._generation = self._store.claim(self._generation, self._owner.job_uid)
             self._own = None
             if self._owner.restore_from is not None:
-                self._set_aside(self._owner.restore_from, self._generation)
+                self._delete_newer(self._owner.restore_from)
             self._claimed = self._generation
         return self._claimed
 
@@ -200,37 +201,46 @@ class CheckpointManager:
 
     def _restore(self, point: RestorePoint) -> Checkpoint | None:
         store = self._inherited if point.is_inherited else self._store
-        if point.name is None or store is None:
+        if point.name is None or store is None or not point.is_for(self._owner.rank):
             return None
         try:
             checkpoint = replace(self._reader, store=store).named(point.name)
         except CheckpointDamaged as damage:
-            # The coordinator has seen it in the place of every rank that saves.
-            if not any(point.is_inherited or self._is_own(name) for name in store.names()):
-                return None
-            raise RestoreDamaged(f"{damage}: all ranks start again from an older one") from damage
+            raise RestoreDamaged(f"{damage}: all ranks resume from an older one") from damage
         if not point.is_inherited:
             self._trusted.add(point.name)
         return checkpoint
 
-    def _set_aside(self, point: RestorePoint, generation: int) -> None:
-        """Remove what earlier attempts have saved after the point from which the gang goes on.
+    def _delete_newer(self, point: RestorePoint) -> None:
+        """Delete what was saved after the point from which this gang resumes.
 
-        Another rank does not have it. It would count as one of those to keep, and could later be
-        taken for the sign that all ranks have saved.
+        Another rank does not have it, and it would count as one of those to keep. A job that
+        resumes under its own id deletes what the earlier job of that id has saved after the point;
+        checkpoints of other places stay.
         """
-        own = None if point.is_inherited else point.name
-        newer = [
-            name
-            for name in self._store.names()
-            if name.generation < generation and (own is None or name > own)
-        ]
-        newer = [name for name in newer if self._is_own(name)]
-        # Without any checkpoint LATEST stays; readers ignore a name that does not exist.
-        if own is not None and self._store.latest() in newer:
-            self._store.rewind(own)
-        for name in sorted(newer, reverse=True):
-            self._store.remove(name)
+        if point.name is None or not point.is_for(self._owner.rank):
+            return
+        store, inherited = self._store, self._inherited
+        if point.is_inherited and (inherited is None or inherited.location != store.location):
+            return
+        with suppress(CheckpointDamaged):  # `restore` reports it
+            uid = manifest_of(store, point.name).job_uid
+            newer = [it for it in self._names_of(uid) if it > point.name]
+            if store.latest() in newer:
+                store.rewind(point.name)
+            for name in sorted(newer, reverse=True):
+                store.remove(name)
+
+    def _names_of(self, uid: str | None) -> list[CheckpointName]:
+        """Return what earlier attempts of a job have saved; nothing that is damaged."""
+        names = []
+        for name in self._store.names():
+            if uid == self._owner.job_uid and name.generation >= (self._generation or 0):
+                continue  # a restarted storage process claims again
+            with suppress(CheckpointDamaged):
+                if manifest_of(self._store, name).job_uid == uid:
+                    names.append(name)
+        return names
 
     def _retire(self, latest: CheckpointName) -> None:
         """Remove old checkpoints, never another job's or damaged ones."""

@@ -81,18 +81,30 @@ class CheckpointName(NamedTuple):
 
 
 class RestorePoint(NamedTuple):
-    """From which checkpoint every rank of a gang goes on. Its text is a variable of the ranks."""
+    """The checkpoint from which the ranks of a gang resume. Its text is a variable of ranks."""
 
-    name: CheckpointName | None = None  # None: from the beginning
+    name: CheckpointName | None = None  # None: start from scratch
     is_inherited: bool = False  # it is one of the job named by `resume_from`
+    savers: tuple[int, ...] = ()  # the only ranks that save and resume; empty: all of them
 
     def __str__(self) -> str:
-        return f"{'resume_from/' if self.is_inherited else ''}{self.name or 'none'}"
+        place = "resume_from/" if self.is_inherited else ""
+        ranks = f"@{','.join(map(str, self.savers))}" if self.savers else ""
+        return f"{place}{self.name or 'none'}{ranks}"
 
     @classmethod
     def parse(cls, text: str) -> "RestorePoint":
-        name = text.removeprefix("resume_from/")
-        return cls(CheckpointName.parse(name), name != text)
+        """Return the point of a text; raises `ValueError`: a typing error must delete nothing."""
+        bare, _, ranks = text.partition("@")
+        name = CheckpointName.parse(bare.removeprefix("resume_from/"))
+        if name is None and text != "none":
+            raise ValueError(f"{text!r} is not a restore point")
+        savers = tuple(map(int, ranks.split(","))) if ranks else ()
+        return cls(name, bare.startswith("resume_from/"), savers)
+
+    def is_for(self, rank: int) -> bool:
+        """Return whether this rank has the checkpoint."""
+        return self.name is not None and (not self.savers or rank in self.savers)
 
 
 class Fence(NamedTuple):

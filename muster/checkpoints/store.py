@@ -74,7 +74,11 @@ class CheckpointStore(Protocol):
         """Make LATEST name an older checkpoint, durably; claim first. Raises `StaleGeneration`."""
 
     def remove(self, name: CheckpointName) -> None:
-        """Remove a checkpoint that LATEST does not name; readers never see an incomplete one."""
+        """Remove a checkpoint; readers never see an incomplete one.
+
+        If LATEST names it, `rewind` first, unless none remains: a reader takes a LATEST that names
+        nothing for no checkpoint.
+        """
 
     def close(self) -> None:
         """Remove what this writer keeps for its next commit. Claim again to go on."""

@@ -19,7 +19,6 @@ from muster.contracts.location import (
     SCHEME,
     InvalidLocation,
     Location,
-    S3Location,
     parse_location,
     save_lead,
 )
@@ -237,8 +236,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The fencing token: a commit below the newest checkpoint's generation is refused. None when
     started by hand: one above the newest."""
     restore_from: Annotated[str | None, Variable(RESTORE_FROM)] = None
-    """From which checkpoint a rank of a gang goes on, see `muster.checkpoints.manifest`. None: from
-    its own newest one."""
+    """Text of the `RestorePoint` from which a rank of a gang resumes. None: its own newest one."""
     heartbeat_seconds: Annotated[
         float, Variable("MUSTER_HEARTBEAT_SECONDS", "", 0.001, SECONDS_LIMIT)
     ] = HEARTBEAT_SECONDS
@@ -325,8 +323,7 @@ def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
     rank, attempt = str(assignment.rank), str(assignment.incarnation)
     job = msgspec.structs.asdict(spec) | {"batch_size": spec.effective_batch_size}
     if spec.restart_scope == "gang":
-        in_store = isinstance(assignment.checkpoint_dir, S3Location)
-        job["keep_last"] = max(spec.keep_last, 1 + save_lead(in_store=in_store))
+        job["keep_last"] = max(spec.keep_last, 1 + save_lead(assignment.checkpoint_dir))
     if spec.command:
         job["command"] = msgspec.json.encode(spec.argv).decode()
     heartbeat = min(HEARTBEAT_SECONDS, spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT)

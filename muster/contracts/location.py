@@ -70,10 +70,11 @@ def parse_location(text: str, working_dir: Path = Path()) -> Location:
     return S3Location(bucket, prefix)
 
 
-def save_lead(*, in_store: bool) -> int:
+def save_lead(checkpoint_dir: Location) -> int:
     """Return how many checkpoints a rank of a gang may be ahead of a rank that it waits for.
 
-    A rank that has saved waits in its next step for one that has not. In an object store that next
-    step may come while the save is under way, and ends in a save of its own.
+    A rank that has saved waits in its next step for one that has not. It may save that step twice:
+    in the loop, and at its end. In an object store the next step may come while the first save is
+    under way, and ends in a save of its own.
     """
-    return 2 if in_store else 1
+    return 2 if isinstance(checkpoint_dir, Path) else 3

@@ -88,7 +88,7 @@ class Raised(_Message, frozen=True, tag="raised"):
 
 
 class RestoreFailed(_Message, frozen=True, tag="restore_failed"):
-    """The checkpoint from which the whole gang was to go on is damaged in this rank's place."""
+    """The checkpoint from which the whole gang resumes is damaged in this rank's place."""
 
     restore_from: str
     message: str
@@ -262,9 +262,9 @@ class RankDied(_Message, frozen=True, tag="rank_died"):
 
 
 class RankCheckpoints(msgspec.Struct, frozen=True, kw_only=True):
-    """The checkpoints in the place of one rank, by name (`muster.checkpoints.manifest`)."""
+    """The newest checkpoints of one rank by name (`muster.checkpoints.manifest`), newest first."""
 
-    intact: tuple[str, ...] = ()  # of the job, as far as their manifests tell
+    intact: tuple[str, ...] = ()  # of one job, as far as their manifests tell
     damaged: tuple[str, ...] = ()  # their manifests are
 
 
@@ -274,7 +274,6 @@ class CheckpointsListed(_Message, frozen=True, tag="checkpoints_listed"):
     attempt: Count
     own: tuple[RankCheckpoints, ...] = ()
     inherited: tuple[RankCheckpoints, ...] = ()
-    in_store: bool = False  # the places are in an object store
     problem: str | None = None  # why they cannot be listed at the moment
 
 
@@ -303,7 +302,7 @@ class Welcome(_Message, frozen=True, tag="welcome"):
 
 
 class ListCheckpoints(_Message, frozen=True, tag="list_checkpoints"):
-    """List what the ranks of a gang have saved: it decides from where all of them go on."""
+    """List what the ranks of a gang have saved: all of them resume from one checkpoint."""
 
     attempt: Count  # that is to start; repeated in the answer
     location: str  # of the job's checkpoints

@@ -133,7 +133,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         ),
     ] = 5
     keep_last: Annotated[
-        int, Meta(ge=1, le=10_000, description="Checkpoints kept per rank, by a gang at least two.")
+        int,
+        Meta(
+            ge=1,
+            le=10_000,
+            description="Checkpoints kept per rank; a gang keeps at least 3, in a store 4.",
+        ),
     ] = 3
     sleep_sec: Annotated[
         float,

@@ -50,15 +50,16 @@ class Restore(_Message, frozen=True, tag="restore"):
     """Return arrays and manifest of the newest checkpoint to begin with; nothing without one."""
 
 
-class ListRanks(_Message, frozen=True, tag="list_ranks"):
+class ListGang(_Message, frozen=True, tag="list_gang"):
     """Return the `RankCheckpoints` of each rank of a gang, once saves under way are over.
 
-    Of an agent, without `OpenCheckpoints`.
+    Of an agent, without `OpenCheckpoints`. See `muster.checkpoints.listing.gang_checkpoints`.
     """
 
-    location: LocationText  # of the job's checkpoints
-    job_uid: Name | None  # None: of the job that saved there last
+    location: LocationText
     ranks: Count
+    job_uid: Name | None
+    is_inherited: bool
 
 
 class Save(_Message, frozen=True, tag="save"):
@@ -94,7 +95,7 @@ class CountShards(_Message, frozen=True, tag="count_shards"):
 
 
 DataRequest: TypeAlias = ListShards | FetchShard | CountShards
-StorageRequest: TypeAlias = OpenCheckpoints | Claim | Restore | ListRanks | Save | DataRequest
+StorageRequest: TypeAlias = OpenCheckpoints | Claim | Restore | ListGang | Save | DataRequest
 
 
 class Done(_Message, frozen=True, tag="done"):

@@ -43,7 +43,7 @@ LONGEST_PAUSE_SECONDS: Final = 5.0
 
 HASH: Final = "xxh3"  # metadata that says what we wrote: ETags differ between stores
 
-_NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
+_REQUIRED_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "get_object": ("ContentLength", "ETag"),
     "head_object": ("ContentLength", "ETag"),
     "put_object": ("ETag",),
@@ -140,7 +140,9 @@ class S3Client:
             stored = Stored(location.name, answer["ContentLength"], answer["ETag"])
             with closing(answer["Body"]) as body:
                 pieces = body.iter_chunks(READ_BYTES)  # raises if it is cut short
-                first = next(pieces, b"")  # the size may be cut short: then nothing follows it
+                first = next(
+                    pieces, b""
+                )  # raises if the size was cut short: nothing follows it then
                 return receive(stored, chain((first,), pieces))
 
         return self._retry(location, attempt)
@@ -206,7 +208,7 @@ class S3Client:
             now = self._swap(location, content, spelled)
         except PreconditionFailed:
             # Ceph matches only an ETag without its quotes. A store that has matched one with them
-            # is not asked this way: it might take the other for no condition.
+            # is not asked this way: it might ignore a condition that it cannot read.
             if etag is None or self._is_bare is False or self.head(location).etag != etag:
                 raise
             spelled = other
@@ -303,16 +305,15 @@ class S3Client:
         self, operation: str, location: S3Location, request: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Send a request once; an answer that was cut short is no answer."""
+        truncated = f"{self.endpoint} cut its answer for {location} short: try again later"
         try:
             answer: dict[str, Any] = getattr(self._s3, operation)(**request)
-        except ValueError:  # a part of a number or of a date
-            answer = {"ETag": ""}
+        except ValueError as error:  # botocore could not parse a truncated number or date
+            raise StoreUnavailable(truncated) from error
         etag = answer.get("ETag", "none")
-        is_whole = all(name in answer for name in _NEEDED.get(operation, ()))
+        is_whole = all(name in answer for name in _REQUIRED_FIELDS.get(operation, ()))
         if not is_whole or not etag or etag.count('"') == 1:
-            raise StoreUnavailable(
-                f"{self.endpoint} cut its answer for {location} short: try again later"
-            )
+            raise StoreUnavailable(truncated)
         return answer
 
     def _retry(self, location: S3Location, send: Callable[[], T]) -> T:

@@ -18,7 +18,7 @@ import msgspec
 from muster.checkpoints import errors as checkpoint_errors
 from muster.checkpoints.errors import CheckpointError, CheckpointFailed, UnsupportedState
 from muster.checkpoints.format import State, pack, unpack
-from muster.checkpoints.listing import rank_checkpoints
+from muster.checkpoints.listing import gang_checkpoints
 from muster.checkpoints.manager import CheckpointManager, open_manager
 from muster.checkpoints.manifest import CheckpointName, decode_manifest
 from muster.checkpoints.reader import Checkpoint
@@ -27,7 +27,6 @@ from muster.contracts.environ import RankSettings
 from muster.contracts.errors import MusterError, WireError
 from muster.contracts.location import S3Location, parse_location
 from muster.contracts.messages import RankCheckpoints
-from muster.contracts.paths import rank_place
 from muster.contracts.shards import Position, Reading, Shard
 from muster.contracts.storage import OpenCheckpoints, StorageRequest
 from muster.contracts.wire import decode_storage_reply, encode
@@ -308,19 +307,21 @@ def open_checkpoints(
     return RemoteCheckpoints(StorageConnection(address, session, warn), warn)
 
 
-def list_ranks(
-    address: Path | None, location: str, job_uid: str | None, ranks: int
-) -> Sequence[RankCheckpoints]:
-    """Return what each rank of a gang has saved below a job's place, see `rank_checkpoints`.
+def list_gang(
+    address: Path | None, location: str, ranks: int, job_uid: str, *, is_inherited: bool
+) -> list[RankCheckpoints]:
+    """Return what each rank of a gang has saved, see `gang_checkpoints`.
 
     `address` is that of the storage process, if there is one. Raises a `CheckpointError`.
     """
     place = parse_location(location)
     if address is None or not isinstance(place, S3Location):
-        return [rank_checkpoints(rank_place(place, rank), job_uid) for rank in range(ranks)]
+        return gang_checkpoints(place, ranks, job_uid, is_inherited=is_inherited)
     connection = StorageConnection(address, None, print_stderr)
     try:
-        request = storage.ListRanks(location=location, job_uid=job_uid, ranks=ranks)
+        request = storage.ListGang(
+            location=location, ranks=ranks, job_uid=job_uid, is_inherited=is_inherited
+        )
         return msgspec.json.decode(connection.ask(request)[1], type=list[RankCheckpoints])
     finally:
         connection.close()

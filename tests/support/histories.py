@@ -29,6 +29,7 @@ from types import NoneType
 from coordinator.decide import actions
 from coordinator.decide.actions import Action
 from coordinator.restore import snapshot_of, snapshot_with_agent
+from muster.checkpoints.manifest import RestorePoint
 from muster.contracts.job import Reason, StopRequest
 from tests.support.stories import Story
 from tests.support.successors import successor
@@ -144,6 +145,8 @@ def _read(value: object, path: str) -> str:
     for name in path.split("."):
         value = getattr(value, name, None)
     match value:
+        case RestorePoint():
+            return str(value)
         case bool() | NoneType():
             return {True: "yes", False: "no", None: "-"}[value]
         case Enum():

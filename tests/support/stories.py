@@ -89,6 +89,7 @@ class Story:
     inherited: dict[int, set[str]] = field(default_factory=dict)
     damaged: set[int] = field(default_factory=set)  # ranks whose checkpoints are damaged
     problem: str | None = None  # why they cannot be listed
+    can_list: bool = True  # the agent is of this build
 
     @classmethod
     def submitted(cls, **spec: object) -> Self:
@@ -293,6 +294,11 @@ class Story:
     def has_saved(self, *ranks: int, step: int, attempt: int = 0) -> Self:
         return self._keep(self.saved, ranks, CheckpointName(attempt, step))
 
+    def forgets(self, *ranks: int, step: int, attempt: int = 0) -> Self:
+        for rank in ranks:
+            self.saved[rank].remove(str(CheckpointName(attempt, step)))
+        return self
+
     def inherits(self, *ranks: int, step: int, attempt: int = 0) -> Self:
         return self._keep(self.inherited, ranks, CheckpointName(attempt, step))
 
@@ -309,7 +315,7 @@ class Story:
 
     def restore_fails(self, rank: int) -> Self:
         """Let a rank find the checkpoint damaged from which its gang was to go on."""
-        point = self.job.restore.point or ""
+        point = str(self.job.restore.point)
         self.rank_says(rank, messages.RestoreFailed(restore_from=point, message="bad hash"))
         return self.exits(rank, code=1)
 
@@ -318,9 +324,18 @@ class Story:
         self.problem = "no answer" if state == "away" else None
         return self
 
+    def never_lists(self) -> Self:
+        self.can_list = False
+        return self
+
+    def lists_again(self) -> Self:
+        self.can_list = True
+        return self
+
     def _lists(self) -> None:
         def places(saved: dict[int, set[str]]) -> tuple[messages.RankCheckpoints, ...]:
-            names = [tuple(sorted(saved.get(rank.rank, ()))) for rank in self.job.ranks]
+            ranks = (rank.rank for rank in self.job.ranks)
+            names = [tuple(sorted(saved.get(rank, ()), reverse=True)) for rank in ranks]
             return tuple(
                 messages.RankCheckpoints(**{"damaged" if rank in self.damaged else "intact": held})
                 for rank, held in enumerate(names)
@@ -430,7 +445,7 @@ class Story:
                 return done
             self.takes(*planned)
             done += planned
-            if actions.ListCheckpoints() in planned:
+            if actions.ListCheckpoints() in planned and self.can_list:
                 self._lists()
         raise AssertionError(f"the plan does not come to rest: {planned}")
 

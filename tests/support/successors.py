@@ -44,5 +44,6 @@ def successor(
     """Return the story under the next coordinator; by default no process is left."""
     row, workers = rows_of(story.job, story.now, stop)
     pool = member_rows(story.job, Moment(monotonic=story.now, wall=NOON))
-    taken_up = Story(take_up(row, workers, pool, Moment(monotonic=5.0, wall=NOON)), now=5.0)
+    job = take_up(row, workers, pool, Moment(monotonic=5.0, wall=NOON))
+    taken_up = Story(job, now=5.0, saved=story.saved)
     return taken_up if stop is None else taken_up.is_stopped(stop)

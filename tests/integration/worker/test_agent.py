@@ -117,7 +117,7 @@ def test_agent_lists_what_each_rank_has_saved(stage: Stage) -> None:
     assert isinstance(agent.hear(), AgentHello)
     listed = agent.hear()
     assert isinstance(listed, CheckpointsListed)
-    assert (listed.attempt, listed.inherited, listed.in_store) == (1, (), False)
+    assert (listed.attempt, listed.inherited) == (1, ())
     assert [(len(it.intact), len(it.damaged)) for it in listed.own] == [(2, 0), (1, 1), (0, 0)]
     agent.say(ListCheckpoints(attempt=2, location=f"{damaged}\0", inherited=None, ranks=1))
     assert "null" in agent.hear().problem

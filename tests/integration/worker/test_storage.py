@@ -21,7 +21,7 @@ from muster.contracts.location import S3Location
 from muster.contracts.messages import RankCheckpoints
 from muster.contracts.paths import rank_place
 from muster.contracts.shards import Position
-from muster.contracts.storage import ListRanks, Restore
+from muster.contracts.storage import ListGang, Restore
 from muster.datasets.errors import ShardChanged
 from muster.host.processes import environment_of, identify
 from muster.objects.client import S3Client
@@ -152,12 +152,20 @@ def test_agent_lists_what_ranks_have_saved(stage: StorageStage) -> None:
         for step in steps:
             save(rank, step, {"step": step})
         rank.flush()
-    request = ListRanks(location=str(job), job_uid="uid", ranks=3)
-    listed = msgspec.json.decode(stage.connection().ask(request)[1], type=list[RankCheckpoints])
-    named = [[CheckpointName.parse(name).step for name in sorted(it.intact)] for it in listed]
-    assert named == [[3, 6], [], [3]]
-    other = ListRanks(location=str(job), job_uid="another", ranks=1)
-    assert b"step" not in stage.connection().ask(other)[1]
+    listed = listing(stage, uid="uid", is_inherited=False)
+    assert [[name.step for name in held] for held in listed] == [[6, 3], [], [3]]
+    assert listing(stage, uid="another", is_inherited=False) == [[], [], []]
+    assert listing(stage, uid="another", is_inherited=True) == listed
+    assert listing(stage, uid="uid", is_inherited=True) == []
+
+
+def listing(stage: StorageStage, uid: str, *, is_inherited: bool) -> list[list[CheckpointName]]:
+    request = ListGang(
+        location=str(stage.location), ranks=3, job_uid=uid, is_inherited=is_inherited
+    )
+    content = stage.connection().ask(request)[1]
+    listed = msgspec.json.decode(content, type=list[RankCheckpoints])
+    return [[name for text in it.intact if (name := CheckpointName.parse(text))] for it in listed]
 
 
 @everywhere

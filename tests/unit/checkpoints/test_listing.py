@@ -13,15 +13,21 @@ from muster.checkpoints.errors import (
 )
 from muster.checkpoints.listing import (
     ALL_RANKS,
+    LISTED_LIMIT,
     Condition,
     checkpoint_dirs,
     examine,
+    gang_checkpoints,
     holds_checkpoints,
     refuse_other_mode,
 )
 from muster.checkpoints.local import LocalFileSystem
+from muster.checkpoints.manager import open_manager
 from muster.checkpoints.manifest import LATEST, STATE
+from muster.contracts.paths import rank_place
+from muster.contracts.shards import Position
 from tests.support.checkpoint_ranks import Rank, owner
+from tests.support.storage_processes import session_of
 
 
 def saved(directory: Path, *steps: int, **whose: object) -> Path:
@@ -147,3 +153,25 @@ def test_fences_alone_are_no_checkpoints(tmp_path: Path, left: str, *, is_one: b
     assert not holds_checkpoints(tmp_path / "nowhere")
     (tmp_path / left).mkdir(parents=True)
     assert holds_checkpoints(tmp_path) is is_one
+
+
+def test_all_ranks_of_a_gang_inherit_from_the_same_job(tmp_path: Path) -> None:
+    """Under one id several jobs may have saved, on each rank another one as the last."""
+    for rank, uid, step in (0, "old", 6), (1, "old", 6), (0, "ours", 9), (1, "older", 3):
+        place = rank_place(tmp_path, rank)
+        session = session_of(place, 0, job_uid=uid, keep_last=9)
+        open_manager(session, print).save(step, Position(step=step), {})
+    inherited = gang_checkpoints(tmp_path, 2, "ours", is_inherited=True)
+    assert [len(it.intact) for it in inherited] == [0, 1]
+    own = gang_checkpoints(tmp_path, 2, "ours", is_inherited=False)
+    assert [it.intact for it in own] == [("step_0000000009.g0000",), ()]
+
+
+def test_the_newest_of_very_many_checkpoints_are_listed(tmp_path: Path) -> None:
+    place = rank_place(tmp_path, 0)
+    for step in range(40):
+        open_manager(session_of(place, 0, keep_last=99), print).save(step, Position(step=step), {})
+        (place / f"step_{step:010}.g0001").mkdir()
+    (listed,) = gang_checkpoints(tmp_path, 1, "uid", is_inherited=False)
+    assert [len(listed.intact), len(listed.damaged)] == [LISTED_LIMIT, LISTED_LIMIT]
+    assert listed.intact[0] == "step_0000000039.g0000"

@@ -12,7 +12,7 @@ from muster.checkpoints.errors import RestoreDamaged
 from muster.checkpoints.format import Packed
 from muster.checkpoints.local_store import RECYCLED_LIMIT_BYTES, LocalStore
 from muster.checkpoints.manager import SaveCost, expendable
-from muster.checkpoints.manifest import LATEST, CheckpointName, Manifest
+from muster.checkpoints.manifest import LATEST, CheckpointName, Manifest, RestorePoint
 from tests.support.checkpoint_ranks import NOON, Rank, flipped, owner, position, state
 
 
@@ -226,23 +226,32 @@ def test_gang_goes_back_to_the_checkpoint_of_all_ranks() -> None:
     assert second.warnings == []
 
 
-def test_gang_that_begins_again_leaves_other_jobs_alone() -> None:
-    other = Rank(owner=owner(uid="other"), keep_last=9)
-    other.save(1)
-    first = Rank(files=other.files, keep_last=9)
+@pytest.mark.parametrize("point", ["none", f"{SIXTH}@1"])
+def test_rank_without_the_checkpoint_starts_from_scratch(point: str) -> None:
+    first = Rank(keep_last=9)
     first.save(3)
-    second = gang_rank(first, "none")
+    second = gang_rank(first, point)
     second.manager.claim()
     assert second.restored() is None
-    assert [str(name) for name in second.store.names()] == ["step_0000000001.g0000"]
+    assert second.store.names() == first.store.names()
 
 
-def test_rank_of_a_gang_that_saves_nothing_gets_none() -> None:
-    other = Rank(owner=owner(uid="other"))
-    other.save(3)
-    rank = gang_rank(other, SIXTH)
+def test_a_typing_error_in_a_restore_point_deletes_nothing() -> None:
+    for text in ("", "None", "step_6.g0", "resume_from/none"):
+        with pytest.raises(ValueError, match="is not a restore point"):
+            RestorePoint.parse(text)
+    for point in (
+        RestorePoint(),
+        RestorePoint(CheckpointName(2, 30), is_inherited=True, savers=(0, 12)),
+    ):
+        assert RestorePoint.parse(str(point)) == point
+
+
+def test_a_checkpoint_that_has_gone_is_no_reason_to_begin_again() -> None:
+    rank = gang_rank(Rank(), SIXTH)
     rank.manager.claim()
-    assert rank.restored() is None
+    with pytest.raises(RestoreDamaged):
+        rank.restored()
 
 
 @pytest.mark.parametrize("file", ["manifest.json", "state.safetensors"])
@@ -256,12 +265,12 @@ def test_damage_is_reported_to_the_gang(file: str) -> None:
     first.files.close(descriptor)
     second = gang_rank(first, SIXTH)
     second.manager.claim()
-    with pytest.raises(RestoreDamaged, match="start again from an older one"):
+    with pytest.raises(RestoreDamaged, match="resume from an older one"):
         second.restored()
     assert "step_0000000003.g0000" in second.on_disk()
 
 
-def test_gang_goes_on_from_what_it_inherits() -> None:
+def test_gang_resumes_from_what_it_inherits() -> None:
     earlier = Rank(owner=owner(uid="earlier"), keep_last=9)
     earlier.save(6, 9)
     first = Rank(files=earlier.files, directory=Path("/checkpoints/next/worker_0"))
@@ -270,5 +279,16 @@ def test_gang_goes_on_from_what_it_inherits() -> None:
     second = gang_rank(first, f"resume_from/{SIXTH}", **places)
     second.manager.claim()
     assert str(second.restored()) == SIXTH
-    assert second.store.names() == []
+    assert len(first.store.names()) == 1
     assert len(earlier.store.names()) == 2
+
+
+def test_gang_under_the_same_id_deletes_what_only_some_had() -> None:
+    """Otherwise the next save of that step would get other names on other ranks."""
+    earlier = Rank(owner=owner(uid="earlier"), keep_last=9)
+    earlier.save(3, 6, 9)
+    again = gang_rank(earlier, f"resume_from/{SIXTH}", generation=0, inherited=earlier.directory)
+    again.manager.claim()
+    assert str(again.restored()) == str(again.store.latest()) == SIXTH
+    again.save(9)
+    assert str(again.store.latest()) == "step_0000000009.g0000"

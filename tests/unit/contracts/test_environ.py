@@ -121,7 +121,7 @@ def test_torchrun_variables_are_set() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "kept"), [(Path("/disk"), (2, 5)), (S3Location("bucket"), (3, 5))]
+    ("place", "kept"), [(Path("/disk"), (3, 5)), (S3Location("bucket"), (4, 5))]
 )
 def test_gang_keeps_what_its_ranks_may_have_in_common(
     place: Location, kept: tuple[int, int]
