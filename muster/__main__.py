@@ -29,8 +29,9 @@ def _read_secrets() -> None:
         if file and not os.environ.get(name):
             try:
                 os.environ[name] = Path(file).read_text().removesuffix("\n")
-            except OSError as error:
-                what = f"{name}_FILE: {file} cannot be read ({error.strerror})"
+            except (OSError, UnicodeDecodeError) as error:
+                why = error.strerror if isinstance(error, OSError) else "it is no text"
+                what = f"{name}_FILE: {file} cannot be read ({why})"
                 sys.stderr.write(f"{what}: correct the path, or set {name}\n")
                 sys.exit(2)
 

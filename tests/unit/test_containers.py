@@ -94,6 +94,8 @@ def test_a_setting_can_be_in_a_file(tmp_path: Path) -> None:
         "correct the path, or set MUSTER_DATABASE_URL\n",
         done.stderr,
     )
+    (tmp_path / "url").write_bytes(b"\xff\xfe")
+    assert "url cannot be read (it is no text): " in _show_settings(environment).stderr
 
 
 def _show_settings(environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":
