@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import Connection, column, inspect, select, table
 
 from database.errors import SchemaTooNew
+from database.tables import METADATA
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -31,6 +32,7 @@ def current_revision(connection: Connection) -> str | None:
 def migrate(connection: Connection, place: str) -> None:
     """Bring the schema to `HEAD` inside the transaction of `connection`.
 
+    A new database gets the tables as they are now; revisions are for those of earlier releases.
     Raises `SchemaTooNew`, and changes nothing, if its revision is unknown to this version.
     """
     from alembic import command  # noqa: PLC0415  see above
@@ -44,7 +46,11 @@ def migrate(connection: Connection, place: str) -> None:
     if present is not None and present not in known:
         raise SchemaTooNew(place, present)
     config.attributes["connection"] = connection
-    command.upgrade(config, HEAD)
+    if present is None:
+        METADATA.create_all(connection)
+        command.stamp(config, HEAD)
+    else:
+        command.upgrade(config, HEAD)
 
 
 def alembic_config() -> "Config":

@@ -1,6 +1,6 @@
 """The tables. Each column holds the field of its name in `database.records`.
 
-The migrations create the tables; a test compares both.
+A new database gets these; a test compares them with what the migrations make of an old one.
 
 jobs ──< workers       a rank of a job; deleted with the job, like all below
      ──< incarnations  an attempt: one process of a rank, and how it ended
@@ -127,7 +127,7 @@ _TYPES: Final[dict[object, Any]] = {
     "consumed_hash": Uint64,
     "created_by": sa.String(255),
     "digest": sa.String(64),
-    # The database counts it up; SQLite does so only for the type INTEGER.
+    # The database counts it up; SQLite does so only for the type INTEGER, see `_table`.
     "event_id": sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
     "exit_code": sa.Integer,
     "exit_signal": sa.Integer,
@@ -166,7 +166,8 @@ def _table(
         is_nullable = is_optional and name not in key
         columns.append(sa.Column(name, kind, primary_key=name in key, nullable=is_nullable))
     items = sorted([*more, *columns], key=lambda item: not isinstance(item, sa.Column))
-    return sa.Table(table, METADATA, *items)
+    # SQLite would use the highest number again after its row was deleted.
+    return sa.Table(table, METADATA, *items, sqlite_autoincrement="event_id" in key)
 
 
 def _enum_or_json(kind: Any) -> sa.types.TypeEngine[Any]:  # noqa: ANN401

@@ -3,5 +3,5 @@
 A new revision is a file ``versions/r<number>_<what>.py`` that names the revision before it.
 Processes of the previous release may still write while it runs, except after 0006, which drops
 columns. The way back is a backup. `database.schema` runs it and holds the number of the head;
-tests/unit/database/test_schema.py compares tables, revisions and head.
+tests/unit/database compares tables, revisions and head.
 """

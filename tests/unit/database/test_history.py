@@ -11,7 +11,7 @@ from database.history import History
 from database.jobs import Jobs
 from database.records import Attempt, Job
 from muster.contracts.job import JobId, StopRequest
-from tests.support.database_samples import NOON, attempt, submit, take_lease, write_of
+from tests.support.database_samples import NOON, attempt, finish, submit, take_lease, write_of
 
 LATER = NOON + timedelta(seconds=7)
 
@@ -73,3 +73,15 @@ def test_events_can_be_read_from_any_id(database: Database, jobs: Jobs, job: Job
     assert every == history.events(job.job_id, 10)
     assert history.events(job.job_id, 1, every[0].event_id) == every[1:2]
     assert history.events(job.job_id, 10, every[-1].event_id) == []
+
+
+def test_the_id_of_an_event_is_never_used_again(
+    database: Database, history: History, jobs: Jobs
+) -> None:
+    ids = []
+    for uid in ("first", "second"):
+        job = submit(jobs, "a", uid=uid)
+        ids.append(history.events(job.job_id, 1)[0].event_id)
+        finish(database, job)
+        jobs.delete(job.job_id, job.uid)
+    assert ids == sorted({*ids})
