@@ -6,16 +6,13 @@ import os
 import sys
 
 from coordinator import foreground
-from coordinator.lease import kill_if_stopped
 from coordinator.service import Service
 from database.engine import Database
-from database.errors import DatabaseLocked, LeaseLost
+from database.errors import LeaseLost
 from muster.contracts.errors import MusterError
-from muster.contracts.paths import DataDir
 from muster.contracts.retry import INTERRUPTED_CODE, REPLACED_CODE
 from muster.contracts.settings import ServiceSettings
 from muster.host import processes
-from muster.host.files import read_coordinator_address
 from muster.host.limits import ShellLimits
 from muster.host.private import make_private
 from muster.runtime import service_log
@@ -34,7 +31,7 @@ def main() -> int:
             return foreground.run(settings, os.environ)
         limits = ShellLimits.replaced()
         make_private(settings.data_dir)
-        database = _open(settings)
+        database = Database.open(settings.database_url)
         try:
             service = Service(database, settings, os.environ, limits, forks_agents=True)
             asyncio.run(service.run())
@@ -49,17 +46,6 @@ def main() -> int:
         print_stderr(f"coordinator: {error}")
         return 1
     return 0
-
-
-def _open(settings: ServiceSettings) -> Database:
-    """Open the database, which a stopped coordinator may have locked."""
-    try:
-        return Database.open(settings.database_url)
-    except DatabaseLocked:
-        former = read_coordinator_address(DataDir(settings.data_dir).coordinator_address)
-        if former is None or former.process is None or not kill_if_stopped(former.process):
-            raise
-        return Database.open(settings.database_url)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,6 @@ from muster.contracts.wire import (
 )
 from muster.host.files import read_coordinator_address
 from muster.host.peers import is_same_user
-from muster.host.processes import this_process
 
 HELLO_TIMEOUT_SECONDS: Final = 10.0  # a peer that has not said hello by then is disconnected
 
@@ -86,7 +85,7 @@ class AgentServer:
         self._socket.setblocking(False)  # noqa: FBT003  the standard library's signature
         self._run(self._accept(self._socket))
         host, port = self._socket.getsockname()[:2]
-        return CoordinatorAddress(host=host, port=port, process=this_process())
+        return CoordinatorAddress(host=host, port=port)
 
     async def stop(self) -> None:
         """Close all connections; agents and ranks run on."""

@@ -16,11 +16,11 @@ from typing import Final
 
 import structlog
 
-from database.errors import DatabaseLocked, DatabaseUnavailable, LeaseLost
+from database.errors import DatabaseUnavailable, LeaseLost
 from database.leases import COORDINATOR_LEASE, LEASE_SECONDS, Leases
 from database.records import Lease
 from muster.contracts.rank import ProcessRecord
-from muster.host.processes import is_provably_gone, is_running, is_stopped, kill
+from muster.host.processes import is_provably_gone, is_running
 
 LOOK_SECONDS: Final = 0.2
 
@@ -42,8 +42,6 @@ class LeaseCandidate:
     clock: Callable[[], float] = time.monotonic
     may_wait: bool = field(init=False, default=True)
     """False to be cancelled instead of waiting for a live holder."""
-    _holder: ProcessRecord | None = field(init=False, default=None)
-    """The holder at the last successful look."""
     _seen: tuple[int, int] | None = field(init=False, default=None)
     _seen_at: float = field(init=False, default=0.0)
     _logged: str = field(init=False, default="")
@@ -55,10 +53,8 @@ class LeaseCandidate:
                 lease = await self._compete()
             except DatabaseUnavailable as error:
                 self._seen = None
-                holder = self._holder if isinstance(error, DatabaseLocked) else None
-                if holder is None or not kill_if_stopped(holder):
-                    self._wait_for(str(error))
-                    await asyncio.sleep(LOOK_SECONDS)
+                self._wait_for(str(error))
+                await asyncio.sleep(LOOK_SECONDS)
             else:
                 if lease is not None:
                     return lease
@@ -81,7 +77,6 @@ class LeaseCandidate:
                 )
             except LeaseLost:
                 return None  # another candidate was faster
-        self._holder = holder.process
         self._wait_for(f"process {holder.process.pid} on {holder.process.node} coordinates")
         await wait_for_end(holder.process, LOOK_SECONDS)
         return None
@@ -104,19 +99,6 @@ class LeaseCandidate:
             self._seen, self._seen_at = (holder.epoch, holder.beat), now
         is_expired = now - self._seen_at >= LEASE_SECONDS
         return is_expired or holder.owner == self.owner or self.is_gone(holder.process)
-
-
-def kill_if_stopped(process: ProcessRecord) -> bool:
-    """Kill a coordinator of this machine if it is stopped (SIGSTOP); return whether it was.
-
-    Only for a locked database: one stopped within a transaction keeps all others out, and they
-    cannot even read that its lease has expired.
-    """
-    is_killed = is_stopped(process.pid) and is_running(process) and kill(process)
-    if is_killed:
-        message = f"killed process {process.pid}, which was stopped while it locked the database"
-        _LOG.warning(message, action="coordinator_ended")
-    return is_killed
 
 
 async def wait_for_end(process: ProcessRecord, timeout_seconds: float) -> None:

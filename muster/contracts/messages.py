@@ -394,8 +394,6 @@ class CoordinatorAddress(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     port: int
-    process: ProcessRecord | None = None
-    """The coordinator's process, for readers without access to the database."""
 
 
 # What a coordinator sends to its fork server

@@ -3,12 +3,13 @@
 Signals go by (pid, start time), so a reused pid is never hit.
 """
 
+import sqlite3
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from signal import SIGCONT
+from signal import SIGCONT, SIGSTOP
 from typing import TypeVar
 
 from muster.contracts.environ import SPARE_RANK
@@ -242,7 +243,7 @@ class Striker:
             time.sleep(fault.nap_seconds)
             send_signal(record, SIGCONT)
         elif fault.kind is Kind.FREEZE and fault.victim is Victim.COORDINATOR:
-            observed = _stands_still(record) and self._is_displaced(record)
+            observed = self._stops_outside_transactions(record) and self._is_displaced(record)
         else:
             observed = bool(awaited(lambda: not is_running(record), END_SECONDS))
             woken = not observed and send_signal(record, SIGCONT)
@@ -257,6 +258,14 @@ class Striker:
         )
         self.strikes.append(strike)
         say(f"{time.strftime('%H:%M:%S', time.localtime(at))}  {strike}")
+
+    def _stops_outside_transactions(self, record: ProcessRecord) -> bool:
+        """True if it stands still; inside a transaction no other one could take over (limits)."""
+        while (stands_still := _stands_still(record)) and _is_locked(self._installation.files.root):
+            send_signal(record, SIGCONT)
+            time.sleep(LOOK_SECONDS)
+            send_signal(record, SIGSTOP)
+        return stands_still
 
     def _is_displaced(self, record: ProcessRecord) -> bool:
         """True if another coordinator takes over and this one exits after SIGCONT."""
@@ -281,6 +290,17 @@ def _parsed(mark: str) -> tuple[str, Victim | None, int | None]:
         is_spare = int(what) == SPARE_RANK
         return (uid, Victim.SPARE, None) if is_spare else (uid, Victim.RANK, int(what))
     return uid, Victim(what) if what in {"agent", "template", "storage"} else None, None
+
+
+def _is_locked(data_dir: Path) -> bool:
+    """True if a stopped process keeps other writers out: running ones are done sooner."""
+    path = data_dir / "muster.db"
+    with closing(sqlite3.connect(path, timeout=STILL_SECONDS, isolation_level=None)) as database:
+        try:
+            database.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return True
+    return False
 
 
 def _stands_still(record: ProcessRecord) -> bool:

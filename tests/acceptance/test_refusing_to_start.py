@@ -1,7 +1,6 @@
 """A service that cannot start prints the reason and exits with code 1."""
 
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -10,12 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.agents import publish_address
 from database.engine import Database
-from muster.contracts.messages import CoordinatorAddress
-from muster.contracts.paths import DataDir
-from muster.host.processes import identify, is_stopped
-from tests.support.installation import DEADLINE_SECONDS, Installation, await_value, without_ours
+from tests.support.installation import DEADLINE_SECONDS, Installation, without_ours
 
 
 def refusal(module: str, data_dir: Path, **environment: str) -> str:
@@ -67,18 +62,6 @@ def test_a_data_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a file")
     errors = refusal("coordinator", tmp_path / "data")
     assert "set MUSTER_DATA_DIR" in errors
-
-
-def test_a_wrong_url_does_not_end_a_stopped_coordinator(tmp_path: Path) -> None:
-    with subprocess.Popen(["sleep", "60"]) as suspended:  # noqa: S607
-        suspended.send_signal(signal.SIGSTOP)
-        await_value(lambda: is_stopped(suspended.pid), str)
-        address = CoordinatorAddress(host="here", port=1, process=identify(suspended.pid))
-        publish_address(address, DataDir(tmp_path / "data").coordinator_address)
-        errors = refusal("coordinator", tmp_path / "data", MUSTER_DATABASE_URL="sqlight:///x")
-        assert "is of no known kind" in errors
-        assert suspended.poll() is None
-        suspended.kill()
 
 
 @pytest.mark.parametrize("module", ["api", "coordinator"])

@@ -30,7 +30,6 @@ from muster.contracts.messages import (
 from muster.contracts.wire import FrameReader, decode_coordinator_message, encode, frame
 from muster.host.files import read_coordinator_address
 from muster.host.peers import normalize_address, uid_of_connection
-from muster.host.processes import this_process
 from tests.support.strangers import STRANGER, needs_root, socket_of
 
 HELLO = AgentHello(job_uid="uid", generation=3, token="right")  # noqa: S106  for a test
@@ -248,7 +247,7 @@ def test_the_address_is_published_until_it_can_be_read(
     monkeypatch.setattr("coordinator.agents.ADDRESS_LOOK_SECONDS", 0.001)
     file = tmp_path / "data" / "address.json"
     file.parent.touch()  # no directory can be created there yet
-    ours = CoordinatorAddress(host="here", port=1, process=this_process())
+    ours = CoordinatorAddress(host="here", port=1)
     older = CoordinatorAddress(host="here", port=2)
     is_ours = True
     published: list[Path] = []

@@ -1,5 +1,4 @@
 import asyncio
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -7,12 +6,12 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from coordinator.lease import LeaseCandidate, kill_if_stopped, wait_for_end
-from database.errors import DatabaseLocked, DatabaseUnavailable, LeaseLost
+from coordinator.lease import LeaseCandidate, wait_for_end
+from database.errors import DatabaseUnavailable, LeaseLost
 from database.leases import LEASE_SECONDS
 from database.records import Lease
 from muster.contracts.rank import ProcessRecord
-from muster.host.processes import identify, is_stopped
+from muster.host.processes import identify
 
 HOLDER = ProcessRecord(pid=1, start_ticks=1, boot_id="boot", node="there")
 OURSELVES = ProcessRecord(pid=2, start_ticks=2, boot_id="boot", node="here")
@@ -135,13 +134,6 @@ def record_of(holder: subprocess.Popen[bytes]) -> ProcessRecord:
     return record
 
 
-def stopped(holder: subprocess.Popen[bytes]) -> ProcessRecord:
-    holder.send_signal(signal.SIGSTOP)
-    while not is_stopped(holder.pid):
-        time.sleep(0.001)
-    return record_of(holder)
-
-
 def test_the_end_of_a_local_holder_wakes_the_candidate(
     holder: subprocess.Popen[bytes],
 ) -> None:
@@ -152,40 +144,6 @@ def test_the_end_of_a_local_holder_wakes_the_candidate(
         await asyncio.wait_for(waiting, 20)
 
     asyncio.run(waits_and_kills())
-
-
-def test_a_stopped_holder_that_locks_the_database_is_killed(
-    holder: subprocess.Popen[bytes],
-) -> None:
-    watch = Watch(Leases(held=replace(LEASE, process=stopped(holder))))
-
-    def is_blocked_until_it_ends() -> None:
-        watch.leases.held = None
-        locked()
-
-    watch.leases.before_looks = [nothing, is_blocked_until_it_ends]
-    watch.wins()
-    assert holder.wait(20) == -signal.SIGKILL
-
-
-@pytest.mark.slow
-def test_a_running_holder_is_not_killed_for_a_lock(
-    holder: subprocess.Popen[bytes],
-) -> None:
-    watch = Watch(Leases(held=replace(LEASE, process=record_of(holder))))
-    watch.leases.before_looks = [nothing, locked, watch.leases.are_released]
-    watch.wins()
-    assert holder.poll() is None
-
-
-@pytest.mark.slow
-def test_a_stopped_holder_without_a_lock_is_not_killed(
-    holder: subprocess.Popen[bytes],
-) -> None:
-    watch = Watch(Leases(held=replace(LEASE, process=stopped(holder))))
-    watch.leases.before_looks = [nothing, away, watch.leases.are_released]
-    watch.wins()
-    assert holder.poll() is None
 
 
 def test_a_remote_holder_is_polled() -> None:
@@ -224,40 +182,5 @@ def test_an_outage_does_not_count_against_the_holder() -> None:
     assert watch.leases.asked == [None], "it was not replaced before it released the lease"
 
 
-def test_a_stopped_holder_is_killed_once(holder: subprocess.Popen[bytes]) -> None:
-    record = stopped(holder)
-    assert kill_if_stopped(record)
-    assert holder.wait(20) == -signal.SIGKILL
-    assert not kill_if_stopped(record)
-
-
-def test_a_running_process_or_a_reused_pid_is_not_killed(
-    holder: subprocess.Popen[bytes],
-) -> None:
-    assert not kill_if_stopped(record_of(holder))
-    assert not kill_if_stopped(replace(stopped(holder), start_ticks=1))
-    assert holder.poll() is None
-
-
-def test_a_process_of_another_user_is_not_killed(
-    holder: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError
-
-    record = stopped(holder)
-    monkeypatch.setattr("signal.pidfd_send_signal", refuse)
-    assert not kill_if_stopped(record)
-    assert holder.poll() is None
-
-
-def nothing() -> None:
-    """The holder's lease is there to be seen."""
-
-
 def away() -> None:
     raise DatabaseUnavailable("away")
-
-
-def locked() -> None:
-    raise DatabaseLocked("locked")
