@@ -10,6 +10,7 @@ import socket
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import cached_property
 from typing import Final, Self
 
@@ -234,15 +235,7 @@ class RankProcess:
         """Yield its identity; nothing if it exited before it could be identified."""
         identity = self.process.identity
         if identity is not None:
-            yield RankSpawned(
-                rank=self.rank,
-                incarnation=self.attempt,
-                pid=self.pid,
-                start_ticks=identity.start_ticks,
-                boot_id=identity.boot_id,
-                node=identity.node,
-                pid_namespace=identity.pid_namespace,
-            )
+            yield RankSpawned(rank=self.rank, incarnation=self.attempt, **asdict(identity))
 
     def kept_messages(self) -> Iterator[RankSaid]:
         """Yield the last message of each type in order of arrival, then all saves."""

@@ -318,14 +318,8 @@ class TimeIndex:
 
 def _first_index(descriptor: int, condition: Callable[[_Mark], bool]) -> int:
     """Return the index of the first mark that meets a monotonic condition; else their number."""
-    low, high = 0, os.fstat(descriptor).st_size // TIME_MARK.size
-    while low < high:
-        middle = (low + high) // 2
-        if condition(_read_mark(descriptor, middle)):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    marks = range(os.fstat(descriptor).st_size // TIME_MARK.size)
+    return bisect_left(marks, x=True, key=lambda index: condition(_read_mark(descriptor, index)))
 
 
 def _read_mark(descriptor: int, index: int) -> _Mark:
