@@ -17,7 +17,7 @@ from muster.client.http import (
     Query,
     retry_after,
 )
-from muster.client.progress import Progress, news
+from muster.client.progress import Progress
 from muster.client.stream import follow as follow_logs
 from muster.contracts.views import (
     AuditView,
@@ -102,15 +102,14 @@ class Job:
 
     def follow_events(self, limit: int = 1000) -> Iterator[EventView]:
         """Yield its last `limit` events, oldest first, and then new ones until it is over."""
-        last: EventView | None = None
+        last: int | None = None
         is_over = self.refresh().is_terminal
         while True:
             # Read after the job, so that they include its end.
-            known = None if last is None else last.event_id
-            came = news(self.events(limit if last is None else 1000, after=known), last)
+            came = self.events(limit if last is None else 1000, after=last)
             for event in came:
                 yield event
-                last = event
+                last = event.event_id
             if is_over and not came:
                 return
             self._connection.sleep(PAUSE_SECONDS)

@@ -1,12 +1,12 @@
 """A job's progress as one line, redrawn in place on a terminal."""
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Final, TextIO
 
 from muster.contracts.errors import printable
 from muster.contracts.job import TERMINAL, JobStatus
-from muster.contracts.views import EventView, SummaryView
+from muster.contracts.views import SummaryView
 
 QUIET_SECONDS: Final = 5.0  # between two lines that are not redrawn
 
@@ -89,11 +89,3 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours}h{minutes}m"
     return f"{minutes}m{rest}s" if minutes else f"{rest}s"
-
-
-def news(events: Sequence[EventView], last: EventView | None) -> Sequence[EventView]:
-    """Return the events after `last`; all of them if `last` is too old to be among them."""
-    for index in range(len(events) - 1, -1, -1):
-        if events[index] == last:
-            return events[index + 1 :]
-    return events

@@ -1,12 +1,10 @@
-"""Progress as one line, redrawn on a terminal; and new events."""
+"""Progress as one line, redrawn on a terminal."""
 
-from datetime import UTC, datetime, timedelta
 from io import StringIO
 
 import pytest
 
-from muster.client.progress import QUIET_SECONDS, Progress, duration, line_of, news
-from muster.contracts.views import EventView
+from muster.client.progress import QUIET_SECONDS, Progress, duration, line_of
 from tests.support.summaries import summary
 
 UNKNOWN = {
@@ -97,15 +95,3 @@ def test_a_file_gets_a_plain_line_at_intervals() -> None:
     lines = out.getvalue().splitlines()
     assert [line.split()[3] for line in lines] == ["1/20", "4/20", "7/20", "9/20"]
     assert "\x1b" not in out.getvalue()
-
-
-def event(number: int) -> EventView:
-    at = datetime(2026, 3, 1, tzinfo=UTC) + timedelta(seconds=number)
-    return EventView(at=at, kind="k", message=str(number), rank=None, incarnation=None)
-
-
-@pytest.mark.parametrize(("last", "new"), [(None, [3, 4, 5]), (3, [4, 5]), (5, []), (1, [3, 4, 5])])
-def test_an_event_is_new_once(last: int | None, new: list[int]) -> None:
-    known = [event(number) for number in (3, 4, 5)]
-    found = news(known, None if last is None else event(last))
-    assert list(found) == [event(number) for number in new]
