@@ -1,11 +1,15 @@
-"""`Job`: one job of a client."""
+"""`Job`: one job of a client, and its logs without gap or repetition."""
 
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Final, Self
+
+from httpx_sse import EventSource
 
 from muster.client import job_path
 from muster.client.errors import Busy, ClientError, Replaced, Unreachable, WaitTimedOut
@@ -15,10 +19,10 @@ from muster.client.http import (
     ApiResponse,
     Connection,
     Query,
+    pauses,
     retry_after,
 )
 from muster.client.progress import Progress
-from muster.client.stream import follow as follow_logs
 from muster.contracts.views import (
     AuditView,
     Deleted,
@@ -43,6 +47,11 @@ PAUSE_SECONDS: Final = 0.1
 
 ENDING_SECONDS: Final = 3600.0
 """For a response that waits until jobs have ended; they choose their own grace period."""
+
+RECONNECT_SECONDS: Final = 60.0
+"""Longest time without a connection of a log stream; an upgrade of the server takes less."""
+
+_NAMED: Final = re.compile(r"\[rank (\d+)\] (.*)", re.DOTALL)
 
 
 class Job:
@@ -275,3 +284,53 @@ class Job:
 
 def _present(**given: float | str | None) -> dict[str, int | float | str]:
     return {name: value for name, value in given.items() if value is not None}
+
+
+def follow_logs(
+    connection: Connection, path: str, rank: int | None, tail: int | None
+) -> Iterator[LogLineView]:
+    """Yield the lines of one rank or of all until the job is over: the last `tail` first, or all.
+
+    Each event of the stream has an id, from which the server resumes after a lost connection, and
+    is delivered whole or not at all. Raises `Unreachable` or `Busy` after a minute without a
+    connection, or if the server asks not to be called for longer than that.
+    """
+    query: dict[str, int] = {} if rank is None else {"rank": rank}
+    if tail is not None:
+        query["tail"] = tail
+    seen: str | None = None
+    lost_at: float | None = None
+    waits = pauses()
+    while True:
+        headers = {"Accept": "text/event-stream"}
+        if seen is not None:
+            headers["Last-Event-ID"] = seen
+            query.pop("tail", None)
+        wait_seconds = 0.0
+        try:
+            with connection.stream(path, query, headers) as response:
+                lost_at, waits = None, pauses()
+                if response.status_code == HTTPStatus.NO_CONTENT:
+                    return
+                for event in EventSource(response).iter_sse():
+                    lost_at, waits = None, pauses()
+                    # A ping repeats the last id; the first event only says where to resume.
+                    has_lines = event.event == "message" and event.id != seen and not event.retry
+                    seen = event.id or seen
+                    if event.event == "end":
+                        return
+                    if has_lines:
+                        yield from _log_lines(event.data, rank)
+        except (Unreachable, Busy) as error:
+            now, wait_seconds = connection.monotonic(), retry_after(error)
+            lost_at = now if lost_at is None else lost_at
+            if now + wait_seconds > lost_at + RECONNECT_SECONDS:
+                raise
+        connection.sleep(max(wait_seconds, next(waits)))
+
+
+def _log_lines(data: str, rank: int | None) -> Iterator[LogLineView]:
+    for text in data.split("\n"):
+        named = _NAMED.fullmatch(text) if rank is None else None
+        number, line = (int(named[1]), named[2]) if named else (rank or 0, text)
+        yield LogLineView(rank=number, line=line)

@@ -7,7 +7,7 @@ import pytest
 
 from muster.client.errors import Busy, NotFound, NotMuster, Unreachable
 from muster.client.http import LONGEST_PAUSE_SECONDS
-from muster.client.stream import RECONNECT_SECONDS, follow
+from muster.client.job import RECONNECT_SECONDS, follow_logs
 from tests.support.scene import Late, Scene, problem
 
 EVENTS = {"Content-Type": "text/event-stream; charset=utf-8"}
@@ -37,7 +37,7 @@ def broken(*chunks: bytes) -> httpx.Response:
 
 
 def lines(scene: Scene, rank: int | None = None, tail: int | None = None) -> list[tuple[int, str]]:
-    found = follow(scene.client().connection, "/jobs/a/logs/stream", rank, tail)
+    found = follow_logs(scene.client().connection, "/jobs/a/logs/stream", rank, tail)
     return [(line.rank, line.line) for line in found]
 
 
