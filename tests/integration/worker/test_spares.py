@@ -145,7 +145,7 @@ def test_a_spare_becomes_the_next_attempt(stage: Stage, agent: Conversation) -> 
     assert os.sched_getscheduler(spare.pid) == os.SCHED_OTHER
     log = stage.files.log(0, 1)
     assert log.read_text().startswith("imported\n")
-    await_value(lambda: "a daemon" in log.read_text().partition("rank 0 ")[2], log.read_text)
+    await_value(lambda: "a daemon" in log.read_text().partition("step ")[2], log.read_text)
     assert await_spare(stage).pid not in (spare.pid, helper)
     end(agent, spare.pid)
     await_value(lambda: not Path(f"/proc/{helper}").exists(), lambda: "its helper lives")
