@@ -149,6 +149,12 @@ def row(job: SummaryView, now: datetime) -> tuple[Cell, ...]:
     )
 
 
+def kind_of(spec: Mapping[str, Any]) -> str:
+    """Return how the ranks of a job belong together."""
+    is_gang = spec.get("restart_scope") == "gang"
+    return "one gang" if is_gang else str(spec.get("mode", "mode unknown"))
+
+
 def what_runs(spec: Mapping[str, Any]) -> str:
     """Return the command of every rank, or the training program."""
     if spec.get("command"):
@@ -185,11 +191,12 @@ def _facts(job: JobView, summary: SummaryView) -> Iterator[tuple[str, str | None
     yield "name", job.name
     yield "status", f"{job.status} ({job.reason})" if job.reason else job.status
     yield "message", job.message
-    yield "ranks", f"{job.world_size}, {job.spec.get('mode', 'mode unknown')}"
+    yield "ranks", f"{job.world_size}, {kind_of(job.spec)}"
     yield "runs", shortened(" ".join(what_runs(job.spec).split()), RUNS_WIDTH)
     yield "python", job.spec.get("python")
     yield "working in", job.spec.get("working_dir")
-    yield "checkpoint in", job.spec.get("checkpoint_dir")
+    if saved_to := job.spec.get("checkpoint_dir"):
+        yield "checkpoint in", f"{saved_to}/{job.job_id}"
     yield "step", progress_of(summary)
     yield "loss", loss_of(summary)
     speed = summary.throughput_steps_per_sec

@@ -24,7 +24,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from cli.connection import ATTACHED_SECONDS, connected
 from cli.errors import ExitCode, Misuse
-from cli.jobs import show_logs_and_events, what_runs
+from cli.jobs import kind_of, show_logs_and_events, what_runs
 from cli.lifecycle import watch_to_end
 from cli.output import Output, Tracebacks, facts, notice_if_slow, show
 from cli.run import python_option
@@ -282,7 +282,7 @@ def _values(fields: _Pairs) -> dict[str, Any]:
 
 def _plan_facts(plan: JobPlan, body: Mapping[str, object]) -> Iterator[tuple[str, str | None]]:
     yield "job", plan.job_id
-    yield "ranks", f"{plan.world_size}, {plan.spec['mode']}"
+    yield "ranks", f"{plan.world_size}, {kind_of(plan.spec)}"
     yield "runs", what_runs(plan.spec)
     yield "started by", f"{plan.launcher} processes"
     yield "python", plan.spec.get("python")

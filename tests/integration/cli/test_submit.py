@@ -181,10 +181,10 @@ def test_submit_prints_the_notes_of_the_server(
 
 
 APART = (
-    "with `import muster` each of the 2 ranks trains a model of its own; for one model use "
+    "unless it uses torch.distributed, each of the 2 ranks trains its own model; for one model use "
     "--program, or --gang with torch.distributed"
 )
-FOR_GANGS = "train.py uses torch.distributed: use --gang, so that all ranks restart if one dies"
+FOR_GANGS = "train.py uses torch.distributed: use --gang, so that all restart if one dies"
 
 
 @pytest.mark.parametrize(
