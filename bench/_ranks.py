@@ -154,7 +154,7 @@ class Rank:
             callbacks=self,
             arithmetic=fingerprint(),
         )
-        trainer.run()
+        self.computer.run(trainer.train())
 
     def costs(self) -> Cost:
         taken = self.steps[WARM_UP_STEPS:]

@@ -32,7 +32,7 @@ _FIRST_LINE: Final = np.zeros(1, np.int64)
 class BlockBatches:
     """What the leaves of a block read, in leaf order."""
 
-    batches: Sequence[Batch]
+    batches: Sequence[Any]  # `Batch`, or what another loader gives
     weights: NDArray[np.float32]
     """(leaves,): the weight of each batch, which is the number of its samples that count."""
     sample_counts: NDArray[np.float32]

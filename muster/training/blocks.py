@@ -11,9 +11,10 @@ write to in its next call, are copied first.
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
 from weakref import getweakrefcount
 
 import numpy as np
@@ -23,16 +24,48 @@ from muster.collectives.backend import Vector
 from muster.collectives.tree import Block
 from muster.contracts.errors import MusterError
 from muster.datasets.random_access import RandomAccess
-from muster.program import Batch, Contribution, Program, State
+from muster.program import Contribution, Program, State
 from muster.training.batches import BatchLoader, BlockBatches, decoder_of
 from muster.training.loader import program_error
 from muster.training.sample_count import COUNT_ELEMENTS
 from muster.training.schedule import Schedule
 from muster.training.schema import GradientSchema, Leaf, StateSchema, read_only
 
+if TYPE_CHECKING:
+    from muster.training.state_sync import Replica
+
 Arrays: TypeAlias = Sequence[Vector]
 
-ComputeLeaf: TypeAlias = Callable[[int], list[Vector]]
+
+class LeafTask:
+    """A leaf that is to be computed; its `contribution` is set before the next one is taken.
+
+    The contribution leaves the task as soon as it is used: whatever else refers to an array keeps
+    it from being overwritten.
+    """
+
+    __slots__ = ("batch", "contribution", "leaf", "state", "weight")
+
+    def __init__(self, leaf: Leaf, state: State, opened: BlockBatches, place: int) -> None:
+        self.leaf: Final = leaf
+        self.state: Final = state
+        self.batch: Final = opened.batches[place]
+        self.weight = float(opened.weights[place])  # may be replaced, too
+        self.contribution: Contribution | None = None
+
+    def take(self) -> Contribution:
+        """Return the contribution and forget it."""
+        contribution, self.contribution = self.contribution, None
+        if contribution is None:
+            raise RuntimeError(f"nothing was computed {self.leaf}")
+        return contribution
+
+
+Result = TypeVar("Result")
+Tasks: TypeAlias = Generator[LeafTask, None, Result]
+"""Yields the leaves that have to be computed on the way to a result."""
+
+ComputeLeaf: TypeAlias = Callable[[int], Tasks[list[Vector]]]
 """Returns the gradients of a leaf in a new list; the caller may overwrite the arrays."""
 
 _NOT_PROGRAM_ERRORS: Final = (MusterError, MemoryError)
@@ -91,7 +124,7 @@ class BlockAdder:
         self.parts: list[tuple[Block, Arrays]] = []
         """The largest finished nodes of the block, from left to right, and their sums."""
 
-    def add_up(self, block: Block, compute: ComputeLeaf, out: Vector) -> None:
+    def add_up(self, block: Block, compute: ComputeLeaf, out: Vector) -> Tasks[None]:
         """Write the sum of a block into `out`, all gradients one after the other.
 
         If `compute` raises, `parts` holds what is finished.
@@ -99,7 +132,7 @@ class BlockAdder:
         views, self.parts = self._schema.views(out), []
         with np.errstate(all="ignore"):  # `BlockComputer` reports what is not finite
             for leaf in range(block.start, block.stop):
-                node, gradients = Block(0, leaf), compute(leaf)
+                node, gradients = Block(0, leaf), (yield from compute(leaf))
                 sums: Arrays = gradients  # of a right leaf are only read
                 if node.number % 2 == 0 or node == block:
                     sums = self._writable(gradients, views, is_last=node == block)
@@ -121,6 +154,13 @@ class BlockAdder:
         return place
 
 
+class Loader(Protocol):
+    """Loads what leaves compute with."""
+
+    def load(self, step: int, block: Block) -> BlockBatches:
+        """Return the batches of a block. Raises `DatasetError`."""
+
+
 class _OpenBlock:
     """What the computation of a block needs at its end."""
 
@@ -133,8 +173,117 @@ class _OpenBlock:
         """Loss, weight and metrics of each leaf."""
 
 
-class BlockComputer:
-    """Computes any block of any step, and the update after a step."""
+class Computer(ABC):
+    """Sums any block of any step out of its leaves, which its caller computes, and takes steps."""
+
+    def __init__(
+        self, schedule: Schedule, schema: GradientSchema, loader: Loader, busy: BusyFlag
+    ) -> None:
+        """`busy` is set while a method computes, also while it waits for a leaf."""
+        self.schedule: Final = schedule
+        self.schema: Final = schema
+        self._loader: Final = loader
+        self._busy: Final = busy
+        self._end: Final = schema.gradient_elements
+        self._adder: Final = BlockAdder(schema, schedule.virtual_shards)
+        self.means: Final = np.empty(schema.elements, np.float32)
+        """Memory for the means of a step, which `update` may overwrite."""
+
+    @property
+    def values(self) -> bytes:
+        """What belongs to the state and is no array, as the last update left it."""
+        return b""
+
+    def take_over(self, replica: "Replica") -> None:  # noqa: B027  nothing to do for most
+        """Note that the replica holds a state that a peer or a checkpoint has given."""
+
+    @property
+    def elements(self) -> int:
+        """The length of the summed vector: gradients, loss, weight, metrics and sample count."""
+        return self.schema.elements + COUNT_ELEMENTS
+
+    @abstractmethod
+    def update(self, state: State, gradients: State, step: int, target: State) -> None:
+        """Write the state after a step into `target`."""
+
+    def sum_up(
+        self,
+        block: Block,
+        state: State,
+        step: int,
+        out: Vector,
+        check: Callable[[], None] = lambda: None,
+    ) -> Tasks[None]:
+        """Fill `out` with the sum of a block, added in the order of the tree.
+
+        `check` is called before each leaf. Raises what it raises, and `InvalidProgram`, also for a
+        number that is not finite; `out` is then undefined.
+        """
+        with self._busy:
+            opened = _OpenBlock(block, read_only(state), step, self._loader.load(step, block))
+            try:
+                yield from self._adder.add_up(
+                    block, partial(self._leaf, opened, check), out[: self._end]
+                )
+            except BaseException:
+                self._interrupted = opened
+                raise
+            yield from self._close(opened, block, out)
+
+    def take_finished(self, slots: NDArray[np.float32]) -> Tasks[list[Block]]:
+        """Put the sums of the finished parts of a block that `check` has ended into `slots`.
+
+        Returns the parts. The first slot is the `out` of that block.
+        """
+        for (part, sums), slot in zip(self._adder.parts, slots, strict=False):
+            _copy(sums, self.schema.views(slot[: self._end]))
+            yield from self._close(self._interrupted, part, slot)
+        return [part for part, _ in self._adder.parts]
+
+    def _leaf(
+        self, opened: _OpenBlock, check: Callable[[], None], shard: int
+    ) -> Tasks[list[Vector]]:
+        check()
+        leaf, place = Leaf(step=opened.step, shard=shard), shard - opened.block.start
+        task = LeafTask(leaf, opened.state, opened.loaded, place)
+        yield task
+        contribution = task.take()
+        arrays = self.schema.arrays(contribution, leaf)
+        opened.numbers[place] = self.schema.numbers(contribution, task.weight)
+        return arrays
+
+    def _close(self, opened: _OpenBlock, part: Block, out: Vector) -> Tasks[None]:
+        """Write everything but the gradients of a part, or the whole, of a block."""
+        places = slice(part.start - opened.block.start, part.stop - opened.block.start)
+        try:
+            with np.errstate(all="ignore"):
+                # One row per leaf: loss, weight, metrics, sample count.
+                numbers = np.array(opened.numbers[places], np.float32)
+                rows = total = np.hstack((numbers, opened.loaded.sample_counts[places]))
+                while len(total) > 1:  # a whole level of the tree at once
+                    total = total[0::2] + total[1::2]
+        except (TypeError, ValueError, RuntimeError):
+            yield from self._find_bad_leaf(opened)
+            raise
+        out[self._end :] = total[0]
+        if not (_is_finite(out[: self._end]) and np.isfinite(rows).all()):
+            yield from self._find_bad_leaf(opened)
+
+    def _find_bad_leaf(self, opened: _OpenBlock) -> Tasks[None]:
+        """Recompute a block leaf by leaf and raise `InvalidProgram` for the first bad one.
+
+        Returns if every leaf is fine: the sum of finite numbers can be infinite.
+        """
+        target = np.empty(self.schema.elements, np.float32)
+        for place in range(opened.block.size):
+            leaf = Leaf(step=opened.step, shard=opened.block.start + place)
+            task = LeafTask(leaf, opened.state, opened.loaded, place)
+            yield task
+            self.schema.write(task.take(), task.weight, leaf, target, opened.state)
+
+
+class BlockComputer(Computer):
+    """Computes leaves and updates with the functions of a program."""
 
     def __init__(
         self,
@@ -144,59 +293,36 @@ class BlockComputer:
         state: State,
         busy: BusyFlag,
     ) -> None:
-        """`state` is any state; a first leaf is computed to learn the shape of contributions.
-
-        `busy` is set while a method computes.
-        """
-        self.schedule: Final = schedule
+        """`state` is any state; a first leaf is computed to learn the shape of contributions."""
         self._program: Final = program
-        self._busy: Final = busy
-        self._loader: Final = BatchLoader(schedule, drawer, decoder_of(program))
         self._rng: Final = LeafRng(schedule.seed)
         self._state_schema: Final = StateSchema.of(state)
+        self._steps_per_epoch: Final = schedule.steps_per_epoch
+        loader = BatchLoader(schedule, drawer, decoder_of(program))
         first = Leaf(step=0, shard=0)
-        (batch,) = self._loader.load(0, Block(0, 0)).batches
-        contribution = self._contribution(read_only(state), batch, first)
-        self.schema: Final = GradientSchema.of(state, contribution, first)
-        self._end: Final = self.schema.gradient_elements
-        self._adder: Final = BlockAdder(self.schema, schedule.virtual_shards)
+        loaded = loader.load(0, Block(0, 0))
+        contribution = self.contribution(LeafTask(first, read_only(state), loaded, 0))
+        super().__init__(schedule, GradientSchema.of(state, contribution, first), loader, busy)
 
-    @property
-    def elements(self) -> int:
-        """The length of the summed vector: gradients, loss, weight, metrics and sample count."""
-        return self.schema.elements + COUNT_ELEMENTS
+    def contribution(self, task: LeafTask) -> Contribution:
+        """Return what the program computes for a leaf; raises `ProgramRaised`."""
+        random = self._rng.at(task.leaf.step // self._steps_per_epoch, task.leaf)
+        try:
+            return self._program.gradient(task.state, task.batch, random)
+        except _NOT_PROGRAM_ERRORS:
+            raise
+        except Exception as error:
+            raise program_error("gradient", task.leaf.step, error) from error
 
-    def compute(
-        self,
-        block: Block,
-        state: State,
-        step: int,
-        out: Vector,
-        check: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Fill `out` with the sum of a block, added in the order of the tree.
-
-        `check` is called before each leaf. Raises what it raises, `ProgramRaised`, and
-        `InvalidProgram`, also for a number that is not finite; `out` is then undefined.
-        """
-        with self._busy:
-            opened = _OpenBlock(block, read_only(state), step, self._loader.load(step, block))
+    def run(self, tasks: Tasks[Result]) -> Result:
+        """Compute every leaf on the way to a result, and return that."""
+        while True:
             try:
-                self._adder.add_up(block, partial(self._leaf, opened, check), out[: self._end])
-            except BaseException:
-                self._interrupted = opened
-                raise
-            self._close(opened, block, out)
-
-    def take_finished(self, slots: NDArray[np.float32]) -> list[Block]:
-        """Put the sums of the finished parts of a block that `check` has ended into `slots`.
-
-        Returns the parts. The first slot is the `out` of that block.
-        """
-        for (part, sums), slot in zip(self._adder.parts, slots, strict=False):
-            _copy(sums, self.schema.views(slot[: self._end]))
-            self._close(self._interrupted, part, slot)
-        return [part for part, _ in self._adder.parts]
+                task = next(tasks)
+            except StopIteration as end:
+                result: Result = end.value
+                return result
+            task.contribution = self.contribution(task)
 
     def update(self, state: State, gradients: State, step: int, target: State) -> None:
         """Write the state after a step into `target`, or raise before anything is written."""
@@ -208,53 +334,6 @@ class BlockComputer:
             except Exception as error:
                 raise program_error("update", step, error) from error
             self._state_schema.write(returned, step, target)
-
-    def _leaf(self, opened: _OpenBlock, check: Callable[[], None], shard: int) -> list[Vector]:
-        check()
-        leaf, place = Leaf(step=opened.step, shard=shard), shard - opened.block.start
-        contribution = self._contribution(opened.state, opened.loaded.batches[place], leaf)
-        arrays = self.schema.arrays(contribution, leaf)
-        opened.numbers[place] = self.schema.numbers(contribution, opened.loaded.weights[place])
-        return arrays
-
-    def _close(self, opened: _OpenBlock, part: Block, out: Vector) -> None:
-        """Write everything but the gradients of a part, or the whole, of a block."""
-        places = slice(part.start - opened.block.start, part.stop - opened.block.start)
-        try:
-            with np.errstate(all="ignore"):
-                # One row per leaf: loss, weight, metrics, sample count.
-                numbers = np.array(opened.numbers[places], np.float32)
-                rows = total = np.hstack((numbers, opened.loaded.sample_counts[places]))
-                while len(total) > 1:  # a whole level of the tree at once
-                    total = total[0::2] + total[1::2]
-        except (TypeError, ValueError, RuntimeError):
-            self._find_bad_leaf(opened)
-            raise
-        out[self._end :] = total[0]
-        if not (_is_finite(out[: self._end]) and np.isfinite(rows).all()):
-            self._find_bad_leaf(opened)
-
-    def _contribution(self, state: State, batch: Batch, leaf: Leaf) -> Contribution:
-        epoch, _ = self.schedule.epoch_and_step(leaf.step)
-        random = self._rng.at(epoch, leaf)
-        try:
-            return self._program.gradient(state, batch, random)
-        except _NOT_PROGRAM_ERRORS:
-            raise
-        except Exception as error:
-            raise program_error("gradient", leaf.step, error) from error
-
-    def _find_bad_leaf(self, opened: _OpenBlock) -> None:
-        """Recompute a block leaf by leaf and raise `InvalidProgram` for the first bad one.
-
-        Returns if every leaf is fine: the sum of finite numbers can be infinite.
-        """
-        target = np.empty(self.schema.elements, np.float32)
-        for place, batch in enumerate(opened.loaded.batches):
-            leaf = Leaf(step=opened.step, shard=opened.block.start + place)
-            contribution = self._contribution(opened.state, batch, leaf)
-            weight = opened.loaded.weights[place]
-            self.schema.write(contribution, weight, leaf, target, opened.state)
 
 
 def is_unshared(arrays: list[Vector]) -> bool:

@@ -30,6 +30,10 @@ EPOCHS: Final = "muster.epochs"
 An array, because the JSON part of a checkpoint has a size limit."""
 
 
+VALUES: Final = "muster.values"
+"""`Committed.values`, if there are any."""
+
+
 class Checkpointer:
     """Saves and restores the state of a synchronous job."""
 
@@ -52,6 +56,8 @@ class Checkpointer:
         position = replica.committed.position
         values = {EPOCHS: rows_of(replica.committed.epochs), SCHEDULE: _facts(schedule)}
         values[VIRTUAL_SHARDS] = schedule.virtual_shards
+        if replica.committed.values:
+            values[VALUES] = replica.committed.values.decode()
         checkpoints.save(position.step, position, {**replica.state, **values}, on_saved)
 
     def flush(self) -> None:
@@ -77,14 +83,16 @@ class Checkpointer:
         refuse_other_schedule(state, wanted, f"of step {checkpoint.step}")
         for name in (SCHEDULE, VIRTUAL_SHARDS):
             state.pop(name, None)
-        epochs = epochs_of(state.pop(EPOCHS))
+        epochs, text = epochs_of(state.pop(EPOCHS)), state.pop(VALUES, "")
         if _shapes(state) != _shapes(initial):
             raise CheckpointMismatch(
                 f"the checkpoint of step {checkpoint.step} holds a state of another shape than the "
                 "program begins with. Bring the program back to what it was, or begin a job that "
                 "does not resume"
             )
-        replica.commit(state, Committed(position=checkpoint.position, epochs=epochs))
+        replica.commit(
+            state, Committed(position=checkpoint.position, epochs=epochs, values=text.encode())
+        )
         return True
 
     def close(self) -> None:

@@ -43,6 +43,11 @@ _REMEDIES: Final = {
         "set OPENBLAS_NUM_THREADS=1 on both sides, before numpy is imported"
     ),
     "numpy's SIMD level": "set NPY_DISABLE_CPU_FEATURES to the features that only one side has",
+    "torch": "install the same version on both sides",
+    "torch's kernels": "set ATEN_CPU_CAPABILITY to the older of the two on both sides",
+    "the number of torch's threads": "set OMP_NUM_THREADS=1 on both sides",
+    "torch's deterministic algorithms": "call torch.use_deterministic_algorithms on both sides",
+    "the data set": "give the same samples in the same order on all ranks",
 }
 """What to do about each fact that differs."""
 

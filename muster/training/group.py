@@ -18,7 +18,9 @@ from muster.collectives.handshake import Membership
 from muster.collectives.message_reducer import MessageReducer
 from muster.collectives.rendezvous import rendezvous
 from muster.collectives.shared_memory import SharedMemoryBackend
+from muster.contracts.environ import RankSettings
 from muster.contracts.messages import WorkerGroup
+from muster.contracts.spec import GROUP_LIMIT
 from muster.training.group_updates import GroupUpdate, GroupUpdates
 
 PEER_TIMEOUT_SECONDS: Final = 30 * 24 * 3600.0
@@ -144,6 +146,17 @@ class SharedMemoryGroupFactory:
             except PeerRefused:
                 self._updates.check()
                 time.sleep(ATTACH_POLL_SECONDS)
+
+
+def group_factory(
+    settings: RankSettings, leaves: int, elements: int, updates: GroupUpdates
+) -> GroupFactory:
+    """Return how this rank meets its peers, to sum so many leaves of so many elements."""
+    if settings.agent_fd is not None and settings.backend != "tcp":
+        geometry = Geometry(slot_count=leaves, elements=elements, places=GROUP_LIMIT)
+        return SharedMemoryGroupFactory(settings.rank, geometry, updates)
+    slots = np.zeros((leaves, elements), np.float32)
+    return TcpGroupFactory(settings.rank, slots, updates)
 
 
 def gather_values(backend: Backend, own: Value, kind: type[Value]) -> list[Value]:

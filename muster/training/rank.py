@@ -13,10 +13,9 @@ from typing import Final, NoReturn
 import msgspec
 import numpy as np
 
-from muster.collectives.arena import Geometry
 from muster.contracts.environ import PROCESS_TAG, SPARE, RankSettings
 from muster.contracts.messages import SPARE_READY, Ready
-from muster.contracts.spec import GROUP_LIMIT, JobSpec
+from muster.contracts.spec import JobSpec
 from muster.contracts.wire import encode
 from muster.datasets.errors import DatasetEmpty
 from muster.datasets.random_access import RandomAccess
@@ -30,7 +29,7 @@ from muster.training import independent
 from muster.training.blocks import BlockComputer, BusyFlag
 from muster.training.classifier import Classifier
 from muster.training.fingerprint import fingerprint
-from muster.training.group import GroupFactory, SharedMemoryGroupFactory, TcpGroupFactory
+from muster.training.group import group_factory
 from muster.training.group_updates import AgentGroupUpdates, GroupUpdates, SingleRankUpdates
 from muster.training.loader import load_program, report_program_errors
 from muster.training.replay import Replay
@@ -126,7 +125,7 @@ def train_synchronous(account: ExitReport, working_dir: Path, agent: AgentClient
         updates = SingleRankUpdates(settings.rank, lambda: reporter.supervision.is_stopping)
     else:
         updates = AgentGroupUpdates(agent.socket, lambda: reporter.supervision.is_stopping)
-    groups = _group_factory(settings, computer, updates)
+    groups = group_factory(settings, schedule.virtual_shards, computer.elements, updates)
     trainer = Trainer(
         computer=computer,
         replay=Replay(computer, settings.replay_every),
@@ -141,7 +140,7 @@ def train_synchronous(account: ExitReport, working_dir: Path, agent: AgentClient
     if was_spare:  # only now: the group is decided meanwhile
         contain_self(os.environ[PROCESS_TAG])
     with _refusing_closed(agent.socket):
-        outcome = trainer.run()
+        outcome = computer.run(trainer.train())
     reporter.print_outcome(outcome)
     return 0
 
@@ -182,17 +181,6 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
-
-
-def _group_factory(
-    settings: RankSettings, computer: BlockComputer, updates: GroupUpdates
-) -> GroupFactory:
-    leaves = computer.schedule.virtual_shards
-    if settings.agent_fd is not None and settings.backend != "tcp":
-        geometry = Geometry(slot_count=leaves, elements=computer.elements, places=GROUP_LIMIT)
-        return SharedMemoryGroupFactory(settings.rank, geometry, updates)
-    slots = np.zeros((leaves, computer.elements), np.float32)
-    return TcpGroupFactory(settings.rank, slots, updates)
 
 
 @contextmanager

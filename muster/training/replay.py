@@ -14,7 +14,7 @@ from xxhash import xxh3_128_hexdigest
 from muster.collectives.backend import Backend, Vector
 from muster.collectives.tree import Block, BlockAssignment, isolate
 from muster.program import InvalidProgram, State
-from muster.training.blocks import BlockComputer
+from muster.training.blocks import Computer, Tasks
 from muster.training.group import gather_values
 from muster.training.state_sync import WorkersDiverged, divergent_members
 
@@ -22,7 +22,7 @@ from muster.training.state_sync import WorkersDiverged, divergent_members
 class Replay:
     """Chooses the leaves that are computed twice, and compares the results."""
 
-    def __init__(self, computer: BlockComputer, every: int | None) -> None:
+    def __init__(self, computer: Computer, every: int | None) -> None:
         """`every`: one leaf in this many, counted over all steps; None disables the replay."""
         self._computer: Final = computer
         self._every: Final = every
@@ -56,7 +56,7 @@ class Replay:
         step: int,
         assignment: BlockAssignment,
         slots: NDArray[np.float32],
-    ) -> None:
+    ) -> Tasks[None]:
         """Compare leaves of a step that is summed and not committed; all ranks call this.
 
         Raises `WorkersDiverged`, and `InvalidProgram` for a program that is not deterministic.
@@ -71,14 +71,16 @@ class Replay:
                 first = _digest(slots[list(assignment[owner]).index(block)])
             # In a group of one the owner checks itself.
             if backend.rank == (owner + 1) % backend.world_size:
-                second = self._compute(state, step, leaf)
+                second = yield from self._compute(state, step, leaf)
             answers = gather_values(backend, (first, second), tuple[str, str])
             if len({digest for answer in answers for digest in answer if digest}) > 1:
-                self._resolve(backend, state, step, leaf, first or second)
+                yield from self._resolve(backend, state, step, leaf, first or second)
 
-    def _resolve(self, backend: Backend, state: State, step: int, leaf: int, before: str) -> None:
+    def _resolve(
+        self, backend: Backend, state: State, step: int, leaf: int, before: str
+    ) -> Tasks[None]:
         """Recompute the leaf on every rank and find the ranks that differ from the majority."""
-        again = self._compute(state, step, leaf)
+        again = yield from self._compute(state, step, leaf)
         answers = gather_values(backend, (before, again), tuple[str, str])
         recomputed = [digest for _, digest in answers]
         divergent = set(divergent_members(recomputed))
@@ -97,8 +99,8 @@ class Replay:
             backend.rank,
         )
 
-    def _compute(self, state: State, step: int, leaf: int) -> str:
-        self._computer.compute(Block(0, leaf), state, step, self._recomputed)
+    def _compute(self, state: State, step: int, leaf: int) -> Tasks[str]:
+        yield from self._computer.sum_up(Block(0, leaf), state, step, self._recomputed)
         return _digest(self._recomputed)
 
 

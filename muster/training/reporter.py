@@ -69,6 +69,11 @@ class Reporter:
         self._next_line_at = 0.0
         atexit.register(self._checkpointer.close)
 
+    @property
+    def loss(self) -> float | None:
+        """That of the last step; None before one."""
+        return None if self._means is None else self._means.loss
+
     def set_schedule(self, initial: Arrays, schedule: Schedule) -> None:
         """Set the state that a job without a checkpoint begins with, and its schedule."""
         self._initial, self._schedule = initial, schedule
@@ -187,7 +192,7 @@ class Reporter:
                 epoch=position.epoch,
                 shard_idx=0,
                 line_idx=position.line_idx,
-                loss=None if means is None else means.loss,
+                loss=self.loss,
                 metrics={} if means is None else dict(means.metrics),
                 last_checkpoint_step=self._last_checkpoint_step,
             ),

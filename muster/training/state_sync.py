@@ -48,11 +48,14 @@ _ALIGNMENT: Final = 64
 """Bytes; a cache line. Arrays in shared memory start at multiples of it."""
 
 
-class Committed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Committed(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """The training position of a state, and what every finished epoch consumed."""
 
     position: Position
     epochs: tuple[EpochDone, ...] = ()
+    values: bytes = b""  # what belongs to the state and is no array, as JSON
 
 
 QUICK_COPY_BYTES: Final = 16 << 20
@@ -115,6 +118,9 @@ class Replica:
         """Boot and pid namespace in which the pid of `address` counts."""
         return f"{boot_id()}/{pid_namespace()}"
 
+    def offer(self) -> None:
+        """Prepare the memory at `address` for newcomers, which are about to copy it."""
+
     def copy(self, memory: int, committed: Committed, digest: str) -> bool:
         """Replace this replica by that of a peer, whose memory this descriptor is.
 
@@ -146,6 +152,46 @@ class Replica:
         for array in self.other.values():
             backend.receive_into(peer, _bytes_of(array))
         self.commit(self.other, committed)
+
+
+class InPlaceReplica(Replica):
+    """A replica whose one set of arrays is updated in place, for a state that others refer to.
+
+    A newcomer copies a snapshot, made when it comes. A replica that is given a state loses its own
+    before the new one is whole, so until then it is empty.
+    """
+
+    def __init__(self, example: Arrays) -> None:
+        self.state = {}
+        self.committed = EMPTY
+        self._current, self._memory = _allocate(example)
+        self.other = self._current
+        self._snapshot = os.memfd_create("muster-snapshot", os.MFD_CLOEXEC)
+        for descriptor in (self._memory, self._snapshot):
+            weakref.finalize(self, os.close, descriptor)
+
+    def commit(self, state: Arrays, committed: Committed) -> None:
+        self._copy_in(state)
+        self.state, self.committed = read_only(self._current), committed
+
+    def _copy_in(self, state: Arrays) -> None:
+        if state is not self.other:
+            for name, array in self._current.items():
+                array[...] = state[name]
+
+    @property
+    def address(self) -> tuple[int, int, int]:
+        return os.getpid(), self._snapshot, os.fstat(self._snapshot).st_ino
+
+    def offer(self) -> None:
+        os.lseek(self._snapshot, 0, os.SEEK_SET)
+        offset = 0
+        while offset < self.size_bytes:
+            offset += os.sendfile(self._snapshot, self._memory, offset, self.size_bytes - offset)
+
+    def receive(self, backend: Backend, peer: int) -> None:
+        self.committed = EMPTY
+        super().receive(backend, peer)
 
 
 class WorkersDiverged(MusterError):
@@ -254,6 +300,8 @@ def _copy_aside(
         is_here = replica.is_empty and first.namespace == replica.namespace
         memory = _open(*first.address, stack) if is_here else None
         own = memory is not None or not replica.is_empty, replica.committed
+        if backend.rank == source:
+            replica.offer()
         answers = gather_values(backend, own, tuple[bool, Committed])
         if not all(is_able for is_able, _ in answers):
             return False

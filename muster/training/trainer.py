@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from enum import Enum, auto
 from typing import Final, Protocol
 
-import numpy as np
+import msgspec
 
 from muster.checkpoints.errors import CheckpointFailed
 from muster.collectives.backend import Reducer, Vector
@@ -18,7 +18,7 @@ from muster.collectives.errors import CollectiveError
 from muster.collectives.tree import Block, BlockAssignment, assign_blocks
 from muster.contracts.messages import WorkerGroup
 from muster.host.trace import stamp
-from muster.training.blocks import BlockComputer
+from muster.training.blocks import Computer, Tasks
 from muster.training.fingerprint import Fingerprint
 from muster.training.group import PEER_TIMEOUT_SECONDS, Group, GroupFactory
 from muster.training.group_updates import GroupChanged, GroupUpdate, GroupUpdates, StopRequested
@@ -82,12 +82,16 @@ class TrainerCallbacks(Protocol):
 
 
 class Trainer:
-    """One rank of one synchronous job."""
+    """One rank of one synchronous job.
+
+    A stepper: it decides which leaf comes next, adds, agrees with its peers, updates and saves, and
+    yields each leaf to its caller, which computes it.
+    """
 
     def __init__(
         self,
         *,
-        computer: BlockComputer,
+        computer: Computer,
         replay: Replay,
         replica: Replica,
         updates: GroupUpdates,
@@ -97,7 +101,6 @@ class Trainer:
     ) -> None:
         self._computer: Final = computer
         self._schedule: Final = computer.schedule
-        self._means: Final = np.empty(computer.schema.elements, np.float32)
         self._replay: Final = replay
         self._replica: Final = replica
         self._updates: Final = updates
@@ -110,31 +113,31 @@ class Trainer:
         self._slots: Vector | None = None
         """The slots of the previous group: a new agent hands out new memory."""
         self._group: WorkerGroup | None = None
-        self._is_saver = False
+        self.is_saver = False
         """True if this member writes the group's checkpoints."""
         self._saved_step = -1
 
-    def run(self) -> Outcome:
-        """Train until this rank has nothing left to do.
+    def train(self) -> Tasks[Outcome]:
+        """Train until this rank has nothing left to do, and yield the leaves to compute.
 
         Raises `InvalidProgram`, and `WorkersDiverged` if this rank is the one that diverged.
         """
         try:
             while True:
-                outcome = self._train_in_group(self._updates.next())
+                outcome = yield from self._train_in_group(self._updates.next())
                 if outcome is not None:
                     return outcome
         except StopRequested:
-            if self._is_saver and self._group is not None:
+            if self.is_saver and self._group is not None:
                 self._save(self._group)
                 self._callbacks.flush()
             return Outcome.STOPPED
 
-    def _train_in_group(self, update: GroupUpdate) -> Outcome | None:
+    def _train_in_group(self, update: GroupUpdate) -> Tasks[Outcome | None]:
         """Train with the members of one group; return None if another group follows."""
         worker_group, is_newcomer = update.group, self._group is None
         stamp("group received", round=worker_group.generation)
-        self._is_saver = False
+        self.is_saver = False
         self._saved_step = -1  # a save for an earlier group may have failed since
         try:
             created = self._groups.create(update)
@@ -147,7 +150,7 @@ class Trainer:
                 if worker_group.paused:
                     group.backend.barrier(timeout_seconds=PEER_TIMEOUT_SECONDS)
                     return None
-                self._take_steps(worker_group, group, assignment)
+                yield from self._take_steps(worker_group, group, assignment)
                 return Outcome.DONE
         except WorkersDiverged as error:
             self._callbacks.on_state_mismatch(worker_group, error)
@@ -167,6 +170,7 @@ class Trainer:
         if group.reducer.slots is not self._slots:
             self._slots = group.reducer.slots
             self._held.clear()
+        before = self._replica.position
         result = sync_state(
             group.backend,
             self._replica,
@@ -175,31 +179,33 @@ class Trainer:
             self._arithmetic,
             lambda: self._callbacks.load_state(worker_group, self._replica),
         )
-        self._is_saver = group.backend.rank == 0
+        if self._replica.position != before:
+            self._computer.take_over(self._replica)
+        self.is_saver = group.backend.rank == 0
         stamp("group joined", step=self._replica.position.step)
         self._callbacks.on_group_joined(worker_group, self._replica)
         return self._replay.split(result.assignment, self._replica.position.step, result.held)
 
     def _take_steps(
         self, worker_group: WorkerGroup, group: Group, assignment: BlockAssignment
-    ) -> None:
+    ) -> Tasks[None]:
         """Take every remaining step; return once the last checkpoint is durable."""
         even = assign_blocks([()] * group.backend.world_size, self._schedule.virtual_shards)
         while not self._schedule.is_over(self._replica.position):
             step = self._replica.position.step
             with self._in_step():
-                self._compute(group.reducer, assignment[group.backend.rank])
+                yield from self._compute(group.reducer, assignment[group.backend.rank])
                 total = group.reducer.all_reduce(assignment, timeout_seconds=PEER_TIMEOUT_SECONDS)
-                self._replay.check(
+                yield from self._replay.check(
                     group.backend, self._replica.state, step, assignment, group.reducer.slots
                 )
                 self._commit(total)
             assignment = self._replay.split(even, step + 1)
-            if self._is_saver and self._schedule.is_checkpoint_due(self._replica.position):
+            if self.is_saver and self._schedule.is_checkpoint_due(self._replica.position):
                 self._try_to_save(worker_group)
             self._updates.check()
             self._callbacks.wait_between_steps(self._updates.check)
-        while self._is_saver and not self._try_to_save(worker_group):
+        while self.is_saver and not self._try_to_save(worker_group):
             self._callbacks.wait_before_retry(self._updates.check)
         group.backend.barrier(timeout_seconds=PEER_TIMEOUT_SECONDS)
 
@@ -211,15 +217,15 @@ class Trainer:
         finally:
             self._updates.in_step = False
 
-    def _compute(self, reducer: Reducer, blocks: Sequence[Block]) -> None:
+    def _compute(self, reducer: Reducer, blocks: Sequence[Block]) -> Tasks[None]:
         """Write the sums of this rank's blocks into the slots; held ones are there already."""
         step, state, held = self._replica.position.step, self._replica.state, self._held_blocks()
         for block in blocks[len(held) :]:
             slots = reducer.slots[len(held) :]
             try:
-                self._computer.compute(block, state, step, slots[0], self._updates.check)
+                yield from self._computer.sum_up(block, state, step, slots[0], self._updates.check)
             except GroupChanged:
-                held += self._computer.take_finished(slots)
+                held += yield from self._computer.take_finished(slots)
                 raise
             held.append(block)
         self._updates.check()
@@ -238,11 +244,13 @@ class Trainer:
         """Take the step. An error before `Replica.commit` leaves the last state untouched."""
         step = self._replica.position.step
         elements = self._computer.schema.elements
-        means = self._computer.schema.means(total[:elements], self._means)
+        means = self._computer.schema.means(total[:elements], self._computer.means)
         consumed = decode_sample_count(total[elements:])
         state = self._replica.other
         self._computer.update(self._replica.state, means.gradients, step, state)
-        self._replica.commit(state, self._schedule.advance(self._replica.committed, consumed))
+        committed = self._schedule.advance(self._replica.committed, consumed)
+        committed = msgspec.structs.replace(committed, values=self._computer.values)
+        self._replica.commit(state, committed)
         stamp("step", step=step + 1)
         self._callbacks.on_step(self._replica, means)
 

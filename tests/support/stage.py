@@ -302,13 +302,16 @@ class Stage:
             arithmetic=fingerprint(),
         )
         player.thread = threading.Thread(
-            target=self._run, args=(player, trainer), name=f"worker-{worker_id}", daemon=True
+            target=self._run,
+            args=(player, computer, trainer),
+            name=f"worker-{worker_id}",
+            daemon=True,
         )
         return player
 
-    def _run(self, player: Player, trainer: Trainer) -> None:
+    def _run(self, player: Player, computer: BlockComputer, trainer: Trainer) -> None:
         try:
-            player.outcome = trainer.run()
+            player.outcome = computer.run(trainer.train())
         except BaseException as error:  # noqa: BLE001  the test asks for it
             player.outcome = error
         if player.outcome is Outcome.DONE:

@@ -8,10 +8,24 @@ import pytest
 
 from muster.collectives.tree import Block
 from muster.program import Contribution
-from muster.training.blocks import BlockAdder, is_unshared
+from muster.training.blocks import BlockAdder, Tasks, is_unshared
 from muster.training.schema import GradientSchema, Leaf
 
 LEAVES = 16
+
+
+def add_up(
+    adder: BlockAdder, block: Block, compute: Callable[[int], list[np.ndarray]], out: np.ndarray
+) -> None:
+    """Add a block whose leaves are computed at once."""
+
+    def leaf(number: int) -> Tasks[list[np.ndarray]]:
+        return compute(number)
+        yield
+
+    for _ in adder.add_up(block, leaf, out):
+        pass
+
 
 Gradients = dict[str, np.ndarray]
 
@@ -64,7 +78,7 @@ BLOCKS = [Block(0, 5), Block(1, 3), Block(2, 1), Block(3, 1), Block(4, 0)]
 @pytest.mark.parametrize("block", BLOCKS)
 def test_block_has_the_bits_of_the_tree(block: Block, program: Callable[[], Fresh]) -> None:
     out = np.full(SHAPE.gradient_elements, 7, np.float32)
-    BlockAdder(SHAPE, LEAVES).add_up(block, program(), out)
+    add_up(BlockAdder(SHAPE, LEAVES), block, program(), out)
     assert out.tobytes() == naive(block).tobytes()
 
 
@@ -72,15 +86,14 @@ def test_adder_can_be_used_again() -> None:
     adder, compute = BlockAdder(SHAPE, LEAVES), OneBuffer()
     for block in BLOCKS:
         out = np.empty(SHAPE.gradient_elements, np.float32)
-        adder.add_up(block, compute, out)
+        add_up(adder, block, compute, out)
         assert out.tobytes() == naive(block).tobytes()
 
 
 def test_every_leaf_is_computed_once() -> None:
     program = OneBuffer()
-    BlockAdder(SHAPE, LEAVES).add_up(
-        Block(3, 0), program, np.empty(SHAPE.gradient_elements, np.float32)
-    )
+    out = np.empty(SHAPE.gradient_elements, np.float32)
+    add_up(BlockAdder(SHAPE, LEAVES), Block(3, 0), program, out)
     assert program.calls == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
@@ -109,7 +122,7 @@ KEEPING: dict[str, Callable[[list[np.ndarray]], object]] = {
 def test_arrays_that_a_program_keeps_are_not_written_to(how: str) -> None:
     program = Keeper(KEEPING[how])
     out = np.empty(SHAPE.gradient_elements, np.float32)
-    BlockAdder(SHAPE, LEAVES).add_up(Block(3, 0), program, out)
+    add_up(BlockAdder(SHAPE, LEAVES), Block(3, 0), program, out)
     assert out.tobytes() == naive(Block(3, 0)).tobytes()
     for leaf, kept in enumerate(program.kept):
         weights = gradients(leaf)["weights"]
@@ -136,5 +149,5 @@ def test_infinite_numbers_raise_no_warning() -> None:
     large = np.full(13, 3e38, np.float32)
     out = np.empty(13, np.float32)
     views = [large[:1].reshape(()), large[1:].reshape(3, 4)]
-    BlockAdder(SHAPE, LEAVES).add_up(Block(2, 0), lambda _: [view.copy() for view in views], out)
+    add_up(BlockAdder(SHAPE, LEAVES), Block(2, 0), lambda _: [view.copy() for view in views], out)
     assert np.isinf(out).all()

@@ -40,7 +40,7 @@ class KeepsItsArrays(Regression):
 
 def sum_of(computer: BlockComputer, block: Block, step: int) -> np.ndarray:
     out = np.full(computer.elements, np.nan, np.float32)
-    computer.compute(block, Regression().initial(3), step, out)
+    computer.run(computer.sum_up(block, Regression().initial(3), step, out))
     return out
 
 
@@ -74,8 +74,8 @@ def test_finished_parts_of_a_block_are_kept(
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        computer.compute(Block(3, 0), program.initial(3), 1, slots[0], check)
-    parts = computer.take_finished(slots)
+        computer.run(computer.sum_up(Block(3, 0), program.initial(3), 1, slots[0], check))
+    parts = computer.run(computer.take_finished(slots))
     assert parts == list(blocks_of_range(0, leaves))
     for part, slot in zip(parts, slots, strict=False):
         assert slot.tobytes() == sum_of(computer_of(drawer), part, step=1).tobytes()
@@ -268,7 +268,9 @@ def test_error_names_step_shard_and_array(
     program = Wrong(**changes)
     computer = computer_of(drawer, program)
     with pytest.raises(InvalidProgram, match=problem) as caught:
-        computer.compute(block, program.initial(3), 1, np.empty(computer.elements, np.float32))
+        computer.run(
+            computer.sum_up(block, program.initial(3), 1, np.empty(computer.elements, np.float32))
+        )
     assert f"in step 1, virtual shard {WRONG}" in str(caught.value)
 
 
@@ -282,7 +284,9 @@ def test_a_bad_number_of_the_state_is_not_the_gradients(
     state = {**Regression().initial(3), "weights": np.full(FEATURES, np.nan, np.float32)}
     computer = computer_of(drawer)
     with pytest.raises(InvalidProgram, match=f"not finite: 'weights' of .* {made_by} holds"):
-        computer.compute(Block(3, 0), state, step, np.empty(computer.elements, np.float32))
+        computer.run(
+            computer.sum_up(Block(3, 0), state, step, np.empty(computer.elements, np.float32))
+        )
 
 
 def test_infinite_sum_of_finite_leaves_is_accepted(drawer: RandomAccess) -> None:
@@ -294,5 +298,5 @@ def test_infinite_sum_of_finite_leaves_is_accepted(drawer: RandomAccess) -> None
 
     computer = computer_of(drawer, Large())
     out = np.empty(computer.elements, np.float32)
-    computer.compute(Block(3, 0), Large().initial(3), 1, out)
+    computer.run(computer.sum_up(Block(3, 0), Large().initial(3), 1, out))
     assert np.isinf(out[:FEATURES]).all()
