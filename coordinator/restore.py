@@ -143,7 +143,8 @@ def _adopted(
     return replace(
         rank,
         worker_id=next(iter(ids), None),
-        # A managed program sends heartbeats once it is alive; a command may never do so.
+        # A managed program sends heartbeats once it is alive; a command may never do so, and one
+        # that joins a group only then.
         beats=job.spec.command is None and rank.process is not ProcessState.SPAWNED,
         spawned_at=now.monotonic,
         heard_at=now.monotonic,

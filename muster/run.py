@@ -62,7 +62,7 @@ def join() -> "Run":
     `InvalidProgram` while a module is being loaded as the program of a managed job.
     """
     refuse_while_loaded()
-    settings = RankSettings.read(os.environ, world_size=1, job_id=_own_job_id())
+    settings = RankSettings.read(os.environ, world_size=1, job_id=own_job_id())
     run = Run(settings, AgentClient(AgentSocket.of(settings)))
     atexit.register(run.exit_failed)  # called last
     run.start()
@@ -285,7 +285,7 @@ class Run:
         )
 
 
-def _own_job_id() -> str:
+def own_job_id() -> str:
     """Return the job id of a script without services: its file name.
 
     So two scripts in one directory do not share checkpoints.

@@ -327,6 +327,10 @@ LIMITS: Final[Mapping[str, Range]] = {
 """The limits of every number in a `JobSpec`, by field."""
 
 
+VIRTUAL_SHARDS_OF_SCRIPTS: Final = 8
+"""The default of a script that trains with `muster.torch`: each shard is a pass of its own."""
+
+
 def usual_mode(command: Sequence[str] | None) -> Mode:
     """Return the default mode: Muster does not manage the training of a command."""
     return "synchronous" if command is None else "independent"

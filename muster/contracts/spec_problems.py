@@ -227,10 +227,8 @@ def _command_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 def _mode_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     is_synchronous = spec.mode == "synchronous"
-    if is_synchronous and spec.command is not None:
-        yield FieldProblem(
-            "command", "a synchronous job has no command: name a program, or use mode independent"
-        )
+    if is_synchronous and spec.command is not None and spec.program:
+        yield FieldProblem("program", "a command has its own loop: leave one of the two out")
     if is_synchronous and spec.program and not is_program(spec.program):
         yield FieldProblem("program", f"use {PROGRAM_WANTED}")
     if not is_synchronous and spec.program:

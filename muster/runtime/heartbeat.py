@@ -95,6 +95,8 @@ class Supervision:
         self._next_report = 0.0
         self.is_stopping = False
         """Whether the process was asked to stop."""
+        self.has_failed = False
+        """Whether an error ends the process."""
 
     def start(self) -> None:
         """Send hello, start heartbeats, and install the SIGTERM handler and the error hook."""
@@ -186,6 +188,7 @@ class Supervision:
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         """Print one sentence for an error of Muster, and report one that is permanent."""
+        self.has_failed = True
         if not isinstance(error, MusterError):
             sys.__excepthook__(kind, error, trace)
             return

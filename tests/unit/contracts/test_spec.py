@@ -135,8 +135,7 @@ def test_an_invalid_value_is_refused_by_its_field(field: str, value: object) -> 
 
 
 WRONG_TOGETHER = [
-    ("command", {"command": ("true",)}),
-    ("command", {"command": ("true",), "program": "train.py:Net"}),
+    ("program", {"command": ("true",), "program": "train.py:Net"}),
     ("world_size", {"world_size": 251}),
     ("max_workers", {"world_size": 2, "max_workers": 251}),
     ("program", {"program": ""}),
@@ -232,8 +231,8 @@ def test_all_problems_are_reported_at_once() -> None:
             "more than 250 ranks cannot train one model together",
         ),
         (
-            JobSpec(mode="synchronous", command=("true",)),
-            "a synchronous job has no command: name a program, or use mode independent",
+            JobSpec(mode="synchronous", command=("true",), program="a:B"),
+            "a command has its own loop: leave one of the two out",
         ),
         (JobSpec(command=()), "names no program: give at least one word, or leave it out"),
     ],
