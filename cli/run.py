@@ -22,7 +22,7 @@ from cli.output import ROUTINE_EVENTS, Tracebacks, say
 from muster.contracts.environ import RANK_DEFAULTS
 from muster.contracts.job import JobId
 from muster.contracts.paths import JobFiles, LogName
-from muster.contracts.spec import JobSpec
+from muster.contracts.spec import VIRTUAL_SHARDS_OF_SCRIPTS, JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
 from muster.host.extras import require_server
 from muster.host.programs import callers_python, command_problem
@@ -106,6 +106,11 @@ python_option: Final = click.option(
     "--gang", "restart_scope", flag_value="gang", help="The same as --restart-scope gang."
 )
 @click.option(
+    "--elastic",
+    is_flag=True,
+    help="For a script with muster.torch: if a rank dies, the others go on, and a new one joins.",
+)
+@click.option(
     "--max-restarts",
     type=click.IntRange(min=0),
     default=JobSpec().max_restarts,
@@ -125,6 +130,7 @@ def run(  # noqa: PLR0913  each option is a parameter
     words: tuple[str, ...],
     ranks: int,
     restart_scope: Any,  # noqa: ANN401  one of the two literals above
+    elastic: bool,
     max_restarts: int,
     job_id: str | None,
     python: str | None,
@@ -157,12 +163,15 @@ def run(  # noqa: PLR0913  each option is a parameter
         command=named(words, Path.cwd(), python),
         python=python,
         world_size=ranks,
-        restart_scope=restart_scope,
+        restart_scope="rank" if elastic else restart_scope,
+        mode="synchronous" if elastic else "independent",
+        virtual_shards=VIRTUAL_SHARDS_OF_SCRIPTS if elastic else JobSpec().virtual_shards,
         max_restarts=max_restarts,
         max_kills=max_restarts,  # torchrun counts a kill as a failure like any other
         env={name: os.environ[name] for name in RANK_DEFAULTS if name in os.environ},
     )
-    if ranks > 1 and restart_scope == "gang" and has_separate_models(script_of(words, "")[1]):
+    is_gang = ranks > 1 and restart_scope == "gang" and not elastic
+    if is_gang and has_separate_models(script_of(words, "")[1]):
         click.echo(
             "note: unless it uses torch.distributed, each rank trains its own model: choose "
             "--restart-scope rank, as a gang resumes only from a checkpoint of all its ranks",

@@ -31,7 +31,7 @@ from cli.run import python_option
 from muster.client.errors import Invalid
 from muster.contracts.errors import printable
 from muster.contracts.location import InvalidLocation, parse_location
-from muster.contracts.spec import JobSpec
+from muster.contracts.spec import VIRTUAL_SHARDS_OF_SCRIPTS, JobSpec
 from muster.contracts.views import FieldError, JobPlan, JobView
 from muster.host.programs import callers_python
 
@@ -47,6 +47,7 @@ VALUES_LIMIT: Final = 10_000
 PATH_FIELDS: Final = ("dataset_dir", "checkpoint_dir", "working_dir", "python")
 
 _IMPORTS_MUSTER: Final = re.compile(r"(?m)^\s*(import|from) muster\b")
+_IMPORTS_ELASTIC: Final = re.compile(r"(?m)^\s*(import|from) muster(\.| import )torch\b")
 _IMPORTS_DISTRIBUTED: Final = re.compile(r"(?m)^\s*(import|from) torch\b.*\bdistributed\b")
 
 _UNKNOWN_FIELD: Final = "extra_forbidden"  # `type` of a field error of the API
@@ -109,6 +110,12 @@ class _Pair(click.ParamType[tuple[str, str]]):
     "restart_scope",
     flag_value="gang",
     help="If a rank dies, start all again, as torch.distributed (DDP) needs.",
+)
+@click.option(
+    "--elastic",
+    "mode",
+    flag_value="synchronous",
+    help="Ranks of a script with muster.torch train one model, and may die, join and leave.",
 )
 @click.option("--program", help="A program that all ranks train together: file.py:Name.")
 @click.option(
@@ -227,7 +234,10 @@ def _notes(spec: Mapping[str, Any], message: str | None, place: str | None) -> I
     if message:
         yield message
     script, text = script_of(spec["command"] or (), spec["working_dir"])
-    if spec["world_size"] > 1 and spec["restart_scope"] != "gang":
+    is_elastic = spec["mode"] == "synchronous"
+    if not is_elastic and _IMPORTS_ELASTIC.search(text):
+        yield f"{script} uses muster.torch: use --elastic, so that all ranks train one model"
+    elif spec["world_size"] > 1 and spec["restart_scope"] != "gang" and not is_elastic:
         if _IMPORTS_DISTRIBUTED.search(text):
             yield f"{script} uses torch.distributed: use --gang, so that all restart if one dies"
         elif has_separate_models(text):
@@ -404,6 +414,8 @@ class JobDescription:
                 body[field] = {**given, **typed}
         if self.typed.get("command"):  # as `muster run`; a file means what REST means
             body.setdefault("world_size", 1)
+            if body.get("mode") == "synchronous":
+                body.setdefault("virtual_shards", VIRTUAL_SHARDS_OF_SCRIPTS)
         if body.get("working_dir") is None and (body.get("command") or body.get("program")):
             body["working_dir"] = str(directory)
         for field in PATH_FIELDS:

@@ -1,0 +1,27 @@
+"""PyTorch: an ordinary training loop whose ranks may die, join and leave, with the same bits.
+
+    import muster.torch
+
+    run = muster.torch.join(model, optimizer, data=dataset)
+    for batch in run.shards():
+        loss = cross_entropy(model(batch["x"]), batch["y"])
+        run.backward(loss)
+
+state.py        model and optimizer in memory that peers and checkpoints can read
+shards.py       which samples a virtual shard holds, and their numbers
+computer.py     gradients of a shard, and the step of the optimizer
+fingerprint.py  whether processes compute the same bits
+run.py          `join`, and the loop
+"""
+
+try:
+    import torch  # noqa: F401  the sentence below is better than one about a module of ours
+except ImportError as error:
+    raise ImportError(
+        "muster.torch needs PyTorch: install it into the environment of this script (pip install "
+        "torch)"
+    ) from error
+
+from muster.torch.run import Run, join
+
+__all__ = ["Run", "join"]

@@ -1,0 +1,180 @@
+"""The gradients of a shard, as the user's loop computes them, and the step of the optimizer.
+
+Every shard begins with fresh gradients, with the generators set from (seed, epoch, step, shard) and
+with the buffers of the step's beginning. So its bits depend on nothing that a rank computed before.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from muster.program import Contribution, InvalidProgram, State
+from muster.torch.shards import ShardLoader
+from muster.torch.state import TrainingState
+from muster.training.blocks import BusyFlag, Computer, LeafTask
+from muster.training.schedule import Schedule
+from muster.training.schema import GradientSchema, Part
+from muster.training.state_sync import Replica
+
+USED: Final = "used"
+"""The part of a contribution that counts, for each parameter, the shards that used it."""
+
+_HOOKS: Final = 1 << 32
+"""Takes the place of a shard's number for what happens once a step."""
+
+Hook = Callable[[], object]
+
+
+class TorchComputer(Computer):
+    """Turns the tensors of a user's loop into contributions, and takes steps with them."""
+
+    def __init__(self, state: TrainingState, schedule: Schedule, busy: BusyFlag) -> None:
+        self.before_step: Final[list[Hook]] = []
+        self.after_step: Final[list[Hook]] = []
+        self.schedulers: Final[list[Any]] = []
+        self._state: Final = state
+        self._trained: Final = {
+            name: it for name, it in state.parameters.items() if it.requires_grad
+        }
+        self._flags: Final = [(it, it.training) for it in state.model.modules()]
+        super().__init__(schedule, self._schema(), ShardLoader(schedule), busy)
+        views = {part.name: part for part in self.schema.parts}
+        self._means: Final = {
+            name: torch.from_numpy(self.means[part.start : part.stop].reshape(part.shape))
+            for name, part in views.items()
+        }
+        self._zeros: Final = {
+            part.name: np.zeros(part.shape, np.float32) for part in self.schema.parts
+        }
+        self._values = b""
+        self._kept_buffers: dict[str, torch.Tensor] = {}
+        self._task: LeafTask | None = None
+
+    @property
+    def values(self) -> bytes:
+        return self._values
+
+    def take_over(self, replica: Replica) -> None:
+        self._values = replica.committed.values
+        if self._values:
+            self._state.decode(self._values)
+
+    # One shard
+
+    def begin(self, task: LeafTask) -> None:
+        """Prepare everything that the computation of a shard may depend on."""
+        self._task = task
+        self._kept_buffers = {name: it.clone() for name, it in self._state.buffers.items()}
+        for parameter in self._state.parameters.values():
+            parameter.grad = None
+        for module, is_training in self._flags:
+            module.training = is_training
+        torch.clear_autocast_cache()
+        self.seed(task.leaf.step, task.leaf.shard)
+
+    def seed(self, step: int, place: int) -> None:
+        """Set all generators, as a function of (seed, epoch, step, place) alone."""
+        epoch, _ = self.schedule.epoch_and_step(step)
+        words = np.random.SeedSequence([self.schedule.seed, epoch, step, place]).generate_state(2)
+        number = int(words[0]) << 32 | int(words[1])
+        torch.manual_seed(number)  # of all devices
+        random.seed(number)
+        np.random.seed(int(words[0]))  # noqa: NPY002  what scripts and data sets use
+
+    def backward(self, loss: torch.Tensor, weight: float | None) -> None:
+        """Compute the gradients of a shard; raises `InvalidProgram`."""
+        task = self._task
+        if task is None:
+            raise InvalidProgram(
+                "run.backward() was called twice for one batch, or outside of the loop over "
+                "run.shards(): add losses up and call it once"
+            )
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            raise InvalidProgram(
+                f"the loss {task.leaf} is {_described(loss)}: run.backward() needs one number "
+                "with a graph, such as cross_entropy(model(inputs), labels)"
+            )
+        if any(it.grad is not None for it in self._trained.values()):
+            raise InvalidProgram(
+                f"there are gradients already {task.leaf}: leave out loss.backward(), "
+                "run.backward(loss) computes them"
+            )
+        self._task = None
+        task.weight = task.weight if weight is None else float(weight)
+        torch.autograd.backward(loss * task.weight)
+        number = loss.detach().item() * task.weight
+        task.contribution = Contribution(self._gradients(task.weight), number)
+
+    def skip(self, task: LeafTask) -> None:
+        """Contribute nothing, for a shard without samples."""
+        task.contribution = Contribution(dict(self._zeros), 0.0)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a shard was begun and has no gradients yet."""
+        return self._task is not None
+
+    def _gradients(self, weight: float) -> dict[str, NDArray[np.float32]]:
+        gradients, used = {}, np.zeros(len(self._trained), np.float32)
+        for place, (name, parameter) in enumerate(self._trained.items()):
+            if (gradient := parameter.grad) is None:
+                gradients[f"gradient.{name}"] = self._zeros[f"gradient.{name}"]
+                continue
+            if gradient.is_sparse:
+                raise InvalidProgram(
+                    f"the gradient of {name!r} is sparse: make its layer with sparse=False"
+                )
+            gradients[f"gradient.{name}"] = gradient.detach().float().contiguous().numpy()
+            used[place] = 1
+            parameter.grad = None
+        for name, buffer in self._state.buffers.items():
+            # Of a counter that each shard advances by one, the mean is one.
+            change = (buffer.float() - self._kept_buffers[name].float()) * weight
+            gradients[f"buffer.{name}"] = change.contiguous().numpy()
+            buffer.copy_(self._kept_buffers[name])
+        return {**gradients, USED: used}
+
+    # One step
+
+    def update(self, state: State, gradients: State, step: int, target: State) -> None:  # noqa: ARG002
+        """Step the optimizer with the means of all shards, in place."""
+        with self._busy:
+            self.seed(step, _HOOKS)
+            used = self._means[USED]
+            for place, (name, parameter) in enumerate(self._trained.items()):
+                mean = self._means[f"gradient.{name}"]
+                parameter.grad = mean.to(parameter.dtype) if used[place] else None
+            for hook in self.before_step:
+                hook()
+            self._state.step_optimizer()
+            for scheduler in self.schedulers:
+                scheduler.step()
+            for parameter in self._state.parameters.values():
+                parameter.grad = None
+            for name, buffer in self._state.buffers.items():
+                buffer.add_(self._means[f"buffer.{name}"].to(buffer.dtype))
+            for hook in self.after_step:
+                hook()
+            self._values = self._state.encode()
+
+    def _schema(self) -> GradientSchema:
+        shapes = {f"gradient.{name}": tuple(it.shape) for name, it in self._trained.items()}
+        shapes |= {f"buffer.{name}": tuple(it.shape) for name, it in self._state.buffers.items()}
+        shapes[USED] = (len(self._trained),)
+        parts, start = [], 0
+        for name in sorted(shapes):
+            parts.append(Part(name, shapes[name], start))
+            start = parts[-1].stop
+        return GradientSchema(parts=tuple(parts), metrics=())
+
+
+def _described(loss: object) -> str:
+    if not isinstance(loss, torch.Tensor):
+        return f"a {type(loss).__name__}"
+    if loss.numel() != 1:
+        return f"a tensor of shape {tuple(loss.shape)}"
+    return "a tensor without a graph"

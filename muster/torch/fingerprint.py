@@ -1,0 +1,62 @@
+"""Whether processes compute the same bits with PyTorch: settings, and a few results.
+
+Names of settings are not enough: variables of oneDNN and MKL change bits while torch reports the
+same processor.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+import xxhash
+
+from muster.training.fingerprint import Fingerprint, fingerprint
+
+_LENGTH: Final = 4099
+
+
+def torch_fingerprint(more: Mapping[str, str]) -> Fingerprint:
+    """Return the fingerprint of this process, with numpy's and `more` facts that must be equal."""
+    ours = fingerprint()
+    facts = {
+        "torch": str(torch.__version__),
+        "torch's kernels": torch.backends.cpu.get_cpu_capability(),
+        "the number of torch's threads": str(torch.get_num_threads()),
+        "torch's deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
+        **more,
+    }
+    digest = xxhash.xxh3_128(ours.digest.encode())
+    values = torch.arange(_LENGTH, dtype=torch.float32).mul(0.618).frac().sub(0.5)
+    square, image = values[:4096].view(64, 64), values[:3072].view(3, 1, 32, 32)
+    for result in (
+        square @ square.T,
+        torch.nn.functional.conv2d(image, values[:144].view(16, 1, 3, 3)),
+        torch.nn.functional.gelu(values),
+        torch.softmax(square, 1),
+        values.sum(),
+        values * torch.finfo(torch.float32).tiny,  # flushed to zero by some settings
+        *facts.values(),
+    ):
+        add_to_digest(digest, result)
+    return Fingerprint(digest=digest.hexdigest(), facts={**ours.facts, **facts})
+
+
+def add_to_digest(digest: xxhash.xxh3_128, value: Any) -> None:  # noqa: ANN401  an item of data
+    """Add tensors, arrays, numbers, texts, and lists and mappings of these; nothing else."""
+    if isinstance(value, torch.Tensor):
+        value = (
+            value.detach().cpu().contiguous().view(torch.uint8).numpy()
+            if value.dim()
+            else (value.item())
+        )
+    if isinstance(value, np.ndarray):
+        digest.update(np.ascontiguousarray(value).view(np.uint8).data)
+    elif isinstance(value, Mapping):
+        for name, one in value.items():
+            add_to_digest(digest, [name, one])
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        for one in value:
+            add_to_digest(digest, one)
+    elif isinstance(value, str | bytes | int | float | bool | None):
+        digest.update(repr(value).encode())

@@ -1,0 +1,204 @@
+"""Model and optimizer as arrays in memory that peers and checkpoints can read.
+
+The tensors of the user are moved there once and updated in place. An optimizer makes its tensors in
+its first step; a step of a copy shows their names and shapes before. What is no tensor, such as
+learning rates and counters, is one JSON value.
+"""
+
+import copy
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import torch
+from numpy.typing import NDArray
+
+from muster.program import InvalidProgram
+from muster.training.state_sync import InPlaceReplica
+
+Arrays: TypeAlias = dict[str, NDArray[Any]]
+Registered: TypeAlias = Mapping[str, Any]
+"""Objects with `state_dict` and `load_state_dict`."""
+
+_VIEWED: Final = {torch.bfloat16: torch.int16}
+"""Kinds of numbers that numpy lacks, and those as which it holds their bits."""
+
+
+class TrainingState:
+    """The state of one rank. Its tensors are those of the user's model and optimizer."""
+
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, registered: Registered
+    ) -> None:
+        """Move everything into memory of its own; raises `InvalidProgram`."""
+        self.model: Final = model
+        self.optimizer: Final = optimizer
+        self.registered: Final = registered
+        self.values: dict[str, Any] = {}  # of the user, in JSON
+        self.parameters: Final = dict(model.named_parameters())
+        self.buffers: Final = dict(model.named_buffers())
+        _refuse_closures(optimizer)
+        optimizer.register_step_pre_hook(self._refuse_step)
+        self._is_stepping = False
+        self._names: Final = _names_of(self.parameters, optimizer)
+        """Of the parameters of the optimizer, in its order."""
+        example = dict(self._tensors())
+        self._slots: Final = _optimizer_slots(self._names, optimizer)
+        for slot, tensor in self._slots.items():
+            example[_slot_name(*slot)] = tensor
+        arrays = {name: _array_of(tensor) for name, tensor in example.items()}
+        self.initial: Final = {name: array.copy() for name, array in arrays.items()}
+        self.replica: Final = InPlaceReplica(arrays)
+        self._views: Final = {
+            name: _tensor_of(self.replica.other[name], tensor.dtype)
+            for name, tensor in example.items()
+        }
+        for name, tensor in self._tensors():
+            self._views[name].copy_(tensor.detach())
+            tensor.data = self._views[name]
+        self._adopt_optimizer()
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self.parameters.items():
+            yield f"model.{name}", parameter
+        for name, buffer in self.buffers.items():
+            yield f"model.{name}", buffer
+
+    def step_optimizer(self) -> None:
+        """Let the optimizer step, and move what it has made into our memory."""
+        self._is_stepping = True
+        try:
+            self.optimizer.step()
+        finally:
+            self._is_stepping = False
+        self._adopt_optimizer()
+
+    def _refuse_step(self, *_: object) -> None:
+        if not self._is_stepping:
+            raise InvalidProgram(
+                "the optimizer steps once all ranks have added up their gradients: leave out "
+                "optimizer.step() and optimizer.zero_grad(), run.backward(loss) is enough"
+            )
+
+    def _adopt_optimizer(self) -> None:
+        for name, parameter in self._optimized():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                if not isinstance(value, torch.Tensor):
+                    continue
+                view = self._views.get(_slot_name(name, key))
+                if view is None:
+                    raise InvalidProgram(
+                        f"the optimizer keeps a tensor {key!r} of {name!r} that its first step did "
+                        "not make: use an optimizer of torch.optim"
+                    )
+                if view.data_ptr() != value.data_ptr():
+                    view.copy_(value)
+                    self.optimizer.state[parameter][key] = view
+
+    def _optimized(self) -> Iterator[tuple[str, torch.Tensor]]:
+        parameters = [it for group in self.optimizer.param_groups for it in group["params"]]
+        yield from zip(self._names, parameters, strict=True)
+
+    def encode(self) -> bytes:
+        """Return what is no tensor, as JSON; raises `InvalidProgram`."""
+        kept: dict[str, dict[str, Any]] = {}
+        for name, parameter in self._optimized():
+            if found := self.optimizer.state.get(parameter):
+                kept[name] = {
+                    key: None if isinstance(value, torch.Tensor) else value
+                    for key, value in found.items()
+                }
+        groups = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in self.optimizer.param_groups
+        ]
+        objects = {name: it.state_dict() for name, it in self.registered.items()}
+        value = {"groups": groups, "kept": kept, "objects": objects, "values": self.values}
+        try:
+            return msgspec.json.encode(value, order="deterministic")
+        except (TypeError, ValueError) as error:
+            raise InvalidProgram(
+                f"the state of the optimizer or of a registered object is no JSON: {error}"
+            ) from error
+
+    def decode(self, content: bytes) -> None:
+        """Take over what a peer or a checkpoint has encoded; its arrays are in the replica."""
+        value = msgspec.json.decode(content)
+        for group, given in zip(self.optimizer.param_groups, value["groups"], strict=True):
+            for key, one in given.items():
+                group[key] = tuple(one) if isinstance(group.get(key), tuple) else one
+        for name, parameter in self._optimized():
+            found = value["kept"].get(name)
+            self.optimizer.state.pop(parameter, None)
+            if found is not None:
+                self.optimizer.state[parameter] = {
+                    key: self._views[_slot_name(name, key)] if one is None else one
+                    for key, one in found.items()
+                }
+        for name, state in value["objects"].items():
+            self.registered[name].load_state_dict(state)
+        self.values.clear()
+        self.values.update(value["values"])
+
+
+def _slot_name(parameter: str, key: str) -> str:
+    return f"optimizer.{parameter}.{key}"
+
+
+def _names_of(
+    parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer
+) -> list[str]:
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    found = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) not in names:
+                raise InvalidProgram(
+                    "the optimizer has a parameter that the model does not have: make the "
+                    "optimizer of model.parameters()"
+                )
+            found.append(names[id(parameter)])
+    return found
+
+
+def _refuse_closures(optimizer: torch.optim.Optimizer) -> None:
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise InvalidProgram(
+            f"{type(optimizer).__name__} computes the loss several times in a step, which cannot "
+            "be shared among ranks: use an optimizer that steps without a closure, such as AdamW"
+        )
+
+
+def _optimizer_slots(
+    names: list[str], optimizer: torch.optim.Optimizer
+) -> dict[tuple[str, str], torch.Tensor]:
+    """Return zeros like the tensors that the optimizer keeps, by parameter and key.
+
+    A step of a copy makes them: what they look like is up to each optimizer.
+    """
+    originals = [it for group in optimizer.param_groups for it in group["params"]]
+    clones = [it.detach().clone().requires_grad_(it.requires_grad) for it in originals]
+    memo = {id(one): other for one, other in zip(originals, clones, strict=True)}
+    trial = copy.deepcopy(optimizer, memo)
+    for clone in clones:
+        clone.grad = torch.zeros_like(clone)
+    trial.step()
+    return {
+        (name, key): torch.zeros_like(value)
+        for name, clone in zip(names, clones, strict=True)
+        for key, value in trial.state.get(clone, {}).items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def _array_of(tensor: torch.Tensor) -> NDArray[Any]:
+    """Return the numbers of a tensor, bit for bit; no copy of one on the CPU."""
+    plain = tensor.detach().cpu().contiguous()
+    array: NDArray[Any] = plain.view(_VIEWED.get(plain.dtype, plain.dtype)).numpy()
+    return array
+
+
+def _tensor_of(array: NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
+    return torch.from_numpy(array).view(dtype)

@@ -1,0 +1,153 @@
+"""Scripts with `muster.torch` through the whole system: ranks that die, join and leave."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from muster.contracts.paths import checkpoints_of_job
+from tests.support.installation import Installation, Seen, is_running, newest_checkpoint
+
+pytest.importorskip("torch")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # a dozen starts with torch
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_elastic.py"
+SMALL = """
+import torch
+from torch.utils.data import TensorDataset
+import muster.torch
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = TensorDataset(torch.randn(64, 4))
+run = muster.torch.join(model, optimizer, data=data, batch_size=32)
+"""
+
+
+def submit(installation: Installation, world_size: int, pause: float = 0.0, **more: object) -> str:
+    fields = {
+        "mode": "synchronous",
+        "command": [sys.executable, "-W", "ignore", str(EXAMPLE)],
+        "virtual_shards": 8,
+        "env": {"PAUSE_SECONDS": str(pause)},
+        "world_size": world_size,
+        **more,
+    }
+    return installation.submit(**fields)
+
+
+def has_saved_once(seen: Seen) -> bool:
+    return seen["last_checkpoint_step"] is not None
+
+
+def digest_of(text: str) -> str:
+    (digest,) = set(re.findall(r"sha256 ([0-9a-f]{64})", text))
+    return str(digest)
+
+
+def digests(installation: Installation, job_id: str, ranks: int) -> set[str]:
+    """Return what the ranks print of their final models."""
+    return {digest_of(installation.log(job_id, rank)) for rank in range(ranks)}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the example prints if it is typed, without any service."""
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", str(EXAMPLE)],
+        cwd=tmp_path_factory.mktemp("alone"),
+        env={"PAUSE_SECONDS": "0"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return digest_of(ended.stdout)
+
+
+def test_ranks_that_die_join_and_leave_change_no_bit(
+    installation: Installation, alone: str
+) -> None:
+    job_id = submit(installation, 2, pause=0.03, max_workers=3)
+    installation.wait_until(job_id, has_saved_once)
+    installation.kill(job_id, 1)
+    installation.wait_until(job_id, is_running)
+    answer = installation.request("PATCH", f"/jobs/{job_id}", json={"world_size": 3})
+    assert answer.is_success, answer.text
+    installation.wait_until(job_id, lambda seen: is_running(seen) and len(seen["workers"]) == 3)
+    installation.kill(job_id, 0)
+    installation.complete(job_id)
+    assert digests(installation, job_id, 3) == {alone}
+    audit = installation.request("GET", f"/jobs/{job_id}/audit").json()
+    assert audit["exactly_once"] is True
+
+
+def test_a_stopped_job_is_resumed_with_the_same_bits(
+    installation: Installation, alone: str
+) -> None:
+    first = submit(installation, 2, pause=0.03)
+    installation.wait_until(first, has_saved_once)
+    installation.stop(first)
+    seen = installation.wait_until(first, lambda seen: seen["status"] == "STOPPED")
+    assert 0 < seen["last_checkpoint_step"] < 160
+    second = submit(installation, 1, resume_from=first)
+    installation.complete(second)
+    assert digests(installation, second, 1) == {alone}
+    place = checkpoints_of_job(installation.checkpoint_dir, second)
+    assert newest_checkpoint(place, 0, None).step == 160
+
+
+MISTAKES = {
+    "leaves the loop": ("for _ in run.shards(): break", "left before training was complete"),
+    "computes nothing": ("for _ in run.shards(): pass", "call run.backward(loss) once"),
+    "computes twice": (
+        "for (x,) in run.shards(): [run.backward(model(x).sum()) for _ in range(2)]",
+        "called twice for one batch",
+    ),
+    "gives no loss": ("for (x,) in run.shards(): run.backward(model(x))", "of shape (4, 2)"),
+    "has no graph": (
+        "for (x,) in run.shards(): run.backward(model(x).sum().detach())",
+        "without a graph",
+    ),
+    "steps itself": (
+        "for (x,) in run.shards():\n  run.backward(model(x).sum())\n  optimizer.step()",
+        "leave out optimizer.step()",
+    ),
+    "goes backward itself": (
+        "for (x,) in run.shards():\n  model(x).sum().backward()\n  run.backward(model(x).sum())",
+        "leave out loss.backward()",
+    ),
+    "makes a NaN": (
+        "for (x,) in run.shards(): run.backward(model(x).sum() * float('nan'))",
+        "not finite",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_the_loop_is_one_sentence(mistake: str, tmp_path: Path) -> None:
+    body, sentence = MISTAKES[mistake]
+    (tmp_path / "train.py").write_text(SMALL + body)
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "train.py"],
+        cwd=tmp_path,
+        env={},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("muster: ")
+    assert sentence in line
+
+
+def test_a_mistake_fails_the_job(installation: Installation, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SMALL + MISTAKES["leaves the loop"][0])
+    command = [sys.executable, "train.py"]
+    job_id = submit(installation, 2, command=command, working_dir=str(tmp_path))
+    message = installation.fail(job_id)["message"]
+    assert "left before training was complete" in message

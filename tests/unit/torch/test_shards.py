@@ -1,0 +1,51 @@
+"""Which samples a virtual shard of a PyTorch job holds."""
+
+import numpy as np
+import pytest
+
+from muster.collectives.tree import Block
+from muster.training.sample_count import decode_sample_count
+from muster.training.schedule import Schedule
+
+pytest.importorskip("torch")
+
+from muster.torch.shards import ShardLoader, deal, totals_of
+
+
+@pytest.mark.parametrize("shards", [1, 2, 8, 32])
+@pytest.mark.parametrize("samples", [1, 2, 3, 5, 15, 16, 17, 64, 100])
+def test_samples_are_dealt_evenly_at_least_two_each(samples: int, shards: int) -> None:
+    dealt = deal(samples, shards)
+    sizes = [stop - start for start, stop in dealt if stop > start]
+    assert len(dealt) == shards
+    assert sum(sizes) == samples
+    assert max(sizes) - min(sizes) <= 1
+    assert min(sizes) >= 2 or samples < 2
+    assert [number for start, stop in dealt for number in range(start, stop)] == [*range(samples)]
+
+
+def test_each_epoch_reads_every_sample_once() -> None:
+    totals = totals_of(150)
+    schedule = Schedule(
+        totals=totals, batch_size=64, virtual_shards=8, epochs=2, seed=3, checkpoint_every=5
+    )
+    loader, whole = ShardLoader(schedule), Block(3, 0)
+    orders = []
+    for epoch in range(2):
+        steps = range(3 * epoch, 3 * epoch + 3)
+        loaded = [loader.load(step, whole) for step in steps]
+        orders.append(np.concatenate([np.concatenate(it.batches) for it in loaded]).tolist())
+        counted = [decode_sample_count(it.sample_counts.sum(axis=0)) for it in loaded]
+        assert sum(it.lines for it in counted) == totals.lines
+        assert sum(it.hash_sum for it in counted) % 2**64 == totals.hash_sum
+    assert sorted(orders[0]) == sorted(orders[1]) == [*range(150)]
+    assert orders[0] != orders[1]
+
+
+def test_a_part_of_a_step_is_the_same_part() -> None:
+    schedule = Schedule(
+        totals=totals_of(100), batch_size=64, virtual_shards=8, epochs=1, seed=3, checkpoint_every=5
+    )
+    loader = ShardLoader(schedule)
+    whole, half = loader.load(1, Block(3, 0)), loader.load(1, Block(2, 1))
+    assert [it.tolist() for it in half.batches] == [it.tolist() for it in whole.batches[4:]]

@@ -1,0 +1,114 @@
+"""Model and optimizer in memory that peers and checkpoints read."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from muster.contracts.shards import Position
+from muster.program import InvalidProgram
+from muster.torch.state import TrainingState
+from muster.training.state_sync import Committed
+
+OPTIMIZERS: dict[str, Callable[[list[object]], object]] = {
+    "sgd": lambda them: torch.optim.SGD(them, lr=0.1),
+    "momentum": lambda them: torch.optim.SGD(them, lr=0.1, momentum=0.9, dampening=0.1),
+    "adam": lambda them: torch.optim.Adam(them, amsgrad=True),
+    "adamw": lambda them: torch.optim.AdamW(them, fused=True),
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+    "rmsprop": lambda them: torch.optim.RMSprop(them, momentum=0.5, centered=True),
+    "adadelta": torch.optim.Adadelta,
+    "adagrad": torch.optim.Adagrad,
+    "adamax": torch.optim.Adamax,
+    "asgd": torch.optim.ASGD,
+    "rprop": torch.optim.Rprop,
+    "adafactor": torch.optim.Adafactor,
+}
+
+
+@dataclass
+class Trained:
+    """A small model that takes steps by hand."""
+
+    kind: str
+    state: TrainingState = field(init=False)
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4))
+        groups = [{"params": list(it.parameters())} for it in self.model]
+        self.optimizer = OPTIMIZERS[self.kind](groups)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, gamma=0.5)
+        self.state = TrainingState(self.model, self.optimizer, {"scheduler": self.scheduler})
+
+    def step(self, number: int) -> None:
+        for parameter in self.model.parameters():
+            generator = torch.Generator().manual_seed(number)
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        self.state.step_optimizer()
+        self.scheduler.step()
+
+    def bits(self) -> bytes:
+        state = self.state.replica.other
+        return b"".join(np.ascontiguousarray(state[name]).tobytes() for name in sorted(state))
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_copy_of_the_state_goes_on_with_the_same_bits(kind: str) -> None:
+    first, second = Trained(kind), Trained(kind)
+    for number in range(3):
+        first.step(number)
+    second.state.replica.commit(first.state.replica.other, Committed(position=Position(step=3)))
+    second.state.decode(first.state.encode())
+    first.step(3)
+    second.step(3)
+    assert first.bits() == second.bits()
+    assert first.state.encode() == second.state.encode()
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_steps_in_our_memory_are_those_of_plain_torch(kind: str) -> None:
+    ours, plain = Trained(kind), Trained(kind)
+    copy = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4))
+    copy.load_state_dict(plain.model.state_dict())
+    optimizer = OPTIMIZERS[kind]([{"params": list(it.parameters())} for it in copy])
+    for number in range(3):
+        for parameter in copy.parameters():
+            generator = torch.Generator().manual_seed(number)
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.param_groups[0]["lr"] = ours.optimizer.param_groups[0]["lr"]
+        optimizer.param_groups[1]["lr"] = ours.optimizer.param_groups[1]["lr"]
+        optimizer.step()
+        ours.step(number)
+    wanted = copy.state_dict()
+    assert all(torch.equal(value, wanted[name]) for name, value in ours.model.state_dict().items())
+    for parameter in ours.model.parameters():
+        for value in ours.optimizer.state[parameter].values():
+            assert not isinstance(value, torch.Tensor) or value.data_ptr() % 64 == 0
+
+
+def test_numbers_that_numpy_lacks_keep_their_bits() -> None:
+    model = torch.nn.Linear(3, 2).to(torch.bfloat16)
+    before = model.weight.detach().clone()
+    state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
+    assert torch.equal(model.weight, before)
+    assert state.replica.other["model.weight"].dtype == np.int16
+
+
+REFUSED = [
+    (lambda model: torch.optim.LBFGS(model.parameters()), "without a closure"),
+    (lambda _: torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=1), "model.parameters"),
+]
+
+
+@pytest.mark.parametrize(("make", "problem"), REFUSED)
+def test_an_optimizer_that_cannot_be_shared_is_refused(
+    make: Callable[[object], object], problem: str
+) -> None:
+    model = torch.nn.Linear(2, 1)
+    with pytest.raises(InvalidProgram, match=problem):
+        TrainingState(model, make(model), {})
