@@ -131,11 +131,16 @@ class TorchComputer(Computer):
             gradients[f"gradient.{name}"] = gradient.detach().float().contiguous().numpy()
             used[place] = 1
             parameter.grad = None
+        self._state.adopt_buffers()
         for name, buffer in self._state.buffers.items():
+            kept = self._kept_buffers[name]
+            if torch.equal(buffer, kept):  # a mask may hold infinity, which has no difference
+                gradients[f"buffer.{name}"] = self._zeros[f"buffer.{name}"]
+                continue
             # Of a counter that each shard advances by one, the mean is one.
-            change = (buffer.float() - self._kept_buffers[name].float()) * weight
+            change = (buffer - kept).float() * weight
             gradients[f"buffer.{name}"] = change.contiguous().numpy()
-            buffer.copy_(self._kept_buffers[name])
+            buffer.copy_(kept)
         return {**gradients, USED: used}
 
     # One step
@@ -159,6 +164,7 @@ class TorchComputer(Computer):
                 buffer.add_(self._means[f"buffer.{name}"].to(buffer.dtype))
             for hook in self.after_step:
                 hook()
+            self._state.adopt_model()
             self._values = self._state.encode()
 
     def _schema(self) -> GradientSchema:

@@ -38,6 +38,13 @@ class TrainingState:
         self.values: dict[str, Any] = {}  # of the user, in JSON
         self.parameters: Final = dict(model.named_parameters())
         self.buffers: Final = dict(model.named_buffers())
+        self._places: Final = {
+            name: (model.get_submodule(path), key)
+            for name in (*self.parameters, *self.buffers)
+            for path, _, key in (name.rpartition("."),)
+        }
+        """The module of each tensor, and its name there."""
+        _refuse_devices({**self.parameters, **self.buffers})
         _refuse_closures(optimizer)
         optimizer.register_step_pre_hook(self._refuse_step)
         self._is_stepping = False
@@ -54,16 +61,33 @@ class TrainingState:
             name: _tensor_of(self.replica.other[name], tensor.dtype)
             for name, tensor in example.items()
         }
-        for name, tensor in self._tensors():
-            self._views[name].copy_(tensor.detach())
-            tensor.data = self._views[name]
+        self.adopt_model()
         self._adopt_optimizer()
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, parameter in self.parameters.items():
-            yield f"model.{name}", parameter
-        for name, buffer in self.buffers.items():
-            yield f"model.{name}", buffer
+        for tensors in (self.parameters, self.buffers):
+            for name, tensor in tensors.items():
+                yield _model_name(name), tensor
+
+    def adopt_model(self) -> None:
+        """Move into our memory what a hook has put into the place of a tensor of the model."""
+        self._adopt(self.parameters)
+        self.adopt_buffers()
+
+    def adopt_buffers(self) -> None:
+        """Move into our memory what a forward pass has put into the place of a buffer."""
+        self._adopt(self.buffers)
+
+    def _adopt(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            module, key = self._places[name]
+            present = getattr(module, key)
+            view = self._views[_model_name(name)]
+            if present.data_ptr() == view.data_ptr():
+                continue
+            view.copy_(present.detach())
+            tensor.data = view
+            setattr(module, key, tensor)
 
     def step_optimizer(self) -> None:
         """Let the optimizer step, and move what it has made into our memory."""
@@ -142,6 +166,10 @@ class TrainingState:
         self.values.update(value["values"])
 
 
+def _model_name(tensor: str) -> str:
+    return f"model.{tensor}"
+
+
 def _slot_name(parameter: str, key: str) -> str:
     return f"optimizer.{parameter}.{key}"
 
@@ -160,6 +188,15 @@ def _names_of(
                 )
             found.append(names[id(parameter)])
     return found
+
+
+def _refuse_devices(tensors: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if tensor.device.type != "cpu":
+            raise InvalidProgram(
+                f"{name!r} is on the device {tensor.device}, and muster.torch trains on the CPU so "
+                "far: leave out .to(device), or train with DDP and --gang"
+            )
 
 
 def _refuse_closures(optimizer: torch.optim.Optimizer) -> None:

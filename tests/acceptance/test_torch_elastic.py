@@ -100,6 +100,52 @@ def test_a_stopped_job_is_resumed_with_the_same_bits(
     assert newest_checkpoint(place, 0, None).step == 160
 
 
+BUFFERS = """
+import hashlib
+import torch
+from torch.utils.data import TensorDataset
+import muster.torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.register_buffer("mask", torch.full((4, 4), -torch.inf).triu(1))
+        self.register_buffer("visible", torch.ones(4, 4).tril().bool())
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        self.mean = self.mean * 0.9 + x.detach().mean(0) * 0.1
+        scores = (self.layer(x)[:, None] + self.mask).softmax(-1)
+        return scores[:, self.visible]
+
+torch.manual_seed(0)
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = TensorDataset(torch.randn(50, 4))
+run = muster.torch.join(model, optimizer, data=data, batch_size=16, epochs=4)
+for (x,) in run.shards():
+    run.backward(model(x).square().mean())
+tensors = list(model.state_dict().values())
+assert model.mean.abs().sum() > 0 and not any(it.isnan().any() for it in tensors)
+print("sha256", hashlib.sha256(b"".join(it.numpy().tobytes() for it in tensors)).hexdigest())
+"""
+
+
+def test_buffers_that_a_forward_pass_replaces_have_the_same_bits(
+    installation: Installation, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(BUFFERS)
+    found = set()
+    for world_size in (1, 2, 3):
+        command = [sys.executable, "train.py"]
+        fields = {"command": command, "min_workers": world_size, "working_dir": str(tmp_path)}
+        job_id = submit(installation, world_size, **fields)
+        installation.complete(job_id)
+        found |= digests(installation, job_id, world_size)
+    assert len(found) == 1
+
+
 MISTAKES = {
     "leaves the loop": ("for _ in run.shards(): break", "left before training was complete"),
     "computes nothing": ("for _ in run.shards(): pass", "call run.backward(loss) once"),

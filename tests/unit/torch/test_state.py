@@ -112,3 +112,22 @@ def test_an_optimizer_that_cannot_be_shared_is_refused(
     model = torch.nn.Linear(2, 1)
     with pytest.raises(InvalidProgram, match=problem):
         TrainingState(model, make(model), {})
+
+
+def test_a_model_on_another_device_is_refused() -> None:
+    model = torch.nn.Linear(2, 1, device="meta")
+    with pytest.raises(InvalidProgram, match="'weight' is on the device meta"):
+        TrainingState(model, torch.optim.SGD(model.parameters(), lr=1), {})
+
+
+def test_what_takes_the_place_of_a_tensor_of_the_model_stays_in_our_memory() -> None:
+    model = torch.nn.BatchNorm1d(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1)
+    state = TrainingState(model, optimizer, {})
+    model.running_mean = model.running_mean + 3
+    model.weight.data = model.weight.data * 2
+    model.bias = torch.nn.Parameter(torch.full((2,), 4.0))
+    state.adopt_model()
+    names = ("model.running_mean", "model.weight", "model.bias")
+    assert [state.replica.other[name].tolist() for name in names] == [[3, 3], [2, 2], [4, 4]]
+    assert model.bias is optimizer.param_groups[0]["params"][1]
