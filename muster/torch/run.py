@@ -28,6 +28,7 @@ from muster.torch.state import TrainingState
 from muster.training.blocks import BusyFlag
 from muster.training.group import group_factory
 from muster.training.group_updates import AgentGroupUpdates, GroupUpdates, SingleRankUpdates
+from muster.training.rank import keep_freed_memory
 from muster.training.replay import Replay
 from muster.training.reporter import Reporter
 from muster.training.schedule import Schedule
@@ -102,6 +103,7 @@ class Run:
         registered: Mapping[str, Any],
         collate_fn: Callable[[list[Any]], Any],
     ) -> None:
+        keep_freed_memory()  # each shard has fresh gradients
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         agent, busy = AgentClient(AgentSocket.of(settings)), BusyFlag()
         self.settings: Final = settings
