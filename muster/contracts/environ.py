@@ -326,7 +326,7 @@ def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
     rank, attempt = str(assignment.rank), str(assignment.incarnation)
     job = msgspec.structs.asdict(spec) | {"batch_size": spec.effective_batch_size}
     if spec.mode == "synchronous" and spec.command is not None:
-        # A field that nobody has set is up to the script.
+        # A field at its default is up to the script: it may have been left out.
         unset = {name for name in _OWN_LOOP if getattr(spec, name) == getattr(JobSpec(), name)}
         job |= dict.fromkeys(unset)
     if spec.restart_scope == "gang":

@@ -15,7 +15,7 @@ run.py          `join`, and the loop
 """
 
 try:
-    import torch  # noqa: F401  the sentence below is better than one about a module of ours
+    import torch  # noqa: F401  first, for an error that says what to do
 except ImportError as error:
     raise ImportError(
         "muster.torch needs PyTorch: install it into the environment of this script (pip install "

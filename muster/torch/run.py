@@ -67,8 +67,9 @@ def join(  # noqa: PLR0913  what a training loop has
 
     `data` is a map-style data set, `batch_size` the number of samples of a step over all ranks.
     `scheduler` steps once after each step; it and the objects in `registered` (with `state_dict`
-    and `load_state_dict`) are part of the state. Fields that are set in the job replace
-    `batch_size`, `epochs` and `seed`. Raises `InvalidEnvironment` and `InvalidProgram`.
+    and `load_state_dict`) are part of the state. Fields of the job that are not
+    at their defaults replace `batch_size`, `epochs` and `seed`. Raises `InvalidEnvironment` and
+    `InvalidProgram`.
     """
     refuse_while_loaded()
     own = {"batch_size": batch_size, "epochs": epochs, "seed": seed}
