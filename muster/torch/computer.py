@@ -32,11 +32,17 @@ Hook = Callable[[], object]
 class TorchComputer(Computer):
     """Turns the tensors of a user's loop into contributions, and takes steps with them."""
 
-    def __init__(self, state: TrainingState, schedule: Schedule, busy: BusyFlag) -> None:
+    def __init__(
+        self,
+        state: TrainingState,
+        schedule: Schedule,
+        scheduler: Any,  # noqa: ANN401  torch has several base classes
+        busy: BusyFlag,
+    ) -> None:
         self.before_step: Final[list[Hook]] = []
         self.after_step: Final[list[Hook]] = []
-        self.schedulers: Final[list[Any]] = []
         self._state: Final = state
+        self._scheduler: Final = scheduler
         self._trained: Final = {
             name: it for name, it in state.parameters.items() if it.requires_grad
         }
@@ -156,8 +162,8 @@ class TorchComputer(Computer):
             for hook in self.before_step:
                 hook()
             self._state.step_optimizer()
-            for scheduler in self.schedulers:
-                scheduler.step()
+            if self._scheduler is not None:
+                self._scheduler.step()
             for parameter in self._state.parameters.values():
                 parameter.grad = None
             for name, buffer in self._state.buffers.items():

@@ -77,13 +77,7 @@ def join(  # noqa: PLR0913  what a training loop has
     settings = RankSettings.read(
         {**_own_variables(own), **given}, world_size=1, job_id=own_job_id()
     )
-    objects = dict(registered or {})
-    if scheduler is not None:
-        objects["scheduler"] = scheduler
-    run = Run(settings, model, optimizer, data, objects, collate_fn)
-    if scheduler is not None:
-        run._computer.schedulers.append(scheduler)  # noqa: SLF001  our own
-    return run
+    return Run(settings, model, optimizer, data, registered or {}, scheduler, collate_fn)
 
 
 def _own_variables(own: Mapping[str, int]) -> dict[str, str]:
@@ -102,6 +96,7 @@ class Run:
         optimizer: torch.optim.Optimizer,
         data: Dataset,
         registered: Mapping[str, Any],
+        scheduler: Any,  # noqa: ANN401  see `join`
         collate_fn: Callable[[list[Any]], Any],
     ) -> None:
         keep_freed_memory()  # each shard has fresh gradients
@@ -120,6 +115,9 @@ class Run:
         with busy:
             if len(data) == 0:
                 raise InvalidProgram("the data set is empty")
+            objects = dict(registered)
+            if scheduler is not None and objects.setdefault("scheduler", scheduler) != scheduler:
+                raise InvalidProgram("registered has another 'scheduler': give it another name")
             self._schedule: Final = Schedule(
                 totals=totals_of(len(data)),
                 batch_size=settings.batch_size,
@@ -128,8 +126,8 @@ class Run:
                 seed=settings.seed,
                 checkpoint_every=settings.checkpoint_every,
             )
-            self._state: Final = TrainingState(model, optimizer, registered)
-            self._computer: Final = TorchComputer(self._state, self._schedule, busy)
+            self._state: Final = TrainingState(model, optimizer, objects)
+            self._computer: Final = TorchComputer(self._state, self._schedule, scheduler, busy)
         self._reporter.set_schedule(self._state.initial, self._schedule)
         updates: GroupUpdates
         if settings.agent_fd is None:
