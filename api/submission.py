@@ -136,6 +136,7 @@ class Submitter:
         spec, slug = completed.spec, "checkpoints-of-another-mode"
         wanted = {"batch_size": spec.effective_batch_size, "seed": spec.seed}
         wanted["virtual_shards"] = spec.virtual_shards
+        wanted = {name: it for name, it in wanted.items() if name not in spec.left_to_script}
         try:
             refuse_other_mode(source, spec.mode)
             slug = "checkpoints-of-another-schedule"

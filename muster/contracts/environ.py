@@ -147,9 +147,6 @@ JOB_VARIABLES: Final[Mapping[str, str]] = {
 _NOT_BY_HAND: Final = frozenset({"keep_last", "resume_from"})
 """Written for ranks, but not read for a coordinator started by hand."""
 
-_OWN_LOOP: Final = frozenset({"batch_size", "epochs", "seed"})
-"""What a script that trains in step with others may also give to `muster.torch.join`."""
-
 _NOT_FOR_RANKS: Final = frozenset({"checkpoint_dir", "dataset_dir", "restart_scope"})
 """Not written for ranks, or not as they are in the spec."""
 
@@ -325,10 +322,7 @@ def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
     """
     rank, attempt = str(assignment.rank), str(assignment.incarnation)
     job = msgspec.structs.asdict(spec) | {"batch_size": spec.effective_batch_size}
-    if spec.mode == "synchronous" and spec.command is not None:
-        # A field at its default is up to the script: it may have been left out.
-        unset = {name for name in _OWN_LOOP if getattr(spec, name) == getattr(JobSpec(), name)}
-        job |= dict.fromkeys(unset)
+    job |= dict.fromkeys(spec.left_to_script)
     if spec.restart_scope == "gang":
         job["keep_last"] = max(spec.keep_last, 1 + save_lead(assignment.checkpoint_dir))
     if spec.command:

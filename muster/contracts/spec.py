@@ -271,6 +271,14 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.command
 
     @property
+    def left_to_script(self) -> frozenset[str]:
+        """The fields that a script with `muster.torch` sets: those that may have been left out."""
+        if self.mode == "independent" or self.command is None:
+            return frozenset()
+        default, own = JobSpec(), ("batch_size", "epochs", "seed")
+        return frozenset(name for name in own if getattr(self, name) == getattr(default, name))
+
+    @property
     def largest_world_size(self) -> int:
         """The most ranks the job may ever have; an independent job keeps its number."""
         if self.mode == "independent" or self.max_workers is None:
