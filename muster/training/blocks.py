@@ -61,6 +61,9 @@ class LeafTask:
         return contribution
 
 
+ENDS: Final = -1
+"""The element of the summed vector that counts the ranks that ask for the end after this step."""
+
 Result = TypeVar("Result")
 Tasks: TypeAlias = Generator[LeafTask, None, Result]
 """Yields the leaves that have to be computed on the way to a result."""
@@ -199,8 +202,8 @@ class Computer(ABC):
 
     @property
     def elements(self) -> int:
-        """The length of the summed vector: gradients, loss, weight, metrics and sample count."""
-        return self.schema.elements + COUNT_ELEMENTS
+        """The length of the summed vector: gradients, numbers, sample count, `ENDS`."""
+        return self.schema.elements + COUNT_ELEMENTS + 1
 
     @abstractmethod
     def update(self, state: State, gradients: State, step: int, target: State) -> None:
@@ -265,7 +268,7 @@ class Computer(ABC):
         except (TypeError, ValueError, RuntimeError):
             yield from self._find_bad_leaf(opened)
             raise
-        out[self._end :] = total[0]
+        out[self._end : ENDS], out[ENDS] = total[0], 0
         if not (_is_finite(out[: self._end]) and np.isfinite(rows).all()):
             yield from self._find_bad_leaf(opened)
 

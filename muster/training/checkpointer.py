@@ -34,6 +34,10 @@ VALUES: Final = "muster.values"
 """`Committed.values`, if there are any."""
 
 
+LAST: Final = "muster.last"
+"""True in the checkpoint of a step after which the program asked for the end."""
+
+
 class Checkpointer:
     """Saves and restores the state of a synchronous job."""
 
@@ -58,6 +62,8 @@ class Checkpointer:
         values[VIRTUAL_SHARDS] = schedule.virtual_shards
         if replica.committed.values:
             values[VALUES] = replica.committed.values.decode()
+        if replica.committed.is_last:
+            values[LAST] = True
         checkpoints.save(position.step, position, {**replica.state, **values}, on_saved)
 
     def flush(self) -> None:
@@ -84,15 +90,20 @@ class Checkpointer:
         for name in (SCHEDULE, VIRTUAL_SHARDS):
             state.pop(name, None)
         epochs, text = epochs_of(state.pop(EPOCHS)), state.pop(VALUES, "")
+        # A job that resumes from another one goes on where that one ended.
+        is_own = checkpoint.manifest.job_uid == self._settings.job_uid
+        is_last = state.pop(LAST, False) and is_own
         if _shapes(state) != _shapes(initial):
             raise CheckpointMismatch(
                 f"the checkpoint of step {checkpoint.step} holds a state of another shape than the "
                 "program begins with. Bring the program back to what it was, or begin a job that "
                 "does not resume"
             )
-        replica.commit(
-            state, Committed(position=checkpoint.position, epochs=epochs, values=text.encode())
+        values = text.encode()
+        committed = Committed(
+            position=checkpoint.position, epochs=epochs, values=values, is_last=is_last
         )
+        replica.commit(state, committed)
         return True
 
     def close(self) -> None:
@@ -143,6 +154,7 @@ def _facts(schedule: Schedule) -> dict[str, int]:
         "seed": schedule.seed,
         "lines": schedule.totals.lines,
         "hash_sum": schedule.totals.hash_sum,
+        "drop_last": int(schedule.drop_last),
     }
 
 

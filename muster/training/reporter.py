@@ -98,7 +98,7 @@ class Reporter:
             with self.busy, suppress(CheckpointFailed):
                 self._checkpointer.claim(worker_group.generation, len(worker_group.members))
         # A rank with nothing left to do reports no other step than this one.
-        self._position = replica.position
+        self._take_position(replica)
         step = replica.position.step
         self.supervision.send(JoinedGroup(generation=worker_group.generation, step=step))
         self.supervision.report_next()  # the job's events tell when each group took its first step
@@ -115,7 +115,8 @@ class Reporter:
         )
 
     def on_step(self, replica: Replica, means: Means) -> None:
-        self._position, self._means = replica.position, means
+        self._take_position(replica)
+        self._means = means
         self.supervision.report()
         now = time.monotonic()
         if now >= self._next_line_at:
@@ -136,7 +137,7 @@ class Reporter:
             self._checkpointer.save(
                 generation, len(worker_group.members), replica, self._schedule, report_saved
             )
-        if self._schedule.is_over(replica.position):
+        if self._schedule.is_over(replica.committed):
             self.flush()
 
     def flush(self) -> None:
@@ -144,7 +145,7 @@ class Reporter:
         self._checkpointer.flush()
 
     def on_checkpoint_failed(self, replica: Replica, error: CheckpointFailed) -> None:
-        is_over = self._schedule.is_over(replica.position)
+        is_over = self._schedule.is_over(replica.committed)
         effect = "the job is done when it succeeds" if is_over else "training goes on meanwhile"
         # Only once: every attempt fails while the disk is full.
         if effect != self._last_warning:
@@ -161,6 +162,11 @@ class Reporter:
 
     def print_outcome(self, outcome: Outcome) -> None:
         self._print(self._position.step, _LAST_LINES[outcome])
+
+    def _take_position(self, replica: Replica) -> None:
+        self._position = replica.position
+        if replica.committed.is_last:  # a job is complete when all of its steps are taken
+            self._total_steps = replica.position.step
 
     def _report_saved(self, generation: int, committed: Committed, digest: str) -> None:
         """Report the checkpoint and every finished epoch that this process has not reported.

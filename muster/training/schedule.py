@@ -1,6 +1,7 @@
 """Maps a step to its place in the data, by arithmetic on what was fixed at submission."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from muster.contracts.messages import EpochDone
 from muster.contracts.shards import HASH_MODULUS, Position
@@ -21,6 +22,9 @@ class Schedule:
     seed: int
     checkpoint_every: int
 
+    drop_last: ClassVar[bool] = False
+    """Whether an epoch leaves out the samples that do not fill its last batch."""
+
     @property
     def steps_per_epoch(self) -> int:
         return steps_per_epoch(self.totals.lines, self.batch_size)
@@ -29,11 +33,15 @@ class Schedule:
     def total_steps(self) -> int:
         return self.epochs * self.steps_per_epoch
 
-    def is_over(self, position: Position) -> bool:
-        return position.step >= self.total_steps
+    def is_over(self, committed: Committed) -> bool:
+        return committed.is_last or committed.position.step >= self.total_steps
 
-    def is_checkpoint_due(self, position: Position) -> bool:
-        return position.step % self.checkpoint_every == 0 or self.is_over(position)
+    def is_checkpoint_due(self, committed: Committed) -> bool:
+        return committed.position.step % self.checkpoint_every == 0 or self.is_over(committed)
+
+    def expected(self, epoch: int) -> Totals:  # noqa: ARG002  others leave samples out
+        """Return the totals of what an epoch reads."""
+        return self.totals
 
     def epoch_and_step(self, step: int) -> tuple[int, int]:
         """Return the epoch of a step and the step's number within it, both from 0."""
@@ -56,11 +64,12 @@ class Schedule:
         )
         if step_in_epoch + 1 < self.steps_per_epoch:
             return Committed(position=position, epochs=committed.epochs)
+        expected = self.expected(epoch)
         done = EpochDone(
             epoch=position.epoch,
             samples=position.consumed,
             hash_sum=position.consumed_hash,
-            expected_samples=self.totals.lines,
-            expected_hash_sum=self.totals.hash_sum,
+            expected_samples=expected.lines,
+            expected_hash_sum=expected.hash_sum,
         )
         return Committed(position=position, epochs=(*committed.epochs, done))

@@ -56,6 +56,7 @@ class Committed(
     position: Position
     epochs: tuple[EpochDone, ...] = ()
     values: bytes = b""  # what belongs to the state and is no array, as JSON
+    is_last: bool = False  # the program asked for the end after this step
 
 
 QUICK_COPY_BYTES: Final = 16 << 20

@@ -18,7 +18,7 @@ from muster.collectives.errors import CollectiveError
 from muster.collectives.tree import Block, BlockAssignment, assign_blocks
 from muster.contracts.messages import WorkerGroup
 from muster.host.trace import stamp
-from muster.training.blocks import Computer, Tasks
+from muster.training.blocks import ENDS, Computer, Tasks
 from muster.training.fingerprint import Fingerprint
 from muster.training.group import PEER_TIMEOUT_SECONDS, Group, GroupFactory
 from muster.training.group_updates import GroupChanged, GroupUpdate, GroupUpdates, StopRequested
@@ -115,6 +115,8 @@ class Trainer:
         self._group: WorkerGroup | None = None
         self.is_saver = False
         """True if this member writes the group's checkpoints."""
+        self.ends_after_step = False
+        """Set by this rank's program: all ranks end after the same step, the next to be summed."""
         self._saved_step = -1
 
     def train(self) -> Tasks[Outcome]:
@@ -191,17 +193,20 @@ class Trainer:
     ) -> Tasks[None]:
         """Take every remaining step; return once the last checkpoint is durable."""
         even = assign_blocks([()] * group.backend.world_size, self._schedule.virtual_shards)
-        while not self._schedule.is_over(self._replica.position):
+        while not self._schedule.is_over(self._replica.committed):
             step = self._replica.position.step
             with self._in_step():
-                yield from self._compute(group.reducer, assignment[group.backend.rank])
+                mine = assignment[group.backend.rank]
+                yield from self._compute(group.reducer, mine)
+                if self.ends_after_step and mine:
+                    group.reducer.slots[0][ENDS] = 1
                 total = group.reducer.all_reduce(assignment, timeout_seconds=PEER_TIMEOUT_SECONDS)
                 yield from self._replay.check(
                     group.backend, self._replica.state, step, assignment, group.reducer.slots
                 )
                 self._commit(total)
             assignment = self._replay.split(even, step + 1)
-            if self.is_saver and self._schedule.is_checkpoint_due(self._replica.position):
+            if self.is_saver and self._schedule.is_checkpoint_due(self._replica.committed):
                 self._try_to_save(worker_group)
             self._updates.check()
             self._callbacks.wait_between_steps(self._updates.check)
@@ -245,11 +250,13 @@ class Trainer:
         step = self._replica.position.step
         elements = self._computer.schema.elements
         means = self._computer.schema.means(total[:elements], self._computer.means)
-        consumed = decode_sample_count(total[elements:])
+        consumed = decode_sample_count(total[elements:ENDS])
         state = self._replica.other
         self._computer.update(self._replica.state, means.gradients, step, state)
         committed = self._schedule.advance(self._replica.committed, consumed)
-        committed = msgspec.structs.replace(committed, values=self._computer.values)
+        committed = msgspec.structs.replace(
+            committed, values=self._computer.values, is_last=bool(total[ENDS])
+        )
         self._replica.commit(state, committed)
         stamp("step", step=step + 1)
         self._callbacks.on_step(self._replica, means)

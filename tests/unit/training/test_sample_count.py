@@ -57,8 +57,9 @@ def test_finished_epochs_are_kept_with_the_expected_totals() -> None:
 
 @pytest.mark.parametrize(("step", "is_due"), [(1, False), (5, True), (6, True)])
 def test_checkpoint_is_due_at_intervals_and_at_the_end(step: int, *, is_due: bool) -> None:
-    assert SCHEDULE.is_checkpoint_due(Position(step=step)) is is_due
-    assert SCHEDULE.is_over(Position(step=step)) is (step == 6)
+    committed = Committed(position=Position(step=step))
+    assert SCHEDULE.is_checkpoint_due(committed) is is_due
+    assert SCHEDULE.is_over(committed) is (step == 6)
 
 
 def summed(read: list[Totals]) -> Totals:
