@@ -4,7 +4,6 @@ Every shard begins with fresh gradients, with the generators set from (seed, epo
 with the buffers of the step's beginning. So its bits depend on nothing that a rank computed before.
 """
 
-import random
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -13,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from muster.program import Contribution, InvalidProgram, State
-from muster.torch.shards import ShardLoader
+from muster.torch.shards import ShardLoader, set_generators
 from muster.torch.state import TrainingState
 from muster.training.blocks import BusyFlag, Computer, LeafTask
 from muster.training.schedule import Schedule
@@ -41,6 +40,7 @@ class TorchComputer(Computer):
     ) -> None:
         self.before_step: Final[list[Hook]] = []
         self.after_step: Final[list[Hook]] = []
+        self.steps_done = 0
         self._state: Final = state
         self._scheduler: Final = scheduler
         self._trained: Final = {
@@ -65,6 +65,7 @@ class TorchComputer(Computer):
         return self._values
 
     def take_over(self, replica: Replica) -> None:
+        self.steps_done = replica.position.step
         self._values = replica.committed.values
         if self._values:
             self._state.decode(self._values)
@@ -80,16 +81,7 @@ class TorchComputer(Computer):
         for module, is_training in self._flags:
             module.training = is_training
         torch.clear_autocast_cache()
-        self.seed(task.leaf.step, task.leaf.shard)
-
-    def seed(self, step: int, place: int) -> None:
-        """Set all generators, as a function of (seed, epoch, step, place) alone."""
-        epoch, _ = self.schedule.epoch_and_step(step)
-        words = np.random.SeedSequence([self.schedule.seed, epoch, step, place]).generate_state(2)
-        number = int(words[0]) << 32 | int(words[1])
-        torch.manual_seed(number)  # of all devices
-        random.seed(number)
-        np.random.seed(int(words[0]))  # noqa: NPY002  what scripts and data sets use
+        set_generators(self.schedule, *task.leaf)  # again: the items have drawn numbers
 
     def backward(self, loss: torch.Tensor, weight: float | None) -> None:
         """Compute the gradients of a shard; raises `InvalidProgram`."""
@@ -137,6 +129,12 @@ class TorchComputer(Computer):
             gradients[f"gradient.{name}"] = gradient.detach().float().contiguous().numpy()
             used[place] = 1
             parameter.grad = None
+        for name, parameter in self._state.parameters.items():
+            if parameter.grad is not None:
+                raise InvalidProgram(
+                    f"the parameter {name!r} was frozen at muster.torch.join() and has a gradient "
+                    "now: freeze it later (requires_grad_(False) in a hook), or set its lr to 0"
+                )
         self._state.adopt_buffers()
         for name, buffer in self._state.buffers.items():
             kept = self._kept_buffers[name]
@@ -154,7 +152,9 @@ class TorchComputer(Computer):
     def update(self, state: State, gradients: State, step: int, target: State) -> None:  # noqa: ARG002
         """Step the optimizer with the means of all shards, in place."""
         with self._busy:
-            self.seed(step, _HOOKS)
+            set_generators(self.schedule, step, _HOOKS)
+            self.steps_done = step  # until the optimizer has stepped
+            self._state.loss = float(self.means[self._end])
             used = self._means[USED]
             for place, (name, parameter) in enumerate(self._trained.items()):
                 mean = self._means[f"gradient.{name}"]
@@ -168,6 +168,7 @@ class TorchComputer(Computer):
                 parameter.grad = None
             for name, buffer in self._state.buffers.items():
                 buffer.add_(self._means[f"buffer.{name}"].to(buffer.dtype))
+            self.steps_done = step + 1
             for hook in self.after_step:
                 hook()
             self._state.adopt_model()

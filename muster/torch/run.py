@@ -6,29 +6,37 @@ not at all on a rank without a shard, and again when shards are dealt anew after
 
 import atexit
 import os
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import torch
 from torch.utils.data import default_collate
 from xxhash import xxh3_128
 
-from muster.contracts.environ import JOB_VARIABLES, RankSettings
+from muster.contracts.environ import JOB_VARIABLES, PROCESS_TAG, RankSettings
 from muster.contracts.job import Reason
 from muster.contracts.messages import PermanentFailure, Ready
 from muster.contracts.spec import VIRTUAL_SHARDS_OF_SCRIPTS
+from muster.host.containment import contain_self
 from muster.program import InvalidProgram, refuse_while_loaded
 from muster.run import own_job_id
 from muster.runtime.agent_client import AgentClient, AgentSocket
 from muster.runtime.stderr_messages import flush_streams, print_stderr
 from muster.torch.computer import Hook, TorchComputer
 from muster.torch.fingerprint import add_to_digest, torch_fingerprint
-from muster.torch.shards import totals_of
+from muster.torch.shards import (
+    Batches,
+    Dataset,
+    DroppingSchedule,
+    Prefetcher,
+    set_generators,
+    totals_of,
+)
 from muster.torch.state import TrainingState
 from muster.training.blocks import BusyFlag
 from muster.training.group import group_factory
 from muster.training.group_updates import AgentGroupUpdates, GroupUpdates, SingleRankUpdates
-from muster.training.rank import keep_freed_memory
+from muster.training.rank import keep_freed_memory, wait_for_order
 from muster.training.replay import Replay
 from muster.training.reporter import Reporter
 from muster.training.schedule import Schedule
@@ -38,17 +46,9 @@ BATCH_SIZE: Final = 64
 ITEMS_COMPARED: Final = 8
 
 _LEFT_EARLY: Final = (
-    "the loop over run.shards() was left before training was complete: its peers would wait. To "
-    "end early, end the job (muster stop), or take fewer epochs"
+    "the loop over run.shards() was left before training was complete: its peers would wait. Call "
+    "run.stop() to end early, and let the loop go on until it ends"
 )
-
-
-class Dataset(Protocol):
-    """A map-style data set."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Any: ...  # noqa: ANN401
 
 
 def join(  # noqa: PLR0913  what a training loop has
@@ -57,94 +57,92 @@ def join(  # noqa: PLR0913  what a training loop has
     *,
     data: Dataset,
     scheduler: Any = None,  # noqa: ANN401  torch has several base classes
-    registered: Mapping[str, Any] | None = None,
     collate_fn: Callable[[list[Any]], Any] = default_collate,
+    num_workers: int = 0,
     batch_size: int = BATCH_SIZE,
+    drop_last: bool = False,
     epochs: int = 1,
     seed: int = 0,
 ) -> "Run":
     """Return this process's run; its model and optimizer belong to the run from now on.
 
     `data` is a map-style data set, `batch_size` the number of samples of a step over all ranks.
-    `scheduler` steps once after each step; it and the objects in `registered` (with `state_dict`
-    and `load_state_dict`) are part of the state. Fields of the job that are not
-    at their defaults replace `batch_size`, `epochs` and `seed`. Raises `InvalidEnvironment` and
+    `num_workers` processes make batches ahead. With `drop_last`, an epoch leaves out the samples
+    that do not fill its last batch. `scheduler` steps once after each step and is part of the
+    state. Fields of the job that are not at their defaults replace `batch_size`, `epochs` and
+    `seed`. A spare process waits here until it replaces a rank. Raises `InvalidEnvironment` and
     `InvalidProgram`.
     """
     refuse_while_loaded()
     own = {"batch_size": batch_size, "epochs": epochs, "seed": seed}
-    given = {name: text for name, text in os.environ.items() if text}
-    settings = RankSettings.read(
-        {**_own_variables(own), **given}, world_size=1, job_id=own_job_id()
+    own_variables = {JOB_VARIABLES[name]: str(value) for name, value in own.items()}
+    own_variables[JOB_VARIABLES["mode"]] = "synchronous"
+    own_variables[JOB_VARIABLES["virtual_shards"]] = str(VIRTUAL_SHARDS_OF_SCRIPTS)
+
+    def read_settings() -> RankSettings:
+        given = {name: text for name, text in os.environ.items() if text}
+        return RankSettings.read({**own_variables, **given}, world_size=1, job_id=own_job_id())
+
+    return Run(
+        read_settings,
+        model,
+        optimizer,
+        data,
+        scheduler=scheduler,
+        collate=collate_fn,
+        num_workers=num_workers,
+        drop_last=drop_last,
     )
-    return Run(settings, model, optimizer, data, registered or {}, scheduler, collate_fn)
-
-
-def _own_variables(own: Mapping[str, int]) -> dict[str, str]:
-    defaults = {name: str(value) for name, value in own.items()}
-    defaults |= {"mode": "synchronous", "virtual_shards": str(VIRTUAL_SHARDS_OF_SCRIPTS)}
-    return {JOB_VARIABLES[name]: text for name, text in defaults.items()}
 
 
 class Run:
     """One rank's part in the training of one model."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  see `join`
         self,
-        settings: RankSettings,
+        read_settings: Callable[[], RankSettings],
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         data: Dataset,
-        registered: Mapping[str, Any],
-        scheduler: Any,  # noqa: ANN401  see `join`
-        collate_fn: Callable[[list[Any]], Any],
+        *,
+        scheduler: Any,  # noqa: ANN401
+        collate: Callable[[list[Any]], Any],
+        num_workers: int,
+        drop_last: bool,
     ) -> None:
         keep_freed_memory()  # each shard has fresh gradients
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        agent, busy = AgentClient(AgentSocket.of(settings)), BusyFlag()
-        self.settings: Final = settings
+        self.settings = read_settings()
+        self._agent: Final = AgentClient(AgentSocket.of(self.settings))
+        self._busy: Final = BusyFlag()
         self._exit_code = 0
         self._is_inside = False
+        self._trainer: Trainer | None = None
         atexit.register(self._exit_failed)  # called last
-        self._data: Final = data
-        self._collate: Final = collate_fn
-        self._reporter: Final = Reporter(settings, agent, busy)
-        supervision = self._reporter.supervision
-        supervision.start()
-        atexit.register(self._report_early_end)
-        with busy:
-            if len(data) == 0:
-                raise InvalidProgram("the data set is empty")
-            objects = dict(registered)
-            if scheduler is not None and objects.setdefault("scheduler", scheduler) != scheduler:
-                raise InvalidProgram("registered has another 'scheduler': give it another name")
-            self._schedule: Final = Schedule(
-                totals=totals_of(len(data)),
-                batch_size=settings.batch_size,
-                virtual_shards=settings.virtual_shards,
-                epochs=settings.epochs,
-                seed=settings.seed,
-                checkpoint_every=settings.checkpoint_every,
+        if not (was_spare := self.settings.is_spare):
+            self._start_supervision()
+        with self._busy:
+            self._schedule: Final = _schedule_of(self.settings, data, drop_last=drop_last)
+            self._state: Final = TrainingState(model, optimizer)
+            if scheduler is not None:
+                self._state.register("scheduler", scheduler)
+            self._computer: Final = TorchComputer(
+                self._state, self._schedule, scheduler, self._busy
             )
-            self._state: Final = TrainingState(model, optimizer, objects)
-            self._computer: Final = TorchComputer(self._state, self._schedule, scheduler, busy)
-        self._reporter.set_schedule(self._state.initial, self._schedule)
-        updates: GroupUpdates
-        if settings.agent_fd is None:
-            updates = SingleRankUpdates(settings.rank, lambda: supervision.is_stopping)
-        else:
-            updates = AgentGroupUpdates(agent.socket, lambda: supervision.is_stopping)
-        groups = group_factory(settings, settings.virtual_shards, self._computer.elements, updates)
-        self._trainer: Final = Trainer(
-            computer=self._computer,
-            replay=Replay(self._computer, settings.replay_every),
-            replica=self._state.replica,
-            updates=updates,
-            groups=groups,
-            callbacks=self._reporter,
-            arithmetic=torch_fingerprint(self._facts_of_data()),
-        )
-        self._port: Final = groups.port
+            self._batches: Final = Batches(self._schedule, data, collate)
+            self._workers: Final = num_workers
+            facts = _facts_of(model, data, self._schedule)
+            self._arithmetic: Final = torch_fingerprint(facts)
+        if was_spare:
+            wait_for_order(self._agent.socket)
+            self.settings = read_settings()
+            self._start_supervision()
+            contain_self(os.environ[PROCESS_TAG])
+
+    def _start_supervision(self) -> None:
+        self._reporter = Reporter(self.settings, self._agent, self._busy)
+        self._reporter.supervision.start()
+        atexit.register(self._report_early_end)
 
     @property
     def rank(self) -> int:
@@ -152,8 +150,8 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Steps done, equal on all ranks."""
-        return max(self._state.replica.position.step, 0)
+        """Steps done, equal on all ranks; in `after_step` with the present one."""
+        return self._computer.steps_done
 
     @property
     def epoch(self) -> int:
@@ -162,13 +160,13 @@ class Run:
 
     @property
     def loss(self) -> float | None:
-        """The mean loss of the last step over all ranks; None before this process took one."""
-        return self._reporter.loss
+        """The mean loss of the last step over all ranks; None before the first one."""
+        return self._state.loss
 
     @property
     def is_main(self) -> bool:
         """Whether this is the one rank of its group that saves, and should print."""
-        return self._trainer.is_saver
+        return self._trainer is not None and self._trainer.is_saver
 
     @property
     def total_steps(self) -> int:
@@ -189,6 +187,14 @@ class Run:
         self._computer.after_step.append(hook)
         return hook
 
+    def register(self, **objects: Any) -> None:  # noqa: ANN401
+        """Make objects with `state_dict` and `load_state_dict` part of the state, by name.
+
+        To be called before the loop. Raises `InvalidProgram`.
+        """
+        for name, obj in objects.items():
+            self._state.register(name, obj)
+
     def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
         """Compute the gradients of the present batch; call it once for each.
 
@@ -197,12 +203,28 @@ class Run:
         """
         self._computer.backward(loss, weight)
 
+    def stop(self) -> None:
+        """End training on all ranks after the same step; the job is then complete.
+
+        From the body of the loop that is the present step, from a hook the next one. A hook should
+        decide by what all ranks have, such as `loss`: what one rank alone asks for is lost if that
+        rank dies before it has been heard.
+        """
+        if self._trainer is None:
+            raise InvalidProgram("call run.stop() inside the loop over run.shards(), or in a hook")
+        self._trainer.ends_after_step = True
+
     def shards(self) -> Iterator[Any]:
         """Yield the batches that this rank computes, until training is complete.
 
         Ends the process with exit code 0 when this rank is asked to stop or to leave.
         """
-        self._reporter.supervision.send(Ready(port=self._port))
+        with self._busy:
+            self._trainer, port = self._make_trainer()
+            read = self._batches.__getitem__
+            if self._workers:
+                read = Prefetcher(self._batches, self._workers, self._schedule).read
+        self._reporter.supervision.send(Ready(port=port))
         tasks = self._trainer.train()
         while True:
             try:
@@ -213,9 +235,8 @@ class Run:
             if not len(task.batch):
                 self._computer.skip(task)
                 continue
+            batch = read(task.leaf)
             self._computer.begin(task)
-            batch = self._collate([self._data[int(number)] for number in task.batch])
-            self._computer.seed(task.leaf.step, task.leaf.shard)  # whatever items have drawn
             self._is_inside = True
             yield batch
             self._is_inside = False
@@ -228,14 +249,27 @@ class Run:
         if outcome is not Outcome.DONE:
             raise SystemExit(0)
 
-    def _facts_of_data(self) -> dict[str, str]:
-        """Return what must be equal on all ranks: the number of samples, and eight of them."""
-        places = [place * len(self._data) // ITEMS_COMPARED for place in range(ITEMS_COMPARED)]
-        digest = xxh3_128()
-        for place in places:
-            self._computer.seed(0, place)
-            add_to_digest(digest, self._data[place])
-        return {"the data set": f"of {len(self._data)} samples, {digest.hexdigest()[:8]}"}
+    def _make_trainer(self) -> tuple[Trainer, int]:
+        """Return the trainer, and the port on which peers reach it."""
+        settings, supervision = self.settings, self._reporter.supervision
+        self._state.allocate()
+        self._reporter.set_schedule(self._state.initial, self._schedule)
+        updates: GroupUpdates
+        if settings.agent_fd is None:
+            updates = SingleRankUpdates(settings.rank, lambda: supervision.is_stopping)
+        else:
+            updates = AgentGroupUpdates(self._agent.socket, lambda: supervision.is_stopping)
+        groups = group_factory(settings, settings.virtual_shards, self._computer.elements, updates)
+        trainer = Trainer(
+            computer=self._computer,
+            replay=Replay(self._computer, settings.replay_every),
+            replica=self._state.replica,
+            updates=updates,
+            groups=groups,
+            callbacks=self._reporter,
+            arithmetic=self._arithmetic,
+        )
+        return trainer, groups.port
 
     def _report_early_end(self) -> None:
         """Fail the job if the loop was left without an error, by ``break`` for example."""
@@ -249,3 +283,42 @@ class Run:
         if self._exit_code:
             flush_streams()
             os._exit(self._exit_code)
+
+
+def _schedule_of(settings: RankSettings, data: Dataset, *, drop_last: bool) -> Schedule:
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        raise InvalidProgram(
+            f"data is a {type(data).__name__}: give a data set with len() and [index], such as the "
+            "one that a DataLoader is made of"
+        )
+    if (samples := len(data)) == 0:
+        raise InvalidProgram("the data set is empty")
+    kind = DroppingSchedule if drop_last else Schedule
+    schedule = kind(
+        totals=totals_of(samples),
+        batch_size=settings.batch_size,
+        virtual_shards=settings.virtual_shards,
+        epochs=settings.epochs,
+        seed=settings.seed,
+        checkpoint_every=settings.checkpoint_every,
+    )
+    if schedule.total_steps == 0:
+        raise InvalidProgram(
+            f"the data set has {samples} samples, fewer than a batch of {settings.batch_size}, and "
+            "drop_last leaves them out: take a smaller batch_size"
+        )
+    return schedule
+
+
+def _facts_of(model: torch.nn.Module, data: Dataset, schedule: Schedule) -> dict[str, str]:
+    """Return what must be equal on all ranks: the model's shapes, and the data by eight items."""
+    shapes, items = xxh3_128(), xxh3_128()
+    for name, tensor in model.state_dict().items():
+        add_to_digest(shapes, [name, str(tensor.dtype), *tensor.shape])
+    for place in range(ITEMS_COMPARED):
+        set_generators(schedule, 0, place)
+        add_to_digest(items, data[place * len(data) // ITEMS_COMPARED])
+    return {
+        "the model": f"with tensors {shapes.hexdigest()[:8]}",
+        "the data set": f"of {len(data)} samples, {items.hexdigest()[:8]}",
+    }

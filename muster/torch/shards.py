@@ -1,15 +1,21 @@
-"""Which samples of a data set a virtual shard holds: a function of (seed, epoch, step, shard).
+"""Which samples of a data set a virtual shard holds, and its batch of them.
+
+Both are functions of (seed, epoch, step, shard).
 
 The order of an epoch is the permutation that all managed training uses. A step takes the next
 samples of it and deals them to its shards as evenly as possible, at least two to each while there
 are two: a full batch and the last one of an epoch alike. A shard may be empty; nothing is padded.
 """
 
-from collections.abc import Sequence
-from typing import Final
+import random
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch.utils.data import DataLoader
 
 from muster.collectives.tree import Block
 from muster.contracts.shards import HASH_MODULUS, ranges
@@ -18,6 +24,7 @@ from muster.datasets.order import positions
 from muster.training.batches import BlockBatches
 from muster.training.sample_count import encode_sample_count
 from muster.training.schedule import Schedule
+from muster.training.schema import Leaf
 
 SAMPLES_MIN: Final = 2
 """Of a shard, while a step has so many: some layers need two samples for a variance."""
@@ -25,6 +32,40 @@ SAMPLES_MIN: Final = 2
 CHUNK: Final = 1 << 20
 
 Numbers = NDArray[np.int64]
+
+
+class Dataset(Protocol):
+    """A map-style data set."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...  # noqa: ANN401
+
+
+class DroppingSchedule(Schedule):
+    """Leaves out the samples of an epoch that do not fill a batch, which differ between epochs."""
+
+    drop_last: ClassVar[bool] = True
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.totals.lines // self.batch_size
+
+    def expected(self, epoch: int) -> Totals:
+        lines, read = self.totals.lines, self.steps_per_epoch * self.batch_size
+        left_out = positions(lines, seed=self.seed, epoch=epoch, start=read, stop=lines)
+        hash_sum = self.totals.hash_sum - int(_hashes(left_out).sum(dtype=np.uint64))
+        return Totals(lines=read, hash_sum=hash_sum % HASH_MODULUS)
+
+
+def set_generators(schedule: Schedule, step: int, place: int) -> None:
+    """Set all generators of this process, as a function of (seed, epoch, step, place) alone."""
+    epoch, _ = schedule.epoch_and_step(step)
+    words = np.random.SeedSequence([schedule.seed, epoch, step, place]).generate_state(2)
+    number = int(words[0]) << 32 | int(words[1])
+    torch.manual_seed(number)  # of all devices
+    random.seed(number)
+    np.random.seed(int(words[0]))  # noqa: NPY002  what scripts and data sets use
 
 
 def totals_of(samples: int) -> Totals:
@@ -50,22 +91,112 @@ class ShardLoader:
 
     def load(self, step: int, block: Block) -> BlockBatches:
         """Return the numbers of the samples of each shard in a block."""
-        batches = self._numbers(step)[block.start : block.stop]
+        batches = self.numbers(step)[block.start : block.stop]
         counts = np.array([len(batch) for batch in batches], np.float32)
         hashes = np.array([_hashes(batch).sum(dtype=np.uint64) for batch in batches], np.uint64)
         return BlockBatches(
             batches=batches, weights=counts, sample_counts=encode_sample_count(counts, hashes)
         )
 
-    def _numbers(self, step: int) -> Sequence[Numbers]:
+    def numbers(self, step: int) -> Sequence[Numbers]:
+        """Return the numbers of the samples of each shard of a step."""
         schedule = self._schedule
-        epoch, step_in_epoch = schedule.epoch_and_step(step)
-        start = step_in_epoch * schedule.batch_size
-        stop = min(start + schedule.batch_size, schedule.totals.lines)
+        epoch, _ = schedule.epoch_and_step(step)
+        dealt = self.dealt(step)
+        start, stop = dealt[0][0], dealt[-1][1]
         numbers = positions(
             schedule.totals.lines, seed=schedule.seed, epoch=epoch, start=start, stop=stop
         )
-        return [numbers[one:other] for one, other in deal(stop - start, schedule.virtual_shards)]
+        return [numbers[one - start : other - start] for one, other in dealt]
+
+    def dealt(self, step: int) -> list[tuple[int, int]]:
+        """Return which places of its epoch each shard of a step gets, as ranges."""
+        _, step_in_epoch = self._schedule.epoch_and_step(step)
+        start = step_in_epoch * self._schedule.batch_size
+        samples = min(self._schedule.batch_size, self._schedule.totals.lines - start)
+        dealt = deal(samples, self._schedule.virtual_shards)
+        return [(start + first, start + last) for first, last in dealt]
+
+
+class Batches:
+    """The batch of any leaf. Items and `collate` draw the random numbers of that leaf."""
+
+    def __init__(
+        self, schedule: Schedule, data: Dataset, collate: Callable[[list[Any]], Any]
+    ) -> None:
+        self._schedule: Final = schedule
+        self._loader: Final = ShardLoader(schedule)
+        self._data: Final = data
+        self._collate: Final = collate
+
+    def __getitem__(self, leaf: Leaf) -> Any:  # noqa: ANN401  what `collate` returns
+        set_generators(self._schedule, leaf.step, leaf.shard)
+        numbers = self._loader.numbers(leaf.step)[leaf.shard]
+        return self._collate([self._data[int(number)] for number in numbers])
+
+
+class _Coming:
+    """The leaves that a rank computes if it gets the same shards in every step."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._steps: Final = schedule.total_steps
+        self._loader: Final = ShardLoader(schedule)
+        self.first_step = 0
+        self.shards: Sequence[int] = ()
+
+    def __iter__(self) -> Iterator[Leaf]:
+        for step in range(self.first_step, self._steps):
+            dealt = self._loader.dealt(step)
+            yield from (Leaf(step, it) for it in self.shards if dealt[it][0] < dealt[it][1])
+
+
+class Prefetcher:
+    """Reads batches that worker processes have made ahead.
+
+    They go on with the shards of this rank's last step. When the shards are dealt anew, this
+    process makes the batches itself until the next step begins.
+    """
+
+    def __init__(self, batches: Batches, workers: int, schedule: Schedule) -> None:
+        self._batches: Final = batches
+        self._coming: Final = _Coming(schedule)
+        self._loader: Final = DataLoader(
+            batches,
+            batch_size=None,
+            sampler=self._coming,
+            num_workers=workers,
+            collate_fn=_unchanged,
+            persistent_workers=True,
+            # As here: the number of threads changes bits.
+            worker_init_fn=partial(_use_threads, torch.get_num_threads()),
+        )
+        self._step = -1
+        self._shards: list[int] = []
+        """Those of `_step` that have been read."""
+        self._ahead: tuple[Iterator[Leaf], Iterator[Any]] | None = None
+        """The leaves that are coming, and their batches."""
+
+    def read(self, leaf: Leaf) -> Any:  # noqa: ANN401  what `collate` returns
+        if leaf.step != self._step:
+            if self._ahead is None and self._shards:
+                self._coming.first_step, self._coming.shards = leaf.step, self._shards
+                self._ahead = iter(self._coming), iter(self._loader)
+            self._step, self._shards = leaf.step, []
+        self._shards.append(leaf.shard)
+        if self._ahead is not None:
+            leaves, batches = self._ahead
+            if next(leaves, None) == leaf:
+                return next(batches)
+            self._ahead = None
+        return self._batches[leaf]
+
+
+def _unchanged(batch: Any) -> Any:  # noqa: ANN401
+    return batch
+
+
+def _use_threads(count: int, _worker: int) -> None:
+    torch.set_num_threads(count)
 
 
 def _hashes(numbers: Numbers) -> NDArray[np.uint64]:

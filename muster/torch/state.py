@@ -14,12 +14,13 @@ import msgspec
 import torch
 from numpy.typing import NDArray
 
+from muster.checkpoints.errors import UnsupportedState
+from muster.checkpoints.format import from_json, to_json
+from muster.checkpoints.nested import ARRAYS, flatten, unflatten
 from muster.program import InvalidProgram
 from muster.training.state_sync import InPlaceReplica
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
-Registered: TypeAlias = Mapping[str, Any]
-"""Objects with `state_dict` and `load_state_dict`."""
 
 _VIEWED: Final = {torch.bfloat16: torch.int16}
 """Kinds of numbers that numpy lacks, and those as which it holds their bits."""
@@ -28,14 +29,20 @@ _VIEWED: Final = {torch.bfloat16: torch.int16}
 class TrainingState:
     """The state of one rank. Its tensors are those of the user's model and optimizer."""
 
-    def __init__(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, registered: Registered
-    ) -> None:
-        """Move everything into memory of its own; raises `InvalidProgram`."""
+    initial: Arrays
+    """A copy of what training begins with, once the memory is allocated."""
+    replica: InPlaceReplica
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Learn names and shapes; raises `InvalidProgram`."""
         self.model: Final = model
         self.optimizer: Final = optimizer
-        self.registered: Final = registered
-        self.values: dict[str, Any] = {}  # of the user, in JSON
+        self.registered: Final[dict[str, Any]] = {}
+        """Objects with `state_dict` and `load_state_dict`."""
+        self.values: Final[dict[str, Any]] = {}  # of the user, in JSON
+        self.loss: float | None = None
+        """The mean loss of the last step."""
+        _refuse_other_types(model, optimizer)
         self.parameters: Final = dict(model.named_parameters())
         self.buffers: Final = dict(model.named_buffers())
         self._places: Final = {
@@ -44,25 +51,42 @@ class TrainingState:
             for path, _, key in (name.rpartition("."),)
         }
         """The module of each tensor, and its name there."""
-        _refuse_devices({**self.parameters, **self.buffers})
+        _refuse_tensors({**self.parameters, **self.buffers})
         _refuse_closures(optimizer)
         optimizer.register_step_pre_hook(self._refuse_step)
         self._is_stepping = False
         self._names: Final = _names_of(self.parameters, optimizer)
         """Of the parameters of the optimizer, in its order."""
-        example = dict(self._tensors())
         self._slots: Final = _optimizer_slots(self._names, optimizer)
+        self._views: dict[str, torch.Tensor] = {}
+
+    def allocate(self) -> None:
+        """Move everything into memory of its own; raises `InvalidProgram`."""
+        example = dict(self._tensors())
         for slot, tensor in self._slots.items():
             example[_slot_name(*slot)] = tensor
         arrays = {name: _array_of(tensor) for name, tensor in example.items()}
-        self.initial: Final = {name: array.copy() for name, array in arrays.items()}
-        self.replica: Final = InPlaceReplica(arrays)
-        self._views: Final = {
+        arrays |= self._flat_objects()[0]
+        self.initial = {name: array.copy() for name, array in arrays.items()}
+        self.replica = InPlaceReplica(arrays)
+        self._views = {
             name: _tensor_of(self.replica.other[name], tensor.dtype)
             for name, tensor in example.items()
         }
         self.adopt_model()
         self._adopt_optimizer()
+
+    def register(self, name: str, obj: object) -> None:
+        """Make an object part of the state; raises `InvalidProgram`."""
+        if self._views:
+            raise InvalidProgram(f"register {name!r} before the loop over run.shards()")
+        if self.registered.setdefault(name, obj) is not obj:
+            raise InvalidProgram(f"there is a registered {name!r} already: take another name")
+        if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")):
+            raise InvalidProgram(
+                f"the registered {name!r} is a {type(obj).__name__}, which has no state_dict and "
+                "load_state_dict: keep JSON values in run.values instead"
+            )
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for tensors in (self.parameters, self.buffers):
@@ -71,6 +95,13 @@ class TrainingState:
 
     def adopt_model(self) -> None:
         """Move into our memory what a hook has put into the place of a tensor of the model."""
+        present = [name for name, _ in self.model.named_parameters()]
+        if len(present) != len(self.parameters):
+            new = sorted({*present} ^ {*self.parameters})
+            raise InvalidProgram(
+                f"the model has other parameters than at muster.torch.join(): {new[0]!r} was made "
+                "or removed since. Make all of them first"
+            )
         self._adopt(self.parameters)
         self.adopt_buffers()
 
@@ -102,7 +133,8 @@ class TrainingState:
         if not self._is_stepping:
             raise InvalidProgram(
                 "the optimizer steps once all ranks have added up their gradients: leave out "
-                "optimizer.step() and optimizer.zero_grad(), run.backward(loss) is enough"
+                "optimizer.step(), optimizer.zero_grad() and GradScaler, run.backward(loss) is "
+                "enough"
             )
 
     def _adopt_optimizer(self) -> None:
@@ -137,14 +169,35 @@ class TrainingState:
             {key: value for key, value in group.items() if key != "params"}
             for group in self.optimizer.param_groups
         ]
-        objects = {name: it.state_dict() for name, it in self.registered.items()}
-        value = {"groups": groups, "kept": kept, "objects": objects, "values": self.values}
+        arrays, objects = self._flat_objects()
+        for name, array in arrays.items():
+            place = self.replica.other.get(name)
+            if place is None or (place.shape, place.dtype) != (array.shape, array.dtype):
+                raise InvalidProgram(
+                    f"the array {name!r} was not there when training began, or had another shape: "
+                    "the state of a registered object keeps its arrays"
+                )
+            place[...] = array
         try:
+            value = {
+                "groups": groups,
+                "kept": kept,
+                "objects": objects,
+                "values": to_json(self.values, "run.values"),
+                "loss": to_json(self.loss, "the loss"),
+            }
             return msgspec.json.encode(value, order="deterministic")
-        except (TypeError, ValueError) as error:
-            raise InvalidProgram(
-                f"the state of the optimizer or of a registered object is no JSON: {error}"
-            ) from error
+        except (TypeError, ValueError, UnsupportedState) as error:
+            raise InvalidProgram(f"the state cannot be saved or sent: {error}") from error
+
+    def _flat_objects(self) -> tuple[Arrays, dict[str, Any]]:
+        """Return the arrays of the registered objects, and the rest of their state as JSON."""
+        try:
+            flat = flatten({name: it.state_dict() for name, it in self.registered.items()})
+            arrays = {_registered_name(name): flat.pop(name) for name in flat.get(ARRAYS, {})}
+            return arrays, {name: to_json(it, f"registered {name!r}") for name, it in flat.items()}
+        except UnsupportedState as error:
+            raise InvalidProgram(f"the state cannot be saved or sent: {error}") from error
 
     def decode(self, content: bytes) -> None:
         """Take over what a peer or a checkpoint has encoded; its arrays are in the replica."""
@@ -160,10 +213,20 @@ class TrainingState:
                     key: self._views[_slot_name(name, key)] if one is None else one
                     for key, one in found.items()
                 }
-        for name, state in value["objects"].items():
+        flat = {name: from_json(it) for name, it in value["objects"].items()}
+        for name in flat.get(ARRAYS, {}):
+            flat[name] = self.replica.other[_registered_name(name)].copy()
+        states = unflatten(flat)
+        if states.keys() != self.registered.keys():
+            raise InvalidProgram(
+                f"the saved state has the registered objects {sorted(states)}, and this script "
+                f"{sorted(self.registered)}: register the same, or begin a job that does not resume"
+            )
+        for name, state in states.items():
             self.registered[name].load_state_dict(state)
         self.values.clear()
-        self.values.update(value["values"])
+        self.values.update(from_json(value["values"]))
+        self.loss = from_json(value["loss"])
 
 
 def _model_name(tensor: str) -> str:
@@ -172,6 +235,10 @@ def _model_name(tensor: str) -> str:
 
 def _slot_name(parameter: str, key: str) -> str:
     return f"optimizer.{parameter}.{key}"
+
+
+def _registered_name(path: str) -> str:
+    return f"registered.{path}"
 
 
 def _names_of(
@@ -187,11 +254,32 @@ def _names_of(
                     "optimizer of model.parameters()"
                 )
             found.append(names[id(parameter)])
+    left = [n for n, it in parameters.items() if it.requires_grad and n not in found]
+    if left:
+        raise InvalidProgram(
+            f"the optimizer does not have the parameter {left[0]!r}: give it to the optimizer (one "
+            "optimizer, with groups of parameters), or freeze it with requires_grad_(False)"
+        )
     return found
 
 
-def _refuse_devices(tensors: Mapping[str, torch.Tensor]) -> None:
+def _refuse_other_types(model: object, optimizer: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidProgram(f"the model is a {type(model).__name__}: give a torch.nn.Module")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidProgram(
+            f"the optimizer is a {type(optimizer).__name__}: give one torch.optim.Optimizer, which "
+            "may have several groups of parameters"
+        )
+
+
+def _refuse_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
+        if torch.nn.parameter.is_lazy(tensor):
+            raise InvalidProgram(
+                f"{name!r} has no shape yet: send one batch through the model before "
+                "muster.torch.join()"
+            )
         if tensor.device.type != "cpu":
             raise InvalidProgram(
                 f"{name!r} is on the device {tensor.device}, and muster.torch trains on the CPU so "

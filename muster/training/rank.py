@@ -115,7 +115,9 @@ def train_synchronous(account: ExitReport, working_dir: Path, agent: AgentClient
     keep_freed_memory()  # not what the preparation has freed
     if was_spare:
         _take_trial_step(computer, initial, replica)
-        settings = account.settings = _wait_for_order(agent.socket)
+        wait_for_order(agent.socket)
+        settings = RankSettings.read(os.environ, world_size=JobSpec().world_size)
+        account.settings = settings
         reporter = Reporter(settings, agent, busy)
         reporter.supervision.start()
     reporter.set_schedule(initial, schedule)
@@ -152,8 +154,8 @@ def _take_trial_step(computer: BlockComputer, initial: State, replica: Replica) 
     computer.update(initial, means.gradients, 0, replica.other)
 
 
-def _wait_for_order(agent: AgentSocket) -> RankSettings:
-    """Return the settings of the attempt that this spare process becomes.
+def wait_for_order(agent: AgentSocket) -> None:
+    """Wait until this spare process becomes an attempt, and take over its environment.
 
     Ends the process when the agent is gone.
     """
@@ -167,7 +169,6 @@ def _wait_for_order(agent: AgentSocket) -> RankSettings:
     os.environ.update(msgspec.msgpack.decode(content, type=dict[str, str]))
     retag(os.environ[PROCESS_TAG])
     stamp("rank began")
-    return RankSettings.read(os.environ, world_size=JobSpec().world_size)
 
 
 def keep_freed_memory() -> None:

@@ -146,6 +146,75 @@ def test_buffers_that_a_forward_pass_replaces_have_the_same_bits(
     assert len(found) == 1
 
 
+EVERYTHING = """
+import hashlib, os, random, time
+import numpy as np
+import torch
+from torch.optim.lr_scheduler import MultiStepLR, ReduceLROnPlateau
+import muster.torch
+
+class Noisy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 150
+
+    def __getitem__(self, index):
+        noise = torch.rand(4) + random.random() + np.random.rand()
+        return torch.full((4,), index / 150) + noise.float()
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+average = torch.optim.swa_utils.AveragedModel(model)
+plateau = ReduceLROnPlateau(optimizer, patience=1)
+run = muster.torch.join(
+    model, optimizer, data=Noisy(), scheduler=MultiStepLR(optimizer, [5, 9]), batch_size=32,
+    epochs=20, drop_last=True, num_workers=int(os.environ["WORKERS"]),
+)
+run.register(average=average, plateau=plateau)
+
+@run.after_step
+def look():
+    average.update_parameters(model)
+    plateau.step(run.loss)
+    run.values.setdefault("losses", []).append(run.loss)
+    if run.step == 30:
+        run.stop()
+    time.sleep(float(os.environ.get("PAUSE", "0")))
+
+for x in run.shards():
+    run.backward(model(x).square().mean())
+assert run.step == len(run.values["losses"])
+tensors = [*model.state_dict().values(), *average.state_dict().values()]
+bits = b"".join(it.numpy().tobytes() for it in tensors) + repr(run.values).encode()
+print("sha256", hashlib.sha256(bits).hexdigest())
+"""
+
+
+def test_stop_workers_registered_objects_and_drop_last_survive_a_kill(
+    installation: Installation, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(EVERYTHING)
+    found = set()
+    for world_size, workers in ((1, 0), (2, 2)):
+        env = {"WORKERS": f"{workers}", "PAUSE": f"{0.2 * workers}"}
+        command = [sys.executable, "-W", "ignore", "train.py"]
+        fields = {"command": command, "env": env, "working_dir": str(tmp_path)}
+        job_id = submit(installation, world_size, **fields)
+        if workers:
+            installation.wait_until(job_id, has_saved_once)
+            installation.kill(job_id, 0)
+        installation.complete(job_id)
+        found |= digests(installation, job_id, world_size)
+        audit = installation.request("GET", f"/jobs/{job_id}/audit").json()
+        assert [epoch["samples"] for epoch in audit["epochs"]] == [128] * 7
+        assert all(epoch["exactly_once"] for epoch in audit["epochs"])
+    assert len(found) == 1
+    # What goes on from a job that has ended early does not end with it.
+    fields["env"] = {"WORKERS": "0"}
+    later = submit(installation, 1, resume_from=job_id, **fields)
+    assert [installation.complete(it)["step"] for it in (job_id, later)] == [31, 80]
+
+
 MISTAKES = {
     "leaves the loop": ("for _ in run.shards(): break", "left before training was complete"),
     "computes nothing": ("for _ in run.shards(): pass", "call run.backward(loss) once"),
@@ -165,6 +234,16 @@ MISTAKES = {
     "goes backward itself": (
         "for (x,) in run.shards():\n  model(x).sum().backward()\n  run.backward(model(x).sum())",
         "leave out loss.backward()",
+    ),
+    "makes a parameter": (
+        "for (x,) in run.shards():\n run.backward(model(x).sum())\n model.x = torch.nn.PReLU()",
+        "'x.weight' was made or removed since",
+    ),
+    "stops too early": ("run.stop()", "inside the loop"),
+    "registers a function": ("run.register(f=print)", "which has no state_dict"),
+    "registers a name twice": (
+        "run.register(x=optimizer)\nrun.register(x=torch.optim.SGD(model.parameters(), lr=1))",
+        "take another name",
     ),
     "makes a NaN": (
         "for (x,) in run.shards(): run.backward(model(x).sum() * float('nan'))",

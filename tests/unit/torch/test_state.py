@@ -43,7 +43,9 @@ class Trained:
         groups = [{"params": list(it.parameters())} for it in self.model]
         self.optimizer = OPTIMIZERS[self.kind](groups)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, gamma=0.5)
-        self.state = TrainingState(self.model, self.optimizer, {"scheduler": self.scheduler})
+        self.state = TrainingState(self.model, self.optimizer)
+        self.state.register("scheduler", self.scheduler)
+        self.state.allocate()
 
     def step(self, number: int) -> None:
         for parameter in self.model.parameters():
@@ -91,15 +93,83 @@ def test_steps_in_our_memory_are_those_of_plain_torch(kind: str) -> None:
             assert not isinstance(value, torch.Tensor) or value.data_ptr() % 64 == 0
 
 
+SCHEDULERS: dict[str, Callable[[object], object]] = {
+    "multi-step": lambda it: torch.optim.lr_scheduler.MultiStepLR(it, [2, 4], gamma=0.5),
+    "one cycle": lambda it: torch.optim.lr_scheduler.OneCycleLR(it, 0.5, total_steps=9),
+    "restarts": lambda it: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(it, 2),
+    "lambda": lambda it: torch.optim.lr_scheduler.LambdaLR(it, lambda step: 1 / (1 + step)),
+    "sequence": lambda it: torch.optim.lr_scheduler.SequentialLR(
+        it,
+        [
+            torch.optim.lr_scheduler.LinearLR(it, total_iters=3),
+            torch.optim.lr_scheduler.ExponentialLR(it, 0.9),
+        ],
+        [3],
+    ),
+    "cyclic": lambda it: torch.optim.lr_scheduler.CyclicLR(it, 0.1, 0.2, step_size_up=2),
+}
+
+
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_a_copy_of_a_scheduler_goes_on_with_the_same_rates(kind: str) -> None:
+    first, second = Trained("momentum"), Trained("momentum")
+    rates = []
+    for one in (first, second):
+        one.scheduler = SCHEDULERS[kind](one.optimizer)
+        one.state.registered["scheduler"] = one.scheduler
+    for number in range(8):
+        first.step(number)
+        if number == 3:
+            second.state.replica.commit(
+                first.state.replica.other, Committed(position=Position(step=4))
+            )
+            second.state.decode(first.state.encode())
+        elif number > 3:
+            second.step(number)
+            rates.append([one.optimizer.param_groups[0]["lr"] for one in (first, second)])
+    assert [first for first, _ in rates] == [second for _, second in rates]
+    assert first.bits() == second.bits()
+
+
+def test_arrays_and_infinities_of_registered_objects_are_part_of_the_state() -> None:
+    states = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        average = torch.optim.swa_utils.AveragedModel(model)
+        state = TrainingState(model, optimizer)
+        state.register("plateau", plateau)
+        state.register("average", average)
+        state.allocate()
+        states.append(state)
+    first, second = states
+    first.registered["average"].update_parameters(torch.nn.Linear(2, 2))
+    content = first.encode()
+    second.replica.commit(first.replica.other, Committed(position=Position(step=1)))
+    second.decode(content)
+    assert second.registered["plateau"].best == float("inf")
+    for name, value in first.registered["average"].state_dict().items():
+        assert torch.equal(value, second.registered["average"].state_dict()[name])
+    assert second.encode() == content
+    del second.registered["average"]
+    with pytest.raises(InvalidProgram, match=r"objects \['average', 'plateau'\], and this"):
+        second.decode(content)
+
+
 def test_numbers_that_numpy_lacks_keep_their_bits() -> None:
     model = torch.nn.Linear(3, 2).to(torch.bfloat16)
     before = model.weight.detach().clone()
-    state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
+    state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    state.allocate()
     assert torch.equal(model.weight, before)
     assert state.replica.other["model.weight"].dtype == np.int16
 
 
 REFUSED = [
+    (lambda model: [torch.optim.SGD(model.parameters(), lr=1)], "is a list"),
+    (lambda model: torch.optim.SGD([model.weight], lr=1), "not have the parameter 'bias'"),
     (lambda model: torch.optim.LBFGS(model.parameters()), "without a closure"),
     (lambda _: torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=1), "model.parameters"),
 ]
@@ -111,19 +181,20 @@ def test_an_optimizer_that_cannot_be_shared_is_refused(
 ) -> None:
     model = torch.nn.Linear(2, 1)
     with pytest.raises(InvalidProgram, match=problem):
-        TrainingState(model, make(model), {})
+        TrainingState(model, make(model))
 
 
 def test_a_model_on_another_device_is_refused() -> None:
     model = torch.nn.Linear(2, 1, device="meta")
     with pytest.raises(InvalidProgram, match="'weight' is on the device meta"):
-        TrainingState(model, torch.optim.SGD(model.parameters(), lr=1), {})
+        TrainingState(model, torch.optim.SGD(model.parameters(), lr=1))
 
 
 def test_what_takes_the_place_of_a_tensor_of_the_model_stays_in_our_memory() -> None:
     model = torch.nn.BatchNorm1d(2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1)
-    state = TrainingState(model, optimizer, {})
+    state = TrainingState(model, optimizer)
+    state.allocate()
     model.running_mean = model.running_mean + 3
     model.weight.data = model.weight.data * 2
     model.bias = torch.nn.Parameter(torch.full((2,), 4.0))
