@@ -221,10 +221,7 @@ class AgentLifecycle:
             python=snapshot.spec.python,
             agent_heartbeat_seconds=agent_heartbeat_seconds(snapshot.spec),
             max_log_bytes=snapshot.spec.max_log_bytes,
-            # A script is not loaded before its rank is known.
-            spare_ranks=snapshot.spec.spare_ranks
-            if snapshot.is_synchronous and snapshot.spec.command is None
-            else 0,
+            spare_ranks=snapshot.spec.spare_ranks if snapshot.is_synchronous else 0,
             secrets=snapshot.spec.secrets,
             secrets_dir=str(self._data.secrets),
             # The launcher adds the keys.

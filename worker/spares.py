@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from muster.contracts.environ import (
     ATTEMPT_VARIABLES,
+    JOB_VARIABLES,
     PROCESS_TAG,
     PROCESS_TAG_WIDTH,
     SPARE,
@@ -79,7 +80,8 @@ class SpareRanks:
         """Return a spare process that has become this attempt, with its log; None without one.
 
         One that is still loading reads its order when it has loaded, and is silent until then. So
-        it is ended instead, unless another one has loaded the program quickly.
+        it is ended instead, unless another one has loaded the program quickly. A script is as
+        silent in a new process.
         """
         names = order.environment.keys() - ATTEMPT_VARIABLES
         common = {name: order.environment[name] for name in names}
@@ -87,8 +89,9 @@ class SpareRanks:
         if wanted != self._order:  # at first, or a secret has changed
             self._order = wanted
             self.end_all()
+        may_load = self._loads_quickly or bool(common.get(JOB_VARIABLES["command"]))
         for spare in sorted(self._spares, key=lambda it: not it.is_ready):
-            if spare.process.has_exited() or not (spare.is_ready or self._loads_quickly):
+            if spare.process.has_exited() or not (spare.is_ready or may_load):
                 continue
             log.parent.mkdir(parents=True, exist_ok=True)
             # First, so that it runs as soon as it gets the order.

@@ -23,6 +23,7 @@ from muster.contracts.environ import (
     PROCESS_TAG,
     PROCESS_TAG_WIDTH,
     SINGLE_THREADED,
+    SPARE,
 )
 from muster.contracts.messages import (
     FORKED_PID,
@@ -39,7 +40,7 @@ from muster.contracts.secrets import (
     SecretUnavailable,
 )
 from muster.contracts.wire import encode
-from muster.host.containment import contain_self, tagged_processes
+from muster.host.containment import contain_self, set_tag_limit, tagged_processes
 from muster.host.limits import ShellLimits
 from muster.host.processes import environment_of, identify, is_running, kill, module_command
 from muster.host.programs import interpreter_problem, path_with
@@ -105,7 +106,9 @@ class ExecStarter:
         words = environment.get(JOB_VARIABLES["command"])
 
         def prepare() -> None:
-            if words:  # managed training contains itself
+            if words and SPARE in environment:
+                set_tag_limit(environment[PROCESS_TAG], is_final=False)
+            elif words:  # managed training contains itself
                 contain_self(environment[PROCESS_TAG])
             self._limits.apply_to(0)  # last: a low limit would not let us open a file
 
