@@ -42,7 +42,7 @@ def flatten(state: Any) -> Any:  # noqa: ANN401  what is not a mapping is refuse
             kinds |= {name: found[1]} if found[1] else {}
         else:
             with suppress(RecursionError):  # refused when it is saved
-                flat[name] = _with_leaves(value, f"{name}", named)
+                flat[name] = with_leaves(value, f"{name}", named)
     return {**flat, ARRAYS: kinds} if kinds else flat
 
 
@@ -60,17 +60,17 @@ def unflatten(flat: dict[str, Any]) -> dict[str, Any]:
         return arrays[value[ARRAY]]
 
     rest = {name: it for name, it in flat.items() if name not in arrays and name != ARRAYS}
-    state = {name: _with_leaves(it, name, put_back) for name, it in rest.items()}
+    state = {name: with_leaves(it, name, put_back) for name, it in rest.items()}
     return state | {name: array for name, array in arrays.items() if name not in nested}
 
 
-def _with_leaves(value: Any, path: str, leaf: Callable[[Any, str], Any]) -> Any:  # noqa: ANN401
+def with_leaves(value: Any, path: str, leaf: Callable[[Any, str], Any]) -> Any:  # noqa: ANN401
     """Return `value` with what `leaf` makes of everything in its lists, tuples and dicts."""
     if isinstance(value, list | tuple):
-        items = [_with_leaves(item, f"{path}.{at}", leaf) for at, item in enumerate(value)]
+        items = [with_leaves(item, f"{path}.{at}", leaf) for at, item in enumerate(value)]
         return tuple(items) if isinstance(value, tuple) else items
     if isinstance(value, dict) and not isinstance(value, Counter) and ARRAY not in value:
-        return {key: _with_leaves(item, f"{path}.{key}", leaf) for key, item in value.items()}
+        return {key: with_leaves(item, f"{path}.{key}", leaf) for key, item in value.items()}
     return leaf(value, path)
 
 

@@ -55,6 +55,7 @@ class TrainingState:
         for slot, tensor in self._slots.items():
             example[_slot_name(*slot)] = tensor
         arrays = {name: _array_of(tensor) for name, tensor in example.items()}
+        self._layout: Final = msgspec.Raw(msgspec.json.encode(self._describe(example)))
         self.initial: Final = {name: array.copy() for name, array in arrays.items()}
         self.replica: Final = InPlaceReplica(arrays)
         self._views: Final = {
@@ -68,6 +69,21 @@ class TrainingState:
         for tensors in (self.parameters, self.buffers):
             for name, tensor in tensors.items():
                 yield _model_name(name), tensor
+
+    def _describe(self, example: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """Return what an export needs to build the `state_dict()` of model and optimizer.
+
+        Tied parameters have several names there, and some buffers none.
+        """
+        names = {id(it): name for name, it in {**self.parameters, **self.buffers}.items()}
+        saved = self.model.state_dict(keep_vars=True).items()
+        left = iter(self._names)
+        groups = self.optimizer.param_groups
+        return {
+            "model": {key: names[id(value)] for key, value in saved if id(value) in names},
+            "optimizer": [[next(left) for _ in group["params"]] for group in groups],
+            "bfloat16": [name for name, it in example.items() if it.dtype is torch.bfloat16],
+        }
 
     def adopt_model(self) -> None:
         """Move into our memory what a hook has put into the place of a tensor of the model."""
@@ -138,7 +154,8 @@ class TrainingState:
             for group in self.optimizer.param_groups
         ]
         objects = {name: it.state_dict() for name, it in self.registered.items()}
-        value = {"groups": groups, "kept": kept, "objects": objects, "values": self.values}
+        value: dict[str, Any] = {"groups": groups, "kept": kept, "objects": objects}
+        value |= {"values": self.values, "layout": self._layout}
         try:
             return msgspec.json.encode(value, order="deterministic")
         except (TypeError, ValueError) as error:
