@@ -291,11 +291,9 @@ def export(which: str, target: Path, kind: str | None, only: str | None, rank: i
     """Write a checkpoint for other programs.
 
     The suffix of TARGET decides the format. .npz: all arrays; without a suffix
-    it is a directory of .npy files, where checkpoint.json holds the position
-    and the other values. .safetensors: the arrays, named by their paths.
-    .pt, .pth: what the script saved, for torch.load(TARGET, weights_only=True).
-    Of a muster.torch job, the latter two hold what state_dict() of the model
-    and the optimizer returns. For example:
+    it is a directory of .npy files, where checkpoint.json holds the rest.
+    .safetensors: the arrays by their paths. .pt, .pth: what the script saved,
+    or state_dict() of a muster.torch job's model and optimizer. For example:
     muster checkpoint export my-job model.safetensors --only model
     """
     from muster.checkpoints.export import FORMATS  # noqa: PLC0415

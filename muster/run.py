@@ -224,15 +224,14 @@ class Run:
         lists, tuples and dicts of these. `restore` returns tensors on the CPU. Raises a
         `CheckpointError`; older checkpoints are then unchanged.
         """
-        if objects or state is None:
-            parts = {
-                name: it.state_dict() if hasattr(it, "state_dict") else it
-                for name, it in objects.items()
-            }
-            state = {**(state or {}), **parts}
+        for name, it in objects.items():
+            part = it.state_dict() if hasattr(it, "state_dict") else it
+            state = {**(state or {}), name: part}
         position = self._reader.committed
         noted = partial(self._note_saved, position.step)
-        self._checkpoints.save(position.step, position, flatten(state), noted)
+        self._checkpoints.save(
+            position.step, position, flatten({} if state is None else state), noted
+        )
 
     def flush(self) -> None:
         """Wait until the last checkpoint is durable; raises a `CheckpointError` if it is not."""

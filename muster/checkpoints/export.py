@@ -99,9 +99,8 @@ def _with_state_dicts(state: State) -> dict[str, Any]:
     arrays, kinds = dict[str, Array](), dict[str, dict[str, str]]()
 
     def moved(source: str, name: str) -> dict[str, str]:
-        arrays[name] = state[source]
-        dtype = "bfloat16" if source in layout["bfloat16"] else f"{arrays[name].dtype}"
-        kinds[name] = {"torch": dtype}
+        arrays[name] = array = state[source]
+        kinds[name] = {"torch": "bfloat16" if source in layout["bfloat16"] else f"{array.dtype}"}
         return {ARRAY: name}
 
     def slot(parameter: str, key: str, value: Any, number: int) -> Any:  # noqa: ANN401  JSON
@@ -147,12 +146,13 @@ def _write_torch(
         ) from error
     tree = unflatten(state)
     tree = tree if only is None else tree.get(only, arrays)
-    tree = with_leaves(
-        tree, "", lambda it, _: torch.from_numpy(it) if isinstance(it, np.ndarray) else it
-    )
+
+    def tensor(value: Any, _: str) -> Any:  # noqa: ANN401
+        return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
     with target.open("xb") as file, _removed_on_error(target):
         try:
-            torch.save(tree, file)
+            torch.save(with_leaves(tree, "", tensor), file)
         except RuntimeError as error:  # what torch makes of a full disk
             raise OSError(f"{error.__context__ or error}") from error
 
