@@ -277,28 +277,40 @@ def diff(first: str, second: str, rank: int | None, output: Output) -> None:
 @checkpoint.command()
 @_which_argument("which")
 @click.argument(
-    "target", metavar="TARGET", type=click.Path(path_type=Path), help="New .npz file or directory."
+    "target", metavar="TARGET", type=click.Path(path_type=Path), help="New file or directory."
 )
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["numpy", "safetensors", "torch"]),
+    help="The format, if the suffix of TARGET does not say it.",
+)
+@click.option("--only", metavar="PART", help="Write one part, such as model, without its name.")
 @_rank_option
-def export(which: str, target: Path, rank: int | None) -> None:
-    """Write a checkpoint's arrays for other programs.
+def export(which: str, target: Path, kind: str | None, only: str | None, rank: int | None) -> None:
+    """Write a checkpoint for other programs.
 
-    They go to one .npz file, or to a directory of .npy files, where
-    checkpoint.json holds the position and the other values.
+    The suffix of TARGET decides the format. .npz: all arrays; without a suffix
+    it is a directory of .npy files, where checkpoint.json holds the rest.
+    .safetensors: the arrays by their paths. .pt, .pth: what the script saved,
+    or state_dict() of a muster.torch job's model and optimizer. For example:
+    muster checkpoint export my-job model.safetensors --only model
     """
-    from muster.checkpoints.export import ARCHIVE  # noqa: PLC0415
+    from muster.checkpoints.export import FORMATS  # noqa: PLC0415
     from muster.checkpoints.export import export as write  # noqa: PLC0415
 
-    if target.suffix not in ("", ARCHIVE):  # a name such as model.pt does not mean a directory
+    kind = kind or FORMATS.get(target.suffix)
+    if kind is None:
+        known = ", ".join(filter(None, FORMATS))
         raise click.BadParameter(
-            f"{target.suffix} is not supported: name a new {ARCHIVE} file, or a new directory",
+            f"{target.suffix} is not supported: name a new file ({known}), or a new directory",
             param_hint="TARGET",
         )
     found = find_checkpoint(which, rank)
-    count = write(found, target)
-    kind = "file" if target.suffix else "directory"
+    count = write(found, target, kind, only)
+    noun = "directory" if target.is_dir() else "file"
     arrays = plural(count, "array")
-    click.echo(f"the {kind} {target} holds {arrays} of step {found.step}", err=True)
+    click.echo(f"the {noun} {target} holds {arrays} of step {found.step}", err=True)
 
 
 @click.command()

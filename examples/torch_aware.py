@@ -18,8 +18,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 parts = {"model": model, "optimizer": optimizer}
 
 run = muster.join()
-for name, state in (run.restore() or {}).items():
-    parts[name].load_state_dict(state)
+run.restore(into=parts)
 print(f"one of {run.world_size} ranks begins after step {run.steps_done}", flush=True)
 
 for batch in run.batches():
@@ -32,9 +31,9 @@ for batch in run.batches():
 
     run.step(loss=loss.item())
     if run.should_checkpoint or run.should_stop:
-        run.checkpoint({name: part.state_dict() for name, part in parts.items()})
+        run.checkpoint(**parts)
     if run.should_stop:
         break
     run.rest(run.settings.sleep_sec)
 else:
-    run.checkpoint({name: part.state_dict() for name, part in parts.items()})
+    run.checkpoint(**parts)

@@ -1,12 +1,12 @@
 """The handle a training script holds: ``run = muster.join()``.
 
     run = muster.join()
-    state = run.restore() or {"weights": initial()}
+    run.restore(into={"model": model, "optimizer": optimizer})
     for batch in run.batches():
-        loss = train(state, batch)
+        loss = train(model, optimizer, batch)
         run.step(loss=loss)
         if run.should_checkpoint or run.should_stop:
-            run.checkpoint(state)
+            run.checkpoint(model=model, optimizer=optimizer)
         if run.should_stop:
             break
 
@@ -30,7 +30,7 @@ from typing import Any, Final
 import msgspec
 
 from muster.checkpoints.errors import RestoreDamaged
-from muster.checkpoints.nested import flatten, unflatten
+from muster.checkpoints.nested import flatten, load_into, unflatten
 from muster.contracts.environ import RankSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.location import S3Location
@@ -150,12 +150,13 @@ class Run:
         self._supervision.start()
         atexit.register(self._close)
 
-    def restore(self) -> dict[str, Any] | None:
+    def restore(self, into: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
         """Return the state of the newest intact checkpoint, and seek to its position.
 
-        None if there is none. All ranks of a gang get the newest that all of them have; if only
-        some ranks save, the others get None. From now on no earlier attempt of this rank can save.
-        Raises a `CheckpointError` that says what to do.
+        `into` names objects with `state_dict` and `load_state_dict`; each loads its part of the
+        state, once all are known to fit. None if there is no checkpoint. All ranks of a gang get
+        the newest that all of them have; if only some ranks save, the others get None. From now on
+        no earlier attempt of this rank can save. Raises a `CheckpointError` that says what to do.
         """
         try:
             self._checkpoints.claim()
@@ -168,6 +169,7 @@ class Run:
         if checkpoint is None:
             return None
         state = unflatten(checkpoint.state)
+        load_into(into or {}, state, checkpoint.step)
         self._reader.go_to(checkpoint.position)
         self._last_checkpoint_step = checkpoint.step
         return state
@@ -208,20 +210,28 @@ class Run:
             self._metrics = {name[:METRIC_NAME_LIMIT]: float(value) for name, value in named}
         self._supervision.report()
 
-    def checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Make `state` and the current position durable; no later crash loses them.
+    def checkpoint(self, state: Mapping[str, Any] | None = None, /, **objects: Any) -> None:  # noqa: ANN401
+        """Make a state and the current position durable; no later crash loses them.
 
-        In an object store they are durable a little later if the rank has an agent: the state is
+        The state is what is in `state`, and under their names the `state_dict()` of `objects`, or
+        the objects themselves if they have none.
+
+        In an object store it is durable a little later if the rank has an agent: the state is
         copied when this returns, another process saves it, and the next call waits for that.
         `flush` waits for it, and the end of the process does.
 
-        `state` maps names to PyTorch tensors, numpy arrays, None, bools, ints, floats, strings, and
-        lists, tuples and dicts of these, such as `state_dict()` returns. `restore` returns tensors
-        on the CPU. Raises a `CheckpointError`; older checkpoints are then unchanged.
+        A state maps names to PyTorch tensors, numpy arrays, None, bools, ints, floats, strings, and
+        lists, tuples and dicts of these. `restore` returns tensors on the CPU. Raises a
+        `CheckpointError`; older checkpoints are then unchanged.
         """
+        for name, it in objects.items():
+            part = it.state_dict() if hasattr(it, "state_dict") else it
+            state = {**(state or {}), name: part}
         position = self._reader.committed
         noted = partial(self._note_saved, position.step)
-        self._checkpoints.save(position.step, position, flatten(state), noted)
+        self._checkpoints.save(
+            position.step, position, flatten({} if state is None else state), noted
+        )
 
     def flush(self) -> None:
         """Wait until the last checkpoint is durable; raises a `CheckpointError` if it is not."""

@@ -54,7 +54,7 @@ class CheckpointMissing(CheckpointError):
 
 
 class CheckpointMismatch(CheckpointError):
-    """An intact checkpoint of another rank or world size, or one that needs torch here."""
+    """An intact checkpoint of another rank, world size or model, or one that needs torch here."""
 
 
 class StaleGeneration(CheckpointError):

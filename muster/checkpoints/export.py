@@ -1,38 +1,67 @@
-"""Exports the arrays of a checkpoint in numpy's own formats, never with pickle.
+"""Exports a checkpoint in the formats of numpy, safetensors or PyTorch; no pickle is ever read.
 
 Nothing is overwritten, and an export that fails leaves nothing behind.
 """
 
 import shutil
+import sys
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
+from itertools import chain
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 from urllib.parse import quote
 
 import msgspec
 import numpy as np
 
 from muster.checkpoints.errors import ExportFailed
-from muster.checkpoints.format import Array
+from muster.checkpoints.format import Array, State, encode_arrays, from_json
+from muster.checkpoints.manifest import VALUES
+from muster.checkpoints.nested import ARRAY, ARRAYS, unflatten, with_leaves
 from muster.checkpoints.reader import Checkpoint
 
 ARCHIVE: Final = ".npz"
 REST: Final = "checkpoint.json"
 """Holds the rest of the checkpoint: the position, and the values as in the manifest."""
 
+NUMPY: Final = "numpy"
+SAFETENSORS: Final = "safetensors"
+TORCH: Final = "torch"
+FORMATS: Final[Mapping[str, str]] = {
+    "": NUMPY,
+    ARCHIVE: NUMPY,
+    ".safetensors": SAFETENSORS,
+    ".pt": TORCH,
+    ".pth": TORCH,
+}
+"""The format that the suffix of a target means. None is a directory."""
 
-def export(checkpoint: Checkpoint, target: Path) -> int:
-    """Write a checkpoint to a new ``.npz`` file or a new directory; return the number of arrays.
 
+def export(checkpoint: Checkpoint, target: Path, kind: str = NUMPY, only: str | None = None) -> int:
+    """Write a checkpoint to a new file or directory; return the number of arrays.
+
+    numpy: a ``.npz`` file or else a directory, with the arrays under the names of the checkpoint.
     In a directory, names are percent-encoded where needed, and the values go to a JSON file beside
-    the arrays. Raises `ExportFailed`.
+    the arrays. torch: what the script has saved, or the ``state_dict()`` of a muster.torch job's
+    model and optimizer. safetensors: the arrays of that, named by their paths. `only` selects one
+    part and leaves out its name. Raises `ExportFailed`.
     """
-    found = checkpoint.state.items()
-    arrays = {name: value for name, value in found if isinstance(value, np.ndarray)}
+    state = checkpoint.state if kind == NUMPY else _with_state_dicts(checkpoint.state)
+    sources = _selected(state, only, checkpoint.step)
+    arrays = {name: state[source] for name, source in sources.items()}
     try:
-        if target.suffix == ARCHIVE:
+        if kind == TORCH:
+            _write_torch(state, arrays, only, target)
+        elif kind == SAFETENSORS:
+            kinds = state.get(ARRAYS, {})
+            bfloat16 = {
+                it for it in arrays if kinds.get(sources[it], {}).get("torch") == "bfloat16"
+            }
+            _write_safetensors(arrays, bfloat16, target)
+        elif target.suffix == ARCHIVE:
             _write_archive(arrays, target)
         else:
             _write_directory(checkpoint, arrays, target)
@@ -41,6 +70,100 @@ def export(checkpoint: Checkpoint, target: Path) -> int:
     except OSError as error:
         raise ExportFailed(f"writing {target} failed: {error.strerror or error}") from error
     return len(arrays)
+
+
+def _selected(state: State, only: str | None, step: int) -> dict[str, str]:
+    """Return the names of arrays in the export, and those in the state."""
+    names = [name for name, value in state.items() if isinstance(value, np.ndarray)]
+    if only is None:
+        return {name: name for name in names}
+    prefix = f"{only}."
+    found = {it.removeprefix(prefix): it for it in names if it == only or it.startswith(prefix)}
+    if not found:
+        parts = ", ".join(sorted({name.partition(".")[0] for name in names})) or "no arrays"
+        raise ExportFailed(
+            f"the checkpoint of step {step} has no arrays of {only!r}: it has {parts}"
+        )
+    return found
+
+
+def _with_state_dicts(state: State) -> dict[str, Any]:
+    """Return the state of a muster.torch job as `flatten` returns that of a script.
+
+    That is ``{"model": model.state_dict(), "optimizer": optimizer.state_dict(), …}``; see
+    `TrainingState.encode`. Any other state is returned as it is.
+    """
+    encoded = msgspec.json.decode(state.get(VALUES, "{}"))
+    if (layout := encoded.get("layout")) is None:
+        return dict(state)
+    arrays, kinds = dict[str, Array](), dict[str, dict[str, str]]()
+
+    def moved(source: str, name: str) -> dict[str, str]:
+        arrays[name] = array = state[source]
+        kinds[name] = {"torch": "bfloat16" if source in layout["bfloat16"] else f"{array.dtype}"}
+        return {ARRAY: name}
+
+    def slot(parameter: str, key: str, value: Any, number: int) -> Any:  # noqa: ANN401  JSON
+        source = f"optimizer.{parameter}.{key}"
+        is_moved = value is None and source in state
+        return moved(source, f"optimizer.state.{number}.{key}") if is_moved else value
+
+    numbers = {it: number for number, it in enumerate(chain.from_iterable(layout["optimizer"]))}
+    groups = zip(encoded["groups"], layout["optimizer"], strict=True)
+    parts = {
+        "model": {
+            key: moved(f"model.{name}", f"model.{key}") for key, name in layout["model"].items()
+        },
+        "optimizer": {
+            "state": {
+                number: {
+                    key: slot(name, key, it, number) for key, it in encoded["kept"][name].items()
+                }
+                for name, number in numbers.items()
+                if name in encoded["kept"]
+            },
+            "param_groups": [
+                {key: tuple(it) if isinstance(it, list) else it for key, it in group.items()}
+                | {"params": [numbers[name] for name in names]}
+                for group, names in groups
+            ],
+        },
+        "values": from_json(encoded["values"]),
+    }
+    objects = from_json(encoded["objects"])
+    kinds |= objects.pop(ARRAYS, {})
+    arrays |= {name: state[name] for name in kinds if name not in arrays}
+    return {**arrays, **parts, **objects, ARRAYS: kinds}
+
+
+def _write_torch(
+    state: dict[str, Any], arrays: Mapping[str, Array], only: str | None, target: Path
+) -> None:
+    try:
+        torch: Any = import_module("torch")
+    except ImportError as error:
+        raise ExportFailed(
+            f"a file for PyTorch needs torch, and {sys.executable} has none: install it there, or "
+            "export to a .safetensors file"
+        ) from error
+    tree = unflatten(state)
+    tree = tree if only is None else tree.get(only, arrays)
+
+    def tensor(value: Any, _: str) -> Any:  # noqa: ANN401
+        return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+    with target.open("xb") as file, _removed_on_error(target):
+        try:
+            torch.save(with_leaves(tree, "", tensor), file)
+        except RuntimeError as error:  # what torch makes of a full disk
+            raise OSError(f"{error.__context__ or error}") from error
+
+
+def _write_safetensors(
+    arrays: Mapping[str, Array], bfloat16: Collection[str], target: Path
+) -> None:
+    with target.open("xb") as file, _removed_on_error(target):
+        file.writelines(encode_arrays(arrays, bfloat16))
 
 
 def _write_archive(arrays: Mapping[str, Array], target: Path) -> None:

@@ -16,7 +16,7 @@ import math
 import struct
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -48,6 +48,8 @@ DTYPES: Final[Mapping[str, str]] = {
     "<f8": "F64",
 }
 """The supported types: numpy's name (kind and size in bytes), and that of safetensors."""
+
+BFLOAT16: Final = "BF16"  # of safetensors alone
 
 METADATA: Final = "__metadata__"  # a name that safetensors reserves
 
@@ -107,10 +109,14 @@ def unpack(content: bytearray | None, values: Mapping[str, Any], where: str) -> 
     return {**arrays, **{name: from_json(value) for name, value in values.items()}}
 
 
-def encode_arrays(arrays: "Mapping[str, Array]") -> list[memoryview]:
+def encode_arrays(
+    arrays: "Mapping[str, Array]", bfloat16: Collection[str] = ()
+) -> list[memoryview]:
     """Return the file as a list of buffers: the header, then each array's own memory.
 
-    The arrays must not change until the buffers are written. Raises `UnsupportedState`.
+    `bfloat16` names the arrays that hold the bits of such numbers; a file with them is for other
+    programs, `decode_arrays` refuses it. The arrays must not change until the buffers are written.
+    Raises `UnsupportedState`.
     """
     import numpy as np  # noqa: PLC0415  see the module's docstring
 
@@ -120,7 +126,8 @@ def encode_arrays(arrays: "Mapping[str, Array]") -> list[memoryview]:
     for name in sorted(arrays):
         array = arrays[name]
         start, end = end, end + array.nbytes
-        entries[name] = _Entry(_dtype(name, array), array.shape, (start, end))
+        dtype = BFLOAT16 if name in bfloat16 else _dtype(name, array)
+        entries[name] = _Entry(dtype, array.shape, (start, end))
         buffers.append(np.asarray(array, order="C").reshape(-1).view(np.uint8).data)
     header = msgspec.json.encode(entries)
     header += b" " * (-len(header) % ALIGNMENT_BYTES)

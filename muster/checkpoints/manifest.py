@@ -42,6 +42,9 @@ VIRTUAL_SHARDS: Final = "muster.virtual_shards"
 """Another one, which decides the order of every sum; absent in checkpoints of older versions. It is
 no part of a checkpoint's identity, which it would change."""
 
+VALUES: Final = "muster.values"
+"""`Committed.values` of a synchronous checkpoint, if there are any: JSON text."""
+
 MANIFEST_LIMIT_BYTES: Final = 16 << 20
 """Values are for counters, names and random states; larger data belongs in an array."""
 

@@ -17,6 +17,9 @@ from muster.checkpoints.errors import CheckpointMismatch, UnsupportedState
 ARRAY: Final = "__array__"
 ARRAYS: Final = "muster.arrays"
 
+_PARAMETERS: Final = "params"
+"""The key under which an optimizer of PyTorch lists the numbers of a group's parameters."""
+
 
 def flatten(state: Any) -> Any:  # noqa: ANN401  what is not a mapping is refused when it is saved
     """Return the state that is saved; raises `UnsupportedState`. Copies no array."""
@@ -42,7 +45,7 @@ def flatten(state: Any) -> Any:  # noqa: ANN401  what is not a mapping is refuse
             kinds |= {name: found[1]} if found[1] else {}
         else:
             with suppress(RecursionError):  # refused when it is saved
-                flat[name] = _with_leaves(value, f"{name}", named)
+                flat[name] = with_leaves(value, f"{name}", named)
     return {**flat, ARRAYS: kinds} if kinds else flat
 
 
@@ -60,17 +63,61 @@ def unflatten(flat: dict[str, Any]) -> dict[str, Any]:
         return arrays[value[ARRAY]]
 
     rest = {name: it for name, it in flat.items() if name not in arrays and name != ARRAYS}
-    state = {name: _with_leaves(it, name, put_back) for name, it in rest.items()}
+    state = {name: with_leaves(it, name, put_back) for name, it in rest.items()}
     return state | {name: array for name, array in arrays.items() if name not in nested}
 
 
-def _with_leaves(value: Any, path: str, leaf: Callable[[Any, str], Any]) -> Any:  # noqa: ANN401
+def load_into(objects: Mapping[str, Any], state: Mapping[str, Any], step: int) -> None:
+    """Load each object's part of a state with its `load_state_dict`.
+
+    Raises `CheckpointMismatch` if a part is missing, or has arrays of other names or shapes than
+    the object's `state_dict`; then no object has changed.
+    """
+    for name, it in objects.items():
+        problem = f"it has only {', '.join(state) or 'no parts'}"
+        if name in state and not (problem := _misfit(it.state_dict(), state[name])):
+            continue
+        raise CheckpointMismatch(
+            f"the checkpoint of step {step} does not fit {name!r}: {problem}. Bring the script "
+            "back to what it was, or begin a job that does not resume"
+        )
+    for name, it in objects.items():
+        it.load_state_dict(state[name])
+
+
+def _misfit(own: Any, saved: Any) -> str:  # noqa: ANN401
+    """Return how the arrays of two states differ, "" if they do not.
+
+    Where `own` has no arrays yet, as an optimizer before its first step, `saved` may have any.
+    """
+    here, there = _shapes(own), _shapes(saved)
+    filled = {path[:-1] for path in here}
+    for path in {**here, **there}:
+        is_new = path[:-1] not in filled and path[-1:] != (_PARAMETERS,)
+        if here.get(path) != there.get(path) and not (path not in here and is_new):
+            shapes = [f"of shape {it[path]}" if path in it else "missing" for it in (there, here)]
+            return f"{'.'.join(map(str, path))} is {shapes[0]} there and {shapes[1]} here"
+    return ""
+
+
+def _shapes(value: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], tuple[int, ...]]:  # noqa: ANN401
+    """Return the shapes of the arrays in a state, by path."""
+    if hasattr(value, "shape"):
+        return {path: tuple(value.shape)}
+    if path[-1:] == (_PARAMETERS,) and isinstance(value, list):
+        return {path: (len(value),)}
+    is_list = isinstance(value, list | tuple)
+    items = enumerate(value) if is_list else value.items() if isinstance(value, Mapping) else ()
+    return {at: it for key, item in items for at, it in _shapes(item, (*path, key)).items()}
+
+
+def with_leaves(value: Any, path: str, leaf: Callable[[Any, str], Any]) -> Any:  # noqa: ANN401
     """Return `value` with what `leaf` makes of everything in its lists, tuples and dicts."""
     if isinstance(value, list | tuple):
-        items = [_with_leaves(item, f"{path}.{at}", leaf) for at, item in enumerate(value)]
+        items = [with_leaves(item, f"{path}.{at}", leaf) for at, item in enumerate(value)]
         return tuple(items) if isinstance(value, tuple) else items
     if isinstance(value, dict) and not isinstance(value, Counter) and ARRAY not in value:
-        return {key: _with_leaves(item, f"{path}.{key}", leaf) for key, item in value.items()}
+        return {key: with_leaves(item, f"{path}.{key}", leaf) for key, item in value.items()}
     return leaf(value, path)
 
 

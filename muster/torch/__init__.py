@@ -12,6 +12,7 @@ shards.py       which samples a virtual shard holds, and their numbers
 computer.py     gradients of a shard, and the step of the optimizer
 fingerprint.py  whether processes compute the same bits
 run.py          `join`, and the loop
+sampler.py      the same order, for scripts with a loop of their own
 """
 
 try:
@@ -23,5 +24,6 @@ except ImportError as error:
     ) from error
 
 from muster.torch.run import Run, join
+from muster.torch.sampler import sampler
 
-__all__ = ["Run", "join"]
+__all__ = ["Run", "join", "sampler"]

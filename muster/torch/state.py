@@ -26,6 +26,10 @@ _VIEWED: Final = {torch.bfloat16: torch.int16}
 """Kinds of numbers that numpy lacks, and those as which it holds their bits."""
 
 
+REGISTERED: Final = "registered"
+"""The part of a state that holds registered objects, beside the model and the optimizer."""
+
+
 class TrainingState:
     """The state of one rank. Its tensors are those of the user's model and optimizer."""
 
@@ -59,6 +63,7 @@ class TrainingState:
         """Of the parameters of the optimizer, in its order."""
         self._slots: Final = _optimizer_slots(self._names, optimizer)
         self._views: dict[str, torch.Tensor] = {}
+        self._layout = msgspec.Raw()
 
     def allocate(self) -> None:
         """Move everything into memory of its own; raises `InvalidProgram`."""
@@ -67,6 +72,7 @@ class TrainingState:
             example[_slot_name(*slot)] = tensor
         arrays = {name: _array_of(tensor) for name, tensor in example.items()}
         arrays |= self._flat_objects()[0]
+        self._layout = msgspec.Raw(msgspec.json.encode(self._describe(example)))
         self.initial = {name: array.copy() for name, array in arrays.items()}
         self.replica = InPlaceReplica(arrays)
         self._views = {
@@ -92,6 +98,21 @@ class TrainingState:
         for tensors in (self.parameters, self.buffers):
             for name, tensor in tensors.items():
                 yield _model_name(name), tensor
+
+    def _describe(self, example: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """Return what an export needs to build the `state_dict()` of model and optimizer.
+
+        Tied parameters have several names there, and some buffers none.
+        """
+        names = {id(it): name for name, it in {**self.parameters, **self.buffers}.items()}
+        saved = self.model.state_dict(keep_vars=True).items()
+        left = iter(self._names)
+        groups = self.optimizer.param_groups
+        return {
+            "model": {key: names[id(value)] for key, value in saved if id(value) in names},
+            "optimizer": [[next(left) for _ in group["params"]] for group in groups],
+            "bfloat16": [name for name, it in example.items() if it.dtype is torch.bfloat16],
+        }
 
     def adopt_model(self) -> None:
         """Move into our memory what a hook has put into the place of a tensor of the model."""
@@ -185,6 +206,7 @@ class TrainingState:
                 "objects": objects,
                 "values": to_json(self.values, "run.values"),
                 "loss": to_json(self.loss, "the loss"),
+                "layout": self._layout,
             }
             return msgspec.json.encode(value, order="deterministic")
         except (TypeError, ValueError, UnsupportedState) as error:
@@ -192,10 +214,11 @@ class TrainingState:
 
     def _flat_objects(self) -> tuple[Arrays, dict[str, Any]]:
         """Return the arrays of the registered objects, and the rest of their state as JSON."""
+        states = {name: it.state_dict() for name, it in self.registered.items()}
         try:
-            flat = flatten({name: it.state_dict() for name, it in self.registered.items()})
-            arrays = {_registered_name(name): flat.pop(name) for name in flat.get(ARRAYS, {})}
-            return arrays, {name: to_json(it, f"registered {name!r}") for name, it in flat.items()}
+            flat = flatten({REGISTERED: states})
+            arrays = {name: flat.pop(name) for name in flat.get(ARRAYS, {})}
+            return arrays, {name: to_json(it, name) for name, it in flat.items()}
         except UnsupportedState as error:
             raise InvalidProgram(f"the state cannot be saved or sent: {error}") from error
 
@@ -215,8 +238,8 @@ class TrainingState:
                 }
         flat = {name: from_json(it) for name, it in value["objects"].items()}
         for name in flat.get(ARRAYS, {}):
-            flat[name] = self.replica.other[_registered_name(name)].copy()
-        states = unflatten(flat)
+            flat[name] = self.replica.other[name].copy()
+        states = unflatten(flat)[REGISTERED]
         if states.keys() != self.registered.keys():
             raise InvalidProgram(
                 f"the saved state has the registered objects {sorted(states)}, and this script "
@@ -235,10 +258,6 @@ def _model_name(tensor: str) -> str:
 
 def _slot_name(parameter: str, key: str) -> str:
     return f"optimizer.{parameter}.{key}"
-
-
-def _registered_name(path: str) -> str:
-    return f"registered.{path}"
 
 
 def _names_of(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from muster.checkpoints.errors import CheckpointMismatch
 from muster.checkpoints.listing import refuse_other_schedule
-from muster.checkpoints.manifest import SCHEDULE, VIRTUAL_SHARDS
+from muster.checkpoints.manifest import SCHEDULE, VALUES, VIRTUAL_SHARDS
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import EpochDone
 from muster.contracts.paths import checkpoints_of_job
@@ -28,10 +28,6 @@ EPOCHS: Final = "muster.epochs"
 """The array, beside the program's own, of what every finished epoch consumed.
 
 An array, because the JSON part of a checkpoint has a size limit."""
-
-
-VALUES: Final = "muster.values"
-"""`Committed.values`, if there are any."""
 
 
 LAST: Final = "muster.last"

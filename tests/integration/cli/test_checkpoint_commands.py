@@ -144,12 +144,16 @@ def test_export_does_not_overwrite(muster: Muster, job: str, tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("saved")
 def test_export_refuses_an_unknown_format(muster: Muster, job: str, tmp_path: Path) -> None:
-    result = muster("checkpoint", "export", job, "model.pt", "--rank", "1")
+    result = muster("checkpoint", "export", job, "model.bin", "--rank", "1")
     assert result.exit_code == 2
-    assert ".pt is not supported: name a new .npz file" in " ".join(result.stderr.split())
-    assert not (tmp_path / "model.pt").exists()
+    said = " ".join(result.stderr.split())
+    assert ".bin is not supported: name a new file (.npz, .safetensors, .pt, .pth), or a" in said
+    assert not (tmp_path / "model.bin").exists()
     result = muster("checkpoint", "export", job, "model", "--rank", "1")
     assert result.stderr == "the directory model holds 2 arrays of step 3\n"
+    words = ("--format", "safetensors", "--only", "weights")
+    result = muster("checkpoint", "export", job, "model.bin", "--rank", "1", *words)
+    assert result.stderr == "the file model.bin holds 1 array of step 3\n"
 
 
 def test_missing_checkpoints_say_where_to_look(muster: Muster, job: str) -> None:

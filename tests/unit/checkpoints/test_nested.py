@@ -1,5 +1,6 @@
 """What a script's state may hold: tensors, nested dicts, integer keys; it comes back as it was."""
 
+import re
 import sys
 from collections import Counter
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from muster.checkpoints.errors import CheckpointMismatch, UnsupportedState
 from muster.checkpoints.format import pack, unpack
-from muster.checkpoints.nested import ARRAYS, flatten, unflatten
+from muster.checkpoints.nested import ARRAYS, flatten, load_into, unflatten
 
 
 def round_trip(state: dict[str, Any]) -> dict[str, Any]:
@@ -155,6 +156,48 @@ def test_optimizer_and_scheduler_resume_with_the_same_bits(optimizer: str) -> No
     for name, part in zip(restored, resumed, strict=True):
         part.load_state_dict(restored[name])
     assert exactly(train(*resumed, range(3, 6))) == exactly(calm)
+
+
+def test_state_that_does_not_fit_changes_nothing() -> None:
+    torch = pytest.importorskip("torch")
+
+    def parts(*layers: Any) -> dict[str, Any]:  # noqa: ANN401
+        model = torch.nn.Sequential(*layers)
+        return {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}
+
+    saving = parts(torch.nn.Linear(2, 3), torch.nn.Linear(3, 2))
+    saving["model"](torch.ones(1, 2)).sum().backward()
+    saving["optimizer"].step()
+    state = round_trip({name: it.state_dict() for name, it in saving.items()})
+    fewer = [{"params": [*saving["model"].parameters()][:2]}]
+    misfits = {
+        "0.weight is of shape (3, 2) there and of shape (4, 2) here": parts(
+            torch.nn.Linear(2, 4), torch.nn.Linear(3, 2)
+        ),
+        "1.weight is of shape (2, 3) there and missing here": parts(torch.nn.Linear(2, 3)),
+        "1.bias is of shape (2,) there and missing here": parts(
+            torch.nn.Linear(2, 3), torch.nn.Linear(3, 2, bias=False)
+        ),
+        "2.weight is missing there and of shape (1, 2) here": parts(
+            torch.nn.Linear(2, 3), torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
+        ),
+        "'ema': it has only model, optimizer": {**saving, "ema": torch.nn.Linear(1, 1)},
+        "'optimizer': param_groups.0.params is of shape (4,) there and of shape (2,) here": {
+            "model": torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 2)),
+            "optimizer": torch.optim.AdamW(fewer),
+        },
+    }
+    for problem, objects in misfits.items():
+        before = exactly({name: it.state_dict() for name, it in objects.items()})
+        with pytest.raises(CheckpointMismatch, match=re.escape(problem)):
+            load_into(objects, state, 3)
+        assert exactly({name: it.state_dict() for name, it in objects.items()}) == before
+    resumed = parts(torch.nn.Linear(2, 3), torch.nn.Linear(3, 2))
+    load_into(resumed, state, 3)
+    assert exactly({name: it.state_dict() for name, it in resumed.items()}) == exactly(
+        {name: it.state_dict() for name, it in saving.items()}
+    )
+    load_into(resumed, state, 3)
 
 
 @pytest.mark.parametrize("kind", ["sparse", "without data", "complex"])

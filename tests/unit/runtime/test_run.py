@@ -3,6 +3,7 @@ import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,6 +86,41 @@ def test_a_resumed_run_reads_the_samples_of_an_undisturbed_one(
 
     train(killed_after)
     assert train(None) == (list(range(8)) * 2, 16)
+
+
+class Part:
+    """What a model is to a run."""
+
+    def __init__(self, *numbers: float) -> None:
+        self.numbers = np.array(numbers)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"numbers": self.numbers}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.numbers = state["numbers"]
+
+
+def test_objects_are_saved_and_loaded_under_their_names(place: Path) -> None:
+    run = run_of(place)
+    run.step()
+    run.checkpoint({"seen": 3}, model=Part(1, 2), best=0.5)
+    resumed, model = run_of(place), Part(0, 0)
+    state = resumed.restore(into={"model": model})
+    assert state is not None
+    assert (state["seen"], state["best"], model.numbers.tolist()) == (3, 0.5, [1, 2])
+    assert resumed.steps_done == 1
+
+
+def test_an_object_that_the_checkpoint_lacks_is_refused_by_name(place: Path) -> None:
+    run = run_of(place)
+    assert run.restore(into={"model": Part()}) is None
+    run.step()
+    run.checkpoint(model=Part(1))
+    resumed, model = run_of(place), Part(0)
+    with pytest.raises(CheckpointMismatch, match="does not fit 'ema': it has only model"):
+        resumed.restore(into={"model": model, "ema": Part(0)})
+    assert (resumed.steps_done, model.numbers.tolist()) == (0, [0])
 
 
 def test_another_jobs_checkpoint_needs_resume_from(place: Path) -> None:

@@ -2,16 +2,22 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from muster.checkpoints.export import SAFETENSORS, TORCH, export
+from muster.checkpoints.listing import checkpoint_dirs
+from muster.checkpoints.local import LocalFileSystem
+from muster.checkpoints.manifest import VALUES
 from muster.contracts.shards import Position
 from muster.program import InvalidProgram
 from muster.torch.state import TrainingState
 from muster.training.state_sync import Committed
+from tests.support.checkpoint_ranks import Rank
 
 OPTIMIZERS: dict[str, Callable[[list[object]], object]] = {
     "sgd": lambda them: torch.optim.SGD(them, lr=0.1),
@@ -165,6 +171,60 @@ def test_numbers_that_numpy_lacks_keep_their_bits() -> None:
     state.allocate()
     assert torch.equal(model.weight, before)
     assert state.replica.other["model.weight"].dtype == np.int16
+
+
+class Tied(torch.nn.Module):
+    """A bfloat16 model with a tied parameter, and a buffer that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm = torch.nn.Embedding(3, 4), torch.nn.BatchNorm1d(4)
+        self.head = torch.nn.Linear(4, 3, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("mask", torch.ones(2), persistent=False)
+        self.to(torch.bfloat16)
+
+
+def test_an_export_is_what_plain_torch_loads(tmp_path: Path) -> None:
+    model, other = Tied(), Tied()
+    groups = [{"params": model.norm.parameters(), "lr": 0.5}, {"params": [model.embed.weight]}]
+    optimizer = torch.optim.AdamW(groups)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    average = torch.optim.swa_utils.AveragedModel(torch.nn.Linear(2, 2))
+    state = TrainingState(model, optimizer)
+    state.register("scheduler", scheduler)
+    state.register("average", average)
+    state.allocate()
+    state.values["best"] = 0.5
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    state.step_optimizer()
+    arrays = {name: array.copy() for name, array in state.replica.other.items()}
+    manager = Rank(LocalFileSystem(), directory=tmp_path / "job").manager
+    manager.save(1, Position(step=1), {**arrays, VALUES: state.encode().decode()})
+    checkpoint = checkpoint_dirs(tmp_path / "job")[0].newest()
+
+    export(checkpoint, tmp_path / "all.pt", TORCH)
+    found = torch.load(tmp_path / "all.pt", weights_only=True)
+    assert (found["values"], found["registered"]["scheduler"]["step_size"]) == ({"best": 0.5}, 2)
+    average.load_state_dict(found["registered"]["average"])
+    other.load_state_dict(found["model"])
+    assert all(torch.equal(*them) for them in zip(model.buffers(), other.buffers(), strict=True))
+    resumed = torch.optim.AdamW(
+        [{"params": other.norm.parameters()}, {"params": [other.embed.weight]}]
+    )
+    resumed.load_state_dict(found["optimizer"])
+    wanted, given = optimizer.state_dict(), resumed.state_dict()
+    assert given["param_groups"] == wanted["param_groups"]
+    assert [*given["state"]] == [*wanted["state"]] == [0, 1, 2]
+    for number, kept in wanted["state"].items():
+        assert all(torch.equal(given["state"][number][key], it) for key, it in kept.items())
+
+    export(checkpoint, tmp_path / "model.safetensors", SAFETENSORS, only="model")
+    safe = pytest.importorskip("safetensors.torch").load_file(tmp_path / "model.safetensors")
+    assert {it.dtype for it in safe.values()} == {torch.bfloat16, torch.int64}
+    other.load_state_dict(safe)
+    assert torch.equal(other.head.weight, model.head.weight)
 
 
 REFUSED = [
