@@ -16,11 +16,14 @@ sampler.py      the same order, for scripts with a loop of their own
 """
 
 try:
-    import torch  # noqa: F401  first, for an error that says what to do
+    import torch  # first, for an error that says what to do
+
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 4):
+        raise ImportError(f"found {torch.__version__}")  # noqa: TRY301  one message for both
 except ImportError as error:
     raise ImportError(
-        "muster.torch needs PyTorch: install it into the environment of this script (pip install "
-        "torch)"
+        f"muster.torch needs PyTorch 2.4 or newer ({error}): install it into the environment of "
+        "this script (pip install torch)"
     ) from error
 
 from muster.torch.run import Run, join

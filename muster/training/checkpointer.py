@@ -89,11 +89,14 @@ class Checkpointer:
         # A job that resumes from another one goes on where that one ended.
         is_own = checkpoint.manifest.job_uid == self._settings.job_uid
         is_last = state.pop(LAST, False) and is_own
-        if _shapes(state) != _shapes(initial):
+        there, here = _shapes(state), _shapes(initial)
+        other = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
+        if other:
             raise CheckpointMismatch(
                 f"the checkpoint of step {checkpoint.step} holds a state of another shape than the "
-                "program begins with. Bring the program back to what it was, or begin a job that "
-                "does not resume"
+                f"program begins with: {other[0]!r} is {there.get(other[0], 'missing')} there and "
+                f"{here.get(other[0], 'missing')} here. Bring the program back to what it was, or "
+                "begin a job that does not resume"
             )
         values = text.encode()
         committed = Committed(
@@ -154,5 +157,5 @@ def _facts(schedule: Schedule) -> dict[str, int]:
     }
 
 
-def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    return {name: (array.shape, array.dtype) for name, array in state.items()}
+def _shapes(state: Mapping[str, Any]) -> dict[str, str]:
+    return {name: f"{array.dtype} {[*array.shape]}" for name, array in state.items()}

@@ -7,8 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from muster.contracts.environ import SPARE_RANK
 from muster.contracts.paths import checkpoints_of_job
-from tests.support.installation import Installation, Seen, is_running, newest_checkpoint
+from muster.host.containment import tagged_processes
+from tests.support.installation import (
+    Installation,
+    Seen,
+    await_value,
+    is_running,
+    newest_checkpoint,
+    pids,
+)
 
 pytest.importorskip("torch")
 
@@ -73,8 +82,11 @@ def test_ranks_that_die_join_and_leave_change_no_bit(
 ) -> None:
     job_id = submit(installation, 2, pause=0.03, max_workers=3)
     installation.wait_until(job_id, has_saved_once)
+    uid = installation.job(job_id)["job_uid"]
+    (spare,) = await_value(lambda: tagged_processes(f"{uid}/{SPARE_RANK}"), lambda: "no spare")
     installation.kill(job_id, 1)
-    installation.wait_until(job_id, is_running)
+    # It has run up to `join`, or is about to.
+    installation.wait_until(job_id, lambda now: is_running(now) and spare.pid in pids(now))
     answer = installation.request("PATCH", f"/jobs/{job_id}", json={"world_size": 3})
     assert answer.is_success, answer.text
     installation.wait_until(job_id, lambda seen: is_running(seen) and len(seen["workers"]) == 3)
