@@ -148,6 +148,8 @@ class Trainer:
             with created as group:
                 assignment = self._sync(worker_group, group)
                 if worker_group.paused:
+                    if worker_group.save:
+                        self._save_with_retries(worker_group)
                     group.backend.barrier(timeout_seconds=PEER_TIMEOUT_SECONDS)
                     return None
                 yield from self._take_steps(worker_group, group, assignment)
@@ -191,6 +193,8 @@ class Trainer:
     ) -> Tasks[None]:
         """Take every remaining step; return once the last checkpoint is durable."""
         even = assign_blocks([()] * group.backend.world_size, self._schedule.virtual_shards)
+        is_requested = worker_group.save and self.is_saver
+        is_requested = is_requested and not self._try_to_save(worker_group)
         while not self._schedule.is_over(self._replica.position):
             step = self._replica.position.step
             with self._in_step():
@@ -201,12 +205,12 @@ class Trainer:
                 )
                 self._commit(total)
             assignment = self._replay.split(even, step + 1)
-            if self.is_saver and self._schedule.is_checkpoint_due(self._replica.position):
-                self._try_to_save(worker_group)
+            is_due = self.is_saver and self._schedule.is_checkpoint_due(self._replica.position)
+            if is_due or is_requested:  # a requested one is tried again after each step
+                is_requested &= not self._try_to_save(worker_group)
             self._updates.check()
             self._callbacks.wait_between_steps(self._updates.check)
-        while self.is_saver and not self._try_to_save(worker_group):
-            self._callbacks.wait_before_retry(self._updates.check)
+        self._save_with_retries(worker_group)
         group.backend.barrier(timeout_seconds=PEER_TIMEOUT_SECONDS)
 
     @contextmanager
@@ -262,6 +266,10 @@ class Trainer:
             self._callbacks.on_checkpoint_failed(self._replica, error)
             return False
         return True
+
+    def _save_with_retries(self, worker_group: WorkerGroup) -> None:
+        while self.is_saver and not self._try_to_save(worker_group):
+            self._callbacks.wait_before_retry(self._updates.check)
 
     def _save(self, worker_group: WorkerGroup) -> None:
         step = self._replica.position.step
