@@ -83,6 +83,7 @@ def join(  # noqa: PLR0913  what a training loop has
 def _own_variables(own: Mapping[str, int]) -> dict[str, str]:
     defaults = {name: str(value) for name, value in own.items()}
     defaults |= {"mode": "synchronous", "virtual_shards": str(VIRTUAL_SHARDS_OF_SCRIPTS)}
+    defaults["checkpoint_every"] = "auto"
     return {JOB_VARIABLES[name]: text for name, text in defaults.items()}
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from muster.contracts.messages import EpochDone
 from muster.contracts.shards import HASH_MODULUS, Position
+from muster.contracts.spec import CheckpointEvery
 from muster.datasets.index import Totals
 from muster.datasets.order import steps_per_epoch
 from muster.training.state_sync import Committed
@@ -19,7 +20,7 @@ class Schedule:
     virtual_shards: int
     epochs: int
     seed: int
-    checkpoint_every: int
+    checkpoint_every: CheckpointEvery
 
     @property
     def steps_per_epoch(self) -> int:
@@ -32,8 +33,11 @@ class Schedule:
     def is_over(self, position: Position) -> bool:
         return position.step >= self.total_steps
 
-    def is_checkpoint_due(self, position: Position) -> bool:
-        return position.step % self.checkpoint_every == 0 or self.is_over(position)
+    def is_checkpoint_due(self, position: Position, *, is_time: bool) -> bool:
+        """Return whether to save after a step; `is_time` decides if `checkpoint_every` is auto."""
+        every = self.checkpoint_every
+        is_due = is_time if every == "auto" else position.step % every == 0
+        return is_due or self.is_over(position)
 
     def epoch_and_step(self, step: int) -> tuple[int, int]:
         """Return the epoch of a step and the step's number within it, both from 0."""

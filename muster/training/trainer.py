@@ -18,6 +18,7 @@ from muster.collectives.errors import CollectiveError
 from muster.collectives.tree import Block, BlockAssignment, assign_blocks
 from muster.contracts.messages import WorkerGroup
 from muster.host.trace import stamp
+from muster.runtime.save_timer import SaveTimer
 from muster.training.blocks import Computer, Tasks
 from muster.training.fingerprint import Fingerprint
 from muster.training.group import PEER_TIMEOUT_SECONDS, Group, GroupFactory
@@ -116,6 +117,7 @@ class Trainer:
         self.is_saver = False
         """True if this member writes the group's checkpoints."""
         self._saved_step = -1
+        self._save_timer: Final = SaveTimer()
 
     def train(self) -> Tasks[Outcome]:
         """Train until this rank has nothing left to do, and yield the leaves to compute.
@@ -205,8 +207,11 @@ class Trainer:
                 )
                 self._commit(total)
             assignment = self._replay.split(even, step + 1)
-            is_due = self.is_saver and self._schedule.is_checkpoint_due(self._replica.position)
-            if is_due or is_requested:  # a requested one is tried again after each step
+            is_due = self._schedule.is_checkpoint_due(
+                self._replica.position, is_time=self._save_timer.is_due()
+            )
+            # A requested one that has failed is tried again after each step.
+            if is_requested or (is_due and self.is_saver):
                 is_requested &= not self._try_to_save(worker_group)
             self._updates.check()
             self._callbacks.wait_between_steps(self._updates.check)
@@ -274,5 +279,6 @@ class Trainer:
     def _save(self, worker_group: WorkerGroup) -> None:
         step = self._replica.position.step
         if not self._replica.is_empty and step != self._saved_step:
-            self._callbacks.save_checkpoint(worker_group, self._replica)
+            with self._save_timer.saving():
+                self._callbacks.save_checkpoint(worker_group, self._replica)
             self._saved_step = step
