@@ -207,10 +207,10 @@ def describe_exit(rank: RankSnapshot) -> str:
 def describe_group(group: GroupSnapshot) -> str:
     """Return which ranks train together from now on."""
     ranks = ", ".join(map(str, sorted(group.ranks)))
-    if group.paused:
-        return f"no step is taken until the job is resumed (ranks {ranks})"
     is_alone = len(group.ranks) == 1
     words = f"rank {ranks} trains alone" if is_alone else f"ranks {ranks} train together"
+    if group.paused:
+        words = f"no step is taken until the job is resumed (ranks {ranks})"
     return f"{words}; the requested checkpoint is saved first" if group.save else words
 
 
