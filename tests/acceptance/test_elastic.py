@@ -69,8 +69,9 @@ def test_a_pause_holds_the_step(installation: Installation, undisturbed: str) ->
     assert job.completes() == undisturbed
 
 
-def test_a_requested_checkpoint_is_durable_though_its_saver_dies(
-    installation: Installation, undisturbed: str
+@pytest.mark.parametrize("who", ["saver", "coordinator"])
+def test_a_requested_checkpoint_is_durable_though_one_dies(
+    installation: Installation, undisturbed: str, who: str
 ) -> None:
     job = PooledJob(installation, pace_seconds=0.05, world_size=3, checkpoint_every=1000)
     job.trains_with(0, 1, 2)
@@ -79,7 +80,7 @@ def test_a_requested_checkpoint_is_durable_though_its_saver_dies(
     environment = {**installation.environment, "MUSTER_URL": installation.url}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as asked:
         installation.wait_until(job.job_id, lambda _: "checkpoint_requested" in job.kinds())
-        job.signals(0)
+        job.signals(0) if who == "saver" else installation.restart_coordinator()
         printed, _ = asked.communicate(timeout=60)
     assert asked.returncode == 0
     saved = int(re.search(r"checkpoint of step (\d+) is durable", printed)[1])
