@@ -27,6 +27,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from database.errors import (
+    CheckpointPending,
     CommitInDoubt,
     DatabaseError,
     DatabaseUnavailable,
@@ -56,6 +57,7 @@ _DATABASE_REFUSALS: Final[Mapping[type[DatabaseError], tuple[int, str]]] = {
     TokenMissing: (404, "token-not-found"),
     JobNotTerminal: (409, "job-not-over"),
     JobOver: (409, "job-over"),
+    CheckpointPending: (409, "checkpoint-pending"),
     DepartureRefused: (409, "worker-stays"),
     TokenExists: (409, "token-exists"),
     JobChanged: (412, "job-changed"),

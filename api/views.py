@@ -61,6 +61,7 @@ def job_view(job: Job, caller: Caller | None = None) -> JobView:
         job_uid=job.uid,
         stop_requested=job.stop_request is not None,
         pause_requested=job.pause_request,
+        checkpoint_requested=job.is_checkpoint_pending,
         spec=spec,
     )
 

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 import msgspec
 
-from cli.connection import complete_jobs, connected
+from cli.connection import attached, complete_jobs, connected, job_argument
 from cli.errors import ExitCode, Misuse
+from cli.lifecycle import watch_to_end
 from cli.output import Column, Group, Output, columns, facts, moment, output_option, plural, show
 from muster.checkpoints.errors import CheckpointMissing
 from muster.checkpoints.manifest import CheckpointName
@@ -187,10 +188,33 @@ def _which_argument(name: str) -> Callable[[_Function], _Function]:
 
 @click.group(cls=Group)
 def checkpoint() -> None:
-    """List, verify, compare and export checkpoints.
+    """Save, list, verify, compare and export checkpoints.
 
-    They are read from the disk, so run this on the machine that has them.
+    All but now read the disk, so run them on the machine that has the files.
     """
+
+
+@checkpoint.command()
+@job_argument
+@click.option("--timeout", type=click.FloatRange(min=0), help="Seconds to wait. Default: no limit.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until it is durable.")
+def now(job: str, timeout: float | None, *, no_wait: bool) -> None:
+    """Save a checkpoint of a running job, and print its step.
+
+    The job has to be synchronous; it goes on training. Exit code 7 if the
+    timeout expired: the checkpoint is saved as soon as all ranks are ready.
+    """
+    with attached(job) as found:
+        found.checkpoint()
+        if no_wait:
+            click.echo(f"{found.id} will save a checkpoint; see: muster events {found.id}")
+            return
+        code = watch_to_end(found, lambda: found.wait("checkpoint", timeout, progress=True))
+        told = [it for it in found.events() if it.kind.startswith("checkpoint_")][-1:]
+        for event in told:
+            if event.kind == "checkpoint_saved":  # else the job has ended before
+                click.echo(f"{found.id}: {event.message}")
+        sys.exit(code)
 
 
 @checkpoint.command()

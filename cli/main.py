@@ -66,7 +66,7 @@ HEADINGS: Final = {
     "Data": {
         "dataset": Entry("cli.dataset:dataset", "Create a data set to train on."),
         "checkpoint": Entry(
-            "cli.checkpoints:checkpoint", "List, verify, compare and export checkpoints."
+            "cli.checkpoints:checkpoint", "Save, list, verify, compare and export checkpoints."
         ),
         "digest": Entry("cli.checkpoints:digest", "Print the SHA-256 of a job's newest state."),
     },

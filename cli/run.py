@@ -22,7 +22,12 @@ from cli.output import ROUTINE_EVENTS, Tracebacks, say
 from muster.contracts.environ import RANK_DEFAULTS
 from muster.contracts.job import JobId
 from muster.contracts.paths import JobFiles, LogName
-from muster.contracts.spec import VIRTUAL_SHARDS_OF_SCRIPTS, JobSpec
+from muster.contracts.spec import (
+    VIRTUAL_SHARDS_OF_SCRIPTS,
+    JobSpec,
+    Mode,
+    usual_checkpoint_every,
+)
 from muster.contracts.spec_problems import checked, checked_job_id
 from muster.host.extras import require_server
 from muster.host.programs import callers_python, command_problem
@@ -158,14 +163,16 @@ def run(  # noqa: PLR0913  each option is a parameter
     if "--" in words[1:2] and (module or words[0].endswith(".py")):
         words = (words[0], *words[2:])  # `muster submit` wants it between script and arguments
     python = python or callers_python(os.environ)
+    mode: Mode = "synchronous" if elastic else "independent"
     named = argv_of_module if module else argv_of_script
     spec = JobSpec(
         command=named(words, Path.cwd(), python),
         python=python,
         world_size=ranks,
         restart_scope="rank" if elastic else restart_scope,
-        mode="synchronous" if elastic else "independent",
+        mode=mode,
         virtual_shards=VIRTUAL_SHARDS_OF_SCRIPTS if elastic else JobSpec().virtual_shards,
+        checkpoint_every=usual_checkpoint_every(mode, words),
         max_restarts=max_restarts,
         max_kills=max_restarts,  # torchrun counts a kill as a failure like any other
         env={name: os.environ[name] for name in RANK_DEFAULTS if name in os.environ},

@@ -172,7 +172,13 @@ def group_request(job: TrackedJob) -> AnnounceGroup:
         for worker, rank, said in zip(group.workers, group.ranks, ready, strict=True)
     )
     token = sha256(f"{job.group_secret}/{group.round}".encode()).hexdigest()
-    message = WorkerGroup(generation=group.round, token=token, members=members, paused=group.paused)
+    message = WorkerGroup(
+        generation=group.round,
+        token=token,
+        members=members,
+        paused=group.paused,
+        save=group.save > 0,
+    )
     return AnnounceGroup(group=message, incarnations=group.attempts)
 
 

@@ -405,6 +405,8 @@ def _take_requests(job: TrackedJob, row: Job, departures: Collection[int], now: 
         job.observe(actions.ScaleRequested(world_size=row.world_size), now)
     if row.pause_request != job.snapshot.pause_requested:
         job.observe(actions.PauseRequested(paused=row.pause_request), now)
+    if row.checkpoint_requests != job.snapshot.checkpoint_requests:
+        job.observe(actions.CheckpointRequested(number=row.checkpoint_requests), now)
 
 
 def _drained(leaving: Collection[int], members: Sequence[MemberRecord]) -> list[MemberRecord]:

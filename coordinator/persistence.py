@@ -103,6 +103,7 @@ def job_row(snapshot: JobSnapshot, attachment: Attachment, now: Moment) -> JobCh
         agent_token_sha256=attachment.agent_token_sha256,
         master_port=attachment.master_port,
         restore_from=_text_of(snapshot.restore.point),
+        checkpoint_requests_done=snapshot.checkpoint_requests_done,
     )
 
 

@@ -92,6 +92,8 @@ def snapshot_of(
         group=GroupSnapshot(round=job.layout_generation and job.layout_generation + 1),
         wanted_world_size=job.world_size,
         pause_requested=job.pause_request,
+        checkpoint_requests=job.checkpoint_requests,
+        checkpoint_requests_done=job.checkpoint_requests_done,
         reason=None if job.reason is None else Reason(job.reason),
         message=job.message,
         # The message of a job without a reason is its note.

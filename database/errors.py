@@ -83,6 +83,13 @@ class JobChanged(DatabaseError):
         super().__init__(f"job {job_id} has changed since you read it: read it again, and repeat")
 
 
+class CheckpointPending(DatabaseError):
+    def __init__(self, job_id: JobId) -> None:
+        super().__init__(
+            f"job {job_id} already saves a requested checkpoint: wait until that is durable"
+        )
+
+
 class MemberMissing(DatabaseError):
     def __init__(self, job_id: JobId, worker_id: int | str) -> None:
         super().__init__(

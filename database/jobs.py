@@ -9,7 +9,14 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from database.engine import Database
-from database.errors import JobChanged, JobExists, JobMissing, JobNotTerminal, JobOver
+from database.errors import (
+    CheckpointPending,
+    JobChanged,
+    JobExists,
+    JobMissing,
+    JobNotTerminal,
+    JobOver,
+)
 from database.idempotency import Answers, IdempotencyKey, answer_to
 from database.records import Clock, Event, Job, RowVersion, utc_now, values_of
 from database.tables import DEPARTURES, EVENTS, JOBS
@@ -261,6 +268,19 @@ class Jobs:
             text = f"a {kind} was requested"
             values = {"pause_request": paused}
             return self._request(connection, job, f"{kind}_requested", text, actor, values)
+
+    def request_checkpoint(self, job_id: JobId, *, actor: str | None = None) -> Job:
+        """Request a checkpoint of a running job, and return the job.
+
+        Raises `JobMissing`, `JobOver` or `CheckpointPending`.
+        """
+        with self._database.writing() as connection:
+            job = get_continuing_job(connection, job_id)
+            if job.is_checkpoint_pending:
+                raise CheckpointPending(job_id)
+            values = {"checkpoint_requests": job.checkpoint_requests + 1}
+            kind, text = "checkpoint_requested", "a checkpoint was requested"
+            return self._request(connection, job, kind, text, actor, values)
 
     @contextmanager
     def keeping(self, job_id: JobId, uid: JobUid) -> Iterator[None]:

@@ -72,12 +72,19 @@ class Job:
     master_port: int = 0  # MASTER_PORT of a command's ranks; belongs to the agent's generation
     restore_from: str | None = None  # from where the present attempts of a gang go on
     pause_request: bool = False  # True: take no step until the job is resumed
+    checkpoint_requests: int = 0  # how often a checkpoint was requested
+    checkpoint_requests_done: int = 0  # how many of them are durable; the coordinator writes it
 
     @property
     def world_size(self) -> int:
         """The number of ranks wanted now."""
         wanted = self.wanted_world_size
         return self.spec.world_size if wanted is None else wanted
+
+    @property
+    def is_checkpoint_pending(self) -> bool:
+        """True if a checkpoint was requested that is not durable yet."""
+        return self.checkpoint_requests > self.checkpoint_requests_done and not self.is_terminal
 
     @property
     def row_version(self) -> RowVersion:
@@ -177,6 +184,7 @@ class JobChange:
     agent_token_sha256: str | None
     master_port: int = 0
     restore_from: str | None = None
+    checkpoint_requests_done: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,7 +118,11 @@ def job_fields() -> str:
 
 
 def _type(field: dict[str, Any]) -> str:
-    one = _without_null(field)
+    kinds = [kind for kind in field.get("anyOf", [field]) if kind.get("type") != "null"]
+    return " or ".join(map(_type_of, kinds))
+
+
+def _type_of(one: dict[str, Any]) -> str:
     if "enum" in one:
         return " or ".join(f"`{word}`" for word in one["enum"])
     of = {"array": "list of strings", "object": "mapping of strings"}

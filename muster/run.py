@@ -47,6 +47,7 @@ from muster.program import refuse_while_loaded
 from muster.runtime.agent_client import AgentClient, AgentSocket
 from muster.runtime.exit_report import print_error
 from muster.runtime.heartbeat import Supervision
+from muster.runtime.save_timer import SaveTimer
 from muster.runtime.stderr_messages import flush_streams
 from muster.runtime.storage_client import open_checkpoints, open_data
 
@@ -82,6 +83,7 @@ class Run:
         self._metrics: dict[str, float] = {}
         self._checkpoints_saved = 0
         self._last_checkpoint_step: int | None = None
+        self._save_timer: Final = SaveTimer()
         self._exit_code = 0
         session = OpenCheckpoints(
             location=self._checkpoints_of(settings.job_id),
@@ -143,7 +145,8 @@ class Run:
     @property
     def should_checkpoint(self) -> bool:
         """Whether the job's `checkpoint_every` asks for a checkpoint after this step."""
-        return self.steps_done % self.settings.checkpoint_every == 0
+        every = self.settings.checkpoint_every
+        return self._save_timer.is_due() if every == "auto" else self.steps_done % every == 0
 
     def start(self) -> None:
         """Connect to the agent, and handle SIGTERM and errors of Muster; `join` calls this."""
@@ -229,9 +232,10 @@ class Run:
             state = {**(state or {}), name: part}
         position = self._reader.committed
         noted = partial(self._note_saved, position.step)
-        self._checkpoints.save(
-            position.step, position, flatten({} if state is None else state), noted
-        )
+        with self._save_timer.saving():
+            self._checkpoints.save(
+                position.step, position, flatten({} if state is None else state), noted
+            )
 
     def flush(self) -> None:
         """Wait until the last checkpoint is durable; raises a `CheckpointError` if it is not."""

@@ -1,6 +1,6 @@
-"""The pool of a job: show it, scale it, remove a worker, pause and resume."""
+"""The pool of a job: show it, scale it, remove a worker, pause and resume, save."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Response
 
@@ -10,8 +10,10 @@ from api.listing import IfMatch, required_version
 from api.schema import JobPatch, KnownJobId, KnownWorkerId, body, operation, reply
 from api.views import job_tag, job_view, member_list
 from database.errors import JobOver
-from muster.contracts.job import JobId
+from muster.contracts.job import JobId, JobStatus
 from muster.contracts.views import JobView, MemberList
+
+_TRAINS: Final = frozenset({JobStatus.RUNNING, JobStatus.RECOVERING, JobStatus.PAUSED})
 
 router = APIRouter(tags=["jobs"])
 
@@ -65,6 +67,33 @@ def pause_job(job_id: KnownJobId, state: State, caller: CurrentCaller) -> Respon
 def resume_job(job_id: KnownJobId, state: State, caller: CurrentCaller) -> Response:
     """End a requested pause. A job that is not paused stays as it is."""
     return _set_pause(state, job_id, caller.name, paused=False)
+
+
+@router.post(
+    "/jobs/{job_id}/checkpoint",
+    **operation("Save a checkpoint now", SUBMIT, JobView, 404, 409),
+)
+def request_checkpoint(job_id: KnownJobId, state: State, caller: CurrentCaller) -> Response:
+    """Save at the next step boundary, when every worker is ready; training then goes on.
+
+    It is durable once `checkpoint_requested` is false; the event `checkpoint_saved` names its step.
+    """
+    seen = state.jobs.get(job_id)
+    if seen.is_terminal:
+        raise JobOver(seen.job_id, seen.status)
+    if seen.spec.mode == "independent":
+        raise Conflict(
+            "saves-by-itself",
+            f"{job_id} is independent: each of its ranks decides itself when it saves. Stop it "
+            f"(POST /jobs/{job_id}/stop) for a last checkpoint.",
+        )
+    if seen.status not in _TRAINS:
+        raise Conflict(
+            "not-running", f"{job_id} is {seen.status_shown}: wait until it runs, and ask again."
+        )
+    job = state.jobs.request_checkpoint(job_id, actor=caller.name)
+    state.coordinator.wake()
+    return reply(job_view(job))
 
 
 @router.get(

@@ -139,6 +139,12 @@ class PauseRequested(_Value, frozen=True):
     paused: bool
 
 
+class CheckpointRequested(_Value, frozen=True):
+    """A user wants a checkpoint now."""
+
+    number: int  # counts up with each request
+
+
 class LeaveRequested(_Value, frozen=True):
     """A user wants a worker to leave."""
 
@@ -161,15 +167,14 @@ class JobFailed(_Value, frozen=True):
     failure: JobFailure
 
 
+PoolRequest: TypeAlias = ScaleRequested | PauseRequested | CheckpointRequested | LeaveRequested
 Observation: TypeAlias = (
     ActionTaken
     | AgentConnected
     | AgentDisconnected
     | AgentLost
     | StopRequested
-    | ScaleRequested
-    | PauseRequested
-    | LeaveRequested
+    | PoolRequest
     | Interrupted
     | LoopStalled
     | JobFailed

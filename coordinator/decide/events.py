@@ -21,6 +21,7 @@ from muster.contracts.messages import (
     RankSaid,
     RankSpawned,
     RestoreFailed,
+    Saved,
     StateMismatch,
     Warned,
 )
@@ -102,6 +103,9 @@ def _of_message(before: JobSnapshot, said: RankSaid, after: JobSnapshot) -> NewE
             plural = "" if len(mismatch.workers) == 1 else "s"
             message = f"worker{plural} {workers}: {printable(mismatch.message)}"
             return NewEvent(kind="workers_disputed", message=message)
+        case Saved(step=step) if before.checkpoint_requests_done < after.checkpoint_requests_done:
+            words = f"the requested checkpoint of step {step} is durable"
+            return NewEvent(kind="checkpoint_saved", message=words)
         case PeerLost() as lost:
             return _of_lost_peer(before, said.rank, lost)
         case _:
@@ -203,10 +207,11 @@ def describe_exit(rank: RankSnapshot) -> str:
 def describe_group(group: GroupSnapshot) -> str:
     """Return which ranks train together from now on."""
     ranks = ", ".join(map(str, sorted(group.ranks)))
-    if group.paused:
-        return f"no step is taken until the job is resumed (ranks {ranks})"
     is_alone = len(group.ranks) == 1
-    return f"rank {ranks} trains alone" if is_alone else f"ranks {ranks} train together"
+    words = f"rank {ranks} trains alone" if is_alone else f"ranks {ranks} train together"
+    if group.paused:
+        words = f"no step is taken until the job is resumed (ranks {ranks})"
+    return f"{words}; the requested checkpoint is saved first" if group.save else words
 
 
 def describe_late_agent(snapshot: JobSnapshot, seconds: float) -> str:

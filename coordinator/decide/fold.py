@@ -48,7 +48,12 @@ def fold(  # noqa: C901, PLR0911  one return for each kind of observation
             return _change_agent(snapshot, observation, now)
         case actions.StopRequested():
             return _request_stop(snapshot, observation, now)
-        case actions.ScaleRequested() | actions.PauseRequested() | actions.LeaveRequested():
+        case (
+            actions.ScaleRequested()
+            | actions.PauseRequested()
+            | actions.CheckpointRequested()
+            | actions.LeaveRequested()
+        ):
             return fold_pool.note_request(snapshot, observation)
         case actions.Interrupted():
             grace = snapshot.spec.stop_grace_seconds

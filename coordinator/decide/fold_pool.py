@@ -23,16 +23,15 @@ DIVERGED: Final = Cause(
 PoolMessage: TypeAlias = Ready | JoinedGroup | PeerLost | StateMismatch | Saved
 
 
-def note_request(
-    snapshot: JobSnapshot,
-    observation: actions.ScaleRequested | actions.PauseRequested | actions.LeaveRequested,
-) -> JobSnapshot:
+def note_request(snapshot: JobSnapshot, observation: actions.PoolRequest) -> JobSnapshot:
     """Note what a user wants; `plan` acts on it."""
     match observation:
         case actions.ScaleRequested():
             return replace(snapshot, wanted_world_size=observation.world_size)
         case actions.PauseRequested():
             return replace(snapshot, pause_requested=observation.paused)
+        case actions.CheckpointRequested():
+            return replace(snapshot, checkpoint_requests=observation.number)
         case actions.LeaveRequested():
             for rank in snapshot.in_service:
                 if rank.worker_id == observation.worker_id:
@@ -84,7 +83,10 @@ def apply_message(
         case StateMismatch():
             return replace(snapshot, divergent=snapshot.divergent | set(message.workers))
         case Saved():
-            return snapshot
+            # A save of an earlier round may be older than the request.
+            served = snapshot.group.save if message.generation == snapshot.group.round else 0
+            done = max(snapshot.checkpoint_requests_done, served)
+            return replace(snapshot, checkpoint_requests_done=done)
     assert_never(message)
 
 

@@ -52,11 +52,12 @@ def stop_divergent_ranks(snapshot: JobSnapshot, _now: float) -> Iterator[Action]
 
 
 def publish_group(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
-    """Start a group round when members change, when one has lost a peer, or for a pause."""
+    """Start a group round for new members, a lost peer, a pause or a requested checkpoint."""
     if not snapshot.is_synchronous or snapshot.agent is not AgentState.CONNECTED:
         return
     if snapshot.is_ending and not _needs_another_saver(snapshot):
         return
+    requested, done = snapshot.checkpoint_requests, snapshot.checkpoint_requests_done
     members = sorted(filter(_can_train, snapshot.ranks), key=lambda rank: rank.worker_id or 0)
     if len(members) < (1 if snapshot.is_ending else max(1, snapshot.spec.min_workers)):
         return  # the remaining members wait at their present step
@@ -66,6 +67,7 @@ def publish_group(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
         ranks=tuple(rank.rank for rank in members),
         attempts=tuple(rank.attempt for rank in members),
         paused=snapshot.pause_requested or snapshot.is_ending,
+        save=requested if requested > done else 0,
     )
     is_due = _is_change(snapshot, wanted) and not _is_gathering(snapshot, now)
     if is_due and not _are_members_joining(snapshot, wanted):
@@ -108,7 +110,9 @@ def pool_status(snapshot: JobSnapshot) -> SetStatus | None:
         )
         message = ". ".join([*islice(troubles, 1), count])
         return SetStatus(status=JobStatus.PAUSED, reason=Reason.TOO_FEW_WORKERS, message=message)
-    if group.paused and all(snapshot.ranks[n].joined_round == group.round for n in group.ranks):
+    is_saving = group.save > 0 and snapshot.reason is Reason.PAUSED_BY_USER  # paused before
+    has_joined = all(snapshot.ranks[n].joined_round == group.round for n in group.ranks)
+    if group.paused and (is_saving or has_joined):
         return SetStatus(
             status=JobStatus.PAUSED,
             reason=Reason.PAUSED_BY_USER,
@@ -174,7 +178,7 @@ def _can_train(rank: RankSnapshot) -> bool:
 def _is_change(snapshot: JobSnapshot, wanted: GroupSnapshot) -> bool:
     present = snapshot.group
     is_same = (present.workers, present.paused) == (wanted.workers, wanted.paused)
-    return not is_same or _is_peer_lost(snapshot)
+    return not is_same or wanted.save > present.save or _is_peer_lost(snapshot)
 
 
 def _is_peer_lost(snapshot: JobSnapshot) -> bool:

@@ -83,6 +83,7 @@ class GroupSnapshot:
     ranks: tuple[int, ...] = ()  # the rank of each worker
     attempts: tuple[int, ...] = ()  # the attempt of each rank
     paused: bool = False
+    save: int = 0  # number of the request for a checkpoint that this round serves; 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +211,9 @@ class JobSnapshot:
     group: GroupSnapshot = GroupSnapshot()
     wanted_world_size: int = 0  # how many ranks should be in service
     pause_requested: bool = False
+    checkpoint_requests: int = 0
+    """Requests for a checkpoint so far; only the last one can be pending."""
+    checkpoint_requests_done: int = 0
     divergent: frozenset[int] = frozenset()  # workers whose state differs from that of the others
     raised: Raised | None = None  # the last error that the program raised in any rank
     raised_by: int | None = None  # the rank that raised it

@@ -51,6 +51,9 @@ ENDING_SECONDS: Final = 3600.0
 RECONNECT_SECONDS: Final = 60.0
 """Longest time without a connection of a log stream; an upgrade of the server takes less."""
 
+CHECKPOINT: Final = "checkpoint"
+"""What `Job.wait` waits for until a requested checkpoint is durable."""
+
 _NAMED: Final = re.compile(r"\[rank (\d+)\] (.*)", re.DOTALL)
 
 
@@ -158,12 +161,15 @@ class Job:
     ) -> Self:
         """Wait until the job has the status `until` (case does not matter), or is over.
 
-        With `progress`, draw its progress on standard error. Raises `WaitTimedOut` after
-        `timeout_seconds`; the job goes on.
+        "checkpoint" waits until the checkpoint that was requested is durable. With `progress`, draw
+        its progress on standard error. Raises `WaitTimedOut` after `timeout_seconds`; the job goes
+        on.
         """
-        until = until if until == "terminal" else until.upper()
+        until = until if until in {"terminal", CHECKPOINT} else until.upper()
         if not progress:
-            return self._wait(until, timeout_seconds, WAIT_SECONDS, lambda _: None)
+            # The server waits for statuses only.
+            look_seconds = LOOK_SECONDS if until == CHECKPOINT else WAIT_SECONDS
+            return self._wait(until, timeout_seconds, look_seconds, lambda _: None)
         shown = Progress(sys.stderr, self._connection.monotonic)
         try:
             self._wait(
@@ -206,7 +212,9 @@ class Job:
 
     def _await(self, until: str, seconds: float, deadline: float = math.inf) -> bool:
         """Update `view` once the status is reached or the time is over; return if it is reached."""
-        query: Query = {"until": until, "wait": max(0.0, seconds)}
+        is_checkpoint = until == CHECKPOINT
+        status = "terminal" if is_checkpoint else until
+        query: Query = {"until": status, "wait": max(0.0, seconds)}
         answer = self._connection.ask(
             "GET",
             self._path(),
@@ -214,7 +222,9 @@ class Job:
             read_seconds=seconds + TIMEOUT_SECONDS,
             deadline=deadline,
         )
-        return self._update(answer).is_terminal or self.status == until
+        is_over = self._update(answer).is_terminal
+        is_durable = is_checkpoint and not self.view.checkpoint_requested
+        return is_over or is_durable or self.status == until
 
     def _summary(self, deadline: float) -> SummaryView:
         answer = self._connection.ask("GET", self._path("summary"), deadline=deadline)
@@ -232,6 +242,10 @@ class Job:
     def resume(self) -> Self:
         """Request the end of a pause."""
         return self._order("resume")
+
+    def checkpoint(self) -> Self:
+        """Request a checkpoint now, see `wait`; running synchronous jobs only."""
+        return self._order(CHECKPOINT)
 
     def stop(self, grace_seconds: float | None = None, reason: str | None = None) -> Self:
         """Request a last checkpoint and the end; a job that is over stays as it is.

@@ -8,8 +8,18 @@ what `RankSettings.read` reads. An empty variable counts as unset.
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 from msgspec import Meta
@@ -28,11 +38,13 @@ from muster.contracts.spec import (
     PROGRAM_WANTED,
     SAMPLES_PER_SHARD_MIN,
     BackendChoice,
+    CheckpointEvery,
     JobSpec,
     Mode,
     fits_shards,
     is_power_of_two,
     is_program,
+    usual_checkpoint_every,
     usual_mode,
 )
 
@@ -151,6 +163,9 @@ _NOT_FOR_RANKS: Final = frozenset({"checkpoint_dir", "dataset_dir", "restart_sco
 """Not written for ranks, or not as they are in the spec."""
 
 
+_UNIONS: Final = (Union, UnionType)
+
+
 class Variable(NamedTuple):
     """The declaration of one environment variable, as the metadata of a settings field."""
 
@@ -162,7 +177,9 @@ class Variable(NamedTuple):
     def parse(self, text: str, kind: Any) -> Any:  # noqa: ANN401  a type and its value
         """Return `text` as a value of type `kind`, or raise `InvalidEnvironment`."""
         bare = _bare(kind)
-        limited = kind if self.high is None else Annotated[bare, Meta(ge=self.low, le=self.high)]
+        limited = kind
+        if self.high is not None and get_origin(bare) not in _UNIONS:
+            limited = Annotated[bare, Meta(ge=self.low, le=self.high)]
         value: object = text
         try:
             if bare == Location:
@@ -188,6 +205,9 @@ class Variable(NamedTuple):
             return 'a JSON list of words, such as ["python", "train.py"]'
         if kind == Location:
             return "a path, or s3://bucket/prefix"
+        if get_origin(kind) in _UNIONS:
+            number, words = get_args(kind)
+            return f"{self._wanted(_bare(number))}, or {' or '.join(get_args(words))}"
         words = {bool: "1 or 0", int: "an integer", float: "a number"}[kind]
         if kind is bool or self.high is None:
             return words
@@ -253,7 +273,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     # From `JOB_VARIABLES`
     world_size: int
-    checkpoint_every: int
+    checkpoint_every: CheckpointEvery
     keep_last: int
     sleep_sec: float
     epochs: int
@@ -310,7 +330,9 @@ def spec_from_environment(environ: Mapping[str, str]) -> JobSpec:
     """Return the job that the public names describe, for a coordinator started by hand."""
     found = _read_job(environ)
     fields = {field: value for field, value in found.items() if field not in _NOT_BY_HAND}
-    fields.setdefault("mode", usual_mode(fields.get("command")))
+    command = fields.get("command")
+    mode = fields.setdefault("mode", usual_mode(command))
+    fields.setdefault("checkpoint_every", usual_checkpoint_every(mode, command))
     return _checked(JobSpec(**fields))
 
 

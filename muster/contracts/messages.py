@@ -186,7 +186,7 @@ class GroupMember(_Message, frozen=True, tag="seat"):
     port: int
 
 
-class WorkerGroup(_Message, frozen=True, tag="layout"):
+class WorkerGroup(_Message, frozen=True, omit_defaults=True, tag="layout"):
     """The workers that train together from now on. A rank that is not a member exits.
 
     File descriptors of shared memory travel with it: first the memory that all members write
@@ -197,6 +197,7 @@ class WorkerGroup(_Message, frozen=True, tag="layout"):
     token: str  # members prove with it that they belong to the group
     members: tuple[GroupMember, ...] = msgspec.field(name="seats")
     paused: bool  # no step is taken until the next round
+    save: bool = False  # a checkpoint was requested: save the present step before the next one
 
 
 # Agent → coordinator

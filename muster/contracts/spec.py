@@ -52,6 +52,9 @@ passes at most 253 at once."""
 Mode: TypeAlias = Literal["independent", "synchronous"]
 """Each rank has its own model and shards, or all ranks train one model together."""
 
+CheckpointEvery: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000_000)] | Literal["auto"]
+"""Steps between checkpoints, or as often as costs little, see `muster.runtime.save_timer`."""
+
 BackendChoice: TypeAlias = Literal["auto", "shared_memory", "tcp"]
 RestartScope: TypeAlias = Literal["rank", "gang"]
 
@@ -68,6 +71,12 @@ def _doc(text: str) -> Meta:
 _MODE_MEANING: Final = (
     "In independent mode each rank works through its own shards; in synchronous mode all ranks "
     "hold one model, and their number may change while it trains."
+)
+_EVERY_MEANING: Final = Meta(
+    description="Steps between checkpoints, or auto: as often as takes 2 % of the time. Default: "
+    "auto for a command in synchronous mode, else 5. A warning names a better number if saving "
+    "takes more than a tenth of the time.",
+    extra={"wanted": "a number of steps, or auto"},
 )
 _COMMAND_WANTED: Final = (
     'a list of words, such as ["python", "train.py"], or for a shell line '
@@ -123,15 +132,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             ge=0, le=2**63 - 1, description="Decides the order of samples and the initial weights."
         ),
     ] = 0
-    checkpoint_every: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1_000_000_000,
-            description="Steps between checkpoints. A warning names a better number if saving "
-            "takes more than a tenth of the time.",
-        ),
-    ] = 5
+    checkpoint_every: Annotated[CheckpointEvery, _EVERY_MEANING] = 5
     keep_last: Annotated[
         int,
         Meta(
@@ -304,10 +305,16 @@ class JobRequest(JobSpec, frozen=True, kw_only=True):
         Mode | None, _doc(f"{_MODE_MEANING} Default: independent with a command, else synchronous.")
     ] = None  # type: ignore[assignment]  # None only in a request: `spec` resolves it
 
+    checkpoint_every: Annotated[CheckpointEvery | None, _EVERY_MEANING] = None  # type: ignore[assignment]  # as above
+
     def spec(self) -> JobSpec:
-        """Return the requested job, with its mode resolved."""
+        """Return the requested job, with the fields resolved whose defaults depend on others."""
         fields = {name: getattr(self, name) for name in JobSpec.__struct_fields__}
-        return JobSpec(**fields | {"mode": self.mode or usual_mode(self.command)})
+        mode = self.mode or usual_mode(self.command)
+        every: CheckpointEvery | None = self.checkpoint_every
+        if every is None:
+            every = usual_checkpoint_every(mode, self.command)
+        return JobSpec(**fields | {"mode": mode, "checkpoint_every": every})
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -342,6 +349,12 @@ VIRTUAL_SHARDS_OF_SCRIPTS: Final = 8
 def usual_mode(command: Sequence[str] | None) -> Mode:
     """Return the default mode: Muster does not manage the training of a command."""
     return "synchronous" if command is None else "independent"
+
+
+def usual_checkpoint_every(mode: Mode, command: Sequence[str] | None) -> CheckpointEvery:
+    """Return the default of a job: the steps of a script may take any time."""
+    is_script = mode == "synchronous" and command is not None
+    return "auto" if is_script else JobSpec().checkpoint_every
 
 
 def is_program(reference: str) -> bool:

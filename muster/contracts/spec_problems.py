@@ -61,7 +61,7 @@ def mismatches(
 ) -> Iterator[Mismatch]:
     """Yield where `value` breaks its declaration. The text of a secret is never repeated."""
     shown = UNSHOWN if is_secret else _shown(value)
-    declared, wanted, is_optional = _unwrapped(declared)
+    declared, wanted, is_optional = _unwrapped(declared, value)
     if value is None and is_optional:
         return
     match declared:
@@ -81,10 +81,10 @@ def mismatches(
         case inspect.StrType():
             yield from _text_mismatches(value, declared, wanted, shown)
         case _:
-            yield from _other_mismatches(value, declared, shown)
+            yield from _other_mismatches(value, declared, wanted, shown)
 
 
-def _unwrapped(declared: inspect.Type) -> tuple[inspect.Type, str | None, bool]:
+def _unwrapped(declared: inspect.Type, value: object) -> tuple[inspect.Type, str | None, bool]:
     """Return the type without metadata and None, its wording for errors, and whether None fits."""
     wanted, is_optional = None, False
     while isinstance(declared, inspect.Metadata | inspect.UnionType):
@@ -92,8 +92,10 @@ def _unwrapped(declared: inspect.Type) -> tuple[inspect.Type, str | None, bool]:
             wanted = (declared.extra or {}).get("wanted", wanted)
             declared = declared.type
         else:
-            is_optional = True
-            (declared,) = (one for one in declared.types if not isinstance(one, inspect.NoneType))
+            is_optional = any(isinstance(one, inspect.NoneType) for one in declared.types)
+            kinds = [one for one in declared.types if not isinstance(one, inspect.NoneType)]
+            words = (one for one in kinds if isinstance(one, inspect.LiteralType))
+            declared = next((one for one in words if value in one.values), kinds[0])
     return declared, wanted, is_optional
 
 
@@ -114,10 +116,12 @@ def _text_mismatches(
         yield Mismatch((), "string_pattern_mismatch", message)
 
 
-def _other_mismatches(value: object, declared: inspect.Type, shown: str) -> Iterator[Mismatch]:
+def _other_mismatches(
+    value: object, declared: inspect.Type, wanted: str | None, shown: str
+) -> Iterator[Mismatch]:
     match declared:
         case inspect.IntType() if type(value) is not int:
-            yield Mismatch((), "int_type", f"expected an integer, got {shown}")
+            yield Mismatch((), "int_type", f"expected {wanted or 'an integer'}, got {shown}")
         case inspect.FloatType() if type(value) not in (int, float):
             yield Mismatch((), "float_type", f"expected a number, got {shown}")
         case inspect.IntType(ge=low, le=high) | inspect.FloatType(ge=low, le=high):
@@ -239,6 +243,11 @@ def _mode_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         yield FieldProblem(
             "restart_scope",
             "gang needs a command in mode independent: managed ranks go on when one dies",
+        )
+    if spec.restart_scope == "gang" and spec.checkpoint_every == "auto":
+        yield FieldProblem(
+            "checkpoint_every",
+            "auto is not for a gang, whose ranks must save the same steps: give a number of steps",
         )
 
 

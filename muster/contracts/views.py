@@ -44,6 +44,9 @@ class JobView(_JobHeading, frozen=True, kw_only=True):
     is_terminal: bool
     stop_requested: bool
     pause_requested: bool
+    checkpoint_requested: Annotated[
+        bool, _doc("A checkpoint was requested and is not durable yet.")
+    ] = False
     spec: Annotated[
         dict[str, Any],
         _doc(

@@ -78,6 +78,7 @@ def join(  # noqa: PLR0913  what a training loop has
     own_variables = {JOB_VARIABLES[name]: str(value) for name, value in own.items()}
     own_variables[JOB_VARIABLES["mode"]] = "synchronous"
     own_variables[JOB_VARIABLES["virtual_shards"]] = str(VIRTUAL_SHARDS_OF_SCRIPTS)
+    own_variables[JOB_VARIABLES["checkpoint_every"]] = "auto"
 
     def read_settings() -> RankSettings:
         given = {name: text for name, text in os.environ.items() if text}

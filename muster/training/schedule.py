@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from muster.contracts.messages import EpochDone
 from muster.contracts.shards import HASH_MODULUS, Position
+from muster.contracts.spec import CheckpointEvery
 from muster.datasets.index import Totals
 from muster.datasets.order import steps_per_epoch
 from muster.training.state_sync import Committed
@@ -20,7 +21,7 @@ class Schedule:
     virtual_shards: int
     epochs: int
     seed: int
-    checkpoint_every: int
+    checkpoint_every: CheckpointEvery
 
     drop_last: ClassVar[bool] = False
     """Whether an epoch leaves out the samples that do not fill its last batch."""
@@ -36,8 +37,11 @@ class Schedule:
     def is_over(self, committed: Committed) -> bool:
         return committed.is_last or committed.position.step >= self.total_steps
 
-    def is_checkpoint_due(self, committed: Committed) -> bool:
-        return committed.position.step % self.checkpoint_every == 0 or self.is_over(committed)
+    def is_checkpoint_due(self, committed: Committed, *, is_time: bool) -> bool:
+        """Return whether to save after a step; `is_time` decides if `checkpoint_every` is auto."""
+        every = self.checkpoint_every
+        is_due = is_time if every == "auto" else committed.position.step % every == 0
+        return is_due or self.is_over(committed)
 
     def expected(self, epoch: int) -> Totals:  # noqa: ARG002  others leave samples out
         """Return the totals of what an epoch reads."""

@@ -18,6 +18,7 @@ from muster.collectives.errors import CollectiveError
 from muster.collectives.tree import Block, BlockAssignment, assign_blocks
 from muster.contracts.messages import WorkerGroup
 from muster.host.trace import stamp
+from muster.runtime.save_timer import SaveTimer
 from muster.training.blocks import ENDS, Computer, Tasks
 from muster.training.fingerprint import Fingerprint
 from muster.training.group import PEER_TIMEOUT_SECONDS, Group, GroupFactory
@@ -118,6 +119,7 @@ class Trainer:
         self.ends_after_step = False
         """Set by this rank's program: all ranks end after the same step, the next to be summed."""
         self._saved_step = -1
+        self._save_timer: Final = SaveTimer()
 
     def train(self) -> Tasks[Outcome]:
         """Train until this rank has nothing left to do, and yield the leaves to compute.
@@ -150,6 +152,8 @@ class Trainer:
             with created as group:
                 assignment = self._sync(worker_group, group)
                 if worker_group.paused:
+                    if worker_group.save:
+                        self._save_with_retries(worker_group)
                     group.backend.barrier(timeout_seconds=PEER_TIMEOUT_SECONDS)
                     return None
                 yield from self._take_steps(worker_group, group, assignment)
@@ -193,6 +197,8 @@ class Trainer:
     ) -> Tasks[None]:
         """Take every remaining step; return once the last checkpoint is durable."""
         even = assign_blocks([()] * group.backend.world_size, self._schedule.virtual_shards)
+        is_requested = worker_group.save and self.is_saver
+        is_requested = is_requested and not self._try_to_save(worker_group)
         while not self._schedule.is_over(self._replica.committed):
             step = self._replica.position.step
             with self._in_step():
@@ -206,12 +212,15 @@ class Trainer:
                 )
                 self._commit(total)
             assignment = self._replay.split(even, step + 1)
-            if self.is_saver and self._schedule.is_checkpoint_due(self._replica.committed):
-                self._try_to_save(worker_group)
+            is_due = self._schedule.is_checkpoint_due(
+                self._replica.committed, is_time=self._save_timer.is_due()
+            )
+            # A requested one that has failed is tried again after each step.
+            if is_requested or (is_due and self.is_saver):
+                is_requested &= not self._try_to_save(worker_group)
             self._updates.check()
             self._callbacks.wait_between_steps(self._updates.check)
-        while self.is_saver and not self._try_to_save(worker_group):
-            self._callbacks.wait_before_retry(self._updates.check)
+        self._save_with_retries(worker_group)
         group.backend.barrier(timeout_seconds=PEER_TIMEOUT_SECONDS)
 
     @contextmanager
@@ -270,8 +279,13 @@ class Trainer:
             return False
         return True
 
+    def _save_with_retries(self, worker_group: WorkerGroup) -> None:
+        while self.is_saver and not self._try_to_save(worker_group):
+            self._callbacks.wait_before_retry(self._updates.check)
+
     def _save(self, worker_group: WorkerGroup) -> None:
         step = self._replica.position.step
         if not self._replica.is_empty and step != self._saved_step:
-            self._callbacks.save_checkpoint(worker_group, self._replica)
+            with self._save_timer.saving():
+                self._callbacks.save_checkpoint(worker_group, self._replica)
             self._saved_step = step

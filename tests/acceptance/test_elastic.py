@@ -1,7 +1,10 @@
 """Ranks join, die and leave while one model trains; its bits stay the same."""
 
 import os
+import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -63,6 +66,27 @@ def test_a_pause_holds_the_step(installation: Installation, undisturbed: str) ->
     assert job.see()["step"] == step, "not even for a newcomer"
     assert job.active()[0] == before[0]
     job.resumes()
+    assert job.completes() == undisturbed
+
+
+@pytest.mark.parametrize("who", ["saver", "coordinator"])
+def test_a_requested_checkpoint_is_durable_though_one_dies(
+    installation: Installation, undisturbed: str, who: str
+) -> None:
+    job = PooledJob(installation, pace_seconds=0.05, world_size=3, checkpoint_every=1000)
+    job.trains_with(0, 1, 2)
+    step = job.wait_for_steps()
+    command = [sys.executable, "-P", "-m", "cli", "checkpoint", "now", job.job_id]
+    environment = {**installation.environment, "MUSTER_URL": installation.url}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as asked:
+        installation.wait_until(job.job_id, lambda _: "checkpoint_requested" in job.kinds())
+        job.signals(0) if who == "saver" else installation.restart_coordinator()
+        printed, _ = asked.communicate(timeout=60)
+    assert asked.returncode == 0
+    saved = int(re.search(r"checkpoint of step (\d+) is durable", printed)[1])
+    assert saved >= step
+    assert saved in [one["step"] for one in job.audit()["checkpoints"]]
+    assert job.kinds().count("checkpoint_saved") == 1
     assert job.completes() == undisturbed
 
 

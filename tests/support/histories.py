@@ -132,7 +132,8 @@ def _words(action: Action) -> tuple[str, str]:
         case actions.PublishGroup(group=group):
             members = zip(group.workers, group.ranks, strict=True)
             pairs = " ".join(f"{worker}@{rank}" for worker, rank in members)
-            return f"{'pause' if group.paused else 'group'} {group.round}:", pairs
+            kind = "pause" if group.paused else "group"
+            return f"{'save in ' if group.save else ''}{kind} {group.round}:", pairs
         case actions.ListCheckpoints():
             return "list checkpoints", ""
         case actions.StartAgent() | actions.KillAgent() | actions.DismissAgent():

@@ -48,6 +48,10 @@ class PooledJob:
         assert answer.is_success, answer.text
         return list(answer.json()["workers"])
 
+    def kinds(self) -> list[str]:
+        """Return the kinds of its events, oldest first."""
+        return self.installation.kinds(self.job_id)
+
     def states(self) -> dict[int, str]:
         return {int(worker["worker_id"]): worker["state"] for worker in self.workers()}
 

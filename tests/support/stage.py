@@ -168,6 +168,7 @@ class Stage:
         self.full_at: list[int] = []
         """The steps at which a checkpoint fails, each as often as it is listed."""
         self.unkept: list[int] = []
+        self.saved: list[int] = []  # the steps of all checkpoints
         self.taken: list[tuple[int, int]] = []
         self.disputes: list[tuple[int, ...]] = []
         self.reached = -1
@@ -205,14 +206,19 @@ class Stage:
                 group.kill(self.members.index(player))
             self._announce([p for p in self.members if p is not player])
 
-    def pauses(self) -> None:
+    def pauses(self, *, save: bool = False) -> None:
         with self.lock:
-            self._announce(self.members, paused=True)
+            self._announce(self.members, paused=True, save=save)
 
-    def holds(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+    def saves_now(self) -> None:
+        """As the coordinator does when a user requests a checkpoint."""
+        with self.lock:
+            self._announce(self.members, save=True)
+
+    def holds(self, meanwhile: Callable[[], object] = lambda: None, *, save: bool = False) -> None:
         """Pause until all have taken that up, do something, and go on."""
         with self.lock:
-            self.pauses()
+            self.pauses(save=save)
             self.held = (self.generation, meanwhile)
 
     def resumes(self) -> None:
@@ -326,7 +332,9 @@ class Stage:
         for player in self.players:
             player.layouts.stop()
 
-    def _announce(self, members: Iterable[Player], *, paused: bool = False) -> None:
+    def _announce(
+        self, members: Iterable[Player], *, paused: bool = False, save: bool = False
+    ) -> None:
         former, self.members = self.members, sorted(members, key=lambda player: player.worker_id)
         has_begun = all(player.took_up == self.generation for player in former)
         self.generation += 1
@@ -334,7 +342,9 @@ class Stage:
             GroupMember(worker_id=player.worker_id, rank=player.rank, host="", port=0)
             for player in self.members
         )
-        layout = WorkerGroup(generation=self.generation, token="", members=seats, paused=paused)
+        layout = WorkerGroup(
+            generation=self.generation, token="", members=seats, paused=paused, save=save
+        )
         # Members that take a step finish it if others are only added.
         if not has_begun or any(player not in self.members for player in former):
             for group in self.groups.values():
@@ -428,3 +438,4 @@ class _Callbacks:
             raise CheckpointFailed("no space is left")
         state = {name: array.copy() for name, array in replica.state.items()}
         self.stage.kept = (state, replica.committed)
+        self.stage.saved.append(replica.position.step)

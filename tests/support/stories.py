@@ -389,6 +389,15 @@ class Story:
     def is_resumed(self) -> Self:
         return self.observes(actions.PauseRequested(paused=False))
 
+    def is_asked_to_save(self) -> Self:
+        number = self.job.checkpoint_requests + 1
+        return self.observes(actions.CheckpointRequested(number=number))
+
+    def saves(self, rank: int, step: int, generation: int | None = None) -> Self:
+        """Let this rank report a durable checkpoint of the present group round."""
+        round_ = self.job.group.round if generation is None else generation
+        return self.rank_says(rank, msgspec.structs.replace(saved(step), generation=round_))
+
     def is_asked_to_leave(self, worker_id: int) -> Self:
         return self.observes(actions.LeaveRequested(worker_id=worker_id))
 

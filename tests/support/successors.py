@@ -31,6 +31,7 @@ def rows_of(
         version=1,
         wanted_world_size=job.wanted_world_size,
         pause_request=job.pause_requested,
+        checkpoint_requests=job.checkpoint_requests,
     )
     return row, rank_rows(job, moment)
 

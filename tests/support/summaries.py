@@ -24,6 +24,7 @@ JOB: dict[str, Any] = {
     "is_terminal": False,
     "stop_requested": False,
     "pause_requested": False,
+    "checkpoint_requested": False,
     "spec": {"mode": "synchronous"},
 }
 COUNTERS: dict[str, Any] = {

@@ -26,16 +26,18 @@ def names(service: Service, client: httpx.Client, stand_in: StandIn) -> Iterator
     """Jobs in several states, and a token of scope read."""
     elastic = {"world_size": 4, "min_workers": 3, "max_workers": 6}
     bodies = {"job": {"mode": "independent", "world_size": 2}, "elastic": elastic, "over": elastic}
+    bodies |= {"young": elastic, "saving": elastic}
     for name, body in bodies.items():
         client.post("/jobs", json={"job_id": name, **body}).raise_for_status()
     (service.root / "empty").mkdir(exist_ok=True)
     (service.root / "loop").unlink(missing_ok=True)
     (service.root / "loop").symlink_to("loop")
     members = [member(number, state=state) for number, state in enumerate(MEMBERS)]
-    for name in ("elastic", "over"):
+    for name in ("elastic", "over", "saving"):
         stand_in.run(name)
         stand_in.write(name, members=members)
     stand_in.move("over", JobStatus.COMPLETED)
+    client.post("/jobs/saving/checkpoint").raise_for_status()
     token = client.post("/tokens", json={"name": "looker", "scope": "read"}).json()["token"]
     etag = client.get("/jobs/elastic").headers["etag"]
     sizes = {"hundred": 100, "kib": 1024, "long": 5000, "headers": 130 << 10}

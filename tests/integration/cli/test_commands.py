@@ -38,6 +38,16 @@ def test_job_is_paused_and_resumed(muster: Muster, stand_in: StandIn, elastic: s
         assert stand_in.jobs.get(JobId(elastic)).pause_request is paused
 
 
+def test_one_checkpoint_is_requested_at_a_time(
+    muster: Muster, stand_in: StandIn, elastic: str
+) -> None:
+    result = muster("checkpoint", "now", elastic, "--no-wait")
+    assert result.stdout == f"{elastic} will save a checkpoint; see: muster events {elastic}\n"
+    assert stand_in.jobs.get(JobId(elastic)).is_checkpoint_pending
+    again = muster("checkpoint", "now", elastic)
+    assert (again.exit_code, "wait until that is durable" in again.stderr) == (6, True)
+
+
 def test_workers_table_fits_80_columns(muster: Muster, stand_in: StandIn, elastic: str) -> None:
     mine = replace(stand_in.lease.process, pid=4_194_304)
     gone = member(0, state="failed", node="a-node-of-a-rather-long-name.example")

@@ -81,6 +81,7 @@ OF_A_POOLED_RANK: Final[dict[str, Step]] = {
     "reports a mismatch": lambda story, rank: story.reports_mismatch(rank, rank + 1),
     "takes the last step": lambda story, rank: story.beats(rank, 100),
     "is asked to leave": lambda story, rank: story.is_asked_to_leave(rank),
+    "saves for all": lambda story, rank: story.saves(rank, story.rank(rank).progress.step),
     "the last worker is asked to leave": lambda story, _: story.is_asked_to_leave(
         len(story.job.pool.members) - 1
     ),
@@ -92,6 +93,7 @@ OF_A_POOL: Final[dict[str, Callable[[Story], object]]] = {
         for world_size in range(1, MAX_WORKERS + 1)
     },
     "is paused": lambda story: story.is_paused(),
+    "is asked to save": lambda story: story.is_asked_to_save(),
     "is resumed": lambda story: story.is_resumed(),
     "settles": lambda story: story.job.status is not JobStatus.QUEUED and story.settles(),
 }

@@ -116,6 +116,24 @@ def test_full_disk_delays_only_the_last_checkpoint(data: Path, undisturbed: str)
     assert len(stage.finished) == 2
 
 
+@pytest.mark.parametrize(("full_at", "saved"), [([], [5, 20]), ([5, 6], [7, 20])])
+def test_requested_checkpoint_is_saved_before_the_next_step(
+    data: Path, undisturbed: str, full_at: list[int], saved: list[int]
+) -> None:
+    stage = Stage(data, checkpoint_every=1000)
+    stage.full_at = [*full_at]
+    stage.at(5, stage.saves_now)
+    assert stage.plays(2).digest == undisturbed
+    assert (stage.saved, stage.unkept) == (saved, full_at)
+
+
+def test_paused_group_saves_a_requested_checkpoint(data: Path, undisturbed: str) -> None:
+    stage = Stage(data, checkpoint_every=1000)
+    stage.at(5, lambda: stage.holds(save=True))
+    assert stage.plays(2).digest == undisturbed
+    assert stage.saved == [5, 20]
+
+
 def test_save_that_failed_before_a_new_group_is_missing_at_the_end(data: Path) -> None:
     stage = Stage(data)
 

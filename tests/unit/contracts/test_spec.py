@@ -13,6 +13,7 @@ from muster.contracts.spec import (
     LIMITS,
     MAPPING_LIMIT,
     TEXT_LIMIT,
+    JobRequest,
     JobSpec,
 )
 from muster.contracts.spec_problems import checked, checked_job_id, problems
@@ -52,6 +53,8 @@ GOOD = [
     {"batch_size": 17, "virtual_shards": 16},
     {"command": ("true",), "batch_size": 1},
     {"command": ("true",), "restart_scope": "gang"},
+    {"checkpoint_every": "auto"},
+    {"mode": "synchronous", "command": ("true",), "checkpoint_every": "auto"},
     {"resume_from": "a"},
     {"resume_from": "0-_" + "x" * 60},
 ]
@@ -60,6 +63,20 @@ GOOD = [
 @pytest.mark.parametrize("good", GOOD)
 def test_a_valid_job_is_accepted(good: dict[str, object]) -> None:
     assert list(problems(JobSpec(**good))) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "every"),
+    [
+        ({}, 5),
+        ({"command": ("true",)}, 5),
+        ({"command": ("true",), "mode": "synchronous"}, "auto"),
+        ({"command": ("true",), "mode": "synchronous", "checkpoint_every": 7}, 7),
+        ({"program": "a:B", "checkpoint_every": "auto"}, "auto"),
+    ],
+)
+def test_a_script_with_its_own_loop_saves_by_cost(fields: dict[str, object], every: object) -> None:
+    assert JobRequest(**fields).spec().checkpoint_every == every
 
 
 WRONG = [
@@ -72,6 +89,8 @@ WRONG = [
     ("program", "train.py:Net"),
     ("program", ""),
     ("replay_every", 2),
+    ("checkpoint_every", "often"),
+    ("checkpoint_every", None),
     ("sleep_sec", NAN),
     ("sleep_sec", INFINITY),
     ("heartbeat_timeout", NAN),
@@ -234,6 +253,11 @@ def test_all_problems_are_reported_at_once() -> None:
             JobSpec(mode="synchronous", command=("true",), program="a:B"),
             "a command has its own loop: leave one of the two out",
         ),
+        (
+            JobSpec(command=("true",), restart_scope="gang", checkpoint_every="auto"),
+            "auto is not for a gang, whose ranks must save the same steps: give a number of steps",
+        ),
+        (JobSpec(checkpoint_every="often"), "expected a number of steps, or auto, got 'often'"),
         (JobSpec(command=()), "names no program: give at least one word, or leave it out"),
     ],
 )

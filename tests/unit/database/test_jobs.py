@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import insert
 
 from database.engine import Database
-from database.errors import JobExists, JobMissing, JobNotTerminal, JobOver
+from database.errors import CheckpointPending, JobExists, JobMissing, JobNotTerminal, JobOver
 from database.fenced_writer import FencedWriter
 from database.history import History
 from database.jobs import JobQuery, Jobs, NewJob
@@ -274,14 +274,27 @@ def test_a_pause_holds_until_it_is_ended(database: Database, jobs: Jobs) -> None
     assert kinds == ["submitted", "pause_requested", "resume_requested"]
 
 
+def test_a_checkpoint_is_requested_again_once_it_is_durable(database: Database, jobs: Jobs) -> None:
+    job = submit(jobs, "a")
+    assert jobs.request_checkpoint(job.job_id).is_checkpoint_pending
+    with nothing_moves(database), pytest.raises(CheckpointPending, match="wait until"):
+        jobs.request_checkpoint(job.job_id)
+    writer = FencedWriter(database, take_lease(database))
+    writer.commit([write_of(job, checkpoint_requests_done=1)])
+    after = jobs.get(job.job_id)
+    assert (after.checkpoint_requests, after.is_checkpoint_pending) == (1, False)
+    assert jobs.request_checkpoint(job.job_id).checkpoint_requests == 2
+
+
 REQUESTS = [
     lambda jobs, job_id: jobs.scale(job_id, 3),
     lambda jobs, job_id: jobs.set_pause(job_id, paused=True),
     lambda jobs, job_id: jobs.set_pause(job_id, paused=False),
+    lambda jobs, job_id: jobs.request_checkpoint(job_id),
 ]
 
 
-@pytest.mark.parametrize("change", REQUESTS, ids=["scale", "pause", "resume"])
+@pytest.mark.parametrize("change", REQUESTS, ids=["scale", "pause", "resume", "save"])
 def test_a_job_that_ends_refuses_requests(
     database: Database, jobs: Jobs, change: Callable[[Jobs, JobId], Job]
 ) -> None:

@@ -1,11 +1,14 @@
 """From a step to its place in the data, and the exact count of what it consumed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.contracts.shards import HASH_MODULUS, Position
+from muster.contracts.spec import CheckpointEvery
 from muster.datasets.index import Totals
 from muster.training.sample_count import COUNT_ELEMENTS, decode_sample_count, encode_sample_count
 from muster.training.schedule import Schedule
@@ -55,10 +58,23 @@ def test_finished_epochs_are_kept_with_the_expected_totals() -> None:
         assert epoch.hash_sum == epoch.expected_hash_sum == HASH_MODULUS - 1
 
 
-@pytest.mark.parametrize(("step", "is_due"), [(1, False), (5, True), (6, True)])
-def test_checkpoint_is_due_at_intervals_and_at_the_end(step: int, *, is_due: bool) -> None:
+@pytest.mark.parametrize(
+    ("every", "step", "is_time", "is_due"),
+    [
+        (5, 1, True, False),
+        (5, 5, False, True),
+        (5, 6, False, True),
+        ("auto", 5, False, False),
+        ("auto", 1, True, True),
+        ("auto", 6, False, True),
+    ],
+)
+def test_checkpoint_is_due_at_intervals_and_at_the_end(
+    every: CheckpointEvery, step: int, *, is_time: bool, is_due: bool
+) -> None:
+    schedule = replace(SCHEDULE, checkpoint_every=every)
     committed = Committed(position=Position(step=step))
-    assert SCHEDULE.is_checkpoint_due(committed) is is_due
+    assert schedule.is_checkpoint_due(committed, is_time=is_time) is is_due
     assert SCHEDULE.is_over(committed) is (step == 6)
 
 
