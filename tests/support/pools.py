@@ -31,12 +31,17 @@ class PooledJob:
     """One job. It trains slowly until `hurries` is called."""
 
     def __init__(
-        self, installation: Installation, *, pace_seconds: float = PACE_SECONDS, **fields: object
+        self,
+        installation: Installation,
+        *,
+        pace_seconds: float = PACE_SECONDS,
+        env: Mapping[str, str] | None = None,
+        **fields: object,
     ) -> None:
         self.installation = installation
         self._pace = installation.root / f"pace-{uuid4().hex}"
         self._pace.write_text(str(pace_seconds))
-        described = {**PROGRAM, **fields, "env": {PACE_FILE: str(self._pace)}}
+        described = {**PROGRAM, **fields, "env": {PACE_FILE: str(self._pace), **(env or {})}}
         self.job_id = installation.submit(**described)
 
     def see(self) -> Seen:
