@@ -11,15 +11,15 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from muster.host.containment import tagged_processes
 from muster.host.processes import send_signal
 from stress.runner import Report, chance, main, say
-from tests.support.installation import Installation, await_value
+from tests.support.installation import Installation
 from tests.support.pools import PooledJob
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -29,6 +29,9 @@ KILLS = 10
 SCALINGS = 3
 SERVICES = ("none", "coordinator", "agent", "both")
 """Which of them a schedule kills, too."""
+
+DEADLINE_SECONDS = 300.0
+"""For each wait: eight starts with torch at once take a busy machine a minute."""
 
 LAST_MOMENT = 0.85
 """The share of the steps in which something happens."""
@@ -41,13 +44,14 @@ class Model:
     script: str
     pause_seconds: float
     """After each virtual shard."""
-    fields: dict[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, object] = field(default_factory=dict)
+    """Of its jobs."""
 
 
 MODELS = {
     "mlp": Model("torch_elastic.py", 0.03),
     "resnet": Model("torch_resnet.py", 0.1),
-    "gpt": Model("torch_gpt.py", 0.1, {"epochs": 3}),
+    "gpt": Model("torch_gpt.py", 0.1),
 }
 
 
@@ -77,7 +81,12 @@ class TorchJob(PooledJob):
             program=None,
             command=[sys.executable, "-W", "ignore", str(EXAMPLES / model.script)],
             env={"PAUSE_SECONDS": str(pause)},
-            **{"virtual_shards": 8, "epochs": 1, **model.fields, **fields},
+            **{
+                "virtual_shards": 8,
+                "epochs": 1,
+                **model.fields,
+                **fields,
+            },  # one epoch: as many as the script says
         )
 
     def end(self) -> End:
@@ -109,13 +118,13 @@ class Schedule:
             world_size=world_size,
             max_workers=MOST_WORKERS,
         )
-        self._job.wait_for_steps(1)
+        total_steps = self._job.wait_until(lambda: self._job.see()["total_steps"])
         events = [self._kill] * self.kills + [self._scale] * self.scalings
         services = SERVICES[self.seed % len(SERVICES)]
         events += [self._kill_coordinator] * (services in ("coordinator", "both"))
         events += [self._kill_agent] * (services in ("agent", "both"))
         draw.shuffle(events)
-        last = int(LAST_MOMENT * self._job.see()["total_steps"])
+        last = int(LAST_MOMENT * total_steps)
         for event, step in zip(
             events, sorted(draw.choices(range(last), k=len(events))), strict=True
         ):
@@ -129,9 +138,7 @@ class Schedule:
 
     def _kill(self, draw: random.Random) -> None:
         """Kill a rank; one that is still importing torch is as good as any other."""
-        look = lambda: sorted(self._job.active().items())  # noqa: E731  clear as it is
-        active = await_value(look, lambda: self.installation.describe(self._job.job_id))
-        worker, _ = draw.choice(active)
+        worker = draw.choice(sorted(self._job.wait_until(self._job.active)))
         with suppress(KeyError, ProcessLookupError):  # it has ended meanwhile
             self._job.signals(worker)
             self.done["kills"] += 1
@@ -156,6 +163,7 @@ def run(
     """Compare worlds and schedules with one undisturbed rank; schedule i has seed `seed` + i."""
     report, trained = Report(), MODELS[model]
     with Installation(directory) as installation:
+        installation.deadline_seconds = DEADLINE_SECONDS
         right = TorchJob(installation, trained, world_size=1).end()
         say(f"{model}  1 rank: {right}")
         for world_size in WORLD_SIZES[1:]:
