@@ -17,6 +17,7 @@ from muster.contracts.environ import JOB_VARIABLES, RankSettings
 from muster.contracts.job import Reason
 from muster.contracts.messages import PermanentFailure, Ready
 from muster.contracts.spec import VIRTUAL_SHARDS_OF_SCRIPTS
+from muster.host.trace import stamp
 from muster.program import InvalidProgram, refuse_while_loaded
 from muster.run import own_job_id
 from muster.runtime.agent_client import AgentClient, AgentSocket
@@ -202,6 +203,7 @@ class Run:
 
         Ends the process with exit code 0 when this rank is asked to stop or to leave.
         """
+        stamp("rank ready")
         self._reporter.supervision.send(Ready(port=self._port))
         tasks = self._trainer.train()
         while True:
