@@ -138,10 +138,12 @@ class Schedule:
 
     def _kill(self, draw: random.Random) -> None:
         """Kill a rank; one that is still importing torch is as good as any other."""
-        worker = draw.choice(sorted(self._job.wait_until(self._job.active)))
-        with suppress(KeyError, ProcessLookupError):  # it has ended meanwhile
-            self._job.signals(worker)
-            self.done["kills"] += 1
+        while True:
+            worker = draw.choice(sorted(self._job.wait_until(self._job.active)))
+            with suppress(KeyError, ProcessLookupError):  # it has ended meanwhile
+                self._job.signals(worker)
+                self.done["kills"] += 1
+                return
 
     def _scale(self, draw: random.Random) -> None:
         self._job.scales(draw.randint(1, MOST_WORKERS))
