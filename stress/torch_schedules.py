@@ -76,6 +76,7 @@ class TorchJob(PooledJob):
     def __init__(
         self, installation: Installation, model: Model, pause: float = 0.0, **fields: object
     ) -> None:
+        installation.deadline_seconds = DEADLINE_SECONDS
         super().__init__(
             installation,
             program=None,
@@ -137,7 +138,7 @@ class Schedule:
         return end
 
     def _kill(self, draw: random.Random) -> None:
-        """Kill a rank; one that is still importing torch is as good as any other."""
+        """Kill a rank that trains, maybe the last one."""
         while True:
             worker = draw.choice(sorted(self._job.wait_until(self._job.active)))
             with suppress(KeyError, ProcessLookupError):  # it has ended meanwhile
@@ -165,7 +166,6 @@ def run(
     """Compare worlds and schedules with one undisturbed rank; schedule i has seed `seed` + i."""
     report, trained = Report(), MODELS[model]
     with Installation(directory) as installation:
-        installation.deadline_seconds = DEADLINE_SECONDS
         right = TorchJob(installation, trained, world_size=1).end()
         say(f"{model}  1 rank: {right}")
         for world_size in WORLD_SIZES[1:]:
