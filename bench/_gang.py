@@ -28,10 +28,10 @@ SOUND = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Without it, a restarted gang may read what the last one has left, and hang."""
 
 
-def recoveries() -> list[float]:
+def recoveries(ranks: int = RANKS) -> list[float]:
     """Return the seconds from each kill -9 to the first step after all ranks restarted."""
-    with _torchrun(RANKS) as root:
-        return [_recovery(root) for _ in range(KILLS)]
+    with _torchrun(ranks) as root:
+        return [_recovery(root, ranks) for _ in range(KILLS)]
 
 
 def speed(ranks: int, step_seconds: float, kills_per_second: float, seconds: float) -> float:
@@ -70,16 +70,16 @@ def _saved_step(root: Path) -> int:
     return int((root / "saved").read_text())
 
 
-def _recovery(root: Path) -> float:
+def _recovery(root: Path, ranks: int) -> float:
     known = {file for file in root.glob("*.steps") if not _is_alive(int(file.stem))}
-    before = _wait_for_gang(root, known, STEPS_BEFORE)
+    before = _wait_for_gang(root, known, STEPS_BEFORE, ranks)
     killed_at = time.monotonic()
     os.kill(int(before[0].stem), signal.SIGKILL)
-    after = _wait_for_gang(root, known | set(before), 1)
+    after = _wait_for_gang(root, known | set(before), 1, ranks)
     return max(next(TIME.iter_unpack(file.read_bytes()))[1] for file in after) - killed_at
 
 
-def _wait_for_gang(root: Path, known: set[Path], steps: int, ranks: int = RANKS) -> list[Path]:
+def _wait_for_gang(root: Path, known: set[Path], steps: int, ranks: int) -> list[Path]:
     """Return the files of a new gang, once each of its ranks has taken so many steps."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:

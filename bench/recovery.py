@@ -40,7 +40,8 @@ NOT_MEASURED = "nothing was measured, so try it again on an idle machine"
 class Trace:
     """What all processes have written so far."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, world_size: int = RANKS) -> None:
+        self.world_size = world_size
         self._file = file.open("ab+", buffering=0)
         self._read = 0
         self._rest = b""
@@ -91,7 +92,7 @@ class Trace:
 
         def is_complete() -> bool:
             stepped = {line["pid"] for line in self.after(now, "step")}
-            return len(self.ranks()) == RANKS and stepped == set(self.ranks().values())
+            return len(self.ranks()) == self.world_size and stepped == set(self.ranks().values())
 
         self.wait(is_complete)
         return list(self.ranks().values())
@@ -136,7 +137,7 @@ def kill_ranks(trace: Trace, kills: int) -> None:
     for number in range(kills):
         ranks = trace.wait_for_steps()
         time.sleep(SETTLE_SECONDS + 0.04 * number / kills)  # at every moment of a step
-        victim = ranks[number % RANKS]
+        victim = ranks[number % trace.world_size]
         killed_at = trace.stamp("killed", victim)
         os.kill(victim, signal.SIGKILL)
         survivors = set(ranks) - {victim}
@@ -169,7 +170,7 @@ def kill_ranks(trace: Trace, kills: int) -> None:
     show("a usual step", usual, "")
     beyond = [it - step for it in stalls]
     show("kill -9 -> next step of the survivors, beyond a usual step", beyond, "")
-    again = [it - step / RANKS for it in beyond]
+    again = [it - step / trace.world_size for it in beyond]
     show("  the same, without computing the dead rank's share again", again, "<= 15 / 45")
     show("kill -9 -> next step of the last survivor", recovered, "")
     beyond = [it - step for it in later]

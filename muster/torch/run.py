@@ -18,6 +18,7 @@ from muster.contracts.job import Reason
 from muster.contracts.messages import PermanentFailure, Ready
 from muster.contracts.spec import VIRTUAL_SHARDS_OF_SCRIPTS
 from muster.host.containment import contain_self
+from muster.host.trace import stamp
 from muster.program import InvalidProgram, refuse_while_loaded
 from muster.run import own_job_id
 from muster.runtime.agent_client import AgentClient, AgentSocket
@@ -225,6 +226,7 @@ class Run:
             read = self._batches.__getitem__
             if self._workers:
                 read = Prefetcher(self._batches, self._workers, self._schedule).read
+        stamp("rank ready")
         self._reporter.supervision.send(Ready(port=port))
         tasks = self._trainer.train()
         while True:

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from muster.contracts.environ import SPARE_RANK
 from muster.contracts.paths import checkpoints_of_job
 from muster.host.containment import tagged_processes
+from stress.torch_schedules import MODELS, Schedule, TorchJob
 from tests.support.installation import (
     Installation,
     Seen,
@@ -23,6 +25,7 @@ pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # a dozen starts with torch
 
+SEED = 60  # of a schedule that begins with two ranks
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_elastic.py"
 SMALL = """
 import torch
@@ -110,6 +113,17 @@ def test_a_stopped_job_is_resumed_with_the_same_bits(
     assert digests(installation, second, 1) == {alone}
     place = checkpoints_of_job(installation.checkpoint_dir, second)
     assert newest_checkpoint(place, 0, None).step == 160
+
+
+@pytest.mark.parametrize(
+    ("model", "fields"), [("resnet", {"epochs": 2}), ("gpt", {"batch_size": 128})]
+)
+def test_killed_ranks_of_a_larger_model_change_no_bit(
+    installation: Installation, model: str, fields: dict[str, int]
+) -> None:
+    shortened = replace(MODELS[model], fields=fields)
+    alone = TorchJob(installation, shortened, world_size=1).end()
+    assert Schedule(installation, shortened, SEED, kills=3, scalings=0).run() == alone
 
 
 BUFFERS = """

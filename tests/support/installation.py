@@ -123,6 +123,7 @@ class Installation:
         self.coordinator = Service("coordinator", root, self.environment)
         self.standby = Service("coordinator", root, self.environment, name="standby")
         """A second coordinator, for tests that start it."""
+        self.deadline_seconds = DEADLINE_SECONDS
         self.uids: dict[str, str] = {}
         self._unfinished: set[str] = set()
         self._client = httpx.Client(timeout=DEADLINE_SECONDS)
@@ -257,7 +258,7 @@ class Installation:
             seen = self.see(job_id)
             return seen if predicate(seen) else None
 
-        return await_value(look, lambda: self.describe(job_id))
+        return await_value(look, lambda: self.describe(job_id), self.deadline_seconds)
 
     def complete(self, job_id: str) -> Seen:
         """Wait for the end of a job, which has to be a good one."""
@@ -384,9 +385,13 @@ def await_end(ended: Sequence[ProcessRecord]) -> None:
     )
 
 
-def await_value(look: Callable[[], Value], explain: Callable[[], str]) -> Value:
+def await_value(
+    look: Callable[[], Value],
+    explain: Callable[[], str],
+    deadline_seconds: float = DEADLINE_SECONDS,
+) -> Value:
     """Return the first true value of `look`; fail with `explain` after a generous deadline."""
-    deadline, pause = time.monotonic() + DEADLINE_SECONDS, FIRST_LOOK_SECONDS
+    deadline, pause = time.monotonic() + deadline_seconds, FIRST_LOOK_SECONDS
     while not (value := look()):
         assert time.monotonic() < deadline, f"timed out\n{explain()}"
         time.sleep(pause)

@@ -10,7 +10,7 @@ from uuid import uuid4
 from cli.checkpoints import digests
 from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.paths import checkpoints_of_job
-from tests.support.installation import Installation, Seen, await_value, is_over
+from tests.support.installation import Installation, Seen, Value, await_value, is_over
 from tests.support.paced import PACE_FILE, request_to_hang
 
 PACE_SECONDS = 0.02
@@ -31,12 +31,17 @@ class PooledJob:
     """One job. It trains slowly until `hurries` is called."""
 
     def __init__(
-        self, installation: Installation, *, pace_seconds: float = PACE_SECONDS, **fields: object
+        self,
+        installation: Installation,
+        *,
+        pace_seconds: float = PACE_SECONDS,
+        env: Mapping[str, str] | None = None,
+        **fields: object,
     ) -> None:
         self.installation = installation
         self._pace = installation.root / f"pace-{uuid4().hex}"
         self._pace.write_text(str(pace_seconds))
-        described = {**PROGRAM, **fields, "env": {PACE_FILE: str(self._pace)}}
+        described = {**PROGRAM, **fields, "env": {PACE_FILE: str(self._pace), **(env or {})}}
         self.job_id = installation.submit(**described)
 
     def see(self) -> Seen:
@@ -74,8 +79,13 @@ class PooledJob:
         ((_, _, digest),) = digests(checkpoint_dirs(directory))
         return digest
 
-    def wait_until(self, predicate: Callable[[], object]) -> None:
-        await_value(predicate, lambda: f"{self.workers()}\n{self._describe()}")
+    def wait_until(self, look: Callable[[], Value]) -> Value:
+        """Return the first true value of `look`."""
+        return await_value(
+            look,
+            lambda: f"{self.workers()}\n{self._describe()}",
+            self.installation.deadline_seconds,
+        )
 
     def trains_with(self, *workers: int) -> dict[int, int]:
         """Wait until exactly these workers train together; return their pids."""
