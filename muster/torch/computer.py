@@ -58,6 +58,8 @@ class TorchComputer(Computer):
         }
         self._values = b""
         self._kept_buffers: dict[str, torch.Tensor] = {}
+        self._staging: dict[str, torch.Tensor] = {}
+        """Memory for gradients that come from a GPU."""
         self._task: LeafTask | None = None
 
     @property
@@ -67,8 +69,7 @@ class TorchComputer(Computer):
     def take_over(self, replica: Replica) -> None:
         self.steps_done = replica.position.step
         self._values = replica.committed.values
-        if self._values:
-            self._state.decode(self._values)
+        self._state.take_over(self._values)
 
     # One shard
 
@@ -126,7 +127,7 @@ class TorchComputer(Computer):
                 raise InvalidProgram(
                     f"the gradient of {name!r} is sparse: make its layer with sparse=False"
                 )
-            gradients[f"gradient.{name}"] = gradient.detach().float().contiguous().numpy()
+            gradients[f"gradient.{name}"] = self._array(f"gradient.{name}", gradient)
             used[place] = 1
             parameter.grad = None
         for name, parameter in self._state.parameters.items():
@@ -143,9 +144,23 @@ class TorchComputer(Computer):
                 continue
             # Of a counter that each shard advances by one, the mean is one.
             change = (buffer - kept).float() * weight
-            gradients[f"buffer.{name}"] = change.contiguous().numpy()
+            gradients[f"buffer.{name}"] = self._array(f"buffer.{name}", change)
             buffer.copy_(kept)
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # the copies
         return {**gradients, USED: used}
+
+    def _array(self, name: str, tensor: torch.Tensor) -> NDArray[np.float32]:
+        """Return the numbers of a tensor; those of a GPU are there once it is synchronized."""
+        plain = tensor.detach().float().contiguous()
+        if self._state.is_staged(tensor):
+            # The adder has copied or added the last ones.
+            if name not in self._staging:
+                pins = tensor.is_cuda  # pinned memory is copied to without the processor
+                self._staging[name] = torch.empty(plain.shape, pin_memory=pins)
+            plain = self._staging[name].copy_(plain, non_blocking=True)
+        array: NDArray[np.float32] = plain.numpy()
+        return array
 
     # One step
 
@@ -158,7 +173,7 @@ class TorchComputer(Computer):
             used = self._means[USED]
             for place, (name, parameter) in enumerate(self._trained.items()):
                 mean = self._means[f"gradient.{name}"]
-                parameter.grad = mean.to(parameter.dtype) if used[place] else None
+                parameter.grad = mean.to(parameter.device, parameter.dtype) if used[place] else None
             for hook in self.before_step:
                 hook()
             self._state.step_optimizer()
@@ -167,7 +182,7 @@ class TorchComputer(Computer):
             for parameter in self._state.parameters.values():
                 parameter.grad = None
             for name, buffer in self._state.buffers.items():
-                buffer.add_(self._means[f"buffer.{name}"].to(buffer.dtype))
+                buffer.add_(self._means[f"buffer.{name}"].to(buffer.device, buffer.dtype))
             self.steps_done = step + 1
             for hook in self.after_step:
                 hook()

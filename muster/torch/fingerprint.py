@@ -16,7 +16,7 @@ from muster.training.fingerprint import Fingerprint, fingerprint
 _LENGTH: Final = 4099
 
 
-def torch_fingerprint(more: Mapping[str, str]) -> Fingerprint:
+def torch_fingerprint(device: torch.device, more: Mapping[str, str]) -> Fingerprint:
     """Return the fingerprint of this process, with numpy's and `more` facts that must be equal."""
     ours = fingerprint()
     facts = {
@@ -26,8 +26,14 @@ def torch_fingerprint(more: Mapping[str, str]) -> Fingerprint:
         "torch's deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
         **more,
     }
+    if device.type == "cuda":
+        facts |= {
+            "the GPU": torch.cuda.get_device_name(device),
+            "CUDA": f"{torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}",
+            "the precision of products": torch.get_float32_matmul_precision(),
+        }
     digest = xxhash.xxh3_128(ours.digest.encode())
-    values = torch.arange(_LENGTH, dtype=torch.float32).mul(0.618).frac().sub(0.5)
+    values = torch.arange(_LENGTH, dtype=torch.float32).mul(0.618).frac().sub(0.5).to(device)
     square, image = values[:4096].view(64, 64), values[:3072].view(3, 1, 32, 32)
     for result in (
         square @ square.T,

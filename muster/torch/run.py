@@ -126,6 +126,10 @@ class Run:
         with self._busy:
             self._schedule: Final = _schedule_of(self.settings, data, drop_last=drop_last)
             self._state: Final = TrainingState(model, optimizer)
+            if self._state.device.type == "cuda":
+                # What has no deterministic implementation raises an error that names it.
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+                torch.use_deterministic_algorithms(True)  # noqa: FBT003  theirs
             if scheduler is not None:
                 self._state.register("scheduler", scheduler)
             self._computer: Final = TorchComputer(
@@ -134,7 +138,7 @@ class Run:
             self._batches: Final = Batches(self._schedule, data, collate)
             self._workers: Final = num_workers
             facts = _facts_of(model, data, self._schedule)
-            self._arithmetic: Final = torch_fingerprint(facts)
+            self._arithmetic: Final = torch_fingerprint(self._state.device, facts)
         if was_spare:
             wait_for_order(self._agent.socket)
             self.settings = read_settings()

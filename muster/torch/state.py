@@ -1,13 +1,14 @@
 """Model and optimizer as arrays in memory that peers and checkpoints can read.
 
-The tensors of the user are moved there once and updated in place. An optimizer makes its tensors in
-its first step; a step of a copy shows their names and shapes before. What is no tensor, such as
-learning rates and counters, is one JSON value.
+The tensors of the user are moved there once and updated in place. Those on a GPU stay there, and
+are copied when a peer or a checkpoint reads them. An optimizer makes its tensors in its first step;
+a step of a copy shows their names and shapes before. What is no tensor, such as learning rates and
+counters, is one JSON value.
 """
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -30,12 +31,28 @@ REGISTERED: Final = "registered"
 """The part of a state that holds registered objects, beside the model and the optimizer."""
 
 
+class StagedReplica(InPlaceReplica):
+    """A replica of tensors on GPUs. Every reader begins with the digest, which fetches them."""
+
+    def __init__(self, example: Arrays, fetch: Callable[[], None]) -> None:
+        super().__init__(example)
+        self._fetch: Final = fetch
+        self.is_behind = False
+        """Whether the GPUs have taken a step since."""
+
+    def digest(self) -> str:
+        if self.is_behind:
+            self._fetch()
+            self.is_behind = False
+        return super().digest()
+
+
 class TrainingState:
     """The state of one rank. Its tensors are those of the user's model and optimizer."""
 
     initial: Arrays
     """A copy of what training begins with, once the memory is allocated."""
-    replica: InPlaceReplica
+    replica: StagedReplica
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Learn names and shapes; raises `InvalidProgram`."""
@@ -63,6 +80,9 @@ class TrainingState:
         """Of the parameters of the optimizer, in its order."""
         self._slots: Final = _optimizer_slots(self._names, optimizer)
         self._views: dict[str, torch.Tensor] = {}
+        """Where the tensors are: in the memory of the replica, or on a GPU."""
+        self._staged: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Each tensor on a GPU, and its place in the memory of the replica."""
         self._layout = msgspec.Raw()
 
     def allocate(self) -> None:
@@ -74,13 +94,35 @@ class TrainingState:
         arrays |= self._flat_objects()[0]
         self._layout = msgspec.Raw(msgspec.json.encode(self._describe(example)))
         self.initial = {name: array.copy() for name, array in arrays.items()}
-        self.replica = InPlaceReplica(arrays)
-        self._views = {
-            name: _tensor_of(self.replica.other[name], tensor.dtype)
-            for name, tensor in example.items()
-        }
+        self.replica = StagedReplica(arrays, self._fetch)
+        for name, tensor in example.items():
+            self._views[name] = view = _tensor_of(self.replica.other[name], tensor.dtype)
+            if self.is_staged(tensor):
+                self._views[name] = tensor.detach().clone()
+                self._staged.append((self._views[name], view))
         self.adopt_model()
         self._adopt_optimizer()
+
+    @property
+    def device(self) -> torch.device:
+        """The GPU of the model if it is on one, else the CPU."""
+        devices = (it.device for it in self.parameters.values() if self.is_staged(it))
+        return next(devices, torch.device("cpu"))
+
+    def is_staged(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is where no peer can read it."""
+        return bool(tensor.device.type != "cpu")
+
+    def _fetch(self) -> None:
+        for tensor, view in self._staged:
+            view.copy_(tensor)
+
+    def take_over(self, values: bytes) -> None:
+        """Go on from what a peer or a checkpoint has put into the replica."""
+        for tensor, view in self._staged:
+            tensor.copy_(view)
+        if values:
+            self._decode(values)
 
     def register(self, name: str, obj: object) -> None:
         """Make an object part of the state; raises `InvalidProgram`."""
@@ -199,6 +241,7 @@ class TrainingState:
                     "the state of a registered object keeps its arrays"
                 )
             place[...] = array
+        self.replica.is_behind = bool(self._staged)
         try:
             value = {
                 "groups": groups,
@@ -222,8 +265,7 @@ class TrainingState:
         except UnsupportedState as error:
             raise InvalidProgram(f"the state cannot be saved or sent: {error}") from error
 
-    def decode(self, content: bytes) -> None:
-        """Take over what a peer or a checkpoint has encoded; its arrays are in the replica."""
+    def _decode(self, content: bytes) -> None:
         value = msgspec.json.decode(content)
         for group, given in zip(self.optimizer.param_groups, value["groups"], strict=True):
             for key, one in given.items():
@@ -299,10 +341,10 @@ def _refuse_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
                 f"{name!r} has no shape yet: send one batch through the model before "
                 "muster.torch.join()"
             )
-        if tensor.device.type != "cpu":
+        if tensor.device.type not in {"cpu", "cuda"}:
             raise InvalidProgram(
-                f"{name!r} is on the device {tensor.device}, and muster.torch trains on the CPU so "
-                "far: leave out .to(device), or train with DDP and --gang"
+                f"{name!r} is on the device {tensor.device}, and muster.torch trains on CPUs and "
+                "CUDA GPUs: move the model there before muster.torch.join()"
             )
 
 

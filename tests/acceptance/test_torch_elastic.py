@@ -172,6 +172,32 @@ def test_buffers_that_a_forward_pass_replaces_have_the_same_bits(
     assert len(found) == 1
 
 
+STAGED = """
+import muster.torch.run
+from muster.torch.state import TrainingState
+
+class Staged(TrainingState):
+    def is_staged(self, tensor):
+        return True
+
+muster.torch.run.TrainingState = Staged
+"""
+
+
+def test_tensors_apart_from_the_replica_have_the_same_bits(
+    installation: Installation, tmp_path: Path
+) -> None:
+    """As those of a GPU are."""
+    found = set()
+    for before, world_size in (("", 1), (STAGED, 2)):
+        (tmp_path / "train.py").write_text(before + BUFFERS)
+        command = [sys.executable, "train.py"]
+        job_id = submit(installation, world_size, command=command, working_dir=str(tmp_path))
+        installation.complete(job_id)
+        found |= digests(installation, job_id, world_size)
+    assert len(found) == 1
+
+
 EVERYTHING = """
 import hashlib, os, random, time
 import numpy as np

@@ -36,11 +36,19 @@ OPTIMIZERS: dict[str, Callable[[list[object]], object]] = {
 }
 
 
+class Staged(TrainingState):
+    """Keeps its tensors apart from the replica, as those of a GPU are."""
+
+    def is_staged(self, tensor: object) -> bool:  # noqa: ARG002
+        return True
+
+
 @dataclass
 class Trained:
     """A small model that takes steps by hand."""
 
     kind: str
+    of: type[TrainingState] = TrainingState
     state: TrainingState = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,7 +57,7 @@ class Trained:
         groups = [{"params": list(it.parameters())} for it in self.model]
         self.optimizer = OPTIMIZERS[self.kind](groups)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, gamma=0.5)
-        self.state = TrainingState(self.model, self.optimizer)
+        self.state = self.of(self.model, self.optimizer)
         self.state.register("scheduler", self.scheduler)
         self.state.allocate()
 
@@ -61,17 +69,25 @@ class Trained:
         self.scheduler.step()
 
     def bits(self) -> bytes:
+        self.state.encode()
+        self.state.replica.digest()
         state = self.state.replica.other
         return b"".join(np.ascontiguousarray(state[name]).tobytes() for name in sorted(state))
 
 
+@pytest.mark.parametrize("other", [TrainingState, Staged])
+@pytest.mark.parametrize("of", [TrainingState, Staged])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_a_copy_of_the_state_goes_on_with_the_same_bits(kind: str) -> None:
-    first, second = Trained(kind), Trained(kind)
+def test_a_copy_of_the_state_goes_on_with_the_same_bits(
+    kind: str, of: type[TrainingState], other: type[TrainingState]
+) -> None:
+    first, second = Trained(kind, of), Trained(kind, other)
     for number in range(3):
         first.step(number)
+    values = first.state.encode()
+    first.state.replica.digest()  # as every reader does
     second.state.replica.commit(first.state.replica.other, Committed(position=Position(step=3)))
-    second.state.decode(first.state.encode())
+    second.state.take_over(values)
     first.step(3)
     second.step(3)
     assert first.bits() == second.bits()
@@ -129,7 +145,7 @@ def test_a_copy_of_a_scheduler_goes_on_with_the_same_rates(kind: str) -> None:
             second.state.replica.commit(
                 first.state.replica.other, Committed(position=Position(step=4))
             )
-            second.state.decode(first.state.encode())
+            second.state.take_over(first.state.encode())
         elif number > 3:
             second.step(number)
             rates.append([one.optimizer.param_groups[0]["lr"] for one in (first, second)])
@@ -154,14 +170,14 @@ def test_arrays_and_infinities_of_registered_objects_are_part_of_the_state() -> 
     first.registered["average"].update_parameters(torch.nn.Linear(2, 2))
     content = first.encode()
     second.replica.commit(first.replica.other, Committed(position=Position(step=1)))
-    second.decode(content)
+    second.take_over(content)
     assert second.registered["plateau"].best == float("inf")
     for name, value in first.registered["average"].state_dict().items():
         assert torch.equal(value, second.registered["average"].state_dict()[name])
     assert second.encode() == content
     del second.registered["average"]
     with pytest.raises(InvalidProgram, match=r"objects \['average', 'plateau'\], and this"):
-        second.decode(content)
+        second.take_over(content)
 
 
 def test_numbers_that_numpy_lacks_keep_their_bits() -> None:
