@@ -12,6 +12,9 @@ shards.py       which samples a virtual shard holds, and their numbers
 computer.py     gradients of a shard, and the step of the optimizer
 fingerprint.py  whether processes compute the same bits
 run.py          `join`, and the loop
+huggingface.py  a callback for the Trainer of Hugging Face, and its own loop
+lightning.py    a callback for the Trainer of Lightning, and its own loop
+saved.py        which of the checkpoints of these trainers are complete
 """
 
 try:
