@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from torch.utils.data.distributed import DistributedSampler
+
 from muster.run import Run
 from muster.torch.saved import SavedCheckpoints, random_state, set_random_state
 
@@ -104,6 +106,12 @@ def _problem(trainer: Trainer) -> str | None:
         return (
             "a DataLoader of torch begins each epoch anew; use StatefulDataLoader of torchdata, or "
             "another loader with state_dict and load_state_dict"
+        )
+    holders = [*loaders, *(getattr(it, "batch_sampler", None) for it in loaders)]
+    if any(isinstance(getattr(it, "sampler", None), DistributedSampler) for it in holders):
+        return (
+            "DistributedSampler shuffles anew; set use_distributed_sampler=False, and use a loader "
+            "with state_dict that gives each rank its part"
         )
     if trainer.num_training_batches == 1:
         return "an epoch has one batch; make the batches smaller"
