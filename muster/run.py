@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from muster.checkpoints.errors import RestoreDamaged
 from muster.checkpoints.nested import flatten, load_into, unflatten
@@ -130,7 +131,15 @@ class Run:
 
     @property
     def steps_done(self) -> int:
+        """How many steps this run has taken, those of earlier attempts included.
+
+        A program that counts its steps itself, such as a trainer of another library, may set it.
+        """
         return self._reader.committed.step
+
+    @steps_done.setter
+    def steps_done(self, steps: int) -> None:
+        self._reader.committed = replace(self._reader.committed, step=steps)
 
     @property
     def epoch(self) -> int:
@@ -205,6 +214,10 @@ class Run:
         At most 64 metrics are shown, with up to 128 characters of their names.
         """
         self._reader.commit()
+        self.report(loss=loss, **metrics)
+
+    def report(self, *, loss: float | None = None, **metrics: float) -> None:
+        """Report loss and metrics without a step."""
         if loss is not None:
             self._loss = float(loss)
         if metrics:

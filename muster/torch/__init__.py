@@ -13,6 +13,9 @@ computer.py     gradients of a shard, and the step of the optimizer
 fingerprint.py  whether processes compute the same bits
 run.py          `join`, and the loop
 sampler.py      the same order, for scripts with a loop of their own
+huggingface.py  a callback for the Trainer of Hugging Face, and its own loop
+lightning.py    a callback for the Trainer of Lightning, and its own loop
+saved.py        which of the checkpoints of these trainers are complete
 """
 
 try:

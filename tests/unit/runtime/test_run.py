@@ -155,6 +155,16 @@ def last_beat(ear: Ear) -> Heartbeat:
     return beats[-1]
 
 
+def test_steps_that_a_program_counts_itself_are_reported(place: Path, ear: Ear) -> None:
+    run = run_of(place, ear.voice)
+    run.steps_done = 40
+    run.step(loss=0.5)
+    run.report(loss=0.25, accuracy=0.75)
+    run._supervision.stop()  # noqa: SLF001  sends the final state
+    progress = last_beat(ear).progress
+    assert (progress.step, progress.loss, progress.metrics) == (41, 0.25, {"accuracy": 0.75})
+
+
 def test_a_heartbeat_reports_progress(place: Path, ear: Ear) -> None:
     run = run_of(place, ear.voice)
     run.total_steps = 16

@@ -1,0 +1,57 @@
+"""Scripts with the Trainers of Hugging Face and Lightning that are stopped, killed and resumed."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stress import preemption
+from tests.support.installation import Installation, has_saved, restarts
+
+for library in ("transformers", "accelerate", "lightning", "torchdata"):
+    pytest.importorskip(library)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # each start imports torch and a library
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "huggingface.py"
+
+
+@pytest.mark.parametrize("kind", ["TERM", "KILL"])
+def test_a_signalled_trainer_ends_with_the_same_bits(tmp_path: Path, kind: str) -> None:
+    report = preemption.run(tmp_path, signals=2, seed=5, kind=kind)
+    assert not report.faults, report
+
+
+def test_a_killed_job_of_hugging_face_ends_with_the_same_bits(
+    installation: Installation, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-W", "ignore", str(EXAMPLE)]
+    fields = {"world_size": 1, "command": command, "working_dir": str(tmp_path)}
+    killed = installation.submit(**fields)
+    installation.wait_until(killed, has_saved)
+    installation.kill(killed, 0)
+    installation.wait_until(killed, restarts(1))
+    calm = installation.submit(**fields)
+    shown = [installation.complete(job_id) for job_id in (killed, calm)]
+    assert [(it["step"], it["total_steps"]) for it in shown] == [(96, 96)] * 2
+    assert shown[0]["loss"] == shown[1]["loss"] != None  # noqa: E711
+    logs = [installation.log(job_id, 0) for job_id in (killed, calm)]
+    assert "resumes from /" in logs[0]
+    digests = {digest for log in logs for digest in re.findall("sha256 ([0-9a-f]{64})", log)}
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize(
+    ("adapter", "library"), [("huggingface", "transformers"), ("lightning", "lightning")]
+)
+def test_a_missing_library_is_one_sentence(tmp_path: Path, adapter: str, library: str) -> None:
+    (tmp_path / f"{library}.py").write_text("raise ImportError")
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import muster.torch.{adapter}"
+    ended = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True
+    )
+    assert ended.returncode == 1
+    assert f"muster.torch.{adapter} needs" in ended.stderr.splitlines()[-1]
+    assert "pip install" in ended.stderr.splitlines()[-1]
