@@ -109,7 +109,7 @@ def test_a_stopped_job_is_resumed_with_the_same_bits(
 def test_killed_ranks_of_a_larger_model_change_no_bit(
     installation: Installation, model: str, fields: dict[str, int]
 ) -> None:
-    shortened = replace(MODELS[model], fields=fields)
+    shortened = replace(MODELS[model], pause_seconds=0.05, fields=fields)
     alone = TorchJob(installation, shortened, world_size=1).end()
     assert Schedule(installation, shortened, SEED, kills=3, scalings=0).run() == alone
 
