@@ -27,7 +27,7 @@ import muster.torch
 PAUSE_SECONDS = float(os.environ.get("PAUSE_SECONDS", "0.02"))  # so that there is time to kill
 CONTEXT, WIDTH, HEADS, LAYERS = 80, 128, 4, 3  # 0.6 million parameters
 PADDING = 0
-EPOCHS, BATCH_SIZE = 2, 64
+EPOCHS, BATCH_SIZE = 4, 64
 
 
 class Block(nn.Module):
@@ -67,7 +67,7 @@ torch.manual_seed(0)
 lines = [line[:CONTEXT] + "\n" for line in Path(argparse.__file__).read_text().splitlines() if line]
 alphabet = sorted(set("".join(lines)))
 numbers = {character: 1 + place for place, character in enumerate(alphabet)}  # 0 is padding
-samples = [torch.tensor([numbers[it] for it in line]) for line in lines[:1024]]
+samples = [torch.tensor([numbers[it] for it in line]) for line in lines[:512]]
 inputs = pad_sequence([it[:-1] for it in samples], batch_first=True, padding_value=PADDING)
 targets = pad_sequence([it[1:] for it in samples], batch_first=True, padding_value=PADDING)
 
