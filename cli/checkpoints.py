@@ -190,7 +190,7 @@ def _which_argument(name: str) -> Callable[[_Function], _Function]:
 def checkpoint() -> None:
     """Save, list, verify, compare and export checkpoints.
 
-    All but now read the disk, so run them on the machine that has the files.
+    Except for now, they read files: run them on the machine that has these.
     """
 
 

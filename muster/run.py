@@ -30,7 +30,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from muster.checkpoints.errors import RestoreDamaged
+from muster.checkpoints.errors import RestoreDamaged, UnsupportedState
 from muster.checkpoints.nested import flatten, load_into, unflatten
 from muster.contracts.environ import RankSettings
 from muster.contracts.errors import MusterError
@@ -240,14 +240,20 @@ class Run:
         lists, tuples and dicts of these. `restore` returns tensors on the CPU. Raises a
         `CheckpointError`; older checkpoints are then unchanged.
         """
-        for name, it in objects.items():
-            part = it.state_dict() if hasattr(it, "state_dict") else it
-            state = {**(state or {}), name: part}
+        parts = {
+            name: it.state_dict() if hasattr(it, "state_dict") else it
+            for name, it in objects.items()
+        }
+        if twice := sorted(parts.keys() & (state or {}).keys()):
+            raise UnsupportedState(f"{twice[0]!r} is given twice: leave one of the two out")
         position = self._reader.committed
         noted = partial(self._note_saved, position.step)
         with self._save_timer.saving():
             self._checkpoints.save(
-                position.step, position, flatten({} if state is None else state), noted
+                position.step,
+                position,
+                flatten({**(state or {}), **parts} if parts or state is None else state),
+                noted,
             )
 
     def flush(self) -> None:

@@ -23,6 +23,7 @@ from muster.contracts.job import Reason
 from muster.contracts.messages import (
     SAVED_LIMIT,
     SPARE_READY,
+    Executing,
     Heartbeat,
     Hello,
     JoinedGroup,
@@ -111,7 +112,7 @@ class RankProcess:
             return False
         self.rank, self.attempt = order.rank, order.incarnation
         self.tag = own[PROCESS_TAG]
-        self._latest.clear()
+        self._latest = {kind: it for kind, it in self._latest.items() if kind is Executing}
         return True
 
     @property

@@ -135,8 +135,10 @@ class RankTable:
         self._running[order.rank] = rank
         stamp("rank forked", rank=order.rank, of=rank.pid)
         self._reader.add(rank)
-        for message in rank.spawned():
-            self._report(message)
+        for spawned in rank.spawned():
+            self._report(spawned)
+        for said in rank.kept_messages():  # of a spare process
+            self._report(said)
 
     def _start(self, order: StartRank) -> RankProcess:
         environment = {

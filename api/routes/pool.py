@@ -13,7 +13,7 @@ from database.errors import JobOver
 from muster.contracts.job import JobId, JobStatus
 from muster.contracts.views import JobView, MemberList
 
-_TRAINS: Final = frozenset({JobStatus.RUNNING, JobStatus.RECOVERING, JobStatus.PAUSED})
+_CAN_SAVE: Final = frozenset({JobStatus.RUNNING, JobStatus.RECOVERING, JobStatus.PAUSED})
 
 router = APIRouter(tags=["jobs"])
 
@@ -83,11 +83,11 @@ def request_checkpoint(job_id: KnownJobId, state: State, caller: CurrentCaller) 
         raise JobOver(seen.job_id, seen.status)
     if seen.spec.mode == "independent":
         raise Conflict(
-            "saves-by-itself",
+            "not-synchronous",
             f"{job_id} is independent: each of its ranks decides itself when it saves. Stop it "
             f"(POST /jobs/{job_id}/stop) for a last checkpoint.",
         )
-    if seen.status not in _TRAINS:
+    if seen.status not in _CAN_SAVE:
         raise Conflict(
             "not-running", f"{job_id} is {seen.status_shown}: wait until it runs, and ask again."
         )

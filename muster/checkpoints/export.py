@@ -77,14 +77,14 @@ def _selected(state: State, only: str | None, step: int) -> dict[str, str]:
     names = [name for name, value in state.items() if isinstance(value, np.ndarray)]
     if only is None:
         return {name: name for name in names}
-    prefix = f"{only}."
-    found = {it.removeprefix(prefix): it for it in names if it == only or it.startswith(prefix)}
-    if not found:
-        parts = ", ".join(sorted({name.partition(".")[0] for name in names})) or "no arrays"
+    parts = sorted({name.partition(".")[0] for name in names})
+    if only not in parts:
         raise ExportFailed(
-            f"the checkpoint of step {step} has no arrays of {only!r}: it has {parts}"
+            f"the checkpoint of step {step} has no part {only!r} with arrays: it has "
+            f"{', '.join(parts) or 'none'}"
         )
-    return found
+    prefix = f"{only}."
+    return {it.removeprefix(prefix): it for it in names if it == only or it.startswith(prefix)}
 
 
 def _with_state_dicts(state: State) -> dict[str, Any]:
@@ -147,7 +147,8 @@ def _write_torch(
             "export to a .safetensors file"
         ) from error
     tree = unflatten(state)
-    tree = tree if only is None else tree.get(only, arrays)
+    if only is not None:
+        tree = tree.get(only, arrays)  # of a flat state, such as that of a program
 
     def tensor(value: Any, _: str) -> Any:  # noqa: ANN401
         return torch.from_numpy(value) if isinstance(value, np.ndarray) else value

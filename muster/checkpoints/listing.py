@@ -230,7 +230,8 @@ def refuse_other_schedule(values: Mapping[str, Any], wanted: Mapping[str, int], 
 
     Other samples would be read, or summed in another order. What an old one lacks is not compared.
     """
-    found = {"virtual_shards": values.get(VIRTUAL_SHARDS), **values.get(SCHEDULE, {})}
+    found = {"virtual_shards": values.get(VIRTUAL_SHARDS), "drop_last": 0}
+    found |= values.get(SCHEDULE, {})
     other = [name for name, value in wanted.items() if found.get(name) not in (None, value)]
     if other:
         raise CheckpointMismatch(

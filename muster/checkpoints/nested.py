@@ -74,6 +74,11 @@ def load_into(objects: Mapping[str, Any], state: Mapping[str, Any], step: int) -
     the object's `state_dict`; then no object has changed.
     """
     for name, it in objects.items():
+        if not hasattr(it, "load_state_dict"):
+            raise UnsupportedState(
+                f"{name!r} is a {type(it).__name__}, which has no load_state_dict: take it from "
+                "what restore() returns"
+            )
         problem = f"it has only {', '.join(state) or 'no parts'}"
         if name in state and not (problem := _misfit(it.state_dict(), state[name])):
             continue

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from typing import Final
 
 SHARE: Final = 0.02
-"""The most of the time that saving may take."""
+"""The largest share of the time that is spent on saving."""
 
 SECONDS_MIN: Final = 1.0
-"""Before the first save, whose cost is unknown, and between two that cost next to nothing."""
+"""Pause before the first save, whose cost is unknown, and the shortest between two."""
 
 SECONDS_MAX: Final = 1800.0
-"""However much a save costs, no more than this is lost. It counts from 36 seconds on."""
+"""The longest pause. Saves that take more than 36 seconds take more than `SHARE`."""
 
 
 def pause_seconds(cost_seconds: float) -> float:

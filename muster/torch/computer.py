@@ -134,7 +134,7 @@ class TorchComputer(Computer):
             if parameter.grad is not None:
                 raise InvalidProgram(
                     f"the parameter {name!r} was frozen at muster.torch.join() and has a gradient "
-                    "now: freeze it later (requires_grad_(False) in a hook), or set its lr to 0"
+                    "now: leave it trainable there, and freeze it in a hook"
                 )
         self._state.adopt_buffers()
         for name, buffer in self._state.buffers.items():
@@ -168,7 +168,6 @@ class TorchComputer(Computer):
         """Step the optimizer with the means of all shards, in place."""
         with self._busy:
             set_generators(self.schedule, step, _HOOKS)
-            self.steps_done = step  # until the optimizer has stepped
             self._state.loss = float(self.means[self._end])
             used = self._means[USED]
             for place, (name, parameter) in enumerate(self._trained.items()):

@@ -135,6 +135,10 @@ class Run:
             self._computer: Final = TorchComputer(
                 self._state, self._schedule, scheduler, self._busy
             )
+            if num_workers and torch.get_num_threads() > 1:
+                raise InvalidProgram(
+                    "num_workers needs OMP_NUM_THREADS=1: forks of a process with threads may hang"
+                )
             self._batches: Final = Batches(self._schedule, data, collate)
             self._workers: Final = num_workers
             facts = _facts_of(model, data, self._schedule)
@@ -156,7 +160,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Steps done, equal on all ranks; in `after_step` with the present one."""
+        """Steps done, equal on all ranks; hooks of `after_step` count the present one."""
         return self._computer.steps_done
 
     @property
@@ -212,19 +216,24 @@ class Run:
     def stop(self) -> None:
         """End training on all ranks after the same step; the job is then complete.
 
-        From the body of the loop that is the present step, from a hook the next one. A hook should
-        decide by what all ranks have, such as `loss`: what one rank alone asks for is lost if that
-        rank dies before it has been heard.
+        Called in the body of the loop, the present step is the last one; called in a hook, the next
+        one. A hook should decide by what all ranks have, such as `loss`: the request of one rank
+        alone is lost if that rank dies before the next step.
         """
         if self._trainer is None:
             raise InvalidProgram("call run.stop() inside the loop over run.shards(), or in a hook")
-        self._trainer.ends_after_step = True
+        self._trainer.stop_requested = True
 
     def shards(self) -> Iterator[Any]:
         """Yield the batches that this rank computes, until training is complete.
 
         Ends the process with exit code 0 when this rank is asked to stop or to leave.
         """
+        if self._trainer is not None:
+            raise InvalidProgram(
+                "run.shards() covers all epochs: give epochs=… to muster.torch.join(), and leave "
+                "out the loop over epochs"
+            )
         with self._busy:
             self._trainer, port = self._make_trainer()
             read = self._batches.__getitem__

@@ -42,11 +42,12 @@ class sampler:  # noqa: N801  called as `join` is
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        own = [int(os.environ.get(*it)) for it in (("RANK", "0"), ("WORLD_SIZE", "1"))]
-        self._rank: Final = own[0] if rank is None else rank
-        self._world_size = world_size = own[1] if world_size is None else world_size
+        self._rank: Final = int(os.environ.get("RANK") or 0) if rank is None else rank
+        if world_size is None:
+            world_size = int(os.environ.get("WORLD_SIZE") or 1)
+        self._world_size: Final = world_size
         if not 0 <= self._rank < world_size:
-            raise InvalidProgram(f"there is no rank {self._rank} of {world_size}: begin at rank 0")
+            raise InvalidProgram(f"there is no rank {self._rank} of {world_size}: count from 0")
         if batch_size < world_size:
             raise InvalidProgram(f"{world_size} ranks share a batch_size of {batch_size}: raise it")
         self._samples: Final = len(dataset)

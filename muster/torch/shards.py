@@ -7,9 +7,9 @@ samples of it and deals them to its shards as evenly as possible, at least two t
 are two: a full batch and the last one of an epoch alike. A shard may be empty; nothing is padded.
 """
 
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
@@ -102,14 +102,14 @@ class ShardLoader:
         """Return the numbers of the samples of each shard of a step."""
         schedule = self._schedule
         epoch, _ = schedule.epoch_and_step(step)
-        dealt = self.dealt(step)
+        dealt = self.sample_ranges(step)
         start, stop = dealt[0][0], dealt[-1][1]
         numbers = positions(
             schedule.totals.lines, seed=schedule.seed, epoch=epoch, start=start, stop=stop
         )
         return [numbers[one - start : other - start] for one, other in dealt]
 
-    def dealt(self, step: int) -> list[tuple[int, int]]:
+    def sample_ranges(self, step: int) -> list[tuple[int, int]]:
         """Return which places of its epoch each shard of a step gets, as ranges."""
         _, step_in_epoch = self._schedule.epoch_and_step(step)
         start = step_in_epoch * self._schedule.batch_size
@@ -135,7 +135,7 @@ class Batches:
         return self._collate([self._data[int(number)] for number in numbers])
 
 
-class _Coming:
+class LeafSampler:
     """The leaves that a rank computes if it gets the same shards in every step."""
 
     def __init__(self, schedule: Schedule) -> None:
@@ -146,7 +146,7 @@ class _Coming:
 
     def __iter__(self) -> Iterator[Leaf]:
         for step in range(self.first_step, self._steps):
-            dealt = self._loader.dealt(step)
+            dealt = self._loader.sample_ranges(step)
             yield from (Leaf(step, it) for it in self.shards if dealt[it][0] < dealt[it][1])
 
 
@@ -159,35 +159,36 @@ class Prefetcher:
 
     def __init__(self, batches: Batches, workers: int, schedule: Schedule) -> None:
         self._batches: Final = batches
-        self._coming: Final = _Coming(schedule)
+        self._sampler: Final = LeafSampler(schedule)
         self._loader: Final = DataLoader(
             batches,
             batch_size=None,
-            sampler=self._coming,
+            sampler=self._sampler,
             num_workers=workers,
             collate_fn=_unchanged,
             persistent_workers=True,
-            # As here: the number of threads changes bits.
-            worker_init_fn=partial(_use_threads, torch.get_num_threads()),
+            # Python's default start method would run the script again from 3.14 on.
+            multiprocessing_context="fork",
+            worker_init_fn=_begin_worker,
         )
         self._step = -1
         self._shards: list[int] = []
         """Those of `_step` that have been read."""
-        self._ahead: tuple[Iterator[Leaf], Iterator[Any]] | None = None
-        """The leaves that are coming, and their batches."""
+        self._prefetched: tuple[Iterator[Leaf], Iterator[Any]] | None = None
+        """The next leaves, and their batches."""
 
     def read(self, leaf: Leaf) -> Any:  # noqa: ANN401  what `collate` returns
         if leaf.step != self._step:
-            if self._ahead is None and self._shards:
-                self._coming.first_step, self._coming.shards = leaf.step, self._shards
-                self._ahead = iter(self._coming), iter(self._loader)
+            if self._prefetched is None and self._shards:
+                self._sampler.first_step, self._sampler.shards = leaf.step, self._shards
+                self._prefetched = iter(self._sampler), iter(self._loader)
             self._step, self._shards = leaf.step, []
         self._shards.append(leaf.shard)
-        if self._ahead is not None:
-            leaves, batches = self._ahead
+        if self._prefetched is not None:
+            leaves, batches = self._prefetched
             if next(leaves, None) == leaf:
                 return next(batches)
-            self._ahead = None
+            self._prefetched = None
         return self._batches[leaf]
 
 
@@ -195,8 +196,10 @@ def _unchanged(batch: Any) -> Any:  # noqa: ANN401
     return batch
 
 
-def _use_threads(count: int, _worker: int) -> None:
-    torch.set_num_threads(count)
+def _begin_worker(_number: int) -> None:
+    # SIGTERM goes to the process group of a rank. It would end the workers, and torch then raises
+    # an error in the rank before that has saved.
+    os.setpgid(0, 0)
 
 
 def _hashes(numbers: Numbers) -> NDArray[np.uint64]:

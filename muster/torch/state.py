@@ -128,13 +128,14 @@ class TrainingState:
         """Make an object part of the state; raises `InvalidProgram`."""
         if self._views:
             raise InvalidProgram(f"register {name!r} before the loop over run.shards()")
-        if self.registered.setdefault(name, obj) is not obj:
+        if self.registered.get(name, obj) is not obj:
             raise InvalidProgram(f"there is a registered {name!r} already: take another name")
         if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")):
             raise InvalidProgram(
                 f"the registered {name!r} is a {type(obj).__name__}, which has no state_dict and "
                 "load_state_dict: keep JSON values in run.values instead"
             )
+        self.registered[name] = obj
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for tensors in (self.parameters, self.buffers):
@@ -237,8 +238,9 @@ class TrainingState:
             place = self.replica.other.get(name)
             if place is None or (place.shape, place.dtype) != (array.shape, array.dtype):
                 raise InvalidProgram(
-                    f"the array {name!r} was not there when training began, or had another shape: "
-                    "the state of a registered object keeps its arrays"
+                    f"the array {name!r} of a registered object was not there when training began, "
+                    "or had another shape: let it make all of its arrays before the loop (an "
+                    "optimizer makes them in its first step), or do not register it"
                 )
             place[...] = array
         self.replica.is_behind = bool(self._staged)

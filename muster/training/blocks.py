@@ -61,8 +61,8 @@ class LeafTask:
         return contribution
 
 
-ENDS: Final = -1
-"""The element of the summed vector that counts the ranks that ask for the end after this step."""
+STOP_REQUESTS: Final = -1
+"""The element of the summed vector that counts the ranks whose program wants to stop."""
 
 Result = TypeVar("Result")
 Tasks: TypeAlias = Generator[LeafTask, None, Result]
@@ -202,7 +202,7 @@ class Computer(ABC):
 
     @property
     def elements(self) -> int:
-        """The length of the summed vector: gradients, numbers, sample count, `ENDS`."""
+        """The length of the summed vector: gradients, numbers, sample count, `STOP_REQUESTS`."""
         return self.schema.elements + COUNT_ELEMENTS + 1
 
     @abstractmethod
@@ -268,7 +268,7 @@ class Computer(ABC):
         except (TypeError, ValueError, RuntimeError):
             yield from self._find_bad_leaf(opened)
             raise
-        out[self._end : ENDS], out[ENDS] = total[0], 0
+        out[self._end : STOP_REQUESTS], out[STOP_REQUESTS] = total[0], 0
         if not (_is_finite(out[: self._end]) and np.isfinite(rows).all()):
             yield from self._find_bad_leaf(opened)
 

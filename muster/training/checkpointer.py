@@ -30,8 +30,11 @@ EPOCHS: Final = "muster.epochs"
 An array, because the JSON part of a checkpoint has a size limit."""
 
 
-LAST: Final = "muster.last"
-"""True in the checkpoint of a step after which the program asked for the end."""
+STOP: Final = "muster.stop"
+"""`IS_STOPPED` after the last step of a program that stopped training, `STOP_REQUESTED` before."""
+
+IS_STOPPED: Final = "stopped"
+STOP_REQUESTED: Final = "requested"
 
 
 class Checkpointer:
@@ -58,8 +61,8 @@ class Checkpointer:
         values[VIRTUAL_SHARDS] = schedule.virtual_shards
         if replica.committed.values:
             values[VALUES] = replica.committed.values.decode()
-        if replica.committed.is_last:
-            values[LAST] = True
+        if replica.committed.is_stopped or replica.committed.stop_requested:
+            values[STOP] = IS_STOPPED if replica.committed.is_stopped else STOP_REQUESTED
         checkpoints.save(position.step, position, {**replica.state, **values}, on_saved)
 
     def flush(self) -> None:
@@ -81,14 +84,15 @@ class Checkpointer:
         if checkpoint is None:
             return False
         state = dict(checkpoint.state)
-        wanted = {**_facts(schedule), "virtual_shards": schedule.virtual_shards}
+        wanted = {"drop_last": 0, **_facts(schedule), "virtual_shards": schedule.virtual_shards}
         refuse_other_schedule(state, wanted, f"of step {checkpoint.step}")
         for name in (SCHEDULE, VIRTUAL_SHARDS):
             state.pop(name, None)
         epochs, text = epochs_of(state.pop(EPOCHS)), state.pop(VALUES, "")
         # A job that resumes from another one goes on where that one ended.
         is_own = checkpoint.manifest.job_uid == self._settings.job_uid
-        is_last = state.pop(LAST, False) and is_own
+        stop = state.pop(STOP, None)
+        stop = stop if is_own else None
         there, here = _shapes(state), _shapes(initial)
         other = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
         if other:
@@ -100,7 +104,11 @@ class Checkpointer:
             )
         values = text.encode()
         committed = Committed(
-            position=checkpoint.position, epochs=epochs, values=values, is_last=is_last
+            position=checkpoint.position,
+            epochs=epochs,
+            values=values,
+            is_stopped=stop == IS_STOPPED,
+            stop_requested=stop == STOP_REQUESTED,
         )
         replica.commit(state, committed)
         return True
@@ -153,7 +161,7 @@ def _facts(schedule: Schedule) -> dict[str, int]:
         "seed": schedule.seed,
         "lines": schedule.totals.lines,
         "hash_sum": schedule.totals.hash_sum,
-        "drop_last": int(schedule.drop_last),
+        **({"drop_last": 1} if schedule.drop_last else {}),
     }
 
 

@@ -14,7 +14,7 @@ from xxhash import xxh3_128_hexdigest
 from muster.collectives.backend import Backend, Vector
 from muster.collectives.tree import Block, BlockAssignment, isolate
 from muster.program import InvalidProgram, State
-from muster.training.blocks import ENDS, Computer, Tasks
+from muster.training.blocks import STOP_REQUESTS, Computer, Tasks
 from muster.training.group import gather_values
 from muster.training.state_sync import WorkersDiverged, divergent_members
 
@@ -105,4 +105,6 @@ class Replay:
 
 
 def _digest(vector: Vector) -> str:
-    return xxh3_128_hexdigest(vector[:ENDS].data)  # a rank asks for the end, no leaf does
+    return xxh3_128_hexdigest(
+        vector[:STOP_REQUESTS].data
+    )  # that one is of the rank, not of the leaf

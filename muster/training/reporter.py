@@ -165,7 +165,7 @@ class Reporter:
 
     def _take_position(self, replica: Replica) -> None:
         self._position = replica.position
-        if replica.committed.is_last:  # a job is complete when all of its steps are taken
+        if replica.committed.is_stopped:  # a job is complete once all of its steps are taken
             self._total_steps = replica.position.step
 
     def _report_saved(self, generation: int, committed: Committed, digest: str) -> None:

@@ -35,7 +35,7 @@ class Schedule:
         return self.epochs * self.steps_per_epoch
 
     def is_over(self, committed: Committed) -> bool:
-        return committed.is_last or committed.position.step >= self.total_steps
+        return committed.is_stopped or committed.position.step >= self.total_steps
 
     def is_checkpoint_due(self, committed: Committed, *, is_time: bool) -> bool:
         """Return whether to save after a step; `is_time` decides if `checkpoint_every` is auto."""

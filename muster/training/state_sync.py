@@ -56,7 +56,10 @@ class Committed(
     position: Position
     epochs: tuple[EpochDone, ...] = ()
     values: bytes = b""  # what belongs to the state and is no array, as JSON
-    is_last: bool = False  # the program asked for the end after this step
+    is_stopped: bool = False  # the program stopped training after this step
+    stop_requested: bool = False
+    """The program of this rank wants to stop after the next step. No part of the digest: that of
+    another rank may not want to."""
 
 
 QUICK_COPY_BYTES: Final = 16 << 20
@@ -379,7 +382,8 @@ def _allocate(example: Arrays) -> tuple[dict[str, NDArray[Any]], int]:
 
 
 def _digest(state: Arrays, committed: Committed) -> str:
-    hasher = xxh3_128(msgspec.json.encode(committed))
+    shared = msgspec.structs.replace(committed, stop_requested=False)
+    hasher = xxh3_128(msgspec.json.encode(shared))
     for name, array in state.items():
         hasher.update(name.encode())
         hasher.update(_bytes_of(array))

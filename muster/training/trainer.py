@@ -19,14 +19,14 @@ from muster.collectives.tree import Block, BlockAssignment, assign_blocks
 from muster.contracts.messages import WorkerGroup
 from muster.host.trace import stamp
 from muster.runtime.save_timer import SaveTimer
-from muster.training.blocks import ENDS, Computer, Tasks
+from muster.training.blocks import STOP_REQUESTS, Computer, Tasks
 from muster.training.fingerprint import Fingerprint
 from muster.training.group import PEER_TIMEOUT_SECONDS, Group, GroupFactory
 from muster.training.group_updates import GroupChanged, GroupUpdate, GroupUpdates, StopRequested
 from muster.training.replay import Replay
 from muster.training.sample_count import decode_sample_count
 from muster.training.schema import Means
-from muster.training.state_sync import Replica, WorkersDiverged, sync_state
+from muster.training.state_sync import Committed, Replica, WorkersDiverged, sync_state
 
 
 class Outcome(Enum):
@@ -116,8 +116,11 @@ class Trainer:
         self._group: WorkerGroup | None = None
         self.is_saver = False
         """True if this member writes the group's checkpoints."""
-        self.ends_after_step = False
-        """Set by this rank's program: all ranks end after the same step, the next to be summed."""
+        self.stop_requested = False
+        """True once this rank's program wants to stop. It is added to the next sum, so that all
+        ranks stop after the same step."""
+        self._taken: Committed | None = None
+        """What the computer continues from."""
         self._saved_step = -1
         self._save_timer: Final = SaveTimer()
 
@@ -176,7 +179,6 @@ class Trainer:
         if group.reducer.slots is not self._slots:
             self._slots = group.reducer.slots
             self._held.clear()
-        before = self._replica.position
         result = sync_state(
             group.backend,
             self._replica,
@@ -185,8 +187,11 @@ class Trainer:
             self._arithmetic,
             lambda: self._callbacks.load_state(worker_group, self._replica),
         )
-        if self._replica.position != before:
+        # Not if it was received just now: the exchange may have failed after that.
+        if self._replica.committed is not self._taken:
             self._computer.take_over(self._replica)
+            self._taken = self._replica.committed
+            self.stop_requested |= self._taken.stop_requested
         self.is_saver = group.backend.rank == 0
         stamp("group joined", step=self._replica.position.step)
         self._callbacks.on_group_joined(worker_group, self._replica)
@@ -197,15 +202,15 @@ class Trainer:
     ) -> Tasks[None]:
         """Take every remaining step; return once the last checkpoint is durable."""
         even = assign_blocks([()] * group.backend.world_size, self._schedule.virtual_shards)
-        is_requested = worker_group.save and self.is_saver
-        is_requested = is_requested and not self._try_to_save(worker_group)
+        wants_save = worker_group.save and self.is_saver
+        wants_save = wants_save and not self._try_to_save(worker_group, is_requested=True)
         while not self._schedule.is_over(self._replica.committed):
             step = self._replica.position.step
             with self._in_step():
                 mine = assignment[group.backend.rank]
                 yield from self._compute(group.reducer, mine)
-                if self.ends_after_step and mine:
-                    group.reducer.slots[0][ENDS] = 1
+                if self.stop_requested and mine:
+                    group.reducer.slots[0][STOP_REQUESTS] = 1
                 total = group.reducer.all_reduce(assignment, timeout_seconds=PEER_TIMEOUT_SECONDS)
                 yield from self._replay.check(
                     group.backend, self._replica.state, step, assignment, group.reducer.slots
@@ -216,8 +221,8 @@ class Trainer:
                 self._replica.committed, is_time=self._save_timer.is_due()
             )
             # A requested one that has failed is tried again after each step.
-            if is_requested or (is_due and self.is_saver):
-                is_requested &= not self._try_to_save(worker_group)
+            if wants_save or (is_due and self.is_saver):
+                wants_save &= not self._try_to_save(worker_group, is_requested=wants_save)
             self._updates.check()
             self._callbacks.wait_between_steps(self._updates.check)
         self._save_with_retries(worker_group)
@@ -259,28 +264,37 @@ class Trainer:
         step = self._replica.position.step
         elements = self._computer.schema.elements
         means = self._computer.schema.means(total[:elements], self._computer.means)
-        consumed = decode_sample_count(total[elements:ENDS])
+        consumed = decode_sample_count(total[elements:STOP_REQUESTS])
         state = self._replica.other
         self._computer.update(self._replica.state, means.gradients, step, state)
         committed = self._schedule.advance(self._replica.committed, consumed)
         committed = msgspec.structs.replace(
-            committed, values=self._computer.values, is_last=bool(total[ENDS])
+            committed,
+            values=self._computer.values,
+            is_stopped=bool(total[STOP_REQUESTS]),
+            stop_requested=self.stop_requested,
         )
         self._replica.commit(state, committed)
+        self._taken = committed
         stamp("step", step=step + 1)
         self._callbacks.on_step(self._replica, means)
 
-    def _try_to_save(self, worker_group: WorkerGroup) -> bool:
-        """Make the current step durable; return False if the disk refused, which may pass."""
+    def _try_to_save(self, worker_group: WorkerGroup, *, is_requested: bool = False) -> bool:
+        """Make the current step durable; return False if the disk refused, which may pass.
+
+        In an object store only a requested one is durable at once.
+        """
         try:
             self._save(worker_group)
+            if is_requested:
+                self._callbacks.flush()
         except CheckpointFailed as error:
             self._callbacks.on_checkpoint_failed(self._replica, error)
             return False
         return True
 
     def _save_with_retries(self, worker_group: WorkerGroup) -> None:
-        while self.is_saver and not self._try_to_save(worker_group):
+        while self.is_saver and not self._try_to_save(worker_group, is_requested=True):
             self._callbacks.wait_before_retry(self._updates.check)
 
     def _save(self, worker_group: WorkerGroup) -> None:
