@@ -140,7 +140,7 @@ class RankTable:
             self._report(message)
 
     def _start(self, order: StartRank) -> RankProcess:
-        with self._gpus.claimed(order, len(self._running)) as gpus:  # until it has them, too
+        with self._gpus.claimed(order, len(self._running)) as gpus:  # the rank inherits them
             return self._start_with(order, gpus)
 
     def _start_with(self, order: StartRank, gpus: Mapping[str, int]) -> RankProcess:

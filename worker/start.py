@@ -261,7 +261,7 @@ class PreforkStarter:
 
 
 class RankGpus:
-    """The GPUs of a job's ranks: claimed for each start, and held by the rank alone."""
+    """The GPUs of a job's ranks: claimed for each start, then held by the rank alone."""
 
     def __init__(self, assignment: AgentAssignment) -> None:
         self._per_rank = assignment.gpus_per_rank
@@ -287,12 +287,11 @@ class RankGpus:
         except FileNotFoundError:
             raise InvalidProgram(NO_NVIDIA_SMI) from None
         except subprocess.CalledProcessError as error:
-            told = error.stdout.strip()
-            raise InvalidProgram(
-                f"the GPUs of the host cannot be listed: {error} {told}"
-            ) from error
+            told = f"exited with code {error.returncode}: {error.stdout.strip()}"
+            raise InvalidProgram(f"nvidia-smi, which lists the GPUs of the host, {told}") from error
         except subprocess.TimeoutExpired as error:
-            raise GpusBusy(f"cannot be started, as its GPUs cannot be listed: {error}") from error
+            words = f"cannot be started: nvidia-smi has not answered for {error.timeout:g} s"
+            raise GpusBusy(words) from error
         if len(found) < self._at_once:
             raise InvalidProgram(
                 f"the job needs {self._at_once} GPUs at once, and may use {len(found)} of its "

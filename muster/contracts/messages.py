@@ -248,7 +248,7 @@ class RankExited(_Message, frozen=True, tag="rank_exited"):
     """A verb phrase, set if its host lacked a process, a descriptor or memory for it: a later
     start may succeed. A start that can never succeed is a `PermanentFailure`."""
     is_waiting: bool = False
-    """It never started because other jobs hold the GPUs: no failure, however often it repeats."""
+    """Too few GPUs of its host are free, which is no failure, however often it repeats."""
     error: str | None = None
     """The error file of the program, as torch's `@record` writes it: a type and a message, at most
     `ERROR_LIMIT` characters."""
