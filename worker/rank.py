@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cached_property
@@ -77,9 +77,7 @@ class RankProcess:
         self._warnings = 0
 
     @classmethod
-    def start(
-        cls, order: StartRank, log: LogIndex, starter: Starter, inherited: Collection[int] = ()
-    ) -> Self:
+    def start(cls, order: StartRank, log: LogIndex, starter: Starter, *gpus: int) -> Self:
         """Start it; raises OSError if the directory is missing or there is no process."""
         # Sequenced packets are sent whole or not at all. So two threads of a rank can send at
         # once, and a full buffer costs a heartbeat instead of blocking training.
@@ -87,7 +85,7 @@ class RankProcess:
             socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
         )
         try:
-            pid = starter.start(order, log.descriptor, theirs, inherited)
+            pid = starter.start(order, log.descriptor, theirs, *gpus)
         except OSError:
             channel.close()
             raise

@@ -125,7 +125,8 @@ class RankTable:
         if order.rank in self._running or has_ended or self.is_succeeded:
             return
         try:
-            rank = self._start(order)
+            with self._gpus.claimed(order, len(self._running)) as gpus:
+                rank = self._start(order, gpus)
         except (OSError, SecretUnavailable, InvalidProgram) as error:
             exited = RankExit.of_failed_start(order, error)
             for said in exited.said:
@@ -139,11 +140,7 @@ class RankTable:
         for message in rank.spawned():
             self._report(message)
 
-    def _start(self, order: StartRank) -> RankProcess:
-        with self._gpus.claimed(order, len(self._running)) as gpus:  # the rank inherits them
-            return self._start_with(order, gpus)
-
-    def _start_with(self, order: StartRank, gpus: Mapping[str, int]) -> RankProcess:
+    def _start(self, order: StartRank, gpus: Mapping[str, int]) -> RankProcess:
         environment = {
             **self._secrets.variables(),
             **order.environment,
@@ -159,7 +156,7 @@ class RankTable:
             return spare
         log = LogIndex(*files)
         try:
-            return RankProcess.start(complete, log, self._starter, gpus.values())
+            return RankProcess.start(complete, log, self._starter, *gpus.values())
         except (OSError, InvalidProgram):
             log.close()
             raise

@@ -8,7 +8,7 @@ child of the agent.
 import os
 import socket
 import subprocess
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from errno import E2BIG, EACCES, EINVAL, ELOOP, ENAMETOOLONG, ENOENT, ENOEXEC, ENOTDIR, EPERM
 from pathlib import Path
@@ -41,7 +41,7 @@ from muster.contracts.secrets import (
 )
 from muster.contracts.wire import encode
 from muster.host.containment import contain_self, set_tag_limit, tagged_processes
-from muster.host.gpus import GpusBusy, claimed, list_gpus
+from muster.host.gpus import claimed, list_gpus
 from muster.host.limits import ShellLimits
 from muster.host.processes import environment_of, identify, is_running, kill, module_command
 from muster.host.programs import interpreter_problem, path_with
@@ -61,12 +61,6 @@ _PERMANENT: Final = frozenset(
 )
 """Errors of a working directory, a command or an environment. All others may be transient: the
 host may lack processes, memory or disk space."""
-
-
-NO_NVIDIA_SMI: Final = (
-    "gpus_per_rank needs nvidia-smi, which is not on the PATH of the service: install it with the "
-    "driver of the GPUs, or leave gpus_per_rank out"
-)
 
 
 def is_command_error(error: OSError) -> bool:
@@ -89,12 +83,10 @@ def is_permanent_start_error(error: OSError, working_dir: str) -> bool:
 class Starter(Protocol):
     """A way to start a rank."""
 
-    def start(
-        self, order: StartRank, log: int, channel: socket.socket, inherited: Collection[int] = ()
-    ) -> int:
+    def start(self, order: StartRank, log: int, channel: socket.socket, *gpus: int) -> int:
         """Start the process and return its pid; raises OSError and `InvalidProgram`.
 
-        A command gets the descriptors `inherited`, and passes them on to what it forks.
+        A command inherits the descriptors `gpus`, which claim its GPUs.
         """
 
     def warm_up(self) -> None:
@@ -113,9 +105,7 @@ class ExecStarter:
         self._python = python
         self._is_checked = False
 
-    def start(
-        self, order: StartRank, log: int, channel: socket.socket, inherited: Collection[int] = ()
-    ) -> int:
+    def start(self, order: StartRank, log: int, channel: socket.socket, *gpus: int) -> int:
         environment = {**os.environ, **order.environment, AGENT_FD: str(channel.fileno())}
         words = environment.get(JOB_VARIABLES["command"])
 
@@ -134,7 +124,7 @@ class ExecStarter:
                 stderr=log,
                 cwd=Path(order.working_dir),
                 env=environment,
-                pass_fds=(channel.fileno(), *inherited),
+                pass_fds=(channel.fileno(), *gpus),
                 umask=self._limits.umask,
                 start_new_session=True,
                 preexec_fn=prepare,  # noqa: PLW1509  no other thread runs
@@ -210,13 +200,7 @@ class PreforkStarter:
         self._server, self._channel = identify(pid, or_zombie=True), channel
         channel.settimeout(IMPORT_SECONDS)
 
-    def start(
-        self,
-        order: StartRank,
-        log: int,
-        channel: socket.socket,
-        inherited: Collection[int] = (),  # noqa: ARG002  only a command asks for GPUs
-    ) -> int:
+    def start(self, order: StartRank, log: int, channel: socket.socket, *_: int) -> int:
         # Check the directory here: in a fork the error would look like a crash.
         os.stat(f"{order.working_dir}/.")  # noqa: PTH116  a Path would drop the dot
         self._exec.refuse_interpreter(os.environ)
@@ -285,17 +269,15 @@ class RankGpus:
         try:
             found = list_gpus(environ)
         except FileNotFoundError:
-            raise InvalidProgram(NO_NVIDIA_SMI) from None
+            found, why = [], "as there is no nvidia-smi on the PATH of the service"
         except subprocess.CalledProcessError as error:
-            told = f"exited with code {error.returncode}: {error.stdout.strip()}"
-            raise InvalidProgram(f"nvidia-smi, which lists the GPUs of the host, {told}") from error
-        except subprocess.TimeoutExpired as error:
-            words = f"cannot be started: nvidia-smi has not answered for {error.timeout:g} s"
-            raise GpusBusy(words) from error
+            found, why = [], f"as nvidia-smi failed ({(error.stdout + error.stderr).strip()})"
+        else:
+            why = "CUDA_VISIBLE_DEVICES included"
         if len(found) < self._at_once:
             raise InvalidProgram(
-                f"the job needs {self._at_once} GPUs at once, and may use {len(found)} of its "
-                "host: choose a smaller gpus_per_rank, or fewer ranks for a gang"
+                f"the job needs {self._at_once} GPUs at once, and its host has {len(found)} for "
+                f"it, {why}: choose a smaller gpus_per_rank, or fewer ranks for a gang"
             )
         return found
 

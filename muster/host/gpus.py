@@ -37,17 +37,16 @@ def list_gpus(environ: Mapping[str, str]) -> list[str]:
     """Return the UUIDs of the GPUs that CUDA_VISIBLE_DEVICES names, or of all without it.
 
     As in CUDA, a word may be the beginning of a UUID. A number counts as `nvidia-smi` does, in the
-    order of the PCI bus. Raises OSError and `subprocess.SubprocessError` of `nvidia-smi`.
+    order of the PCI bus. Raises `GpusBusy` if `nvidia-smi` does not answer in time, `OSError` if
+    it cannot be run, and `subprocess.CalledProcessError` if it fails.
     """
-    output = subprocess.run(  # noqa: S603  no word of it comes from outside
-        NVIDIA_SMI,
-        check=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=ANSWER_SECONDS,
-    ).stdout
+    try:
+        output = subprocess.run(  # noqa: S603  no word of it comes from outside
+            NVIDIA_SMI, check=True, capture_output=True, text=True, timeout=ANSWER_SECONDS
+        ).stdout
+    except subprocess.TimeoutExpired as error:
+        message = f"waits for nvidia-smi, which has not answered for {error.timeout:g} s"
+        raise GpusBusy(message) from error
     # A GPU that does not answer has an error in its line, but keeps its number.
     numbered = list(enumerate(line.strip() for line in output.splitlines()))
     listed = environ.get("CUDA_VISIBLE_DEVICES")

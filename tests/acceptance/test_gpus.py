@@ -56,4 +56,4 @@ def test_a_gang_waits_for_the_gpus_of_another_job(
 def test_more_gpus_than_the_host_has_fail_the_job(installation: Installation) -> None:
     job = installation.fail(installation.submit(world_size=1, command=["true"], gpus_per_rank=3))
     assert job["reason"] == "invalid_program"
-    assert "the job needs 3 GPUs at once, and may use 2 of its host" in job["message"]
+    assert "the job needs 3 GPUs at once, and its host has 2 for it" in job["message"]

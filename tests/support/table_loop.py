@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -38,9 +38,7 @@ class Interpreter:
 
     words: str = ""
 
-    def start(
-        self, order: StartRank, log: int, channel: socket.socket, inherited: Collection[int] = ()
-    ) -> int:
+    def start(self, order: StartRank, log: int, channel: socket.socket, *gpus: int) -> int:
         words = f"CHANNEL = {channel.fileno()}; {self.words}"
         process = subprocess.Popen(
             [sys.executable, "-S", "-c", words],
@@ -48,7 +46,7 @@ class Interpreter:
             stderr=log,
             cwd=Path(order.working_dir),
             env=order.environment,
-            pass_fds=(channel.fileno(), *inherited),
+            pass_fds=(channel.fileno(), *gpus),
             start_new_session=True,
             # As the launcher does; safe with one thread.
             preexec_fn=partial(set_tag_limit, order.environment[PROCESS_TAG]),  # noqa: PLW1509

@@ -131,9 +131,12 @@ def test_a_gang_takes_no_gpu_before_it_can_have_all(
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        (None, "gpus_per_rank needs nvidia-smi, which is not on the PATH of the service"),
-        ("echo no driver; exit 9", "GPUs of the host, exited with code 9: no driver"),
-        ("echo GPU-1", "the job needs 2 GPUs at once, and may use 1 of its host"),
+        (None, "its host has 0 for it, as there is no nvidia-smi on the PATH of the service"),
+        ("echo no driver >&2; exit 9", "its host has 0 for it, as nvidia-smi failed (no driver)"),
+        (
+            "echo GPU-1",
+            "the job needs 2 GPUs at once, and its host has 1 for it, CUDA_VISIBLE_DEVICES",
+        ),
     ],
 )
 def test_a_host_that_can_never_do_fails_the_job(

@@ -67,6 +67,16 @@ def test_no_nvidia_smi_and_one_that_fails_are_errors(
     assert caught.value.stdout == "no driver\n"
 
 
+def test_nvidia_smi_that_does_not_answer_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_nvidia_smi(tmp_path, "exec sleep 600")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr("muster.host.gpus.ANSWER_SECONDS", 0.01)
+    with pytest.raises(GpusBusy, match="waits for nvidia-smi"):
+        list_gpus({})
+
+
 def test_a_gpu_has_one_owner_at_a_time() -> None:
     uuids = [f"GPU-{uuid.uuid4()}" for _ in range(3)]
     with claimed(uuids, count=2, at_once=2) as first:
