@@ -23,7 +23,6 @@ import psutil
 from cli.config import with_origin
 from cli.errors import ExitCode
 from cli.output import Output, output_option, plural, show
-from cli.run import visible_gpus
 from cli.service_record import read_record, service_settings
 from muster.contracts.errors import InvalidEnvironment, MusterError
 from muster.contracts.paths import DataDir, has_few_files_left, is_nearly_full, size_text
@@ -31,6 +30,7 @@ from muster.contracts.settings import AccessSettings, S3Settings, ServiceSetting
 from muster.contracts.token import WAY_TO_ADMIN
 from muster.host.containment import cgroup_of
 from muster.host.extras import install_command, missing_server_packages
+from muster.host.gpus import visible_gpus
 from muster.host.ports import AddressNotLocal, PortUnavailable, is_port_free
 from muster.host.processes import module_command
 from muster.runtime.secrets import SecretStore

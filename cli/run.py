@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +30,7 @@ from muster.contracts.spec import (
 )
 from muster.contracts.spec_problems import checked, checked_job_id
 from muster.host.extras import require_server
+from muster.host.gpus import visible_gpus
 from muster.host.programs import callers_python, command_problem
 
 if TYPE_CHECKING:
@@ -211,16 +212,6 @@ def argv_of_module(words: Sequence[str], directory: Path, python: str) -> tuple[
 def new_job_id() -> JobId:
     """Return an id that no job has."""
     return JobId(f"run-{datetime.now(UTC):%Y%m%dt%H%M%S}-{os.urandom(3).hex()}")
-
-
-def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
-    """Return how many GPUs a program started here may use, without importing torch."""
-    present = len(list(devices.glob("nvidia[0-9]*")))
-    listed = environ.get("CUDA_VISIBLE_DEVICES")
-    if listed is None or not present:
-        return present
-    # -1 is a common way to say none.
-    return sum(bool(word) and not word.startswith("-") for word in listed.split(","))
 
 
 class LogRelay:

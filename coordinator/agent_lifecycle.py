@@ -221,7 +221,12 @@ class AgentLifecycle:
             python=snapshot.spec.python,
             agent_heartbeat_seconds=agent_heartbeat_seconds(snapshot.spec),
             max_log_bytes=snapshot.spec.max_log_bytes,
-            spare_ranks=snapshot.spec.spare_ranks if snapshot.is_synchronous else 0,
+            spare_ranks=snapshot.spec.spare_ranks
+            if snapshot.is_synchronous and not snapshot.spec.gpus_per_rank
+            else 0,
+            gpus_per_rank=snapshot.spec.gpus_per_rank,
+            gpus_at_once=snapshot.spec.gpus_per_rank
+            * (snapshot.spec.world_size if snapshot.is_gang else 1),
             secrets=snapshot.spec.secrets,
             secrets_dir=str(self._data.secrets),
             # The launcher adds the keys.

@@ -24,6 +24,7 @@ from muster.contracts.messages import (
 from muster.contracts.paths import JobFiles
 from muster.contracts.retry import SIGNAL_BASE
 from muster.contracts.secrets import SecretUnavailable
+from muster.host.gpus import GpusBusy
 from muster.program import InvalidProgram
 from muster.runtime.exit_report import (
     make_exit_record,
@@ -63,7 +64,9 @@ class RankExit:
         if isinstance(error, OSError) and error.errno == errno.E2BIG:
             message += " (env and secrets are too large: pass a file's path, not its content)"
         reason = None
-        if isinstance(error, SecretUnavailable):
+        if isinstance(error, GpusBusy):
+            message = str(error)
+        elif isinstance(error, SecretUnavailable):
             message, reason = f"cannot be started: {error}", Reason.SECRET_UNAVAILABLE
         elif isinstance(error, InvalidProgram):
             message, reason = str(error), Reason.INVALID_PROGRAM
@@ -76,6 +79,7 @@ class RankExit:
             signal=None,
             last_lines=(),
             unstarted=message if reason is None else None,
+            is_waiting=isinstance(error, GpusBusy),
         )
         if reason is None:
             return cls(exited=exited)

@@ -78,7 +78,7 @@ class RankProcess:
         self._warnings = 0
 
     @classmethod
-    def start(cls, order: StartRank, log: LogIndex, starter: Starter) -> Self:
+    def start(cls, order: StartRank, log: LogIndex, starter: Starter, *gpus: int) -> Self:
         """Start it; raises OSError if the directory is missing or there is no process."""
         # Sequenced packets are sent whole or not at all. So two threads of a rank can send at
         # once, and a full buffer costs a heartbeat instead of blocking training.
@@ -86,7 +86,7 @@ class RankProcess:
             socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
         )
         try:
-            pid = starter.start(order, log.descriptor, theirs)
+            pid = starter.start(order, log.descriptor, theirs, *gpus)
         except OSError:
             channel.close()
             raise

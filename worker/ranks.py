@@ -10,7 +10,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -45,7 +45,7 @@ from worker.process import AdoptedProcess
 from worker.rank import RankProcess
 from worker.rank_listener import ChannelReader, ReconnectListener
 from worker.spares import SpareRanks
-from worker.start import RankSecrets, Starter
+from worker.start import RankGpus, RankSecrets, Starter
 
 CONTAINMENT_SECONDS: Final = 2.0
 """A process that survives SIGKILL for this long hangs in the kernel. The exit of its rank is then
@@ -78,6 +78,7 @@ class RankTable:
         report: Report,
         secrets: RankSecrets,
     ) -> None:
+        self._gpus = RankGpus(assignment)
         self._files = JobFiles(Path(assignment.job_root))
         self._selector = selector
         self._starter = starter
@@ -124,7 +125,8 @@ class RankTable:
         if order.rank in self._running or has_ended or self.is_succeeded:
             return
         try:
-            rank = self._start(order)
+            with self._gpus.claimed(order, len(self._running)) as gpus:
+                rank = self._start(order, gpus)
         except (OSError, SecretUnavailable, InvalidProgram) as error:
             exited = RankExit.of_failed_start(order, error)
             for said in exited.said:
@@ -140,10 +142,11 @@ class RankTable:
         for said in rank.kept_messages():  # of a spare process
             self._report(said)
 
-    def _start(self, order: StartRank) -> RankProcess:
+    def _start(self, order: StartRank, gpus: Mapping[str, int]) -> RankProcess:
         environment = {
             **self._secrets.variables(),
             **order.environment,
+            **({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}),
             AGENT_SOCKET: str(self._socket),
             STORAGE_SOCKET: str(self._files.storage_socket) if self._has_storage else "",
             ORPHAN_TIMEOUT: repr(self._orphan_timeout_seconds),
@@ -155,7 +158,7 @@ class RankTable:
             return spare
         log = LogIndex(*files)
         try:
-            return RankProcess.start(complete, log, self._starter)
+            return RankProcess.start(complete, log, self._starter, *gpus.values())
         except (OSError, InvalidProgram):
             log.close()
             raise

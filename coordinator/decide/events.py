@@ -81,6 +81,10 @@ def _of_exit(before: JobSnapshot, exited: RankExited, after: JobSnapshot) -> New
         return None  # its kill was an event already
     ended = describe_exit(after.ranks[exited.rank])
     words = ended if exited.unstarted is None else printable(exited.unstarted)
+    trouble = before.ranks[exited.rank].trouble
+    is_known = before.is_gang_broken or (trouble is not None and trouble.message == words)
+    if exited.is_waiting and is_known:
+        return None  # an event of a gang, or of an earlier attempt, says so
     return _of_rank(after, exited.rank, "rank_exited", words)
 
 

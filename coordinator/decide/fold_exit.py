@@ -4,7 +4,7 @@ Each retry class has a restart budget per rank or gang (`muster.contracts.retry.
 that the program may have caused share one more limit: failures in a row without progress,
 or two at the beginning, if the program names a mistake in itself. An end that was not observed, or
 a process that the host could not start, uses no restart but counts there. Ends that we asked for
-count nowhere, nor do those of a gang that had lost another rank before.
+count nowhere, nor do those of a gang that had lost another rank before, nor a wait for GPUs.
 """
 
 from dataclasses import replace
@@ -122,6 +122,7 @@ def _restart_or_fail(
     retry = RETRIES.get(ending.retry_class)
     is_from_outside = retry is not None and retry.is_from_outside
     is_unobserved = ending.retry_class is RetryClass.INFRASTRUCTURE and not rank.is_asked_to_stop
+    is_unobserved &= not message.is_waiting
     is_long = _healthy_seconds(rank, now) >= snapshot.backoff.reset_after_seconds
     if is_unobserved or not (retry is None or is_from_outside):
         rank = _count_failure(snapshot, rank, now)

@@ -247,6 +247,8 @@ class RankExited(_Message, frozen=True, tag="rank_exited"):
     unstarted: str | None = None
     """A verb phrase, set if its host lacked a process, a descriptor or memory for it: a later
     start may succeed. A start that can never succeed is a `PermanentFailure`."""
+    is_waiting: bool = False
+    """Too few GPUs of its host are free, which is no failure, however often it repeats."""
     error: str | None = None
     """The error file of the program, as torch's `@record` writes it: a type and a message, at most
     `ERROR_LIMIT` characters."""
@@ -378,6 +380,8 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     agent_heartbeat_seconds: float  # interval of `AgentHeartbeat`
     max_log_bytes: int  # see `muster.contracts.spec.JobSpec`
     spare_ranks: int = 0  # processes kept ready to become a rank
+    gpus_per_rank: int = 0  # GPUs that each rank has for itself
+    gpus_at_once: int = 0  # without which none starts: those of a gang, or of one rank
     secrets: dict[str, str] = {}
     """The job's references by variable name, see `muster.contracts.secrets`."""
     secrets_dir: str = ""  # the directory of ``file:`` references

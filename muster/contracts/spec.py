@@ -181,6 +181,16 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             "service."
         ),
     ] = None
+    gpus_per_rank: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=64,
+            description="GPUs that each rank of a command has for itself: CUDA_VISIBLE_DEVICES "
+            "names them, and no other job with this field gets them meanwhile. Such a job keeps no "
+            "spare processes. 0: all ranks see all GPUs, as scripts for torchrun expect.",
+        ),
+    ] = 0
     env: Annotated[dict[str, str], _doc("Environment of every rank.")] = {}
     secrets: Annotated[
         dict[str, str],

@@ -218,6 +218,8 @@ def _text_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 def _command_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     if spec.command is None:
+        if spec.gpus_per_rank:
+            yield FieldProblem("gpus_per_rank", "needs a command: other programs use no GPU")
         return
     if not spec.command or not spec.command[0]:
         yield FieldProblem("command", "names no program: give at least one word, or leave it out")

@@ -38,7 +38,7 @@ class Interpreter:
 
     words: str = ""
 
-    def start(self, order: StartRank, log: int, channel: socket.socket) -> int:
+    def start(self, order: StartRank, log: int, channel: socket.socket, *gpus: int) -> int:
         words = f"CHANNEL = {channel.fileno()}; {self.words}"
         process = subprocess.Popen(
             [sys.executable, "-S", "-c", words],
@@ -46,7 +46,7 @@ class Interpreter:
             stderr=log,
             cwd=Path(order.working_dir),
             env=order.environment,
-            pass_fds=(channel.fileno(),),
+            pass_fds=(channel.fileno(), *gpus),
             start_new_session=True,
             # As the launcher does; safe with one thread.
             preexec_fn=partial(set_tag_limit, order.environment[PROCESS_TAG]),  # noqa: PLW1509

@@ -19,7 +19,6 @@ from cli.run import (
     new_job_id,
     parse_ranks,
     run,
-    visible_gpus,
 )
 from muster.contracts.paths import JobFiles
 from muster.contracts.spec_problems import checked_job_id
@@ -94,27 +93,6 @@ def test_several_machines_are_refused_and_nothing_runs(
 def test_new_job_id_is_valid_and_unique() -> None:
     first, second = new_job_id(), new_job_id()
     assert checked_job_id(first) == first != second
-
-
-@pytest.mark.parametrize(
-    ("visible", "count"),
-    [
-        (None, 4),
-        ("", 0),
-        ("0,1", 2),
-        (" 2 , 0", 2),
-        ("-1", 0),
-        ("GPU-8932f937,GPU-5f2cd0a1", 2),
-        ("MIG-8932f937", 1),
-    ],
-)
-def test_visible_gpus_are_counted(tmp_path: Path, visible: str | None, count: int) -> None:
-    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidiactl", "nvidia-uvm", "null"):
-        (tmp_path / name).touch()
-    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert visible_gpus(environ, tmp_path) == count
-    if visible:
-        assert visible_gpus(environ, tmp_path / "none") == 0
 
 
 TRACEBACK = """\

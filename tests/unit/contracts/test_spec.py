@@ -215,6 +215,7 @@ def test_every_limit_holds_on_both_sides(field: str) -> None:
     for value, good in [(low, True), (high, True), (low - step, False), (high + step, False)]:
         # With the pool's other sizes out of the way.
         ample = {"world_size": 4096} if field == "min_workers" else {"world_size": 1}
+        ample |= {"command": ("true",)} if field == "gpus_per_rank" else {}
         mode = "synchronous" if field == "replay_every" else "independent"
         spec = JobSpec(**{**ample, "mode": mode, field: value})
         assert (field not in fields_of(spec)) == good, value
@@ -258,6 +259,7 @@ def test_all_problems_are_reported_at_once() -> None:
             "auto is not for a gang, whose ranks must save the same steps: give a number of steps",
         ),
         (JobSpec(checkpoint_every="often"), "expected a number of steps, or auto, got 'often'"),
+        (JobSpec(gpus_per_rank=1), "needs a command: other programs use no GPU"),
         (JobSpec(command=()), "names no program: give at least one word, or leave it out"),
     ],
 )

@@ -89,6 +89,18 @@ def test_an_observation_becomes_its_event(observation: Observation, entry: NewEv
     assert event_after(story, observation) == entry
 
 
+def test_a_wait_for_gpus_is_one_event() -> None:
+    story = Story.starting(world_size=2, command=("true",))
+    none = partial(exited, 1, unstarted="found 0 of 1 free GPUs", is_waiting=True)
+    first = event_after(story, none(0))
+    assert first is not None
+    assert first.message == "rank 1 found 0 of 1 free GPUs"
+    story.runs_for(1.0)
+    assert event_after(story, none(1)) is None
+    story.runs_for(2.0)
+    assert event_after(story, exited(1, 2, unstarted="found 1 of 2 free GPUs", is_waiting=True))
+
+
 def test_a_failing_job_has_two_events() -> None:
     story = Story.running(world_size=2, max_restarts=0).exits(1, code=3)
     why = "rank 1 exited with code 3 and may not be restarted"

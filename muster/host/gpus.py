@@ -1,0 +1,84 @@
+"""The NVIDIA GPUs of this host, without importing torch: how many, which, and who has them.
+
+A claim of a GPU is an abstract Unix socket with its name. The kernel gives the name to one process
+of the host (of its network namespace), whoever owns it. It frees the name when the last process
+that inherited the socket has ended, so there is no record that could be wrong after a crash.
+"""
+
+import errno
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final
+
+NVIDIA_SMI: Final = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
+
+ANSWER_SECONDS: Final = 5.0
+"""Without persistence mode the driver loads first. The agent's loop waits meanwhile."""
+
+
+class GpusBusy(OSError):
+    """Too few GPUs are free at the moment; the text is a verb phrase about a rank."""
+
+
+def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
+    """Return how many GPUs a program started here may use."""
+    present = len(list(devices.glob("nvidia[0-9]*")))
+    listed = environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None or not present:
+        return present
+    # -1 is a common way to say none.
+    return sum(bool(word) and not word.startswith("-") for word in listed.split(","))
+
+
+def list_gpus(environ: Mapping[str, str]) -> list[str]:
+    """Return the UUIDs of the GPUs that CUDA_VISIBLE_DEVICES names, or of all without it.
+
+    As in CUDA, a word may be the beginning of a UUID. A number counts as `nvidia-smi` does, in the
+    order of the PCI bus. Raises `GpusBusy` if `nvidia-smi` does not answer in time, `OSError` if
+    it cannot be run, and `subprocess.CalledProcessError` if it fails.
+    """
+    try:
+        output = subprocess.run(  # noqa: S603  no word of it comes from outside
+            NVIDIA_SMI, check=True, capture_output=True, text=True, timeout=ANSWER_SECONDS
+        ).stdout
+    except subprocess.TimeoutExpired as error:
+        message = f"waits for nvidia-smi, which has not answered for {error.timeout:g} s"
+        raise GpusBusy(message) from error
+    # A GPU that does not answer has an error in its line, but keeps its number.
+    numbered = list(enumerate(line.strip() for line in output.splitlines()))
+    listed = environ.get("CUDA_VISIBLE_DEVICES")
+    words = ["GPU-"] if listed is None else [word.strip() for word in listed.split(",")]
+    starts = tuple(word for word in words if word.startswith("GPU-"))
+    return [
+        uuid
+        for number, uuid in numbered
+        if uuid.startswith("GPU-") and (uuid.startswith(starts) or str(number) in words)
+    ]
+
+
+@contextmanager
+def claimed(uuids: Sequence[str], count: int, at_once: int) -> Iterator[dict[str, int]]:
+    """Claim `count` of these GPUs, for processes that inherit the descriptors, by UUID.
+
+    This process gives up its own part at the end of the block. Raises `GpusBusy` if fewer than
+    `at_once` are free, of which the others stay free.
+    """
+    found: dict[str, int] = {}
+    with ExitStack() as sockets:
+        for uuid in uuids:
+            if len(found) == at_once:
+                break
+            claim = sockets.enter_context(socket.socket(socket.AF_UNIX))
+            try:
+                claim.bind(f"\0muster-gpu/{uuid}")
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                found[uuid] = claim.fileno()
+        if len(found) < at_once:
+            raise GpusBusy(f"found {len(found)} of {at_once} free GPUs on its host")
+        yield dict(list(found.items())[:count])

@@ -1,0 +1,89 @@
+"""Which GPUs a program may use, and who has them."""
+
+import os
+import subprocess
+import uuid
+from pathlib import Path
+
+import pytest
+
+from muster.host.gpus import GpusBusy, claimed, list_gpus, visible_gpus
+from tests.support.gpus import write_nvidia_smi
+
+A, B, C = "GPU-8932f937", "GPU-5f2cd0a1", "GPU-5f000000"
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [
+        (None, 4),
+        ("", 0),
+        ("0,1", 2),
+        (" 2 , 0", 2),
+        ("-1", 0),
+        ("GPU-8932f937,GPU-5f2cd0a1", 2),
+        ("MIG-8932f937", 1),
+    ],
+)
+def test_visible_gpus_are_counted(tmp_path: Path, visible: str | None, count: int) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert visible_gpus(environ, tmp_path) == count
+    if visible:
+        assert visible_gpus(environ, tmp_path / "none") == 0
+
+
+@pytest.mark.parametrize(
+    ("visible", "listed"),
+    [
+        (None, [A, B, C]),
+        ("", []),
+        ("-1", []),
+        ("MIG-8932f937", []),
+        ("0, 3", [A, C]),
+        (f"{C},{A}", [A, C]),
+        ("GPU-5f", [B, C]),
+    ],
+)
+def test_gpus_are_listed_by_uuid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, listed: list[str]
+) -> None:
+    write_nvidia_smi(tmp_path, f"printf '{A}\\n{B}\\n[GPU is lost]\\n{C}\\n'")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert list_gpus(environ) == listed
+
+
+def test_no_nvidia_smi_and_one_that_fails_are_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(FileNotFoundError):
+        list_gpus({})
+    write_nvidia_smi(tmp_path, "echo no driver; exit 9")
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        list_gpus({})
+    assert caught.value.stdout == "no driver\n"
+
+
+def test_nvidia_smi_that_does_not_answer_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_nvidia_smi(tmp_path, "exec sleep 600")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr("muster.host.gpus.ANSWER_SECONDS", 0.01)
+    with pytest.raises(GpusBusy, match="waits for nvidia-smi"):
+        list_gpus({})
+
+
+def test_a_gpu_has_one_owner_at_a_time() -> None:
+    uuids = [f"GPU-{uuid.uuid4()}" for _ in range(3)]
+    with claimed(uuids, count=2, at_once=2) as first:
+        assert list(first) == uuids[:2]
+        with claimed(uuids, count=1, at_once=1) as second:
+            assert list(second) == uuids[2:]
+        with pytest.raises(GpusBusy, match="found 1 of 2 free GPUs"), claimed(uuids, 2, 2):
+            pass
+    with claimed(uuids, count=1, at_once=3) as third:
+        assert list(third) == uuids[:1]
