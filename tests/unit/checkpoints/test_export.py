@@ -68,7 +68,7 @@ def test_safetensors_hold_the_arrays_of_one_part(tmp_path: Path) -> None:
     assert export(checkpoint, tmp_path / "model.safetensors", SAFETENSORS, only="model") == 2
     assert {*load_file(tmp_path / "model.safetensors")} == {"w", "b"}
     assert export(checkpoint, tmp_path / "model.npz", only="model") == 2
-    with pytest.raises(ExportFailed, match="no arrays of 'modle': it has model, models"):
+    with pytest.raises(ExportFailed, match="no part 'modle' with arrays: it has model, models"):
         export(checkpoint, tmp_path / "x.safetensors", SAFETENSORS, only="modle")
     assert not (tmp_path / "x.safetensors").exists()
 

@@ -6,10 +6,11 @@ import pytest
 from muster.collectives.tree import Block
 from muster.training.sample_count import decode_sample_count
 from muster.training.schedule import Schedule
+from muster.training.schema import Leaf
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from muster.torch.shards import ShardLoader, deal, totals_of
+from muster.torch.shards import Batches, Prefetcher, ShardLoader, deal, totals_of
 
 
 @pytest.mark.parametrize("shards", [1, 2, 8, 32])
@@ -40,6 +41,23 @@ def test_each_epoch_reads_every_sample_once() -> None:
         assert sum(it.hash_sum for it in counted) % 2**64 == totals.hash_sum
     assert sorted(orders[0]) == sorted(orders[1]) == [*range(150)]
     assert orders[0] != orders[1]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_batches_made_ahead_are_those_of_their_leaves(workers: int) -> None:
+    schedule = Schedule(
+        totals=totals_of(70), batch_size=16, virtual_shards=4, epochs=3, seed=3, checkpoint_every=5
+    )
+    batches = Batches(schedule, range(70), lambda items: (items, torch.rand(1).item()))
+    shards = {step: [0, 1, 2, 3] for step in range(15)}
+    shards |= {4: [0, 1, 2], 9: [0, 1, 2], 14: [0, 1, 2]}  # six samples are for three
+    shards[2] = [0, 1, 3, 2]  # dealt anew within a step
+    shards |= {6: [1, 0], 7: [0, 1], 11: [3]}  # with other ranks
+    prefetcher = Prefetcher(batches, workers, schedule)
+    for step in range(15):
+        for shard in shards[step]:
+            leaf = Leaf(step, shard)
+            assert prefetcher.read(leaf) == batches[leaf], leaf
 
 
 def test_a_part_of_a_step_is_the_same_part() -> None:

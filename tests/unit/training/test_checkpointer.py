@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from muster.checkpoints.errors import CheckpointMismatch, StaleGeneration
 from muster.checkpoints.listing import refuse_other_schedule
@@ -74,6 +75,20 @@ def test_any_rank_restores_state_and_epochs(tmp_path: Path, epochs: int) -> None
     assert replica is not None
     assert replica.digest() == saved.digest()
     assert replica.committed == saved.committed
+
+
+@pytest.mark.parametrize("stop", [{"is_stopped": True}, {"stop_requested": True}, {}])
+def test_a_stop_is_restored_by_the_job_that_saved_it_alone(
+    tmp_path: Path, stop: dict[str, bool]
+) -> None:
+    replica = replica_at(5)
+    replica.commit(replica.state, structs.replace(replica.committed, **stop))
+    save(tmp_path, replica)
+    later = {"JOB_ID": "later", "MUSTER_JOB_UID": "another", "MUSTER_RESUME_FROM": "job"}
+    for names, wanted in (({}, stop), (later, {})):
+        found = restored(tmp_path, **names)
+        assert found is not None
+        assert found.committed == structs.replace(replica_at(5).committed, **wanted)
 
 
 def test_older_group_cannot_save(tmp_path: Path) -> None:
