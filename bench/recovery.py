@@ -40,8 +40,11 @@ NOT_MEASURED = "nothing was measured, so try it again on an idle machine"
 class Trace:
     """What all processes have written so far."""
 
-    def __init__(self, file: Path, world_size: int = RANKS) -> None:
+    def __init__(
+        self, file: Path, world_size: int = RANKS, settle_seconds: float = SETTLE_SECONDS
+    ) -> None:
         self.world_size = world_size
+        self.settle_seconds = settle_seconds
         self._file = file.open("ab+", buffering=0)
         self._read = 0
         self._rest = b""
@@ -136,7 +139,7 @@ def kill_ranks(trace: Trace, kills: int) -> None:
     usual, stalls, later, recovered, ready = [], [], [], [], []
     for number in range(kills):
         ranks = trace.wait_for_steps()
-        time.sleep(SETTLE_SECONDS + 0.04 * number / kills)  # at every moment of a step
+        time.sleep(trace.settle_seconds + 0.04 * number / kills)  # at every moment of a step
         victim = ranks[number % trace.world_size]
         killed_at = trace.stamp("killed", victim)
         os.kill(victim, signal.SIGKILL)
@@ -155,7 +158,7 @@ def kill_ranks(trace: Trace, kills: int) -> None:
             b - a
             for it in steps
             for a, b in pairwise(it)
-            if killed_at - SETTLE_SECONDS < a and b < killed_at
+            if killed_at - trace.settle_seconds < a and b < killed_at
         ]
         intervals = [
             [b - a for a, b in pairwise(it) if b > killed_at][: 1 + LATER_STEPS] for it in steps
@@ -165,7 +168,7 @@ def kill_ranks(trace: Trace, kills: int) -> None:
         recovered.append(max(min(at for at in it if at > killed_at) for it in steps) - killed_at)
         ready.append(trace.after(killed_at, "rank ready")[0]["time"] - killed_at)
     if not usual:
-        sys.exit(f"{NOT_MEASURED}: no step took less than {SETTLE_SECONDS:g} s")
+        sys.exit(f"{NOT_MEASURED}: no step took less than {trace.settle_seconds:g} s")
     step = statistics.median(usual)
     show("a usual step", usual, "")
     beyond = [it - step for it in stalls]

@@ -17,6 +17,7 @@ from _services import Services
 
 RANKS = 3
 KILLS = 20
+SETTLE_SECONDS = 1.0
 
 
 def main(kills: int) -> None:
@@ -24,7 +25,7 @@ def main(kills: int) -> None:
         print("torch is not installed: nothing to measure")
         return
     directory = Path(tempfile.mkdtemp(prefix="muster-trace-"))
-    trace = recovery.Trace(directory / "trace", RANKS)
+    trace = recovery.Trace(directory / "trace", RANKS, SETTLE_SECONDS)
     with Services(environ={"MUSTER_TRACE": str(directory / "trace")}) as services:
         services.post(
             "/jobs",
