@@ -33,7 +33,7 @@ from muster.training.blocks import BlockComputer, BusyFlag, LeafRng
 from muster.training.fingerprint import fingerprint
 from muster.training.group import Group, SharedMemoryGroupFactory
 from muster.training.group_updates import GroupUpdate
-from muster.training.rank import keep_freed_memory
+from muster.training.start import keep_freed_memory
 from muster.training.replay import Replay
 from muster.training.schedule import Schedule
 from muster.training.schema import Leaf

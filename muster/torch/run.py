@@ -15,10 +15,9 @@ from xxhash import xxh3_128
 
 from muster.contracts.environ import JOB_VARIABLES, PROCESS_TAG, RankSettings
 from muster.contracts.job import Reason
-from muster.contracts.messages import PermanentFailure, Ready
+from muster.contracts.messages import PermanentFailure
 from muster.contracts.spec import VIRTUAL_SHARDS_OF_SCRIPTS
 from muster.host.containment import contain_self
-from muster.host.trace import stamp
 from muster.program import InvalidProgram, refuse_while_loaded
 from muster.run import own_job_id
 from muster.runtime.agent_client import AgentClient, AgentSocket
@@ -35,12 +34,9 @@ from muster.torch.shards import (
 )
 from muster.torch.state import TrainingState
 from muster.training.blocks import BusyFlag
-from muster.training.group import group_factory
-from muster.training.group_updates import AgentGroupUpdates, GroupUpdates, SingleRankUpdates
-from muster.training.rank import keep_freed_memory, wait_for_order
-from muster.training.replay import Replay
 from muster.training.reporter import Reporter
 from muster.training.schedule import Schedule
+from muster.training.start import keep_freed_memory, ready_trainer, wait_for_order
 from muster.training.trainer import Outcome, Trainer
 
 BATCH_SIZE: Final = 64
@@ -235,12 +231,19 @@ class Run:
                 "out the loop over epochs"
             )
         with self._busy:
-            self._trainer, port = self._make_trainer()
+            self._state.allocate()
             read = self._batches.__getitem__
             if self._workers:
                 read = Prefetcher(self._batches, self._workers, self._schedule).read
-        stamp("rank ready")
-        self._reporter.supervision.send(Ready(port=port))
+        self._reporter.set_schedule(self._state.initial, self._schedule)
+        self._trainer = ready_trainer(
+            self.settings,
+            self._agent,
+            self._reporter,
+            self._computer,
+            self._state.replica,
+            self._arithmetic,
+        )
         tasks = self._trainer.train()
         while True:
             try:
@@ -264,28 +267,6 @@ class Run:
         self._reporter.print_outcome(outcome)
         if outcome is not Outcome.DONE:
             raise SystemExit(0)
-
-    def _make_trainer(self) -> tuple[Trainer, int]:
-        """Return the trainer, and the port on which peers reach it."""
-        settings, supervision = self.settings, self._reporter.supervision
-        self._state.allocate()
-        self._reporter.set_schedule(self._state.initial, self._schedule)
-        updates: GroupUpdates
-        if settings.agent_fd is None:
-            updates = SingleRankUpdates(settings.rank, lambda: supervision.is_stopping)
-        else:
-            updates = AgentGroupUpdates(self._agent.socket, lambda: supervision.is_stopping)
-        groups = group_factory(settings, settings.virtual_shards, self._computer.elements, updates)
-        trainer = Trainer(
-            computer=self._computer,
-            replay=Replay(self._computer, settings.replay_every),
-            replica=self._state.replica,
-            updates=updates,
-            groups=groups,
-            callbacks=self._reporter,
-            arithmetic=self._arithmetic,
-        )
-        return trainer, groups.port
 
     def _report_early_end(self) -> None:
         """Fail the job if the loop was left without an error, by ``break`` for example."""

@@ -3,23 +3,19 @@
 A rank is a fork of the prefork server, or ``python -P -m muster.training.rank``.
 """
 
-import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import NoReturn
 
-import msgspec
 import numpy as np
 
-from muster.contracts.environ import PROCESS_TAG, SPARE, RankSettings
-from muster.contracts.messages import SPARE_READY, Ready
+from muster.contracts.environ import PROCESS_TAG, RankSettings
 from muster.contracts.spec import JobSpec
-from muster.contracts.wire import encode
 from muster.datasets.errors import DatasetEmpty
 from muster.datasets.random_access import RandomAccess
-from muster.host.containment import contain_self, retag, set_tag_limit
+from muster.host.containment import contain_self, set_tag_limit
 from muster.host.trace import stamp
 from muster.program import InvalidProgram, Program, State
 from muster.runtime.agent_client import AgentClient, AgentSocket
@@ -29,28 +25,11 @@ from muster.training import independent
 from muster.training.blocks import BlockComputer, BusyFlag
 from muster.training.classifier import Classifier
 from muster.training.fingerprint import fingerprint
-from muster.training.group import group_factory
-from muster.training.group_updates import AgentGroupUpdates, GroupUpdates, SingleRankUpdates
 from muster.training.loader import load_program, report_program_errors
-from muster.training.replay import Replay
 from muster.training.reporter import Reporter
 from muster.training.schedule import Schedule
+from muster.training.start import keep_freed_memory, ready_trainer, wait_for_order
 from muster.training.state_sync import Replica
-from muster.training.trainer import Trainer
-
-_M_TRIM_THRESHOLD: Final = -1
-_M_MMAP_THRESHOLD: Final = -3
-"""Parameters of mallopt(3), from malloc.h of the GNU C library."""
-
-_TRIM_BYTES: Final = (1 << 31) - 1
-"""The most free memory that the process can be told to keep."""
-
-_MMAP_BYTES: Final = 32 << 20
-"""The largest threshold that glibc allows. numpy requests huge pages for larger blocks, so those
-cause few page faults."""
-
-SPARE_POLL_SECONDS: Final = 60.0
-"""How long a spare process sleeps at most; an order and the agent's end wake it at once."""
 
 
 def run() -> NoReturn:
@@ -122,23 +101,7 @@ def train_synchronous(account: ExitReport, working_dir: Path, agent: AgentClient
         reporter.supervision.start()
     reporter.set_schedule(initial, schedule)
     _refuse_closed(agent.socket)
-    updates: GroupUpdates
-    if settings.agent_fd is None:
-        updates = SingleRankUpdates(settings.rank, lambda: reporter.supervision.is_stopping)
-    else:
-        updates = AgentGroupUpdates(agent.socket, lambda: reporter.supervision.is_stopping)
-    groups = group_factory(settings, schedule.virtual_shards, computer.elements, updates)
-    trainer = Trainer(
-        computer=computer,
-        replay=Replay(computer, settings.replay_every),
-        replica=replica,
-        updates=updates,
-        groups=groups,
-        callbacks=reporter,
-        arithmetic=arithmetic,
-    )
-    reporter.supervision.send(Ready(port=groups.port))
-    stamp("rank ready")
+    trainer = ready_trainer(settings, agent, reporter, computer, replica, arithmetic)
     if was_spare:  # only now: the group is decided meanwhile
         contain_self(os.environ[PROCESS_TAG])
     with _refusing_closed(agent.socket):
@@ -152,36 +115,6 @@ def _take_trial_step(computer: BlockComputer, initial: State, replica: Replica) 
     ones = np.ones(computer.schema.elements, np.float32)
     means = computer.schema.means(ones, np.empty_like(ones))
     computer.update(initial, means.gradients, 0, replica.other)
-
-
-def wait_for_order(agent: AgentSocket) -> None:
-    """Wait until this spare process becomes an attempt, and take over its environment.
-
-    Ends the process when the agent is gone.
-    """
-    agent.send(encode(SPARE_READY))
-    while (order := agent.receive()) is None:
-        if agent.is_broken:
-            exit_process(0)
-        agent.wait_for_packet(SPARE_POLL_SECONDS)
-    content, _ = order
-    del os.environ[SPARE]
-    os.environ.update(msgspec.msgpack.decode(content, type=dict[str, str]))
-    retag(os.environ[PROCESS_TAG])
-    stamp("rank began")
-
-
-def keep_freed_memory() -> None:
-    """Keep memory that a step frees for the next step, which needs the same amount.
-
-    The C library returns large blocks to the system as soon as they are free, and the next step
-    faults in and clears every page again: in a step that computes little, more than half of all
-    processor time. Has no effect with another C library than glibc.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
 
 
 @contextmanager

@@ -49,7 +49,7 @@ def test_other_os_errors_pass_through(channel: AgentSocket) -> None:
 KEEPS_MEMORY = """
 import resource
 import numpy as np
-from muster.training.rank import keep_freed_memory
+from muster.training.start import keep_freed_memory
 
 def step():
     arrays = [np.ones(1_000_000, np.float32) for _ in range(4)]
