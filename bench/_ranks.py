@@ -33,10 +33,10 @@ from muster.training.blocks import BlockComputer, BusyFlag, LeafRng
 from muster.training.fingerprint import fingerprint
 from muster.training.group import Group, SharedMemoryGroupFactory
 from muster.training.group_updates import GroupUpdate
-from muster.training.start import keep_freed_memory
 from muster.training.replay import Replay
 from muster.training.schedule import Schedule
 from muster.training.schema import Leaf
+from muster.training.start import keep_freed_memory
 from muster.training.state_sync import Committed, Replica
 from muster.training.trainer import Trainer
 
