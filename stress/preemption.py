@@ -31,8 +31,11 @@ CHECKPOINT_EVERY = 4
 BATCHES = 20  # an epoch
 STEPS_PER_SIGNAL = 20
 STEP_SECONDS = 0.02
-WAIT_SECONDS = 0.2
-"""Longest time from the first step of an attempt to the signal, about ten steps."""
+STEPS_BEFORE = 12
+"""Most steps of an attempt before the signal; three of them are saved."""
+
+WAIT_SECONDS = 0.06
+"""Longest time from a step to the signal: it may come while the state is being saved."""
 
 
 def run(directory: Path, signals: int = 20, seed: int = 0, *, kind: str = "TERM") -> Report:
@@ -61,7 +64,8 @@ def _disturbed(
         with _script(directory, library, "disturbed", epochs) as process:
             lines = _lines(process)
             begun = int(next(lines)["begins"])
-            step = int(next(lines)["step"])
+            for _ in range(draw.randint(1, STEPS_BEFORE)):
+                step = int(next(lines)["step"])
             time.sleep(draw.uniform(0, WAIT_SECONDS))
             process.send_signal(number)
             seen = [step, *(int(line["step"]) for line in lines if line["step"])]
