@@ -109,23 +109,20 @@ def _with_state_dicts(state: State) -> dict[str, Any]:
         return moved(source, f"optimizer.state.{number}.{key}") if is_moved else value
 
     numbers = {it: number for number, it in enumerate(chain.from_iterable(layout["optimizer"]))}
-    groups = zip(encoded["groups"], layout["optimizer"], strict=True)
+    groups = zip(from_json(encoded["groups"]), layout["optimizer"], strict=True)
+    kept = from_json(encoded["kept"])
     parts = {
         "model": {
             key: moved(f"model.{name}", f"model.{key}") for key, name in layout["model"].items()
         },
         "optimizer": {
             "state": {
-                number: {
-                    key: slot(name, key, it, number) for key, it in encoded["kept"][name].items()
-                }
+                number: {key: slot(name, key, it, number) for key, it in kept[name].items()}
                 for name, number in numbers.items()
-                if name in encoded["kept"]
+                if name in kept
             },
             "param_groups": [
-                {key: tuple(it) if isinstance(it, list) else it for key, it in group.items()}
-                | {"params": [numbers[name] for name in names]}
-                for group, names in groups
+                {**group, "params": [numbers[name] for name in names]} for group, names in groups
             ],
         },
         "values": from_json(encoded["values"]),

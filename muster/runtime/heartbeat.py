@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Final, NoReturn
 
@@ -90,6 +91,7 @@ class Supervision:
         self._state = state
         self._heartbeat_seconds = settings.heartbeat_seconds
         self._orphan_timeout_seconds = settings.orphan_timeout_seconds
+        self._has_agent = settings.agent_fd is not None
         self._is_orphan = False
         self._is_over = threading.Event()
         self._next_report = 0.0
@@ -101,6 +103,8 @@ class Supervision:
     def start(self) -> None:
         """Send hello, start heartbeats, and install the SIGTERM handler and the error hook."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
+        if self._has_agent:
+            os.register_at_fork(after_in_child=_leave_group)
         sys.excepthook = self._report_error
         self._client.send(Hello(python=sys.executable))
         threading.Thread(target=self._run, name="muster-heartbeat", daemon=True).start()
@@ -217,3 +221,14 @@ def permanent_error(error: MusterError, redaction: Redaction) -> PermanentFailur
         if isinstance(error, kinds):
             return PermanentFailure(reason=reason, message=sentence)
     return None
+
+
+def _leave_group() -> None:
+    """Let SIGTERM to the rank's process group reach the rank alone.
+
+    It saves then, for which it may need its worker processes. They end with their parent, or with
+    its containment.
+    """
+    with suppress(PermissionError):  # it leads a session, as after forkpty
+        os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -4,6 +4,7 @@ Every shard begins with fresh gradients, with the generators set from (seed, epo
 with the buffers of the step's beginning. So its bits depend on nothing that a rank computed before.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -21,6 +22,8 @@ from muster.training.state_sync import Replica
 
 USED: Final = "used"
 """The part of a contribution that counts, for each parameter, the shards that used it."""
+
+_FLOAT_BYTES: Final = 4
 
 _HOOKS: Final = 1 << 32
 """Takes the place of a shard's number for what happens once a step."""
@@ -102,11 +105,18 @@ class TorchComputer(Computer):
                 f"there are gradients already {task.leaf}: leave out loss.backward(), "
                 "run.backward(loss) computes them"
             )
-        self._task = None
         task.weight = task.weight if weight is None else float(weight)
-        torch.autograd.backward(loss * task.weight)
+        if not 0 <= task.weight < math.inf:
+            raise InvalidProgram(
+                f"the weight {task.leaf} is {task.weight}: give a number of samples"
+            )
+        self._task = None
+        # A loss of 16 bits has no room for the weight: its gradients are multiplied.
+        is_short = loss.element_size() < _FLOAT_BYTES
+        torch.autograd.backward(loss if is_short else loss * task.weight)
         number = loss.detach().item() * task.weight
-        task.contribution = Contribution(self._gradients(task.weight), number)
+        gradients = self._gradients(task.weight, task.weight if is_short else 1.0)
+        task.contribution = Contribution(gradients, number)
 
     def skip(self, task: LeafTask) -> None:
         """Contribute nothing, for a shard without samples."""
@@ -117,7 +127,7 @@ class TorchComputer(Computer):
         """Whether a shard was begun and has no gradients yet."""
         return self._task is not None
 
-    def _gradients(self, weight: float) -> dict[str, NDArray[np.float32]]:
+    def _gradients(self, weight: float, factor: float) -> dict[str, NDArray[np.float32]]:
         gradients, used = {}, np.zeros(len(self._trained), np.float32)
         for place, (name, parameter) in enumerate(self._trained.items()):
             if (gradient := parameter.grad) is None:
@@ -127,7 +137,9 @@ class TorchComputer(Computer):
                 raise InvalidProgram(
                     f"the gradient of {name!r} is sparse: make its layer with sparse=False"
                 )
-            gradients[f"gradient.{name}"] = self._array(f"gradient.{name}", gradient)
+            gradients[f"gradient.{name}"] = self._array(
+                f"gradient.{name}", gradient if factor == 1 else gradient.float() * factor
+            )
             used[place] = 1
             parameter.grad = None
         for name, parameter in self._state.parameters.items():
@@ -142,6 +154,11 @@ class TorchComputer(Computer):
             if torch.equal(buffer, kept):  # a mask may hold infinity, which has no difference
                 gradients[f"buffer.{name}"] = self._zeros[f"buffer.{name}"]
                 continue
+            if buffer.dtype is torch.bool:
+                raise InvalidProgram(
+                    f"the buffer {name!r} of bools changes in the forward pass, and changes are "
+                    "averaged: make it a float"
+                )
             # Of a counter that each shard advances by one, the mean is one.
             change = (buffer - kept).float() * weight
             gradients[f"buffer.{name}"] = self._array(f"buffer.{name}", change)
@@ -168,7 +185,12 @@ class TorchComputer(Computer):
         """Step the optimizer with the means of all shards, in place."""
         with self._busy:
             set_generators(self.schedule, step, _HOOKS)
-            self._state.loss = float(self.means[self._end])
+            self._state.loss, weight = self.means[self._end : self._end + 2].tolist()
+            if math.isnan(weight):  # 0 / 0
+                raise InvalidProgram(
+                    f"all weights of step {step} are 0: leave samples that count nothing out of "
+                    "the data set, or take larger batches"
+                )
             used = self._means[USED]
             for place, (name, parameter) in enumerate(self._trained.items()):
                 mean = self._means[f"gradient.{name}"]

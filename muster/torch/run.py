@@ -109,7 +109,8 @@ class Run:
         drop_last: bool,
     ) -> None:
         keep_freed_memory()  # each shard has fresh gradients
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        threads = os.environ.get("OMP_NUM_THREADS") or "1"
+        torch.set_num_threads(int(threads.partition(",")[0]))  # one number for each nesting level
         self.settings = read_settings()
         self._agent: Final = AgentClient(AgentSocket.of(self.settings))
         self._busy: Final = BusyFlag()
@@ -235,7 +236,7 @@ class Run:
             read = self._batches.__getitem__
             if self._workers:
                 read = Prefetcher(self._batches, self._workers, self._schedule).read
-        self._reporter.set_schedule(self._state.initial, self._schedule)
+        self._reporter.set_schedule(self._state.initial, self._schedule, self._state.encode())
         self._trainer = ready_trainer(
             self.settings,
             self._agent,

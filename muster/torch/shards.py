@@ -7,7 +7,6 @@ samples of it and deals them to its shards as evenly as possible, at least two t
 are two: a full batch and the last one of an epoch alike. A shard may be empty; nothing is padded.
 """
 
-import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Final, Protocol
@@ -169,7 +168,6 @@ class Prefetcher:
             persistent_workers=True,
             # Python's default start method would run the script again from 3.14 on.
             multiprocessing_context="fork",
-            worker_init_fn=_begin_worker,
         )
         self._step = -1
         self._shards: list[int] = []
@@ -194,12 +192,6 @@ class Prefetcher:
 
 def _unchanged(batch: Any) -> Any:  # noqa: ANN401
     return batch
-
-
-def _begin_worker(_number: int) -> None:
-    # SIGTERM goes to the process group of a rank. It would end the workers, and torch then raises
-    # an error in the rank before that has saved.
-    os.setpgid(0, 0)
 
 
 def _hashes(numbers: Numbers) -> NDArray[np.uint64]:

@@ -12,16 +12,20 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 import msgspec
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from muster.checkpoints.errors import UnsupportedState
-from muster.checkpoints.format import from_json, to_json
+from muster.checkpoints.format import DTYPES, from_json, to_json
 from muster.checkpoints.nested import ARRAYS, flatten, unflatten
 from muster.program import InvalidProgram
 from muster.training.state_sync import InPlaceReplica
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
+
+_NAMES: Final = frozenset(np.dtype(kind).name for kind in DTYPES)
+"""Of the kinds of numbers that a checkpoint can hold."""
 
 _VIEWED: Final = {torch.bfloat16: torch.int16}
 """Kinds of numbers that numpy lacks, and those as which it holds their bits."""
@@ -218,6 +222,11 @@ class TrainingState:
 
     def _optimized(self) -> Iterator[tuple[str, torch.Tensor]]:
         parameters = [it for group in self.optimizer.param_groups for it in group["params"]]
+        if len(parameters) != len(self._names):
+            raise InvalidProgram(
+                "the optimizer has got other parameters since muster.torch.join(): give it all of "
+                "them before, and freeze some with lr=0"
+            )
         yield from zip(self._names, parameters, strict=True)
 
     def encode(self) -> bytes:
@@ -246,15 +255,16 @@ class TrainingState:
         self.replica.is_behind = bool(self._staged)
         try:
             value = {
-                "groups": groups,
-                "kept": kept,
+                "groups": to_json(groups, "optimizer.param_groups"),
+                "kept": to_json(kept, "optimizer.state"),
                 "objects": objects,
                 "values": to_json(self.values, "run.values"),
                 "loss": to_json(self.loss, "the loss"),
                 "layout": self._layout,
             }
-            return msgspec.json.encode(value, order="deterministic")
-        except (TypeError, ValueError, UnsupportedState) as error:
+            # Not sorted: a program may see the order of its dictionaries.
+            return msgspec.json.encode(value)
+        except (ValueError, UnsupportedState) as error:  # an integer of more than 64 bits
             raise InvalidProgram(f"the state cannot be saved or sent: {error}") from error
 
     def _flat_objects(self) -> tuple[Arrays, dict[str, Any]]:
@@ -269,15 +279,15 @@ class TrainingState:
 
     def _decode(self, content: bytes) -> None:
         value = msgspec.json.decode(content)
-        for group, given in zip(self.optimizer.param_groups, value["groups"], strict=True):
-            for key, one in given.items():
-                group[key] = tuple(one) if isinstance(group.get(key), tuple) else one
+        groups, kept = from_json(value["groups"]), from_json(value["kept"])
+        for group, given in zip(self.optimizer.param_groups, groups, strict=True):
+            group.update(given)
         for name, parameter in self._optimized():
-            found = value["kept"].get(name)
+            found = kept.get(name)
             self.optimizer.state.pop(parameter, None)
             if found is not None:
                 self.optimizer.state[parameter] = {
-                    key: self._views[_slot_name(name, key)] if one is None else one
+                    key: self._views.get(_slot_name(name, key)) if one is None else one
                     for key, one in found.items()
                 }
         flat = {name: from_json(it) for name, it in value["objects"].items()}
@@ -348,6 +358,11 @@ def _refuse_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
                 f"{name!r} is on the device {tensor.device}, and muster.torch trains on CPUs and "
                 "CUDA GPUs: move the model there before muster.torch.join()"
             )
+        if f"{tensor.dtype}".removeprefix("torch.") not in _NAMES and tensor.dtype not in _VIEWED:
+            raise InvalidProgram(
+                f"{name!r} has the dtype {tensor.dtype}, which a checkpoint cannot hold: use "
+                "floats of 16 to 64 bits, integers or bools"
+            )
 
 
 def _refuse_closures(optimizer: torch.optim.Optimizer) -> None:
@@ -362,9 +377,10 @@ def _refuse_closures(optimizer: torch.optim.Optimizer) -> None:
 def _optimizer_slots(
     names: list[str], optimizer: torch.optim.Optimizer
 ) -> dict[tuple[str, str], torch.Tensor]:
-    """Return zeros like the tensors that the optimizer keeps, by parameter and key.
+    """Return the tensors that the optimizer keeps, by parameter and key.
 
-    A step of a copy makes them: what they look like is up to each optimizer.
+    A step of a copy makes them: what they look like is up to each optimizer. Those that the
+    optimizer has not made itself are zeros.
     """
     originals = [it for group in optimizer.param_groups for it in group["params"]]
     clones = [it.detach().clone().requires_grad_(it.requires_grad) for it in originals]
@@ -374,8 +390,8 @@ def _optimizer_slots(
         clone.grad = torch.zeros_like(clone)
     trial.step()
     return {
-        (name, key): torch.zeros_like(value)
-        for name, clone in zip(names, clones, strict=True)
+        (name, key): optimizer.state.get(original, {}).get(key, torch.zeros_like(value))
+        for name, original, clone in zip(names, originals, clones, strict=True)
         for key, value in trial.state.get(clone, {}).items()
         if isinstance(value, torch.Tensor)
     }

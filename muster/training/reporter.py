@@ -58,6 +58,7 @@ class Reporter:
         self._schedule: Schedule
         self._total_steps: int | None = None
         self._initial: Arrays = {}
+        self._initial_values = b""
         self._checkpointer = Checkpointer(settings, self.supervision.warn)
         self._position = Position()
         self._means: Means | None = None
@@ -74,9 +75,9 @@ class Reporter:
         """That of the last step; None before one."""
         return None if self._means is None else self._means.loss
 
-    def set_schedule(self, initial: Arrays, schedule: Schedule) -> None:
-        """Set the state that a job without a checkpoint begins with, and its schedule."""
-        self._initial, self._schedule = initial, schedule
+    def set_schedule(self, initial: Arrays, schedule: Schedule, values: bytes = b"") -> None:
+        """Set what a job without a checkpoint begins with: its arrays, and `Committed.values`."""
+        self._initial, self._initial_values, self._schedule = initial, values, schedule
         self._total_steps = schedule.total_steps
 
     def load_state(self, worker_group: WorkerGroup, replica: Replica) -> None:
@@ -90,7 +91,8 @@ class Reporter:
             self._print(replica.position.step, "goes on from the checkpoint")
         else:
             initial = {name: array.copy() for name, array in self._initial.items()}
-            replica.commit(initial, Committed(position=Position()))
+            begun = Committed(position=Position(), values=self._initial_values)
+            replica.commit(initial, begun)
 
     def on_group_joined(self, worker_group: WorkerGroup, replica: Replica) -> None:
         if worker_group.members[0].rank == self._settings.rank:

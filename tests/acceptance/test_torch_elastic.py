@@ -19,6 +19,7 @@ from tests.support.installation import (
     is_running,
     newest_checkpoint,
     pids,
+    restarts,
 )
 
 pytest.importorskip("torch")
@@ -197,7 +198,7 @@ def test_tensors_apart_from_the_replica_have_the_same_bits(
 
 
 EVERYTHING = """
-import hashlib, os, random, time
+import hashlib, multiprocessing, os, random, time
 import numpy as np
 import torch
 from torch.optim.lr_scheduler import MultiStepLR, ReduceLROnPlateau
@@ -221,6 +222,7 @@ run = muster.torch.join(
     epochs=20, drop_last=True, num_workers=int(os.environ["WORKERS"]),
 )
 run.register(average=average, plateau=plateau)
+multiprocessing.Process(target=time.sleep, args=(1000,), daemon=True).start()
 
 @run.after_step
 def look():
@@ -240,29 +242,32 @@ print("sha256", hashlib.sha256(bits).hexdigest())
 """
 
 
-def test_stop_workers_registered_objects_and_drop_last_survive_a_kill(
+def test_all_that_a_loop_may_have_survives_a_kill_and_a_stop(
     installation: Installation, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(EVERYTHING)
-    found = set()
-    for world_size, workers in ((1, 0), (2, 2)):
-        env = {"WORKERS": f"{workers}", "PAUSE": f"{0.2 * workers}"}
-        command = [sys.executable, "-W", "ignore", "train.py"]
-        fields = {"command": command, "env": env, "working_dir": str(tmp_path)}
-        job_id = submit(installation, world_size, **fields)
-        if workers:
-            installation.wait_until(job_id, has_saved_once)
-            installation.kill(job_id, 0)
-        installation.complete(job_id)
-        found |= digests(installation, job_id, world_size)
+    command = [sys.executable, "-W", "ignore", "train.py"]
+    fields = {"command": command, "working_dir": str(tmp_path)}
+    calm = submit(installation, 1, env={"WORKERS": "0"}, **fields)
+    installation.complete(calm)
+    killed = submit(installation, 2, env={"WORKERS": "2", "PAUSE": "0.4"}, **fields)
+    installation.wait_until(killed, has_saved_once)
+    installation.kill(killed, 0)
+    installation.wait_until(killed, restarts(1))
+    installation.stop(killed)
+    seen = installation.wait_until(killed, lambda seen: seen["status"] == "STOPPED")
+    assert seen["last_checkpoint_step"] == seen["step"] < 31
+    resumed = submit(installation, 2, env={"WORKERS": "2"}, resume_from=killed, **fields)
+    assert installation.complete(resumed)["step"] == 31
+    found = {*digests(installation, calm, 1), *digests(installation, resumed, 2)}
+    assert len(found) == 1
+    for job_id in (calm, resumed):
         audit = installation.request("GET", f"/jobs/{job_id}/audit").json()
         assert [epoch["samples"] for epoch in audit["epochs"]] == [128] * 7
         assert all(epoch["exactly_once"] for epoch in audit["epochs"])
-    assert len(found) == 1
     # What goes on from a job that has ended early does not end with it.
-    fields["env"] = {"WORKERS": "0"}
-    later = submit(installation, 1, resume_from=job_id, **fields)
-    assert [installation.complete(it)["step"] for it in (job_id, later)] == [31, 80]
+    later = submit(installation, 1, env={"WORKERS": "0"}, resume_from=resumed, **fields)
+    assert installation.complete(later)["step"] == 80
 
 
 MISTAKES = {
@@ -288,6 +293,18 @@ MISTAKES = {
     "makes a parameter": (
         "for (x,) in run.shards():\n run.backward(model(x).sum())\n model.x = torch.nn.PReLU()",
         "'x.weight' was made or removed since",
+    ),
+    "counts epochs itself": (
+        "for _ in range(2):\n  for (x,) in run.shards(): run.backward(model(x).sum())",
+        "leave out the loop over epochs",
+    ),
+    "has a negative weight": (
+        "for (x,) in run.shards(): run.backward(model(x).sum(), weight=-1)",
+        "the weight in step 0, virtual shard 0 is -1.0",
+    ),
+    "has no weight": (
+        "for (x,) in run.shards(): run.backward(model(x).sum(), weight=0)",
+        "all weights of step 0 are 0",
     ),
     "stops too early": ("run.stop()", "inside the loop"),
     "registers a function": ("run.register(f=print)", "which has no state_dict"),

@@ -75,6 +75,28 @@ class Trained:
         return b"".join(np.ascontiguousarray(state[name]).tobytes() for name in sorted(state))
 
 
+@pytest.mark.parametrize("kind", ["adagrad", "adamw"])
+def test_what_an_optimizer_has_at_join_is_kept(kind: str) -> None:
+    ours, plain = Trained(kind), Trained(kind)
+    for one in (ours, plain):
+        one.model.zero_grad()
+        parameters = one.model.parameters()
+        one.optimizer = OPTIMIZERS[kind]([{"params": [it]} for it in parameters])
+        if kind == "adamw":
+            sum(it.square().sum() for it in one.model.parameters()).backward()
+            one.optimizer.step()
+    ours.state = TrainingState(ours.model, ours.optimizer)
+    ours.state.allocate()
+    first, second = (
+        [value for state in it.optimizer.state.values() for value in state.values()]
+        for it in (ours, plain)
+    )
+    assert first
+    assert all(torch.equal(*them) for them in zip(first, second, strict=True))
+    for name, array in ours.state.initial.items():
+        assert np.array_equal(array, ours.state.replica.other[name])
+
+
 @pytest.mark.parametrize("other", [TrainingState, Staged])
 @pytest.mark.parametrize("of", [TrainingState, Staged])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
@@ -260,9 +282,28 @@ def test_an_optimizer_that_cannot_be_shared_is_refused(
         TrainingState(model, make(model))
 
 
-def test_a_model_on_another_device_is_refused() -> None:
-    model = torch.nn.Linear(2, 1, device="meta")
-    with pytest.raises(InvalidProgram, match="'weight' is on the device meta"):
+def test_the_order_of_values_is_that_of_the_program() -> None:
+    model = torch.nn.Linear(1, 1)
+    state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=1))
+    state.allocate()
+    state.values |= {"b": 1, "a": (2, float("inf"))}
+    content = state.encode()
+    state.values.clear()
+    state.take_over(content)
+    assert [*state.values.items()] == [("b", 1), ("a", (2, float("inf")))]
+
+
+UNSUITABLE = [
+    (lambda: torch.nn.Linear(2, 1, device="meta"), "'weight' is on the device meta"),
+    (lambda: torch.nn.Linear(2, 1, dtype=torch.complex64), "has the dtype torch.complex64"),
+    (lambda: torch.nn.LazyLinear(2), "'weight' has no shape yet"),
+]
+
+
+@pytest.mark.parametrize(("make", "problem"), UNSUITABLE)
+def test_a_model_that_cannot_be_shared_is_refused(make: Callable[[], object], problem: str) -> None:
+    model = make()
+    with pytest.raises(InvalidProgram, match=problem):
         TrainingState(model, torch.optim.SGD(model.parameters(), lr=1))
 
 

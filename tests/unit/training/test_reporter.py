@@ -50,7 +50,7 @@ def ear() -> Iterator[Ear]:
 def reporter_of(directory: Path, ear: Ear) -> Reporter:
     settings = settings_of(directory, JOB_ID="job", MUSTER_AGENT_FD=ear.descriptor)
     reporter = Reporter(settings, ear.voice, BusyFlag())
-    reporter.set_schedule(STATE, SCHEDULE)
+    reporter.set_schedule(STATE, SCHEDULE, b"values")
     return reporter
 
 
@@ -125,3 +125,9 @@ def test_full_disk_is_reported_once_until_a_save_succeeds(tmp_path: Path, ear: E
     reporter.save_checkpoint(GROUP, replica_at(100))
     reporter.on_checkpoint_failed(replica_at(100), full)
     assert sum(isinstance(each, Warned) for each in ear.heard()) == 1
+
+
+def test_a_job_begins_with_the_initial_arrays_and_values(tmp_path: Path, ear: Ear) -> None:
+    replica = Replica(STATE)
+    reporter_of(tmp_path, ear).load_state(GROUP, replica)
+    assert replica.committed == Committed(position=Position(), values=b"values")
