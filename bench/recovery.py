@@ -168,7 +168,7 @@ def kill_ranks(trace: Trace, kills: int) -> None:
         recovered.append(max(min(at for at in it if at > killed_at) for it in steps) - killed_at)
         ready.append(trace.after(killed_at, "rank ready")[0]["time"] - killed_at)
     if not usual:
-        sys.exit(f"{NOT_MEASURED}: no step took less than {trace.settle_seconds:g} s")
+        sys.exit(f"{NOT_MEASURED}: no step was short enough to lie before a kill")
     step = statistics.median(usual)
     show("a usual step", usual, "")
     beyond = [it - step for it in stalls]

@@ -48,7 +48,10 @@ _CHECKPOINTS: Final[Mapping[str, Column]] = {
     "state": "state",
 }
 _DIFFERENCES: Final[Mapping[str, Column]] = {
-    **{name: name for name in ("name", "first", "second", "elements")},
+    "name": "name",
+    "first": lambda one: _cut(one["first"]),
+    "second": lambda one: _cut(one["second"]),
+    "elements": "elements",
     "largest": lambda one: None if one["largest"] is None else f"{one['largest']:.3g}",
 }
 _ARRAYS: Final[Mapping[str, Column]] = {
@@ -58,6 +61,9 @@ _ARRAYS: Final[Mapping[str, Column]] = {
     "bytes": "size_bytes",
     "sha256": lambda array: f"{array['sha256'][:16]}…",  # enough to tell two apart
 }
+
+_CELL_LIMIT: Final = 40
+"""Most characters of a value in a table of differences; -o json prints all of it."""
 
 _WITH_STEP: Final = re.compile(r"(.+):(\d+)", re.DOTALL)
 _PLACE: Final = "A job, or a directory: a word with a slash, such as ./checkpoints/my-job"
@@ -353,6 +359,11 @@ def digest(where: str, output: Output) -> None:
         (f"{digest}  {whose}, step {step}" for whose, step, digest in found),
         (digest for _, _, digest in found),
     )
+
+
+def _cut(text: str | None) -> str | None:
+    is_long = text is not None and len(text) > _CELL_LIMIT
+    return f"{text:.{_CELL_LIMIT}}…" if is_long else text
 
 
 def _entry(place: CheckpointDir, one: ListedCheckpoint) -> dict[str, Any]:

@@ -415,7 +415,10 @@ class JobDescription:
         if self.typed.get("command"):  # as `muster run`; a file means what REST means
             body.setdefault("world_size", 1)
             if body.get("mode") == "synchronous":
-                body.setdefault("virtual_shards", VIRTUAL_SHARDS_OF_SCRIPTS)
+                shards = body.setdefault("virtual_shards", VIRTUAL_SHARDS_OF_SCRIPTS)
+                if isinstance(body["world_size"], int) and isinstance(shards, int):
+                    # More ranks than shards would have nothing to compute.
+                    body.setdefault("max_workers", max(body["world_size"], shards))
         if body.get("working_dir") is None and (body.get("command") or body.get("program")):
             body["working_dir"] = str(directory)
         for field in PATH_FIELDS:

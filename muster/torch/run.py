@@ -6,17 +6,25 @@ not at all on a rank without a shard, and again when shards are dealt anew after
 
 import atexit
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
+from msgspec.structs import replace
 from torch.utils.data import default_collate
 from xxhash import xxh3_128
 
 from muster.contracts.environ import JOB_VARIABLES, PROCESS_TAG, RankSettings
 from muster.contracts.job import Reason
 from muster.contracts.messages import PermanentFailure
-from muster.contracts.spec import VIRTUAL_SHARDS_OF_SCRIPTS
+from muster.contracts.spec import (
+    LIMITS,
+    SAMPLES_PER_SHARD_MIN,
+    VIRTUAL_SHARDS_OF_SCRIPTS,
+    fits_shards,
+    nearest_batch_size,
+)
 from muster.host.containment import contain_self
 from muster.program import InvalidProgram, refuse_while_loaded
 from muster.run import own_job_id
@@ -71,7 +79,7 @@ def join(  # noqa: PLR0913  what a training loop has
     `InvalidProgram`.
     """
     refuse_while_loaded()
-    own = {"batch_size": batch_size, "epochs": epochs, "seed": seed}
+    own = {"epochs": epochs, "seed": seed}
     own_variables = {JOB_VARIABLES[name]: str(value) for name, value in own.items()}
     own_variables[JOB_VARIABLES["mode"]] = "synchronous"
     own_variables[JOB_VARIABLES["virtual_shards"]] = str(VIRTUAL_SHARDS_OF_SCRIPTS)
@@ -88,6 +96,7 @@ def join(  # noqa: PLR0913  what a training loop has
         data,
         scheduler=scheduler,
         collate=collate_fn,
+        batch_size=batch_size,
         num_workers=num_workers,
         drop_last=drop_last,
     )
@@ -105,6 +114,7 @@ class Run:
         *,
         scheduler: Any,  # noqa: ANN401
         collate: Callable[[list[Any]], Any],
+        batch_size: int,
         num_workers: int,
         drop_last: bool,
     ) -> None:
@@ -121,6 +131,14 @@ class Run:
         if not (was_spare := self.settings.is_spare):
             self._start_supervision()
         with self._busy:
+            if self.settings.mode != "synchronous":
+                raise InvalidProgram(
+                    "the ranks of this script train one model, those of its job one each: submit "
+                    "or run it with --elastic"
+                )
+            if not os.environ.get(JOB_VARIABLES["batch_size"]):
+                _refuse_batch_size(batch_size, self.settings.virtual_shards)
+                self.settings = replace(self.settings, batch_size=batch_size)
             self._schedule: Final = _schedule_of(self.settings, data, drop_last=drop_last)
             self._state: Final = TrainingState(model, optimizer)
             if self._state.device.type == "cuda":
@@ -180,9 +198,14 @@ class Run:
         return self._schedule.total_steps
 
     @property
-    def values(self) -> dict[str, Any]:
-        """JSON values of the user that are part of the state; change them in hooks."""
-        return self._state.values
+    def steps_per_epoch(self) -> int:
+        return self._schedule.steps_per_epoch
+
+    @property
+    def values(self) -> MutableMapping[str, Any] | Mapping[str, Any]:
+        """JSON values of the user that are part of the state; in the loop they are read-only."""
+        values = self._state.values
+        return MappingProxyType(values) if self._is_inside else values
 
     def before_step(self, hook: Hook) -> Hook:
         """Call `hook` once a step on every rank, when every ``.grad`` holds the global mean."""
@@ -257,9 +280,16 @@ class Run:
                 continue
             batch = read(task.leaf)
             self._computer.begin(task)
+            rates = self._state.options()
             self._is_inside = True
             yield batch
             self._is_inside = False
+            if self._state.options() != rates:
+                raise InvalidProgram(
+                    "the loop changes the learning rate, or another option, of the optimizer, and "
+                    "its body runs several times a step: leave out scheduler.step() and give "
+                    "scheduler=… to muster.torch.join(), or change it in run.after_step"
+                )
             if self._computer.is_pending:
                 raise InvalidProgram(
                     f"no gradient was computed {task.leaf}: call run.backward(loss) once for "
@@ -283,11 +313,20 @@ class Run:
             os._exit(self._exit_code)
 
 
+def _refuse_batch_size(size: int, shards: int) -> None:
+    if not fits_shards(size, shards):
+        nearest = nearest_batch_size(size, shards, int(LIMITS["batch_size"].high))
+        raise InvalidProgram(
+            f"join(batch_size={size}): it has to be a multiple of virtual_shards ({shards}), and "
+            f"at least {SAMPLES_PER_SHARD_MIN} times as much: {nearest} is the nearest"
+        )
+
+
 def _schedule_of(settings: RankSettings, data: Dataset, *, drop_last: bool) -> Schedule:
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise InvalidProgram(
-            f"data is a {type(data).__name__}: give a data set with len() and [index], such as the "
-            "one that a DataLoader is made of"
+            f"data is of the type {type(data).__name__}: give a data set with len() and [index], "
+            "such as the one that a DataLoader is made of"
         )
     if (samples := len(data)) == 0:
         raise InvalidProgram("the data set is empty")

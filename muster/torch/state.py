@@ -229,6 +229,15 @@ class TrainingState:
             )
         yield from zip(self._names, parameters, strict=True)
 
+    def options(self) -> list[tuple[str, Any]]:
+        """Return the options of the optimizer, such as learning rates, but not tensors."""
+        return [
+            (key, value)
+            for group in self.optimizer.param_groups
+            for key, value in group.items()
+            if key != "params" and not isinstance(value, torch.Tensor)
+        ]
+
     def encode(self) -> bytes:
         """Return what is no tensor, as JSON; raises `InvalidProgram`."""
         kept: dict[str, dict[str, Any]] = {}
@@ -339,6 +348,12 @@ def _names_of(
 def _refuse_other_types(model: object, optimizer: object) -> None:
     if not isinstance(model, torch.nn.Module):
         raise InvalidProgram(f"the model is a {type(model).__name__}: give a torch.nn.Module")
+    parallel = torch.nn.parallel
+    if isinstance(model, parallel.DistributedDataParallel | parallel.DataParallel):
+        raise InvalidProgram(
+            f"the model is in a {type(model).__name__}, which would add up gradients, too: give "
+            "the model itself, and leave out init_process_group()"
+        )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidProgram(
             f"the optimizer is a {type(optimizer).__name__}: give one torch.optim.Optimizer, which "

@@ -37,6 +37,11 @@ class Schedule:
     def is_over(self, committed: Committed) -> bool:
         return committed.is_stopped or committed.position.step >= self.total_steps
 
+    def ends_epoch(self, committed: Committed) -> bool:
+        """Return whether a step was the last of its epoch, or of training."""
+        _, step_in_epoch = self.epoch_and_step(committed.position.step)
+        return step_in_epoch == 0 or self.is_over(committed)
+
     def is_checkpoint_due(self, committed: Committed, *, is_time: bool) -> bool:
         """Return whether to save after a step; `is_time` decides if `checkpoint_every` is auto."""
         every = self.checkpoint_every

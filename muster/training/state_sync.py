@@ -286,6 +286,11 @@ def _send_state(backend: Backend, replica: Replica, is_behind: Sequence[bool], s
                 replica.send(backend, member)
     elif is_behind[backend.rank]:
         replica.receive(backend, source)
+    compare_states(backend, replica)
+
+
+def compare_states(backend: Backend, replica: Replica) -> None:
+    """Raise `WorkersDiverged` if the members hold different states; all members call this."""
     digests = gather_values(backend, replica.digest(), str)
     _compare_states(digests, [False] * len(digests), backend.rank)
 

@@ -26,7 +26,13 @@ from muster.training.group_updates import GroupChanged, GroupUpdate, GroupUpdate
 from muster.training.replay import Replay
 from muster.training.sample_count import decode_sample_count
 from muster.training.schema import Means
-from muster.training.state_sync import Committed, Replica, WorkersDiverged, sync_state
+from muster.training.state_sync import (
+    Committed,
+    Replica,
+    WorkersDiverged,
+    compare_states,
+    sync_state,
+)
 
 
 class Outcome(Enum):
@@ -216,6 +222,9 @@ class Trainer:
                     group.backend, self._replica.state, step, assignment, group.reducer.slots
                 )
                 self._commit(total)
+            if self._schedule.ends_epoch(self._replica.committed):
+                # A hook of one rank alone may have changed its state.
+                compare_states(group.backend, self._replica)
             assignment = self._replay.split(even, step + 1)
             is_due = self._schedule.is_checkpoint_due(
                 self._replica.committed, is_time=self._save_timer.is_due()

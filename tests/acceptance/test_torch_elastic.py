@@ -37,6 +37,7 @@ torch.manual_seed(0)
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 data = TensorDataset(torch.randn(64, 4))
+lrs = torch.optim.lr_scheduler.StepLR(optimizer, 1)
 run = muster.torch.join(model, optimizer, data=data, batch_size=32)
 """
 
@@ -294,6 +295,10 @@ MISTAKES = {
         "for (x,) in run.shards():\n run.backward(model(x).sum())\n model.x = torch.nn.PReLU()",
         "'x.weight' was made or removed since",
     ),
+    "steps the scheduler": (
+        "for (x,) in run.shards():\n run.backward(model(x).sum())\n lrs.step()",
+        "give scheduler=… to muster.torch.join()",
+    ),
     "counts epochs itself": (
         "for _ in range(2):\n  for (x,) in run.shards(): run.backward(model(x).sum())",
         "leave out the loop over epochs",
@@ -337,9 +342,26 @@ def test_a_mistake_in_the_loop_is_one_sentence(mistake: str, tmp_path: Path) -> 
     assert sentence in line
 
 
-def test_a_mistake_fails_the_job(installation: Installation, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SMALL + MISTAKES["leaves the loop"][0])
+TRAINS = "for (x,) in run.shards(): run.backward(model(x).sum())"
+MISTAKES_OF_JOBS = {
+    "leaves the loop": (MISTAKES["leaves the loop"][0], {}, "left before training was complete"),
+    "is not elastic": (
+        "",
+        {"mode": "independent"},
+        "submit or run it with --elastic",
+    ),
+    "changes one rank": (
+        "run.after_step(lambda: model.weight.data.add_(run.is_main))\n" + TRAINS,
+        {"min_workers": 2},
+        "the state of 2 of 2 workers differs",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES_OF_JOBS)
+def test_a_mistake_fails_the_job(installation: Installation, tmp_path: Path, mistake: str) -> None:
+    body, fields, sentence = MISTAKES_OF_JOBS[mistake]
+    (tmp_path / "train.py").write_text(SMALL + body)
     command = [sys.executable, "train.py"]
-    job_id = submit(installation, 2, command=command, working_dir=str(tmp_path))
-    message = installation.fail(job_id)["message"]
-    assert "left before training was complete" in message
+    job_id = submit(installation, 2, command=command, working_dir=str(tmp_path), **fields)
+    assert sentence in installation.fail(job_id)["message"]
