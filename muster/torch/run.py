@@ -256,7 +256,7 @@ class Run:
             )
         with self._busy:
             self._state.allocate()
-            read = self._batches.__getitem__
+            read = self._batches.make
             if self._workers:
                 read = Prefetcher(self._batches, self._workers, self._schedule).read
         self._reporter.set_schedule(self._state.initial, self._schedule, self._state.encode())
@@ -278,7 +278,7 @@ class Run:
             if not len(task.batch):
                 self._computer.skip(task)
                 continue
-            batch = read(task.leaf)
+            batch = read(task.leaf, task.batch)
             self._computer.begin(task)
             rates = self._state.options()
             self._is_inside = True

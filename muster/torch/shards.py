@@ -129,8 +129,11 @@ class Batches:
         self._collate: Final = collate
 
     def __getitem__(self, leaf: Leaf) -> Any:  # noqa: ANN401  what `collate` returns
+        return self.make(leaf, self._loader.numbers(leaf.step)[leaf.shard])
+
+    def make(self, leaf: Leaf, numbers: Numbers) -> Any:  # noqa: ANN401
+        """Return the batch of a leaf, which has the samples of these numbers."""
         set_generators(self._schedule, leaf.step, leaf.shard)
-        numbers = self._loader.numbers(leaf.step)[leaf.shard]
         return self._collate([self._data[int(number)] for number in numbers])
 
 
@@ -175,7 +178,7 @@ class Prefetcher:
         self._prefetched: tuple[Iterator[Leaf], Iterator[Any]] | None = None
         """The next leaves, and their batches."""
 
-    def read(self, leaf: Leaf) -> Any:  # noqa: ANN401  what `collate` returns
+    def read(self, leaf: Leaf, numbers: Numbers) -> Any:  # noqa: ANN401  what `collate` returns
         if leaf.step != self._step:
             if self._prefetched is None and self._shards:
                 self._sampler.first_step, self._sampler.shards = leaf.step, self._shards
@@ -187,7 +190,7 @@ class Prefetcher:
             if next(leaves, None) == leaf:
                 return next(batches)
             self._prefetched = None
-        return self._batches[leaf]
+        return self._batches.make(leaf, numbers)
 
 
 def _unchanged(batch: Any) -> Any:  # noqa: ANN401
