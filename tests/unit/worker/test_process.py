@@ -137,7 +137,7 @@ def test_a_reused_group_id_is_not_signalled(middles: list[Middle]) -> None:
     await_value(lambda: len(middle.left()) == 2, lambda: "it has not started its child")
     middle.continues()
     middle.reaps()
-    (left,) = middle.left()
+    (left,) = await_value(middle.left, lambda: "its child is gone")  # unseen while it execs
     process.signal_group(signal.SIGKILL)
     assert is_running(left)
     process.release()
