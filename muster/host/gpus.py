@@ -1,7 +1,7 @@
 """The NVIDIA GPUs of this host, without importing torch: how many, which, and who has them.
 
 A claim of a GPU is an abstract Unix socket with its name. The kernel gives the name to one process
-of the host (of its network namespace), whoever owns it. It frees the name when the last process
+of the host (of its network namespace), of any user. It frees the name when the last process
 that inherited the socket has ended, so there is no record that could be wrong after a crash.
 """
 
