@@ -111,6 +111,10 @@ class TorchComputer(Computer):
                 f"the weight {task.leaf} is {task.weight}: give a number of samples"
             )
         self._task = None
+        if task.weight == 0:  # a mean over no token is NaN, which must add nothing
+            self._restore_buffers()
+            self.skip(task)
+            return
         # A loss of 16 bits has no room for the weight: its gradients are multiplied.
         is_short = loss.element_size() < _FLOAT_BYTES
         torch.autograd.backward(loss if is_short else loss * task.weight)
@@ -119,8 +123,13 @@ class TorchComputer(Computer):
         task.contribution = Contribution(gradients, number)
 
     def skip(self, task: LeafTask) -> None:
-        """Contribute nothing, for a shard without samples."""
+        """Contribute nothing, for a shard without samples or weight."""
         task.contribution = Contribution(dict(self._zeros), 0.0)
+
+    def _restore_buffers(self) -> None:
+        self._state.adopt_buffers()
+        for name, buffer in self._state.buffers.items():
+            buffer.copy_(self._kept_buffers[name])
 
     @property
     def is_pending(self) -> bool:

@@ -193,7 +193,7 @@ class Trainer:
             self._arithmetic,
             lambda: self._callbacks.load_state(worker_group, self._replica),
         )
-        # Not if it was received just now: the exchange may have failed after that.
+        # Its position does not tell: it may be from an exchange that failed after it had come.
         if self._replica.committed is not self._taken:
             self._computer.take_over(self._replica)
             self._taken = self._replica.committed

@@ -342,6 +342,30 @@ def test_a_mistake_in_the_loop_is_one_sentence(mistake: str, tmp_path: Path) -> 
     assert sentence in line
 
 
+def test_a_batch_without_weight_adds_nothing(tmp_path: Path) -> None:
+    found = set()
+    for loss in ("0 * model(x).sum()", "model(x).sum() * float('nan')"):
+        directory = tmp_path / f"{len(loss)}"
+        directory.mkdir()
+        (directory / "train.py").write_text(
+            f"{SMALL}\nfor (x,) in run.shards():\n"
+            f"  if x[0, 0] > 0:\n    run.backward({loss}, weight=0)\n"
+            "  else:\n    run.backward(model(x).square().mean())\n"
+            "assert run.step == 2\nprint('sha256', model.weight.sum().item())\n"
+        )
+        ended = subprocess.run(
+            [sys.executable, "-W", "ignore", "train.py"],
+            cwd=directory,
+            env={},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        found.add(ended.stdout.splitlines()[-1])
+    (line,) = found
+    assert "nan" not in line
+
+
 TRAINS = "for (x,) in run.shards(): run.backward(model(x).sum())"
 MISTAKES_OF_JOBS = {
     "leaves the loop": (MISTAKES["leaves the loop"][0], {}, "left before training was complete"),
