@@ -192,7 +192,8 @@ def test_tensors_apart_from_the_replica_have_the_same_bits(
     for before, world_size in (("", 1), (STAGED, 2)):
         (tmp_path / "train.py").write_text(before + BUFFERS)
         command = [sys.executable, "train.py"]
-        job_id = submit(installation, world_size, command=command, working_dir=str(tmp_path))
+        fields = {"command": command, "min_workers": world_size, "working_dir": str(tmp_path)}
+        job_id = submit(installation, world_size, **fields)
         installation.complete(job_id)
         found |= digests(installation, job_id, world_size)
     assert len(found) == 1
