@@ -19,10 +19,12 @@ from typing import Final
 
 import numpy as np
 
-from muster.collectives.backend import Backend, all_gather
+from muster.collectives.backend import Backend
 from muster.collectives.handshake import Membership
 from muster.collectives.message_reducer import MessageReducer
+from muster.collectives.operations import all_gather_bytes
 from muster.collectives.rendezvous import Address, rendezvous
+from muster.collectives.tcp import TcpBackend
 from muster.collectives.tree import assign_blocks
 
 WORLD_SIZE: Final = 2
@@ -55,7 +57,7 @@ def main() -> int:
 
 def run(rank: int, address: Address, port: int, listener: socket.socket | None) -> None:
     own = Membership(rank=rank, world_size=WORLD_SIZE, generation=1, token=b"bench")
-    backend = rendezvous(own, address, listener=listener)
+    backend = TcpBackend(own, rendezvous(own, address, listener=listener))
     gloo = gloo_of(rank, port)
     if rank == 0 and gloo is None:
         print("torch is not installed: nothing to compare with")
@@ -107,7 +109,9 @@ def measure(backend: Backend, kinds: dict[str, Reduce], repetitions: int) -> dic
         start = time.perf_counter()
         kinds[kind]()
         seconds = struct.pack("<d", time.perf_counter() - start)
-        times[kind].append(max(struct.unpack("<d", own)[0] for own in all_gather(backend, seconds)))
+        times[kind].append(
+            max(struct.unpack("<d", own)[0] for own in all_gather_bytes(backend, seconds))
+        )
     return times
 
 

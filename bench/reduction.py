@@ -148,7 +148,7 @@ class Rank:
             self.backend.send(0, times.tobytes())
             return list(times)
         for peer in range(1, self.world_size):
-            other = np.frombuffer(self.backend.receive(peer, times.nbytes), times.dtype)
+            other = np.frombuffer(self.backend.recv(peer, times.nbytes), times.dtype)
             times = np.maximum(times, other)
         return list(times)
 

@@ -1,1 +1,76 @@
-"""Transports and reductions between the ranks of one group."""
+"""Messages and collective operations between ranks, a library of its own; docs/collectives.md.
+
+    from muster.collectives import TcpBackend, all_reduce
+
+    backend = TcpBackend.connect("127.0.0.1:29500", rank=0, world_size=2)
+    all_reduce(backend, gradient, op="mean")
+
+backend.py          the interface of a transport
+calls.py            what a call says in each frame
+channel.py          frames: the messages of one peer, of all groups and operations
+streams.py          what carries frames: a socket; rings.py: shared memory; sealed.py: encrypted
+message_backend.py  moves messages over one stream for each peer
+tcp.py              ranks that meet at an address (rendezvous.py, handshake.py, pending_peers.py)
+shared_memory.py    ranks of one host (arena.py, flags.py, meeting.py)
+simulated.py        ranks that are threads of one process
+subgroups.py        some ranks of another backend; two backends as one
+routes.py           who sends what to whom, as data; link_model.py, explain.py: what it costs
+engine.py           plays a route on a backend
+operations.py       the collective operations
+data_parallel.py    averages gradients while they are computed
+tree.py             the fixed tree of managed jobs (summation.py, *_reducer.py)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from muster.collectives.backend import Backend as Backend
+    from muster.collectives.operations import Handle as Handle
+    from muster.collectives.operations import all_gather as all_gather
+    from muster.collectives.operations import all_reduce as all_reduce
+    from muster.collectives.operations import all_to_all as all_to_all
+    from muster.collectives.operations import barrier as barrier
+    from muster.collectives.operations import broadcast as broadcast
+    from muster.collectives.operations import counters as counters
+    from muster.collectives.operations import gather as gather
+    from muster.collectives.operations import reduce as reduce
+    from muster.collectives.operations import reduce_scatter as reduce_scatter
+    from muster.collectives.operations import scatter as scatter
+    from muster.collectives.shared_memory import SharedMemoryBackend as SharedMemoryBackend
+    from muster.collectives.simulated import SimulatedBackend as SimulatedBackend
+    from muster.collectives.subgroups import HybridBackend as HybridBackend
+    from muster.collectives.subgroups import SubBackend as SubBackend
+    from muster.collectives.tcp import RingBackend as RingBackend
+    from muster.collectives.tcp import TcpBackend as TcpBackend
+
+_MODULES: Final = {
+    "backend": ["Backend"],
+    "operations": [
+        "Handle",
+        "all_gather",
+        "all_reduce",
+        "all_to_all",
+        "barrier",
+        "broadcast",
+        "counters",
+        "gather",
+        "reduce",
+        "reduce_scatter",
+        "scatter",
+    ],
+    "shared_memory": ["SharedMemoryBackend"],
+    "simulated": ["SimulatedBackend"],
+    "subgroups": ["HybridBackend", "SubBackend"],
+    "tcp": ["RingBackend", "TcpBackend"],
+}
+_PLACES: Final = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = list(_PLACES)
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401  a module attribute can be anything
+    # Lazy, as `muster` is: a managed rank needs few of these modules, and starts sooner.
+    if name not in _PLACES:
+        raise AttributeError(f"module 'muster.collectives' has no attribute {name!r}")
+    return getattr(import_module(f"muster.collectives.{_PLACES[name]}"), name)

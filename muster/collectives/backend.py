@@ -1,13 +1,14 @@
-"""The interface of a transport, all-gather over any of them, and the interface of a reducer."""
+"""The interface of a transport, and the interface of a reducer."""
 
-import struct
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Protocol, TypeAlias
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from muster.collectives.deadline import Deadline
+from muster.collectives.errors import InvalidRank, SelfMessage, Unsupported
 from muster.collectives.tree import BlockAssignment
 
 Vector: TypeAlias = NDArray[np.float32]
@@ -19,44 +20,114 @@ TIMEOUT_SECONDS: Final = 60.0
 MESSAGE_LIMIT_BYTES: Final = 512 << 20
 """A longer length prefix is corrupt or hostile; nothing of that size is allocated."""
 
-GATHERED_BYTES: Final = 64 << 20
-"""`all_gather` splits larger data into messages well below the receiver's length limit."""
-
 OnWait: TypeAlias = Callable[[], None]
 """Called while a call waits; what it raises ends the wait."""
 
 ON_WAIT_SECONDS: Final = 0.02
 """The longest time between two such calls."""
 
-_SIZE: Final = struct.Struct("<Q")
+BARRIER_BIT: Final = 1 << 63
+"""Of a context: its barriers. Their messages never meet those of its callers."""
 
 
-class Backend(Protocol):
+class Tag(NamedTuple):
+    """What a message belongs to. It meets only a receiver with the same context and sequence."""
+
+    context: int = 0
+    """The group; 0 is the one that the backend was made for, others are views of it."""
+    sequence: int = 0
+    """The operation, counted from 1 in each group. 0: a message between two ranks. Messages of an
+    operation that is over are dropped."""
+    call: int = 0
+    """Operation, data type and options; another value is a `CallMismatch`."""
+    members: frozenset[int] | None = None
+    """The ranks of the group; the death of others does not end a wait. None: all. Not sent."""
+
+
+MESSAGE: Final = Tag()
+
+
+class Accumulator(Protocol):
+    """Takes the bytes of a message as they arrive, instead of memory that they would fill."""
+
+    nbytes: int
+
+    def put(self, offset: int, data: memoryview) -> None:
+        """Take `data`, which begins at byte `offset` of the message and holds whole elements."""
+
+
+Target: TypeAlias = memoryview | Accumulator
+
+ELEMENT_BYTES: Final = 16
+"""A multiple of the size of every element. Accumulators get multiples of it, up to the last."""
+
+
+def fill(target: Target, offset: int, data: memoryview) -> None:
+    """Put the bytes of a message from `offset` on where they belong."""
+    if isinstance(target, memoryview):
+        target[offset : offset + data.nbytes] = data
+    else:
+        target.put(offset, data)
+
+
+class Backend(ABC):
     """Messages between the ranks of one fixed group; a new group needs a new backend.
 
-    Messages of a pair arrive whole, once and in the order they were sent. Different pairs may be
-    used from different threads. Every call may raise a `CollectiveError`. After `TimedOut` and
-    `SizeMismatch` the backend is as before the call; a message that was partly sent continues with
-    the next call. A peer that cannot be, and a message above the limit, raise ValueError.
+    Messages of a pair and a tag arrive whole, once and in the order they were sent. All methods
+    may be called from several threads, except `close`. Every call may raise a `CollectiveError`.
+    After `Timeout` and `SizeMismatch` the backend is as before the call; a message whose sending
+    timed out is still sent, so do not repeat it. A peer that cannot be is `InvalidRank` or
+    `SelfMessage`, and a message above the limit is `Unsupported`.
 
-    The death of any peer ends every wait at once: a socket raises `ChannelClosed`, and in shared
-    memory what `on_wait` raises. A peer that closed raises it only in calls that still need that
-    peer, after everything it had sent was received: a rank that has finished may leave while others
-    still work.
+    The death of any peer ends every wait of its groups at once: a socket raises `ChannelClosed`,
+    and in shared memory what `on_wait` raises. A peer that closed raises it only in calls that
+    still need that peer, after everything it had sent was received: a rank that has finished may
+    leave while others still work.
     """
 
     rank: int
     """The position of this rank in the group."""
     world_size: int
+    hosts: tuple[int, ...] = ()
+    """A number for each rank, equal where ranks share a host. Empty: all share one."""
+    depth = 0
+    """How many views of other backends this one is above a transport."""
+    _barrier_round = 0
+    _has_sent_round = False
+
+    @abstractmethod
+    def exchange(
+        self,
+        outgoing: Sequence[tuple[int, Data]],
+        incoming: Sequence[tuple[int, Target]],
+        *,
+        tag: Tag = MESSAGE,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+    ) -> None:
+        """Send all of `outgoing` and fill all of `incoming`, in the given order for each peer.
+
+        Sending and receiving overlap, so an exchange among all ranks cannot deadlock. Returns when
+        the sent data may be modified; it may not have arrived yet. After `Timeout` or
+        `SizeMismatch` it is unknown which targets are filled.
+        """
+
+    @abstractmethod
+    def abort(self, tag: Tag, reason: str) -> None:
+        """End the operation of `tag` on all other ranks, which raise `Aborted`. Does not wait."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release all resources. May be called twice, but not during another call."""
 
     def send(self, peer: int, data: Data, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         """Send `data`, and return when it may be modified; it may not have arrived yet.
 
         Two ranks may send to each other at the same time, any amount. A cycle of more than two
-        ranks needs `exchange`. A message that timed out half sent still arrives: do not repeat it.
+        ranks needs `exchange`.
         """
+        self.exchange([(peer, data)], [], timeout_seconds=timeout_seconds)
 
-    def receive(
+    def recv(
         self, peer: int, size_bytes: int, *, timeout_seconds: float = TIMEOUT_SECONDS
     ) -> bytearray:
         """Return the next message of `peer`, which must have `size_bytes`.
@@ -64,77 +135,50 @@ class Backend(Protocol):
         A message of another size raises `SizeMismatch` and can still be received.
         """
         message = bytearray(size_bytes)
-        self.receive_into(peer, memoryview(message), timeout_seconds=timeout_seconds)
+        self.recv_into(peer, memoryview(message), timeout_seconds=timeout_seconds)
         return message
 
-    def receive_into(
+    def recv_into(
         self, peer: int, target: memoryview, *, timeout_seconds: float = TIMEOUT_SECONDS
     ) -> None:
         """Fill the contiguous `target` with the next message of `peer`, without a copy."""
-
-    def exchange(
-        self,
-        outgoing: Sequence[tuple[int, Data]],
-        incoming: Sequence[tuple[int, memoryview]],
-        *,
-        timeout_seconds: float = TIMEOUT_SECONDS,
-    ) -> None:
-        """Send all of `outgoing` and fill all of `incoming`, in the given order for each peer.
-
-        Sending and receiving overlap, so an exchange among all ranks cannot deadlock. After
-        `TimedOut` or `SizeMismatch` it is unknown what has arrived: leave the group.
-        """
+        self.exchange([], [(peer, target)], timeout_seconds=timeout_seconds)
 
     def barrier(self, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        """Return when every rank of the group has called this."""
+        """Return when every rank of the group has called this.
 
-    def close(self) -> None:
-        """Release all resources. May be called twice, but not during another call."""
+        In round k each rank hears of the 2^k ranks before it (the dissemination barrier of
+        Hensgen, Finkel and Manber, 1988). After `Timeout` the next call goes on where this ended.
+        """
+        deadline = Deadline(timeout_seconds, "a barrier")
+        tag = Tag(context=BARRIER_BIT)
+        while (distance := 1 << self._barrier_round) < self.world_size:
+            to, source = (self.rank + distance), (self.rank - distance)
+            if not self._has_sent_round:
+                self._has_sent_round = True
+                self.exchange([(to % self.world_size, b"")], [], tag=tag)
+            target = [(source % self.world_size, memoryview(bytearray()))]
+            self.exchange([], target, tag=tag, timeout_seconds=deadline.left_seconds)
+            self._has_sent_round = False
+            self._barrier_round += 1
+        self._barrier_round = 0
 
 
 def check_peer(peer: int, rank: int, world_size: int) -> None:
-    """Raise ValueError unless `rank` can talk to `peer`."""
-    if peer == rank or not 0 <= peer < world_size:
-        raise ValueError(f"rank {rank} of {world_size} has no peer {peer}")
+    """Raise `SelfMessage` or `InvalidRank` unless `rank` can talk to `peer`."""
+    if not 0 <= peer < world_size:
+        raise InvalidRank(peer, world_size)
+    if peer == rank:
+        raise SelfMessage(rank)
 
 
 def check_length(size_bytes: int, limit_bytes: int) -> None:
-    """Raise ValueError for a message longer than the receiver accepts."""
+    """Raise `Unsupported` for a message longer than the receiver accepts."""
     if size_bytes > limit_bytes:
-        raise ValueError(
+        raise Unsupported(
             f"a message of {size_bytes} bytes is longer than the limit of {limit_bytes}: "
             "send it in parts"
         )
-
-
-def all_gather(
-    backend: Backend, data: Data, *, timeout_seconds: float = TIMEOUT_SECONDS
-) -> list[Data]:
-    """Return the data of every rank, in rank order; sizes may differ."""
-    deadline = Deadline(timeout_seconds, "an all-gather")
-    own = _SIZE.pack(memoryview(data).nbytes)
-    sizes = _all_to_all(backend, own, [_SIZE.size] * backend.world_size, deadline)
-    return _all_to_all(backend, data, [_SIZE.unpack(size)[0] for size in sizes], deadline)
-
-
-def _all_to_all(
-    backend: Backend, data: Data, sizes: Sequence[int], deadline: Deadline
-) -> list[Data]:
-    peers = [rank for rank in range(backend.world_size) if rank != backend.rank]
-    gathered: dict[int, Data] = {peer: bytearray(sizes[peer]) for peer in peers}
-    backend.exchange(
-        [(peer, part) for peer in peers for part in _cut(data)],
-        [(peer, part) for peer in peers for part in _cut(gathered[peer])],
-        timeout_seconds=deadline.left_seconds,
-    )
-    gathered[backend.rank] = data
-    return [gathered[rank] for rank in range(backend.world_size)]
-
-
-def _cut(data: Data) -> Iterator[memoryview]:
-    flat = memoryview(data).cast("B")
-    for start in range(0, flat.nbytes, GATHERED_BYTES):
-        yield flat[start : start + GATHERED_BYTES]
 
 
 class Reducer(Protocol):

@@ -1,29 +1,39 @@
-"""One connection between two ranks: frames over a non-blocking socket.
+"""The messages of one peer, of all groups and operations: frames over a stream of bytes.
 
-A frame is its length (8 bytes, little-endian), the generation of the group, its kind, and that many
-bytes. A message is read directly into the receiver's memory; one that is not awaited is buffered.
+A frame is a header of 48 bytes (little-endian: length of the payload, generation of the group,
+context, sequence, call, kind) and its payload. Contexts and sequences share the stream: what is
+awaited goes straight to its target, and what is not awaited yet is kept.
+
+The channel never waits and never raises: what goes wrong stands in `error`, in a `Want` or in
+`aborts`, because one thread may move the messages of another.
 """
 
-import contextlib
 import select
-import socket
 import struct
-from collections import deque
+from collections import defaultdict, deque
 from enum import IntEnum
 from itertools import islice
-from threading import Lock
 from typing import Final
 
-from muster.collectives.errors import ChannelClosed, PeerRefused, SizeMismatch, TransportFailed
-
-CHUNK_BYTES: Final = 1 << 20
-"""At most this much moves in one direction at a time; 256 KB to 1 MB are equally fast."""
+from muster.collectives.backend import Tag, Target, fill
+from muster.collectives.calls import mismatch
+from muster.collectives.errors import (
+    Aborted,
+    ChannelClosed,
+    CollectiveError,
+    PeerRefused,
+    SizeMismatch,
+)
+from muster.collectives.streams import CHUNK_BYTES, Stream
 
 GOODBYE_SECONDS: Final = 0.2
 """If the peer reads nothing for this long, no goodbye is sent and it will see a death."""
 
-_NOTHING: Final = memoryview(b"")
-_HEADER: Final = struct.Struct("<QQB")
+REASON_BYTES: Final = 1024
+"""The longest reason of an abort."""
+
+HEADER: Final = struct.Struct("<QQQQQB7x")
+_PADDING: Final = memoryview(bytes(64))
 _BATCH: Final = 16  # buffers in one system call, far below what any kernel allows
 
 
@@ -31,64 +41,93 @@ class Kind(IntEnum):
     """The kind of a frame."""
 
     MESSAGE = 0
-    BARRIER = 1  # the sender has reached the next barrier
-    GOODBYE = 2  # the sender has finished; a connection that ends without it is a death
+    GOODBYE = 1  # the sender has finished; a connection that ends without it is a death
+    ABORT = 2  # the sender left the operation of this context and sequence
+
+
+class Want:
+    """A message that a caller waits for."""
+
+    __slots__ = ("error", "is_done", "key", "tag", "target")
+
+    def __init__(self, tag: Tag, target: Target) -> None:
+        self.tag = tag
+        self.key = tag[:2]
+        self.target = target.cast("B") if isinstance(target, memoryview) else target
+        self.is_done = False
+        self.error: CollectiveError | None = None
+
+
+class Discard:
+    """Takes the rest of a message that no operation needs any more."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.nbytes = size_bytes
+
+    def put(self, offset: int, data: memoryview) -> None:
+        """Do nothing."""
 
 
 class Channel:
-    """Moves data without waiting; the caller waits.
+    """Moves messages to and from one peer. The caller holds the backend's lock."""
 
-    One thread at a time writes (holding `writing`) and one reads (holding `reading`).
-    """
-
-    def __init__(
-        self, connection: socket.socket, peer: int, *, generation: int, limit_bytes: int
-    ) -> None:
-        connection.setblocking(False)  # noqa: FBT003  the standard library's signature
-        self.peer = peer
-        self.reading = Lock()
-        self.writing = Lock()
-        self.barriers = 0
-        self.left = False
-        self._socket = connection
+    def __init__(self, stream: Stream, *, generation: int, limit_bytes: int) -> None:
+        self.stream = stream
+        self.peer = stream.peer
+        self.has_left = False
+        """True once the peer has said goodbye."""
+        self.error: CollectiveError | None = None
+        self.aborts: dict[tuple[int, int], Aborted] = {}
+        self.queued_bytes = 0
+        self.sent_bytes = 0
         self._generation = generation
         self._limit_bytes = limit_bytes
         self._unsent: deque[memoryview] = deque()
-        self._kept: deque[memoryview] = deque()
-        self._wanted: deque[memoryview] = deque()
-        self._header = bytearray(_HEADER.size)
-        self._header_filled = 0
-        self._length: int | None = None  # of the message whose header has come
-        self._target: memoryview | None = None  # where it is being put
-        self._filled = 0
+        self._wants: defaultdict[tuple[int, int], deque[Want]] = defaultdict(deque)
+        self._want_count = 0
+        self._kept: defaultdict[tuple[int, int], deque[tuple[int, memoryview]]]
+        self._kept = defaultdict(deque)
+        self._sequences: dict[int, int] = {}
+        """The current operation of each context; messages of earlier ones are dropped."""
+        self._header = memoryview(bytearray(HEADER.size))
+        self._frame: _Frame | None = None  # whose header has come
+        self._filled = 0  # bytes of the header or of the payload
 
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    # -- sending: `writing` is held
+    # -- sending
 
     @property
-    def sending(self) -> bool:
+    def is_sending(self) -> bool:
         """True if data is left to send."""
-        return bool(self._unsent)
+        return bool(self._unsent) or self.stream.has_unsent
 
-    def put(self, kind: Kind, data: memoryview = _NOTHING) -> None:
-        """Queue a frame; `data` is read while it is sent, until `keep_unsent`."""
-        header = _HEADER.pack(data.nbytes, self._generation, kind)
+    def put(self, tag: Tag, data: memoryview, kind: Kind = Kind.MESSAGE) -> int:
+        """Queue a frame; return what `sent_bytes` will be once it is sent.
+
+        `data` is read while it is sent, until `keep_unsent`.
+        """
+        context, sequence, call, _ = tag
+        size = data.nbytes
+        header = HEADER.pack(size, self._generation, context, sequence, call, kind)
         self._unsent.append(memoryview(header))
-        if data.nbytes:
+        self.queued_bytes += HEADER.size
+        if size:
             self._unsent.append(data.cast("B"))
+            padding = -size % self.stream.alignment
+            if padding:
+                self._unsent.append(_PADDING[:padding])
+            self.queued_bytes += size + padding
+        return self.queued_bytes
 
     def send_some(self) -> bool:
-        """Send up to a chunk; return False if the kernel accepted nothing."""
+        """Send up to a chunk; return False if the stream accepted nothing."""
         try:
-            sent = self._socket.sendmsg(self._batch())
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            raise self._failed(error) from error
+            sent = self.stream.send(self._batch())
+        except CollectiveError as error:
+            self.error = error
+            return True
+        self.sent_bytes += sent
         self._drop(sent)
-        return True
+        return sent > 0
 
     def keep_unsent(self) -> None:
         """Copy what is not sent yet; its owner may modify it from now on."""
@@ -104,143 +143,257 @@ class Channel:
         return batch
 
     def _drop(self, count: int) -> None:
-        while count and count >= self._unsent[0].nbytes:
-            count -= self._unsent.popleft().nbytes
+        unsent = self._unsent
+        while count and count >= unsent[0].nbytes:
+            count -= unsent.popleft().nbytes
         if count:
-            self._unsent[0] = self._unsent[0][count:]
+            unsent[0] = unsent[0][count:]
 
-    # -- receiving: `reading` is held
-
-    @property
-    def receiving(self) -> bool:
-        """True if an awaited message has not arrived."""
-        return bool(self._wanted)
+    # -- receiving
 
     @property
-    def full(self) -> bool:
-        """True if the buffered messages have reached the limit."""
-        return sum(message.nbytes for message in self._kept) >= self._limit_bytes
+    def is_wanted(self) -> bool:
+        """True if a caller waits for a message of this peer."""
+        return self._want_count > 0
 
-    def want(self, target: memoryview) -> None:
-        """Set the memory for the next message; raises `SizeMismatch` if it does not fit."""
-        self._wanted.append(target.cast("B"))
-        self._deliver()
+    @property
+    def is_paused(self) -> bool:
+        """True if the next message is not awaited by any caller; it stays in the stream."""
+        frame = self._frame
+        return frame is not None and frame.target is None and not self._wants.get(frame.key)
 
-    def stop_wanting(self) -> None:
-        """Stop writing to the targets; a message that has partly arrived is buffered."""
-        if self._wanted and self._target is self._wanted[0]:
-            kept = bytearray(self._target.nbytes)
-            kept[: self._filled] = self._target[: self._filled]
-            self._target = memoryview(kept)
-        self._wanted.clear()
+    def begin(self, tag: Tag) -> None:
+        """Drop what has come of earlier operations of this context."""
+        context, sequence = tag.context, tag.sequence
+        if self._sequences.get(context) == sequence:
+            return
+        self._sequences[context] = sequence
+        for kept in (self._kept, self.aborts):
+            for key in [it for it in kept if it[0] == context and 0 < it[1] < sequence]:
+                del kept[key]
+        if self._frame is not None and self._is_over(self._frame.key):
+            self._frame.target = Discard(self._frame.length)
+
+    def trouble(self, tag: Tag) -> CollectiveError | None:
+        """Return what ends the operation of `tag`: an abort, or a call that differs."""
+        key = tag[:2]
+        if key in self.aborts:
+            return self.aborts[key]
+        calls = [call for call, _ in self._kept.get(key, ())]
+        if self._frame is not None and self._frame.key == key:
+            calls.append(self._frame.call)
+        other = next((call for call in calls if call != tag.call), None)
+        return None if other is None else mismatch(self.peer, tag.call, other)
+
+    def want(self, tag: Tag, target: Target) -> Want:
+        """Set the memory for the next message with this tag."""
+        want = Want(tag, target)
+        self._wants[want.key].append(want)
+        self._want_count += 1
+        self._deliver(want.key)
+        return want
+
+    def forget(self, want: Want) -> None:
+        """Stop writing to its target; a message that has partly arrived is kept, or dropped."""
+        if want.is_done:
+            return
+        self._wants[want.key].remove(want)
+        self._want_count -= 1
+        frame = self._frame
+        if frame is not None and frame.want is want:
+            frame.want = None
+            frame.target = self._replacement(frame)
 
     def read_some(self) -> bool:
-        """Read once, a header or up to a chunk; return False if nothing arrived.
-
-        Raises `ChannelClosed` at the end, `PeerRefused` for an invalid frame, and `SizeMismatch`
-        for a message that does not fit the target; that message stays.
-        """
-        if self._length is None:
-            return self._read_header()
-        if self._target is None:
-            self._target = self._choose_target(self._length)
-        part = self._target[self._filled : self._filled + CHUNK_BYTES]
-        count = self._receive(part) if part.nbytes else 0
-        self._filled += count
-        if self._filled == self._length:
-            self._complete(self._target)
+        """Read once, a header or up to a chunk; return False if nothing has arrived."""
+        try:
+            if self._frame is None:
+                return self._read_header()
+            target = self._frame.target or self._choose_target(self._frame)
+            return self._read_payload(self._frame, target)
+        except CollectiveError as error:
+            self.error = error
             return True
-        return count > 0
+
+    def look(self) -> None:
+        """Find out how the peer is, but leave a message that no caller awaits in the stream."""
+        while self.error is None and not self.has_left:
+            has_hung_up = self.stream.has_hung_up()
+            if self.is_paused and not has_hung_up:
+                return
+            if not self.read_some():
+                self._see_the_end(has_hung_up=has_hung_up)
+                return
+
+    def _see_the_end(self, *, has_hung_up: bool) -> None:
+        try:
+            self.has_left = self.stream.has_left()
+        except CollectiveError as error:
+            self.error = error
+        if has_hung_up and not self.has_left:
+            self.error = ChannelClosed(self.peer)
 
     def _read_header(self) -> bool:
-        count = self._receive(memoryview(self._header)[self._header_filled :])
-        self._header_filled += count
-        if self._header_filled == _HEADER.size:
-            self._header_filled = 0
-            self._open_frame(*_HEADER.unpack(self._header))
+        left = HEADER.size - self._filled
+        count = self.stream.receive(self._header, self._filled, left)
+        self._filled += count
+        if self._filled == HEADER.size:
+            self._filled = 0
+            self._open_frame(*HEADER.unpack(self._header))
         return count > 0
 
-    def _open_frame(self, length: int, generation: int, kind: int) -> None:
+    def _open_frame(
+        self, length: int, generation: int, context: int, sequence: int, call: int, kind: int
+    ) -> None:
         if generation != self._generation:
             raise self._refused(
                 f"it sent a frame of generation {generation}, not {self._generation}"
             )
-        if length > (self._limit_bytes if kind == Kind.MESSAGE else 0):
+        limits = {Kind.MESSAGE: self._limit_bytes, Kind.GOODBYE: 0, Kind.ABORT: REASON_BYTES}
+        if length > limits.get(Kind(kind) if kind in limits else Kind.GOODBYE, 0):
             raise self._refused(f"it sent a frame of kind {kind} with {length} bytes")
         match kind:
-            case Kind.MESSAGE:
-                self._length = length
-            case Kind.BARRIER:
-                self.barriers += 1
+            case Kind.MESSAGE | Kind.ABORT:
+                frame = _Frame((context, sequence), length, call, kind)
+                self._frame = frame
+                if self._is_over(frame.key):
+                    frame.target = Discard(length)
+                elif kind == Kind.ABORT:
+                    frame.target = memoryview(bytearray(length))
+                elif self._wants.get(frame.key):
+                    self._choose_target(frame)
+                if length == 0 and frame.target is not None:
+                    self._complete(frame)
             case Kind.GOODBYE:
-                self.left = True
+                self.has_left = True
             case _:
                 raise self._refused(f"it sent a frame of unknown kind {kind}")
 
-    def _choose_target(self, length: int) -> memoryview:
-        if self._wanted and self._wanted[0].nbytes != length:
-            raise SizeMismatch(self._wanted[0].nbytes, length)
-        return self._wanted[0] if self._wanted else memoryview(bytearray(length))
+    def _is_over(self, key: tuple[int, int]) -> bool:
+        return 0 < key[1] < self._sequences.get(key[0], 0)
 
-    def _complete(self, target: memoryview) -> None:
-        self._length, self._target, self._filled = None, None, 0
-        if self._wanted and target is self._wanted[0]:
-            self._wanted.popleft()
+    def _choose_target(self, frame: "_Frame") -> Target:
+        """Put the message where the first caller wants it, or keep it if that does not fit."""
+        wants, kept = self._wants.get(frame.key), self._kept.get(frame.key)
+        want = wants[0] if wants and not kept else None
+        if want is not None and self._fits(want, frame.call, frame.length):
+            frame.want, frame.target = want, want.target
         else:
-            self._kept.append(target)
-            self._deliver()
+            frame.target = memoryview(bytearray(frame.length))
+        return frame.target
 
-    def _deliver(self) -> None:
-        while self._wanted and self._kept:
-            if self._kept[0].nbytes != self._wanted[0].nbytes:
-                raise SizeMismatch(self._wanted[0].nbytes, self._kept[0].nbytes)
-            self._wanted.popleft()[:] = self._kept.popleft()
+    def _fits(self, want: Want, call: int, length: int) -> bool:
+        if want.tag.call != call:
+            want.error = mismatch(self.peer, want.tag.call, call)
+        elif want.target.nbytes != length:
+            want.error = SizeMismatch(want.target.nbytes, length)
+        return want.error is None
 
-    def _receive(self, part: memoryview) -> int:
-        try:
-            count = self._socket.recv_into(part)
-        except BlockingIOError:
-            return 0
-        except OSError as error:
-            raise self._failed(error) from error
-        if count == 0:
-            raise ChannelClosed(self.peer)
-        return count
+    def _read_payload(self, frame: "_Frame", target: Target) -> bool:
+        count = 0
+        if self._filled < frame.length:
+            count = self.stream.receive(target, self._filled, frame.length - self._filled)
+            self._filled += count
+        if self._filled < frame.length:
+            return count > 0
+        padding = -frame.length % self.stream.alignment
+        if padding:
+            self.stream.receive(Discard(padding), 0, padding)  # comes with the last element
+        self._complete(frame)
+        return True
+
+    def _complete(self, frame: "_Frame") -> None:
+        self._frame, self._filled = None, 0
+        if frame.want is not None:
+            self._finish(frame.want)
+        elif not isinstance(frame.target, memoryview):
+            return
+        elif frame.kind == Kind.ABORT:
+            reason = bytes(frame.target).decode(errors="replace")
+            self.aborts[frame.key] = Aborted(self.peer, reason)
+        else:
+            self._kept[frame.key].append((frame.call, frame.target))
+            self._deliver(frame.key)
+
+    def _deliver(self, key: tuple[int, int]) -> None:
+        """Give kept messages to those who want them."""
+        wants, kept = self._wants[key], self._kept[key]
+        while wants and kept and self._fits(wants[0], kept[0][0], kept[0][1].nbytes):
+            _, data = kept.popleft()
+            fill(wants[0].target, 0, data)
+            self._finish(wants[0])
+        if not kept:
+            del self._kept[key]
+
+    def _finish(self, want: Want) -> None:
+        want.is_done = True
+        wants = self._wants[want.key]
+        wants.popleft()
+        if not wants:
+            del self._wants[want.key]
+        self._want_count -= 1
+
+    def _replacement(self, frame: "_Frame") -> Target:
+        """Return where the rest of a message goes whose target is no longer ours."""
+        if not isinstance(frame.target, memoryview):
+            return Discard(frame.length)
+        kept = memoryview(bytearray(frame.length))
+        kept[: self._filled] = frame.target[: self._filled]
+        return kept
 
     # -- the end
 
+    def failure(self) -> CollectiveError | None:
+        """Return what is wrong with the peer; it broke the protocol once and is gone afterwards."""
+        error = self.error
+        if error is not None:
+            self.error = ChannelClosed(self.peer)
+        return error
+
     def close(self) -> None:
-        """Send a goodbye, unless a message is half sent, and close the socket."""
-        with contextlib.suppress(ChannelClosed, TransportFailed):
-            if not self._unsent:
-                self._send_goodbye()
-            self._discard_unread()
-        self._socket.close()
+        """Send a goodbye, unless a message is half sent, and close the stream."""
+        if self.error is None:
+            try:
+                if not self.is_sending and not self.has_left:
+                    self._send_goodbye()
+                self._discard_unread()
+            except CollectiveError:
+                pass  # the peer closed first
+        self.stream.close()
 
     def _send_goodbye(self) -> None:
         """Wait a little if the kernel's buffer is full."""
-        self.put(Kind.GOODBYE)
+        self.put(Tag(), memoryview(b""), Kind.GOODBYE)
+        if (descriptor := self.stream.fileno()) < 0:
+            self.send_some()
+            return
         poll = select.poll()
-        poll.register(self._socket, select.POLLOUT)
-        while self._unsent and poll.poll(GOODBYE_SECONDS * 1000):
+        poll.register(descriptor, select.POLLOUT)
+        while self.is_sending and self.error is None and poll.poll(GOODBYE_SECONDS * 1000):
             self.send_some()
 
     def _discard_unread(self) -> None:
         """Read what is left: closing with unread data resets the connection and loses sent data."""
-        scratch = memoryview(bytearray(CHUNK_BYTES))
-        while self._receive(scratch):
+        scratch = Discard(CHUNK_BYTES)
+        while self.stream.receive(scratch, 0, CHUNK_BYTES):
             pass
 
     def _refused(self, reason: str) -> PeerRefused:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self.stream.close()
         return PeerRefused(
             f"rank {self.peer} broke the protocol: {reason}; use the same Muster version everywhere"
         )
 
-    def _failed(self, error: OSError) -> ChannelClosed | TransportFailed:
-        if isinstance(error, ConnectionError | TimeoutError):
-            return ChannelClosed(self.peer)
-        return TransportFailed(
-            f"the connection to rank {self.peer} failed: {error}. Check the network"
-        )
+
+class _Frame:
+    """A message whose header has come."""
+
+    __slots__ = ("call", "key", "kind", "length", "target", "want")
+
+    def __init__(self, key: tuple[int, int], length: int, call: int, kind: int) -> None:
+        self.key = key
+        self.length = length
+        self.call = call
+        self.kind = kind
+        self.target: Target | None = None
+        self.want: Want | None = None

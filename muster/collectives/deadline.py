@@ -2,7 +2,7 @@
 
 import time
 
-from muster.collectives.errors import TimedOut
+from muster.collectives.errors import Timeout
 
 
 class Deadline:
@@ -19,6 +19,6 @@ class Deadline:
         return max(0.0, self._at - time.monotonic())
 
     def check(self) -> None:
-        """Raise `TimedOut` if no time remains."""
+        """Raise `Timeout` if no time remains."""
         if self.left_seconds == 0:
-            raise TimedOut(self._seconds, self._waited_for)
+            raise Timeout(self._seconds, self._waited_for)

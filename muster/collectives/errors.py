@@ -1,8 +1,15 @@
-"""Errors of communication between ranks. Misuse of the interface raises ValueError.
+"""Errors of communication between ranks. Each has the facts of its message as fields.
 
 CollectiveError
-├── SizeMismatch          the message does not have the size that the receiver expects
-├── TimedOut              nothing arrived in time; the backend stays usable
+├── InvalidWorldSize      a group of this many ranks cannot be
+├── InvalidRank           the group has no such rank
+├── SelfMessage           a rank sends to itself or receives from itself
+├── NoConnection          this backend does not reach that rank
+├── SizeMismatch          a message does not have the size that the receiver expects
+├── CallMismatch          ranks called different operations, or with other options
+├── Unsupported           this backend or operation cannot do that
+├── Timeout               nothing arrived in time; the backend stays usable
+├── Aborted               another rank left the operation, with the reason
 ├── ChannelClosed         the other end is gone, or this one was closed
 ├── TransportFailed       the operating system reported an error
 ├── PeerRefused           wrong token or generation, or invalid data
@@ -16,20 +23,75 @@ class CollectiveError(MusterError):
     """Base of all errors between ranks."""
 
 
-class SizeMismatch(CollectiveError):
-    def __init__(self, expected_bytes: int, got_bytes: int) -> None:
+class InvalidWorldSize(CollectiveError):
+    def __init__(self, world_size: int, least: int = 1) -> None:
         super().__init__(
-            f"expected a message of {expected_bytes} bytes, got {got_bytes}: "
-            "use the same size on both ends"
+            f"a group cannot have {world_size} ranks: this backend needs at least {least}"
         )
+        self.world_size = world_size
 
 
-class TimedOut(CollectiveError):
+class InvalidRank(CollectiveError):
+    def __init__(self, rank: int, world_size: int) -> None:
+        super().__init__(
+            f"the group has no rank {rank}: its {world_size} ranks are numbered from 0"
+        )
+        self.rank = rank
+        self.world_size = world_size
+
+
+class SelfMessage(CollectiveError):
+    def __init__(self, rank: int) -> None:
+        super().__init__(f"rank {rank} cannot send to itself: use the data where it is")
+        self.rank = rank
+
+
+class NoConnection(CollectiveError):
+    def __init__(self, rank: int) -> None:
+        super().__init__(f"there is no connection to rank {rank}: check that all ranks have met")
+        self.rank = rank
+
+
+class SizeMismatch(CollectiveError):
+    """Sizes in bytes."""
+
+    def __init__(self, expected: int, got: int) -> None:
+        super().__init__(
+            f"expected a message of {expected} bytes, got {got}: use the same size on both ends"
+        )
+        self.expected = expected
+        self.got = got
+
+
+class CallMismatch(CollectiveError):
+    def __init__(self, rank: int, expected: str, got: str) -> None:
+        super().__init__(
+            f"rank {rank} called {got}, this rank {expected}: "
+            "call the same operations in the same order on all ranks"
+        )
+        self.rank = rank
+        self.expected = expected
+        self.got = got
+
+
+class Unsupported(CollectiveError):
+    """Says what can be done instead."""
+
+
+class Timeout(CollectiveError):
     def __init__(self, seconds: float, waited_for: str) -> None:
         super().__init__(
             f"{waited_for} did not arrive within {seconds:g} s: "
             "check the other ranks, or set a longer timeout"
         )
+        self.seconds = seconds
+
+
+class Aborted(CollectiveError):
+    def __init__(self, rank: int, reason: str) -> None:
+        super().__init__(f"rank {rank} left the operation: {reason}")
+        self.rank = rank
+        self.reason = reason
 
 
 class ChannelClosed(CollectiveError):

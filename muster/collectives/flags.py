@@ -113,7 +113,7 @@ class Flags:
     def wait(self, missing: Callable[[], Sequence[int]], deadline: Deadline) -> None:
         """Return when `missing` returns no rank.
 
-        Raises `TimedOut`; `ChannelClosed` when a missing rank has closed or any rank has left the
+        Raises `Timeout`; `ChannelClosed` when a missing rank has closed or any rank has left the
         group; and what `on_wait` raises.
         """
         for _ in range(SPINS):

@@ -31,10 +31,11 @@ class Turn(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """The rank that connected, and its own listening port."""
+    """The rank that connected, its own listening port, and what both said."""
 
     rank: int
     port: int
+    talk: bytes
 
 
 Steps: TypeAlias = Generator[Turn, bytes, Result]
@@ -51,14 +52,18 @@ class Membership:
     token: bytes
 
 
-def call(own: Membership, peer: int, port: int) -> Steps[None]:
-    """The caller's side; `port` is this rank's listening port. Raises `PeerRefused`."""
+def call(own: Membership, peer: int, port: int) -> Steps[bytes]:
+    """The caller's side; `port` is this rank's listening port. Returns what both said.
+
+    Raises `PeerRefused`.
+    """
     nonce = secrets.token_bytes(_NONCE_BYTES)
     hello = _HELLO.pack(_MAGIC, own.generation, own.world_size, own.rank, peer, port, nonce)
     answer = yield Turn(hello, _NONCE_BYTES + _PROOF_BYTES)
     talk = hello + answer[:_NONCE_BYTES]
     _check(own, b"answer", talk, answer[_NONCE_BYTES:])
     yield Turn(_proof(own, b"call", talk), 0)
+    return talk
 
 
 def answer(own: Membership) -> Steps[Caller]:
@@ -76,7 +81,7 @@ def answer(own: Membership) -> Steps[Caller]:
     nonce = secrets.token_bytes(_NONCE_BYTES)
     proof = yield Turn(nonce + _proof(own, b"answer", hello + nonce), _PROOF_BYTES)
     _check(own, b"call", hello + nonce, proof)
-    return Caller(rank, port)
+    return Caller(rank, port, hello + nonce)
 
 
 def _proof(own: Membership, role: bytes, talk: bytes) -> bytes:

@@ -5,23 +5,26 @@ addresses to all, and each rank connects to those of lower rank. Each connection
 before anything else is read (`handshake`).
 """
 
+import ipaddress
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
-from muster.collectives.backend import (
-    MESSAGE_LIMIT_BYTES,
-    ON_WAIT_SECONDS,
-    TIMEOUT_SECONDS,
-    OnWait,
-)
+from muster.collectives.backend import ON_WAIT_SECONDS, TIMEOUT_SECONDS, OnWait
 from muster.collectives.deadline import Deadline
-from muster.collectives.errors import PeerRefused, TransportFailed
+from muster.collectives.errors import (
+    InvalidRank,
+    NoConnection,
+    PeerRefused,
+    TransportFailed,
+    Unsupported,
+)
 from muster.collectives.handshake import Membership, Steps, answer, call
 from muster.collectives.pending_peers import PendingPeers
-from muster.collectives.tcp import TcpBackend
+from muster.collectives.streams import SocketStream, Stream
 
 Address: TypeAlias = tuple[str, int]
 
@@ -32,43 +35,55 @@ KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 """Detects a host that vanished: probes after 5 idle seconds, every 2 s, and gives up after three.
 Options that the system does not have are skipped."""
 
-_PLACE: Final = struct.Struct("<46sH")  # the longest numeric address, and a port
+_PLACE: Final = struct.Struct("<46sHH")  # the longest numeric address, a port, a host's number
+
+
+class Place(NamedTuple):
+    """Where a rank listens, and the number of its host."""
+
+    host: str
+    port: int
+    host_number: int
+
+
+class Meeting(NamedTuple):
+    """What a rank has once all have met: a stream to each other rank, and the host of each."""
+
+    streams: dict[int, Stream]
+    hosts: tuple[int, ...]
 
 
 def rendezvous(
     own: Membership,
     address: Address,
     *,
+    places: Sequence[Place] | None = None,
     listener: socket.socket | None = None,
-    limit_bytes: int = MESSAGE_LIMIT_BYTES,
     timeout_seconds: float = TIMEOUT_SECONDS,
     on_wait: OnWait = lambda: None,
-) -> TcpBackend:
-    """Return the backend of rank `own.rank` once all ranks have connected to rank 0's `address`.
+) -> Meeting:
+    """Connect rank `own.rank` with all others, which meet at rank 0's `address`.
 
-    `listener` is this rank's own bound socket; it is closed in any case. Raises `PeerRefused` if a
-    rank has another token, generation or world size, `TimedOut` if not all ranks connect,
-    `TransportFailed` for system errors, and what `on_wait` raises.
+    If the `places` of all ranks are known, they connect to each other at once. `listener` is this
+    rank's own bound socket; it is closed in any case. Connections between hosts are sealed.
+
+    Raises `InvalidWorldSize`, `InvalidRank`, `PeerRefused` if a rank has another token, generation
+    or world size, `Timeout` if not all ranks connect, `Unsupported` without a token where one is
+    needed, `TransportFailed` for system errors, and what `on_wait` raises.
     """
     with ExitStack() as listeners:
         if listener is not None:
             listeners.enter_context(listener)
+        if not 0 <= own.rank < own.world_size:
+            raise InvalidRank(own.rank, own.world_size)
         attempt = _Rendezvous(own, Deadline(timeout_seconds, f"the ranks at {address}"), on_wait)
         try:
-            connections = attempt.connections(address, listener, listeners)
+            return attempt.meet(address, places, listener, listeners)
         except OSError as error:
             raise TransportFailed(
                 f"the rendezvous at {address} failed: {error}. "
                 "Check that this host can reach that address"
             ) from error
-    return TcpBackend(
-        own.rank,
-        own.world_size,
-        connections,
-        generation=own.generation,
-        limit_bytes=limit_bytes,
-        on_wait=on_wait,
-    )
 
 
 class _Rendezvous:
@@ -79,52 +94,90 @@ class _Rendezvous:
         self._deadline = deadline
         self.on_wait = on_wait
         self._connections: dict[int, socket.socket] = {}
+        self._talks: dict[int, bytes] = {}
 
-    def connections(
-        self, address: Address, listener: socket.socket | None, listeners: ExitStack
-    ) -> dict[int, socket.socket]:
-        """Return the connections by rank; after a failure none is left open."""
+    def meet(
+        self,
+        address: Address,
+        places: Sequence[Place] | None,
+        listener: socket.socket | None,
+        listeners: ExitStack,
+    ) -> Meeting:
+        """Return the streams; after a failure no connection is left open."""
         with ExitStack() as on_failure:
             on_failure.callback(self._close)
-            if self._own.rank == 0:
-                listener = listener or listeners.enter_context(_listen(address))
-                self._send_addresses(self._admit(listener))
-            else:
+            rank = self._own.rank
+            if rank == 0 or places is not None:
+                listener = listener or listeners.enter_context(
+                    _listen(address if places is None else places[rank][:2])
+                )
+            if rank == 0 and places is None:
+                places = self._send_places(self._admit(listener))
+            elif places is None:
                 first = self._connect(0, address)
                 listener = listener or listeners.enter_context(_listen((first.getsockname()[0], 0)))
                 places = self._register(first, listener)
-                for rank in range(1, self._own.rank):
-                    self._handshake(
-                        rank, self._connect(rank, places[rank]), call(self._own, rank, 0)
-                    )
+            for peer in range(rank):
+                if peer not in self._connections:
+                    connection = self._connect(peer, places[peer][:2])
+                    self._handshake(peer, connection, call(self._own, peer, 0))
+            if rank + 1 < self._own.world_size and rank + 1 not in self._connections:
                 self._admit(listener)
+            streams = {peer: self._stream(peer) for peer in self._connections}
             on_failure.pop_all()
-        for connection in self._connections.values():
-            _tune(connection)
-        return self._connections
+        return Meeting(streams, tuple(place.host_number for place in places))
 
-    def _admit(self, listener: socket.socket) -> dict[int, Address]:
+    def _stream(self, peer: int) -> Stream:
+        """Tune a connection, and seal it unless it stays on this host."""
+        connection = self._connections[peer]
+        _tune(connection)
+        if is_loopback(connection.getpeername()[0]):
+            return SocketStream(connection, peer)
+        if not self._own.token:
+            raise Unsupported(
+                "ranks of different hosts need a token, the same secret on all ranks: pass token="
+            )
+        # Here and not above: on one host the ciphers would only cost time and memory.
+        from muster.collectives.sealed import SealedStream, derive_keys  # noqa: PLC0415
+
+        is_caller = peer < self._own.rank
+        keys = derive_keys(self._own.token, self._talks[peer], is_caller=is_caller)
+        return SealedStream(connection, peer, keys)
+
+    def _admit(self, listener: socket.socket | None) -> dict[int, Address]:
         """Admit the ranks above this one; return their addresses."""
+        if listener is None:
+            raise NoConnection(self._own.rank)
         pending = PendingPeers(listener, lambda: answer(self._own))
         above = set(range(self._own.rank + 1, self._own.world_size))
-        places = {}
+        addresses = {}
         for caller, connection in pending.admit(above, self._deadline, self.on_wait).items():
             self._connections[caller.rank] = connection
-            places[caller.rank] = (connection.getpeername()[0], caller.port)
-        return places
+            self._talks[caller.rank] = caller.talk
+            addresses[caller.rank] = (connection.getpeername()[0], caller.port)
+        return addresses
 
-    def _send_addresses(self, places: dict[int, Address]) -> None:
-        """Send the table of addresses to all ranks."""
-        ordered = [places[rank] for rank in sorted(places)]
-        table = b"".join(_PLACE.pack(host.encode(), port) for host, port in [("", 0), *ordered])
+    def _send_places(self, addresses: dict[int, Address]) -> list[Place]:
+        """Send the table of places to all ranks, and return it."""
+        here = {connection.getsockname()[0] for connection in self._connections.values()}
+        numbers = dict.fromkeys(here, 0)
+        places = [Place("", 0, 0)]
+        for rank in sorted(addresses):
+            host, port = addresses[rank]
+            places.append(Place(host, port, numbers.setdefault(host, len(set(numbers.values())))))
+        table = b"".join(_PLACE.pack(host.encode(), *numbers) for host, *numbers in places)
         for connection in self._connections.values():
             connection.sendall(table)
+        return places
 
-    def _register(self, first: socket.socket, listener: socket.socket) -> list[Address]:
-        """Register at rank 0; return the addresses of all ranks once all have registered."""
+    def _register(self, first: socket.socket, listener: socket.socket) -> list[Place]:
+        """Register at rank 0; return the places of all ranks once all have registered."""
         self._handshake(0, first, call(self._own, 0, listener.getsockname()[1]))
         table = self._read(0, first, _PLACE.size * self._own.world_size)
-        return [(host.rstrip(b"\0").decode(), port) for host, port in _PLACE.iter_unpack(table)]
+        return [
+            Place(host.rstrip(b"\0").decode(), port, number)
+            for host, port, number in _PLACE.iter_unpack(table)
+        ]
 
     def _connect(self, rank: int, address: Address) -> socket.socket:
         """Return a connection; retry while the rank does not listen yet."""
@@ -144,13 +197,17 @@ class _Rendezvous:
             connection.settimeout(ON_WAIT_SECONDS)
             return connection
 
-    def _handshake(self, rank: int, connection: socket.socket, steps: Steps[None]) -> None:
+    def _handshake(self, rank: int, connection: socket.socket, steps: Steps[bytes]) -> None:
         """Run the caller's side of the handshake."""
         turn = next(steps)
         while turn.size_bytes:
             connection.sendall(turn.send)
             turn = steps.send(self._read(rank, connection, turn.size_bytes))
         connection.sendall(turn.send)
+        try:
+            next(steps)
+        except StopIteration as end:
+            self._talks[rank] = end.value
 
     def _read(self, rank: int, connection: socket.socket, size_bytes: int) -> bytes:
         data = b""
@@ -174,6 +231,13 @@ class _Rendezvous:
     def _close(self) -> None:
         for connection in self._connections.values():
             connection.close()
+
+
+def is_loopback(host: str) -> bool:
+    """True if a connection to this numeric address does not leave the host."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
 
 
 def _tune(connection: socket.socket) -> None:

@@ -1,133 +1,121 @@
-"""A group whose ranks are all connected by sockets, over any network.
+"""Groups whose ranks are all connected by sockets, over any network."""
 
-`rendezvous` connects and authenticates the ranks, `channel` defines the frames, and `multiplexer`
-serves all connections in one thread.
-"""
+from collections.abc import Sequence
+from typing import Final, Self
 
-import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from muster.collectives.backend import MESSAGE_LIMIT_BYTES, TIMEOUT_SECONDS, OnWait
+from muster.collectives.errors import InvalidRank, InvalidWorldSize, Unsupported
+from muster.collectives.handshake import Membership
+from muster.collectives.message_backend import MessageBackend
+from muster.collectives.rendezvous import Address, Meeting, Place, is_loopback, rendezvous
 
-from muster.collectives.backend import (
-    MESSAGE_LIMIT_BYTES,
-    TIMEOUT_SECONDS,
-    Backend,
-    Data,
-    OnWait,
-    check_length,
-    check_peer,
-)
-from muster.collectives.channel import Channel, Kind
-from muster.collectives.deadline import Deadline
-from muster.collectives.errors import ChannelClosed
-from muster.collectives.multiplexer import Multiplexer
+LEAST_RANKS: Final = 2
+
+DEFAULT_PORT: Final = 52416
+"""Of an address in a list that has none."""
 
 
-class TcpBackend(Backend):
-    """The `Backend` over connected stream sockets, one for each peer, which it owns.
-
-    `on_wait` is called at least every 20 ms while a call waits; what it raises ends the call and
-    leaves the backend as `TimedOut` does.
-    """
+class TcpBackend(MessageBackend):
+    """The `Backend` over a socket to each peer."""
 
     def __init__(
         self,
-        rank: int,
-        world_size: int,
-        connections: Mapping[int, socket.socket],
+        own: Membership,
+        meeting: Meeting,
         *,
-        generation: int = 0,
         limit_bytes: int = MESSAGE_LIMIT_BYTES,
         on_wait: OnWait = lambda: None,
     ) -> None:
-        self.rank = rank
-        self.world_size = world_size
-        self._limit_bytes = limit_bytes
-        self._closed = False
-        self._barriers_reached = self._barriers_passed = 0
-        self._channels = {
-            peer: Channel(connection, peer, generation=generation, limit_bytes=limit_bytes)
-            for peer, connection in sorted(connections.items())
-        }
-        self._multiplexer = Multiplexer(list(self._channels.values()), on_wait)
+        """Take over the streams of a `rendezvous`."""
+        super().__init__(
+            own.rank,
+            own.world_size,
+            meeting.streams,
+            generation=own.generation,
+            limit_bytes=limit_bytes,
+            on_wait=on_wait,
+        )
+        self.hosts = meeting.hosts
 
-    def send(self, peer: int, data: Data, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        deadline = Deadline(timeout_seconds, f"room for a message to rank {peer}")
-        self._exchange([(peer, data)], [], deadline)
-
-    def receive_into(
-        self, peer: int, target: memoryview, *, timeout_seconds: float = TIMEOUT_SECONDS
-    ) -> None:
-        deadline = Deadline(timeout_seconds, f"a message of rank {peer}")
-        self._exchange([], [(peer, target)], deadline)
-
-    def exchange(
-        self,
-        outgoing: Sequence[tuple[int, Data]],
-        incoming: Sequence[tuple[int, memoryview]],
+    @classmethod
+    def connect(
+        cls,
+        address: str,
+        rank: int,
+        world_size: int,
         *,
+        token: str = "",
+        timeout_seconds: float = TIMEOUT_SECONDS,
+    ) -> Self:
+        """Return the backend once all ranks have met at rank 0's ``"host:port"``.
+
+        `token` is a secret that all ranks share; without one, all have to be on this host. Raises
+        `InvalidWorldSize` below 2, `InvalidRank`, `Unsupported` without a token that is needed or
+        for an invalid address, `Timeout`, `PeerRefused` and `TransportFailed`.
+        """
+        own = _member(rank, world_size, token)
+        place = parse_address(address)
+        _check_token(own, [place])
+        return cls(own, rendezvous(own, place, timeout_seconds=timeout_seconds))
+
+
+class RingBackend(TcpBackend):
+    """The same for a list of machines: the order of the addresses gives the ranks."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        rank: int,
+        *,
+        token: str = "",
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
-        deadline = Deadline(timeout_seconds, "the messages of an exchange")
-        self._exchange(outgoing, incoming, deadline)
+        """Connect the ranks at `addresses`, each ``"host"`` or ``"host:port"``, all the same list.
 
-    def barrier(self, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        deadline = Deadline(timeout_seconds, "a barrier")
-        self._check_open()
-        channels = list(self._channels.values())
-        passed = self._barriers_passed
-        with self._using(channels, channels):
-            if self._barriers_reached == passed:  # else an earlier call sent it, and timed out
-                for channel in channels:
-                    channel.put(Kind.BARRIER)
-                self._barriers_reached += 1
-            self._multiplexer.move(
-                channels, channels, lambda channel: channel.barriers == passed, deadline
+        Raises as `TcpBackend.connect` does, and `Unsupported` if an address repeats.
+        """
+        own = _member(rank, len(addresses), token)
+        places = [parse_address(address) for address in addresses]
+        if len(set(places)) < len(places):
+            raise Unsupported(
+                f"{', '.join(addresses)} has an address twice: give each rank its own"
             )
-        self._barriers_passed += 1
+        _check_token(own, places)
+        hosts = list(dict.fromkeys(host for host, _ in places))
+        numbered = [Place(host, port, hosts.index(host)) for host, port in places]
+        meeting = rendezvous(own, places[0], places=numbered, timeout_seconds=timeout_seconds)
+        super().__init__(own, meeting)
 
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            for channel in self._channels.values():
-                channel.close()
 
-    def _exchange(
-        self,
-        outgoing: Sequence[tuple[int, Data]],
-        incoming: Sequence[tuple[int, memoryview]],
-        deadline: Deadline,
-    ) -> None:
-        sent = [(self._channel(peer), memoryview(data)) for peer, data in outgoing]
-        for _, data in sent:
-            check_length(data.nbytes, self._limit_bytes)
-        wanted = [(self._channel(peer), target) for peer, target in incoming]
-        senders = list(dict.fromkeys(channel for channel, _ in sent))
-        receivers = list(dict.fromkeys(channel for channel, _ in wanted))
-        with self._using(senders, receivers):
-            for channel, target in wanted:
-                channel.want(target)
-            for channel, data in sent:
-                channel.put(Kind.MESSAGE, data)
-            self._multiplexer.move(senders, receivers, lambda channel: channel.receiving, deadline)
+def parse_address(text: str) -> Address:
+    """Return host and port of ``"host"``, ``"host:port"`` or ``"[v6]:port"``."""
+    host, colon, port = text.rpartition(":")
+    if not colon or (":" in host and not host.endswith("]")):  # no port, or a bare IPv6 address
+        host, port = text, str(DEFAULT_PORT)
+    host = host.strip("[]")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise Unsupported(f"{text!r} is not an address: write host:port")
+    return host, int(port)
 
-    def _channel(self, peer: int) -> Channel:
-        check_peer(peer, self.rank, self.world_size)
-        self._check_open()
-        return self._channels[peer]
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ChannelClosed(self.rank)
+def _member(rank: int, world_size: int, token: str) -> Membership:
+    if world_size < LEAST_RANKS:
+        raise InvalidWorldSize(world_size, LEAST_RANKS)
+    if not 0 <= rank < world_size:
+        raise InvalidRank(rank, world_size)
+    return Membership(rank=rank, world_size=world_size, generation=0, token=token.encode())
 
-    @contextmanager
-    def _using(self, senders: Iterable[Channel], receivers: Iterable[Channel]) -> Iterator[None]:
-        """Lock the channels, and keep no reference to the caller's memory afterwards."""
-        with ExitStack() as stack:
-            for channel in sorted(senders, key=lambda channel: channel.peer):
-                stack.enter_context(channel.writing)
-                stack.callback(channel.keep_unsent)
-            for channel in sorted(receivers, key=lambda channel: channel.peer):
-                stack.enter_context(channel.reading)
-                stack.callback(channel.stop_wanting)
-            yield
+
+def _check_token(own: Membership, places: Sequence[Address]) -> None:
+    """Refuse before anything listens or connects: without a token anybody could join."""
+    if not own.token and not all(_is_local(host) for host, _ in places):
+        raise Unsupported(
+            "ranks of different hosts need a token, the same secret on all ranks: pass token="
+        )
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return is_loopback(host)
+    except ValueError:
+        return host == "localhost"

@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 
 from muster.collectives.arena import Arena, Geometry
 from muster.collectives.arena_reducer import ArenaReducer
-from muster.collectives.backend import Backend, Reducer, all_gather
+from muster.collectives.backend import Backend, Reducer
 from muster.collectives.errors import PeerRefused
 from muster.collectives.flags import Flags
 from muster.collectives.handshake import Membership
 from muster.collectives.message_reducer import MessageReducer
+from muster.collectives.operations import all_gather_bytes
 from muster.collectives.rendezvous import rendezvous
 from muster.collectives.shared_memory import SharedMemoryBackend
+from muster.collectives.tcp import TcpBackend
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import WorkerGroup
 from muster.contracts.spec import GROUP_LIMIT
@@ -88,7 +90,7 @@ class TcpGroupFactory:
             generation=update.group.generation,
             token=update.group.token.encode(),
         )
-        backend = rendezvous(
+        meeting = rendezvous(
             membership,
             (first.host, first.port),
             # `rendezvous` closes the listener it gets, and the next group needs ours again.
@@ -96,6 +98,7 @@ class TcpGroupFactory:
             timeout_seconds=PEER_TIMEOUT_SECONDS,
             on_wait=self._updates.check,
         )
+        backend = TcpBackend(membership, meeting, on_wait=self._updates.check)
         return Group(backend, MessageReducer(backend, self._slots))
 
 
@@ -162,7 +165,7 @@ def group_factory(
 def gather_values(backend: Backend, own: Value, kind: type[Value]) -> list[Value]:
     """Return the value that each member passed, in group rank order; all members call this."""
     encoded = msgspec.msgpack.encode(own)
-    gathered = all_gather(backend, encoded, timeout_seconds=PEER_TIMEOUT_SECONDS)
+    gathered = all_gather_bytes(backend, encoded, timeout_seconds=PEER_TIMEOUT_SECONDS)
     return [msgspec.msgpack.decode(value, type=kind) for value in gathered]
 
 

@@ -151,10 +151,10 @@ class Replica:
 
     def receive(self, backend: Backend, peer: int) -> None:
         """Replace this replica by a peer's; an interrupted transfer changes nothing."""
-        size_bytes = int.from_bytes(backend.receive(peer, 8), "little")
-        committed = msgspec.msgpack.decode(backend.receive(peer, size_bytes), type=Committed)
+        size_bytes = int.from_bytes(backend.recv(peer, 8), "little")
+        committed = msgspec.msgpack.decode(backend.recv(peer, size_bytes), type=Committed)
         for array in self.other.values():
-            backend.receive_into(peer, _bytes_of(array))
+            backend.recv_into(peer, _bytes_of(array))
         self.commit(self.other, committed)
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from muster.collectives.backend import Reducer, Vector
 from muster.collectives.message_reducer import MessageReducer
+from muster.collectives.simulated import SimulatedBackend
 from muster.collectives.summation import add_up, plan_of
 from muster.collectives.tree import Block, assign_blocks, blocks_of_range
 from tests.support.arenas import Host
-from tests.support.simulated import SimulatedGroup
 
 LEAVES = 16
 LENGTHS = [1, 1000, 4096, 4097, 40_000]
@@ -25,7 +25,7 @@ Make = Callable[[int, int], list[Reducer]]
 def over_messages(world_size: int, elements: int) -> list[Reducer]:
     return [
         MessageReducer(backend, np.zeros((LEAVES, elements), np.float32))
-        for backend in SimulatedGroup(world_size).backends()
+        for backend in SimulatedBackend.create_group(world_size)
     ]
 
 

@@ -12,10 +12,13 @@ from typing import Final
 
 from muster.collectives.backend import Backend, OnWait
 from muster.collectives.errors import ChannelClosed
+from muster.collectives.handshake import Membership
+from muster.collectives.rendezvous import Meeting
 from muster.collectives.shared_memory import SharedMemoryBackend
+from muster.collectives.simulated import SimulatedBackend
+from muster.collectives.streams import SocketStream
 from muster.collectives.tcp import TcpBackend
 from tests.support.arenas import Host, nothing
-from tests.support.simulated import SimulatedGroup
 
 LIMIT_BYTES: Final = 1 << 20
 # So little that a message of that limit never goes through in one piece. What a socket receives is
@@ -35,8 +38,8 @@ class Group:
 
 @contextmanager
 def simulated(world_size: int) -> Iterator[Group]:
-    group = SimulatedGroup(world_size, limit_bytes=LIMIT_BYTES)
-    yield Group(backends=list(group.backends()), kill=group.kill)
+    backends = SimulatedBackend.create_group(world_size, limit_bytes=LIMIT_BYTES)
+    yield Group(backends=list(backends), kill=lambda rank: backends[rank].kill())
 
 
 @contextmanager
@@ -44,12 +47,7 @@ def tcp(world_size: int, on_wait: OnWait = nothing) -> Iterator[Group]:
     ends = connected(world_size)
     backends: list[Backend] = [
         TcpBackend(
-            rank,
-            world_size,
-            own,
-            generation=GENERATION,
-            limit_bytes=LIMIT_BYTES,
-            on_wait=on_wait,
+            member(rank, world_size), meeting_of(own), limit_bytes=LIMIT_BYTES, on_wait=on_wait
         )
         for rank, own in enumerate(ends)
     ]
@@ -90,6 +88,14 @@ TRANSPORTS: Final[Mapping[str, Callable[[int], AbstractContextManager[Group]]]] 
     "tcp": tcp,
     "shared_memory": shared_memory,
 }
+
+
+def member(rank: int, world_size: int) -> Membership:
+    return Membership(rank=rank, world_size=world_size, generation=GENERATION, token=b"")
+
+
+def meeting_of(ends: Mapping[int, socket.socket]) -> Meeting:
+    return Meeting({peer: SocketStream(end, peer) for peer, end in ends.items()}, ())
 
 
 def connected(world_size: int) -> list[dict[int, socket.socket]]:

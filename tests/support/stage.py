@@ -14,6 +14,7 @@ import numpy as np
 from muster.checkpoints.errors import CheckpointFailed
 from muster.collectives.errors import CollectiveError
 from muster.collectives.message_reducer import MessageReducer
+from muster.collectives.simulated import SimulatedBackend
 from muster.contracts.messages import GroupMember, WorkerGroup
 from muster.contracts.shards import Position
 from muster.datasets.random_access import RandomAccess
@@ -34,7 +35,6 @@ from muster.training.schedule import Schedule
 from muster.training.schema import Means
 from muster.training.state_sync import Committed, Replica, WorkersDiverged
 from muster.training.trainer import Outcome, Trainer
-from tests.support.simulated import SimulatedGroup
 
 FEATURES = 5
 
@@ -162,7 +162,7 @@ class Stage:
         self.lock = threading.RLock()
         self.players: list[Player] = []
         self.members: list[Player] = []
-        self.groups: dict[int, SimulatedGroup] = {}
+        self.groups: dict[int, list[SimulatedBackend]] = {}
         self.generation = 0
         self.kept: tuple[dict[str, np.ndarray], Committed] | None = None
         self.full_at: list[int] = []
@@ -203,7 +203,7 @@ class Stage:
             group = self.groups.get(self.generation)
             player.layouts.kill()
             if group is not None and player in self.members:
-                group.kill(self.members.index(player))
+                group[self.members.index(player)].kill()
             self._announce([p for p in self.members if p is not player])
 
     def pauses(self, *, save: bool = False) -> None:
@@ -277,8 +277,10 @@ class Stage:
         with self.lock:
             if layout.generation < self.generation or self.is_over:
                 raise GroupChanged
-            group = self.groups.setdefault(layout.generation, SimulatedGroup(len(layout.members)))
-        backend = group.backends()[place]
+            group = self.groups.setdefault(
+                layout.generation, SimulatedBackend.create_group(len(layout.members))
+            )
+        backend = group[place]
         reducer = self.reducer(backend, player.slots)
         return Group(backend, reducer)
 
@@ -327,10 +329,14 @@ class Stage:
 
     def _part(self) -> None:
         """As the coordinator would: a rank that is done is not in later groups."""
-        for group in self.groups.values():
-            group.kill(NO_RANK)
+        self._end_groups()
         for player in self.players:
             player.layouts.stop()
+
+    def _end_groups(self) -> None:
+        for group in self.groups.values():
+            for backend in group:
+                backend.kill()
 
     def _announce(
         self, members: Iterable[Player], *, paused: bool = False, save: bool = False
@@ -347,8 +353,7 @@ class Stage:
         )
         # Members that take a step finish it if others are only added.
         if not has_begun or any(player not in self.members for player in former):
-            for group in self.groups.values():
-                group.kill(NO_RANK)
+            self._end_groups()
         for player in self.players:
             player.layouts.put(layout)
         if self.is_over:

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from muster.collectives.backend import Backend, Vector, all_gather
+from muster.collectives.backend import Backend, Vector
 from muster.collectives.message_reducer import MessageReducer
+from muster.collectives.operations import all_gather_bytes
 from muster.collectives.tree import Block, BlockAssignment
 from muster.datasets.index import Line
 from muster.datasets.random_access import Numbers, RandomAccess
@@ -242,7 +243,7 @@ class InRankOrder(MessageReducer):
 
     def all_reduce(self, layout: Sequence[Sequence[Block]], **_: object) -> Vector:
         mine = self.slots[: len(layout[self._backend.rank])].sum(axis=0, dtype=np.float32)
-        parts = all_gather(self._backend, mine.tobytes())
+        parts = all_gather_bytes(self._backend, mine.tobytes())
         total = np.zeros_like(mine)
         for part in parts:
             total += np.frombuffer(part, np.float32)

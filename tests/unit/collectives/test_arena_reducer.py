@@ -7,7 +7,7 @@ import pytest
 from muster.collectives import arena_reducer
 from muster.collectives.arena import PUBLISHED, SUMMED
 from muster.collectives.arena_reducer import ArenaReducer
-from muster.collectives.errors import ChannelClosed, TimedOut
+from muster.collectives.errors import ChannelClosed, Timeout
 from muster.collectives.flags import Flags
 from muster.collectives.tree import Block, assign_blocks
 from tests.support.arenas import Host
@@ -32,7 +32,7 @@ def test_timed_out_call_continues_when_repeated(elements: int) -> None:
     first, second = host.reducers(flags)
     for step in range(3):
         first.slots[0], second.slots[0] = step, 10
-        with pytest.raises(TimedOut):
+        with pytest.raises(Timeout):
             first.all_reduce(layout, timeout_seconds=0.0)
         totals = in_threads([first, second], lambda _, reducer: reducer.all_reduce(layout))
         assert all((total == step + 10).all() for total in totals)
@@ -45,7 +45,7 @@ def test_repeated_call_keeps_its_part_of_the_sum() -> None:
     first.slots[0], host.own[1].slots[0] = 1, 2
     flags[1].raise_to(PUBLISHED, 1)
     layout = assign_blocks([()] * 2, 2)
-    with pytest.raises(TimedOut):
+    with pytest.raises(Timeout):
         first.all_reduce(layout, timeout_seconds=0.0)
     host.own[1].slots[0] = 666
     flags[1].raise_to(SUMMED, 1)

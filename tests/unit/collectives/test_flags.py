@@ -7,7 +7,7 @@ from muster.collectives.deadline import Deadline
 from muster.collectives.errors import (
     ChannelClosed,
     PeerRefused,
-    TimedOut,
+    Timeout,
 )
 from muster.collectives.flags import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Flags
 from tests.support.arenas import Host, unreachable
@@ -39,7 +39,7 @@ def test_counts_of_an_older_generation_are_zero() -> None:
     first = host.flags(0, generation=2)
     first.raise_to(PUBLISHED, 1)
     assert first.count(1, PUBLISHED) == 0
-    with pytest.raises(TimedOut):
+    with pytest.raises(Timeout):
         first.wait_for_all(PUBLISHED, 1, Deadline(0.0, "a test"))
 
 

@@ -21,7 +21,7 @@ def talk(caller: Membership, answerer: Membership, peer: int = 0) -> Caller:
 
 
 def test_answerer_learns_rank_and_port_of_the_caller() -> None:
-    assert talk(ONE, ZERO) == Caller(rank=1, port=4711)
+    assert talk(ONE, ZERO)[:2] == (1, 4711)
 
 
 def test_caller_that_wants_another_rank_is_refused() -> None:

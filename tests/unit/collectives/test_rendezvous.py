@@ -7,16 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from muster.collectives.errors import PeerRefused, TimedOut, TransportFailed
+from muster.collectives.errors import PeerRefused, Timeout, TransportFailed
 from muster.collectives.handshake import Membership
 from muster.collectives.pending_peers import PENDING_LIMIT
 from muster.collectives.rendezvous import Address, rendezvous
+from muster.collectives.simulated import run_ranks
 from muster.collectives.tcp import TcpBackend
-from tests.support.simulated import run_ranks
 from tests.support.strangers import STRANGER, needs_root, socket_of
 
 TOKEN = b"the group's token"
 SOON = 0.2
+
+
+def meet(own: Membership, address: Address, **options: object) -> TcpBackend:
+    return TcpBackend(own, rendezvous(own, address, **options))
 
 
 def listening() -> socket.socket:
@@ -36,13 +40,13 @@ class Party:
         listener = listening()
         self.address: Address = listener.getsockname()
         self._coming = [
-            self._threads.submit(rendezvous, member(0, world_size), self.address, listener=listener)
+            self._threads.submit(meet, member(0, world_size), self.address, listener=listener)
         ]
 
     def complete(self) -> list[TcpBackend]:
         """Let the others come; return the backends once all have met."""
         self._coming += [
-            self._threads.submit(rendezvous, member(rank, self._world_size), self.address)
+            self._threads.submit(meet, member(rank, self._world_size), self.address)
             for rank in range(1, self._world_size)
         ]
         with self._threads:
@@ -54,7 +58,7 @@ def all_talk(backends: list[TcpBackend]) -> None:
         peers = [peer for peer in range(backend.world_size) if peer != backend.rank]
         for peer in peers:
             backend.send(peer, bytes([backend.rank]))
-        assert [backend.receive(peer, 1)[0] for peer in peers] == peers
+        assert [backend.recv(peer, 1)[0] for peer in peers] == peers
         backend.barrier()
 
     run_ranks(backends, rank)
@@ -69,8 +73,8 @@ def test_rank_0_may_come_last() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
     with ThreadPoolExecutor(2) as threads:
-        one = threads.submit(rendezvous, member(1, 2), address)
-        zero = threads.submit(rendezvous, member(0, 2), address)
+        one = threads.submit(meet, member(1, 2), address)
+        zero = threads.submit(meet, member(0, 2), address)
         all_talk([zero.result(), one.result()])
 
 
@@ -117,9 +121,9 @@ def test_silent_stranger_is_disconnected_in_time(monkeypatch: pytest.MonkeyPatch
     address = listener.getsockname()
     with ThreadPoolExecutor(1) as threads, socket.create_connection(address) as stranger:
         group = member(0, 2)
-        waiting = threads.submit(rendezvous, group, address, listener=listener, timeout_seconds=1)
+        waiting = threads.submit(meet, group, address, listener=listener, timeout_seconds=1)
         assert stranger.recv(1) == b""
-        with pytest.raises(TimedOut):
+        with pytest.raises(Timeout):
             waiting.result()
 
 
@@ -132,7 +136,7 @@ def test_rank_of_another_group_is_refused(
 ) -> None:
     party = Party(3)
     with pytest.raises(PeerRefused):
-        rendezvous(replace(member(1, 3), **changed), party.address)
+        meet(replace(member(1, 3), **changed), party.address)
     all_talk(party.complete())
 
 
@@ -149,18 +153,18 @@ def test_impostor_without_the_token_is_refused() -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(PeerRefused, match="token"):
-            rendezvous(member(1, 2), impostor.getsockname())
+            meet(member(1, 2), impostor.getsockname())
         thread.join()
 
 
 @pytest.mark.slow
 def test_missing_rank_times_out() -> None:
-    with pytest.raises(TimedOut):
-        rendezvous(member(0, 2), ("127.0.0.1", 0), listener=listening(), timeout_seconds=SOON)
+    with pytest.raises(Timeout):
+        meet(member(0, 2), ("127.0.0.1", 0), listener=listening(), timeout_seconds=SOON)
     with listening() as listener:
         address = listener.getsockname()
-    with pytest.raises(TimedOut, match=str(address[1])):
-        rendezvous(member(1, 2), address, timeout_seconds=SOON)
+    with pytest.raises(Timeout, match=str(address[1])):
+        meet(member(1, 2), address, timeout_seconds=SOON)
 
 
 def test_on_wait_ends_the_rendezvous() -> None:
@@ -169,12 +173,12 @@ def test_on_wait_ends_the_rendezvous() -> None:
 
     listener = listening()
     with pytest.raises(KeyError):
-        rendezvous(member(0, 2), ("127.0.0.1", 0), listener=listener, on_wait=on_wait)
+        meet(member(0, 2), ("127.0.0.1", 0), listener=listener, on_wait=on_wait)
     assert listener.fileno() == -1, "closed in any case"
     with pytest.raises(KeyError):
-        rendezvous(member(1, 2), ("127.0.0.1", 1), on_wait=on_wait)
+        meet(member(1, 2), ("127.0.0.1", 1), on_wait=on_wait)
 
 
 def test_taken_address_is_named() -> None:
     with listening() as other, pytest.raises(TransportFailed, match=str(other.getsockname()[1])):
-        rendezvous(member(0, 2), other.getsockname())
+        meet(member(0, 2), other.getsockname())

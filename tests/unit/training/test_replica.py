@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from muster.collectives.errors import ChannelClosed
+from muster.collectives.simulated import SimulatedBackend, run_ranks
 from muster.contracts.shards import Position
 from muster.training.state_sync import EMPTY, Committed, Replica
-from tests.support.simulated import SimulatedGroup, run_ranks
 
 SHAPE = {"weights": np.zeros((2, 3), np.float32), "count": np.zeros((), np.int64)}
 
@@ -75,7 +75,7 @@ def test_digest_covers_every_bit_and_the_position() -> None:
 def test_replica_is_sent_to_the_bit() -> None:
     sender, receiver = filled(), Replica(SHAPE)
     run_ranks(
-        SimulatedGroup(2).backends(),
+        SimulatedBackend.create_group(2),
         lambda b: sender.send(b, 1) if b.rank == 0 else receiver.receive(b, 0),
     )
     assert receiver.committed == at(7)
@@ -83,11 +83,10 @@ def test_replica_is_sent_to_the_bit() -> None:
 
 
 def test_interrupted_transfer_changes_nothing() -> None:
-    group = SimulatedGroup(2)
-    ours, theirs = group.backends()
+    ours, theirs = SimulatedBackend.create_group(2)
     receiver = Replica(SHAPE)
     ours.send(1, (200).to_bytes(8, "little"))
-    group.kill(0)
+    ours.kill()
     with pytest.raises(ChannelClosed):
         receiver.receive(theirs, 0)
     assert receiver.committed == EMPTY

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from muster.collectives.errors import PeerRefused
+from muster.collectives.simulated import SimulatedBackend, run_ranks
 from muster.collectives.tree import Block, assign_blocks
 from muster.contracts.shards import Position
 from muster.training import state_sync
 from muster.training.fingerprint import Fingerprint, fingerprint
 from muster.training.state_sync import Committed, Replica, SyncResult, WorkersDiverged, sync_state
-from tests.support.simulated import SimulatedGroup, run_ranks
 
 LEAVES = 8
 SHAPE = {"weights": np.zeros(3, np.float32)}
@@ -52,7 +52,7 @@ def taken_up(
         end(rank)
         return result
 
-    return run_ranks(SimulatedGroup(len(replicas)).backends(), run)
+    return run_ranks(SimulatedBackend.create_group(len(replicas)), run)
 
 
 def test_members_behind_get_the_furthest_state() -> None:

@@ -8,6 +8,7 @@ import pytest
 from muster.collectives.backend import Vector
 from muster.collectives.errors import ChannelClosed
 from muster.collectives.message_reducer import MessageReducer
+from muster.collectives.simulated import SimulatedBackend
 from muster.collectives.tree import Block
 from muster.contracts.shards import Position
 from muster.datasets.index import Totals
@@ -22,7 +23,6 @@ from muster.training.schedule import Schedule
 from muster.training.schema import GradientSchema
 from muster.training.state_sync import Committed, Replica
 from muster.training.trainer import Outcome, Trainer
-from tests.support.simulated import SimulatedGroup
 
 SCHEDULE = Schedule(
     totals=Totals(lines=8, hash_sum=0),
@@ -81,7 +81,7 @@ class Groups:
         self._slots = slots
 
     def create(self, _update: object) -> Group:
-        (backend,) = SimulatedGroup(1, limit_bytes=1 << 20).backends()
+        (backend,) = SimulatedBackend.create_group(1, limit_bytes=1 << 20)
         return Group(backend, MessageReducer(backend, self._slots))
 
 

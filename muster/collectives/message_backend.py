@@ -1,0 +1,272 @@
+"""Moves messages over one channel for each peer, whatever stream carries it.
+
+Any thread that waits moves the messages of all: it receives while it sends, so two ranks cannot
+block each other with full buffers, and looks after all peers, so a death is noticed at once. One
+polling thread is faster than a sending and a receiving thread up to 16 MB, and as fast above.
+
+One lock guards all channels. A thread holds it while it moves data and gives it up to wait. Where
+all peers are sockets one thread polls for all; where some are shared memory, which no system call
+can wait for, each thread yields the core and then sleeps in short pauses.
+"""
+
+import os
+import select
+import time
+from collections.abc import Mapping, Sequence
+from math import ceil
+from threading import Condition, Lock
+
+from muster.collectives.backend import (
+    MESSAGE,
+    MESSAGE_LIMIT_BYTES,
+    ON_WAIT_SECONDS,
+    TIMEOUT_SECONDS,
+    Backend,
+    Data,
+    OnWait,
+    Tag,
+    Target,
+    check_length,
+    check_peer,
+)
+from muster.collectives.channel import REASON_BYTES, Channel, Kind, Want
+from muster.collectives.deadline import Deadline
+from muster.collectives.errors import ChannelClosed, NoConnection
+from muster.collectives.flags import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, SPINS
+from muster.collectives.streams import HANG_UP, Stream
+
+
+class MessageBackend(Backend):
+    """A `Backend` over streams, one for each peer, which it owns.
+
+    `on_wait` is called at least every 20 ms while a call waits; what it raises ends the call and
+    leaves the backend as `Timeout` does.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        streams: Mapping[int, Stream],
+        *,
+        generation: int = 0,
+        limit_bytes: int = MESSAGE_LIMIT_BYTES,
+        on_wait: OnWait = lambda: None,
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.on_wait = on_wait
+        self._limit_bytes = limit_bytes
+        self._is_closed = False
+        self._channels = {
+            peer: Channel(stream, generation=generation, limit_bytes=limit_bytes)
+            for peer, stream in sorted(streams.items())
+        }
+        self._all = tuple(self._channels.values())
+        self._lock = Lock()
+        self._moved = Condition(self._lock)
+        self._is_polled = False
+        self._must_spin = any(stream.fileno() < 0 for stream in streams.values())
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """Ends the poll of another thread, which does not know of this thread's messages."""
+
+    def exchange(
+        self,
+        outgoing: Sequence[tuple[int, Data]],
+        incoming: Sequence[tuple[int, Target]],
+        *,
+        tag: Tag = MESSAGE,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+    ) -> None:
+        sent = [(self._channel(peer), memoryview(data)) for peer, data in outgoing]
+        for _, data in sent:
+            check_length(data.nbytes, self._limit_bytes)
+        wanted = [(self._channel(peer), target) for peer, target in incoming]
+        with self._lock:
+            transfer = _Transfer(tag)
+            try:
+                if tag.sequence:
+                    for channel in self._all:
+                        channel.begin(tag)
+                for channel, target in wanted:
+                    transfer.wants.append((channel, channel.want(tag, target)))
+                for channel, data in sent:
+                    transfer.marks[channel] = channel.put(tag, data)
+                self._move(transfer, timeout_seconds)
+            finally:
+                self._withdraw(transfer)
+
+    def abort(self, tag: Tag, reason: str) -> None:
+        text = memoryview(reason.encode()[:REASON_BYTES])
+        with self._lock:
+            for channel in self._members(tag):
+                if channel.error is None and not channel.has_left:
+                    channel.put(tag, text, Kind.ABORT)
+                    while channel.is_sending and channel.send_some():
+                        pass
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                for channel in self._all:
+                    channel.close()
+                os.close(self._wake)
+
+    def _channel(self, peer: int) -> Channel:
+        check_peer(peer, self.rank, self.world_size)
+        if peer not in self._channels:
+            raise NoConnection(peer)
+        return self._channels[peer]
+
+    def _members(self, tag: Tag) -> Sequence[Channel]:
+        if tag.members is None:
+            return self._all
+        return [channel for channel in self._all if channel.peer in tag.members]
+
+    def _move(self, transfer: "_Transfer", timeout_seconds: float) -> None:
+        """Return when everything is sent and received; the lock is held."""
+        if self._is_closed:
+            raise ChannelClosed(self.rank)
+        if not transfer.wants and not transfer.marks:
+            return
+        deadline: Deadline | None = None
+        attempts = 0
+        while True:
+            has_moved = self._move_some()
+            if transfer.is_done():
+                return
+            if has_moved:
+                attempts = 0
+                continue
+            if deadline is None:
+                deadline = Deadline(timeout_seconds, transfer.waited_for())
+                if self._is_polled:
+                    os.eventfd_write(self._wake, 1)
+            attempts += 1
+            if self._must_spin and attempts <= SPINS:
+                self._lock.release()
+                os.sched_yield()
+                self._lock.acquire()
+                continue
+            self._wait(transfer, attempts, deadline)
+
+    def _wait(self, transfer: "_Transfer", attempts: int, deadline: Deadline) -> None:
+        """Wait a little, and raise what ends the call."""
+        transfer.check(self._members(transfer.tag))
+        self.on_wait()
+        deadline.check()
+        if self._must_spin:
+            self._pause(attempts - SPINS)
+            ready: Sequence[Channel] = self._all
+        else:
+            ready = self._poll(deadline)
+        if self._is_closed:
+            raise ChannelClosed(self.rank)
+        for channel in ready:
+            channel.look()
+
+    def _move_some(self) -> bool:
+        """Move what can be moved; return False if nothing can."""
+        has_moved = False
+        for channel in self._all:
+            if channel.error is not None or channel.has_left:
+                continue
+            is_sending = channel.is_sending
+            if is_sending and channel.send_some():
+                has_moved = True
+            # A peer whose own sending is blocked may first have to be read from.
+            if (channel.is_wanted or is_sending) and channel.read_some():
+                has_moved = True
+        if has_moved and self._is_polled:
+            self._moved.notify_all()
+        return has_moved
+
+    def _withdraw(self, transfer: "_Transfer") -> None:
+        """Keep no reference to the caller's memory."""
+        for channel, want in transfer.wants:
+            channel.forget(want)
+        for channel, mark in transfer.marks.items():
+            if channel.sent_bytes < mark:
+                channel.keep_unsent()
+
+    def _pause(self, attempt: int) -> None:
+        """Sleep, for twice as long as the last time, up to the longest pause."""
+        pause = min(FIRST_PAUSE_SECONDS * 2 ** min(attempt - 1, 10), LONGEST_PAUSE_SECONDS)
+        self._lock.release()
+        try:
+            time.sleep(pause)
+        finally:
+            self._lock.acquire()
+
+    def _poll(self, deadline: Deadline) -> Sequence[Channel]:
+        """Wait until channels are ready, and return them, or until another thread has moved."""
+        seconds = min(deadline.left_seconds, ON_WAIT_SECONDS)
+        if self._is_polled:
+            self._moved.wait(seconds)
+            return ()
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        for channel in self._all:
+            if channel.error is None and not channel.has_left:
+                poll.register(channel.stream.fileno(), _events(channel))
+        self._is_polled = True
+        self._lock.release()
+        try:
+            ready = {descriptor for descriptor, _ in poll.poll(ceil(seconds * 1000))}
+        finally:
+            self._lock.acquire()
+            self._is_polled = False
+            self._moved.notify_all()
+        if self._wake in ready and not self._is_closed:
+            os.eventfd_read(self._wake)
+        return [channel for channel in self._all if channel.stream.fileno() in ready]
+
+
+class _Transfer:
+    """What one call of `exchange` waits for."""
+
+    def __init__(self, tag: Tag) -> None:
+        self.tag = tag
+        self.wants: list[tuple[Channel, Want]] = []
+        self.marks: dict[Channel, int] = {}
+
+    def is_done(self) -> bool:
+        for channel, mark in self.marks.items():
+            if channel.sent_bytes < mark or channel.stream.has_unsent:
+                return False
+        for _, want in self.wants:
+            if not want.is_done:
+                if want.error is not None:
+                    raise want.error
+                return False
+        return True
+
+    def check(self, members: Sequence[Channel]) -> None:
+        """Raise what ends this call, once all that has arrived is received."""
+        for channel in members:
+            error = channel.failure() or channel.trouble(self.tag)
+            if error is not None:
+                raise error
+        needed = [channel for channel, want in self.wants if not want.is_done]
+        needed += [channel for channel, mark in self.marks.items() if channel.sent_bytes < mark]
+        for channel in needed:
+            if channel.has_left:
+                raise ChannelClosed(channel.peer)
+
+    def waited_for(self) -> str:
+        if len(self.wants) == 1:
+            return f"a message of rank {self.wants[0][0].peer}"
+        if not self.wants and len(self.marks) == 1:
+            return f"room for a message to rank {next(iter(self.marks)).peer}"
+        return "the messages of an exchange"
+
+
+def _events(channel: Channel) -> int:
+    """Return the poll events of a channel."""
+    events = HANG_UP
+    if channel.is_sending:
+        events |= select.POLLOUT
+    if channel.is_sending or channel.is_wanted or not channel.is_paused:
+        events |= select.POLLIN
+    return events
