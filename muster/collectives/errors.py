@@ -6,7 +6,8 @@ CollectiveError
 ├── ChannelClosed         the other end is gone, or this one was closed
 ├── TransportFailed       the operating system reported an error
 ├── PeerRefused           wrong token or generation, or invalid data
-└── BackendUnavailable    this machine does not support the backend
+├── BackendUnavailable    this machine does not support the backend
+└── Unsupported           there is no such operation, or no such route for it
 """
 
 from muster.contracts.errors import MusterError
@@ -48,3 +49,7 @@ class PeerRefused(CollectiveError):
 
 class BackendUnavailable(CollectiveError):
     """Says what is missing."""
+
+
+class Unsupported(CollectiveError):
+    """Says what there is instead."""
