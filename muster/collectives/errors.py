@@ -7,7 +7,7 @@ CollectiveError
 ├── TransportFailed       the operating system reported an error
 ├── PeerRefused           wrong token or generation, or invalid data
 ├── BackendUnavailable    this machine does not support the backend
-└── Unsupported           there is no such operation, or no such route for it
+└── Unsupported           the operation has no such route
 """
 
 from muster.contracts.errors import MusterError
@@ -52,4 +52,4 @@ class BackendUnavailable(CollectiveError):
 
 
 class Unsupported(CollectiveError):
-    """Says what there is instead."""
+    """Says which routes the operation has."""

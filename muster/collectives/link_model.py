@@ -62,7 +62,8 @@ def predict(
     if steps * problem.world_size <= ALL_RANKS_STEPS * len(sample):
         sample = dict.fromkeys(range(problem.world_size), 1)
         routes = {rank: route_of(operation, name, rank, problem) for rank in sample}
-    # Elements by round, rank or host, and direction.
+    # Elements by round, rank or host, and direction: a rank has its own link inside a host, but
+    # shares the one between hosts.
     inside: _Load = Counter()
     between: _Load = Counter()
     hosts = problem.hosts
@@ -109,6 +110,7 @@ def _sample(problem: Problem) -> dict[int, int]:
         ranks = members[host]
         special = {ranks[0], ranks[-1], problem.root} & set(ranks)
         alike = [rank for rank in ranks if rank not in special]
+        # A ring enters a host at its first rank and leaves it at the last.
         sample |= dict.fromkeys(special, 1)
         if alike:
             sample[alike[0]] = len(alike)

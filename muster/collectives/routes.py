@@ -97,6 +97,7 @@ def route_of(operation: str, name: str, rank: int, problem: Problem) -> Route:
     builders = ROUTES[operation]
     if name not in builders:
         raise Unsupported(f"{operation} has no route {name!r}: use one of {', '.join(builders)}")
+    # A rank alone has nothing to exchange; the builders would make it its own neighbour.
     return builders[name](rank, problem) if problem.world_size > 1 else ()
 
 
@@ -113,6 +114,7 @@ def sent_messages(route: Route) -> int:
 def _reduce_tree(rank: int, problem: Problem) -> Route:
     """Combine towards the root, level by level; node v has the children ARITY·v + 1, …"""
     size, root, total = problem.world_size, problem.root, problem.bounds[-1]
+    # Renumbered so that any rank can be the root, node 0.
     node = (rank - root) % size
     level, depth = _level(node), _level(size - 1)
     children = range(ARITY * node + 1, min(ARITY * (node + 1) + 1, size))
@@ -122,6 +124,7 @@ def _reduce_tree(rank: int, problem: Problem) -> Route:
         rounds[depth - level - 1] = Round(adds=_pieces(peers, 0, total))
     if node:
         parent = ((node - 1) // ARITY + root) % size
+        # A leaf above the lowest level sends with its level, so that every parent has one round.
         rounds[depth - level] = Round(sends=_pieces([parent], 0, total))
     return tuple(rounds)
 
@@ -169,6 +172,7 @@ def _ring(members: Sequence[int], place: int, bounds: Sequence[int]) -> Route:
     right, left = members[(place + 1) % size], members[place - 1]
     return tuple(
         Round(
+            # What is sent now was completed up to this rank in the round before.
             sends=_pieces([right], *_part(bounds, (place - 1 - step) % size)),
             adds=_pieces([left], *_part(bounds, (place - 2 - step) % size)),
         )
@@ -190,6 +194,7 @@ def _reduce_two_level(rank: int, problem: Problem) -> Route:
     if rank != own[0]:
         return (inside, *[Round()] * (len(leaders) - 1))
     bounds = [0, *(stop for _, stop in ranges(total, len(leaders)))]
+    # Equal parts, not those of `problem.bounds`: there are fewer leaders than ranks.
     return (inside, *_ring(leaders, leaders.index(rank), bounds))
 
 
@@ -200,7 +205,8 @@ def _all_reduce_whole(rank: int, problem: Problem) -> Route:
 
 
 def _peers(rank: int, problem: Problem) -> list[int]:
-    """Return all other ranks, beginning after `rank`: so no rank is the first peer of all."""
+    """Return all other ranks, beginning after `rank`."""
+    # In rank order all ranks would send to rank 0 first, and its link would be the slowest.
     return [(rank + step) % problem.world_size for step in range(1, problem.world_size)]
 
 
@@ -225,6 +231,7 @@ def _then(*builders: Builder) -> Builder:
 def _reversal_of(builder: Builder) -> Builder:
     """From the last round to the first, send what was received, and receive what was sent."""
     return lambda rank, problem: tuple(
+        # A combined element is complete at the end, so its way back is a copy.
         Round(sends=turn.copies + turn.adds, copies=turn.sends)
         for turn in reversed(builder(rank, problem))
     )
@@ -310,9 +317,11 @@ _SCATTER_RULES: Final = (Rule("direct", most_ranks=8), Rule("ring"))
 
 RULES: Final[Mapping[str, tuple[Rule, ...]]] = {
     "all_reduce": (
+        # A rank receives the buffers of all others, whether on its host or not.
         Rule("whole", most_bytes_of_all=WHOLE_BYTES),
         Rule("direct", least_bytes=ONE_HOST_BYTES, on_one_host=True),
         Rule("two_level", least_bytes=LARGE_BYTES, with_shared_links=True),
+        # The rest is the predecessor's rule: these three, and the ring for large buffers.
         Rule("centralised", most_ranks=3),
         Rule("tree", most_ranks=4),
         Rule("tree", below_bytes=LARGE_BYTES),
