@@ -13,7 +13,8 @@ CollectiveError
 ├── ChannelClosed         the other end is gone, or this one was closed
 ├── TransportFailed       the operating system reported an error
 ├── PeerRefused           wrong token or generation, or invalid data
-└── BackendUnavailable    this machine does not support the backend
+├── BackendUnavailable    this machine does not support the backend
+└── Unsupported           the operation has no such route
 """
 
 from muster.contracts.errors import MusterError
@@ -110,3 +111,7 @@ class PeerRefused(CollectiveError):
 
 class BackendUnavailable(CollectiveError):
     """Says what is missing."""
+
+
+class Unsupported(CollectiveError):
+    """Says which routes the operation has."""
