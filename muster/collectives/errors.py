@@ -111,7 +111,3 @@ class PeerRefused(CollectiveError):
 
 class BackendUnavailable(CollectiveError):
     """Says what is missing."""
-
-
-class Unsupported(CollectiveError):
-    """Says which routes the operation has."""

@@ -5,8 +5,8 @@ reader's in the reader's; both count modulo 2^40, and only their difference matt
 raised after the bytes are copied, which x86 keeps in order (`refuse_other_machines`).
 """
 
-import contextlib
-import socket
+import os
+import select
 from collections.abc import Sequence
 from typing import Final
 
@@ -23,12 +23,15 @@ class RingStream:
     alignment: Final = ELEMENT_BYTES
     has_unsent: Final = False
 
-    def __init__(self, flags: Flags, peer: int, watch: socket.socket | None = None) -> None:
-        """`watch` is a connection to the peer's process that ends with it; it is owned."""
+    def __init__(self, flags: Flags, peer: int, watch: int | None = None) -> None:
+        """`watch` is a descriptor that is readable once the peer is dead; it is owned."""
         geometry = flags.own.geometry
         self.peer = peer
         self._flags = flags
         self._watch = watch
+        self._poll = select.poll()
+        if watch is not None:
+            self._poll.register(watch, select.POLLIN)
         self._outbox = flags.own.ring(peer)
         self._inbox = flags.arenas[peer].ring(flags.rank)
         self._size = len(self._outbox)
@@ -86,19 +89,13 @@ class RingStream:
         return self._flags.is_closed(self.peer) and self._waiting() == 0
 
     def has_hung_up(self) -> bool:
-        if self._watch is None:
-            return False
-        with contextlib.suppress(BlockingIOError):
-            try:
-                return not self._watch.recv(1)
-            except OSError:
-                return True
-        return False
+        return self._watch is not None and bool(self._poll.poll(0))
 
     def close(self) -> None:
         self._flags.close()
         if self._watch is not None:
-            self._watch.close()
+            os.close(self._watch)
+            self._watch = None
 
     def _waiting(self) -> int:
         return (self._flags.count(self.peer, self._peers_sent_word) - self._taken) & COUNT_MASK

@@ -1,11 +1,13 @@
 """A `Backend` between the ranks of one host through shared memory, without system calls."""
 
-import socket
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
 
 from muster.collectives.arena import BARRIER
 from muster.collectives.backend import MESSAGE_LIMIT_BYTES, TIMEOUT_SECONDS
 from muster.collectives.deadline import Deadline
+from muster.collectives.errors import InvalidWorldSize
 from muster.collectives.flags import Flags
 from muster.collectives.message_backend import MessageBackend
 from muster.collectives.rings import RingStream
@@ -19,9 +21,9 @@ class SharedMemoryBackend(MessageBackend):
         flags: Flags,
         *,
         limit_bytes: int = MESSAGE_LIMIT_BYTES,
-        watches: Mapping[int, socket.socket] | None = None,
+        watches: Mapping[int, int] | None = None,
     ) -> None:
-        """`watches` are connections to the other ranks, which end when those die; it owns them."""
+        """`watches` are descriptors that are readable once other ranks are dead; it owns them."""
         ends = watches or {}
         peers = [peer for peer in range(flags.world_size) if peer != flags.rank]
         super().__init__(
@@ -33,6 +35,30 @@ class SharedMemoryBackend(MessageBackend):
         )
         self._flags = flags
         self._barriers = 0
+
+    @classmethod
+    def connect(
+        cls,
+        path: str | Path,
+        rank: int,
+        world_size: int,
+        *,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+    ) -> Self:
+        """Return the backend once all ranks, processes of one user, have met at `path`.
+
+        Rank 0 makes a Unix socket there and removes it again. Raises `InvalidWorldSize` below 1,
+        `InvalidRank`, `PeerRefused`, `BackendUnavailable`, `Timeout` and `TransportFailed`.
+        """
+        # Here and not above: a managed rank gets its memory from its agent.
+        from muster.collectives.meeting import meet  # noqa: PLC0415
+
+        if world_size < 1:
+            raise InvalidWorldSize(world_size)
+        deadline = Deadline(timeout_seconds, f"the ranks at {path}")
+        shared = meet(Path(path), rank, world_size, deadline)
+        flags = Flags(arenas=shared.arenas, rank=rank, generation=1, on_wait=lambda: None)
+        return cls(flags, watches=shared.watches)
 
     def barrier(self, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self._flags.check_open()
