@@ -9,8 +9,8 @@ of them, and for the payload of a NaN: so all ranks that compute an element get 
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,13 @@ from muster.collectives.routes import Piece, Round, Route
 
 Array: TypeAlias = NDArray[Any]
 
-Combine: TypeAlias = Callable[[Array, Array, Array], object]
-"""Writes the combination of two arrays to a third, which may be one of them."""
+
+class Combine(Protocol):
+    """A function such as `numpy.add`."""
+
+    def __call__(self, left: Array, right: Array, /, *, out: Array) -> object:
+        """Write the combination of two arrays to `out`, which may be one of them."""
+
 
 MESSAGE_BYTES: Final = 64 << 20
 """Larger pieces are cut, well below the receiver's limit."""
@@ -38,7 +43,11 @@ ALIGNMENT_BYTES: Final = 64
 
 def in_float32(combine: np.ufunc) -> Combine:
     """Return `combine` for bfloat16 as uint16; each result is rounded to nearest, ties to even."""
-    return lambda left, right, out: narrow(combine(widen(left), widen(right)), out)
+
+    def combined(left: Array, right: Array, /, *, out: Array) -> None:
+        narrow(combine(widen(left), widen(right)), out)
+
+    return combined
 
 
 def widen(array: Array) -> NDArray[np.float32]:
@@ -142,9 +151,9 @@ class Addend:
         start = offset // operand.itemsize
         own = self._elements[start : start + operand.size]
         if self._is_left:
-            self._combine(operand, own, own)
+            self._combine(operand, own, out=own)
         else:
-            self._combine(own, operand, own)
+            self._combine(own, operand, out=own)
 
 
 class Scratch:
@@ -232,5 +241,5 @@ def combine_all(combine: Combine, own: Array, place: int, received: list[Array])
         for number, operand in enumerate(others, 1):
             # Until its turn has come, our own piece must keep what it holds.
             out = piece if number >= place else first
-            combine(result, operand, out)
+            combine(result, operand, out=out)
             result = out

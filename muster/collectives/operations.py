@@ -15,187 +15,23 @@ bfloat16 is an array of uint16 with ``dtype="bfloat16"``, and is added in float3
 """
 
 import struct
-import threading
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
-from queue import SimpleQueue
-from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
-from weakref import WeakKeyDictionary, finalize
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
 from muster.collectives.backend import MESSAGE, TIMEOUT_SECONDS, Backend, Data, Tag, Target
-from muster.collectives.calls import DTYPES, OPS, Call
+from muster.collectives.calls import Call
 from muster.collectives.deadline import Deadline
-from muster.collectives.engine import (
-    MESSAGE_BYTES,
-    Array,
-    Combine,
-    Player,
-    Scratch,
-    Script,
-    Window,
-    in_float32,
-    narrow,
-    script_of,
-    widen,
-)
-from muster.collectives.errors import (
-    Aborted,
-    InvalidRank,
-    SizeMismatch,
-    Timeout,
-    Unsupported,
-)
-from muster.collectives.routes import Problem, choose, route_of
-from muster.contracts.shards import ranges
+from muster.collectives.engine import MESSAGE_BYTES, Array, Player, Scratch, Window
+from muster.collectives.errors import Aborted, SizeMismatch, Unsupported
+from muster.collectives.operation_queue import Handle, queue_of
+from muster.collectives.plans import BARRIER, Plan, plan_of
 
 Op: TypeAlias = Literal["sum", "mean", "min", "max"]
 Result = TypeVar("Result")
 
-_COMBINES: Final[Mapping[str, np.ufunc]] = {
-    "sum": np.add,
-    "mean": np.add,
-    "min": np.minimum,
-    "max": np.maximum,
-}
 _SIZE: Final = struct.Struct("<Q")
-_LONGEST_WAIT_SECONDS: Final = 30 * 24 * 3600.0
-
-
-class Handle(Generic[Result]):
-    """An operation that runs in the background."""
-
-    def __init__(self) -> None:
-        self._is_over = threading.Event()
-        self._error: BaseException | None = None
-        self._result: Result
-
-    def done(self) -> bool:
-        """Return True if it has ended, with a result or an error."""
-        return self._is_over.is_set()
-
-    def wait(self, timeout_seconds: float | None = None) -> Result:
-        """Return the result once there is one, or raise the operation's error.
-
-        Raises `Timeout` if it has not ended by then; it goes on.
-        """
-        seconds = _LONGEST_WAIT_SECONDS if timeout_seconds is None else timeout_seconds
-        if not self._is_over.wait(seconds):
-            raise Timeout(seconds, "the end of an operation")
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-    result = wait
-
-    def run(self, work: Callable[[], Result]) -> None:
-        """Run the operation, in the thread of its group."""
-        try:
-            self._result = work()
-        except BaseException as error:  # noqa: BLE001  `wait` raises it
-            self._error = error
-        self._is_over.set()
-
-
-class _Group:
-    """What one backend's operations share: their order, their counters and scratch memory."""
-
-    def __init__(self) -> None:
-        self.counts: defaultdict[str, _Counts] = defaultdict(_Counts)
-        self.scratch = Scratch()
-        self._lock = threading.Lock()
-        self._turn = threading.Condition(self._lock)
-        self._issued = 0
-        self._ended = 0
-        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def run(self, call: Call, work: Callable[[int], Result]) -> Result:
-        """Run `work` with its sequence number, when all that were issued before have ended."""
-        with self._lock:
-            self._issued = sequence = self._issued + 1
-        return self._run_in_turn(call, work, sequence)
-
-    def submit(self, call: Call, work: Callable[[int], Result]) -> Handle[Result]:
-        """Do the same in the background."""
-        handle: Handle[Result] = Handle()
-        with self._lock:
-            self._issued = sequence = self._issued + 1
-            if self._thread is None:
-                name = "muster-collectives"
-                self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
-                self._thread.start()
-            self._queue.put(partial(handle.run, partial(self._run_in_turn, call, work, sequence)))
-        return handle
-
-    def end(self) -> None:
-        """End the thread once it has nothing left to do."""
-        self._queue.put(None)
-
-    def _serve(self) -> None:
-        while (job := self._queue.get()) is not None:
-            job()
-            del job  # or it would keep the backend until the next one
-
-    def _run_in_turn(self, call: Call, work: Callable[[int], Result], sequence: int) -> Result:
-        if self._ended != sequence - 1:
-            with self._lock:
-                while self._ended != sequence - 1:
-                    self._turn.wait()
-        counts = self.counts[call.operation]
-        start = time.perf_counter()
-        try:
-            result = work(sequence)
-            counts.completed += 1
-        except BaseException:
-            counts.failed += 1
-            raise
-        finally:
-            counts.duration_ms += (time.perf_counter() - start) * 1e3
-            counts.bytes_processed += call.size_bytes
-            with self._lock:
-                self._ended = sequence
-                if self._issued > sequence:
-                    self._turn.notify_all()
-        return result
-
-
-@dataclass(slots=True)
-class _Counts:
-    completed: int = 0
-    failed: int = 0
-    duration_ms: float = 0.0
-    bytes_processed: int = 0
-
-
-_groups: WeakKeyDictionary[Backend, _Group] = WeakKeyDictionary()
-_creating: Final = threading.Lock()
-
-
-def _group_of(backend: Backend) -> _Group:
-    group = _groups.get(backend)
-    if group is None:
-        with _creating:
-            group = _groups.setdefault(backend, _Group())
-        finalize(backend, group.end)
-    return group
-
-
-def counters(backend: Backend) -> dict[str, float]:
-    """Return how often each operation completed and failed, how long it took and its bytes.
-
-    Keys such as ``all_reduce.completed``, ``.failed``, ``.duration_ms`` and ``.bytes_processed``.
-    """
-    counts = _group_of(backend).counts
-    return {
-        f"{operation}.{name}": value
-        for operation, count in list(counts.items())
-        for name, value in asdict(count).items()
-    }
 
 
 Outcome: TypeAlias = Any
@@ -213,7 +49,7 @@ def all_reduce(
     async_op: bool = False,
 ) -> Outcome:
     """Combine the arrays of all ranks in place, with the same bits everywhere; return `array`."""
-    plan = _plan_of(backend, "all_reduce", array, dtype, array.size, op=op, route=route)
+    plan = plan_of(backend, array, Call("all_reduce", op, dtype or "", route, 0, array.size))
     flat = _flat_of(array)
 
     def work(player: Player) -> Array:
@@ -237,7 +73,7 @@ def reduce(
     async_op: bool = False,
 ) -> Outcome:
     """Combine the arrays of all ranks in that of `root`; return `array`, elsewhere unchanged."""
-    plan = _plan_of(backend, "reduce", array, dtype, array.size, op=op, route=route, root=root)
+    plan = plan_of(backend, array, Call("reduce", op, dtype or "", route, root, array.size))
     flat = _flat_of(array)
 
     def work(player: Player) -> Array:
@@ -264,7 +100,7 @@ def broadcast(
     async_op: bool = False,
 ) -> Outcome:
     """Copy the array of `root` into those of all ranks; return `array`."""
-    plan = _plan_of(backend, "broadcast", array, dtype, array.size, route=route, root=root)
+    plan = plan_of(backend, array, Call("broadcast", "", dtype or "", route, root, array.size))
     flat = _flat_of(array)
 
     def work(player: Player) -> Array:
@@ -290,7 +126,7 @@ def all_gather(
     They are put into `out` if it is given, contiguous and of as many elements.
     """
     whole = _whole(backend, array, out)
-    plan = _plan_of(backend, "all_gather", whole, dtype, whole.size, route=route)
+    plan = plan_of(backend, whole, Call("all_gather", "", dtype or "", route, 0, whole.size))
     flat = whole.reshape(-1)
 
     def work(player: Player) -> Array:
@@ -319,7 +155,7 @@ def gather(
     is_root = backend.rank == root
     flat = _flat_of(array)
     count = flat.size * backend.world_size
-    plan = _plan_of(backend, "gather", array, dtype, count, route=route, root=root)
+    plan = plan_of(backend, array, Call("gather", "", dtype or "", route, root, count))
 
     def work(player: Player) -> Array | None:
         start = backend.rank * flat.size
@@ -353,7 +189,7 @@ def scatter(
     """
     flat = _flat_of(out)
     count = flat.size * backend.world_size
-    plan = _plan_of(backend, "scatter", out, dtype, count, route=route, root=root)
+    plan = plan_of(backend, out, Call("scatter", "", dtype or "", route, root, count))
     whole = None
     if backend.rank == root:
         whole = _whole(backend, out, None if array is None else np.ascontiguousarray(array))
@@ -393,7 +229,7 @@ def reduce_scatter(
             f"an array of shape {array.shape} has no {backend.world_size} equal parts: "
             "pad its first axis"
         )
-    plan = _plan_of(backend, "reduce_scatter", array, dtype, array.size, op=op, route=route)
+    plan = plan_of(backend, array, Call("reduce_scatter", op, dtype or "", route, 0, array.size))
     flat = _flat_of(array)
     size = flat.size // backend.world_size
     rows = array.shape[0] // backend.world_size
@@ -435,8 +271,10 @@ def all_to_all(
         raise Unsupported(
             f"{len(arrays)} arrays do not fit {backend.world_size} ranks: pass one for each"
         )
-    way = "auto" if out is None else "direct"
-    plan = _plan_of(backend, "all_to_all", arrays[0], dtype, 0, route=way)
+    if any(array.dtype != arrays[0].dtype for array in arrays):
+        raise Unsupported("all_to_all needs arrays of one data type: convert them first")
+    way = "auto" if out is None else "direct"  # which differ if only some ranks know the sizes
+    plan = plan_of(backend, arrays[0], Call("all_to_all", "", dtype or "", way, 0, 0))
     flats = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
 
     def work(player: Player) -> list[Array]:
@@ -465,7 +303,7 @@ def barrier(
         del player
         backend.barrier(timeout_seconds=timeout_seconds)
 
-    return _perform(backend, _BARRIER, work, timeout_seconds, async_op=async_op)
+    return _perform(backend, BARRIER, work, timeout_seconds, async_op=async_op)
 
 
 def all_gather_bytes(
@@ -494,20 +332,20 @@ def all_gather_bytes(
 
 def _perform(
     backend: Backend,
-    plan: "_Plan",
+    plan: Plan,
     work: Callable[[Player], Result],
     timeout_seconds: float,
     *,
     async_op: bool,
 ) -> Result | Handle[Result]:
     """Run `work` in the order of the group; if it fails, end it on the other ranks as well."""
-    group = _group_of(backend)
+    queue = queue_of(backend)
     call = plan.call
 
     def run(sequence: int) -> Result:
         tag = Tag(sequence=sequence, call=plan.code)
         deadline = Deadline(timeout_seconds, call.operation)
-        player = Player(backend, tag, plan.combine, deadline, group.scratch)
+        player = Player(backend, tag, plan.combine, deadline, queue.scratch)
         try:
             with np.errstate(all="ignore"):  # overflow and NaN are results like any others
                 if plan.must_meet:
@@ -519,7 +357,7 @@ def _perform(
             backend.abort(tag, str(error))
             raise
 
-    return group.submit(call, run) if async_op else group.run(call, run)
+    return queue.submit(call, run) if async_op else queue.run(call, run)
 
 
 def _meet(player: Player, backend: Backend) -> None:
@@ -527,76 +365,6 @@ def _meet(player: Player, backend: Backend) -> None:
     peers = [peer for peer in range(backend.world_size) if peer != backend.rank]
     nothing = memoryview(bytearray())
     player.exchange([(peer, nothing) for peer in peers], [(peer, nothing) for peer in peers])
-
-
-class _Plan(NamedTuple):
-    """All that follows from a call and the place of this rank."""
-
-    call: Call
-    code: int
-    combine: Combine
-    script: Script
-    must_meet: bool
-
-    def finish(self, array: Array, world_size: int) -> None:
-        """Divide the sum, if the mean is wanted."""
-        if self.call.op != "mean":
-            return
-        if self.call.dtype == "bfloat16":
-            narrow(widen(array) / np.float32(world_size), array)
-        else:
-            np.divide(array, array.dtype.type(world_size), out=array)
-
-
-_BARRIER: Final = _Plan(Call("barrier"), Call("barrier").code, np.add, (), must_meet=False)
-
-
-def _plan_of(
-    backend: Backend,
-    operation: str,
-    array: Array,
-    dtype: str | None,
-    elements: int,
-    *,
-    op: str = "",
-    route: str = "auto",
-    root: int = 0,
-) -> _Plan:
-    """Check what a caller passed, and plan the operation on a buffer of so many elements."""
-    wanted = Call(operation, op, dtype or "", route, root, elements)
-    return _planned(wanted, array.dtype, backend.rank, backend.world_size, backend.hosts)
-
-
-@lru_cache(maxsize=512)
-def _planned(
-    wanted: Call, given: np.dtype[Any], rank: int, world_size: int, hosts: tuple[int, ...]
-) -> _Plan:
-    """A program repeats few calls, and a plan takes longer than a small message."""
-    operation, op, dtype, route, root, elements = wanted
-    name = dtype or given.name
-    is_bfloat16 = name == "bfloat16" and given == np.uint16
-    if name not in DTYPES or not given.isnative or not (is_bfloat16 or name == given.name):
-        raise Unsupported(
-            f"arrays of {given.str} cannot be sent as {name}: use one of "
-            f"{', '.join(DTYPES[1:])}; bfloat16 is uint16 with dtype='bfloat16'"
-        )
-    if op not in OPS:
-        raise Unsupported(f"{operation} has no op {op!r}: use one of {', '.join(OPS[1:])}")
-    if op == "mean" and "float" not in name:
-        raise Unsupported(f"the mean of {name} is not {name}: use the sum and divide it")
-    if not 0 <= root < world_size:
-        raise InvalidRank(root, world_size)
-    call = Call(operation, op, name, "" if route == "auto" else route, root, elements)
-    script: Script = ()
-    if operation != "all_to_all":
-        bounds = (0, *(stop for _, stop in ranges(elements, world_size)))
-        problem = Problem(world_size=world_size, bounds=bounds, root=root, hosts=hosts)
-        chosen = call.route or choose(operation, call.size_bytes, problem)
-        script = script_of(route_of(operation, chosen, rank, problem), rank, given.itemsize)
-    ufunc = _COMBINES.get(op, np.add)
-    combine = in_float32(ufunc) if is_bfloat16 else ufunc
-    must_meet = elements == 0 and operation != "all_to_all"
-    return _Plan(call, call.code, combine, script, must_meet)
 
 
 def _flat_of(array: Array) -> Array:
