@@ -10,7 +10,7 @@ of them, and for the payload of a NaN: so all ranks that compute an element get 
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,13 @@ from muster.collectives.routes import Piece, Round, Route
 
 Array: TypeAlias = NDArray[Any]
 
-Combine: TypeAlias = Callable[[Array, Array, Array], object]
-"""Writes the combination of two arrays to a third, which may be one of them."""
+
+class Combine(Protocol):
+    """Writes the combination of two arrays to a third, which may be one of them."""
+
+    # By keyword: numpy deprecates a third operand of minimum and maximum by position.
+    def __call__(self, left: Array, right: Array, /, *, out: Array) -> object: ...
+
 
 MESSAGE_BYTES: Final = 64 << 20
 """Larger pieces are cut, well below the receiver's limit."""
@@ -36,9 +41,13 @@ SCRATCH_BYTES: Final = 64 << 20
 ALIGNMENT_BYTES: Final = 64
 
 
-def add_bfloat16(left: Array, right: Array, out: Array) -> None:
-    """Add bfloat16 as uint16, in float32; the sum is rounded to nearest, ties to even."""
-    narrow(widen(left) + widen(right), out)
+def in_float32(combine: Callable[[Array, Array], Array]) -> Combine:
+    """Return the same for bfloat16 as uint16; the result is rounded to nearest, ties to even."""
+
+    def combine_bfloat16(left: Array, right: Array, /, *, out: Array) -> None:
+        narrow(combine(widen(left), widen(right)), out)
+
+    return combine_bfloat16
 
 
 def widen(array: Array) -> NDArray[np.float32]:
@@ -89,9 +98,9 @@ class Addend:
         start = offset // operand.itemsize
         own = self._elements[start : start + operand.size]
         if self._is_left:
-            self._combine(operand, own, own)
+            self._combine(operand, own, out=own)
         else:
-            self._combine(own, operand, own)
+            self._combine(own, operand, out=own)
 
 
 class Scratch:
@@ -188,7 +197,7 @@ def combine_all(combine: Combine, own: Array, place: int, received: list[Array])
         for number, operand in enumerate(others, 1):
             # Until its turn has come, our own piece must keep what it holds.
             out = piece if number >= place else first
-            combine(result, operand, out)
+            combine(result, operand, out=out)
             result = out
 
 

@@ -36,7 +36,7 @@ from muster.collectives.engine import (
     Player,
     Scratch,
     Window,
-    add_bfloat16,
+    in_float32,
     narrow,
     widen,
 )
@@ -59,6 +59,12 @@ _COMBINES: Final[Mapping[str, Combine]] = {
     "mean": np.add,
     "min": np.minimum,
     "max": np.maximum,
+}
+_COMBINES_BFLOAT16: Final = {
+    "sum": in_float32(np.add),
+    "mean": in_float32(np.add),
+    "min": in_float32(np.minimum),
+    "max": in_float32(np.maximum),
 }
 _SIZE: Final = struct.Struct("<Q")
 _LONGEST_WAIT_SECONDS: Final = 30 * 24 * 3600.0
@@ -485,7 +491,8 @@ def _perform(
 ) -> Result | Handle[Result]:
     """Run `work` in the order of the group; if it fails, end it on the other ranks as well."""
     group = _group_of(backend)
-    combine = add_bfloat16 if call.dtype == "bfloat16" else _COMBINES.get(call.op, np.add)
+    combines = _COMBINES_BFLOAT16 if call.dtype == "bfloat16" else _COMBINES
+    combine = combines.get(call.op, np.add)
 
     def run(sequence: int) -> Result:
         tag = Tag(sequence=sequence, call=call.code)
