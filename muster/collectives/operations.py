@@ -143,6 +143,7 @@ class _Group:
     def _serve(self) -> None:
         while (job := self._queue.get()) is not None:
             job()
+            del job  # it holds the backend, which could not be freed until the next one
 
     def _run_in_turn(self, call: Call, work: Callable[[int], Result], sequence: int) -> Result:
         with self._turn:
