@@ -296,9 +296,12 @@ class Channel:
             self._filled += count
         if self._filled < frame.length:
             return count > 0
-        padding = -frame.length % self.stream.alignment
-        if padding:
-            self.stream.receive(Discard(padding), 0, padding)  # comes with the last element
+        padding = frame.length + -frame.length % self.stream.alignment - self._filled
+        if padding:  # it may come later than the last element
+            count = self.stream.receive(Discard(padding), 0, padding)
+            self._filled += count
+            if count < padding:
+                return count > 0
         self._complete(frame)
         return True
 
