@@ -197,7 +197,10 @@ class Channel:
         """Stop writing to its target; a message that has partly arrived is kept, or dropped."""
         if want.is_done:
             return
-        self._wants[want.key].remove(want)
+        wants = self._wants[want.key]
+        wants.remove(want)
+        if not wants:
+            del self._wants[want.key]
         self._want_count -= 1
         frame = self._frame
         if frame is not None and frame.want is want:
@@ -249,25 +252,29 @@ class Channel:
             raise self._refused(
                 f"it sent a frame of generation {generation}, not {self._generation}"
             )
-        limits = {Kind.MESSAGE: self._limit_bytes, Kind.GOODBYE: 0, Kind.ABORT: REASON_BYTES}
-        if length > limits.get(Kind(kind) if kind in limits else Kind.GOODBYE, 0):
-            raise self._refused(f"it sent a frame of kind {kind} with {length} bytes")
         match kind:
-            case Kind.MESSAGE | Kind.ABORT:
-                frame = _Frame((context, sequence), length, call, kind)
-                self._frame = frame
-                if self._is_over(frame.key):
-                    frame.target = Discard(length)
-                elif kind == Kind.ABORT:
-                    frame.target = memoryview(bytearray(length))
-                elif self._wants.get(frame.key):
-                    self._choose_target(frame)
-                if length == 0 and frame.target is not None:
-                    self._complete(frame)
+            case Kind.MESSAGE:
+                limit_bytes = self._limit_bytes
+            case Kind.ABORT:
+                limit_bytes = REASON_BYTES
             case Kind.GOODBYE:
-                self.has_left = True
+                limit_bytes = 0
             case _:
                 raise self._refused(f"it sent a frame of unknown kind {kind}")
+        if length > limit_bytes:
+            raise self._refused(f"it sent a frame of kind {kind} with {length} bytes")
+        if kind == Kind.GOODBYE:
+            self.has_left = True
+            return
+        self._frame = frame = _Frame((context, sequence), length, call, kind)
+        if self._is_over(frame.key):
+            frame.target = Discard(length)
+        elif kind == Kind.ABORT:
+            frame.target = memoryview(bytearray(length))
+        elif self._wants.get(frame.key):
+            self._choose_target(frame)
+        if length == 0 and frame.target is not None:
+            self._complete(frame)
 
     def _is_over(self, key: tuple[int, int]) -> bool:
         return 0 < key[1] < self._sequences.get(key[0], 0)
@@ -320,7 +327,7 @@ class Channel:
 
     def _deliver(self, key: tuple[int, int]) -> None:
         """Give kept messages to those who want them."""
-        wants, kept = self._wants[key], self._kept[key]
+        wants, kept = self._wants.get(key), self._kept[key]
         while wants and kept and self._fits(wants[0], kept[0][0], kept[0][1].nbytes):
             _, data = kept.popleft()
             fill(wants[0].target, 0, data)
