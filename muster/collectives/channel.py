@@ -252,16 +252,7 @@ class Channel:
             raise self._refused(
                 f"it sent a frame of generation {generation}, not {self._generation}"
             )
-        match kind:
-            case Kind.MESSAGE:
-                limit_bytes = self._limit_bytes
-            case Kind.ABORT:
-                limit_bytes = REASON_BYTES
-            case Kind.GOODBYE:
-                limit_bytes = 0
-            case _:
-                raise self._refused(f"it sent a frame of unknown kind {kind}")
-        if length > limit_bytes:
+        if length > self._longest_of(kind):
             raise self._refused(f"it sent a frame of kind {kind} with {length} bytes")
         if kind == Kind.GOODBYE:
             self.has_left = True
@@ -275,6 +266,18 @@ class Channel:
             self._choose_target(frame)
         if length == 0 and frame.target is not None:
             self._complete(frame)
+
+    def _longest_of(self, kind: int) -> int:
+        """Return the most bytes that a frame of `kind` may have."""
+        match kind:
+            case Kind.MESSAGE:
+                return self._limit_bytes
+            case Kind.ABORT:
+                return REASON_BYTES
+            case Kind.GOODBYE:
+                return 0
+            case _:
+                raise self._refused(f"it sent a frame of unknown kind {kind}")
 
     def _is_over(self, key: tuple[int, int]) -> bool:
         return 0 < key[1] < self._sequences.get(key[0], 0)
