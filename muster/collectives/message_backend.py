@@ -103,10 +103,11 @@ class MessageBackend(Backend):
         text = memoryview(reason.encode()[:REASON_BYTES])
         with self._lock:
             for channel in self._members(tag):
-                if channel.error is None and not channel.has_left:
-                    channel.put(tag, text, Kind.ABORT)
-                    while channel.is_sending and channel.send_some():
-                        pass
+                if self._is_closed or channel.error is not None or channel.has_left:
+                    continue
+                channel.put(tag, text, Kind.ABORT)
+                while channel.error is None and channel.is_sending and channel.send_some():
+                    pass
 
     def close(self) -> None:
         with self._lock:
