@@ -12,7 +12,6 @@ import select
 import struct
 from collections import defaultdict, deque
 from enum import IntEnum
-from itertools import islice
 from typing import Final
 
 from muster.collectives.backend import Tag, Target, fill
@@ -34,7 +33,6 @@ REASON_BYTES: Final = 1024
 
 HEADER: Final = struct.Struct("<QQQQQB7x")
 _PADDING: Final = memoryview(bytes(64))
-_BATCH: Final = 16  # buffers in one system call, far below what any kernel allows
 
 
 class Kind(IntEnum):
@@ -84,7 +82,8 @@ class Channel:
         self._limit_bytes = limit_bytes
         self._unsent: deque[memoryview] = deque()
         self._wants: defaultdict[tuple[int, int], deque[Want]] = defaultdict(deque)
-        self._want_count = 0
+        self.want_count = 0
+        """How many messages of this peer are awaited."""
         self._kept: defaultdict[tuple[int, int], deque[tuple[int, memoryview]]]
         self._kept = defaultdict(deque)
         self._sequences: dict[int, int] = {}
@@ -121,7 +120,7 @@ class Channel:
     def send_some(self) -> bool:
         """Send up to a chunk; return False if the stream accepted nothing."""
         try:
-            sent = self.stream.send(self._batch())
+            sent = self.stream.send(self._unsent)
         except CollectiveError as error:
             self.error = error
             return True
@@ -133,15 +132,6 @@ class Channel:
         """Copy what is not sent yet; its owner may modify it from now on."""
         self._unsent = deque(memoryview(bytes(view)) for view in self._unsent)
 
-    def _batch(self) -> list[memoryview]:
-        batch, room_bytes = [], CHUNK_BYTES
-        for view in islice(self._unsent, _BATCH):
-            batch.append(view[:room_bytes])
-            room_bytes -= batch[-1].nbytes
-            if room_bytes == 0:
-                break
-        return batch
-
     def _drop(self, count: int) -> None:
         unsent = self._unsent
         while count and count >= unsent[0].nbytes:
@@ -150,11 +140,6 @@ class Channel:
             unsent[0] = unsent[0][count:]
 
     # -- receiving
-
-    @property
-    def is_wanted(self) -> bool:
-        """True if a caller waits for a message of this peer."""
-        return self._want_count > 0
 
     @property
     def is_paused(self) -> bool:
@@ -189,7 +174,7 @@ class Channel:
         """Set the memory for the next message with this tag."""
         want = Want(tag, target)
         self._wants[want.key].append(want)
-        self._want_count += 1
+        self.want_count += 1
         self._deliver(want.key)
         return want
 
@@ -201,19 +186,21 @@ class Channel:
         wants.remove(want)
         if not wants:
             del self._wants[want.key]
-        self._want_count -= 1
+        self.want_count -= 1
         frame = self._frame
         if frame is not None and frame.want is want:
             frame.want = None
             frame.target = self._replacement(frame)
 
     def read_some(self) -> bool:
-        """Read once, a header or up to a chunk; return False if nothing has arrived."""
+        """Read a header, and up to a chunk of what follows; return False if nothing has arrived."""
         try:
-            if self._frame is None:
-                return self._read_header()
-            target = self._frame.target or self._choose_target(self._frame)
-            return self._read_payload(self._frame, target)
+            has_read = self._frame is None and self._read_header()
+            frame = self._frame
+            if frame is None or (has_read and frame.target is None):
+                return has_read
+            target = frame.target or self._choose_target(frame)
+            return self._read_payload(frame, target) or has_read
         except CollectiveError as error:
             self.error = error
             return True
@@ -344,7 +331,7 @@ class Channel:
         wants.popleft()
         if not wants:
             del self._wants[want.key]
-        self._want_count -= 1
+        self.want_count -= 1
 
     def _replacement(self, frame: "_Frame") -> Target:
         """Return where the rest of a message goes whose target is no longer ours."""

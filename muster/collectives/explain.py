@@ -30,7 +30,6 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the explanation; exits with code 2 and a sentence if an argument is wrong."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a word
     parser = _Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--hosts", type=int, default=1)
@@ -118,4 +117,5 @@ def _scaled(value: float, unit: str, *larger: str) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a word
     main()

@@ -80,20 +80,22 @@ class MessageBackend(Backend):
         tag: Tag = MESSAGE,
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
-        sent = [(self._channel(peer), memoryview(data)) for peer, data in outgoing]
-        for _, data in sent:
-            check_length(data.nbytes, self._limit_bytes)
+        transfer = _Transfer(tag)
+        sent = []
+        for peer, data in outgoing:
+            view = memoryview(data)
+            check_length(view.nbytes, self._limit_bytes)
+            sent.append((self._channel(peer), view))
         wanted = [(self._channel(peer), target) for peer, target in incoming]
         with self._lock:
-            transfer = _Transfer(tag)
             try:
                 if tag.sequence:
                     for channel in self._all:
                         channel.begin(tag)
                 for channel, target in wanted:
                     transfer.wants.append((channel, channel.want(tag, target)))
-                for channel, data in sent:
-                    transfer.marks[channel] = channel.put(tag, data)
+                for channel, view in sent:
+                    transfer.marks[channel] = channel.put(tag, view)
                 self._move(transfer, timeout_seconds)
             finally:
                 self._withdraw(transfer)
@@ -177,11 +179,10 @@ class MessageBackend(Backend):
         for channel in self._all:
             if channel.error is not None or channel.has_left:
                 continue
-            is_sending = channel.is_sending
-            if is_sending and channel.send_some():
+            if channel.is_sending and channel.send_some():
                 has_moved = True
             # A peer whose own sending is blocked may first have to be read from.
-            if (channel.is_wanted or is_sending) and channel.read_some():
+            if (channel.want_count or channel.is_sending) and channel.read_some():
                 has_moved = True
         if has_moved:
             self._tell_followers()
@@ -277,6 +278,6 @@ def _events(channel: Channel) -> int:
     events = HANG_UP
     if channel.is_sending:
         events |= select.POLLOUT
-    if channel.is_sending or channel.is_wanted or not channel.is_paused:
+    if channel.is_sending or channel.want_count or not channel.is_paused:
         events |= select.POLLIN
     return events
