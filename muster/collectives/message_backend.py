@@ -99,10 +99,10 @@ class MessageBackend(Backend):
     def abort(self, tag: Tag, reason: str) -> None:
         text = memoryview(reason.encode()[:REASON_BYTES])
         with self._lock:
-            for channel in self._members(tag):
+            for channel in () if self._is_closed else self._members(tag):
                 if channel.error is None and not channel.has_left:
                     channel.put(tag, text, Kind.ABORT)
-                    while channel.is_sending and channel.send_some():
+                    while channel.error is None and channel.is_sending and channel.send_some():
                         pass
 
     def close(self) -> None:
