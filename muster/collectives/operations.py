@@ -19,9 +19,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial, wraps
 from queue import SimpleQueue
-from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Concatenate, Final, Generic, Literal, ParamSpec, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
@@ -41,16 +41,16 @@ from muster.collectives.engine import (
     widen,
 )
 from muster.collectives.errors import (
-    Aborted,
     InvalidRank,
     SizeMismatch,
     Timeout,
     Unsupported,
 )
-from muster.collectives.routes import Problem, Route, choose, route_of
+from muster.collectives.routes import Problem, Route, check_route, choose, route_of
 from muster.contracts.shards import ranges
 
 Op: TypeAlias = Literal["sum", "mean", "min", "max"]
+Options = ParamSpec("Options")
 Result = TypeVar("Result")
 Work: TypeAlias = Callable[[Player], Result]
 
@@ -189,6 +189,37 @@ Outcome: TypeAlias = Any
 """The result, or a `Handle` of it if ``async_op`` is set."""
 
 
+def _collective(
+    prepare: Callable[Concatenate[Backend, Options], Outcome],
+) -> Callable[Concatenate[Backend, Options], Outcome]:
+    """Run what `prepare` returns; what it raises ends the operation on all ranks.
+
+    A call whose arguments are refused has to be counted: if it were not, this rank would call its
+    next operation when the others call the one after that.
+    """
+
+    @wraps(prepare)
+    def call(backend: Backend, /, *arguments: Options.args, **options: Options.kwargs) -> Outcome:
+        try:
+            start = prepare(backend, *arguments, **options)
+        except Exception as error:
+            fail = partial(_fail, backend, error)
+            group, refused = _group_of(backend), Call(prepare.__name__)
+            if not options.get("async_op"):
+                return group.run(refused, fail)
+            group.submit(refused, fail)
+            raise
+        return start()
+
+    return call
+
+
+def _fail(backend: Backend, error: Exception, sequence: int) -> None:
+    backend.abort(Tag(sequence=sequence), str(error))
+    raise error
+
+
+@_collective
 def all_reduce(
     backend: Backend,
     array: Array,
@@ -201,7 +232,7 @@ def all_reduce(
 ) -> Outcome:
     """Combine the arrays of all ranks in place, with the same bits everywhere; return `array`."""
     call = _call(backend, "all_reduce", array, dtype, op=op, route=route)
-    flat = _flat_of(array)
+    flat = _writable(array)
 
     def work(player: Player) -> Array:
         window = Window(flat)
@@ -212,6 +243,7 @@ def all_reduce(
     return _perform(backend, call, work, timeout_seconds, async_op=async_op)
 
 
+@_collective
 def reduce(
     backend: Backend,
     array: Array,
@@ -225,7 +257,7 @@ def reduce(
 ) -> Outcome:
     """Combine the arrays of all ranks in that of `root`; return `array`, elsewhere unchanged."""
     call = _call(backend, "reduce", array, dtype, op=op, route=route, root=root)
-    flat = _flat_of(array)
+    flat = _writable(array) if backend.rank == root else _flat_of(array)
 
     def work(player: Player) -> Array:
         own = _route_of(backend, call)
@@ -241,6 +273,7 @@ def reduce(
     return _perform(backend, call, work, timeout_seconds, async_op=async_op)
 
 
+@_collective
 def broadcast(
     backend: Backend,
     array: Array,
@@ -253,7 +286,7 @@ def broadcast(
 ) -> Outcome:
     """Copy the array of `root` into those of all ranks; return `array`."""
     call = _call(backend, "broadcast", array, dtype, route=route, root=root)
-    flat = _flat_of(array)
+    flat = _writable(array)  # also of the root, whose parts come back in a ring
 
     def work(player: Player) -> Array:
         window = Window(flat)
@@ -263,6 +296,7 @@ def broadcast(
     return _perform(backend, call, work, timeout_seconds, async_op=async_op)
 
 
+@_collective
 def all_gather(
     backend: Backend,
     array: Array,
@@ -284,7 +318,7 @@ def all_gather(
     def work(player: Player) -> Array:
         start = backend.rank * array.size
         own = flat[start : start + array.size]
-        if array.size and own.ctypes.data != array.ctypes.data:
+        if not array.flags.c_contiguous or own.ctypes.data != array.ctypes.data:
             own[...] = array.reshape(-1)
         window = Window(flat)
         player.play(_route_of(backend, call), window, window)
@@ -293,6 +327,7 @@ def all_gather(
     return _perform(backend, call, work, timeout_seconds, async_op=async_op)
 
 
+@_collective
 def gather(
     backend: Backend,
     array: Array,
@@ -324,6 +359,7 @@ def gather(
     return _perform(backend, call, work, timeout_seconds, async_op=async_op)
 
 
+@_collective
 def scatter(
     backend: Backend,
     array: Array | None,
@@ -339,14 +375,16 @@ def scatter(
 
     Other ranks pass None.
     """
-    flat = _flat_of(out)
+    flat = _writable(out)
     count = flat.size * backend.world_size
     call = _call(backend, "scatter", out, dtype, route=route, root=root)._replace(elements=count)
     whole = None
     if backend.rank == root:
-        whole = _whole(backend, out, None if array is None else np.ascontiguousarray(array))
-        if array is None:
-            raise Unsupported("scatter needs an array on the root: pass one part for each rank")
+        if array is None or array.dtype != out.dtype:
+            raise Unsupported(f"scatter needs an array of {out.dtype} on the root: pass one")
+        whole = np.ascontiguousarray(array)
+        if whole.size != count:
+            raise SizeMismatch(count * out.itemsize, whole.nbytes)
 
     def work(player: Player) -> Array:
         start = backend.rank * flat.size
@@ -360,6 +398,7 @@ def scatter(
     return _perform(backend, call, work, timeout_seconds, async_op=async_op)
 
 
+@_collective
 def reduce_scatter(
     backend: Backend,
     array: Array,
@@ -406,6 +445,7 @@ def reduce_scatter(
     return _perform(backend, call, work, timeout_seconds, async_op=async_op)
 
 
+@_collective
 def all_to_all(
     backend: Backend,
     arrays: Sequence[Array],
@@ -425,8 +465,16 @@ def all_to_all(
             f"{len(arrays)} arrays do not fit {backend.world_size} ranks: pass one for each"
         )
     first = arrays[0]
-    call = _call(backend, "all_to_all", first, dtype, route="auto" if out is None else "direct")
+    call = _call(backend, "all_to_all", first, dtype)
     call = call._replace(elements=0, route="" if out is None else "direct")
+    if any(array.dtype != first.dtype for array in arrays):
+        raise Unsupported("the arrays of an all-to-all differ in data type: convert them first")
+    if out is not None and len(out) != backend.world_size:
+        raise Unsupported(
+            f"{len(out)} outputs do not fit {backend.world_size} ranks: pass one each"
+        )
+    for target in out or ():
+        _check_out(target, target.size, first)
     flats = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
 
     def work(player: Player) -> list[Array]:
@@ -446,14 +494,21 @@ def all_to_all(
     return _perform(backend, call, work, timeout_seconds, async_op=async_op)
 
 
+@_collective
 def barrier(
     backend: Backend, *, timeout_seconds: float = TIMEOUT_SECONDS, async_op: bool = False
 ) -> Outcome:
     """Return when every rank has called this, after its earlier operations."""
 
     def work(player: Player) -> None:
-        del player
-        backend.barrier(timeout_seconds=timeout_seconds)
+        # As `Backend.barrier`, but these messages also say that this rank called a barrier.
+        distance, nothing = 1, memoryview(bytearray())
+        while distance < backend.world_size:
+            to, source = (backend.rank + distance), (backend.rank - distance)
+            player.exchange(
+                [(to % backend.world_size, nothing)], [(source % backend.world_size, nothing)]
+            )
+            distance *= 2
 
     return _perform(backend, Call("barrier"), work, timeout_seconds, async_op=async_op)
 
@@ -489,8 +544,8 @@ def _perform(
     timeout_seconds: float,
     *,
     async_op: bool,
-) -> Result | Handle[Result]:
-    """Run `work` in the order of the group; if it fails, end it on the other ranks as well."""
+) -> Callable[[], Result | Handle[Result]]:
+    """Return what runs `work` in the order of the group, and ends it on all ranks if it fails."""
     group = _group_of(backend)
     combines = _COMBINES_BFLOAT16 if call.dtype == "bfloat16" else _COMBINES
     combine = combines.get(call.op, np.add)
@@ -504,14 +559,14 @@ def _perform(
                 if call.elements == 0 and call.operation not in {"barrier", "all_to_all"}:
                     _meet(player, backend)
                 return work(player)
-        except Aborted:
-            raise
         except BaseException as error:
+            # Also if another rank aborted it. A rank that waits for this one reads what comes from
+            # here; what that other rank sent it may stand behind a message that nobody awaits.
             backend.abort(tag, str(error))
             raise
 
     group.counters[f"{call.operation}.bytes_processed"] += call.size_bytes
-    return group.submit(call, run) if async_op else group.run(call, run)
+    return lambda: group.submit(call, run) if async_op else group.run(call, run)
 
 
 def _meet(player: Player, backend: Backend) -> None:
@@ -528,16 +583,13 @@ def _call(
     dtype: str | None,
     *,
     op: str = "",
-    route: str = "",
+    route: str = "auto",
     root: int = 0,
 ) -> Call:
     """Check what a caller passed."""
     name = dtype or array.dtype.name
-    if (
-        name not in DTYPES
-        or not array.dtype.isnative
-        or (name == "bfloat16") != (dtype is not None and array.dtype == np.uint16)
-    ):
+    stored_as = "uint16" if name == "bfloat16" else name
+    if name not in DTYPES or not array.dtype.isnative or array.dtype.name != stored_as:
         raise Unsupported(
             f"arrays of {array.dtype.str} cannot be sent as {name}: use one of "
             f"{', '.join(DTYPES[1:])}; bfloat16 is uint16 with dtype='bfloat16'"
@@ -548,6 +600,8 @@ def _call(
         raise Unsupported(f"the mean of {name} is not {name}: use the sum and divide it")
     if not 0 <= root < backend.world_size:
         raise InvalidRank(root, backend.world_size)
+    if route != "auto":
+        check_route(operation, route)
     return Call(operation, op, name, "" if route == "auto" else route, root, array.size)
 
 
@@ -569,6 +623,13 @@ def _flat_of(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1)
 
 
+def _writable(array: Array) -> Array:
+    """Return the same of an array that the operation writes to."""
+    if not array.flags.writeable:
+        raise Unsupported("the array is read-only, and the result is put there: pass a copy")
+    return _flat_of(array)
+
+
 def _put_back(flat: Array, array: Array) -> Array:
     """Write what was computed in a contiguous copy back to where it came from."""
     if flat.size and flat.ctypes.data != array.ctypes.data:
@@ -585,9 +646,9 @@ def _whole(backend: Backend, part: Array, whole: Array | None) -> Array:
 
 
 def _check_out(out: Array, size: int, like: Array) -> None:
-    if out.dtype != like.dtype or not out.flags.c_contiguous:
+    if out.dtype != like.dtype or not out.flags.c_contiguous or not out.flags.writeable:
         raise Unsupported(
-            f"the output has to be a contiguous array of {like.dtype}: use numpy.empty"
+            f"the output has to be a contiguous, writable array of {like.dtype}: use numpy.empty"
         )
     if out.size != size:
         raise SizeMismatch(size * like.itemsize, out.nbytes)
@@ -622,5 +683,6 @@ def _parts(array: Array) -> Iterator[memoryview]:
 
 
 def _cut(flat: memoryview) -> Iterator[memoryview]:
-    for start in range(0, flat.nbytes, MESSAGE_BYTES):
+    # One message even of nothing: the receiver may expect more, and would wait for it.
+    for start in range(0, max(1, flat.nbytes), MESSAGE_BYTES):
         yield flat[start : start + MESSAGE_BYTES]

@@ -94,11 +94,16 @@ def route_of(operation: str, name: str, rank: int, problem: Problem) -> Route:
 
     Other elements may be overwritten. Raises `Unsupported` if the operation has no such route.
     """
+    check_route(operation, name)
+    # A rank alone has nothing to exchange; the builders would make it its own neighbour.
+    return ROUTES[operation][name](rank, problem) if problem.world_size > 1 else ()
+
+
+def check_route(operation: str, name: str) -> None:
+    """Raise `Unsupported` if the operation has no such route."""
     builders = ROUTES[operation]
     if name not in builders:
         raise Unsupported(f"{operation} has no route {name!r}: use one of {', '.join(builders)}")
-    # A rank alone has nothing to exchange; the builders would make it its own neighbour.
-    return builders[name](rank, problem) if problem.world_size > 1 else ()
 
 
 def sent_elements(route: Route) -> int:
