@@ -34,6 +34,7 @@ REASON_BYTES: Final = 1024
 
 HEADER: Final = struct.Struct("<QQQQQB7x")
 _PADDING: Final = memoryview(bytes(64))
+_NOTHING: Final = memoryview(b"")
 _BATCH: Final = 16  # buffers in one system call, far below what any kernel allows
 
 
@@ -43,6 +44,7 @@ class Kind(IntEnum):
     MESSAGE = 0
     GOODBYE = 1  # the sender has finished; a connection that ends without it is a death
     ABORT = 2  # the sender left the operation of this context and sequence
+    CALL = 3  # the sender waits for a message of this call
 
 
 class Want:
@@ -78,6 +80,8 @@ class Channel:
         """True once the peer has said goodbye."""
         self.error: CollectiveError | None = None
         self.aborts: dict[tuple[int, int], Aborted] = {}
+        self._calls: dict[tuple[int, int], int] = {}
+        """What the peer said that it called."""
         self.queued_bytes = 0
         self.sent_bytes = 0
         self._generation = generation
@@ -87,8 +91,9 @@ class Channel:
         self._want_count = 0
         self._kept: defaultdict[tuple[int, int], deque[tuple[int, memoryview]]]
         self._kept = defaultdict(deque)
-        self._sequences: dict[int, int] = {}
-        """The current operation of each context; messages of earlier ones are dropped."""
+        self._current: dict[int, tuple[int, int]] = {}
+        """Sequence and call of the current operation of each context; messages of earlier ones are
+        dropped."""
         self._header = memoryview(bytearray(HEADER.size))
         self._frame: _Frame | None = None  # whose header has come
         self._filled = 0  # bytes of the header or of the payload
@@ -129,6 +134,13 @@ class Channel:
         self._drop(sent)
         return sent > 0
 
+    def say(self, tag: Tag, kind: Kind, text: memoryview = _NOTHING) -> None:
+        """Send a short frame, at once if there is room, unless the peer is gone."""
+        if self.error is None and not self.has_left:
+            self.put(tag, text, kind)
+            while self.error is None and self.is_sending and self.send_some():
+                pass
+
     def keep_unsent(self) -> None:
         """Copy what is not sent yet; its owner may modify it from now on."""
         self._unsent = deque(memoryview(bytes(view)) for view in self._unsent)
@@ -164,26 +176,35 @@ class Channel:
 
     def begin(self, tag: Tag) -> None:
         """Drop what has come of earlier operations of this context."""
-        context, sequence = tag.context, tag.sequence
-        if self._sequences.get(context) == sequence:
+        context, sequence, call, _ = tag
+        if self._current.get(context) == (sequence, call):
             return
-        self._sequences[context] = sequence
-        for kept in (self._kept, self.aborts):
-            for key in [it for it in kept if it[0] == context and 0 < it[1] < sequence]:
+        self._current[context] = sequence, call
+        is_awaited = any(self._is_over(key) for key in self._calls if key[0] == context)
+        for kept in (self._kept, self.aborts, self._calls):
+            for key in [it for it in kept if it[0] == context and self._is_over(it)]:
                 del kept[key]
         if self._frame is not None and self._is_over(self._frame.key):
             self._frame.target = Discard(self._frame.length)
+        if is_awaited:
+            self.say(tag, Kind.CALL)
 
     def trouble(self, tag: Tag) -> CollectiveError | None:
         """Return what ends the operation of `tag`: an abort, or a call that differs."""
         key = tag[:2]
         if key in self.aborts:
             return self.aborts[key]
-        calls = [call for call, _ in self._kept.get(key, ())]
-        if self._frame is not None and self._frame.key == key:
-            calls.append(self._frame.call)
-        other = next((call for call in calls if call != tag.call), None)
-        return None if other is None else mismatch(self.peer, tag.call, other)
+        heard = [*self._calls.items()]
+        heard += [(key, kept[0][0]) for key, kept in self._kept.items() if kept]
+        if self._frame is not None:
+            heard.append((self._frame.key, self._frame.call))
+        for (context, sequence), call in heard:
+            if context == tag.context and sequence == tag.sequence and call != tag.call:
+                return mismatch(self.peer, tag.call, call)
+            # Messages keep their order, so what is awaited here was never sent.
+            if context == tag.context and sequence > tag.sequence > 0 and self._wants.get(key):
+                return mismatch(self.peer, tag.call, call, is_later=True)
+        return None
 
     def want(self, tag: Tag, target: Target) -> Want:
         """Set the memory for the next message with this tag."""
@@ -249,9 +270,7 @@ class Channel:
             raise self._refused(
                 f"it sent a frame of generation {generation}, not {self._generation}"
             )
-        limits = {Kind.MESSAGE: self._limit_bytes, Kind.GOODBYE: 0, Kind.ABORT: REASON_BYTES}
-        if length > limits.get(Kind(kind) if kind in limits else Kind.GOODBYE, 0):
-            raise self._refused(f"it sent a frame of kind {kind} with {length} bytes")
+        self._check_length(kind, length)
         match kind:
             case Kind.MESSAGE | Kind.ABORT:
                 frame = _Frame((context, sequence), length, call, kind)
@@ -266,11 +285,21 @@ class Channel:
                     self._complete(frame)
             case Kind.GOODBYE:
                 self.has_left = True
+            case Kind.CALL if self._is_over((context, sequence)):
+                # It waits for what was sent before this answer, or was never sent.
+                self.say(Tag(context, *self._current[context]), Kind.CALL)
+            case Kind.CALL:
+                self._calls[context, sequence] = call
             case _:
                 raise self._refused(f"it sent a frame of unknown kind {kind}")
 
+    def _check_length(self, kind: int, length: int) -> None:
+        limits: dict[int, int] = {Kind.MESSAGE: self._limit_bytes, Kind.ABORT: REASON_BYTES}
+        if length > limits.get(kind, 0):
+            raise self._refused(f"it sent a frame of kind {kind} with {length} bytes")
+
     def _is_over(self, key: tuple[int, int]) -> bool:
-        return 0 < key[1] < self._sequences.get(key[0], 0)
+        return 0 < key[1] < self._current.get(key[0], (0, 0))[0]
 
     def _choose_target(self, frame: "_Frame") -> Target:
         """Put the message where the first caller wants it, or keep it if that does not fit."""
