@@ -218,7 +218,10 @@ class Channel:
         """Stop writing to its target; a message that has partly arrived is kept, or dropped."""
         if want.is_done:
             return
-        self._wants[want.key].remove(want)
+        wants = self._wants[want.key]
+        wants.remove(want)
+        if not wants:
+            del self._wants[want.key]
         self._want_count -= 1
         frame = self._frame
         if frame is not None and frame.want is want:
@@ -270,33 +273,42 @@ class Channel:
             raise self._refused(
                 f"it sent a frame of generation {generation}, not {self._generation}"
             )
-        self._check_length(kind, length)
+        if length > self._longest_of(kind):
+            raise self._refused(f"it sent a frame of kind {kind} with {length} bytes")
+        if kind == Kind.GOODBYE:
+            self.has_left = True
+            return
+        if kind == Kind.CALL:
+            self._note_call(context, sequence, call)
+            return
+        self._frame = frame = _Frame((context, sequence), length, call, kind)
+        if self._is_over(frame.key):
+            frame.target = Discard(length)
+        elif kind == Kind.ABORT:
+            frame.target = memoryview(bytearray(length))
+        elif self._wants.get(frame.key):
+            self._choose_target(frame)
+        if length == 0 and frame.target is not None:
+            self._complete(frame)
+
+    def _note_call(self, context: int, sequence: int, call: int) -> None:
+        if self._is_over((context, sequence)):
+            # It waits for what was sent before this answer, or was never sent.
+            self.say(Tag(context, *self._current[context]), Kind.CALL)
+        else:
+            self._calls[context, sequence] = call
+
+    def _longest_of(self, kind: int) -> int:
+        """Return the most bytes that a frame of `kind` may have."""
         match kind:
-            case Kind.MESSAGE | Kind.ABORT:
-                frame = _Frame((context, sequence), length, call, kind)
-                self._frame = frame
-                if self._is_over(frame.key):
-                    frame.target = Discard(length)
-                elif kind == Kind.ABORT:
-                    frame.target = memoryview(bytearray(length))
-                elif self._wants.get(frame.key):
-                    self._choose_target(frame)
-                if length == 0 and frame.target is not None:
-                    self._complete(frame)
-            case Kind.GOODBYE:
-                self.has_left = True
-            case Kind.CALL if self._is_over((context, sequence)):
-                # It waits for what was sent before this answer, or was never sent.
-                self.say(Tag(context, *self._current[context]), Kind.CALL)
-            case Kind.CALL:
-                self._calls[context, sequence] = call
+            case Kind.MESSAGE:
+                return self._limit_bytes
+            case Kind.ABORT:
+                return REASON_BYTES
+            case Kind.GOODBYE | Kind.CALL:
+                return 0
             case _:
                 raise self._refused(f"it sent a frame of unknown kind {kind}")
-
-    def _check_length(self, kind: int, length: int) -> None:
-        limits: dict[int, int] = {Kind.MESSAGE: self._limit_bytes, Kind.ABORT: REASON_BYTES}
-        if length > limits.get(kind, 0):
-            raise self._refused(f"it sent a frame of kind {kind} with {length} bytes")
 
     def _is_over(self, key: tuple[int, int]) -> bool:
         return 0 < key[1] < self._current.get(key[0], (0, 0))[0]
@@ -349,7 +361,7 @@ class Channel:
 
     def _deliver(self, key: tuple[int, int]) -> None:
         """Give kept messages to those who want them."""
-        wants, kept = self._wants[key], self._kept[key]
+        wants, kept = self._wants.get(key), self._kept[key]
         while wants and kept and self._fits(wants[0], kept[0][0], kept[0][1].nbytes):
             _, data = kept.popleft()
             fill(wants[0].target, 0, data)

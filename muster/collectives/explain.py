@@ -4,10 +4,12 @@ python -m muster.collectives.explain --ranks 12 --hosts 3 --bytes 100e6
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Final, NoReturn
 
+from muster.collectives.calls import ITEM_BYTES
 from muster.collectives.errors import Unsupported
 from muster.collectives.link_model import Link, LinkModel, predict
 from muster.collectives.routes import ROUTES, Piece, Problem, route_of, rule_of
@@ -15,15 +17,6 @@ from muster.contracts.shards import ranges
 
 SHOWN_ROUNDS: Final = 20
 SHOWN_PIECES: Final = 3
-
-ITEM_BYTES: Final = {
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "float64": 8,
-    "int32": 4,
-    "int64": 8,
-}
 
 _ROW: Final = "{:13}{:>10}{:>9}{:>10}{:>12}{:>13}{:>12}{:>15}"
 _HEADINGS: Final = ("predicted", "rounds", "messages", "rank sends", "inside host", "host sends")
@@ -37,6 +30,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the explanation; exits with code 2 and a sentence if an argument is wrong."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a word
     parser = _Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--hosts", type=int, default=1)

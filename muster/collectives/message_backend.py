@@ -71,6 +71,8 @@ class MessageBackend(Backend):
         self._lock = Lock()
         self._moved = Condition(self._lock)
         self._is_polled = False
+        self._followers = 0
+        """Threads that wait for the one that polls."""
         self._must_spin = any(stream.fileno() < 0 for stream in streams.values())
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Ends the poll of another thread, which does not know of this thread's messages."""
@@ -100,6 +102,7 @@ class MessageBackend(Backend):
                 self._move(transfer, timeout_seconds)
             finally:
                 self._withdraw(transfer)
+                self._tell_followers()
 
     def abort(self, tag: Tag, reason: str) -> None:
         text = memoryview(reason.encode()[:REASON_BYTES])
@@ -170,6 +173,7 @@ class MessageBackend(Backend):
             raise ChannelClosed(self.rank)
         for channel in ready:
             channel.look()
+        self._tell_followers()
 
     def _move_some(self) -> bool:
         """Move what can be moved; return False if nothing can."""
@@ -183,8 +187,8 @@ class MessageBackend(Backend):
             # A peer whose own sending is blocked may first have to be read from.
             if (channel.is_wanted or is_sending) and channel.read_some():
                 has_moved = True
-        if has_moved and self._is_polled:
-            self._moved.notify_all()
+        if has_moved:
+            self._tell_followers()
         return has_moved
 
     def _withdraw(self, transfer: "_Transfer") -> None:
@@ -194,6 +198,10 @@ class MessageBackend(Backend):
         for channel, mark in transfer.marks.items():
             if channel.sent_bytes < mark:
                 channel.keep_unsent()
+
+    def _tell_followers(self) -> None:
+        if self._followers:
+            self._moved.notify_all()
 
     def _pause(self, attempt: int) -> None:
         """Sleep, for twice as long as the last time, up to the longest pause."""
@@ -208,7 +216,9 @@ class MessageBackend(Backend):
         """Wait until channels are ready, and return them, or until another thread has moved."""
         seconds = min(deadline.left_seconds, ON_WAIT_SECONDS)
         if self._is_polled:
+            self._followers += 1
             self._moved.wait(seconds)
+            self._followers -= 1
             return ()
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
@@ -222,7 +232,6 @@ class MessageBackend(Backend):
         finally:
             self._lock.acquire()
             self._is_polled = False
-            self._moved.notify_all()
         if self._wake in ready and not self._is_closed:
             os.eventfd_read(self._wake)
         return [channel for channel in self._all if channel.stream.fileno() in ready]

@@ -65,17 +65,17 @@ class SealedStream(SocketStream):
         return bool(self._unsent)
 
     def send(self, parts: Sequence[memoryview]) -> int:
-        if not self._unsent:
-            data, room = bytearray(), RECORD_BYTES
-            for part in parts:
-                data += part[:room]
-                room = RECORD_BYTES - len(data)
-            if data:
-                self._unsent = memoryview(self._record_of(bytes(data)))
-                self._flush()
-                return len(data)
         self._flush()
-        return 0
+        if self._unsent:
+            return 0
+        data, room = bytearray(), RECORD_BYTES
+        for part in parts:
+            data += part[:room]
+            room = RECORD_BYTES - len(data)
+        if data:
+            self._unsent = memoryview(self._record_of(bytes(data)))
+            self._flush()
+        return len(data)
 
     def read_into(self, part: memoryview) -> int:
         while not self._opened:
@@ -98,7 +98,8 @@ class SealedStream(SocketStream):
         return length + sealed
 
     def _flush(self) -> None:
-        self._unsent = self._unsent[super().send([self._unsent]) :]
+        if self._unsent:
+            self._unsent = self._unsent[super().send([self._unsent]) :]
 
     def _complete(self) -> None:
         """Use what has been read: a length, or a record."""

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from muster.collectives import operations
 from muster.collectives.backend import Backend
 from muster.collectives.calls import DTYPES, OPS
-from muster.collectives.operations import Outcome, all_reduce, counters
+from muster.collectives.operation_queue import counters
+from muster.collectives.operations import Outcome, all_reduce
 from muster.collectives.routes import ROUTES
 from muster.collectives.simulated import SimulatedBackend, run_ranks
 from muster.collectives.subgroups import SubBackend
