@@ -79,7 +79,8 @@ class SocketStream:
 
     def send(self, parts: Iterable[memoryview]) -> int:
         try:
-            return self.socket.sendmsg(beginning_of(parts, CHUNK_BYTES))
+            # SIGPIPE would end this rank with its peer, in a program that does not ignore it.
+            return self.socket.sendmsg(beginning_of(parts, CHUNK_BYTES), (), socket.MSG_NOSIGNAL)
         except BlockingIOError:
             return 0
         except OSError as error:

@@ -1,5 +1,6 @@
 """What a peer may send, and what it may not."""
 
+import signal
 import socket
 from collections.abc import Iterator
 
@@ -138,6 +139,17 @@ def test_end_with_a_goodbye_is_no_death(group: Raw) -> None:
     raw.shutdown(socket.SHUT_RDWR)
     with pytest.raises(Timeout):
         zero.recv(2, 1, timeout_seconds=0.05)
+
+
+def test_sending_to_a_dead_peer_is_no_signal() -> None:
+    own, raw = socket.socketpair()
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        raw.close()
+        with own, pytest.raises(ChannelClosed):
+            SocketStream(own, 1).send([memoryview(b"anybody?")])
+    finally:
+        signal.signal(signal.SIGPIPE, before)
 
 
 def test_no_goodbye_in_the_middle_of_a_message() -> None:
