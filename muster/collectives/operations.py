@@ -474,7 +474,7 @@ def _empty_for(player: Player, flats: Sequence[Array], peers: Sequence[int]) -> 
 
 
 def _parts(array: Array) -> Iterator[memoryview]:
-    return _cut(array.data.cast("B") if array.size else memoryview(b""))
+    return _cut(array.data.cast("B") if array.size else memoryview(bytearray()))
 
 
 def _cut(flat: memoryview) -> Iterator[memoryview]:

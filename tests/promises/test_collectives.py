@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from muster.collectives import operations
 from muster.collectives.backend import Backend
 from muster.collectives.calls import DTYPES, OPS
+from muster.collectives.errors import Timeout
 from muster.collectives.operation_queue import counters
 from muster.collectives.operations import Outcome, all_reduce
 from muster.collectives.routes import ROUTES
 from muster.collectives.simulated import SimulatedBackend, run_ranks
 from muster.collectives.subgroups import SubBackend
-from tests.support.groups import BACKENDS
+from tests.support.groups import BACKENDS, TRANSPORTS
 
 pytestmark = pytest.mark.slow
 
@@ -361,6 +362,23 @@ def test_groups_may_be_used_in_opposite_order(name: str, elements: int) -> None:
 
     with BACKENDS[name](3) as group:
         assert run_ranks(group.backends, rank) == [[27.0, 54.0]] * 3
+
+
+@pytest.mark.parametrize("name", TRANSPORTS)
+def test_nothing_may_come_before_it_is_awaited(name: str) -> None:
+    def rank(backend: Backend) -> list[int]:
+        nothing = [np.zeros(0, np.float32)] * 2
+        if backend.rank == 0:
+            handle = operations.all_to_all(backend, nothing, out=nothing, async_op=True)
+            with pytest.raises(Timeout):
+                handle.wait(0.05)
+            backend.send(1, b"!")
+            return [array.size for array in handle.wait()]
+        backend.recv(0, 1)
+        return [array.size for array in operations.all_to_all(backend, nothing, out=nothing)]
+
+    with TRANSPORTS[name](2) as group:
+        assert run_ranks(group.backends, rank) == [[0, 0]] * 2
 
 
 def test_a_group_is_freed_after_calls_in_the_background() -> None:
