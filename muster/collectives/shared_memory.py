@@ -34,6 +34,7 @@ class SharedMemoryBackend(MessageBackend):
             on_wait=flags.on_wait,
         )
         self._flags = flags
+        self._is_watched = bool(ends)
         self._barriers = 0
 
     @classmethod
@@ -61,6 +62,9 @@ class SharedMemoryBackend(MessageBackend):
         return cls(flags, watches=shared.watches)
 
     def barrier(self, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        if self._is_watched:  # the flags know nothing of a death, if no agent tells of it
+            super().barrier(timeout_seconds=timeout_seconds)
+            return
         self._flags.check_open()
         # Counted at the end, so that a barrier that timed out can be called again.
         barrier = self._barriers + 1
