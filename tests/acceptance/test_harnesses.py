@@ -7,7 +7,7 @@ import pytest
 
 import stress.chaos.__main__ as chaos
 import stress.stale.__main__ as stale
-from stress import detection, gangs, log_gaps, lost_replies, two_hosts
+from stress import collective_kills, detection, gangs, log_gaps, lost_replies, two_hosts
 from stress.load.figures import Figure
 from stress.load.lists import list_figures
 from stress.load.submissions import sqlite_figures
@@ -27,6 +27,11 @@ def test_a_few_faults_lose_nothing(tmp_path: Path) -> None:
 def test_a_few_faults_lose_nothing_in_a_store(tmp_path: Path) -> None:
     only = "storage:kill,store:nap,rank:kill"
     report = chaos.run(tmp_path, faults=5, seed=1, jobs=1, steps=40, only=only, store="s3")
+    assert not report.faults, report
+
+
+def test_ranks_end_their_collectives_when_one_dies(tmp_path: Path) -> None:
+    report = collective_kills.run(tmp_path, trials=8, seed=1)
     assert not report.faults, report
 
 
