@@ -16,7 +16,11 @@ sampler.py      the same order, for scripts with a loop of their own
 huggingface.py  a callback for the Trainer of Hugging Face, and its own loop
 lightning.py    a callback for the Trainer of Lightning, and its own loop
 saved.py        which of the checkpoints of these trainers are complete
+process_group.py  `torch.distributed.init_process_group("muster")`; connect.py: how its ranks meet
+backend.py      our collectives over a group of torch
 """
+
+from typing import TYPE_CHECKING, Any
 
 try:
     import torch  # first, for an error that says what to do
@@ -32,4 +36,27 @@ except ImportError as error:
 from muster.torch.run import Run, join
 from muster.torch.sampler import sampler
 
-__all__ = ["Run", "join", "sampler"]
+if TYPE_CHECKING:
+    from muster.torch.backend import TorchBackend as TorchBackend
+
+__all__ = ["Run", "TorchBackend", "join", "sampler"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401  a module attribute can be anything
+    if name != "TorchBackend":
+        raise AttributeError(f"module 'muster.torch' has no attribute {name!r}")
+    from muster.torch.backend import TorchBackend  # noqa: PLC0415  few scripts need it
+
+    return TorchBackend
+
+
+def _create_group(options: Any, more: Any) -> Any:  # noqa: ANN401  torch's
+    from muster.torch.process_group import MusterProcessGroup  # noqa: PLC0415  few scripts need it
+
+    return MusterProcessGroup.create(options, more)
+
+
+if torch.distributed.is_available():
+    torch.distributed.Backend.register_backend(
+        "muster", _create_group, extended_api=True, devices=["cpu", "cuda"]
+    )
