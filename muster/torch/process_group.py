@@ -3,19 +3,17 @@
     import muster.torch  # registers it
     torch.distributed.init_process_group("muster")
 
-The ranks of one host exchange data in shared memory, those of several hosts over TCP. Tensors on a
-GPU go through the host. torch calls the methods by their names, of which some have changed: both
-are there. Every error is torch's `DistBackendError`, whose cause is ours.
+The ranks of one host exchange data in shared memory, those of several hosts over TCP. torch calls
+the methods by name, and some names have changed: both are there. All errors are torch's
+`DistBackendError`; where Muster raised one, it is the cause.
 """
 
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
-from queue import SimpleQueue
-from typing import Any, Final, Self, TypeAlias, cast
+from typing import Any, Final, Self, TypeAlias
 from weakref import finalize
 
 import numpy as np
@@ -24,8 +22,10 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from muster.collectives.backend import Backend, Tag
+from muster.collectives.calls import Call
 from muster.collectives.engine import MESSAGE_BYTES
 from muster.collectives.errors import CollectiveError, Unsupported
+from muster.collectives.operation_queue import OperationQueue
 from muster.collectives.operations import (
     Op,
     all_gather,
@@ -40,10 +40,7 @@ from muster.torch.connect import connect
 
 Tensor: TypeAlias = torch.Tensor
 Options: TypeAlias = Any
-"""What torch passes to an operation, `AllreduceOptions` and the like; None where it passes none."""
-
-Work: TypeAlias = Callable[[float], object]
-"""What an operation does; the argument is its timeout in seconds."""
+"""What torch passes to an operation, `AllreduceOptions` and the like; None where it has none."""
 
 _OPS: Final[Sequence[tuple[Any, Op]]] = (
     (dist.ReduceOp.SUM, "sum"),
@@ -51,9 +48,13 @@ _OPS: Final[Sequence[tuple[Any, Op]]] = (
     (dist.ReduceOp.MIN, "min"),
     (dist.ReduceOp.MAX, "max"),
 )
-_COLLECTIVES: Final = None
-_NONE: Final = torch.empty(0, dtype=torch.uint8)
-"""Takes the place of a tensor for a rank that sends or receives nothing."""
+_OTHER_VIEWS: Final = {torch.bfloat16: torch.uint16, torch.bool: torch.uint8}
+"""Of types that numpy does not have, or that cannot be combined as they are."""
+
+_COLLECTIVES: Final = "collectives"
+_CALL: Final = Call("send")  # of a queue's counters, which nobody reads
+_NOTHING: Final = torch.empty(0, dtype=torch.uint8)
+"""Takes the place of a tensor for a rank that sends or receives none."""
 
 
 class MusterWork(dist.Work):
@@ -65,10 +66,10 @@ class MusterWork(dist.Work):
         self._outputs = outputs
         self._outcome: Future[None] = Future()
 
-    def run(self, work: Callable[[], object]) -> None:
-        """Do the work; `wait` raises what it raises."""
+    def run(self, job: Callable[[], object]) -> None:
+        """Do the job; `wait` raises what it raises."""
         try:
-            work()
+            job()
         except Exception as error:  # noqa: BLE001  of the user's tensors, too
             failure = dist.DistBackendError(f"{self._name} failed: {error}")
             failure.__cause__ = error
@@ -88,14 +89,8 @@ class MusterWork(dist.Work):
             ) from error
         return True
 
-    def synchronize(self) -> None:
-        self.wait()
-
     def is_completed(self) -> bool:
         return self._outcome.done()
-
-    def is_success(self) -> bool:
-        return self._outcome.done() and self._outcome.exception() is None
 
     def exception(self) -> BaseException | None:
         return self._outcome.exception() if self._outcome.done() else None
@@ -105,57 +100,45 @@ class MusterWork(dist.Work):
 
     def get_future(self) -> Any:  # noqa: ANN401  a future of torch
         """Return a future of the outputs."""
-        devices = list({it.device for it in self._outputs if it.is_cuda})
-        ended = torch.futures.Future(devices=devices)
-        # What raises in `then` is an error for code in C++, such as DDP. With `set_exception` it
-        # would take the exception for a result.
-        outputs = ended.then(self._value)
+        ended = torch.futures.Future(
+            devices=list({it.device for it in self._outputs if it.is_cuda})
+        )
+        # C++ code such as DDP sees an error only if a callback raises it: what `set_exception` sets
+        # would be a result to it.
+        outputs = ended.then(lambda _: self.wait() and self._outputs)
         self._outcome.add_done_callback(lambda _: ended.set_result(None))
         return outputs
-
-    def _value(self, _: object) -> list[Tensor]:
-        self.wait()
-        return self._outputs
 
 
 class MusterProcessGroup(dist.ProcessGroup):
     """The ranks of one group of torch.
 
-    Operations run in the order in which they are called, those with ``async_op`` in a thread.
-    Messages between two ranks overlap with them and with each other.
+    Collectives run in the order in which they are called, in a thread of the group if ``async_op``
+    is set. Messages between two ranks overlap with them and with each other.
     """
+
+    group_name: str = ""  # torch gives a group in Python no name, but asks for one
+    group_desc: str = ""
 
     def __init__(self, options: Options, backend: Backend) -> None:
         super().__init__(options.group_rank, options.group_size)
         self.set_timeout(options.timeout)
-        self._name: str = options.group_id
+        self.group_name = self.group_desc = options.group_id
         self._backend = backend
-        self._workers: defaultdict[object, _Worker] = defaultdict(_Worker)
-        # Also at the end of the process, so that others see a rank that left, not one that died.
-        self._close = finalize(self, _close, backend, self._workers)
+        self._queues: defaultdict[object, OperationQueue] = defaultdict(OperationQueue)
+        # Also at the end of the process: others then see a rank that left, not one that died.
+        self._close = finalize(self, _close, backend, self._queues)
 
     @classmethod
     def create(cls, options: Options, more: object = None) -> Self:  # noqa: ARG003
         """Return the group once all its ranks have met; torch calls this in `new_group`, too."""
+        rank, world_size, timeout = options.group_rank, options.group_size, options.timeout
         try:
-            backend = connect(
-                options.store, options.group_rank, options.group_size, options.timeout
-            )
+            return cls(options, connect(options.store, rank, world_size, timeout))
         except CollectiveError as error:
             raise dist.DistBackendError(
                 f"the ranks of group {options.group_id} did not meet: {error}"
             ) from error
-        return cls(options, backend)
-
-    # Of the group
-
-    @property
-    def group_name(self) -> str:
-        return self._name
-
-    @property
-    def group_desc(self) -> str:
-        return self._name
 
     def getBackendName(self) -> str:  # noqa: N802  torch's name
         return "muster"
@@ -165,8 +148,9 @@ class MusterProcessGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Finish the collectives that were called, and close the connections."""
-        self._workers[_COLLECTIVES].end()
-        self._close()
+        if self._close.alive:
+            self._queues[_COLLECTIVES].run(_CALL, lambda _: None)
+            self._close()
 
     def abort(self) -> None:
         """Close the connections; operations that are under way fail."""
@@ -175,133 +159,60 @@ class MusterProcessGroup(dist.ProcessGroup):
     # Collectives
 
     def allreduce(self, tensors: list[Tensor], opts: Options = None) -> MusterWork:
-        operands = self._operands(tensors)
-        op = _op_of("all_reduce", opts)
-
-        def work(seconds: float) -> None:
-            for it in operands:
-                array, dtype = it.numbers(op)
-                all_reduce(self._backend, array, op, dtype=dtype, timeout_seconds=seconds)
-
-        return self._perform("all_reduce", work, operands, operands, opts)
+        op, them = _op_of(opts, tensors), self._operands(tensors)
+        calls = [partial(all_reduce, self._backend, it.numbers, op, dtype=it.dtype) for it in them]
+        return self._perform("all_reduce", calls, them, them, opts)
 
     allreduce_coalesced = allreduce
 
-    def reduce(self, tensors: list[Tensor], opts: Options = None) -> MusterWork:
-        operands = self._operands(tensors)
-        op, root = _op_of("reduce", opts), opts.rootRank
-
-        def work(seconds: float) -> None:
-            for it in operands:
-                array, dtype = it.numbers(op)
-                reduce(self._backend, array, op, root=root, dtype=dtype, timeout_seconds=seconds)
-
-        return self._perform("reduce", work, operands, operands, opts)
+    def reduce(self, tensors: list[Tensor], opts: Options) -> MusterWork:
+        op, them = _op_of(opts, tensors), self._operands(tensors)
+        run = partial(reduce, self._backend, root=opts.rootRank)
+        calls = [partial(run, it.numbers, op, dtype=it.dtype) for it in them]
+        return self._perform("reduce", calls, them, them, opts)
 
     def broadcast(self, tensors: list[Tensor], opts: Options) -> MusterWork:
-        operands = self._operands(tensors)
-
-        def work(seconds: float) -> None:
-            for it in operands:
-                broadcast(self._backend, it.octets(), root=opts.rootRank, timeout_seconds=seconds)
-
-        return self._perform("broadcast", work, operands, operands, opts)
-
-    def allgather(
-        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options = None
-    ) -> MusterWork:
-        return self._exchange("all_gather", inputs * self.size(), outputs[0], opts)
-
-    def gather(
-        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options
-    ) -> MusterWork:
-        sent = [_NONE] * self.size()
-        sent[opts.rootRank] = inputs[0]
-        return self._exchange("gather", sent, outputs[0] if outputs else [], opts)
-
-    def scatter(
-        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Options
-    ) -> MusterWork:
-        received = [_NONE] * self.size()
-        received[opts.rootRank] = outputs[0]
-        return self._exchange("scatter", inputs[0] if inputs else [], received, opts)
-
-    def alltoall(
-        self, outputs: list[Tensor], inputs: list[Tensor], opts: Options = None
-    ) -> MusterWork:
-        return self._exchange("all_to_all", inputs, outputs, opts)
-
-    def all_to_all_single(
-        self,
-        output: Tensor,
-        input: Tensor,  # noqa: A002  torch's name
-        output_split_sizes: list[int],
-        input_split_sizes: list[int],
-        opts: Options = None,
-    ) -> MusterWork:
-        target, source = operands = self._operands([output, input])
-
-        def work(seconds: float) -> None:
-            all_to_all(
-                self._backend,
-                _split(source, input_split_sizes, self.size()),
-                out=_split(target, output_split_sizes, self.size()),
-                timeout_seconds=seconds,
-            )
-
-        return self._perform("all_to_all", work, operands, [target], opts)
-
-    alltoall_base = all_to_all_single
+        them = self._operands(tensors)
+        run = partial(broadcast, self._backend, root=opts.rootRank)
+        return self._perform(
+            "broadcast", [partial(run, it.octets) for it in them], them, them, opts
+        )
 
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Options = None
     ) -> MusterWork:
         targets, sources = self._operands(outputs), self._operands(inputs)
-
-        def work(seconds: float) -> None:
-            for target, source in zip(targets, sources, strict=True):
-                all_gather(
-                    self._backend, source.octets(), out=target.octets(), timeout_seconds=seconds
-                )
-
-        return self._perform("all_gather", work, [*targets, *sources], targets, opts)
+        calls = [
+            partial(all_gather, self._backend, source.octets, out=target.octets)
+            for source, target in zip(sources, targets, strict=True)
+        ]
+        return self._perform("all_gather", calls, sources, targets, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def all_gather_single(
-        self,
-        output: Tensor,
-        input: Tensor,  # noqa: A002  torch's name
-        opts: Options = None,
-    ) -> MusterWork:
-        return self.all_gather_single_coalesced([output], [input], opts)
+    def all_gather_single(self, output: Tensor, part: Tensor, opts: Options = None) -> MusterWork:
+        return self.all_gather_single_coalesced([output], [part], opts)
 
     _allgather_base = all_gather_single
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Options = None
     ) -> MusterWork:
+        op = _op_of(opts, inputs)
         targets, sources = self._operands(outputs), self._operands(inputs)
-        op = _op_of("reduce_scatter", opts)
-
-        def work(seconds: float) -> None:
-            for target, source in zip(targets, sources, strict=True):
-                (out, _), (array, dtype) = target.numbers(op), source.numbers(op)
-                reduce_scatter(
-                    self._backend, array, op, out=out, dtype=dtype, timeout_seconds=seconds
-                )
-
-        return self._perform("reduce_scatter", work, [*targets, *sources], targets, opts)
+        run = partial(reduce_scatter, self._backend)
+        calls = [
+            partial(run, source.numbers, op, out=target.numbers, dtype=source.dtype)
+            for source, target in zip(sources, targets, strict=True)
+        ]
+        return self._perform("reduce_scatter", calls, sources, targets, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def reduce_scatter_single(
-        self,
-        output: Tensor,
-        input: Tensor,  # noqa: A002  torch's name
-        opts: Options = None,
+        self, output: Tensor, whole: Tensor, opts: Options = None
     ) -> MusterWork:
-        return self.reduce_scatter_single_coalesced([output], [input], opts)
+        return self.reduce_scatter_single_coalesced([output], [whole], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -312,38 +223,66 @@ class MusterProcessGroup(dist.ProcessGroup):
         return self.reduce_scatter_single_coalesced(outputs, wholes, opts)
 
     def barrier(self, opts: Options = None) -> MusterWork:
-        def work(seconds: float) -> None:
-            barrier(self._backend, timeout_seconds=seconds)
+        return self._perform("barrier", [partial(barrier, self._backend)], [], [], opts)
 
-        return self._perform("barrier", work, [], [], opts)
+    # Collectives that only move parts: what each rank sends to each
 
-    # Messages
+    def allgather(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options = None
+    ) -> MusterWork:
+        return self.alltoall(outputs[0], inputs * self.size(), opts)
+
+    def gather(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options
+    ) -> MusterWork:
+        sent = [_NOTHING] * self.size()
+        sent[opts.rootRank] = inputs[0]
+        return self.alltoall(outputs[0] if outputs else [_NOTHING] * self.size(), sent, opts)
+
+    def scatter(
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Options
+    ) -> MusterWork:
+        received = [_NOTHING] * self.size()
+        received[opts.rootRank] = outputs[0]
+        return self.alltoall(received, inputs[0] if inputs else [_NOTHING] * self.size(), opts)
+
+    def alltoall(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Options = None
+    ) -> MusterWork:
+        targets, sources = self._operands(outputs), self._operands(inputs)
+        out = [it.octets for it in targets]
+        call = partial(all_to_all, self._backend, [it.octets for it in sources], out=out)
+        return self._perform("all_to_all", [call], sources, targets, opts)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        whole: Tensor,
+        output_split_sizes: list[int],
+        input_split_sizes: list[int],
+        opts: Options = None,
+    ) -> MusterWork:
+        (target,), (source,) = self._operands([output]), self._operands([whole])
+        out = _split(target, output_split_sizes, self.size())
+        parts = _split(source, input_split_sizes, self.size())
+        call = partial(all_to_all, self._backend, parts, out=out)
+        return self._perform("all_to_all", [call], [source], [target], opts)
+
+    alltoall_base = all_to_all_single
+
+    # Messages. Each peer, direction and tag has its own queue: none waits for another one.
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> MusterWork:
-        operands = self._operands(tensors)
-
-        def work(seconds: float) -> None:
-            self._backend.exchange(
-                [(peer, part) for it in operands for part in it.messages()],
-                [],
-                tag=_tag_of(tag),
-                timeout_seconds=seconds,
-            )
-
-        return self._perform("send", work, operands, [], worker=("to", peer, tag))
+        them = self._operands(tensors)
+        parts = [(peer, part) for it in them for part in it.messages()]
+        call = partial(self._backend.exchange, parts, [], tag=_tag_of(tag))
+        return self._perform("send", [call], them, [], queue=("to", peer, tag))
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int) -> MusterWork:
-        operands = self._operands(tensors)
-
-        def work(seconds: float) -> None:
-            self._backend.exchange(
-                [],
-                [(peer, part) for it in operands for part in it.messages()],
-                tag=_tag_of(tag),
-                timeout_seconds=seconds,
-            )
-
-        return self._perform("recv", work, operands, operands, worker=("from", peer, tag))
+        them = self._operands(tensors)
+        parts = [(peer, part) for it in them for part in it.messages()]
+        call = partial(self._backend.exchange, [], parts, tag=_tag_of(tag))
+        return self._perform("recv", [call], them, them, queue=("from", peer, tag))
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> MusterWork:  # noqa: ARG002
         raise _unsupported("recv from any rank", "give the src")
@@ -357,159 +296,106 @@ class MusterProcessGroup(dist.ProcessGroup):
     def _operands(self, tensors: Sequence[Tensor]) -> "list[_Operand]":
         return [_Operand(tensor, is_staged=self.is_staged(tensor)) for tensor in tensors]
 
-    def _exchange(
-        self, name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], opts: Options
-    ) -> MusterWork:
-        """Send ``inputs[r]`` to rank r, and fill ``outputs[r]`` with its answer; [] is none."""
-        sources = self._operands(inputs or [_NONE] * self.size())
-        targets = self._operands(outputs or [_NONE] * self.size())
-
-        def work(seconds: float) -> None:
-            all_to_all(
-                self._backend,
-                [it.octets() for it in sources],
-                out=[it.octets() for it in targets],
-                timeout_seconds=seconds,
-            )
-
-        return self._perform(name, work, [*sources, *targets], targets, opts)
-
     def _perform(
         self,
         name: str,
-        work: Work,
-        operands: "Sequence[_Operand]",
-        outputs: "Sequence[_Operand]",
+        calls: Sequence[Callable[..., object]],
+        sources: "Sequence[_Operand]",
+        targets: "Sequence[_Operand]",
         opts: Options = None,
         *,
-        worker: object = _COLLECTIVES,
+        queue: object = _COLLECTIVES,
     ) -> MusterWork:
-        """Do the work in its turn. What is called without ``async_op`` needs no other thread."""
-        own = opts.timeout.total_seconds() if opts is not None else 0.0
+        """Make the calls in turn, in the calling thread if it waits for them anyway."""
+        if not self._close.alive:
+            raise dist.DistBackendError(
+                f"{name} in group {self.group_name} came after its end: call "
+                "destroy_process_group() last"
+            )
+        own = opts.timeout.total_seconds() if opts is not None else 0
         seconds = own if own > 0 else self._timeout_seconds
-        result = MusterWork(f"{name} in group {self._name}", [it.tensor for it in outputs])
+        work = MusterWork(f"{name} in group {self.group_name}", [it.tensor for it in targets])
 
-        def run() -> None:
-            for it in operands:
-                it.wait_for_copy()
-            work(seconds)
-            for it in outputs:
+        def job() -> None:
+            for it in (*sources, *targets):
+                it.fetch()
+            for call in calls:
+                call(timeout_seconds=seconds)
+            for it in targets:
                 it.put_back()
 
-        # Messages always go to a thread, and a release without the field does not say.
-        in_background = worker is not _COLLECTIVES or getattr(opts, "asyncOp", True)
-        self._workers[worker].run(partial(result.run, run), in_background=in_background)
-        return result
+        is_async = queue is not _COLLECTIVES or getattr(opts, "asyncOp", True)  # old: does not say
+        put = self._queues[queue].submit if is_async else self._queues[queue].run
+        put(_CALL, lambda _: work.run(job))
+        return work
 
 
 class _Operand:
-    """A tensor as contiguous host memory: its own, or a copy that is put back."""
+    """A tensor as contiguous host memory: its own, or a copy while an operation runs."""
 
     def __init__(self, tensor: Tensor, *, is_staged: bool) -> None:
         if tensor.layout is not torch.strided:
             raise _unsupported("a sparse tensor", "use dense gradients (sparse=False)")
-        self.tensor = tensor.detach()
-        self._copied: Any = None
-        if is_staged:
-            # Without a cache of ours: torch keeps pinned memory that is free for the next one.
+        self.tensor = host = tensor.detach()
+        self.dtype = "bfloat16" if tensor.dtype is torch.bfloat16 else None
+        self._is_copy = is_staged or not tensor.is_contiguous()
+        if self._is_copy:
+            # Without a cache of ours: torch keeps free pinned memory for the next tensor.
             host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            host.copy_(self.tensor, non_blocking=True)
-            if tensor.is_cuda:
-                # It also comes after what the user's stream still does with an output.
-                self._copied = torch.cuda.Event()
-                self._copied.record(torch.cuda.current_stream(tensor.device))
-        else:
-            host = self.tensor.contiguous()
-        self._flat = host.reshape(-1)
+        self._flat = host.view(-1)
+        self._stream: Any = None
+        if tensor.is_cuda:
+            # In a stream of its own the copy does not wait for the rest of a backward pass.
+            self._stream = torch.cuda.Stream(tensor.device)
+            self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
 
-    def wait_for_copy(self) -> None:
-        if self._copied is not None:
-            self._copied.synchronize()
+    def fetch(self) -> None:
+        """Copy, once earlier operations of the group have ended: they may be on the same tensor."""
+        self._copy(self.tensor, self._flat.view(self.tensor.shape))
 
+    def put_back(self) -> None:
+        self._copy(self._flat.view(self.tensor.shape), self.tensor)
+
+    def _copy(self, source: Tensor, target: Tensor) -> None:
+        if self._is_copy:
+            with torch.cuda.stream(self._stream):
+                target.copy_(source)
+
+    @property
     def octets(self) -> NDArray[np.uint8]:
-        """Return the memory as bytes, for operations that only move them."""
-        return cast("NDArray[np.uint8]", self._flat.view(torch.uint8).numpy())
+        """The memory as bytes, for operations that only move them."""
+        octets: NDArray[np.uint8] = self._flat.view(torch.uint8).numpy()
+        return octets
+
+    @property
+    def numbers(self) -> NDArray[Any]:
+        numbers: NDArray[Any] = self._flat.view(
+            _OTHER_VIEWS.get(self._flat.dtype, self._flat.dtype)
+        ).numpy()
+        return numbers
 
     def messages(self) -> list[memoryview]:
         """Return the memory cut into messages; a tensor without elements is one, too."""
-        octets = self.octets()
-        if not octets.size:
-            return [memoryview(bytearray())]
-        starts = range(0, octets.size, MESSAGE_BYTES)
+        octets = self.octets
+        starts = range(0, max(octets.size, 1), MESSAGE_BYTES)
         return [octets[start : start + MESSAGE_BYTES].data for start in starts]
 
-    def numbers(self, op: Op) -> tuple[NDArray[Any], str | None]:
-        """Return the memory as numbers, and the name of a type that numpy does not have."""
-        if self._flat.dtype is torch.bfloat16:
-            return self._flat.view(torch.uint16).numpy(), "bfloat16"
-        if self._flat.dtype is torch.bool:
-            if op not in {"min", "max"}:
-                raise Unsupported("bools have no sum: use MAX for or, MIN for and")
-            return self.octets(), None
-        return self._flat.numpy(), None
 
-    def put_back(self) -> None:
-        if self._flat.data_ptr() != self.tensor.data_ptr():
-            self.tensor.copy_(self._flat.view(self.tensor.shape))
-
-
-class _Worker:
-    """Does jobs one after the other, in a thread where the caller does not wait for them."""
-
-    # Not an executor: the end of the process would wait for operations whose peers never come.
-
-    def __init__(self) -> None:
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._unfinished = 0
-        self._thread: threading.Thread | None = None
-        self._has_ended = False
-
-    def run(self, job: Callable[[], None], *, in_background: bool) -> None:
-        with self._lock:
-            is_queued = not self._has_ended and (in_background or self._unfinished > 0)
-            if is_queued:
-                if self._thread is None:
-                    self._thread = threading.Thread(
-                        target=self._serve, name="muster-process-group", daemon=True
-                    )
-                    self._thread.start()
-                self._unfinished += 1
-                self._jobs.put(job)
-        if not is_queued:
-            job()
-
-    def end(self, *, must_finish: bool = True) -> None:
-        """Do no further job in the thread."""
-        with self._lock:
-            self._has_ended = True
-        self._jobs.put(None)
-        if must_finish and self._thread is not None:
-            self._thread.join()
-
-    def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-            with self._lock:
-                self._unfinished -= 1
-
-
-def _close(backend: Backend, workers: Mapping[object, _Worker]) -> None:
-    for worker in workers.values():
-        worker.end(must_finish=False)
+def _close(backend: Backend, queues: Mapping[object, OperationQueue]) -> None:
+    for queue in queues.values():
+        queue.end()
     backend.close()
 
 
-def _op_of(name: str, opts: Options) -> Op:
-    """Return the reduction of an operation; raises `DistBackendError`."""
+def _op_of(opts: Options, tensors: Sequence[Tensor]) -> Op:
+    """Return our name of a reduction; raises `DistBackendError`."""
     wanted = dist.ReduceOp.SUM if opts is None else opts.reduceOp
-    for op, ours in _OPS:
-        if wanted == op:
-            return ours
-    raise _unsupported(
-        f"{name} with this ReduceOp",
-        "use SUM, AVG, MIN or MAX, or all_gather and combine the tensors",
-    )
+    name = next((name for op, name in _OPS if wanted == op), None)
+    if name is None:
+        raise _unsupported("this ReduceOp", "use SUM, AVG, MIN or MAX, or all_gather the tensors")
+    if name in {"sum", "mean"} and any(it.dtype is torch.bool for it in tensors):
+        raise _unsupported("sums of bool", "use MAX for or, MIN for and")
+    return name
 
 
 def _unsupported(what: str, instead: str) -> Exception:
@@ -519,18 +405,14 @@ def _unsupported(what: str, instead: str) -> Exception:
 
 
 def _tag_of(tag: int) -> Tag:
-    """Return ours; collectives have sequences, which keep them apart."""
+    """Return ours; only collectives have a sequence, which keeps them apart."""
     return Tag(context=tag & 0xFFFF_FFFF)
 
 
 def _split(operand: _Operand, sizes: Sequence[int], parts: int) -> list[NDArray[np.uint8]]:
-    """Cut the rows of a tensor into parts of these sizes, or equal ones."""
-    octets = operand.octets()
-    rows = len(operand.tensor)
+    """Cut the rows of a tensor into parts of these sizes, or into equal ones."""
+    octets, rows = operand.octets, len(operand.tensor)
     counts = sizes or [rows // parts] * parts
     if sum(counts) != rows or len(counts) != parts:
-        raise Unsupported(
-            f"{rows} rows are not {parts} parts of {list(counts)}: give split sizes that add up"
-        )
-    row_bytes = octets.size // rows if rows else 0
-    return np.split(octets, np.cumsum(counts[:-1]) * row_bytes)
+        raise _unsupported(f"{rows} rows in {parts} parts of {counts}", "make the sizes add up")
+    return np.split(octets, np.cumsum(counts[:-1]) * (octets.size // max(rows, 1)))
