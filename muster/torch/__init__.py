@@ -7,17 +7,18 @@
         loss = cross_entropy(model(batch["x"]), batch["y"])
         run.backward(loss)
 
-state.py        model and optimizer in memory that peers and checkpoints can read
-shards.py       which samples a virtual shard holds, and their numbers
-computer.py     gradients of a shard, and the step of the optimizer
-fingerprint.py  whether processes compute the same bits
-run.py          `join`, and the loop
-sampler.py      the same order, for scripts with a loop of their own
-huggingface.py  a callback for the Trainer of Hugging Face, and its own loop
-lightning.py    a callback for the Trainer of Lightning, and its own loop
-saved.py        which of the checkpoints of these trainers are complete
-process_group.py  `torch.distributed.init_process_group("muster")`; connect.py: how its ranks meet
-backend.py      our collectives over a group of torch
+state.py          model and optimizer in memory that peers and checkpoints can read
+shards.py         which samples a virtual shard holds, and their numbers
+computer.py       gradients of a shard, and the step of the optimizer
+fingerprint.py    whether processes compute the same bits
+run.py            `join`, and the loop
+sampler.py        the same order, for scripts with a loop of their own
+huggingface.py    a callback for the Trainer of Hugging Face, and its own loop
+lightning.py      a callback for the Trainer of Lightning, and its own loop
+saved.py          which of the checkpoints of these trainers are complete
+process_group.py  ``init_process_group("muster")``, for all that uses torch.distributed
+connect.py        how the ranks of such a group meet
+backend.py        our collectives over a group that torch already has
 """
 
 from typing import TYPE_CHECKING, Any

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
+from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import muster.torch
 from muster.collectives import all_gather, all_reduce
-from muster.collectives.errors import SizeMismatch, Timeout
+from muster.collectives.errors import ChannelClosed, SizeMismatch, Timeout
 from muster.torch.connect import connect
 from muster.torch.process_group import MusterProcessGroup, Options
 
@@ -26,6 +27,9 @@ PATIENCE_SECONDS = 60.0
 """A rank that says nothing for this long hangs."""
 
 KILLED = "killed"
+KEPT: list[object] = []
+"""What uses gloo, and would hang at its end before the rank has answered."""
+
 STEPS = 4
 MOVED = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8, torch.complex64)
 ADDED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.uint8)
@@ -72,11 +76,7 @@ def run_ranks(rank: Rank, world_size: int, store: Path, *arguments: object) -> l
         for process in processes:
             ending.callback(process.join)
             ending.callback(process.kill)
-        answers = [_answer(pipe) for pipe in pipes]
-        for process, pipe in zip(processes, pipes, strict=True):
-            pipe.close()
-            process.join(PATIENCE_SECONDS)
-        return answers
+        return [_answer(pipe) for pipe in pipes]
 
 
 def _answer(pipe: Connection) -> object:
@@ -103,18 +103,26 @@ def _run(
     pipe.send(answer)
 
 
+@cache
+def store_of(path: str, world_size: int) -> dist.Store:
+    """Return the store of all groups of this process; one that ends would remove the file."""
+    return dist.FileStore(path, world_size)
+
+
 @contextmanager
 def default_group(backend: str, timeout_seconds: float = PATIENCE_SECONDS) -> Iterator[int]:
     """Make the default group and destroy it; yield the rank."""
+    world_size = int(os.environ["WORLD_SIZE"])
     dist.init_process_group(
         backend,
-        init_method=f"file://{os.environ['STORE']}",
+        store=store_of(os.environ["STORE"], world_size),
         rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
+        world_size=world_size,
         timeout=timedelta(seconds=timeout_seconds),
     )
     yield dist.get_rank()
-    dist.destroy_process_group()
+    if backend != "gloo":  # whose end hangs or aborts now and then
+        dist.destroy_process_group()
 
 
 def values(rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -396,6 +404,7 @@ def trained(backend: str, kind: str) -> list[list[float]]:
             mesh = init_device_mesh("cpu", shape, mesh_dim_names=("copies", "parts")[-len(shape) :])
             fully_shard(model.first, mesh=mesh)
             fully_shard(model, mesh=mesh)
+        KEPT.append(net)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         torch.manual_seed(rank)
         for step in range(STEPS):
@@ -499,3 +508,21 @@ def over_gloo() -> dict[str, Any]:
         backend.barrier()
         backend.close()
         return result
+
+
+def death_over_gloo() -> str:
+    """Return the error of our collectives when a rank of the group of gloo is killed."""
+    dist.init_process_group(
+        "gloo",
+        store=store_of(os.environ["STORE"], 2),
+        rank=int(os.environ["RANK"]),
+        world_size=2,
+    )
+    backend = muster.torch.TorchBackend()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        all_reduce(backend, values(0, 100).numpy())
+    except ChannelClosed as error:
+        return f"rank {error.rank} is gone"
+    return "it went on"

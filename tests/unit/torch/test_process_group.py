@@ -9,6 +9,7 @@ pytest.importorskip("torch")
 from tests.support.torch_ranks import (
     KILLED,
     columns,
+    death_over_gloo,
     different_operations,
     groups_of_some,
     groups_one_after_the_other,
@@ -122,3 +123,7 @@ def test_our_collectives_run_over_gloo(tmp_path: Path) -> None:
             "sizes": (4, 5),
             "message": b"five!",
         }
+
+
+def test_death_over_gloo_ends_our_collectives(tmp_path: Path) -> None:
+    assert run_ranks(death_over_gloo, 2, tmp_path / "store") == ["rank 1 is gone", KILLED]
