@@ -7,16 +7,21 @@
         loss = cross_entropy(model(batch["x"]), batch["y"])
         run.backward(loss)
 
-state.py        model and optimizer in memory that peers and checkpoints can read
-shards.py       which samples a virtual shard holds, and their numbers
-computer.py     gradients of a shard, and the step of the optimizer
-fingerprint.py  whether processes compute the same bits
-run.py          `join`, and the loop
-sampler.py      the same order, for scripts with a loop of their own
-huggingface.py  a callback for the Trainer of Hugging Face, and its own loop
-lightning.py    a callback for the Trainer of Lightning, and its own loop
-saved.py        which of the checkpoints of these trainers are complete
+state.py          model and optimizer in memory that peers and checkpoints can read
+shards.py         which samples a virtual shard holds, and their numbers
+computer.py       gradients of a shard, and the step of the optimizer
+fingerprint.py    whether processes compute the same bits
+run.py            `join`, and the loop
+sampler.py        the same order, for scripts with a loop of their own
+huggingface.py    a callback for the Trainer of Hugging Face, and its own loop
+lightning.py      a callback for the Trainer of Lightning, and its own loop
+saved.py          which of the checkpoints of these trainers are complete
+process_group.py  ``init_process_group("muster")``, for all that uses torch.distributed
+connect.py        how the ranks of such a group meet
+backend.py        our collectives over a group that torch already has
 """
+
+from typing import TYPE_CHECKING, Any
 
 try:
     import torch  # first, for an error that says what to do
@@ -32,4 +37,27 @@ except ImportError as error:
 from muster.torch.run import Run, join
 from muster.torch.sampler import sampler
 
-__all__ = ["Run", "join", "sampler"]
+if TYPE_CHECKING:
+    from muster.torch.backend import TorchBackend as TorchBackend
+
+__all__ = ["Run", "TorchBackend", "join", "sampler"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401  a module attribute can be anything
+    if name != "TorchBackend":
+        raise AttributeError(f"module 'muster.torch' has no attribute {name!r}")
+    from muster.torch.backend import TorchBackend  # noqa: PLC0415  few scripts need it
+
+    return TorchBackend
+
+
+def _create_group(options: Any, more: Any) -> Any:  # noqa: ANN401  torch's
+    from muster.torch.process_group import MusterProcessGroup  # noqa: PLC0415  few scripts need it
+
+    return MusterProcessGroup.create(options, more)
+
+
+if torch.distributed.is_available():
+    torch.distributed.Backend.register_backend(
+        "muster", _create_group, extended_api=True, devices=["cpu", "cuda"]
+    )

@@ -1,0 +1,418 @@
+"""A process group of `torch.distributed` over Muster's collectives.
+
+    import muster.torch  # registers it
+    torch.distributed.init_process_group("muster")
+
+The ranks of one host exchange data in shared memory, those of several hosts over TCP. torch calls
+the methods by name, and some names have changed: both are there. All errors are torch's
+`DistBackendError`; where Muster raised one, it is the cause.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final, Self, TypeAlias
+from weakref import finalize
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from muster.collectives.backend import Backend, Tag
+from muster.collectives.calls import Call
+from muster.collectives.engine import MESSAGE_BYTES
+from muster.collectives.errors import CollectiveError, Unsupported
+from muster.collectives.operation_queue import OperationQueue
+from muster.collectives.operations import (
+    Op,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    barrier,
+    broadcast,
+    reduce,
+    reduce_scatter,
+)
+from muster.torch.connect import connect
+
+Tensor: TypeAlias = torch.Tensor
+Options: TypeAlias = Any
+"""What torch passes to an operation, `AllreduceOptions` and the like; None where it has none."""
+
+_OPS: Final[Sequence[tuple[Any, Op]]] = (
+    (dist.ReduceOp.SUM, "sum"),
+    (dist.ReduceOp.AVG, "mean"),
+    (dist.ReduceOp.MIN, "min"),
+    (dist.ReduceOp.MAX, "max"),
+)
+_OTHER_VIEWS: Final = {torch.bfloat16: torch.uint16, torch.bool: torch.uint8}
+"""Of types that numpy does not have, or that cannot be combined as they are."""
+
+_COLLECTIVES: Final = "collectives"
+_CALL: Final = Call("send")  # of a queue's counters, which nobody reads
+_NOTHING: Final = torch.empty(0, dtype=torch.uint8)
+"""Takes the place of a tensor for a rank that sends or receives none."""
+
+
+class MusterWork(dist.Work):
+    """One operation, under way or over."""
+
+    def __init__(self, name: str, outputs: list[Tensor]) -> None:
+        super().__init__()
+        self._name = name
+        self._outputs = outputs
+        self._outcome: Future[None] = Future()
+
+    def run(self, job: Callable[[], object]) -> None:
+        """Do the job; `wait` raises what it raises."""
+        try:
+            job()
+        except Exception as error:  # noqa: BLE001  of the user's tensors, too
+            failure = dist.DistBackendError(f"{self._name} failed: {error}")
+            failure.__cause__ = error
+            self._outcome.set_exception(failure)
+        else:
+            self._outcome.set_result(None)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Return True once the outputs are complete; raises `DistBackendError`."""
+        seconds = timeout.total_seconds()
+        try:
+            self._outcome.result(seconds if seconds > 0 else None)
+        except TimeoutError as error:
+            raise dist.DistBackendError(
+                f"{self._name} has not ended within {seconds:g} s: check the other ranks, or wait "
+                "longer"
+            ) from error
+        return True
+
+    def is_completed(self) -> bool:
+        return self._outcome.done()
+
+    def exception(self) -> BaseException | None:
+        return self._outcome.exception() if self._outcome.done() else None
+
+    def result(self) -> list[Tensor]:
+        return self._outputs
+
+    def get_future(self) -> Any:  # noqa: ANN401  a future of torch
+        """Return a future of the outputs."""
+        ended = torch.futures.Future(
+            devices=list({it.device for it in self._outputs if it.is_cuda})
+        )
+        # C++ code such as DDP sees an error only if a callback raises it: what `set_exception` sets
+        # would be a result to it.
+        outputs = ended.then(lambda _: self.wait() and self._outputs)
+        self._outcome.add_done_callback(lambda _: ended.set_result(None))
+        return outputs
+
+
+class MusterProcessGroup(dist.ProcessGroup):
+    """The ranks of one group of torch.
+
+    Collectives run in the order in which they are called, in a thread of the group if ``async_op``
+    is set. Messages between two ranks overlap with them and with each other.
+    """
+
+    group_name: str = ""  # torch gives a group in Python no name, but asks for one
+    group_desc: str = ""
+
+    def __init__(self, options: Options, backend: Backend) -> None:
+        super().__init__(options.group_rank, options.group_size)
+        self.set_timeout(options.timeout)
+        self.group_name = self.group_desc = options.group_id
+        self._backend = backend
+        self._queues: defaultdict[object, OperationQueue] = defaultdict(OperationQueue)
+        # Also at the end of the process: others then see a rank that left, not one that died.
+        self._close = finalize(self, _close, backend, self._queues)
+
+    @classmethod
+    def create(cls, options: Options, more: object = None) -> Self:  # noqa: ARG003
+        """Return the group once all its ranks have met; torch calls this in `new_group`, too."""
+        rank, world_size, timeout = options.group_rank, options.group_size, options.timeout
+        try:
+            return cls(options, connect(options.store, rank, world_size, timeout))
+        except CollectiveError as error:
+            raise dist.DistBackendError(
+                f"the ranks of group {options.group_id} did not meet: {error}"
+            ) from error
+
+    def getBackendName(self) -> str:  # noqa: N802  torch's name
+        return "muster"
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout_seconds = timeout.total_seconds()
+
+    def shutdown(self) -> None:
+        """Finish the collectives that were called, and close the connections."""
+        if self._close.alive:
+            self._queues[_COLLECTIVES].run(_CALL, lambda _: None)
+            self._close()
+
+    def abort(self) -> None:
+        """Close the connections; operations that are under way fail."""
+        self._close()
+
+    # Collectives
+
+    def allreduce(self, tensors: list[Tensor], opts: Options = None) -> MusterWork:
+        op, them = _op_of(opts, tensors), self._operands(tensors)
+        calls = [partial(all_reduce, self._backend, it.numbers, op, dtype=it.dtype) for it in them]
+        return self._perform("all_reduce", calls, them, them, opts)
+
+    allreduce_coalesced = allreduce
+
+    def reduce(self, tensors: list[Tensor], opts: Options) -> MusterWork:
+        op, them = _op_of(opts, tensors), self._operands(tensors)
+        run = partial(reduce, self._backend, root=opts.rootRank)
+        calls = [partial(run, it.numbers, op, dtype=it.dtype) for it in them]
+        return self._perform("reduce", calls, them, them, opts)
+
+    def broadcast(self, tensors: list[Tensor], opts: Options) -> MusterWork:
+        them = self._operands(tensors)
+        run = partial(broadcast, self._backend, root=opts.rootRank)
+        return self._perform(
+            "broadcast", [partial(run, it.octets) for it in them], them, them, opts
+        )
+
+    def all_gather_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Options = None
+    ) -> MusterWork:
+        targets, sources = self._operands(outputs), self._operands(inputs)
+        calls = [
+            partial(all_gather, self._backend, source.octets, out=target.octets)
+            for source, target in zip(sources, targets, strict=True)
+        ]
+        return self._perform("all_gather", calls, sources, targets, opts)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def all_gather_single(self, output: Tensor, part: Tensor, opts: Options = None) -> MusterWork:
+        return self.all_gather_single_coalesced([output], [part], opts)
+
+    _allgather_base = all_gather_single
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Options = None
+    ) -> MusterWork:
+        op = _op_of(opts, inputs)
+        targets, sources = self._operands(outputs), self._operands(inputs)
+        run = partial(reduce_scatter, self._backend)
+        calls = [
+            partial(run, source.numbers, op, out=target.numbers, dtype=source.dtype)
+            for source, target in zip(sources, targets, strict=True)
+        ]
+        return self._perform("reduce_scatter", calls, sources, targets, opts)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def reduce_scatter_single(
+        self, output: Tensor, whole: Tensor, opts: Options = None
+    ) -> MusterWork:
+        return self.reduce_scatter_single_coalesced([output], [whole], opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter(
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Options = None
+    ) -> MusterWork:
+        wholes = [torch.cat([it.reshape(-1) for it in parts]) for parts in inputs]
+        return self.reduce_scatter_single_coalesced(outputs, wholes, opts)
+
+    def barrier(self, opts: Options = None) -> MusterWork:
+        return self._perform("barrier", [partial(barrier, self._backend)], [], [], opts)
+
+    # Collectives that only move parts: what each rank sends to each
+
+    def allgather(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options = None
+    ) -> MusterWork:
+        return self.alltoall(outputs[0], inputs * self.size(), opts)
+
+    def gather(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options
+    ) -> MusterWork:
+        sent = [_NOTHING] * self.size()
+        sent[opts.rootRank] = inputs[0]
+        return self.alltoall(outputs[0] if outputs else [_NOTHING] * self.size(), sent, opts)
+
+    def scatter(
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Options
+    ) -> MusterWork:
+        received = [_NOTHING] * self.size()
+        received[opts.rootRank] = outputs[0]
+        return self.alltoall(received, inputs[0] if inputs else [_NOTHING] * self.size(), opts)
+
+    def alltoall(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Options = None
+    ) -> MusterWork:
+        targets, sources = self._operands(outputs), self._operands(inputs)
+        out = [it.octets for it in targets]
+        call = partial(all_to_all, self._backend, [it.octets for it in sources], out=out)
+        return self._perform("all_to_all", [call], sources, targets, opts)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        whole: Tensor,
+        output_split_sizes: list[int],
+        input_split_sizes: list[int],
+        opts: Options = None,
+    ) -> MusterWork:
+        (target,), (source,) = self._operands([output]), self._operands([whole])
+        out = _split(target, output_split_sizes, self.size())
+        parts = _split(source, input_split_sizes, self.size())
+        call = partial(all_to_all, self._backend, parts, out=out)
+        return self._perform("all_to_all", [call], [source], [target], opts)
+
+    alltoall_base = all_to_all_single
+
+    # Messages. Each peer, direction and tag has its own queue: none waits for another one.
+
+    def send(self, tensors: list[Tensor], peer: int, tag: int) -> MusterWork:
+        them = self._operands(tensors)
+        parts = [(peer, part) for it in them for part in it.messages()]
+        call = partial(self._backend.exchange, parts, [], tag=_tag_of(tag))
+        return self._perform("send", [call], them, [], queue=("to", peer, tag))
+
+    def recv(self, tensors: list[Tensor], peer: int, tag: int) -> MusterWork:
+        them = self._operands(tensors)
+        parts = [(peer, part) for it in them for part in it.messages()]
+        call = partial(self._backend.exchange, [], parts, tag=_tag_of(tag))
+        return self._perform("recv", [call], them, them, queue=("from", peer, tag))
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> MusterWork:  # noqa: ARG002
+        raise _unsupported("recv from any rank", "give the src")
+
+    # How
+
+    def is_staged(self, tensor: Tensor) -> bool:
+        """Return whether a tensor goes through other memory, as that of a GPU does."""
+        return not tensor.is_cpu
+
+    def _operands(self, tensors: Sequence[Tensor]) -> "list[_Operand]":
+        return [_Operand(tensor, is_staged=self.is_staged(tensor)) for tensor in tensors]
+
+    def _perform(
+        self,
+        name: str,
+        calls: Sequence[Callable[..., object]],
+        sources: "Sequence[_Operand]",
+        targets: "Sequence[_Operand]",
+        opts: Options = None,
+        *,
+        queue: object = _COLLECTIVES,
+    ) -> MusterWork:
+        """Make the calls in turn, in the calling thread if it waits for them anyway."""
+        if not self._close.alive:
+            raise dist.DistBackendError(
+                f"{name} in group {self.group_name} came after its end: call "
+                "destroy_process_group() last"
+            )
+        own = opts.timeout.total_seconds() if opts is not None else 0
+        seconds = own if own > 0 else self._timeout_seconds
+        work = MusterWork(f"{name} in group {self.group_name}", [it.tensor for it in targets])
+
+        def job() -> None:
+            for it in (*sources, *targets):
+                it.fetch()
+            for call in calls:
+                call(timeout_seconds=seconds)
+            for it in targets:
+                it.put_back()
+
+        is_async = queue is not _COLLECTIVES or getattr(opts, "asyncOp", True)  # old: does not say
+        put = self._queues[queue].submit if is_async else self._queues[queue].run
+        put(_CALL, lambda _: work.run(job))
+        return work
+
+
+class _Operand:
+    """A tensor as contiguous host memory: its own, or a copy while an operation runs."""
+
+    def __init__(self, tensor: Tensor, *, is_staged: bool) -> None:
+        if tensor.layout is not torch.strided:
+            raise _unsupported("a sparse tensor", "use dense gradients (sparse=False)")
+        self.tensor = host = tensor.detach()
+        self.dtype = "bfloat16" if tensor.dtype is torch.bfloat16 else None
+        self._is_copy = is_staged or not tensor.is_contiguous()
+        if self._is_copy:
+            # Without a cache of ours: torch keeps free pinned memory for the next tensor.
+            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        self._flat = host.view(-1)
+        self._stream: Any = None
+        if tensor.is_cuda:
+            # In a stream of its own the copy does not wait for the rest of a backward pass.
+            self._stream = torch.cuda.Stream(tensor.device)
+            self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
+
+    def fetch(self) -> None:
+        """Copy, once earlier operations of the group have ended: they may be on the same tensor."""
+        self._copy(self.tensor, self._flat.view(self.tensor.shape))
+
+    def put_back(self) -> None:
+        self._copy(self._flat.view(self.tensor.shape), self.tensor)
+
+    def _copy(self, source: Tensor, target: Tensor) -> None:
+        if self._is_copy:
+            with torch.cuda.stream(self._stream):
+                target.copy_(source)
+
+    @property
+    def octets(self) -> NDArray[np.uint8]:
+        """The memory as bytes, for operations that only move them."""
+        octets: NDArray[np.uint8] = self._flat.view(torch.uint8).numpy()
+        return octets
+
+    @property
+    def numbers(self) -> NDArray[Any]:
+        numbers: NDArray[Any] = self._flat.view(
+            _OTHER_VIEWS.get(self._flat.dtype, self._flat.dtype)
+        ).numpy()
+        return numbers
+
+    def messages(self) -> list[memoryview]:
+        """Return the memory cut into messages; a tensor without elements is one, too."""
+        octets = self.octets
+        starts = range(0, max(octets.size, 1), MESSAGE_BYTES)
+        return [octets[start : start + MESSAGE_BYTES].data for start in starts]
+
+
+def _close(backend: Backend, queues: Mapping[object, OperationQueue]) -> None:
+    for queue in queues.values():
+        queue.end()
+    backend.close()
+
+
+def _op_of(opts: Options, tensors: Sequence[Tensor]) -> Op:
+    """Return our name of a reduction; raises `DistBackendError`."""
+    wanted = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+    name = next((name for op, name in _OPS if wanted == op), None)
+    if name is None:
+        raise _unsupported("this ReduceOp", "use SUM, AVG, MIN or MAX, or all_gather the tensors")
+    if name in {"sum", "mean"} and any(it.dtype is torch.bool for it in tensors):
+        raise _unsupported("sums of bool", "use MAX for or, MIN for and")
+    return name
+
+
+def _unsupported(what: str, instead: str) -> Exception:
+    error: Exception = dist.DistBackendError(f"muster does not support {what}: {instead}")
+    error.__cause__ = Unsupported(str(error))
+    return error
+
+
+def _tag_of(tag: int) -> Tag:
+    """Return ours; only collectives have a sequence, which keeps them apart."""
+    return Tag(context=tag & 0xFFFF_FFFF)
+
+
+def _split(operand: _Operand, sizes: Sequence[int], parts: int) -> list[NDArray[np.uint8]]:
+    """Cut the rows of a tensor into parts of these sizes, or into equal ones."""
+    octets, rows = operand.octets, len(operand.tensor)
+    counts = sizes or [rows // parts] * parts
+    if sum(counts) != rows or len(counts) != parts:
+        raise _unsupported(f"{rows} rows in {parts} parts of {counts}", "make the sizes add up")
+    return np.split(octets, np.cumsum(counts[:-1]) * (octets.size // max(rows, 1)))

@@ -1,0 +1,129 @@
+"""torch.distributed over our collectives, and our collectives over torch.distributed."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.support.torch_ranks import (
+    KILLED,
+    columns,
+    death_over_gloo,
+    different_operations,
+    groups_of_some,
+    groups_one_after_the_other,
+    late_rank,
+    messages_in_a_ring,
+    operation_with_a_death,
+    over_gloo,
+    refused_calls,
+    run_ranks,
+    trained,
+    training_with_a_death,
+)
+
+REFUSALS = """\
+muster does not support this ReduceOp: use SUM, AVG, MIN or MAX, or all_gather the tensors
+muster does not support a sparse tensor: use dense gradients (sparse=False)
+muster does not support sums of bool: use MAX for or, MIN for and
+muster does not support recv from any rank: give the src
+broadcast in group 0 failed: expected a message of 16 bytes, got 12: use the same size on both ends
+[2.0, 2.0, 2.0]""".splitlines()
+
+
+@pytest.mark.parametrize(
+    ("backend", "world_size"),
+    [("muster", 1), ("muster", 2), ("muster", 3), ("muster", 4), ("staged", 2), ("tcp", 3)],
+)
+def test_operations_equal_those_of_gloo(backend: str, world_size: int, tmp_path: Path) -> None:
+    different = run_ranks(different_operations, world_size, tmp_path / "store", backend)
+    assert different == [[]] * world_size
+
+
+@pytest.mark.parametrize(
+    ("kind", "world_size"), [("ddp", 2), ("unused", 3), ("fsdp", 2), ("hsdp", 4)]
+)
+def test_training_reaches_the_parameters_of_gloo(
+    kind: str, world_size: int, tmp_path: Path
+) -> None:
+    ours, theirs = (
+        run_ranks(trained, world_size, tmp_path / backend, backend, kind)
+        for backend in ("muster", "gloo")
+    )
+    for one, other in zip(ours[0], theirs[0], strict=True):
+        assert one == pytest.approx(other, rel=1e-5, abs=1e-7)
+    assert ours == ours[:1] * world_size
+
+
+@pytest.mark.parametrize("backend", ["muster", "staged"])
+def test_only_the_given_columns_change(backend: str, tmp_path: Path) -> None:
+    assert run_ranks(columns, 2, tmp_path / "store", backend) == [
+        [[1, 3, 3, 2], [1, 3, 3, 2]],
+        [[2, 3, 3, 2], [2, 3, 3, 2]],
+    ]
+
+
+def test_messages_go_round_a_ring(tmp_path: Path) -> None:
+    assert run_ranks(messages_in_a_ring, 3, tmp_path / "store", "muster") == [True] * 3
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "barrier", "recv"])
+@pytest.mark.parametrize("backend", ["muster", "tcp"])
+def test_death_ends_an_operation(kind: str, backend: str, tmp_path: Path) -> None:
+    first, killed, third = run_ranks(operation_with_a_death, 3, tmp_path / "store", backend, kind)
+    assert killed == KILLED
+    assert {first, third} <= {"ChannelClosed", "Aborted"}
+
+
+def test_death_ends_a_step_of_ddp(tmp_path: Path) -> None:
+    first, killed, third = run_ranks(training_with_a_death, 3, tmp_path / "store", "muster")
+    assert killed == KILLED
+    for error in (first, third):
+        assert "is closed" in error or "left the operation" in error
+
+
+def test_groups_may_share_ranks(tmp_path: Path) -> None:
+    assert run_ranks(groups_of_some, 4, tmp_path / "store", "muster") == [
+        [11, 1101, 1111],
+        [11, 110, 1111],
+        [1100, 1101, 110, 1111],
+        [1100, 1101, 1000, 1111],
+    ]
+
+
+def test_group_can_be_made_again(tmp_path: Path) -> None:
+    assert run_ranks(groups_one_after_the_other, 2, tmp_path / "store", "muster") == [[2] * 3] * 2
+
+
+def test_device_may_be_named(tmp_path: Path) -> None:
+    assert (
+        run_ranks(groups_one_after_the_other, 2, tmp_path / "store", "cpu:muster") == [[2] * 3] * 2
+    )
+
+
+def test_refusal_says_what_to_use(tmp_path: Path) -> None:
+    _, second = run_ranks(refused_calls, 2, tmp_path / "store", "muster")
+    assert second == REFUSALS
+
+
+def test_timeout_leaves_the_group_usable(tmp_path: Path) -> None:
+    answers = run_ranks(late_rank, 2, tmp_path / "store", "muster")
+    assert answers == [["Timeout", "2.0"], ["2.0"]]
+
+
+def test_our_collectives_run_over_gloo(tmp_path: Path) -> None:
+    for result in run_ranks(over_gloo, 2, tmp_path / "store"):
+        assert result == {
+            "hosts": (0, 0),
+            "cuda": False,
+            "sum": 2 + 5,
+            "gathered": [[0, 7], [3, 10]],
+            "timeout": 0.05,
+            "sizes": (4, 5),
+            "message": b"five!",
+        }
+
+
+def test_death_over_gloo_ends_our_collectives(tmp_path: Path) -> None:
+    assert run_ranks(death_over_gloo, 2, tmp_path / "store") == ["rank 1 is gone", KILLED]
