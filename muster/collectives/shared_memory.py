@@ -1,14 +1,13 @@
 """A `Backend` between the ranks of one host through shared memory, without system calls."""
 
-import select
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
 from muster.collectives.arena import BARRIER
-from muster.collectives.backend import MESSAGE_LIMIT_BYTES, TIMEOUT_SECONDS, OnWait
+from muster.collectives.backend import MESSAGE_LIMIT_BYTES, TIMEOUT_SECONDS
 from muster.collectives.deadline import Deadline
-from muster.collectives.errors import ChannelClosed, InvalidWorldSize
+from muster.collectives.errors import InvalidWorldSize
 from muster.collectives.flags import Flags
 from muster.collectives.message_backend import MessageBackend
 from muster.collectives.rings import RingStream
@@ -60,10 +59,7 @@ class SharedMemoryBackend(MessageBackend):
         deadline = Deadline(timeout_seconds, f"the ranks at {path}")
         shared = meet(Path(path), rank, world_size, deadline)
         flags = Flags(arenas=shared.arenas, rank=rank, generation=1, on_wait=lambda: None)
-        backend = cls(flags, watches=shared.watches)
-        # Only of barriers: waits for messages look after the ranks of their own group.
-        flags.on_wait = _deaths(flags, shared.watches)
-        return backend
+        return cls(flags, watches=shared.watches)
 
     def barrier(self, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         if self._is_watched:  # the flags know nothing of a death, if no agent tells of it
@@ -79,18 +75,3 @@ class SharedMemoryBackend(MessageBackend):
     def close(self) -> None:
         self._flags.close()  # also a group of one, which has no stream
         super().close()
-
-
-def _deaths(flags: Flags, watches: Mapping[int, int]) -> OnWait:
-    """Return what raises `ChannelClosed` once a peer has died without closing."""
-    peers = {watch: peer for peer, watch in watches.items()}
-    poll = select.poll()
-    for watch in peers:
-        poll.register(watch, select.POLLIN)
-
-    def check() -> None:
-        for watch, events in poll.poll(0):
-            if events & select.POLLIN and not flags.is_closed(peers[watch]):
-                raise ChannelClosed(peers[watch])
-
-    return check

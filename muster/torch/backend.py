@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
 from queue import Empty, Queue, SimpleQueue
@@ -94,10 +94,10 @@ class _TorchStream:
     def has_unsent(self) -> bool:
         return bool(self._unsent)
 
-    def send(self, parts: Sequence[memoryview]) -> int:
+    def send(self, parts: Iterable[memoryview]) -> int:
         if self._is_over:
             raise ChannelClosed(self.peer)
-        data = bytearray().join(parts)
+        data = bytearray().join(beginning_of(parts, CHUNK_BYTES))
         # Whole elements, as the reader's chunks begin where ours do. The rest comes with the next.
         size = len(data) - len(data) % ELEMENT_BYTES
         if not size or len(self._unsent) >= _CHUNKS:
