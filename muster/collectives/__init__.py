@@ -16,7 +16,7 @@ simulated.py        ranks that are threads of one process
 subgroups.py        some ranks of another backend; two backends as one
 routes.py           who sends what to whom, as data; link_model.py, explain.py: what it costs
 engine.py           plays a route on a backend
-operations.py       the collective operations
+operations.py       the collective operations (plans.py, operation_queue.py); context.py
 data_parallel.py    averages gradients while they are computed
 tree.py             the fixed tree of managed jobs (summation.py, *_reducer.py)
 """
@@ -26,13 +26,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from muster.collectives.backend import Backend as Backend
-    from muster.collectives.operations import Handle as Handle
+    from muster.collectives.context import DistributedContext as DistributedContext
+    from muster.collectives.data_parallel import DataParallel as DataParallel
+    from muster.collectives.operation_queue import Handle as Handle
+    from muster.collectives.operation_queue import counters as counters
     from muster.collectives.operations import all_gather as all_gather
     from muster.collectives.operations import all_reduce as all_reduce
     from muster.collectives.operations import all_to_all as all_to_all
     from muster.collectives.operations import barrier as barrier
     from muster.collectives.operations import broadcast as broadcast
-    from muster.collectives.operations import counters as counters
     from muster.collectives.operations import gather as gather
     from muster.collectives.operations import reduce as reduce
     from muster.collectives.operations import reduce_scatter as reduce_scatter
@@ -46,14 +48,15 @@ if TYPE_CHECKING:
 
 _MODULES: Final = {
     "backend": ["Backend"],
+    "context": ["DistributedContext"],
+    "data_parallel": ["DataParallel"],
+    "operation_queue": ["Handle", "counters"],
     "operations": [
-        "Handle",
         "all_gather",
         "all_reduce",
         "all_to_all",
         "barrier",
         "broadcast",
-        "counters",
         "gather",
         "reduce",
         "reduce_scatter",

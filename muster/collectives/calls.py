@@ -35,7 +35,7 @@ DTYPES: Final = (
 ROUTES: Final = ("", "ring", "tree", "centralised", "direct", "whole", "two_level")
 
 
-_ITEM_BYTES: Final = dict(zip(DTYPES, (1, 2, 2, 4, 8, 1, 2, 4, 8, 1, 2, 4, 8), strict=True))
+ITEM_BYTES: Final = dict(zip(DTYPES, (1, 2, 2, 4, 8, 1, 2, 4, 8, 1, 2, 4, 8), strict=True))
 _COUNT_BITS: Final = 32
 
 
@@ -52,7 +52,7 @@ class Call(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        return self.elements * _ITEM_BYTES[self.dtype]
+        return self.elements * ITEM_BYTES[self.dtype]
 
     @property
     def code(self) -> int:

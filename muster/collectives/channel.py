@@ -12,7 +12,6 @@ import select
 import struct
 from collections import defaultdict, deque
 from enum import IntEnum
-from itertools import islice
 from typing import Final
 
 from muster.collectives.backend import Tag, Target, fill
@@ -34,7 +33,6 @@ REASON_BYTES: Final = 1024
 
 HEADER: Final = struct.Struct("<QQQQQB7x")
 _PADDING: Final = memoryview(bytes(64))
-_BATCH: Final = 16  # buffers in one system call, far below what any kernel allows
 
 
 class Kind(IntEnum):
@@ -84,7 +82,8 @@ class Channel:
         self._limit_bytes = limit_bytes
         self._unsent: deque[memoryview] = deque()
         self._wants: defaultdict[tuple[int, int], deque[Want]] = defaultdict(deque)
-        self._want_count = 0
+        self.want_count = 0
+        """How many messages of this peer are awaited."""
         self._kept: defaultdict[tuple[int, int], deque[tuple[int, memoryview]]]
         self._kept = defaultdict(deque)
         self._sequences: dict[int, int] = {}
@@ -121,7 +120,7 @@ class Channel:
     def send_some(self) -> bool:
         """Send up to a chunk; return False if the stream accepted nothing."""
         try:
-            sent = self.stream.send(self._batch())
+            sent = self.stream.send(self._unsent)
         except CollectiveError as error:
             self.error = error
             return True
@@ -133,15 +132,6 @@ class Channel:
         """Copy what is not sent yet; its owner may modify it from now on."""
         self._unsent = deque(memoryview(bytes(view)) for view in self._unsent)
 
-    def _batch(self) -> list[memoryview]:
-        batch, room_bytes = [], CHUNK_BYTES
-        for view in islice(self._unsent, _BATCH):
-            batch.append(view[:room_bytes])
-            room_bytes -= batch[-1].nbytes
-            if room_bytes == 0:
-                break
-        return batch
-
     def _drop(self, count: int) -> None:
         unsent = self._unsent
         while count and count >= unsent[0].nbytes:
@@ -150,11 +140,6 @@ class Channel:
             unsent[0] = unsent[0][count:]
 
     # -- receiving
-
-    @property
-    def is_wanted(self) -> bool:
-        """True if a caller waits for a message of this peer."""
-        return self._want_count > 0
 
     @property
     def is_paused(self) -> bool:
@@ -189,7 +174,7 @@ class Channel:
         """Set the memory for the next message with this tag."""
         want = Want(tag, target)
         self._wants[want.key].append(want)
-        self._want_count += 1
+        self.want_count += 1
         self._deliver(want.key)
         return want
 
@@ -197,20 +182,25 @@ class Channel:
         """Stop writing to its target; a message that has partly arrived is kept, or dropped."""
         if want.is_done:
             return
-        self._wants[want.key].remove(want)
-        self._want_count -= 1
+        wants = self._wants[want.key]
+        wants.remove(want)
+        if not wants:
+            del self._wants[want.key]
+        self.want_count -= 1
         frame = self._frame
         if frame is not None and frame.want is want:
             frame.want = None
             frame.target = self._replacement(frame)
 
     def read_some(self) -> bool:
-        """Read once, a header or up to a chunk; return False if nothing has arrived."""
+        """Read a header, and up to a chunk of what follows; return False if nothing has arrived."""
         try:
-            if self._frame is None:
-                return self._read_header()
-            target = self._frame.target or self._choose_target(self._frame)
-            return self._read_payload(self._frame, target)
+            has_read = self._frame is None and self._read_header()
+            frame = self._frame
+            if frame is None or (has_read and frame.target is None):
+                return has_read
+            target = frame.target or self._choose_target(frame)
+            return self._read_payload(frame, target) or has_read
         except CollectiveError as error:
             self.error = error
             return True
@@ -249,23 +239,30 @@ class Channel:
             raise self._refused(
                 f"it sent a frame of generation {generation}, not {self._generation}"
             )
-        limits = {Kind.MESSAGE: self._limit_bytes, Kind.GOODBYE: 0, Kind.ABORT: REASON_BYTES}
-        if length > limits.get(Kind(kind) if kind in limits else Kind.GOODBYE, 0):
+        if length > self._longest_of(kind):
             raise self._refused(f"it sent a frame of kind {kind} with {length} bytes")
+        if kind == Kind.GOODBYE:
+            self.has_left = True
+            return
+        self._frame = frame = _Frame((context, sequence), length, call, kind)
+        if self._is_over(frame.key):
+            frame.target = Discard(length)
+        elif kind == Kind.ABORT:
+            frame.target = memoryview(bytearray(length))
+        elif self._wants.get(frame.key):
+            self._choose_target(frame)
+        if length == 0 and frame.target is not None:
+            self._complete(frame)
+
+    def _longest_of(self, kind: int) -> int:
+        """Return the most bytes that a frame of `kind` may have."""
         match kind:
-            case Kind.MESSAGE | Kind.ABORT:
-                frame = _Frame((context, sequence), length, call, kind)
-                self._frame = frame
-                if self._is_over(frame.key):
-                    frame.target = Discard(length)
-                elif kind == Kind.ABORT:
-                    frame.target = memoryview(bytearray(length))
-                elif self._wants.get(frame.key):
-                    self._choose_target(frame)
-                if length == 0 and frame.target is not None:
-                    self._complete(frame)
+            case Kind.MESSAGE:
+                return self._limit_bytes
+            case Kind.ABORT:
+                return REASON_BYTES
             case Kind.GOODBYE:
-                self.has_left = True
+                return 0
             case _:
                 raise self._refused(f"it sent a frame of unknown kind {kind}")
 
@@ -296,9 +293,12 @@ class Channel:
             self._filled += count
         if self._filled < frame.length:
             return count > 0
-        padding = -frame.length % self.stream.alignment
-        if padding:
-            self.stream.receive(Discard(padding), 0, padding)  # comes with the last element
+        padding = frame.length + -frame.length % self.stream.alignment - self._filled
+        if padding:  # it may come later than the last element
+            count = self.stream.receive(Discard(padding), 0, padding)
+            self._filled += count
+            if count < padding:
+                return count > 0
         self._complete(frame)
         return True
 
@@ -317,7 +317,7 @@ class Channel:
 
     def _deliver(self, key: tuple[int, int]) -> None:
         """Give kept messages to those who want them."""
-        wants, kept = self._wants[key], self._kept[key]
+        wants, kept = self._wants.get(key), self._kept[key]
         while wants and kept and self._fits(wants[0], kept[0][0], kept[0][1].nbytes):
             _, data = kept.popleft()
             fill(wants[0].target, 0, data)
@@ -331,7 +331,7 @@ class Channel:
         wants.popleft()
         if not wants:
             del self._wants[want.key]
-        self._want_count -= 1
+        self.want_count -= 1
 
     def _replacement(self, frame: "_Frame") -> Target:
         """Return where the rest of a message goes whose target is no longer ours."""

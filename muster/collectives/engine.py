@@ -9,8 +9,8 @@ of them, and for the payload of a NaN: so all ranks that compute an element get 
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeAlias
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,13 @@ from muster.collectives.routes import Piece, Round, Route
 
 Array: TypeAlias = NDArray[Any]
 
-Combine: TypeAlias = Callable[[Array, Array, Array], object]
-"""Writes the combination of two arrays to a third, which may be one of them."""
+
+class Combine(Protocol):
+    """A function such as `numpy.add`."""
+
+    def __call__(self, left: Array, right: Array, /, *, out: Array) -> object:
+        """Write the combination of two arrays to `out`, which may be one of them."""
+
 
 MESSAGE_BYTES: Final = 64 << 20
 """Larger pieces are cut, well below the receiver's limit."""
@@ -36,9 +41,13 @@ SCRATCH_BYTES: Final = 64 << 20
 ALIGNMENT_BYTES: Final = 64
 
 
-def add_bfloat16(left: Array, right: Array, out: Array) -> None:
-    """Add bfloat16 as uint16, in float32; the sum is rounded to nearest, ties to even."""
-    narrow(widen(left) + widen(right), out)
+def in_float32(combine: np.ufunc) -> Combine:
+    """Return `combine` for bfloat16 as uint16; each result is rounded to nearest, ties to even."""
+
+    def combined(left: Array, right: Array, /, *, out: Array) -> None:
+        narrow(combine(widen(left), widen(right)), out)
+
+    return combined
 
 
 def widen(array: Array) -> NDArray[np.float32]:
@@ -54,24 +63,77 @@ def narrow(array: NDArray[np.float32], out: Array) -> None:
     out[...] = np.where(np.isnan(array), (bits >> 16) | 0x40, rounded)
 
 
+class Message(NamedTuple):
+    """Bytes [start, stop) of a buffer, to or from `peer`."""
+
+    peer: int
+    start: int
+    stop: int
+
+
+class Gathered(NamedTuple):
+    """Elements [start, stop) that several ranks send, or that are sent in the same round."""
+
+    start: int
+    stop: int
+    place: int
+    """How many of the senders have a lower rank than this one."""
+    messages: tuple[tuple[Message, ...], ...]
+    """Of each sender, in the order of ranks; bytes of its own scratch memory."""
+
+
+class Turn(NamedTuple):
+    """A round, prepared for one rank and size of elements."""
+
+    sends: tuple[Message, ...]
+    copies: tuple[Message, ...]
+    streamed: tuple[Message, ...]
+    """Combined as they arrive."""
+    gathered: tuple[Gathered, ...]
+
+
+Script: TypeAlias = tuple[Turn, ...]
+
+
+def script_of(route: Route, rank: int, item_bytes: int) -> Script:
+    """Prepare a route, so that playing it again takes little more than its messages."""
+    return tuple(_turn(it, rank, item_bytes) for it in route if any(it))
+
+
+def _turn(given: Round, rank: int, item_bytes: int) -> Turn:
+    adds: defaultdict[tuple[int, int], list[Piece]] = defaultdict(list)
+    for piece in sorted(given.adds):
+        adds[piece.start, piece.stop].append(piece)
+    streamed: list[Message] = []
+    gathered: list[Gathered] = []
+    for (start, stop), pieces in adds.items():
+        is_sent = any(start < sent.stop and sent.start < stop for sent in given.sends)
+        if len(pieces) == 1 and not is_sent:
+            streamed += _cut(pieces, item_bytes)
+            continue
+        place = sum(piece.peer < rank for piece in pieces)
+        whole = [_cut([Piece(it.peer, 0, stop - start)], item_bytes) for it in pieces]
+        gathered.append(Gathered(start, stop, place, tuple(map(tuple, whole))))
+    sends, copies = _cut(given.sends, item_bytes), _cut(given.copies, item_bytes)
+    return Turn(tuple(sends), tuple(copies), tuple(streamed), tuple(gathered))
+
+
+def _cut(pieces: Iterable[Piece], item_bytes: int) -> list[Message]:
+    return [
+        Message(piece.peer, at, min(at + MESSAGE_BYTES, piece.stop * item_bytes))
+        for piece in pieces
+        for at in range(piece.start * item_bytes, piece.stop * item_bytes, MESSAGE_BYTES)
+    ]
+
+
 class Window:
     """A flat array that stands for the elements of a buffer from `start` on."""
 
     def __init__(self, array: Array, start: int = 0) -> None:
         self.array = array
-        self._start = start
-        self._bytes = array.data.cast("B") if array.size else memoryview(b"")
-        self._itemsize = array.itemsize
-
-    def elements(self, piece: Piece) -> Array:
-        return self.array[piece.start - self._start : piece.stop - self._start]
-
-    def messages(self, piece: Piece) -> Iterator[memoryview]:
-        """Yield the memory of a piece, cut into messages."""
-        start = (piece.start - self._start) * self._itemsize
-        stop = (piece.stop - self._start) * self._itemsize
-        for at in range(start, stop, MESSAGE_BYTES):
-            yield self._bytes[at : min(at + MESSAGE_BYTES, stop)]
+        self.start = start
+        self.start_bytes = start * array.itemsize
+        self.bytes = array.data.cast("B") if array.size else memoryview(b"")
 
 
 class Addend:
@@ -89,9 +151,9 @@ class Addend:
         start = offset // operand.itemsize
         own = self._elements[start : start + operand.size]
         if self._is_left:
-            self._combine(operand, own, own)
+            self._combine(operand, own, out=own)
         else:
-            self._combine(own, operand, own)
+            self._combine(own, operand, out=own)
 
 
 class Scratch:
@@ -130,11 +192,10 @@ class Player:
         self._deadline = deadline
         self._scratch = scratch
 
-    def play(self, route: Route, source: Window, target: Window) -> None:
+    def play(self, script: Script, source: Window, target: Window) -> None:
         """Send from `source` and receive into `target`, which may be the same memory."""
-        for turn in route:
-            if turn.sends or turn.copies or turn.adds:
-                self._play_round(turn, source, target)
+        for turn in script:
+            self._play_turn(turn, source, target)
 
     def exchange(
         self, outgoing: list[tuple[int, memoryview]], incoming: list[tuple[int, Target]]
@@ -144,39 +205,31 @@ class Player:
             outgoing, incoming, tag=self._tag, timeout_seconds=self._deadline.left_seconds
         )
 
-    def _play_round(self, turn: Round, source: Window, target: Window) -> None:
-        outgoing = [
-            (piece.peer, message) for piece in turn.sends for message in source.messages(piece)
-        ]
+    def _play_turn(self, turn: Turn, source: Window, target: Window) -> None:
+        data, first = source.bytes, source.start_bytes
+        outgoing = [(peer, data[start - first : stop - first]) for peer, start, stop in turn.sends]
+        data, first = target.bytes, target.start_bytes
         incoming: list[tuple[int, Target]] = [
-            (piece.peer, message) for piece in turn.copies for message in target.messages(piece)
+            (peer, data[start - first : stop - first]) for peer, start, stop in turn.copies
         ]
-        adds: defaultdict[tuple[int, int], list[Piece]] = defaultdict(list)
-        for piece in turn.adds:
-            adds[piece.start, piece.stop].append(piece)
-        later: list[tuple[Piece, list[Array]]] = []
-        for pieces in adds.values():
-            if len(pieces) == 1 and not _is_sent(pieces[0], turn):
-                incoming += self._streamed(pieces[0], target)
-                continue
-            pieces.sort()
-            received = [self._scratch.like(target.elements(piece)) for piece in pieces]
-            later.append((pieces[0], received))
-            for piece, array in zip(pieces, received, strict=True):
-                whole = Piece(piece.peer, 0, array.size)
-                incoming += [(piece.peer, it) for it in Window(array).messages(whole)]
+        rank, combine, item_bytes = self._backend.rank, self._combine, target.array.itemsize
+        for peer, start, stop in turn.streamed:
+            own = target.array[(start - first) // item_bytes : (stop - first) // item_bytes]
+            incoming.append((peer, Addend(own, combine, is_left=peer < rank)))
+        later: list[tuple[Gathered, list[Array]]] = []
+        for gathered in turn.gathered:
+            own = target.array[gathered.start - target.start : gathered.stop - target.start]
+            received = [self._scratch.like(own) for _ in gathered.messages]
+            later.append((gathered, received))
+            for array, messages in zip(received, gathered.messages, strict=True):
+                flat = array.data.cast("B")
+                incoming += [(peer, flat[start:stop]) for peer, start, stop in messages]
         self.exchange(outgoing, incoming)
-        for piece, received in later:
-            place = sum(it.peer < self._backend.rank for it in adds[piece.start, piece.stop])
-            combine_all(self._combine, target.elements(piece), place, received)
-        self._scratch.reset()
-
-    def _streamed(self, piece: Piece, target: Window) -> Iterator[tuple[int, Target]]:
-        elements = target.elements(piece)
-        step = MESSAGE_BYTES // elements.itemsize
-        for start in range(0, elements.size, step):
-            part = elements[start : start + step]
-            yield piece.peer, Addend(part, self._combine, is_left=piece.peer < self._backend.rank)
+        for gathered, received in later:
+            own = target.array[gathered.start - target.start : gathered.stop - target.start]
+            combine_all(combine, own, gathered.place, received)
+        if later:
+            self._scratch.reset()
 
 
 def combine_all(combine: Combine, own: Array, place: int, received: list[Array]) -> None:
@@ -188,9 +241,5 @@ def combine_all(combine: Combine, own: Array, place: int, received: list[Array])
         for number, operand in enumerate(others, 1):
             # Until its turn has come, our own piece must keep what it holds.
             out = piece if number >= place else first
-            combine(result, operand, out)
+            combine(result, operand, out=out)
             result = out
-
-
-def _is_sent(piece: Piece, turn: Round) -> bool:
-    return any(piece.start < sent.stop and sent.start < piece.stop for sent in turn.sends)

@@ -4,10 +4,12 @@ python -m muster.collectives.explain --ranks 12 --hosts 3 --bytes 100e6
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Final, NoReturn
 
+from muster.collectives.calls import ITEM_BYTES
 from muster.collectives.errors import Unsupported
 from muster.collectives.link_model import Link, LinkModel, predict
 from muster.collectives.routes import ROUTES, Piece, Problem, route_of, rule_of
@@ -15,15 +17,6 @@ from muster.contracts.shards import ranges
 
 SHOWN_ROUNDS: Final = 20
 SHOWN_PIECES: Final = 3
-
-ITEM_BYTES: Final = {
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "float64": 8,
-    "int32": 4,
-    "int64": 8,
-}
 
 _ROW: Final = "{:13}{:>10}{:>9}{:>10}{:>12}{:>13}{:>12}{:>15}"
 _HEADINGS: Final = ("predicted", "rounds", "messages", "rank sends", "inside host", "host sends")
@@ -124,4 +117,5 @@ def _scaled(value: float, unit: str, *larger: str) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a word
     main()

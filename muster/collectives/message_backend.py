@@ -66,6 +66,8 @@ class MessageBackend(Backend):
         self._lock = Lock()
         self._moved = Condition(self._lock)
         self._is_polled = False
+        self._followers = 0
+        """Threads that wait for the one that polls."""
         self._must_spin = any(stream.fileno() < 0 for stream in streams.values())
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Ends the poll of another thread, which does not know of this thread's messages."""
@@ -78,32 +80,36 @@ class MessageBackend(Backend):
         tag: Tag = MESSAGE,
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
-        sent = [(self._channel(peer), memoryview(data)) for peer, data in outgoing]
-        for _, data in sent:
-            check_length(data.nbytes, self._limit_bytes)
+        transfer = _Transfer(tag)
+        sent = []
+        for peer, data in outgoing:
+            view = memoryview(data)
+            check_length(view.nbytes, self._limit_bytes)
+            sent.append((self._channel(peer), view))
         wanted = [(self._channel(peer), target) for peer, target in incoming]
         with self._lock:
-            transfer = _Transfer(tag)
             try:
                 if tag.sequence:
                     for channel in self._all:
                         channel.begin(tag)
                 for channel, target in wanted:
                     transfer.wants.append((channel, channel.want(tag, target)))
-                for channel, data in sent:
-                    transfer.marks[channel] = channel.put(tag, data)
+                for channel, view in sent:
+                    transfer.marks[channel] = channel.put(tag, view)
                 self._move(transfer, timeout_seconds)
             finally:
                 self._withdraw(transfer)
+                self._tell_followers()
 
     def abort(self, tag: Tag, reason: str) -> None:
         text = memoryview(reason.encode()[:REASON_BYTES])
         with self._lock:
             for channel in self._members(tag):
-                if channel.error is None and not channel.has_left:
-                    channel.put(tag, text, Kind.ABORT)
-                    while channel.is_sending and channel.send_some():
-                        pass
+                if self._is_closed or channel.error is not None or channel.has_left:
+                    continue
+                channel.put(tag, text, Kind.ABORT)
+                while channel.error is None and channel.is_sending and channel.send_some():
+                    pass
 
     def close(self) -> None:
         with self._lock:
@@ -165,6 +171,7 @@ class MessageBackend(Backend):
             raise ChannelClosed(self.rank)
         for channel in ready:
             channel.look()
+        self._tell_followers()
 
     def _move_some(self) -> bool:
         """Move what can be moved; return False if nothing can."""
@@ -172,14 +179,13 @@ class MessageBackend(Backend):
         for channel in self._all:
             if channel.error is not None or channel.has_left:
                 continue
-            is_sending = channel.is_sending
-            if is_sending and channel.send_some():
+            if channel.is_sending and channel.send_some():
                 has_moved = True
             # A peer whose own sending is blocked may first have to be read from.
-            if (channel.is_wanted or is_sending) and channel.read_some():
+            if (channel.want_count or channel.is_sending) and channel.read_some():
                 has_moved = True
-        if has_moved and self._is_polled:
-            self._moved.notify_all()
+        if has_moved:
+            self._tell_followers()
         return has_moved
 
     def _withdraw(self, transfer: "_Transfer") -> None:
@@ -189,6 +195,10 @@ class MessageBackend(Backend):
         for channel, mark in transfer.marks.items():
             if channel.sent_bytes < mark:
                 channel.keep_unsent()
+
+    def _tell_followers(self) -> None:
+        if self._followers:
+            self._moved.notify_all()
 
     def _pause(self, attempt: int) -> None:
         """Sleep, for twice as long as the last time, up to the longest pause."""
@@ -203,7 +213,9 @@ class MessageBackend(Backend):
         """Wait until channels are ready, and return them, or until another thread has moved."""
         seconds = min(deadline.left_seconds, ON_WAIT_SECONDS)
         if self._is_polled:
+            self._followers += 1
             self._moved.wait(seconds)
+            self._followers -= 1
             return ()
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
@@ -217,7 +229,6 @@ class MessageBackend(Backend):
         finally:
             self._lock.acquire()
             self._is_polled = False
-            self._moved.notify_all()
         if self._wake in ready and not self._is_closed:
             os.eventfd_read(self._wake)
         return [channel for channel in self._all if channel.stream.fileno() in ready]
@@ -267,6 +278,6 @@ def _events(channel: Channel) -> int:
     events = HANG_UP
     if channel.is_sending:
         events |= select.POLLOUT
-    if channel.is_sending or channel.is_wanted or not channel.is_paused:
+    if channel.is_sending or channel.want_count or not channel.is_paused:
         events |= select.POLLIN
     return events

@@ -15,167 +15,23 @@ bfloat16 is an array of uint16 with ``dtype="bfloat16"``, and is added in float3
 """
 
 import struct
-import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from queue import SimpleQueue
-from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
-from weakref import WeakKeyDictionary, finalize
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
 from muster.collectives.backend import MESSAGE, TIMEOUT_SECONDS, Backend, Data, Tag, Target
-from muster.collectives.calls import DTYPES, OPS, Call
+from muster.collectives.calls import Call
 from muster.collectives.deadline import Deadline
-from muster.collectives.engine import (
-    MESSAGE_BYTES,
-    Array,
-    Combine,
-    Player,
-    Scratch,
-    Window,
-    add_bfloat16,
-    narrow,
-    widen,
-)
-from muster.collectives.errors import (
-    Aborted,
-    InvalidRank,
-    SizeMismatch,
-    Timeout,
-    Unsupported,
-)
-from muster.collectives.routes import Problem, Route, choose, route_of
-from muster.contracts.shards import ranges
+from muster.collectives.engine import MESSAGE_BYTES, Array, Player, Scratch, Window
+from muster.collectives.errors import Aborted, SizeMismatch, Unsupported
+from muster.collectives.operation_queue import Handle, queue_of
+from muster.collectives.plans import BARRIER, Plan, plan_of
 
 Op: TypeAlias = Literal["sum", "mean", "min", "max"]
 Result = TypeVar("Result")
-Work: TypeAlias = Callable[[Player], Result]
 
-_COMBINES: Final[Mapping[str, Combine]] = {
-    "sum": np.add,
-    "mean": np.add,
-    "min": np.minimum,
-    "max": np.maximum,
-}
 _SIZE: Final = struct.Struct("<Q")
-_LONGEST_WAIT_SECONDS: Final = 30 * 24 * 3600.0
-
-
-class Handle(Generic[Result]):
-    """An operation that runs in the background."""
-
-    def __init__(self) -> None:
-        self._is_over = threading.Event()
-        self._error: BaseException | None = None
-        self._result: Result
-
-    def done(self) -> bool:
-        """Return True if it has ended, with a result or an error."""
-        return self._is_over.is_set()
-
-    def wait(self, timeout_seconds: float | None = None) -> Result:
-        """Return the result once there is one, or raise the operation's error.
-
-        Raises `Timeout` if it has not ended by then; it goes on.
-        """
-        seconds = _LONGEST_WAIT_SECONDS if timeout_seconds is None else timeout_seconds
-        if not self._is_over.wait(seconds):
-            raise Timeout(seconds, "the end of an operation")
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-    result = wait
-
-    def _run(self, work: Callable[[], Result]) -> None:
-        try:
-            self._result = work()
-        except BaseException as error:  # noqa: BLE001  `wait` raises it
-            self._error = error
-        self._is_over.set()
-
-
-class _Group:
-    """What one backend's operations share: their order, their counters and scratch memory."""
-
-    def __init__(self) -> None:
-        self.counters: Counter[str] = Counter()
-        self.scratch = Scratch()
-        self._issuing = threading.Lock()
-        self._turn = threading.Condition()
-        self._issued = 0
-        self._ended = 0
-        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def run(self, call: Call, work: Callable[[int], Result]) -> Result:
-        """Run `work` with its sequence number, when all that were issued before have ended."""
-        with self._issuing:
-            self._issued += 1
-            sequence = self._issued
-        return self._run_in_turn(call, work, sequence)
-
-    def submit(self, call: Call, work: Callable[[int], Result]) -> Handle[Result]:
-        """Do the same in the background."""
-        handle: Handle[Result] = Handle()
-        with self._issuing:
-            self._issued += 1
-            sequence = self._issued
-            if self._thread is None:
-                name = "muster-collectives"
-                self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
-                self._thread.start()
-            self._queue.put(lambda: handle._run(lambda: self._run_in_turn(call, work, sequence)))  # noqa: SLF001
-        return handle
-
-    def end(self) -> None:
-        self._queue.put(None)
-
-    def _serve(self) -> None:
-        while (job := self._queue.get()) is not None:
-            job()
-
-    def _run_in_turn(self, call: Call, work: Callable[[int], Result], sequence: int) -> Result:
-        with self._turn:
-            while self._ended != sequence - 1:
-                self._turn.wait()
-        start = time.perf_counter()
-        outcome = "failed"
-        try:
-            result = work(sequence)
-            outcome = "completed"
-        finally:
-            self.counters[f"{call.operation}.{outcome}"] += 1
-            milliseconds = (time.perf_counter() - start) * 1e3
-            self.counters[f"{call.operation}.duration_ms"] += milliseconds  # type: ignore[assignment]
-            with self._turn:
-                self._ended = sequence
-                self._turn.notify_all()
-        return result
-
-
-_groups: WeakKeyDictionary[Backend, _Group] = WeakKeyDictionary()
-_creating: Final = threading.Lock()
-
-
-def _group_of(backend: Backend) -> _Group:
-    group = _groups.get(backend)
-    if group is None:
-        with _creating:
-            group = _groups.setdefault(backend, _Group())
-        finalize(backend, group.end)
-    return group
-
-
-def counters(backend: Backend) -> dict[str, float]:
-    """Return how often each operation completed and failed, how long it took and its bytes.
-
-    Keys such as ``all_reduce.completed``, ``.failed``, ``.duration_ms`` and ``.bytes_processed``.
-    """
-    return dict(_group_of(backend).counters)
 
 
 Outcome: TypeAlias = Any
@@ -193,16 +49,16 @@ def all_reduce(
     async_op: bool = False,
 ) -> Outcome:
     """Combine the arrays of all ranks in place, with the same bits everywhere; return `array`."""
-    call = _call(backend, "all_reduce", array, dtype, op=op, route=route)
+    plan = plan_of(backend, array, Call("all_reduce", op, dtype or "", route, 0, array.size))
     flat = _flat_of(array)
 
     def work(player: Player) -> Array:
         window = Window(flat)
-        player.play(_route_of(backend, call), window, window)
-        _finish_mean(call, flat, backend.world_size)
+        player.play(plan.script, window, window)
+        plan.finish(flat, backend.world_size)
         return _put_back(flat, array)
 
-    return _perform(backend, call, work, timeout_seconds, async_op=async_op)
+    return _perform(backend, plan, work, timeout_seconds, async_op=async_op)
 
 
 def reduce(
@@ -217,21 +73,20 @@ def reduce(
     async_op: bool = False,
 ) -> Outcome:
     """Combine the arrays of all ranks in that of `root`; return `array`, elsewhere unchanged."""
-    call = _call(backend, "reduce", array, dtype, op=op, route=route, root=root)
+    plan = plan_of(backend, array, Call("reduce", op, dtype or "", route, root, array.size))
     flat = _flat_of(array)
 
     def work(player: Player) -> Array:
-        own = _route_of(backend, call)
         is_root = backend.rank == root
-        # Other ranks combine what passes through them, but their own array is theirs.
-        has_adds = any(turn.adds for turn in own)
+        # Other ranks combine what passes through them, but their own array stays as it is.
+        has_adds = any(turn.streamed or turn.gathered for turn in plan.script)
         window = Window(flat.copy() if has_adds and not is_root else flat)
-        player.play(own, window, window)
+        player.play(plan.script, window, window)
         if is_root:
-            _finish_mean(call, flat, backend.world_size)
+            plan.finish(flat, backend.world_size)
         return _put_back(flat, array) if is_root else array
 
-    return _perform(backend, call, work, timeout_seconds, async_op=async_op)
+    return _perform(backend, plan, work, timeout_seconds, async_op=async_op)
 
 
 def broadcast(
@@ -245,15 +100,15 @@ def broadcast(
     async_op: bool = False,
 ) -> Outcome:
     """Copy the array of `root` into those of all ranks; return `array`."""
-    call = _call(backend, "broadcast", array, dtype, route=route, root=root)
+    plan = plan_of(backend, array, Call("broadcast", "", dtype or "", route, root, array.size))
     flat = _flat_of(array)
 
     def work(player: Player) -> Array:
         window = Window(flat)
-        player.play(_route_of(backend, call), window, window)
+        player.play(plan.script, window, window)
         return _put_back(flat, array)
 
-    return _perform(backend, call, work, timeout_seconds, async_op=async_op)
+    return _perform(backend, plan, work, timeout_seconds, async_op=async_op)
 
 
 def all_gather(
@@ -271,7 +126,7 @@ def all_gather(
     They are put into `out` if it is given, contiguous and of as many elements.
     """
     whole = _whole(backend, array, out)
-    call = _call(backend, "all_gather", whole, dtype, route=route)
+    plan = plan_of(backend, whole, Call("all_gather", "", dtype or "", route, 0, whole.size))
     flat = whole.reshape(-1)
 
     def work(player: Player) -> Array:
@@ -280,10 +135,10 @@ def all_gather(
         if array.size and own.ctypes.data != array.ctypes.data:
             own[...] = array.reshape(-1)
         window = Window(flat)
-        player.play(_route_of(backend, call), window, window)
+        player.play(plan.script, window, window)
         return whole
 
-    return _perform(backend, call, work, timeout_seconds, async_op=async_op)
+    return _perform(backend, plan, work, timeout_seconds, async_op=async_op)
 
 
 def gather(
@@ -300,21 +155,21 @@ def gather(
     is_root = backend.rank == root
     flat = _flat_of(array)
     count = flat.size * backend.world_size
-    call = _call(backend, "gather", array, dtype, route=route, root=root)._replace(elements=count)
+    plan = plan_of(backend, array, Call("gather", "", dtype or "", route, root, count))
 
     def work(player: Player) -> Array | None:
         start = backend.rank * flat.size
         if not is_root:
             window = Window(flat, start)
-            player.play(_route_of(backend, call), window, window)
+            player.play(plan.script, window, window)
             return None
         whole = np.empty((backend.world_size, *array.shape), array.dtype)
         whole[root] = array
         window = Window(whole.reshape(-1))
-        player.play(_route_of(backend, call), window, window)
+        player.play(plan.script, window, window)
         return whole
 
-    return _perform(backend, call, work, timeout_seconds, async_op=async_op)
+    return _perform(backend, plan, work, timeout_seconds, async_op=async_op)
 
 
 def scatter(
@@ -334,7 +189,7 @@ def scatter(
     """
     flat = _flat_of(out)
     count = flat.size * backend.world_size
-    call = _call(backend, "scatter", out, dtype, route=route, root=root)._replace(elements=count)
+    plan = plan_of(backend, out, Call("scatter", "", dtype or "", route, root, count))
     whole = None
     if backend.rank == root:
         whole = _whole(backend, out, None if array is None else np.ascontiguousarray(array))
@@ -345,12 +200,12 @@ def scatter(
         start = backend.rank * flat.size
         window = Window(flat, start)
         source = window if whole is None else Window(whole.reshape(-1))
-        player.play(_route_of(backend, call), source, window)
+        player.play(plan.script, source, window)
         if whole is not None:
             flat[...] = whole.reshape(-1)[start : start + flat.size]
         return _put_back(flat, out)
 
-    return _perform(backend, call, work, timeout_seconds, async_op=async_op)
+    return _perform(backend, plan, work, timeout_seconds, async_op=async_op)
 
 
 def reduce_scatter(
@@ -374,7 +229,7 @@ def reduce_scatter(
             f"an array of shape {array.shape} has no {backend.world_size} equal parts: "
             "pad its first axis"
         )
-    call = _call(backend, "reduce_scatter", array, dtype, op=op, route=route)
+    plan = plan_of(backend, array, Call("reduce_scatter", op, dtype or "", route, 0, array.size))
     flat = _flat_of(array)
     size = flat.size // backend.world_size
     rows = array.shape[0] // backend.world_size
@@ -386,17 +241,16 @@ def reduce_scatter(
         start = backend.rank * size
         own = part.reshape(-1)
         own[...] = flat[start : start + size]
-        own_route = _route_of(backend, call)
-        if len(own_route) <= 1:  # no partial sum passes through, so the input can stay
-            player.play(own_route, Window(flat), Window(own, start))
+        if len(plan.script) <= 1:  # no partial sum passes through, so the input can stay
+            player.play(plan.script, Window(flat), Window(own, start))
         else:
             window = Window(flat.copy())
-            player.play(own_route, window, window)
+            player.play(plan.script, window, window)
             own[...] = window.array[start : start + size]
-        _finish_mean(call, own, backend.world_size)
+        plan.finish(own, backend.world_size)
         return part
 
-    return _perform(backend, call, work, timeout_seconds, async_op=async_op)
+    return _perform(backend, plan, work, timeout_seconds, async_op=async_op)
 
 
 def all_to_all(
@@ -417,9 +271,10 @@ def all_to_all(
         raise Unsupported(
             f"{len(arrays)} arrays do not fit {backend.world_size} ranks: pass one for each"
         )
-    first = arrays[0]
-    call = _call(backend, "all_to_all", first, dtype, route="auto" if out is None else "direct")
-    call = call._replace(elements=0, route="" if out is None else "direct")
+    if any(array.dtype != arrays[0].dtype for array in arrays):
+        raise Unsupported("all_to_all needs arrays of one data type: convert them first")
+    way = "auto" if out is None else "direct"  # which differ if only some ranks know the sizes
+    plan = plan_of(backend, arrays[0], Call("all_to_all", "", dtype or "", way, 0, 0))
     flats = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
 
     def work(player: Player) -> list[Array]:
@@ -436,7 +291,7 @@ def all_to_all(
         )
         return targets
 
-    return _perform(backend, call, work, timeout_seconds, async_op=async_op)
+    return _perform(backend, plan, work, timeout_seconds, async_op=async_op)
 
 
 def barrier(
@@ -448,7 +303,7 @@ def barrier(
         del player
         backend.barrier(timeout_seconds=timeout_seconds)
 
-    return _perform(backend, Call("barrier"), work, timeout_seconds, async_op=async_op)
+    return _perform(backend, BARRIER, work, timeout_seconds, async_op=async_op)
 
 
 def all_gather_bytes(
@@ -477,23 +332,23 @@ def all_gather_bytes(
 
 def _perform(
     backend: Backend,
-    call: Call,
+    plan: Plan,
     work: Callable[[Player], Result],
     timeout_seconds: float,
     *,
     async_op: bool,
 ) -> Result | Handle[Result]:
     """Run `work` in the order of the group; if it fails, end it on the other ranks as well."""
-    group = _group_of(backend)
-    combine = add_bfloat16 if call.dtype == "bfloat16" else _COMBINES.get(call.op, np.add)
+    queue = queue_of(backend)
+    call = plan.call
 
     def run(sequence: int) -> Result:
-        tag = Tag(sequence=sequence, call=call.code)
+        tag = Tag(sequence=sequence, call=plan.code)
         deadline = Deadline(timeout_seconds, call.operation)
-        player = Player(backend, tag, combine, deadline, group.scratch)
+        player = Player(backend, tag, plan.combine, deadline, queue.scratch)
         try:
             with np.errstate(all="ignore"):  # overflow and NaN are results like any others
-                if call.elements == 0 and call.operation not in {"barrier", "all_to_all"}:
+                if plan.must_meet:
                     _meet(player, backend)
                 return work(player)
         except Aborted:
@@ -502,8 +357,7 @@ def _perform(
             backend.abort(tag, str(error))
             raise
 
-    group.counters[f"{call.operation}.bytes_processed"] += call.size_bytes
-    return group.submit(call, run) if async_op else group.run(call, run)
+    return queue.submit(call, run) if async_op else queue.run(call, run)
 
 
 def _meet(player: Player, backend: Backend) -> None:
@@ -513,49 +367,6 @@ def _meet(player: Player, backend: Backend) -> None:
     player.exchange([(peer, nothing) for peer in peers], [(peer, nothing) for peer in peers])
 
 
-def _call(
-    backend: Backend,
-    operation: str,
-    array: Array,
-    dtype: str | None,
-    *,
-    op: str = "",
-    route: str = "",
-    root: int = 0,
-) -> Call:
-    """Check what a caller passed."""
-    name = dtype or array.dtype.name
-    if (
-        name not in DTYPES
-        or not array.dtype.isnative
-        or (name == "bfloat16") != (dtype is not None and array.dtype == np.uint16)
-    ):
-        raise Unsupported(
-            f"arrays of {array.dtype.str} cannot be sent as {name}: use one of "
-            f"{', '.join(DTYPES[1:])}; bfloat16 is uint16 with dtype='bfloat16'"
-        )
-    if op not in OPS:
-        raise Unsupported(f"{operation} has no op {op!r}: use one of {', '.join(OPS[1:])}")
-    if op == "mean" and "float" not in name:
-        raise Unsupported(f"the mean of {name} is not {name}: use the sum and divide it")
-    if not 0 <= root < backend.world_size:
-        raise InvalidRank(root, backend.world_size)
-    return Call(operation, op, name, "" if route == "auto" else route, root, array.size)
-
-
-@lru_cache(maxsize=512)
-def _planned(call: Call, rank: int, world_size: int, hosts: tuple[int, ...]) -> Route:
-    """Return the route of a call; the arguments are few and repeat."""
-    bounds = (0, *(stop for _, stop in ranges(call.elements, world_size)))
-    problem = Problem(world_size=world_size, bounds=bounds, root=call.root, hosts=hosts)
-    name = call.route or choose(call.operation, call.size_bytes, problem)
-    return route_of(call.operation, name, rank, problem)
-
-
-def _route_of(backend: Backend, call: Call) -> Route:
-    return _planned(call, backend.rank, backend.world_size, backend.hosts)
-
-
 def _flat_of(array: Array) -> Array:
     """Return all elements as one contiguous array: the memory of `array` itself if it can be."""
     return np.ascontiguousarray(array).reshape(-1)
@@ -563,7 +374,7 @@ def _flat_of(array: Array) -> Array:
 
 def _put_back(flat: Array, array: Array) -> Array:
     """Write what was computed in a contiguous copy back to where it came from."""
-    if flat.size and flat.ctypes.data != array.ctypes.data:
+    if not array.flags.c_contiguous:
         array[...] = flat.reshape(array.shape)
     return array
 
@@ -583,15 +394,6 @@ def _check_out(out: Array, size: int, like: Array) -> None:
         )
     if out.size != size:
         raise SizeMismatch(size * like.itemsize, out.nbytes)
-
-
-def _finish_mean(call: Call, array: Array, world_size: int) -> None:
-    if call.op != "mean":
-        return
-    if call.dtype == "bfloat16":
-        narrow(widen(array) / np.float32(world_size), array)
-    else:
-        np.divide(array, array.dtype.type(world_size), out=array)
 
 
 def _empty_for(player: Player, flats: Sequence[Array], peers: Sequence[int]) -> list[Array]:

@@ -7,7 +7,7 @@ raised after the bytes are copied, which x86 keeps in order (`refuse_other_machi
 
 import os
 import select
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Final
 
 from muster.collectives.backend import ELEMENT_BYTES, Target, fill
@@ -46,7 +46,7 @@ class RingStream:
     def fileno(self) -> int:
         return -1
 
-    def send(self, parts: Sequence[memoryview]) -> int:
+    def send(self, parts: Iterable[memoryview]) -> int:
         taken = self._flags.count(self.peer, self._peers_taken_word)
         room = self._size - ((self._sent - taken) & COUNT_MASK)
         sent = 0

@@ -21,9 +21,6 @@ WHOLE_BYTES: Final = 32 << 10
 """What a rank may receive in the one round of "whole". It saves a latency, in which a link carries
 latency · bandwidth: 12 KiB between hosts (100 µs, 1 Gbit/s), 98 KiB inside one (20 µs, 5 GB/s)."""
 
-ONE_HOST_BYTES: Final = 64 << 10
-"""From this size on "direct" is best on one host, where no two ranks share a link."""
-
 LARGE_BYTES: Final = 1 << 20
 """From this size on, bytes count for more than rounds."""
 
@@ -280,6 +277,7 @@ class Rule(NamedTuple):
     most_bytes_of_all: float = inf
     """The size of the buffers of all ranks together."""
     on_one_host: bool = False
+    on_several_hosts: bool = False
     with_shared_links: bool = False
     """Some host has several ranks, and there are several hosts."""
 
@@ -290,19 +288,21 @@ class Rule(NamedTuple):
             and ranks <= self.most_ranks
             and size_bytes * ranks <= self.most_bytes_of_all
             and (hosts == 1 or not self.on_one_host)
+            and (hosts > 1 or not self.on_several_hosts)
             and (1 < hosts < ranks or not self.with_shared_links)
         )
 
     def __str__(self) -> str:
         """Return the conditions."""
         conditions = {
-            f"at least {self.least_bytes >> 10} KiB": self.least_bytes > 0,
-            f"less than {self.below_bytes / 1024:g} KiB": self.below_bytes < inf,
+            f"at least {self.least_bytes / (1 << 20):g} MiB": self.least_bytes > 0,
+            f"less than {self.below_bytes / (1 << 20):g} MiB": self.below_bytes < inf,
             f"at most {self.most_ranks} ranks": self.most_ranks < inf,
             f"at most {self.most_bytes_of_all / 1024:g} KiB on all ranks together": (
                 self.most_bytes_of_all < inf
             ),
             "all ranks on one host": self.on_one_host,
+            "several hosts": self.on_several_hosts,
             "ranks share the link of a host": self.with_shared_links,
         }
         return ", ".join(text for text, is_one in conditions.items() if is_one) or "all other cases"
@@ -317,13 +317,14 @@ _SCATTER_RULES: Final = (Rule("direct", most_ranks=8), Rule("ring"))
 
 RULES: Final[Mapping[str, tuple[Rule, ...]]] = {
     "all_reduce": (
-        # A rank receives the buffers of all others, whether on its host or not.
-        Rule("whole", most_bytes_of_all=WHOLE_BYTES),
-        Rule("direct", least_bytes=ONE_HOST_BYTES, on_one_host=True),
+        # Two ranks send as many bytes in one round as in two, but large scratch memory is slow.
+        Rule("whole", below_bytes=LARGE_BYTES, most_ranks=2),
+        Rule("whole", most_bytes_of_all=WHOLE_BYTES, on_several_hosts=True),
         Rule("two_level", least_bytes=LARGE_BYTES, with_shared_links=True),
-        # The rest is the predecessor's rule: these three, and the ring for large buffers.
-        Rule("centralised", most_ranks=3),
-        Rule("tree", most_ranks=4),
+        # On one host a message costs more than the bytes of a small one.
+        Rule("tree", below_bytes=LARGE_BYTES, on_one_host=True),
+        Rule("direct", on_one_host=True),
+        Rule("direct", most_ranks=8),
         Rule("tree", below_bytes=LARGE_BYTES),
         Rule("ring"),
     ),

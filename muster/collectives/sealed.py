@@ -9,7 +9,7 @@ ends early has no goodbye, which is sealed too: it counts as a death.
 import hashlib
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from cryptography.exceptions import InvalidTag
@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from muster.collectives.errors import PeerRefused
-from muster.collectives.streams import SocketStream
+from muster.collectives.streams import SocketStream, beginning_of
 
 RECORD_BYTES: Final = 256 << 10
 """The most of a record before it is sealed."""
@@ -64,18 +64,15 @@ class SealedStream(SocketStream):
     def has_unsent(self) -> bool:
         return bool(self._unsent)
 
-    def send(self, parts: Sequence[memoryview]) -> int:
-        if not self._unsent:
-            data, room = bytearray(), RECORD_BYTES
-            for part in parts:
-                data += part[:room]
-                room = RECORD_BYTES - len(data)
-            if data:
-                self._unsent = memoryview(self._record_of(bytes(data)))
-                self._flush()
-                return len(data)
+    def send(self, parts: Iterable[memoryview]) -> int:
         self._flush()
-        return 0
+        if self._unsent:
+            return 0
+        data = b"".join(beginning_of(parts, RECORD_BYTES))
+        if data:
+            self._unsent = memoryview(self._record_of(data))
+            self._flush()
+        return len(data)
 
     def read_into(self, part: memoryview) -> int:
         while not self._opened:
@@ -98,7 +95,8 @@ class SealedStream(SocketStream):
         return length + sealed
 
     def _flush(self) -> None:
-        self._unsent = self._unsent[super().send([self._unsent]) :]
+        if self._unsent:
+            self._unsent = self._unsent[super().send([self._unsent]) :]
 
     def _complete(self) -> None:
         """Use what has been read: a length, or a record."""

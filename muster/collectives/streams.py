@@ -2,7 +2,8 @@
 
 import select
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable
+from itertools import islice
 from typing import Final, Protocol
 
 from muster.collectives.backend import ELEMENT_BYTES, Accumulator, Target
@@ -11,6 +12,9 @@ from muster.collectives.errors import ChannelClosed, CollectiveError, TransportF
 CHUNK_BYTES: Final = 1 << 20
 """At most this much moves in one direction at a time; 256 KB to 1 MB are equally fast."""
 
+
+BUFFERS_AT_ONCE: Final = 16
+"""Far below what any kernel allows."""
 
 HANG_UP: Final = getattr(select, "POLLRDHUP", 0)
 """Linux: the peer has closed its sending side; data it sent may still be unread."""
@@ -35,7 +39,7 @@ class Stream(Protocol):
     def has_unsent(self) -> bool:
         """True if the stream itself holds bytes that it has accepted and not sent."""
 
-    def send(self, parts: Sequence[memoryview]) -> int:
+    def send(self, parts: Iterable[memoryview]) -> int:
         """Accept bytes from the beginning of `parts`; return how many."""
 
     def receive(self, target: Target, offset: int, size_bytes: int) -> int:
@@ -73,9 +77,9 @@ class SocketStream:
     def has_unsent(self) -> bool:
         return False
 
-    def send(self, parts: Sequence[memoryview]) -> int:
+    def send(self, parts: Iterable[memoryview]) -> int:
         try:
-            return self.socket.sendmsg(parts)
+            return self.socket.sendmsg(beginning_of(parts, CHUNK_BYTES))
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -125,6 +129,17 @@ class SocketStream:
 
     def close(self) -> None:
         self.socket.close()
+
+
+def beginning_of(parts: Iterable[memoryview], size_bytes: int) -> list[memoryview]:
+    """Return up to `size_bytes`, in no more buffers than one system call takes."""
+    beginning = []
+    for part in islice(parts, BUFFERS_AT_ONCE):
+        beginning.append(part[:size_bytes])
+        size_bytes -= beginning[-1].nbytes
+        if size_bytes == 0:
+            break
+    return beginning
 
 
 def failure_of(peer: int, error: OSError) -> CollectiveError:

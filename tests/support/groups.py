@@ -17,6 +17,7 @@ from muster.collectives.rendezvous import Meeting
 from muster.collectives.shared_memory import SharedMemoryBackend
 from muster.collectives.simulated import SimulatedBackend
 from muster.collectives.streams import SocketStream
+from muster.collectives.subgroups import HybridBackend, SubBackend
 from muster.collectives.tcp import TcpBackend
 from tests.support.arenas import Host, nothing
 
@@ -88,6 +89,41 @@ TRANSPORTS: Final[Mapping[str, Callable[[int], AbstractContextManager[Group]]]] 
     "tcp": tcp,
     "shared_memory": shared_memory,
 }
+
+
+@contextmanager
+def sub_group(world_size: int) -> Iterator[Group]:
+    """A view in shared memory, of all ranks but the first and the last."""
+    with shared_memory(world_size + 2) as group:
+        members = range(1, world_size + 1)
+        views: list[Backend] = [SubBackend(group.backends[rank], members) for rank in members]
+        yield Group(backends=views, kill=lambda rank: group.kill(members[rank]))
+
+
+@contextmanager
+def sub_sub_group(world_size: int) -> Iterator[Group]:
+    """A view of a view, over sockets."""
+    with tcp(world_size + 2) as group:
+        outer = [SubBackend(backend, range(world_size + 1)) for backend in group.backends[:-1]]
+        members = range(1, world_size + 1)
+        views: list[Backend] = [SubBackend(outer[rank], members) for rank in members]
+        yield Group(backends=views, kill=lambda rank: group.kill(members[rank]))
+
+
+@contextmanager
+def hybrid(world_size: int) -> Iterator[Group]:
+    with simulated(world_size) as messages, shared_memory(world_size) as group:
+        pairs = zip(messages.backends, group.backends, strict=True)
+        yield Group(backends=[HybridBackend(*pair) for pair in pairs], kill=group.kill)
+
+
+BACKENDS: Final[Mapping[str, Callable[[int], AbstractContextManager[Group]]]] = {
+    **TRANSPORTS,
+    "sub_group": sub_group,
+    "sub_sub_group": sub_sub_group,
+    "hybrid": hybrid,
+}
+"""The transports, and what is made of them."""
 
 
 def member(rank: int, world_size: int) -> Membership:

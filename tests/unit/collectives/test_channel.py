@@ -15,8 +15,10 @@ from muster.collectives.errors import (
     PeerRefused,
     Timeout,
 )
+from muster.collectives.rings import RingStream
 from muster.collectives.streams import SocketStream
 from muster.collectives.tcp import TcpBackend
+from tests.support.arenas import Host
 from tests.support.groups import GENERATION, LIMIT_BYTES, connected, meeting_of, member
 
 NOW = 0.0
@@ -189,3 +191,24 @@ def test_call_that_differs_ends_a_wait_for_another_rank(group: Raw) -> None:
     raw.sendall(frame(4, tag=Tag(sequence=1, call=other.code)) + b"data")
     with pytest.raises(CallMismatch, match="rank 1 called all_reduce max of 0 int64"):
         zero.exchange([], [(2, memoryview(bytearray(1)))], tag=Tag(sequence=1, call=own.code))
+
+
+def test_padding_may_come_later_than_its_message() -> None:
+    """One batch of what is sent ends between a message and its padding."""
+    group = Host(2)
+    sender, receiver = (
+        Channel(RingStream(group.flags(rank), 1 - rank), generation=1, limit_bytes=LIMIT_BYTES)
+        for rank in range(2)
+    )
+    messages = [b"", b"", *(bytes([number]) for number in range(9))]
+    targets = [bytearray(len(message)) for message in messages]
+    wants = [receiver.want(MESSAGE, memoryview(target)) for target in targets]
+    for message in messages:
+        sender.put(MESSAGE, memoryview(message))
+    while sender.is_sending:
+        sender.send_some()
+        while receiver.read_some():
+            pass
+    assert receiver.error is None
+    assert all(want.is_done for want in wants)
+    assert targets == messages

@@ -67,7 +67,7 @@ def test_sample_of_ranks_stands_for_all(
 EXPLAINED = """\
 all_reduce of 25,000,000 float32 (100 MB)
 ranks: 12, hosts: 3
-route: two_level (at least 1024 KiB, ranks share the link of a host)
+route: two_level (at least 1 MiB, ranks share the link of a host)
 links: 20 µs and 5 GB/s inside a host, 100 µs and 125 MB/s between hosts
 
               predicted   rounds  messages  rank sends  inside host  host sends  host receives

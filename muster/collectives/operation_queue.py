@@ -1,0 +1,152 @@
+"""Runs the operations of each group in the order in which they were called, and counts them."""
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from queue import SimpleQueue
+from typing import Final, Generic, TypeVar
+from weakref import WeakKeyDictionary, finalize
+
+from muster.collectives.backend import Backend
+from muster.collectives.calls import Call
+from muster.collectives.engine import Scratch
+from muster.collectives.errors import Timeout
+
+Result = TypeVar("Result")
+
+_LONGEST_WAIT_SECONDS: Final = 30 * 24 * 3600.0
+
+
+class Handle(Generic[Result]):
+    """An operation that runs in the background."""
+
+    def __init__(self) -> None:
+        self._is_over = threading.Event()
+        self._error: BaseException | None = None
+        self._result: Result
+
+    def done(self) -> bool:
+        """Return True if it has ended, with a result or an error."""
+        return self._is_over.is_set()
+
+    def wait(self, timeout_seconds: float | None = None) -> Result:
+        """Return the result once there is one, or raise the operation's error.
+
+        Raises `Timeout` if it has not ended by then; it goes on.
+        """
+        seconds = _LONGEST_WAIT_SECONDS if timeout_seconds is None else timeout_seconds
+        if not self._is_over.wait(seconds):
+            raise Timeout(seconds, "the end of an operation")
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    result = wait
+
+    def run(self, work: Callable[[], Result]) -> None:
+        """Run the operation, in the thread of its group."""
+        try:
+            self._result = work()
+        except BaseException as error:  # noqa: BLE001  `wait` raises it
+            self._error = error
+        self._is_over.set()
+
+
+class OperationQueue:
+    """What one backend's operations share: their order, their counters and scratch memory."""
+
+    def __init__(self) -> None:
+        self.counts: defaultdict[str, _Counts] = defaultdict(_Counts)
+        self.scratch = Scratch()
+        self._lock = threading.Lock()
+        self._turn = threading.Condition(self._lock)
+        self._issued = 0
+        self._ended = 0
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def run(self, call: Call, work: Callable[[int], Result]) -> Result:
+        """Run `work` with its sequence number, when all that were issued before have ended."""
+        with self._lock:
+            self._issued = sequence = self._issued + 1
+        return self._run_in_turn(call, work, sequence)
+
+    def submit(self, call: Call, work: Callable[[int], Result]) -> Handle[Result]:
+        """Do the same in the background."""
+        handle: Handle[Result] = Handle()
+        with self._lock:
+            self._issued = sequence = self._issued + 1
+            if self._thread is None:
+                name = "muster-collectives"
+                self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+                self._thread.start()
+            self._queue.put(partial(handle.run, partial(self._run_in_turn, call, work, sequence)))
+        return handle
+
+    def end(self) -> None:
+        """End the thread once it has nothing left to do."""
+        self._queue.put(None)
+
+    def _serve(self) -> None:
+        while (job := self._queue.get()) is not None:
+            job()
+            del job  # or it would keep the backend until the next one
+
+    def _run_in_turn(self, call: Call, work: Callable[[int], Result], sequence: int) -> Result:
+        if self._ended != sequence - 1:
+            with self._lock:
+                while self._ended != sequence - 1:
+                    self._turn.wait()
+        counts = self.counts[call.operation]
+        start = time.perf_counter()
+        try:
+            result = work(sequence)
+            counts.completed += 1
+        except BaseException:
+            counts.failed += 1
+            raise
+        finally:
+            counts.duration_ms += (time.perf_counter() - start) * 1e3
+            counts.bytes_processed += call.size_bytes
+            with self._lock:
+                self._ended = sequence
+                if self._issued > sequence:
+                    self._turn.notify_all()
+        return result
+
+
+@dataclass(slots=True)
+class _Counts:
+    completed: int = 0
+    failed: int = 0
+    duration_ms: float = 0.0
+    bytes_processed: int = 0
+
+
+_queues: WeakKeyDictionary[Backend, OperationQueue] = WeakKeyDictionary()
+_creating: Final = threading.Lock()
+
+
+def queue_of(backend: Backend) -> OperationQueue:
+    queue = _queues.get(backend)
+    if queue is None:
+        with _creating:
+            queue = _queues.setdefault(backend, OperationQueue())
+        finalize(backend, queue.end)
+    return queue
+
+
+def counters(backend: Backend) -> dict[str, float]:
+    """Return how often each operation completed and failed, how long it took and its bytes.
+
+    Keys such as ``all_reduce.completed``, ``.failed``, ``.duration_ms`` and ``.bytes_processed``.
+    """
+    counts = queue_of(backend).counts
+    return {
+        f"{operation}.{name}": value
+        for operation, count in list(counts.items())
+        for name, value in asdict(count).items()
+    }

@@ -1,0 +1,91 @@
+"""Checks a call of a collective, and plans it: everything that does not depend on the data."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from muster.collectives.backend import Backend
+from muster.collectives.calls import DTYPES, OPS, Call
+from muster.collectives.engine import (
+    Array,
+    Combine,
+    Script,
+    in_float32,
+    narrow,
+    script_of,
+    widen,
+)
+from muster.collectives.errors import InvalidRank, Unsupported
+from muster.collectives.routes import Problem, choose, route_of
+from muster.contracts.shards import ranges
+
+_COMBINES: Final[Mapping[str, np.ufunc]] = {
+    "sum": np.add,
+    "mean": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+}
+
+
+class Plan(NamedTuple):
+    """All that follows from a call and the place of this rank."""
+
+    call: Call
+    code: int
+    combine: Combine
+    script: Script
+    must_meet: bool
+
+    def finish(self, array: Array, world_size: int) -> None:
+        """Divide the sum, if the mean is wanted."""
+        if self.call.op != "mean":
+            return
+        if self.call.dtype == "bfloat16":
+            narrow(widen(array) / np.float32(world_size), array)
+        else:
+            np.divide(array, array.dtype.type(world_size), out=array)
+
+
+BARRIER: Final = Plan(Call("barrier"), Call("barrier").code, np.add, (), must_meet=False)
+
+
+def plan_of(backend: Backend, array: Array, wanted: Call) -> Plan:
+    """Check what a caller wants to do with arrays of this data type, and plan it.
+
+    In `wanted` the data type may be empty, for that of the array, and the route "auto".
+    """
+    return _planned(wanted, array.dtype, backend.rank, backend.world_size, backend.hosts)
+
+
+@lru_cache(maxsize=512)
+def _planned(
+    wanted: Call, given: np.dtype[Any], rank: int, world_size: int, hosts: tuple[int, ...]
+) -> Plan:
+    """A program repeats few calls, and a plan takes longer than a small message."""
+    operation, op, dtype, route, root, elements = wanted
+    name = dtype or given.name
+    is_bfloat16 = name == "bfloat16" and given == np.uint16
+    if name not in DTYPES or not given.isnative or not (is_bfloat16 or name == given.name):
+        raise Unsupported(
+            f"arrays of {given.str} cannot be sent as {name}: use one of "
+            f"{', '.join(DTYPES[1:])}; bfloat16 is uint16 with dtype='bfloat16'"
+        )
+    if op not in OPS:
+        raise Unsupported(f"{operation} has no op {op!r}: use one of {', '.join(OPS[1:])}")
+    if op == "mean" and "float" not in name:
+        raise Unsupported(f"the mean of {name} is not {name}: use the sum and divide it")
+    if not 0 <= root < world_size:
+        raise InvalidRank(root, world_size)
+    call = Call(operation, op, name, "" if route == "auto" else route, root, elements)
+    script: Script = ()
+    if operation != "all_to_all":
+        bounds = (0, *(stop for _, stop in ranges(elements, world_size)))
+        problem = Problem(world_size=world_size, bounds=bounds, root=root, hosts=hosts)
+        chosen = call.route or choose(operation, call.size_bytes, problem)
+        script = script_of(route_of(operation, chosen, rank, problem), rank, given.itemsize)
+    ufunc = _COMBINES.get(op, np.add)
+    combine = in_float32(ufunc) if is_bfloat16 else ufunc
+    must_meet = elements == 0 and operation != "all_to_all"
+    return Plan(call, call.code, combine, script, must_meet)
