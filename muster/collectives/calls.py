@@ -71,11 +71,15 @@ class Call(NamedTuple):
 _NAMES: Final = (OPERATIONS, OPS, DTYPES, ROUTES)
 
 
-def mismatch(peer: int, expected: int, got: int) -> CollectiveError:
-    """Return the error for two codes that differ; the one of `peer` may be anything."""
+def mismatch(peer: int, expected: int, got: int, *, is_later: bool = False) -> CollectiveError:
+    """Return the error for two codes that differ; the one of `peer` may be anything.
+
+    `is_later` if the peer has ended the operation, whatever it was, and `got` is a later one.
+    """
     own, other = _call(expected), _call(got)
-    if own is None or other is None or own[:5] != other[:5]:
-        return CallMismatch(peer, str(own), str(other or f"an unknown operation ({got:#x})"))
+    if own is None or other is None or is_later or own[:5] != other[:5]:
+        name = str(other or f"an unknown operation ({got:#x})")
+        return CallMismatch(peer, str(own), "something else before " * is_later + name)
     return SizeMismatch(own.size_bytes, other.size_bytes)
 
 

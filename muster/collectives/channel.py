@@ -33,6 +33,7 @@ REASON_BYTES: Final = 1024
 
 HEADER: Final = struct.Struct("<QQQQQB7x")
 _PADDING: Final = memoryview(bytes(64))
+_NOTHING: Final = memoryview(b"")
 
 
 class Kind(IntEnum):
@@ -41,6 +42,7 @@ class Kind(IntEnum):
     MESSAGE = 0
     GOODBYE = 1  # the sender has finished; a connection that ends without it is a death
     ABORT = 2  # the sender left the operation of this context and sequence
+    CALL = 3  # the sender waits for a message of this call
 
 
 class Want:
@@ -76,6 +78,8 @@ class Channel:
         """True once the peer has said goodbye."""
         self.error: CollectiveError | None = None
         self.aborts: dict[tuple[int, int], Aborted] = {}
+        self._calls: dict[tuple[int, int], int] = {}
+        """What the peer said that it called."""
         self.queued_bytes = 0
         self.sent_bytes = 0
         self._generation = generation
@@ -86,8 +90,9 @@ class Channel:
         """How many messages of this peer are awaited."""
         self._kept: defaultdict[tuple[int, int], deque[tuple[int, memoryview]]]
         self._kept = defaultdict(deque)
-        self._sequences: dict[int, int] = {}
-        """The current operation of each context; messages of earlier ones are dropped."""
+        self._current: dict[int, tuple[int, int]] = {}
+        """Sequence and call of the current operation of each context; messages of earlier ones are
+        dropped."""
         self._header = memoryview(bytearray(HEADER.size))
         self._frame: _Frame | None = None  # whose header has come
         self._filled = 0  # bytes of the header or of the payload
@@ -128,6 +133,13 @@ class Channel:
         self._drop(sent)
         return sent > 0
 
+    def say(self, tag: Tag, kind: Kind, text: memoryview = _NOTHING) -> None:
+        """Send a short frame, at once if there is room, unless the peer is gone."""
+        if self.error is None and not self.has_left:
+            self.put(tag, text, kind)
+            while self.error is None and self.is_sending and self.send_some():
+                pass
+
     def keep_unsent(self) -> None:
         """Copy what is not sent yet; its owner may modify it from now on."""
         self._unsent = deque(memoryview(bytes(view)) for view in self._unsent)
@@ -149,26 +161,35 @@ class Channel:
 
     def begin(self, tag: Tag) -> None:
         """Drop what has come of earlier operations of this context."""
-        context, sequence = tag.context, tag.sequence
-        if self._sequences.get(context) == sequence:
+        context, sequence, call, _ = tag
+        if self._current.get(context) == (sequence, call):
             return
-        self._sequences[context] = sequence
-        for kept in (self._kept, self.aborts):
-            for key in [it for it in kept if it[0] == context and 0 < it[1] < sequence]:
+        self._current[context] = sequence, call
+        is_awaited = any(self._is_over(key) for key in self._calls if key[0] == context)
+        for kept in (self._kept, self.aborts, self._calls):
+            for key in [it for it in kept if it[0] == context and self._is_over(it)]:
                 del kept[key]
         if self._frame is not None and self._is_over(self._frame.key):
             self._frame.target = Discard(self._frame.length)
+        if is_awaited:
+            self.say(tag, Kind.CALL)
 
     def trouble(self, tag: Tag) -> CollectiveError | None:
         """Return what ends the operation of `tag`: an abort, or a call that differs."""
         key = tag[:2]
         if key in self.aborts:
             return self.aborts[key]
-        calls = [call for call, _ in self._kept.get(key, ())]
-        if self._frame is not None and self._frame.key == key:
-            calls.append(self._frame.call)
-        other = next((call for call in calls if call != tag.call), None)
-        return None if other is None else mismatch(self.peer, tag.call, other)
+        heard = [*self._calls.items()]
+        heard += [(key, kept[0][0]) for key, kept in self._kept.items() if kept]
+        if self._frame is not None:
+            heard.append((self._frame.key, self._frame.call))
+        for (context, sequence), call in heard:
+            if context == tag.context and sequence == tag.sequence and call != tag.call:
+                return mismatch(self.peer, tag.call, call)
+            # Messages keep their order, so what is awaited here was never sent.
+            if context == tag.context and sequence > tag.sequence > 0 and self._wants.get(key):
+                return mismatch(self.peer, tag.call, call, is_later=True)
+        return None
 
     def want(self, tag: Tag, target: Target) -> Want:
         """Set the memory for the next message with this tag."""
@@ -244,6 +265,9 @@ class Channel:
         if kind == Kind.GOODBYE:
             self.has_left = True
             return
+        if kind == Kind.CALL:
+            self._note_call(context, sequence, call)
+            return
         self._frame = frame = _Frame((context, sequence), length, call, kind)
         if self._is_over(frame.key):
             frame.target = Discard(length)
@@ -254,6 +278,13 @@ class Channel:
         if length == 0 and frame.target is not None:
             self._complete(frame)
 
+    def _note_call(self, context: int, sequence: int, call: int) -> None:
+        if self._is_over((context, sequence)):
+            # It waits for what was sent before this answer, or was never sent.
+            self.say(Tag(context, *self._current[context]), Kind.CALL)
+        else:
+            self._calls[context, sequence] = call
+
     def _longest_of(self, kind: int) -> int:
         """Return the most bytes that a frame of `kind` may have."""
         match kind:
@@ -261,13 +292,13 @@ class Channel:
                 return self._limit_bytes
             case Kind.ABORT:
                 return REASON_BYTES
-            case Kind.GOODBYE:
+            case Kind.GOODBYE | Kind.CALL:
                 return 0
             case _:
                 raise self._refused(f"it sent a frame of unknown kind {kind}")
 
     def _is_over(self, key: tuple[int, int]) -> bool:
-        return 0 < key[1] < self._sequences.get(key[0], 0)
+        return 0 < key[1] < self._current.get(key[0], (0, 0))[0]
 
     def _choose_target(self, frame: "_Frame") -> Target:
         """Put the message where the first caller wants it, or keep it if that does not fit."""

@@ -13,8 +13,9 @@ import os
 import select
 import time
 from collections.abc import Mapping, Sequence
-from math import ceil
+from math import ceil, inf
 from threading import Condition, Lock
+from typing import Final
 
 from muster.collectives.backend import (
     MESSAGE,
@@ -34,6 +35,10 @@ from muster.collectives.deadline import Deadline
 from muster.collectives.errors import ChannelClosed, NoConnection
 from muster.collectives.flags import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, SPINS
 from muster.collectives.streams import HANG_UP, Stream
+
+ANNOUNCE_SECONDS: Final = 0.05
+"""A rank that waits for this long says what it called. If ranks called different operations, each
+may wait for what another one never sends."""
 
 
 class MessageBackend(Backend):
@@ -104,12 +109,8 @@ class MessageBackend(Backend):
     def abort(self, tag: Tag, reason: str) -> None:
         text = memoryview(reason.encode()[:REASON_BYTES])
         with self._lock:
-            for channel in self._members(tag):
-                if self._is_closed or channel.error is not None or channel.has_left:
-                    continue
-                channel.put(tag, text, Kind.ABORT)
-                while channel.error is None and channel.is_sending and channel.send_some():
-                    pass
+            for channel in () if self._is_closed else self._members(tag):
+                channel.say(tag, Kind.ABORT, text)
 
     def close(self) -> None:
         with self._lock:
@@ -147,6 +148,7 @@ class MessageBackend(Backend):
                 continue
             if deadline is None:
                 deadline = Deadline(timeout_seconds, transfer.waited_for())
+                transfer.announces_at = time.monotonic() + ANNOUNCE_SECONDS
                 if self._is_polled:
                     os.eventfd_write(self._wake, 1)
             attempts += 1
@@ -162,6 +164,8 @@ class MessageBackend(Backend):
         transfer.check(self._members(transfer.tag))
         self.on_wait()
         deadline.check()
+        if time.monotonic() >= transfer.announces_at:
+            transfer.announce()
         if self._must_spin:
             self._pause(attempts - SPINS)
             ready: Sequence[Channel] = self._all
@@ -241,6 +245,7 @@ class _Transfer:
         self.tag = tag
         self.wants: list[tuple[Channel, Want]] = []
         self.marks: dict[Channel, int] = {}
+        self.announces_at = inf
 
     def is_done(self) -> bool:
         for channel, mark in self.marks.items():
@@ -264,6 +269,13 @@ class _Transfer:
         for channel in needed:
             if channel.has_left:
                 raise ChannelClosed(channel.peer)
+
+    def announce(self) -> None:
+        """Tell the ranks whose messages are missing which call this is, once."""
+        self.announces_at = inf
+        if self.tag.sequence:
+            for channel in {channel for channel, want in self.wants if not want.is_done}:
+                channel.say(self.tag, Kind.CALL)
 
     def waited_for(self) -> str:
         if len(self.wants) == 1:

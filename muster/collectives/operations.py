@@ -16,7 +16,8 @@ bfloat16 is an array of uint16 with ``dtype="bfloat16"``, and is added in float3
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from functools import partial, wraps
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -24,11 +25,12 @@ from muster.collectives.backend import MESSAGE, TIMEOUT_SECONDS, Backend, Data, 
 from muster.collectives.calls import Call
 from muster.collectives.deadline import Deadline
 from muster.collectives.engine import MESSAGE_BYTES, Array, Player, Scratch, Window
-from muster.collectives.errors import Aborted, SizeMismatch, Unsupported
+from muster.collectives.errors import SizeMismatch, Unsupported
 from muster.collectives.operation_queue import Handle, queue_of
 from muster.collectives.plans import BARRIER, Plan, plan_of
 
 Op: TypeAlias = Literal["sum", "mean", "min", "max"]
+Options = ParamSpec("Options")
 Result = TypeVar("Result")
 
 _SIZE: Final = struct.Struct("<Q")
@@ -38,6 +40,37 @@ Outcome: TypeAlias = Any
 """The result, or a `Handle` of it if ``async_op`` is set."""
 
 
+def _collective(
+    prepare: Callable[Concatenate[Backend, Options], Outcome],
+) -> Callable[Concatenate[Backend, Options], Outcome]:
+    """Run what `prepare` returns; what it raises ends the operation on all ranks.
+
+    A call whose arguments are refused has to be counted: if it were not, this rank would call its
+    next operation when the others call the one after that.
+    """
+
+    @wraps(prepare)
+    def call(backend: Backend, /, *arguments: Options.args, **options: Options.kwargs) -> Outcome:
+        try:
+            start = prepare(backend, *arguments, **options)
+        except Exception as error:
+            fail = partial(_fail, backend, error)
+            queue, refused = queue_of(backend), Call(prepare.__name__)
+            if not options.get("async_op"):
+                return queue.run(refused, fail)
+            queue.submit(refused, fail)
+            raise
+        return start()
+
+    return call
+
+
+def _fail(backend: Backend, error: Exception, sequence: int) -> None:
+    backend.abort(Tag(sequence=sequence), str(error))
+    raise error
+
+
+@_collective
 def all_reduce(
     backend: Backend,
     array: Array,
@@ -50,7 +83,7 @@ def all_reduce(
 ) -> Outcome:
     """Combine the arrays of all ranks in place, with the same bits everywhere; return `array`."""
     plan = plan_of(backend, array, Call("all_reduce", op, dtype or "", route, 0, array.size))
-    flat = _flat_of(array)
+    flat = _writable(array)
 
     def work(player: Player) -> Array:
         window = Window(flat)
@@ -61,6 +94,7 @@ def all_reduce(
     return _perform(backend, plan, work, timeout_seconds, async_op=async_op)
 
 
+@_collective
 def reduce(
     backend: Backend,
     array: Array,
@@ -74,7 +108,7 @@ def reduce(
 ) -> Outcome:
     """Combine the arrays of all ranks in that of `root`; return `array`, elsewhere unchanged."""
     plan = plan_of(backend, array, Call("reduce", op, dtype or "", route, root, array.size))
-    flat = _flat_of(array)
+    flat = _writable(array) if backend.rank == root else _flat_of(array)
 
     def work(player: Player) -> Array:
         is_root = backend.rank == root
@@ -89,6 +123,7 @@ def reduce(
     return _perform(backend, plan, work, timeout_seconds, async_op=async_op)
 
 
+@_collective
 def broadcast(
     backend: Backend,
     array: Array,
@@ -101,7 +136,7 @@ def broadcast(
 ) -> Outcome:
     """Copy the array of `root` into those of all ranks; return `array`."""
     plan = plan_of(backend, array, Call("broadcast", "", dtype or "", route, root, array.size))
-    flat = _flat_of(array)
+    flat = _writable(array)  # also on the root, whose parts come back in a ring
 
     def work(player: Player) -> Array:
         window = Window(flat)
@@ -111,6 +146,7 @@ def broadcast(
     return _perform(backend, plan, work, timeout_seconds, async_op=async_op)
 
 
+@_collective
 def all_gather(
     backend: Backend,
     array: Array,
@@ -132,7 +168,7 @@ def all_gather(
     def work(player: Player) -> Array:
         start = backend.rank * array.size
         own = flat[start : start + array.size]
-        if array.size and own.ctypes.data != array.ctypes.data:
+        if not array.flags.c_contiguous or own.ctypes.data != array.ctypes.data:
             own[...] = array.reshape(-1)
         window = Window(flat)
         player.play(plan.script, window, window)
@@ -141,6 +177,7 @@ def all_gather(
     return _perform(backend, plan, work, timeout_seconds, async_op=async_op)
 
 
+@_collective
 def gather(
     backend: Backend,
     array: Array,
@@ -172,6 +209,7 @@ def gather(
     return _perform(backend, plan, work, timeout_seconds, async_op=async_op)
 
 
+@_collective
 def scatter(
     backend: Backend,
     array: Array | None,
@@ -187,14 +225,16 @@ def scatter(
 
     Other ranks pass None.
     """
-    flat = _flat_of(out)
+    flat = _writable(out)
     count = flat.size * backend.world_size
     plan = plan_of(backend, out, Call("scatter", "", dtype or "", route, root, count))
     whole = None
     if backend.rank == root:
-        whole = _whole(backend, out, None if array is None else np.ascontiguousarray(array))
-        if array is None:
-            raise Unsupported("scatter needs an array on the root: pass one part for each rank")
+        if array is None or array.dtype != out.dtype:
+            raise Unsupported(f"scatter needs an array of {out.dtype} on the root: pass one")
+        whole = np.ascontiguousarray(array)
+        if whole.size != count:
+            raise SizeMismatch(count * out.itemsize, whole.nbytes)
 
     def work(player: Player) -> Array:
         start = backend.rank * flat.size
@@ -208,6 +248,7 @@ def scatter(
     return _perform(backend, plan, work, timeout_seconds, async_op=async_op)
 
 
+@_collective
 def reduce_scatter(
     backend: Backend,
     array: Array,
@@ -253,6 +294,7 @@ def reduce_scatter(
     return _perform(backend, plan, work, timeout_seconds, async_op=async_op)
 
 
+@_collective
 def all_to_all(
     backend: Backend,
     arrays: Sequence[Array],
@@ -273,6 +315,12 @@ def all_to_all(
         )
     if any(array.dtype != arrays[0].dtype for array in arrays):
         raise Unsupported("all_to_all needs arrays of one data type: convert them first")
+    if out is not None and len(out) != backend.world_size:
+        raise Unsupported(
+            f"{len(out)} outputs do not fit {backend.world_size} ranks: pass one each"
+        )
+    for target in out or ():
+        _check_out(target, target.size, arrays[0])
     way = "auto" if out is None else "direct"  # which differ if only some ranks know the sizes
     plan = plan_of(backend, arrays[0], Call("all_to_all", "", dtype or "", way, 0, 0))
     flats = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
@@ -294,14 +342,21 @@ def all_to_all(
     return _perform(backend, plan, work, timeout_seconds, async_op=async_op)
 
 
+@_collective
 def barrier(
     backend: Backend, *, timeout_seconds: float = TIMEOUT_SECONDS, async_op: bool = False
 ) -> Outcome:
     """Return when every rank has called this, after its earlier operations."""
 
     def work(player: Player) -> None:
-        del player
-        backend.barrier(timeout_seconds=timeout_seconds)
+        # As `Backend.barrier`, but these messages also say that this rank called a barrier.
+        distance, nothing = 1, memoryview(bytearray())
+        while distance < backend.world_size:
+            to, source = (backend.rank + distance), (backend.rank - distance)
+            player.exchange(
+                [(to % backend.world_size, nothing)], [(source % backend.world_size, nothing)]
+            )
+            distance *= 2
 
     return _perform(backend, BARRIER, work, timeout_seconds, async_op=async_op)
 
@@ -337,8 +392,8 @@ def _perform(
     timeout_seconds: float,
     *,
     async_op: bool,
-) -> Result | Handle[Result]:
-    """Run `work` in the order of the group; if it fails, end it on the other ranks as well."""
+) -> Callable[[], Result | Handle[Result]]:
+    """Return what runs `work` in the order of the group, and ends it on all ranks if it fails."""
     queue = queue_of(backend)
     call = plan.call
 
@@ -351,13 +406,13 @@ def _perform(
                 if plan.must_meet:
                     _meet(player, backend)
                 return work(player)
-        except Aborted:
-            raise
         except BaseException as error:
+            # Also if another rank aborted it. A rank that waits for this one reads what comes from
+            # here; what that other rank sent it may stand behind a message that nobody awaits.
             backend.abort(tag, str(error))
             raise
 
-    return queue.submit(call, run) if async_op else queue.run(call, run)
+    return lambda: queue.submit(call, run) if async_op else queue.run(call, run)
 
 
 def _meet(player: Player, backend: Backend) -> None:
@@ -370,6 +425,13 @@ def _meet(player: Player, backend: Backend) -> None:
 def _flat_of(array: Array) -> Array:
     """Return all elements as one contiguous array: the memory of `array` itself if it can be."""
     return np.ascontiguousarray(array).reshape(-1)
+
+
+def _writable(array: Array) -> Array:
+    """Return the same of an array that the operation writes to."""
+    if not array.flags.writeable:
+        raise Unsupported("the array is read-only, and the result is put there: pass a copy")
+    return _flat_of(array)
 
 
 def _put_back(flat: Array, array: Array) -> Array:
@@ -388,9 +450,9 @@ def _whole(backend: Backend, part: Array, whole: Array | None) -> Array:
 
 
 def _check_out(out: Array, size: int, like: Array) -> None:
-    if out.dtype != like.dtype or not out.flags.c_contiguous:
+    if out.dtype != like.dtype or not out.flags.c_contiguous or not out.flags.writeable:
         raise Unsupported(
-            f"the output has to be a contiguous array of {like.dtype}: use numpy.empty"
+            f"the output has to be a contiguous, writable array of {like.dtype}: use numpy.empty"
         )
     if out.size != size:
         raise SizeMismatch(size * like.itemsize, out.nbytes)
@@ -416,5 +478,6 @@ def _parts(array: Array) -> Iterator[memoryview]:
 
 
 def _cut(flat: memoryview) -> Iterator[memoryview]:
-    for start in range(0, flat.nbytes, MESSAGE_BYTES):
+    # One message even of nothing: the receiver may expect more, and would wait for it.
+    for start in range(0, max(1, flat.nbytes), MESSAGE_BYTES):
         yield flat[start : start + MESSAGE_BYTES]

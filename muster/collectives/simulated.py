@@ -39,6 +39,8 @@ class _Group:
         self.messages: defaultdict[tuple[int, ...], deque[tuple[int, bytes]]] = defaultdict(deque)
         """Call and data, by source, target, context and sequence."""
         self.aborts: dict[tuple[int, int], Aborted] = {}
+        self.calls: dict[tuple[int, int], tuple[int, int]] = {}
+        """Sequence and call of the last operation, by rank and context."""
         self.left: set[int] = set()
         self.dead: set[int] = set()
         self.everyone = frozenset(range(world_size))
@@ -77,6 +79,8 @@ class SimulatedBackend(Backend):
             check_peer(peer, self.rank, self.world_size)
         with group.changed:
             self._check_open()
+            if tag.sequence:
+                self._begin(tag)
             for peer, data in outgoing:
                 if peer in group.left:
                     raise ChannelClosed(peer)
@@ -103,31 +107,51 @@ class SimulatedBackend(Backend):
             self._group.dead.add(self.rank)
             self._group.changed.notify_all()
 
+    def _begin(self, tag: Tag) -> None:
+        """Say what this rank calls, and drop what has come of earlier operations."""
+        group, own = self._group, (self.rank, tag.context)
+        if group.calls.get(own) != (tag.sequence, tag.call):
+            group.calls[own] = tag.sequence, tag.call
+            for key in [it for it in group.messages if it[1:3] == own and 0 < it[3] < tag.sequence]:
+                del group.messages[key]
+
     def _receive(self, peer: int, target: Target, tag: Tag, deadline: Deadline) -> None:
         group = self._group
-        messages = group.messages[peer, self.rank, *tag[:2]]
-        while not messages:
-            self._check_open()
-            dead = group.dead & (group.everyone if tag.members is None else tag.members)
-            if gone := sorted(dead | ({peer} & group.left)):
-                raise ChannelClosed(gone[0])
-            if tag[:2] in group.aborts:
-                raise group.aborts[tag[:2]]
-            for source in group.everyone:
-                for call, _ in group.messages.get((source, self.rank, *tag[:2]), ()):
-                    if call != tag.call:
-                        raise mismatch(source, tag.call, call)
+        key = (peer, self.rank, *tag[:2])
+        while key not in group.messages:
+            self._check(peer, tag)
             deadline.check()
             group.changed.wait(deadline.left_seconds)
+        messages = group.messages[key]
         call, data = messages[0]
         if call != tag.call:
             raise mismatch(peer, tag.call, call)
         if len(data) != target.nbytes:
             raise SizeMismatch(target.nbytes, len(data))
         messages.popleft()
+        if not messages:
+            del group.messages[key]  # every operation has keys of its own
         if data:
             into = target.cast("B") if isinstance(target, memoryview) else target
             fill(into, 0, memoryview(data))
+
+    def _check(self, peer: int, tag: Tag) -> None:
+        """Raise what ends the wait for a message of `peer` that has not come."""
+        group = self._group
+        self._check_open()
+        dead = group.dead & (group.everyone if tag.members is None else tag.members)
+        if gone := sorted(dead | ({peer} & group.left)):
+            raise ChannelClosed(gone[0])
+        if tag[:2] in group.aborts:
+            raise group.aborts[tag[:2]]
+        for source in group.everyone:
+            for call, _ in group.messages.get((source, self.rank, *tag[:2]), ()):
+                if call != tag.call:
+                    raise mismatch(source, tag.call, call)
+        # The peer may wait for this rank, or has gone on, and will never send what is awaited.
+        sequence, call = group.calls.get((peer, tag.context), (0, 0))
+        if sequence >= tag.sequence > 0 and (sequence, call) != (tag.sequence, tag.call):
+            raise mismatch(peer, tag.call, call, is_later=sequence > tag.sequence)
 
     def _check_open(self) -> None:
         if self.rank in self._group.left | self._group.dead:
