@@ -9,6 +9,7 @@ bridge is in a namespace of its own, so nothing changes for other processes. Sea
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -80,7 +81,11 @@ def start(names: list[str], ranks_per_host: int, routes: list[str]) -> int:
             for host, name in enumerate(names)
             for place in range(ranks_per_host)
         ]
-        return max(abs(rank.wait()) for rank in ranks)
+        try:
+            return max(abs(rank.wait()) for rank in ranks)
+        finally:
+            for rank in ranks:
+                rank.kill()
 
 
 def be_rank(directory: Path, routes: list[str]) -> None:
@@ -140,8 +145,14 @@ def main(routes: list[str]) -> int:
         return 0
     if not _peers.HAS_GLOO:
         print("gloo (torch) is not installed: left out")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the namespaces have to be removed
     status = 0
-    with hosts() as names:
+    with ExitStack() as made:
+        try:
+            names = made.enter_context(hosts())
+        except subprocess.CalledProcessError as error:
+            print(f"left out: {' '.join(error.cmd)} failed: {error.stderr.strip()}")
+            return 0
         for ranks_per_host in (1, 2):
             heading = f"{HOSTS} hosts, {ranks_per_host} rank(s) each"
             print(f"\n{heading:28}{'Muster':>12}{'x gloo':>18}{'÷ plain':>18}", flush=True)
