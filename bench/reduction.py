@@ -7,17 +7,16 @@ part if torch can be imported, OpenMPI if mpi4py can and `mpirun` is there. All 
 same processes; a time is that of the slowest rank, and the median over the rounds is printed.
 """
 
-import importlib.util
 import os
-import shutil
-import socket
-import statistics
-import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+import _peers
 import numpy as np
+from _peers import HAS_MPI, SIZES_BYTES, launch
 
 from muster.collectives.arena import Arena, Geometry
 from muster.collectives.arena_reducer import ArenaReducer
@@ -26,13 +25,6 @@ from muster.collectives.flags import Flags
 from muster.collectives.shared_memory import SharedMemoryBackend
 from muster.collectives.tree import Block
 
-SIZES_BYTES = {
-    "4 KB": 4 << 10,
-    "64 KB": 64 << 10,
-    "1 MB": 1 << 20,
-    "16 MB": 16 << 20,
-    "100 MB": 100 << 20,
-}
 WORLD_SIZES = (2, 4)
 PEERS = ("gloo", "openmpi")
 ROUNDS = 11
@@ -40,33 +32,13 @@ ROUND_BYTES = 8 << 20
 """A round repeats a short operation until this much was summed, or `MOST_REPEATS` times."""
 MOST_REPEATS = 200
 
-HAS_GLOO = importlib.util.find_spec("torch") is not None
-HAS_MPI = importlib.util.find_spec("mpi4py") is not None and shutil.which("mpirun") is not None
-
 
 def start(world_size: int) -> int:
     """Run the ranks. They open this process's memory through /proc, as there is no agent here."""
     count = (world_size + 1) * (len(SIZES_BYTES) + 1)
     descriptors = [os.memfd_create("bench") for _ in range(count)]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, __file__, "rank", *map(str, (os.getpid(), port, *descriptors))]
-    environ = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    if HAS_MPI:
-        options = ["--oversubscribe", "--bind-to", "none", "-n", str(world_size)]
-        as_root = ["--allow-run-as-root"] if os.getuid() == 0 else []
-        mpirun = shutil.which("mpirun") or "mpirun"
-        command = [mpirun, *as_root, *options, *command]
-        status = subprocess.run(command, env=environ, check=False).returncode
-    else:
-        ranks = [
-            subprocess.Popen(
-                command, env=environ | {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
-            )
-            for rank in range(world_size)
-        ]
-        status = max(rank.wait() for rank in ranks)
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as directory:
+        status = launch(__file__, [directory, *map(str, (os.getpid(), *descriptors))], world_size)
     for descriptor in descriptors:
         os.close(descriptor)
     return status
@@ -75,24 +47,13 @@ def start(world_size: int) -> int:
 class Rank:
     """One process, with memory for what ranks say between rounds, and for each size."""
 
-    def __init__(self, parent: int, port: int, descriptors: list[int]) -> None:
-        environ = os.environ
-        self.rank = int(environ.get("OMPI_COMM_WORLD_RANK") or environ["RANK"])
-        self.world_size = int(environ.get("OMPI_COMM_WORLD_SIZE") or environ["WORLD_SIZE"])
+    def __init__(self, directory: Path, parent: int, descriptors: list[int]) -> None:
+        self.rank, self.world_size = _peers.place()
         self._paths = iter([f"/proc/{parent}/fd/{number}" for number in descriptors])
         self.backend = SharedMemoryBackend(self.group(1)[0])
         self.backend.barrier()
-        self.gloo = self.mpi = None
-        if HAS_GLOO:
-            import torch.distributed  # noqa: PLC0415  an optional peer
-
-            torch.distributed.init_process_group(
-                "gloo",
-                init_method=f"tcp://127.0.0.1:{port}",
-                rank=self.rank,
-                world_size=self.world_size,
-            )
-            self.gloo = torch
+        self.gloo = _peers.join_gloo(directory / "store", self.rank, self.world_size)
+        self.mpi = None
         if HAS_MPI:
             from mpi4py import MPI  # noqa: PLC0415  an optional peer
 
@@ -127,30 +88,8 @@ class Rank:
         return found
 
     def measure(self, size_bytes: int) -> dict[str, float]:
-        """Return the median seconds of each, the slowest rank's of each round."""
         repeats = min(MOST_REPEATS, max(1, ROUND_BYTES // size_bytes))
-        contenders = self.contenders(size_bytes)
-        seconds = {name: np.zeros(ROUNDS) for name in contenders}
-        order = list(contenders)
-        for number in range(-1, ROUNDS):  # the first round warms up
-            for name in order:
-                self.backend.barrier()
-                began = time.perf_counter()
-                for _ in range(repeats):
-                    contenders[name]()
-                if number >= 0:
-                    seconds[name][number] = (time.perf_counter() - began) / repeats
-            order.append(order.pop(0))
-        return {name: statistics.median(self.slowest(times)) for name, times in seconds.items()}
-
-    def slowest(self, times: np.ndarray) -> list[float]:
-        if self.rank:
-            self.backend.send(0, times.tobytes())
-            return list(times)
-        for peer in range(1, self.world_size):
-            other = np.frombuffer(self.backend.recv(peer, times.nbytes), times.dtype)
-            times = np.maximum(times, other)
-        return list(times)
+        return _peers.measure(self.backend, self.contenders(size_bytes), ROUNDS, repeats)
 
     def run(self) -> None:
         for size, size_bytes in SIZES_BYTES.items():
@@ -180,9 +119,7 @@ def line(size: str, median: dict[str, float]) -> str:
 
 
 def main(world_sizes: list[int]) -> int:
-    for name, is_here in (("gloo (torch)", HAS_GLOO), ("OpenMPI (mpi4py)", HAS_MPI)):
-        if not is_here:
-            print(f"{name} is not installed: left out")
+    _peers.say_what_is_absent()
     status = 0
     for world_size in world_sizes or WORLD_SIZES:
         print(
@@ -194,7 +131,7 @@ def main(world_sizes: list[int]) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["rank"]:
-        parent, port, *descriptors = map(int, sys.argv[2:])
-        Rank(parent, port, descriptors).run()
+        parent, *descriptors = map(int, sys.argv[3:])
+        Rank(Path(sys.argv[2]), parent, descriptors).run()
     else:
         sys.exit(main([int(size) for size in sys.argv[1:]]))
