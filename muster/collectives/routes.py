@@ -7,7 +7,8 @@ here, and an all-reduce is one of them followed by its reversal.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from math import inf
 from typing import Final, NamedTuple, TypeAlias
 
@@ -23,6 +24,10 @@ latency · bandwidth: 12 KiB between hosts (100 µs, 1 Gbit/s), 98 KiB inside on
 
 LARGE_BYTES: Final = 1 << 20
 """From this size on, bytes count for more than rounds."""
+
+
+SEGMENTS: Final = 4
+"""Of a pipelined route. With n of them, a phase that another one hides takes 1 / n of its time."""
 
 
 class Piece(NamedTuple):
@@ -66,6 +71,11 @@ class Problem:
     hosts: tuple[int, ...] = ()
     """The host number of each rank; all 0 if empty. If the ranks of a host are neighbours, a ring
     crosses each host's link once."""
+
+    def of_size(self, elements: int) -> "Problem":
+        """Return the same for a buffer of so many elements, cut into equal parts."""
+        bounds = (0, *(stop for _, stop in ranges(elements, self.world_size)))
+        return replace(self, bounds=bounds)
 
     def __post_init__(self) -> None:
         if not self.hosts:
@@ -238,6 +248,35 @@ def _there_and_back(builder: Builder) -> Builder:
     return _then(builder, _reversal_of(builder))
 
 
+def _pipelined(builder: Builder) -> Builder:
+    """Cut the buffer into segments that follow each other at a distance of one round.
+
+    While one segment is between hosts, another one is combined inside. A segment that is further on
+    has the lower number, so what is copied precedes what is added, as the engine receives.
+    """
+
+    def build(rank: int, problem: Problem) -> Route:
+        segments = [
+            _shifted(builder(rank, problem.of_size(stop - start)), start)
+            for start, stop in ranges(problem.bounds[-1], SEGMENTS)
+        ]
+        rounds = [[Round()] * number + list(it) for number, it in enumerate(segments)]
+        return tuple(_merged(turns) for turns in zip_longest(*rounds, fillvalue=Round()))
+
+    return build
+
+
+def _shifted(route: Route, by: int) -> Route:
+    return tuple(
+        Round(*(tuple(Piece(it.peer, it.start + by, it.stop + by) for it in kind) for kind in turn))
+        for turn in route
+    )
+
+
+def _merged(turns: Iterable[Round]) -> Round:
+    return Round(*(sum(kinds, ()) for kinds in zip(*turns, strict=True)))
+
+
 _REDUCE: Final[Mapping[str, Builder]] = {
     "tree": _reduce_tree,
     "direct": _reduce_direct,
@@ -255,7 +294,7 @@ ROUTES: Final[Mapping[str, Mapping[str, Builder]]] = {
         "centralised": _there_and_back(_reduce_direct),
         "direct": _there_and_back(_reduce_scatter_direct),
         "whole": _all_reduce_whole,
-        "two_level": _there_and_back(_reduce_two_level),
+        "two_level": _pipelined(_there_and_back(_reduce_two_level)),
     },
     "reduce": _REDUCE,
     "broadcast": {name: _reversal_of(builder) for name, builder in _REDUCE.items()},
@@ -310,6 +349,7 @@ class Rule(NamedTuple):
 
 _REDUCE_RULES: Final = (
     Rule("direct", most_ranks=2),
+    Rule("tree", on_one_host=True),
     Rule("tree", below_bytes=LARGE_BYTES),
     Rule("ring"),
 )
@@ -324,7 +364,8 @@ RULES: Final[Mapping[str, tuple[Rule, ...]]] = {
         # On one host a message costs more than the bytes of a small one.
         Rule("tree", below_bytes=LARGE_BYTES, on_one_host=True),
         Rule("direct", on_one_host=True),
-        Rule("direct", most_ranks=8),
+        # Between hosts, streams of many senders to one receiver slow each other down.
+        Rule("direct", below_bytes=LARGE_BYTES, most_ranks=8),
         Rule("tree", below_bytes=LARGE_BYTES),
         Rule("ring"),
     ),

@@ -390,3 +390,22 @@ def test_a_group_is_freed_after_calls_in_the_background() -> None:
     del view
     gc.collect()
     assert is_freed.wait(FREED_SECONDS)
+
+
+@pytest.mark.parametrize("hosts", [(0, 0, 1, 1, 2, 2), (0, 0, 0, 1, 1), (0, 1, 1, 1, 1, 2, 3)])
+def test_hosts_change_the_way_and_not_the_result(hosts: tuple[int, ...]) -> None:
+    """Segments of the route "two_level" follow each other in several rounds at once."""
+
+    def rank(backend: Backend) -> list[bytes]:
+        backend.hosts = hosts
+        return [
+            all_reduce(
+                backend, np.arange(size, dtype=np.int64) * (backend.rank + 1), route="two_level"
+            ).tobytes()
+            for size in (1, 3, 7, 1000)
+        ]
+
+    factor = sum(range(1, len(hosts) + 1))
+    expected = [(np.arange(size, dtype=np.int64) * factor).tobytes() for size in (1, 3, 7, 1000)]
+    for found in run_ranks(SimulatedBackend.create_group(len(hosts)), rank):
+        assert found == expected

@@ -29,8 +29,9 @@ def group(world_size: int, hosts: int, part: int) -> Problem:
         ("ring", 6 * 20.0, 6, 600, 300, 600),
         # In each of 2 rounds both ranks of a host send 100 bytes to 2 others: 10 s and 400 / 10 s.
         ("direct", 2 * 50.0, 6, 600, 200, 800),
-        # Inside 1 s and 400 / 100 s, then twice 200 bytes between hosts in 30 s, and inside again.
-        ("two_level", 70.0, 3, 800, 400, 400),
+        # Four segments: 1 s and 100 / 100 s inside, before and after 5 rounds of 10 s in which all
+        # 400 bytes go between the hosts in 40 s.
+        ("two_level", 94.0, 12, 800, 400, 400),
         # Rank 3 sends 400 bytes to rank 1 in 50 s, then rank 2 as many to rank 0; and back.
         ("tree", 2 * 100.0, 2, 800, 400, 800),
     ],
@@ -38,7 +39,7 @@ def group(world_size: int, hosts: int, part: int) -> Problem:
 def test_prediction_by_hand(
     name: str, seconds: float, messages: int, sent: int, inside: int, network: int
 ) -> None:
-    rounds = {"ring": 6, "direct": 2, "two_level": 4, "tree": 4}[name]
+    rounds = {"ring": 6, "direct": 2, "two_level": 7, "tree": 4}[name]
     assert predict("all_reduce", name, group(4, 2, 100), 1, MODEL) == Prediction(
         seconds, rounds, messages, sent, inside, network, network
     )
@@ -71,25 +72,28 @@ route: two_level (at least 1 MiB, ranks share the link of a host)
 links: 20 µs and 5 GB/s inside a host, 100 µs and 125 MB/s between hosts
 
               predicted   rounds  messages  rank sends  inside host  host sends  host receives
-> two_level      1.19 s        6         7      433 MB       300 MB      133 MB         133 MB
+> two_level       1.1 s        9        28      433 MB       300 MB      133 MB         133 MB
   ring           1.47 s       22        22      183 MB       183 MB      183 MB         183 MB
   direct         4.27 s        2        22      183 MB        50 MB      533 MB         533 MB
   tree           11.3 s        6         3      300 MB       200 MB      700 MB         700 MB
   centralised    12.8 s        2        11      1.1 GB       300 MB      800 MB         800 MB
   whole          25.6 s        1        11      1.1 GB       300 MB      3.2 GB         3.2 GB
 
-rank 4, rounds 1 to 6 of 6
-   1  add from 5 [0, 25000000), 6 [0, 25000000), 7 [0, 25000000)
-   2  send to 8 [0, 8333334); add from 0 [16666667, 25000000)
-   3  send to 8 [16666667, 25000000); add from 0 [8333334, 16666667)
-   4  send to 0 [8333334, 16666667); copy from 8 [16666667, 25000000)
-   5  send to 0 [16666667, 25000000); copy from 8 [0, 8333334)
-   6  send to 5 [0, 25000000), 6 [0, 25000000), 7 [0, 25000000)
+rank 5, rounds 1 to 9 of 9
+   1  send to 4 [0, 6250000)
+   2  send to 4 [6250000, 12500000)
+   3  send to 4 [12500000, 18750000)
+   4  send to 4 [18750000, 25000000)
+   5  nothing
+   6  copy from 4 [0, 6250000)
+   7  copy from 4 [6250000, 12500000)
+   8  copy from 4 [12500000, 18750000)
+   9  copy from 4 [18750000, 25000000)
 """
 
 
 def test_explanation(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--ranks", "12", "--hosts", "3", "--bytes", "100e6", "--rank", "4"])
+    main(["--ranks", "12", "--hosts", "3", "--bytes", "100e6", "--rank", "5"])
     assert capsys.readouterr().out == EXPLAINED
 
 

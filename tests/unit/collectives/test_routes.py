@@ -12,6 +12,7 @@ from muster.collectives.errors import Unsupported
 from muster.collectives.routes import (
     ROUTES,
     RULES,
+    SEGMENTS,
     Piece,
     Problem,
     Round,
@@ -226,7 +227,7 @@ def test_rounds_and_bytes_are_as_theory_says(n: int) -> None:
 def test_two_level_route_sends_one_buffer_per_host() -> None:
     problem = even(4096, 1 << 20, hosts=512)
     leader, member = (route_of("all_reduce", "two_level", rank, problem) for rank in (8, 9))
-    assert len(leader) == len(member) == 2 + 2 * 511
+    assert len(leader) == len(member) == 2 + 2 * 511 + SEGMENTS - 1
     assert sent_elements(member) == 1 << 20
     assert sent_elements(leader) == (7 << 20) + 2 * 511 * (1 << 20) // 512
 
@@ -253,7 +254,8 @@ KIB, MIB = 1 << 10, 1 << 20
     ("operation", "size_bytes", "ranks", "hosts", "route"),
     [
         ("all_reduce", MIB - 1, 2, 2, "whole"),
-        ("all_reduce", MIB, 2, 2, "direct"),
+        ("all_reduce", MIB, 2, 1, "direct"),
+        ("all_reduce", MIB, 2, 2, "ring"),
         ("all_reduce", 4096, 8, 8, "whole"),
         ("all_reduce", 4097, 8, 8, "direct"),
         ("all_reduce", 4096, 8, 1, "tree"),
@@ -264,7 +266,7 @@ KIB, MIB = 1 << 10, 1 << 20
         ("all_reduce", MIB, 12, 3, "two_level"),
         ("reduce", MIB, 2, 2, "direct"),
         ("broadcast", MIB - 1, 3, 3, "tree"),
-        ("broadcast", MIB, 3, 1, "ring"),
+        ("broadcast", MIB, 3, 1, "tree"),
         ("gather", MIB, 64, 8, "direct"),
         ("scatter", MIB, 64, 8, "direct"),
         ("all_gather", MIB, 8, 8, "direct"),
