@@ -22,8 +22,8 @@ from typing import NamedTuple
 import numpy as np
 from _programs import Perceptron
 
-from muster.collectives.arena import Geometry
-from muster.collectives.tree import Block
+from muster.collectives.reduction.tree import Block
+from muster.collectives.transports.arena import Geometry
 from muster.contracts.messages import GroupMember, WorkerGroup
 from muster.contracts.shards import Position
 from muster.datasets.random_access import RandomAccess

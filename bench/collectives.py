@@ -32,9 +32,9 @@ from muster.collectives import (
     broadcast,
     reduce_scatter,
 )
-from muster.collectives.handshake import Membership
-from muster.collectives.rendezvous import rendezvous
-from muster.collectives.streams import CHUNK_BYTES, SocketStream
+from muster.collectives.transports.handshake import Membership
+from muster.collectives.transports.rendezvous import rendezvous
+from muster.collectives.transports.streams import CHUNK_BYTES, SocketStream
 
 WORLD_SIZES: Final = (2, 4)
 OPERATIONS: Final = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")

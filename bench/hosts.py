@@ -23,9 +23,9 @@ import numpy as np
 from _peers import ENVIRON, Call, duration, measure, ratio
 
 from muster.collectives import TcpBackend, all_reduce
-from muster.collectives.handshake import Membership
-from muster.collectives.rendezvous import Meeting, rendezvous
-from muster.collectives.streams import SocketStream, Stream
+from muster.collectives.transports.handshake import Membership
+from muster.collectives.transports.rendezvous import Meeting, rendezvous
+from muster.collectives.transports.streams import SocketStream, Stream
 
 HOSTS: Final = 3
 RATE: Final = "tbf rate 1gbit burst 128kb latency 50ms"

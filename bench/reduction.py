@@ -18,12 +18,12 @@ import _peers
 import numpy as np
 from _peers import HAS_MPI, SIZES_BYTES, launch
 
-from muster.collectives.arena import Arena, Geometry
-from muster.collectives.arena_reducer import ArenaReducer
 from muster.collectives.errors import PeerRefused
-from muster.collectives.flags import Flags
-from muster.collectives.shared_memory import SharedMemoryBackend
-from muster.collectives.tree import Block
+from muster.collectives.reduction.arena_reducer import ArenaReducer
+from muster.collectives.reduction.tree import Block
+from muster.collectives.transports.arena import Arena, Geometry
+from muster.collectives.transports.flags import Flags
+from muster.collectives.transports.shared_memory import SharedMemoryBackend
 
 WORLD_SIZES = (2, 4)
 PEERS = ("gloo", "openmpi")

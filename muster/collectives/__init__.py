@@ -6,19 +6,14 @@
     all_reduce(backend, gradient, op="mean")
 
 backend.py          the interface of a transport
-calls.py            what a call says in each frame
-channel.py          frames: the messages of one peer, of all groups and operations
-streams.py          what carries frames: a socket; rings.py: shared memory; sealed.py: encrypted
-message_backend.py  moves messages over one stream for each peer
-tcp.py              ranks that meet at an address (rendezvous.py, handshake.py, pending_peers.py)
-shared_memory.py    ranks of one host (arena.py, flags.py, meeting.py)
+transports/         sockets, shared memory; how ranks meet, frames, encryption
 simulated.py        ranks that are threads of one process
 subgroups.py        some ranks of another backend; two backends as one
+operations.py       the collective operations (calls.py, plans.py, operation_queue.py); context.py
 routes.py           who sends what to whom, as data; link_model.py, explain.py: what it costs
 engine.py           plays a route on a backend
-operations.py       the collective operations (plans.py, operation_queue.py); context.py
 data_parallel.py    averages gradients while they are computed
-tree.py             the fixed tree of managed jobs (summation.py, *_reducer.py)
+reduction/          the fixed tree of managed jobs
 """
 
 from importlib import import_module
@@ -39,12 +34,14 @@ if TYPE_CHECKING:
     from muster.collectives.operations import reduce as reduce
     from muster.collectives.operations import reduce_scatter as reduce_scatter
     from muster.collectives.operations import scatter as scatter
-    from muster.collectives.shared_memory import SharedMemoryBackend as SharedMemoryBackend
     from muster.collectives.simulated import SimulatedBackend as SimulatedBackend
     from muster.collectives.subgroups import HybridBackend as HybridBackend
     from muster.collectives.subgroups import SubBackend as SubBackend
-    from muster.collectives.tcp import RingBackend as RingBackend
-    from muster.collectives.tcp import TcpBackend as TcpBackend
+    from muster.collectives.transports.shared_memory import (
+        SharedMemoryBackend as SharedMemoryBackend,
+    )
+    from muster.collectives.transports.tcp import RingBackend as RingBackend
+    from muster.collectives.transports.tcp import TcpBackend as TcpBackend
 
 _MODULES: Final = {
     "backend": ["Backend"],
@@ -62,10 +59,10 @@ _MODULES: Final = {
         "reduce_scatter",
         "scatter",
     ],
-    "shared_memory": ["SharedMemoryBackend"],
+    "transports.shared_memory": ["SharedMemoryBackend"],
     "simulated": ["SimulatedBackend"],
     "subgroups": ["HybridBackend", "SubBackend"],
-    "tcp": ["RingBackend", "TcpBackend"],
+    "transports.tcp": ["RingBackend", "TcpBackend"],
 }
 _PLACES: Final = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -1,17 +1,12 @@
-"""The interface of a transport, and the interface of a reducer."""
+"""The interface of a transport."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
 from muster.collectives.deadline import Deadline
 from muster.collectives.errors import InvalidRank, SelfMessage, Unsupported
-from muster.collectives.tree import BlockAssignment
 
-Vector: TypeAlias = NDArray[np.float32]
 Data: TypeAlias = bytes | bytearray | memoryview
 
 TIMEOUT_SECONDS: Final = 60.0
@@ -179,24 +174,3 @@ def check_length(size_bytes: int, limit_bytes: int) -> None:
             f"a message of {size_bytes} bytes is longer than the limit of {limit_bytes}: "
             "send it in parts"
         )
-
-
-class Reducer(Protocol):
-    """Sums vectors in the order of the fixed tree, in memory that the transport owns.
-
-    A rank writes the sum of each of its blocks into a slot and calls `all_reduce`. The bits of the
-    result depend on the leaves alone, not on which rank had which block.
-    """
-
-    slots: NDArray[np.float32]
-    """(slot count, elements); writable outside of `all_reduce`."""
-
-    def all_reduce(
-        self, assignment: BlockAssignment, *, timeout_seconds: float = TIMEOUT_SECONDS
-    ) -> Vector:
-        """Return the root's sum, (elements,), valid until the next call.
-
-        `assignment` gives the blocks that each rank holds, the same on every rank; together they
-        are all leaves, once. Slot i of this rank holds its block i. A NaN comes out as 0x7fc00000.
-        After any error leave the group: it is unknown which rank has which part of the sum.
-        """

@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from muster.collectives.backend import ELEMENT_BYTES, Target, fill
 from muster.collectives.errors import BackendUnavailable, ChannelClosed, InvalidRank
-from muster.collectives.message_backend import MessageBackend
-from muster.collectives.streams import CHUNK_BYTES, beginning_of
+from muster.collectives.transports.message_backend import MessageBackend
+from muster.collectives.transports.streams import CHUNK_BYTES, beginning_of
 from muster.torch.connect import host_identity
 
 _TAG: Final = 0x6D757374

@@ -9,14 +9,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from muster.collectives.arena import refuse_other_machines
 from muster.collectives.backend import Backend
 from muster.collectives.errors import BackendUnavailable
-from muster.collectives.handshake import Membership
-from muster.collectives.rendezvous import is_loopback, rendezvous
-from muster.collectives.shared_memory import SharedMemoryBackend
 from muster.collectives.simulated import SimulatedBackend
-from muster.collectives.tcp import TcpBackend
+from muster.collectives.transports.arena import refuse_other_machines
+from muster.collectives.transports.handshake import Membership
+from muster.collectives.transports.rendezvous import is_loopback, rendezvous
+from muster.collectives.transports.shared_memory import SharedMemoryBackend
+from muster.collectives.transports.tcp import TcpBackend
 from muster.host.processes import boot_id
 
 Store: TypeAlias = Any  # torch's

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
-from muster.collectives.tree import Block
+from muster.collectives.reduction.tree import Block
 from muster.contracts.shards import HASH_MODULUS, ranges
 from muster.datasets.index import Totals
 from muster.datasets.order import positions

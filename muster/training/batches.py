@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.collectives.tree import Block
+from muster.collectives.reduction.tree import Block
 from muster.datasets.errors import InvalidSample
 from muster.datasets.index import Line, line_hash
 from muster.datasets.order import Numbers, positions

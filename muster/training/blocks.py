@@ -20,8 +20,8 @@ from weakref import getweakrefcount
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.collectives.backend import Vector
-from muster.collectives.tree import Block
+from muster.collectives.reduction.reducer import Vector
+from muster.collectives.reduction.tree import Block
 from muster.contracts.errors import MusterError
 from muster.datasets.random_access import RandomAccess
 from muster.program import Contribution, Program, State

@@ -9,17 +9,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.collectives.arena import Arena, Geometry
-from muster.collectives.arena_reducer import ArenaReducer
-from muster.collectives.backend import Backend, Reducer
+from muster.collectives.backend import Backend
 from muster.collectives.errors import PeerRefused
-from muster.collectives.flags import Flags
-from muster.collectives.handshake import Membership
-from muster.collectives.message_reducer import MessageReducer
 from muster.collectives.operations import all_gather_bytes
-from muster.collectives.rendezvous import rendezvous
-from muster.collectives.shared_memory import SharedMemoryBackend
-from muster.collectives.tcp import TcpBackend
+from muster.collectives.reduction.arena_reducer import ArenaReducer
+from muster.collectives.reduction.message_reducer import MessageReducer
+from muster.collectives.reduction.reducer import Reducer
+from muster.collectives.transports.arena import Arena, Geometry
+from muster.collectives.transports.flags import Flags
+from muster.collectives.transports.handshake import Membership
+from muster.collectives.transports.rendezvous import rendezvous
+from muster.collectives.transports.shared_memory import SharedMemoryBackend
+from muster.collectives.transports.tcp import TcpBackend
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import WorkerGroup
 from muster.contracts.spec import GROUP_LIMIT

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
-from muster.collectives.backend import Backend, Vector
-from muster.collectives.tree import Block, BlockAssignment, isolate
+from muster.collectives.backend import Backend
+from muster.collectives.reduction.reducer import Vector
+from muster.collectives.reduction.tree import Block, BlockAssignment, isolate
 from muster.program import InvalidProgram, State
 from muster.training.blocks import STOP_REQUESTS, Computer, Tasks
 from muster.training.group import gather_values

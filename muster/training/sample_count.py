@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.collectives.backend import Vector
+from muster.collectives.reduction.reducer import Vector
 from muster.contracts.shards import HASH_MODULUS
 from muster.datasets.index import Totals
 

@@ -32,7 +32,7 @@ from xxhash import xxh3_128
 
 from muster.collectives.backend import Backend
 from muster.collectives.errors import PeerRefused
-from muster.collectives.tree import Block, BlockAssignment, assign_blocks
+from muster.collectives.reduction.tree import Block, BlockAssignment, assign_blocks
 from muster.contracts.errors import MusterError
 from muster.contracts.messages import EpochDone
 from muster.contracts.shards import Position

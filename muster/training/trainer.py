@@ -13,9 +13,9 @@ from typing import Final, Protocol
 import msgspec
 
 from muster.checkpoints.errors import CheckpointFailed
-from muster.collectives.backend import Reducer, Vector
 from muster.collectives.errors import CollectiveError
-from muster.collectives.tree import Block, BlockAssignment, assign_blocks
+from muster.collectives.reduction.reducer import Reducer, Vector
+from muster.collectives.reduction.tree import Block, BlockAssignment, assign_blocks
 from muster.contracts.messages import WorkerGroup
 from muster.host.trace import stamp
 from muster.runtime.save_timer import SaveTimer

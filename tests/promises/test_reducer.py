@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from muster.collectives.backend import Reducer, Vector
-from muster.collectives.message_reducer import MessageReducer
+from muster.collectives.reduction.message_reducer import MessageReducer
+from muster.collectives.reduction.reducer import Reducer, Vector
+from muster.collectives.reduction.summation import add_up, plan_of
+from muster.collectives.reduction.tree import Block, assign_blocks, blocks_of_range
 from muster.collectives.simulated import SimulatedBackend
-from muster.collectives.summation import add_up, plan_of
-from muster.collectives.tree import Block, assign_blocks, blocks_of_range
 from tests.support.arenas import Host
 
 LEAVES = 16
@@ -87,7 +87,7 @@ def test_bits_do_not_depend_on_the_assignment(make: Make, world_size: int, eleme
 
 
 def test_rounds_of_messages_do_not_change_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muster.collectives.message_reducer.ROUND_ELEMENTS", 4096)
+    monkeypatch.setattr("muster.collectives.reduction.message_reducer.ROUND_ELEMENTS", 4096)
     test_bits_do_not_depend_on_the_assignment(over_messages, 3, 40_000)
 
 

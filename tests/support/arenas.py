@@ -3,10 +3,10 @@
 import os
 from collections.abc import Callable
 
-from muster.collectives.arena import Arena, Geometry
-from muster.collectives.arena_reducer import ArenaReducer
-from muster.collectives.flags import Flags
-from muster.collectives.shared_memory import SharedMemoryBackend
+from muster.collectives.reduction.arena_reducer import ArenaReducer
+from muster.collectives.transports.arena import Arena, Geometry
+from muster.collectives.transports.flags import Flags
+from muster.collectives.transports.shared_memory import SharedMemoryBackend
 
 
 def nothing() -> None:

@@ -12,13 +12,13 @@ from typing import Final
 
 from muster.collectives.backend import Backend, OnWait
 from muster.collectives.errors import ChannelClosed
-from muster.collectives.handshake import Membership
-from muster.collectives.rendezvous import Meeting
-from muster.collectives.shared_memory import SharedMemoryBackend
 from muster.collectives.simulated import SimulatedBackend
-from muster.collectives.streams import SocketStream
 from muster.collectives.subgroups import HybridBackend, SubBackend
-from muster.collectives.tcp import TcpBackend
+from muster.collectives.transports.handshake import Membership
+from muster.collectives.transports.rendezvous import Meeting
+from muster.collectives.transports.shared_memory import SharedMemoryBackend
+from muster.collectives.transports.streams import SocketStream
+from muster.collectives.transports.tcp import TcpBackend
 from tests.support.arenas import Host, nothing
 
 LIMIT_BYTES: Final = 1 << 20

@@ -13,7 +13,7 @@ import numpy as np
 
 from muster.checkpoints.errors import CheckpointFailed
 from muster.collectives.errors import CollectiveError
-from muster.collectives.message_reducer import MessageReducer
+from muster.collectives.reduction.message_reducer import MessageReducer
 from muster.collectives.simulated import SimulatedBackend
 from muster.contracts.messages import GroupMember, WorkerGroup
 from muster.contracts.shards import Position

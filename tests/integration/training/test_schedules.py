@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from muster.collectives.backend import Backend, Vector
-from muster.collectives.message_reducer import MessageReducer
+from muster.collectives.backend import Backend
 from muster.collectives.operations import all_gather_bytes
-from muster.collectives.tree import Block, BlockAssignment
+from muster.collectives.reduction.message_reducer import MessageReducer
+from muster.collectives.reduction.reducer import Vector
+from muster.collectives.reduction.tree import Block, BlockAssignment
 from muster.datasets.index import Line
 from muster.datasets.random_access import Numbers, RandomAccess
 from muster.program import Batch, Contribution, InvalidProgram, State

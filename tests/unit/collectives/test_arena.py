@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from muster.collectives.arena import SHORT_BYTES, Arena, Geometry, map_memory
 from muster.collectives.errors import BackendUnavailable, PeerRefused, TransportFailed
+from muster.collectives.transports.arena import SHORT_BYTES, Arena, Geometry, map_memory
 
 GEOMETRY = Geometry(slot_count=3, elements=1000, places=4, ring_bytes=4096)
 LONG = Geometry(slot_count=2, elements=SHORT_BYTES // 4 + 1)

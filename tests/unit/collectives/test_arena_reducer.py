@@ -4,12 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from muster.collectives import arena_reducer
-from muster.collectives.arena import PUBLISHED, SUMMED
-from muster.collectives.arena_reducer import ArenaReducer
 from muster.collectives.errors import ChannelClosed, Timeout
-from muster.collectives.flags import Flags
-from muster.collectives.tree import Block, assign_blocks
+from muster.collectives.reduction import arena_reducer
+from muster.collectives.reduction.arena_reducer import ArenaReducer
+from muster.collectives.reduction.tree import Block, assign_blocks
+from muster.collectives.transports.arena import PUBLISHED, SUMMED
+from muster.collectives.transports.flags import Flags
 from tests.support.arenas import Host
 
 LEAVES = 16

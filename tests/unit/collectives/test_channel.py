@@ -8,7 +8,6 @@ import pytest
 
 from muster.collectives.backend import MESSAGE, Tag
 from muster.collectives.calls import Call
-from muster.collectives.channel import HEADER, Channel, Kind
 from muster.collectives.errors import (
     Aborted,
     CallMismatch,
@@ -16,9 +15,10 @@ from muster.collectives.errors import (
     PeerRefused,
     Timeout,
 )
-from muster.collectives.rings import RingStream
-from muster.collectives.streams import SocketStream
-from muster.collectives.tcp import TcpBackend
+from muster.collectives.transports.channel import HEADER, Channel, Kind
+from muster.collectives.transports.rings import RingStream
+from muster.collectives.transports.streams import SocketStream
+from muster.collectives.transports.tcp import TcpBackend
 from tests.support.arenas import Host
 from tests.support.groups import GENERATION, LIMIT_BYTES, connected, meeting_of, member
 

@@ -2,14 +2,14 @@ import os
 
 import pytest
 
-from muster.collectives.arena import BARRIER, PUBLISHED, Arena, Geometry
 from muster.collectives.deadline import Deadline
 from muster.collectives.errors import (
     ChannelClosed,
     PeerRefused,
     Timeout,
 )
-from muster.collectives.flags import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Flags
+from muster.collectives.transports.arena import BARRIER, PUBLISHED, Arena, Geometry
+from muster.collectives.transports.flags import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Flags
 from tests.support.arenas import Host, unreachable
 
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from muster.collectives.errors import PeerRefused
-from muster.collectives.handshake import Caller, Membership, answer, call
+from muster.collectives.transports.handshake import Caller, Membership, answer, call
 
 ZERO = Membership(rank=0, world_size=3, generation=5, token=b"token")
 ONE = replace(ZERO, rank=1)

@@ -21,10 +21,10 @@ from muster.collectives.errors import (
     Timeout,
     Unsupported,
 )
-from muster.collectives.shared_memory import SharedMemoryBackend
 from muster.collectives.simulated import SimulatedBackend, run_ranks
 from muster.collectives.subgroups import SubBackend
-from muster.collectives.tcp import TcpBackend
+from muster.collectives.transports.shared_memory import SharedMemoryBackend
+from muster.collectives.transports.tcp import TcpBackend
 from tests.support.groups import BACKENDS, LIMIT_BYTES, TRANSPORTS
 
 Call = Callable[[Backend], object]

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from muster.collectives.errors import PeerRefused, Timeout, TransportFailed
-from muster.collectives.handshake import Membership
-from muster.collectives.pending_peers import PENDING_LIMIT
-from muster.collectives.rendezvous import Address, rendezvous
 from muster.collectives.simulated import run_ranks
-from muster.collectives.tcp import TcpBackend
+from muster.collectives.transports.handshake import Membership
+from muster.collectives.transports.pending_peers import PENDING_LIMIT
+from muster.collectives.transports.rendezvous import Address, rendezvous
+from muster.collectives.transports.tcp import TcpBackend
 from tests.support.strangers import STRANGER, needs_root, socket_of
 
 TOKEN = b"the group's token"
@@ -116,7 +116,7 @@ def test_another_user_is_disconnected_at_once() -> None:
 
 
 def test_silent_stranger_is_disconnected_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muster.collectives.pending_peers.HELLO_TIMEOUT_SECONDS", 0.0)
+    monkeypatch.setattr("muster.collectives.transports.pending_peers.HELLO_TIMEOUT_SECONDS", 0.0)
     listener = listening()
     address = listener.getsockname()
     with ThreadPoolExecutor(1) as threads, socket.create_connection(address) as stranger:

@@ -7,10 +7,10 @@ import pytest
 
 from muster.collectives.backend import Backend
 from muster.collectives.errors import ChannelClosed, PeerRefused, Timeout
-from muster.collectives.rendezvous import Meeting
-from muster.collectives.sealed import SealedStream, derive_keys
 from muster.collectives.simulated import run_ranks
-from muster.collectives.tcp import TcpBackend
+from muster.collectives.transports.rendezvous import Meeting
+from muster.collectives.transports.sealed import SealedStream, derive_keys
+from muster.collectives.transports.tcp import TcpBackend
 from tests.support.groups import member
 
 TALK = b"what both said"

@@ -6,8 +6,8 @@ from muster.collectives.errors import (
     PeerRefused,
     Timeout,
 )
-from muster.collectives.shared_memory import SharedMemoryBackend
 from muster.collectives.simulated import run_ranks
+from muster.collectives.transports.shared_memory import SharedMemoryBackend
 from tests.support.arenas import Host
 
 RING_BYTES = 4096

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from muster.collectives.backend import Vector
-from muster.collectives.summation import PIECE_ELEMENTS, Addition, add_up, plan_of
-from muster.collectives.tree import Block, blocks_of_range, root_of
+from muster.collectives.reduction.reducer import Vector
+from muster.collectives.reduction.summation import PIECE_ELEMENTS, Addition, add_up, plan_of
+from muster.collectives.reduction.tree import Block, blocks_of_range, root_of
 
 Bits = NDArray[np.uint32]
 

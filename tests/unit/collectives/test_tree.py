@@ -4,7 +4,14 @@ import random
 
 import pytest
 
-from muster.collectives.tree import Block, assign_blocks, blocks_of_range, gaps, isolate, root_of
+from muster.collectives.reduction.tree import (
+    Block,
+    assign_blocks,
+    blocks_of_range,
+    gaps,
+    isolate,
+    root_of,
+)
 from muster.contracts.shards import ranges
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.collectives.tree import Block
+from muster.collectives.reduction.tree import Block
 from muster.program import InvalidProgram
 from muster.training.schedule import Schedule
 

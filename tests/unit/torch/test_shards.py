@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from muster.collectives.tree import Block
+from muster.collectives.reduction.tree import Block
 from muster.training.sample_count import decode_sample_count
 from muster.training.schedule import Schedule
 from muster.training.schema import Leaf

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from muster.collectives.tree import Block
+from muster.collectives.reduction.tree import Block
 from muster.datasets.errors import InvalidSample
 from muster.datasets.index import Line
 from muster.datasets.random_access import RandomAccess

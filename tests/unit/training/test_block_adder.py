@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from muster.collectives.tree import Block
+from muster.collectives.reduction.tree import Block
 from muster.program import Contribution
 from muster.training.blocks import BlockAdder, Tasks, is_unshared
 from muster.training.schema import GradientSchema, Leaf

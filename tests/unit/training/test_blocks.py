@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from muster.collectives.tree import Block, blocks_of_range
+from muster.collectives.reduction.tree import Block, blocks_of_range
 from muster.datasets.random_access import RandomAccess
 from muster.datasets.sources import open_source
 from muster.program import Batch, Contribution, InvalidProgram, ProgramRaised, State

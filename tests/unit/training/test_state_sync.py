@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from muster.collectives.errors import PeerRefused
+from muster.collectives.reduction.tree import Block, assign_blocks
 from muster.collectives.simulated import SimulatedBackend, run_ranks
-from muster.collectives.tree import Block, assign_blocks
 from muster.contracts.shards import Position
 from muster.training import state_sync
 from muster.training.fingerprint import Fingerprint, fingerprint

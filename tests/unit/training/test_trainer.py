@@ -5,11 +5,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from muster.collectives.backend import Vector
 from muster.collectives.errors import ChannelClosed
-from muster.collectives.message_reducer import MessageReducer
+from muster.collectives.reduction.message_reducer import MessageReducer
+from muster.collectives.reduction.reducer import Vector
+from muster.collectives.reduction.tree import Block
 from muster.collectives.simulated import SimulatedBackend
-from muster.collectives.tree import Block
 from muster.contracts.shards import Position
 from muster.datasets.index import Totals
 from muster.program import Contribution, State

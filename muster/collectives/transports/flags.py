@@ -19,10 +19,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from muster.collectives.arena import CLOSED, LINE_WORDS, Arena
 from muster.collectives.backend import OnWait
 from muster.collectives.deadline import Deadline
 from muster.collectives.errors import ChannelClosed, PeerRefused
+from muster.collectives.transports.arena import CLOSED, LINE_WORDS, Arena
 
 COUNT_MASK: Final = (1 << 40) - 1
 _GENERATIONS: Final = 1 << 23

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from muster.collectives.backend import ELEMENT_BYTES, Target, fill
-from muster.collectives.flags import COUNT_MASK, Flags
+from muster.collectives.transports.flags import COUNT_MASK, Flags
 
 PIECE_BYTES: Final = 256 << 10
 """Published at once, so that the reader copies while the next piece is written."""

@@ -23,7 +23,7 @@ from muster.collectives.errors import (
     PeerRefused,
     SizeMismatch,
 )
-from muster.collectives.streams import CHUNK_BYTES, Stream
+from muster.collectives.transports.streams import CHUNK_BYTES, Stream
 
 GOODBYE_SECONDS: Final = 0.2
 """If the peer reads nothing for this long, no goodbye is sent and it will see a death."""

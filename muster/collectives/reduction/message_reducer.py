@@ -12,10 +12,11 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.collectives.backend import TIMEOUT_SECONDS, Backend, Vector
+from muster.collectives.backend import TIMEOUT_SECONDS, Backend
 from muster.collectives.deadline import Deadline
-from muster.collectives.summation import Plan, add_up, plan_of
-from muster.collectives.tree import Block, BlockAssignment
+from muster.collectives.reduction.reducer import Vector
+from muster.collectives.reduction.summation import Plan, add_up, plan_of
+from muster.collectives.reduction.tree import Block, BlockAssignment
 from muster.contracts.shards import ranges
 
 PAGE_ELEMENTS: Final = 1024

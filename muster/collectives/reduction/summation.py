@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.collectives.backend import Vector
-from muster.collectives.tree import Block, root_of
+from muster.collectives.reduction.reducer import Vector
+from muster.collectives.reduction.tree import Block, root_of
 
 PIECE_ELEMENTS: Final = 65_536
 """256 KB: an operand, another one and their sum fit in a megabyte of cache. Each element is summed

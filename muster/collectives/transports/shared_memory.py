@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from muster.collectives.arena import BARRIER
 from muster.collectives.backend import MESSAGE_LIMIT_BYTES, TIMEOUT_SECONDS
 from muster.collectives.deadline import Deadline
 from muster.collectives.errors import InvalidWorldSize
-from muster.collectives.flags import Flags
-from muster.collectives.message_backend import MessageBackend
-from muster.collectives.rings import RingStream
+from muster.collectives.transports.arena import BARRIER
+from muster.collectives.transports.flags import Flags
+from muster.collectives.transports.message_backend import MessageBackend
+from muster.collectives.transports.rings import RingStream
 
 
 class SharedMemoryBackend(MessageBackend):
@@ -52,7 +52,7 @@ class SharedMemoryBackend(MessageBackend):
         `InvalidRank`, `PeerRefused`, `BackendUnavailable`, `Timeout` and `TransportFailed`.
         """
         # Here and not above: a managed rank gets its memory from its agent.
-        from muster.collectives.meeting import meet  # noqa: PLC0415
+        from muster.collectives.transports.meeting import meet  # noqa: PLC0415
 
         if world_size < 1:
             raise InvalidWorldSize(world_size)

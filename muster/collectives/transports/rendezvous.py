@@ -22,9 +22,9 @@ from muster.collectives.errors import (
     TransportFailed,
     Unsupported,
 )
-from muster.collectives.handshake import Membership, Steps, answer, call
-from muster.collectives.pending_peers import PendingPeers
-from muster.collectives.streams import SocketStream, Stream
+from muster.collectives.transports.handshake import Membership, Steps, answer, call
+from muster.collectives.transports.pending_peers import PendingPeers
+from muster.collectives.transports.streams import SocketStream, Stream
 
 Address: TypeAlias = tuple[str, int]
 
@@ -139,7 +139,7 @@ class _Rendezvous:
                 "ranks of different hosts need a token, the same secret on all ranks: pass token="
             )
         # Here and not above: on one host the ciphers would only cost time and memory.
-        from muster.collectives.sealed import SealedStream, derive_keys  # noqa: PLC0415
+        from muster.collectives.transports.sealed import SealedStream, derive_keys  # noqa: PLC0415
 
         is_caller = peer < self._own.rank
         keys = derive_keys(self._own.token, self._talks[peer], is_caller=is_caller)

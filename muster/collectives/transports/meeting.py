@@ -13,7 +13,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from muster.collectives.arena import Arena, Geometry, refuse_other_machines
 from muster.collectives.backend import ON_WAIT_SECONDS
 from muster.collectives.deadline import Deadline
 from muster.collectives.errors import (
@@ -23,6 +22,7 @@ from muster.collectives.errors import (
     Timeout,
     TransportFailed,
 )
+from muster.collectives.transports.arena import Arena, Geometry, refuse_other_machines
 from muster.host.peers import peer_of
 
 _HELLO: Final = struct.Struct("<8sII")  # magic, world size, rank

@@ -16,7 +16,7 @@ from typing import Final
 from muster.collectives.backend import ON_WAIT_SECONDS, OnWait
 from muster.collectives.deadline import Deadline
 from muster.collectives.errors import PeerRefused
-from muster.collectives.handshake import Caller, Steps
+from muster.collectives.transports.handshake import Caller, Steps
 from muster.host.peers import is_same_user
 
 PENDING_LIMIT: Final = 64  # besides the ranks that are expected, which may come all at once

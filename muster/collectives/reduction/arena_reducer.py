@@ -20,12 +20,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.collectives.arena import PUBLISHED, SUMMED, map_memory
-from muster.collectives.backend import TIMEOUT_SECONDS, Vector
+from muster.collectives.backend import TIMEOUT_SECONDS
 from muster.collectives.deadline import Deadline
-from muster.collectives.flags import Flags
-from muster.collectives.summation import add_piece, add_up, plan_of, quiet_context
-from muster.collectives.tree import Block, BlockAssignment
+from muster.collectives.reduction.reducer import Vector
+from muster.collectives.reduction.summation import add_piece, add_up, plan_of, quiet_context
+from muster.collectives.reduction.tree import Block, BlockAssignment
+from muster.collectives.transports.arena import PUBLISHED, SUMMED, map_memory
+from muster.collectives.transports.flags import Flags
 from muster.contracts.shards import ranges
 
 PART_ELEMENTS: Final = 1024

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from muster.collectives.errors import PeerRefused
-from muster.collectives.streams import SocketStream, beginning_of
+from muster.collectives.transports.streams import SocketStream, beginning_of
 
 RECORD_BYTES: Final = 256 << 10
 """The most of a record before it is sealed."""

@@ -5,9 +5,15 @@ from typing import Final, Self
 
 from muster.collectives.backend import MESSAGE_LIMIT_BYTES, TIMEOUT_SECONDS, OnWait
 from muster.collectives.errors import InvalidRank, InvalidWorldSize, Unsupported
-from muster.collectives.handshake import Membership
-from muster.collectives.message_backend import MessageBackend
-from muster.collectives.rendezvous import Address, Meeting, Place, is_loopback, rendezvous
+from muster.collectives.transports.handshake import Membership
+from muster.collectives.transports.message_backend import MessageBackend
+from muster.collectives.transports.rendezvous import (
+    Address,
+    Meeting,
+    Place,
+    is_loopback,
+    rendezvous,
+)
 
 LEAST_RANKS: Final = 2
 

@@ -30,11 +30,11 @@ from muster.collectives.backend import (
     check_length,
     check_peer,
 )
-from muster.collectives.channel import REASON_BYTES, Channel, Kind, Want
 from muster.collectives.deadline import Deadline
 from muster.collectives.errors import ChannelClosed, NoConnection
-from muster.collectives.flags import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, SPINS
-from muster.collectives.streams import HANG_UP, Stream
+from muster.collectives.transports.channel import REASON_BYTES, Channel, Kind, Want
+from muster.collectives.transports.flags import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, SPINS
+from muster.collectives.transports.streams import HANG_UP, Stream
 
 ANNOUNCE_SECONDS: Final = 0.05
 """A rank that waits for this long says what it called. If ranks called different operations, each
