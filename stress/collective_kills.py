@@ -37,6 +37,9 @@ GOAL_SECONDS = 0.2
 LIMIT_SECONDS = 5.0
 STOPPED_SECONDS = 0.4
 """The timeout of an operation where a rank is stopped."""
+CUT_SECONDS = 2.0
+"""The same where a connection is cut. Its two ends fail in one operation; a rank that has ended
+that one waits in the next for ranks that do not come, although nobody has died."""
 PATIENCE_SECONDS = 30.0
 """For everything that has to happen and is not measured."""
 SIZES = (0, 1, 30, 2_000, 40_000, 300_000)
@@ -58,7 +61,7 @@ class Trial(NamedTuple):
     """Where the ranks meet: a path or an address."""
 
     def timeout_seconds(self) -> float:
-        return STOPPED_SECONDS if self.harm == "stop" else PATIENCE_SECONDS
+        return {"stop": STOPPED_SECONDS, "cut": CUT_SECONDS}.get(self.harm, PATIENCE_SECONDS)
 
 
 def drawn(seed: int, number: int, directory: Path) -> Trial:
@@ -115,7 +118,7 @@ def until_an_error(
         try:
             ones = [np.ones(20_000, np.float32) for _ in views]
             handles = [
-                do.all_reduce(view, array, async_op=True)
+                do.all_reduce(view, array, async_op=True, timeout_seconds=trial.timeout_seconds())
                 for view, array in zip(views, ones, strict=True)
             ]
             check_one(backend, trial, number)
