@@ -57,6 +57,15 @@ ELEMENT_BYTES: Final = 16
 """A multiple of the size of every element. Accumulators get multiples of it, up to the last."""
 
 
+def bytes_of(data: Data, *, for_writing: bool = False) -> memoryview:
+    """Return contiguous memory as bytes; raises `Unsupported`."""
+    view = memoryview(data)
+    if not view.c_contiguous or (for_writing and view.readonly):
+        kind = "contiguous memory that can be written" if for_writing else "contiguous memory"
+        raise Unsupported(f"a message needs {kind}: copy it first")
+    return view.cast("B") if view.nbytes else view
+
+
 def fill(target: Target, offset: int, data: memoryview) -> None:
     """Put the bytes of a message from `offset` on where they belong."""
     if isinstance(target, memoryview):
@@ -71,8 +80,9 @@ class Backend(ABC):
     Messages of a pair and a tag arrive whole, once and in the order they were sent. All methods
     may be called from several threads, except `close`. Every call may raise a `CollectiveError`.
     After `Timeout` and `SizeMismatch` the backend is as before the call; a message whose sending
-    timed out is still sent, so do not repeat it. A peer that cannot be is `InvalidRank` or
-    `SelfMessage`, and a message above the limit is `Unsupported`.
+    timed out is still sent, so do not repeat it. A peer outside of the group is `InvalidRank`,
+    this rank itself `SelfMessage`; a message above the limit, and memory that is not contiguous or cannot be
+    written, are `Unsupported`.
 
     The death of any peer ends every wait of its groups at once: a socket raises `ChannelClosed`,
     and in shared memory what `on_wait` raises. A peer that closed raises it only in calls that
@@ -144,6 +154,7 @@ class Backend(ABC):
 
         In round k each rank hears of the 2^k ranks before it (the dissemination barrier of
         Hensgen, Finkel and Manber, 1988). After `Timeout` the next call goes on where this ended.
+        Call it from one thread at a time.
         """
         deadline = Deadline(timeout_seconds, "a barrier")
         tag = Tag(context=BARRIER_BIT)
@@ -151,7 +162,8 @@ class Backend(ABC):
             to, source = (self.rank + distance), (self.rank - distance)
             if not self._has_sent_round:
                 self._has_sent_round = True
-                self.exchange([(to % self.world_size, b"")], [], tag=tag)
+                message = [(to % self.world_size, b"")]
+                self.exchange(message, [], tag=tag, timeout_seconds=deadline.left_seconds)
             target = [(source % self.world_size, memoryview(bytearray()))]
             self.exchange([], target, tag=tag, timeout_seconds=deadline.left_seconds)
             self._has_sent_round = False

@@ -15,7 +15,7 @@ import numpy as np
 
 from muster.collectives.backend import TIMEOUT_SECONDS, Backend
 from muster.collectives.engine import Array
-from muster.collectives.errors import SizeMismatch
+from muster.collectives.errors import SizeMismatch, Unsupported
 from muster.collectives.operation_queue import Handle
 from muster.collectives.operations import all_reduce, broadcast
 
@@ -69,11 +69,16 @@ class DataParallel:
     def ready(self, number: int, gradient: Any) -> None:  # noqa: ANN401  an array or a tensor
         """Take the gradient of parameter `number`, of its shape; `finish` writes to it.
 
-        Raises `SizeMismatch`.
+        Raises `SizeMismatch`, and `Unsupported` if it was taken since `finish`.
         """
         if not self._is_synced:
             return
         bucket, array = self._bucket_of[number], _array_of(gradient)
+        if number not in bucket.missing:
+            raise Unsupported(
+                f"parameter {number} has a gradient already: call finish() after each backward "
+                "pass, and accumulate inside no_sync()"
+            )
         place = bucket.places[number]
         if array.nbytes != place.nbytes:
             raise SizeMismatch(place.nbytes, array.nbytes)

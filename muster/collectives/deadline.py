@@ -9,7 +9,7 @@ class Deadline:
     """Starts when it is created."""
 
     def __init__(self, seconds: float, waited_for: str) -> None:
-        self._seconds = seconds
+        self.seconds = seconds
         self._waited_for = waited_for
         self._at = time.monotonic() + seconds
 
@@ -21,4 +21,4 @@ class Deadline:
     def check(self) -> None:
         """Raise `Timeout` if no time remains."""
         if self.left_seconds == 0:
-            raise Timeout(self._seconds, self._waited_for)
+            raise Timeout(self.seconds, self._waited_for)

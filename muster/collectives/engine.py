@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from muster.collectives.backend import Backend, Tag, Target
 from muster.collectives.deadline import Deadline
+from muster.collectives.errors import Timeout
 from muster.collectives.routes import Piece, Round, Route
 
 Array: TypeAlias = NDArray[Any]
@@ -201,9 +202,11 @@ class Player:
         self, outgoing: list[tuple[int, memoryview]], incoming: list[tuple[int, Target]]
     ) -> None:
         """Exchange messages of this operation."""
-        self._backend.exchange(
-            outgoing, incoming, tag=self._tag, timeout_seconds=self._deadline.left_seconds
-        )
+        left_seconds = self._deadline.left_seconds
+        try:
+            self._backend.exchange(outgoing, incoming, tag=self._tag, timeout_seconds=left_seconds)
+        except Timeout as error:  # the caller knows the timeout of all rounds together
+            raise Timeout(self._deadline.seconds, error.waited_for) from None
 
     def _play_turn(self, turn: Turn, source: Window, target: Window) -> None:
         data, first = source.bytes, source.start_bytes

@@ -1,7 +1,7 @@
 """Errors of communication between ranks. Each has the facts of its message as fields.
 
 CollectiveError
-├── InvalidWorldSize      a group of this many ranks cannot be
+├── InvalidWorldSize      an invalid number of ranks
 ├── InvalidRank           the group has no such rank
 ├── SelfMessage           a rank sends to itself or receives from itself
 ├── NoConnection          this backend does not reach that rank
@@ -76,16 +76,16 @@ class CallMismatch(CollectiveError):
 
 
 class Unsupported(CollectiveError):
-    """Says what can be done instead."""
+    """The message says what to use instead."""
 
 
 class Timeout(CollectiveError):
     def __init__(self, seconds: float, waited_for: str) -> None:
         super().__init__(
-            f"{waited_for} did not arrive within {seconds:g} s: "
-            "check the other ranks, or set a longer timeout"
+            f"waited {seconds:g} s for {waited_for}: check the other ranks, or set a longer timeout"
         )
         self.seconds = seconds
+        self.waited_for = waited_for
 
 
 class Aborted(CollectiveError):

@@ -53,7 +53,7 @@ class Want:
     def __init__(self, tag: Tag, target: Target) -> None:
         self.tag = tag
         self.key = tag[:2]
-        self.target = target.cast("B") if isinstance(target, memoryview) else target
+        self.target = target
         self.is_done = False
         self.error: CollectiveError | None = None
 
@@ -115,7 +115,7 @@ class Channel:
         self._unsent.append(memoryview(header))
         self.queued_bytes += HEADER.size
         if size:
-            self._unsent.append(data.cast("B"))
+            self._unsent.append(data)
             padding = -size % self.stream.alignment
             if padding:
                 self._unsent.append(_PADDING[:padding])
@@ -181,7 +181,7 @@ class Channel:
             return self.aborts[key]
         heard = [*self._calls.items()]
         heard += [(key, kept[0][0]) for key, kept in self._kept.items() if kept]
-        if self._frame is not None:
+        if self._frame is not None and self._frame.kind == Kind.MESSAGE:
             heard.append((self._frame.key, self._frame.call))
         for (context, sequence), call in heard:
             if context == tag.context and sequence == tag.sequence and call != tag.call:

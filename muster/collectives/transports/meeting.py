@@ -5,11 +5,12 @@ A pidfd tells of a death at once, also if children of the rank live on and hold 
 """
 
 import array
+import io
 import os
 import socket
 import struct
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -21,12 +22,16 @@ from muster.collectives.errors import (
     PeerRefused,
     Timeout,
     TransportFailed,
+    Unsupported,
 )
 from muster.collectives.transports.arena import Arena, Geometry, refuse_other_machines
 from muster.host.peers import peer_of
 
 _HELLO: Final = struct.Struct("<8sII")  # magic, world size, rank
 _MAGIC: Final = b"mstmeet\x01"
+LARGEST_GROUP: Final = 64
+"""One message takes 253 descriptors, two for each rank."""
+
 _PAIR: Final = 2  # a memfd and a pidfd of each rank
 
 
@@ -34,7 +39,7 @@ class Shared(NamedTuple):
     """What the ranks of one host share, in rank order."""
 
     arenas: list[Arena]
-    watches: dict[int, int]
+    watches: dict[int, io.FileIO]
     """A pidfd of each other rank; the caller closes them."""
 
 
@@ -45,6 +50,8 @@ def meet(path: Path, rank: int, world_size: int, deadline: Deadline) -> Shared:
     `Timeout` and `TransportFailed`.
     """
     refuse_other_machines()
+    if world_size > LARGEST_GROUP:
+        raise Unsupported(f"at most {LARGEST_GROUP} ranks share memory, not {world_size}: use TCP")
     if not 0 <= rank < world_size:
         raise InvalidRank(rank, world_size)
     if not hasattr(os, "pidfd_open"):
@@ -58,16 +65,14 @@ def meet(path: Path, rank: int, world_size: int, deadline: Deadline) -> Shared:
             if rank == 0:
                 pairs = _collect(path, world_size, pair, deadline, descriptors)
             else:
-                pairs = _register(path, rank, world_size, pair, deadline)
-                for descriptor in pairs:
-                    _owned(descriptors, descriptor)
+                pairs = _register(path, rank, world_size, pair, deadline, descriptors)
         except OSError as error:
             raise TransportFailed(
                 f"the ranks could not meet at {path}: {error}. Check that path"
             ) from error
         peers = [peer for peer in range(world_size) if peer != rank]
         arenas = {peer: Arena.attach(pairs[_PAIR * peer]) for peer in peers} | {rank: own}
-        watches = {peer: os.dup(pairs[_PAIR * peer + 1]) for peer in peers}
+        watches = {peer: io.FileIO(os.dup(pairs[_PAIR * peer + 1])) for peer in peers}
         return Shared([arenas[peer] for peer in range(world_size)], watches)
 
 
@@ -78,8 +83,8 @@ def _collect(
     pairs = {0: own}
     with ExitStack() as connections:
         listener = connections.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-        with suppress(FileNotFoundError):
-            path.unlink()  # of a group that has ended
+        if path.is_socket():
+            path.unlink()  # of a group that has ended; anything else at this path stays
         listener.bind(str(path))
         connections.callback(path.unlink, missing_ok=True)
         path.chmod(0o600)
@@ -87,9 +92,10 @@ def _collect(
         members: list[socket.socket] = []
         while len(pairs) < world_size:
             connection = connections.enter_context(_accept(listener, deadline))
-            rank, pair = _greeting(connection, world_size, deadline)
-            for descriptor in pair:
-                _owned(descriptors, descriptor)
+            data, pair = _receive(connection, _PAIR, deadline, descriptors)
+            if not data:
+                continue  # that process has ended; another one may take its place
+            rank = _rank_of(data, world_size)
             if rank in pairs or len(pair) != _PAIR:
                 raise PeerRefused(
                     f"rank {rank} came twice to {path}: give every rank a number of its own"
@@ -116,34 +122,37 @@ def _accept(listener: socket.socket, deadline: Deadline) -> socket.socket:
         connection.close()
 
 
-def _greeting(
-    connection: socket.socket, world_size: int, deadline: Deadline
-) -> tuple[int, list[int]]:
-    data, descriptors = _receive(connection, _PAIR, deadline)
+def _rank_of(data: bytes, world_size: int) -> int:
+    rank: int
     magic, size, rank = _HELLO.unpack(data) if len(data) == _HELLO.size else (b"", 0, 0)
     if magic != _MAGIC or size != world_size or not 0 < rank < world_size:
         raise PeerRefused(
             f"a process said that it is rank {rank} of {size}, this group has {world_size} ranks: "
             "start all ranks with the same world size and version"
         )
-    return rank, descriptors
+    return rank
 
 
 def _register(
-    path: Path, rank: int, world_size: int, own: list[int], deadline: Deadline
+    path: Path,
+    rank: int,
+    world_size: int,
+    own: list[int],
+    deadline: Deadline,
+    descriptors: ExitStack,
 ) -> list[int]:
     """Send rank 0 what is ours; return the descriptors of all ranks."""
     with _connect(path, deadline) as connection:
         if peer_of(connection).user_id != os.getuid():
             raise PeerRefused(f"a process of another user listens at {path}: choose another path")
         _send(connection, _HELLO.pack(_MAGIC, world_size, rank), own)
-        data, descriptors = _receive(connection, _PAIR * world_size, deadline)
-    if len(data) != _HELLO.size or len(descriptors) != _PAIR * world_size:
+        data, pairs = _receive(connection, _PAIR * world_size, deadline, descriptors)
+    if len(data) != _HELLO.size or len(pairs) != _PAIR * world_size:
         raise PeerRefused(
             f"rank 0 left the meeting at {path}: it has another world size, or it ended; see its "
             "output"
         )
-    return descriptors
+    return pairs
 
 
 def _connect(path: Path, deadline: Deadline) -> socket.socket:
@@ -165,13 +174,17 @@ def _send(connection: socket.socket, data: bytes, descriptors: list[int]) -> Non
     connection.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
 
 
-def _receive(connection: socket.socket, count: int, deadline: Deadline) -> tuple[bytes, list[int]]:
+def _receive(
+    connection: socket.socket, count: int, deadline: Deadline, owner: ExitStack
+) -> tuple[bytes, list[int]]:
     connection.settimeout(max(deadline.left_seconds, ON_WAIT_SECONDS))
     try:
         data, descriptors, _, _ = socket.recv_fds(connection, _HELLO.size, count)
     except TimeoutError:
         deadline.check()
-        raise Timeout(0, "an answer of the group") from None
+        raise Timeout(deadline.seconds, "an answer of the group") from None
+    for descriptor in descriptors:
+        _owned(owner, descriptor)
     return data, descriptors
 
 

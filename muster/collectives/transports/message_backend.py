@@ -9,6 +9,7 @@ all peers are sockets one thread polls for all; where some are shared memory, wh
 can wait for, each thread yields the core and then sleeps in short pauses.
 """
 
+import io
 import os
 import select
 import time
@@ -27,6 +28,7 @@ from muster.collectives.backend import (
     OnWait,
     Tag,
     Target,
+    bytes_of,
     check_length,
     check_peer,
 )
@@ -73,8 +75,10 @@ class MessageBackend(Backend):
         self._is_polled = False
         self._followers = 0
         """Threads that wait for the one that polls."""
-        self._must_spin = any(stream.fileno() < 0 for stream in streams.values())
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._must_spin = not all(stream.fileno() >= 0 for stream in streams.values())
+        self._wake: io.FileIO | None = None
+        if streams and not self._must_spin:
+            self._wake = io.FileIO(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), "r+")
         """Ends the poll of another thread, which does not know of this thread's messages."""
 
     def exchange(
@@ -88,10 +92,14 @@ class MessageBackend(Backend):
         transfer = _Transfer(tag)
         sent = []
         for peer, data in outgoing:
-            view = memoryview(data)
+            view = bytes_of(data)
             check_length(view.nbytes, self._limit_bytes)
             sent.append((self._channel(peer), view))
-        wanted = [(self._channel(peer), target) for peer, target in incoming]
+        wanted = []
+        for peer, target in incoming:
+            if isinstance(target, memoryview):
+                target = bytes_of(target, for_writing=True)  # noqa: PLW2901  the same memory
+            wanted.append((self._channel(peer), target))
         with self._lock:
             try:
                 if tag.sequence:
@@ -118,7 +126,8 @@ class MessageBackend(Backend):
                 self._is_closed = True
                 for channel in self._all:
                     channel.close()
-                os.close(self._wake)
+                if self._wake is not None:
+                    self._wake.close()
 
     def _channel(self, peer: int) -> Channel:
         check_peer(peer, self.rank, self.world_size)
@@ -149,8 +158,12 @@ class MessageBackend(Backend):
             if deadline is None:
                 deadline = Deadline(timeout_seconds, transfer.waited_for())
                 transfer.announces_at = time.monotonic() + ANNOUNCE_SECONDS
-                if self._is_polled:
-                    os.eventfd_write(self._wake, 1)
+                if self._is_polled and self._wake is not None:
+                    os.eventfd_write(self._wake.fileno(), 1)
+                # A stream may have decrypted more than was read: then its socket is not readable.
+                for channel in () if self._must_spin else self._all:
+                    channel.look()
+                continue
             attempts += 1
             if self._must_spin and attempts <= SPINS:
                 self._lock.release()
@@ -222,7 +235,8 @@ class MessageBackend(Backend):
             self._followers -= 1
             return ()
         poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
+        if self._wake is not None:
+            poll.register(self._wake, select.POLLIN)
         for channel in self._all:
             if channel.error is None and not channel.has_left:
                 poll.register(channel.stream.fileno(), _events(channel))
@@ -233,8 +247,8 @@ class MessageBackend(Backend):
         finally:
             self._lock.acquire()
             self._is_polled = False
-        if self._wake in ready and not self._is_closed:
-            os.eventfd_read(self._wake)
+        if self._wake is not None and not self._wake.closed and self._wake.fileno() in ready:
+            os.eventfd_read(self._wake.fileno())
         return [channel for channel in self._all if channel.stream.fileno() in ready]
 
 
@@ -265,7 +279,11 @@ class _Transfer:
             if error is not None:
                 raise error
         needed = [channel for channel, want in self.wants if not want.is_done]
-        needed += [channel for channel, mark in self.marks.items() if channel.sent_bytes < mark]
+        needed += [
+            channel
+            for channel, mark in self.marks.items()
+            if channel.sent_bytes < mark or channel.stream.has_unsent
+        ]
         for channel in needed:
             if channel.has_left:
                 raise ChannelClosed(channel.peer)

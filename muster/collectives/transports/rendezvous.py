@@ -76,12 +76,14 @@ def rendezvous(
             listeners.enter_context(listener)
         if not 0 <= own.rank < own.world_size:
             raise InvalidRank(own.rank, own.world_size)
-        attempt = _Rendezvous(own, Deadline(timeout_seconds, f"the ranks at {address}"), on_wait)
+        attempt = _Rendezvous(
+            own, Deadline(timeout_seconds, f"the ranks at {address[0]}:{address[1]}"), on_wait
+        )
         try:
             return attempt.meet(address, places, listener, listeners)
         except OSError as error:
             raise TransportFailed(
-                f"the rendezvous at {address} failed: {error}. "
+                f"the rendezvous at {address[0]}:{address[1]} failed: {error}. "
                 "Check that this host can reach that address"
             ) from error
 
@@ -188,7 +190,9 @@ class _Rendezvous:
             try:
                 limit_seconds = min(CONNECT_SECONDS, self._deadline.left_seconds)
                 connection = socket.create_connection(address, limit_seconds or CONNECT_SECONDS)
-            except OSError:
+            except OSError as error:
+                if isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME:
+                    raise  # a name that does not exist, in contrast to a rank that is not up yet
                 time.sleep(ON_WAIT_SECONDS)
                 continue
             if connection.getsockname() == connection.getpeername():

@@ -5,7 +5,7 @@ reader's in the reader's; both count modulo 2^40, and only their difference matt
 raised after the bytes are copied, which x86 keeps in order (`refuse_other_machines`).
 """
 
-import os
+import io
 import select
 from collections.abc import Iterable
 from typing import Final
@@ -23,8 +23,8 @@ class RingStream:
     alignment: Final = ELEMENT_BYTES
     has_unsent: Final = False
 
-    def __init__(self, flags: Flags, peer: int, watch: int | None = None) -> None:
-        """`watch` is a descriptor that is readable once the peer is dead; it is owned."""
+    def __init__(self, flags: Flags, peer: int, watch: io.FileIO | None = None) -> None:
+        """`watch` is readable once the peer is dead; it is owned."""
         geometry = flags.own.geometry
         self.peer = peer
         self._flags = flags
@@ -92,9 +92,8 @@ class RingStream:
         return self._watch is not None and bool(self._poll.poll(0))
 
     def close(self) -> None:
-        self._flags.close()
         if self._watch is not None:
-            os.close(self._watch)
+            self._watch.close()
             self._watch = None
 
     def _waiting(self) -> int:

@@ -1,5 +1,6 @@
 """A `Backend` between the ranks of one host through shared memory, without system calls."""
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
@@ -21,9 +22,9 @@ class SharedMemoryBackend(MessageBackend):
         flags: Flags,
         *,
         limit_bytes: int = MESSAGE_LIMIT_BYTES,
-        watches: Mapping[int, int] | None = None,
+        watches: Mapping[int, io.FileIO] | None = None,
     ) -> None:
-        """`watches` are descriptors that are readable once other ranks are dead; it owns them."""
+        """`watches` are readable once other ranks are dead; it owns them."""
         ends = watches or {}
         peers = [peer for peer in range(flags.world_size) if peer != flags.rank]
         super().__init__(
