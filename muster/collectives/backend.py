@@ -78,11 +78,12 @@ class Backend(ABC):
     """Messages between the ranks of one fixed group; a new group needs a new backend.
 
     Messages of a pair and a tag arrive whole, once and in the order they were sent. All methods
-    may be called from several threads, except `close`. Every call may raise a `CollectiveError`.
+    may be called from several threads, except `barrier` and `close`, and may raise a
+    `CollectiveError`.
     After `Timeout` and `SizeMismatch` the backend is as before the call; a message whose sending
     timed out is still sent, so do not repeat it. A peer outside of the group is `InvalidRank`,
-    this rank itself `SelfMessage`; a message above the limit, and memory that is not contiguous or cannot be
-    written, are `Unsupported`.
+    this rank itself `SelfMessage`; a message above the limit, and memory that is not contiguous or
+    cannot be written, are `Unsupported`.
 
     The death of any peer ends every wait of its groups at once: a socket raises `ChannelClosed`,
     and in shared memory what `on_wait` raises. A peer that closed raises it only in calls that

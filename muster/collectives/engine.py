@@ -246,3 +246,11 @@ def combine_all(combine: Combine, own: Array, place: int, received: list[Array])
             out = piece if number >= place else first
             combine(result, operand, out=out)
             result = out
+        if len(operands) > 2 and own.dtype.kind == "f":  # noqa: PLR2004
+            _canonicalise(piece)
+
+
+def _canonicalise(piece: Array) -> None:
+    """Make all NaN alike: which operand's payload is kept depends on where the result goes."""
+    if np.isnan(piece.max()):
+        piece[np.isnan(piece)] = np.nan

@@ -96,8 +96,12 @@ class Aborted(CollectiveError):
 
 
 class ChannelClosed(CollectiveError):
-    def __init__(self, rank: int) -> None:
-        super().__init__(f"the channel to rank {rank} is closed: if it has ended, its log says why")
+    def __init__(self, rank: int, *, is_own: bool = False) -> None:
+        super().__init__(
+            f"the backend of rank {rank} is closed: make a new one"
+            if is_own
+            else f"the channel to rank {rank} is closed: if it has ended, its log says why"
+        )
         self.rank = rank
 
 

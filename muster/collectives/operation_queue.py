@@ -65,6 +65,7 @@ class OperationQueue:
         self._turn = threading.Condition(self._lock)
         self._issued = 0
         self._ended = 0
+        self._given_up: set[int] = set()
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -95,11 +96,29 @@ class OperationQueue:
             job()
             del job  # or it would keep the backend until the next one
 
-    def _run_in_turn(self, call: Call, work: Callable[[int], Result], sequence: int) -> Result:
-        if self._ended != sequence - 1:
-            with self._lock:
+    def _wait_for_turn(self, sequence: int) -> None:
+        with self._lock:
+            try:
                 while self._ended != sequence - 1:
                     self._turn.wait()
+            except BaseException:  # of a signal; the operations after this one go on
+                if self._ended == sequence - 1:
+                    self._end(sequence)
+                else:
+                    self._given_up.add(sequence)
+                raise
+
+    def _end(self, sequence: int) -> None:
+        self._ended = sequence
+        while self._ended + 1 in self._given_up:
+            self._ended += 1
+            self._given_up.remove(self._ended)
+        if self._issued > self._ended:
+            self._turn.notify_all()
+
+    def _run_in_turn(self, call: Call, work: Callable[[int], Result], sequence: int) -> Result:
+        if self._ended != sequence - 1:  # only the operation before this one can change it
+            self._wait_for_turn(sequence)
         counts = self.counts[call.operation]
         start = time.perf_counter()
         try:
@@ -112,9 +131,7 @@ class OperationQueue:
             counts.duration_ms += (time.perf_counter() - start) * 1e3
             counts.bytes_processed += call.size_bytes
             with self._lock:
-                self._ended = sequence
-                if self._issued > sequence:
-                    self._turn.notify_all()
+                self._end(sequence)
         return result
 
 

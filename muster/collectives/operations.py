@@ -277,6 +277,8 @@ def reduce_scatter(
     shape = (rows, *array.shape[1:])[rows == 1 :]
     part = np.empty(shape, array.dtype) if out is None else out
     _check_out(part, size, array)
+    if np.may_share_memory(part, flat):  # it is written while the input is still being sent
+        flat = flat.copy()
 
     def work(player: Player) -> Array:
         start = backend.rank * size
@@ -324,6 +326,8 @@ def all_to_all(
     way = "auto" if out is None else "direct"  # which differ if only some ranks know the sizes
     plan = plan_of(backend, arrays[0], Call("all_to_all", "", dtype or "", way, 0, 0))
     flats = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
+    if any(np.may_share_memory(target, flat) for target in out or () for flat in flats):
+        flats = [flat.copy() for flat in flats]
 
     def work(player: Player) -> list[Array]:
         rank = backend.rank

@@ -112,6 +112,7 @@ class HybridBackend(Backend):
         self.rank = collectives.rank
         self.world_size = collectives.world_size
         self.hosts = collectives.hosts
+        self.depth = 1 + max(point_to_point.depth, collectives.depth)
         self._point_to_point = point_to_point
         self._collectives = collectives
 

@@ -16,7 +16,8 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 from muster.collectives.errors import PeerRefused
 
 _MAGIC: Final = b"muster\x00\x01"
-_HELLO: Final = struct.Struct("<8sQIIIH16s")  # … generation, world size, from, to, port, nonce
+_HELLO: Final = struct.Struct("<8sQIIIH?16s")
+"""Magic, generation, world size, from, to, port, is sealed, nonce."""
 _NONCE_BYTES: Final = 16
 _PROOF_BYTES: Final = 32
 
@@ -52,24 +53,30 @@ class Membership:
     token: bytes
 
 
-def call(own: Membership, peer: int, port: int) -> Steps[bytes]:
+def call(own: Membership, peer: int, port: int, *, is_sealed: bool) -> Steps[bytes]:
     """The caller's side; `port` is this rank's listening port. Returns what both said.
 
-    Raises `PeerRefused`.
+    Both ends have to see alike whether the connection will be sealed, or a relay could make one of
+    them talk in plain. Raises `PeerRefused`.
     """
     nonce = secrets.token_bytes(_NONCE_BYTES)
-    hello = _HELLO.pack(_MAGIC, own.generation, own.world_size, own.rank, peer, port, nonce)
+    hello = _HELLO.pack(
+        _MAGIC, own.generation, own.world_size, own.rank, peer, port, is_sealed, nonce
+    )
     answer = yield Turn(hello, _NONCE_BYTES + _PROOF_BYTES)
     talk = hello + answer[:_NONCE_BYTES]
-    _check(own, b"answer", talk, answer[_NONCE_BYTES:])
+    if not hmac.compare_digest(_proof(own, b"answer", talk), answer[_NONCE_BYTES:]):
+        raise PeerRefused(
+            f"rank {peer} has another token than this rank: start all ranks with the same one"
+        )
     yield Turn(_proof(own, b"call", talk), 0)
     return talk
 
 
-def answer(own: Membership) -> Steps[Caller]:
+def answer(own: Membership, *, is_sealed: bool) -> Steps[Caller]:
     """The answerer's side; returns the authenticated caller. Raises `PeerRefused`."""
     hello = yield Turn(b"", _HELLO.size)
-    magic, generation, world_size, rank, peer, port, _ = _HELLO.unpack(hello)
+    magic, generation, world_size, rank, peer, port, will_seal, _ = _HELLO.unpack(hello)
     if magic != _MAGIC:
         raise PeerRefused("a client that is not a rank connected: restrict access to this port")
     if (generation, world_size, peer) != (own.generation, own.world_size, own.rank):
@@ -78,18 +85,19 @@ def answer(own: Membership) -> Steps[Caller]:
             f"rank {own.rank} of {own.world_size} in generation {own.generation}: "
             "end the remaining processes of the other group"
         )
+    if will_seal != is_sealed:
+        raise PeerRefused(
+            f"rank {rank} is on another host at one end of its connection and on this host at the "
+            "other: there is a relay between them; connect the hosts directly"
+        )
     nonce = secrets.token_bytes(_NONCE_BYTES)
     proof = yield Turn(nonce + _proof(own, b"answer", hello + nonce), _PROOF_BYTES)
-    _check(own, b"call", hello + nonce, proof)
+    if not hmac.compare_digest(_proof(own, b"call", hello + nonce), proof):
+        raise PeerRefused(
+            "a client connected with another token, or none: start all ranks with the same one"
+        )
     return Caller(rank, port, hello + nonce)
 
 
 def _proof(own: Membership, role: bytes, talk: bytes) -> bytes:
     return hmac.digest(own.token, role + talk, "sha256")
-
-
-def _check(own: Membership, role: bytes, talk: bytes, proof: bytes) -> None:
-    if not hmac.compare_digest(_proof(own, role, talk), proof):
-        raise PeerRefused(
-            "a client connected without the group's token: restrict access to this port"
-        )

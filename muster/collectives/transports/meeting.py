@@ -10,7 +10,7 @@ import os
 import socket
 import struct
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -83,10 +83,10 @@ def _collect(
     pairs = {0: own}
     with ExitStack() as connections:
         listener = connections.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-        if path.is_socket():
-            path.unlink()  # of a group that has ended; anything else at this path stays
+        _make_way(path)
         listener.bind(str(path))
-        connections.callback(path.unlink, missing_ok=True)
+        own_file = path.stat().st_ino
+        connections.callback(lambda: _remove(path, own_file))
         path.chmod(0o600)
         listener.listen(world_size)
         members: list[socket.socket] = []
@@ -106,6 +106,25 @@ def _collect(
         for connection in members:
             _send(connection, _HELLO.pack(_MAGIC, world_size, 0), ordered)
     return ordered
+
+
+def _make_way(path: Path) -> None:
+    """Remove the socket of a group that has ended; a living one and other files stay."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+        try:
+            other.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+    raise PeerRefused(f"another rank 0 waits at {path}: give each group a path of its own")
+
+
+def _remove(path: Path, file: int) -> None:
+    with suppress(FileNotFoundError):
+        if path.stat().st_ino == file:  # else it is that of a later group
+            path.unlink()
 
 
 def _accept(listener: socket.socket, deadline: Deadline) -> socket.socket:

@@ -33,7 +33,7 @@ from muster.collectives.backend import (
     check_peer,
 )
 from muster.collectives.deadline import Deadline
-from muster.collectives.errors import ChannelClosed, NoConnection
+from muster.collectives.errors import ChannelClosed, CollectiveError, NoConnection
 from muster.collectives.transports.channel import REASON_BYTES, Channel, Kind, Want
 from muster.collectives.transports.flags import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, SPINS
 from muster.collectives.transports.streams import HANG_UP, Stream
@@ -89,17 +89,12 @@ class MessageBackend(Backend):
         tag: Tag = MESSAGE,
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
+        sent = [(self._channel(peer), self._checked(data)) for peer, data in outgoing]
+        wanted = [
+            (self._channel(peer), bytes_of(it, for_writing=True) if type(it) is memoryview else it)
+            for peer, it in incoming
+        ]
         transfer = _Transfer(tag)
-        sent = []
-        for peer, data in outgoing:
-            view = bytes_of(data)
-            check_length(view.nbytes, self._limit_bytes)
-            sent.append((self._channel(peer), view))
-        wanted = []
-        for peer, target in incoming:
-            if isinstance(target, memoryview):
-                target = bytes_of(target, for_writing=True)  # noqa: PLW2901  the same memory
-            wanted.append((self._channel(peer), target))
         with self._lock:
             try:
                 if tag.sequence:
@@ -110,6 +105,12 @@ class MessageBackend(Backend):
                 for channel, view in sent:
                     transfer.marks[channel] = channel.put(tag, view)
                 self._move(transfer, timeout_seconds)
+            except CollectiveError:
+                raise
+            except BaseException:
+                if not transfer.is_waiting:
+                    self._break()
+                raise
             finally:
                 self._withdraw(transfer)
                 self._tell_followers()
@@ -129,6 +130,11 @@ class MessageBackend(Backend):
                 if self._wake is not None:
                     self._wake.close()
 
+    def _checked(self, data: Data) -> memoryview:
+        view = bytes_of(data)
+        check_length(view.nbytes, self._limit_bytes)
+        return view
+
     def _channel(self, peer: int) -> Channel:
         check_peer(peer, self.rank, self.world_size)
         if peer not in self._channels:
@@ -143,7 +149,7 @@ class MessageBackend(Backend):
     def _move(self, transfer: "_Transfer", timeout_seconds: float) -> None:
         """Return when everything is sent and received; the lock is held."""
         if self._is_closed:
-            raise ChannelClosed(self.rank)
+            raise ChannelClosed(self.rank, is_own=True)
         if not transfer.wants and not transfer.marks:
             return
         deadline: Deadline | None = None
@@ -166,26 +172,30 @@ class MessageBackend(Backend):
                 continue
             attempts += 1
             if self._must_spin and attempts <= SPINS:
+                transfer.is_waiting = True
                 self._lock.release()
                 os.sched_yield()
-                self._lock.acquire()
+                self._lock.acquire()  # another thread may have moved our messages: look again
+                transfer.is_waiting = False
                 continue
             self._wait(transfer, attempts, deadline)
 
     def _wait(self, transfer: "_Transfer", attempts: int, deadline: Deadline) -> None:
         """Wait a little, and raise what ends the call."""
         transfer.check(self._members(transfer.tag))
-        self.on_wait()
-        deadline.check()
         if time.monotonic() >= transfer.announces_at:
             transfer.announce()
+        transfer.is_waiting = True
+        self.on_wait()
+        deadline.check()
         if self._must_spin:
             self._pause(attempts - SPINS)
             ready: Sequence[Channel] = self._all
         else:
             ready = self._poll(deadline)
+        transfer.is_waiting = False
         if self._is_closed:
-            raise ChannelClosed(self.rank)
+            raise ChannelClosed(self.rank, is_own=True)
         for channel in ready:
             channel.look()
         self._tell_followers()
@@ -212,6 +222,16 @@ class MessageBackend(Backend):
         for channel, mark in transfer.marks.items():
             if channel.sent_bytes < mark:
                 channel.keep_unsent()
+
+    def _break(self) -> None:
+        """Close all streams without a goodbye: to the other ranks, this one is dead.
+
+        A signal's exception, such as KeyboardInterrupt, may have come between the moving of bytes
+        and their counting. Another message would then arrive as a part of the interrupted one.
+        """
+        for channel in self._all:
+            channel.error = ChannelClosed(channel.peer)
+            channel.stream.close()
 
     def _tell_followers(self) -> None:
         if self._followers:
@@ -260,6 +280,8 @@ class _Transfer:
         self.wants: list[tuple[Channel, Want]] = []
         self.marks: dict[Channel, int] = {}
         self.announces_at = inf
+        self.is_waiting = False
+        """True while nothing is half moved."""
 
     def is_done(self) -> bool:
         for channel, mark in self.marks.items():

@@ -15,7 +15,7 @@ from typing import Final
 
 from muster.collectives.backend import ON_WAIT_SECONDS, OnWait
 from muster.collectives.deadline import Deadline
-from muster.collectives.errors import PeerRefused
+from muster.collectives.errors import PeerRefused, Timeout
 from muster.collectives.transports.handshake import Caller, Steps
 from muster.host.peers import is_same_user
 
@@ -61,12 +61,15 @@ class PendingPeer:
 class PendingPeers:
     """Admits the expected ranks and refuses all other connections."""
 
-    def __init__(self, listener: socket.socket, answer: Callable[[], Steps[Caller]]) -> None:
+    def __init__(
+        self, listener: socket.socket, answer: Callable[[socket.socket], Steps[Caller]]
+    ) -> None:
         listener.setblocking(False)  # noqa: FBT003  the standard library's signature
         self._listener = listener
         self._answer = answer
         self._pending: dict[int, PendingPeer] = {}
         self._limit = PENDING_LIMIT
+        self._refusal = ""
 
     def admit(
         self, expected: AbstractSet[int], deadline: Deadline, on_wait: OnWait
@@ -79,12 +82,20 @@ class PendingPeers:
             try:
                 while missing := expected - {caller.rank for caller in admitted}:
                     on_wait()
-                    deadline.check()
+                    self._check(deadline)
                     admitted |= self._serve(missing)
             finally:
                 _close(peer.connection for peer in self._pending.values())
             on_failure.pop_all()
         return admitted
+
+    def _check(self, deadline: Deadline) -> None:
+        """Raise `Timeout` with the last refusal, which may be why a rank is missing."""
+        try:
+            deadline.check()
+        except Timeout as error:
+            why = f" ({self._refusal})" if self._refusal else ""
+            raise Timeout(error.seconds, error.waited_for + why) from None
 
     def _serve(self, missing: AbstractSet[int]) -> dict[Caller, socket.socket]:
         """Serve what is readable; return the connections of missing ranks."""
@@ -114,7 +125,9 @@ class PendingPeers:
             except (BlockingIOError, ConnectionError):  # a client may have left already
                 return
             if is_same_user(connection, or_remote=True):
-                self._pending[connection.fileno()] = PendingPeer(connection, self._answer())
+                self._pending[connection.fileno()] = PendingPeer(
+                    connection, self._answer(connection)
+                )
             else:
                 connection.close()
             if len(self._pending) > self._limit:
@@ -123,7 +136,8 @@ class PendingPeers:
     def _read(self, descriptor: int) -> Caller | None:
         try:
             return self._pending[descriptor].advance()
-        except (PeerRefused, OSError):
+        except (PeerRefused, OSError) as error:
+            self._refusal = str(error)
             self._drop(descriptor)
             return None
 

@@ -5,6 +5,7 @@ addresses to all, and each rank connects to those of lower rank. Each connection
 before anything else is read (`handshake`).
 """
 
+import errno
 import ipaddress
 import socket
 import struct
@@ -22,9 +23,10 @@ from muster.collectives.errors import (
     TransportFailed,
     Unsupported,
 )
-from muster.collectives.transports.handshake import Membership, Steps, answer, call
+from muster.collectives.transports.handshake import Membership, answer, call
 from muster.collectives.transports.pending_peers import PendingPeers
 from muster.collectives.transports.streams import SocketStream, Stream
+from muster.host.peers import is_same_user
 
 Address: TypeAlias = tuple[str, int]
 
@@ -82,9 +84,10 @@ def rendezvous(
         try:
             return attempt.meet(address, places, listener, listeners)
         except OSError as error:
+            is_taken = error.errno == errno.EADDRINUSE
+            way = "Choose another port" if is_taken else "Check that this host can reach it"
             raise TransportFailed(
-                f"the rendezvous at {address[0]}:{address[1]} failed: {error}. "
-                "Check that this host can reach that address"
+                f"the rendezvous at {address[0]}:{address[1]} failed: {error}. {way}"
             ) from error
 
 
@@ -122,7 +125,7 @@ class _Rendezvous:
             for peer in range(rank):
                 if peer not in self._connections:
                     connection = self._connect(peer, places[peer][:2])
-                    self._handshake(peer, connection, call(self._own, peer, 0))
+                    self._handshake(peer, connection, 0)
             if rank + 1 < self._own.world_size and rank + 1 not in self._connections:
                 self._admit(listener)
             streams = {peer: self._stream(peer) for peer in self._connections}
@@ -133,8 +136,7 @@ class _Rendezvous:
         """Tune a connection, and seal it unless it stays on this host."""
         connection = self._connections[peer]
         _tune(connection)
-        own, other = connection.getsockname()[0], connection.getpeername()[0]
-        if own == other or is_loopback(other):  # what two addresses of one host say stays there
+        if not must_seal(connection):
             return SocketStream(connection, peer)
         if not self._own.token:
             raise Unsupported(
@@ -151,7 +153,9 @@ class _Rendezvous:
         """Admit the ranks above this one; return their addresses."""
         if listener is None:
             raise NoConnection(self._own.rank)
-        pending = PendingPeers(listener, lambda: answer(self._own))
+        pending = PendingPeers(
+            listener, lambda caller: answer(self._own, is_sealed=must_seal(caller))
+        )
         above = set(range(self._own.rank + 1, self._own.world_size))
         addresses = {}
         for caller, connection in pending.admit(above, self._deadline, self.on_wait).items():
@@ -175,7 +179,7 @@ class _Rendezvous:
 
     def _register(self, first: socket.socket, listener: socket.socket) -> list[Place]:
         """Register at rank 0; return the places of all ranks once all have registered."""
-        self._handshake(0, first, call(self._own, 0, listener.getsockname()[1]))
+        self._handshake(0, first, listener.getsockname()[1])
         table = self._read(0, first, _PLACE.size * self._own.world_size)
         return [
             Place(host.rstrip(b"\0").decode(), port, number)
@@ -202,8 +206,9 @@ class _Rendezvous:
             connection.settimeout(ON_WAIT_SECONDS)
             return connection
 
-    def _handshake(self, rank: int, connection: socket.socket, steps: Steps[bytes]) -> None:
+    def _handshake(self, rank: int, connection: socket.socket, port: int) -> None:
         """Run the caller's side of the handshake."""
+        steps = call(self._own, rank, port, is_sealed=must_seal(connection))
         turn = next(steps)
         while turn.size_bytes:
             connection.sendall(turn.send)
@@ -213,6 +218,12 @@ class _Rendezvous:
             next(steps)
         except StopIteration as end:
             self._talks[rank] = end.value
+        # Now, as the kernel knows whose the other end is once it has been accepted.
+        if not is_same_user(connection, or_remote=True):
+            raise PeerRefused(
+                f"a process of another user listens at {connection.getpeername()[:2]}: "
+                "choose another port"
+            )
 
     def _read(self, rank: int, connection: socket.socket, size_bytes: int) -> bytes:
         data = b""
@@ -236,6 +247,12 @@ class _Rendezvous:
     def _close(self) -> None:
         for connection in self._connections.values():
             connection.close()
+
+
+def must_seal(connection: socket.socket) -> bool:
+    """True unless both ends are on this host, by loopback or by an address of its own."""
+    own, other = connection.getsockname()[0], connection.getpeername()[0]
+    return own != other and not is_loopback(other)
 
 
 def is_loopback(host: str) -> bool:

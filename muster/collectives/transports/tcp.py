@@ -99,7 +99,14 @@ def parse_address(text: str) -> Address:
     if not colon or (":" in host and not host.endswith("]")):  # no port, or a bare IPv6 address
         host, port = text, str(DEFAULT_PORT)
     host = host.strip("[]")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
+    if (
+        not host
+        or "/" in host
+        or host.isdigit()
+        or not port.isascii()
+        or not port.isdigit()
+        or not 0 < int(port) < 1 << 16
+    ):
         raise Unsupported(f"{text!r} is not an address: write host:port")
     return host, int(port)
 
@@ -109,7 +116,7 @@ def _member(rank: int, world_size: int, token: str) -> Membership:
         raise InvalidWorldSize(world_size, LEAST_RANKS)
     if not 0 <= rank < world_size:
         raise InvalidRank(rank, world_size)
-    return Membership(rank=rank, world_size=world_size, generation=0, token=token.encode())
+    return Membership(rank=rank, world_size=world_size, generation=0, token=(token or "").encode())
 
 
 def _check_token(own: Membership, places: Sequence[Address]) -> None:

@@ -11,7 +11,10 @@ ONE = replace(ZERO, rank=1)
 
 def talk(caller: Membership, answerer: Membership, peer: int = 0) -> Caller:
     """Let them shake hands to the end."""
-    calling, answering = call(caller, peer, 4711), answer(answerer)
+    calling, answering = (
+        call(caller, peer, 4711, is_sealed=False),
+        answer(answerer, is_sealed=False),
+    )
     hello, wanted = next(calling).send, next(answering).size_bytes
     assert len(hello) == wanted
     with pytest.raises(StopIteration) as end:
@@ -30,10 +33,10 @@ def test_caller_that_wants_another_rank_is_refused() -> None:
 
 
 def test_replayed_call_is_refused() -> None:
-    calling, answering = call(ONE, 0, 4711), answer(ZERO)
+    calling, answering = call(ONE, 0, 4711, is_sealed=False), answer(ZERO, is_sealed=False)
     hello, _ = next(calling).send, next(answering)
     proof = calling.send(answering.send(hello).send).send
-    again = answer(ZERO)
+    again = answer(ZERO, is_sealed=False)
     next(again)
     again.send(hello)
     with pytest.raises(PeerRefused, match="token"):
@@ -41,10 +44,10 @@ def test_replayed_call_is_refused() -> None:
 
 
 def test_replayed_answer_is_refused() -> None:
-    calling, answering = call(ONE, 0, 4711), answer(ZERO)
+    calling, answering = call(ONE, 0, 4711, is_sealed=False), answer(ZERO, is_sealed=False)
     next(answering)
     heard = answering.send(next(calling).send).send
-    again = call(ONE, 0, 4711)
+    again = call(ONE, 0, 4711, is_sealed=False)
     next(again)
     with pytest.raises(PeerRefused, match="token"):
         again.send(heard)
