@@ -6,7 +6,7 @@ al., "PyTorch distributed: experiences on accelerating data parallel training", 
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -36,7 +36,7 @@ class DataParallel:
 
     def __init__(
         self,
-        parameters: Iterable[Any],
+        parameters: Any,  # noqa: ANN401  arrays, tensors or a module of torch
         backend: Backend,
         *,
         bucket_bytes: int = BUCKET_BYTES,
@@ -44,7 +44,9 @@ class DataParallel:
     ) -> None:
         self._backend = backend
         self._timeout_seconds = timeout_seconds
-        self._parameters = list(parameters)
+        # As in torch: a model, or its parameters, of which frozen ones have no gradient.
+        given = list(parameters.parameters() if hasattr(parameters, "parameters") else parameters)
+        self._parameters = [it for it in given if getattr(it, "requires_grad", True)]
         self._is_synced = True
         arrays = [_array_of(parameter) for parameter in self._parameters]
         dtypes = [_dtype_of(parameter) for parameter in self._parameters]
@@ -52,8 +54,10 @@ class DataParallel:
         self._bucket_of = {it: bucket for bucket in self._buckets for it in bucket.numbers}
         self._started = 0
         self._gradients: dict[int, Any] = {}
-        for number, (parameter, array) in enumerate(zip(self._parameters, arrays, strict=True)):
-            broadcast(backend, array, dtype=dtypes[number], timeout_seconds=timeout_seconds)
+        for parameter in given:
+            kind, array = _dtype_of(parameter), _array_of(parameter)
+            broadcast(backend, array, dtype=kind, timeout_seconds=timeout_seconds)
+        for number, parameter in enumerate(self._parameters):
             if hasattr(parameter, "register_post_accumulate_grad_hook"):
                 parameter.register_post_accumulate_grad_hook(partial(self._accumulated, number))
 

@@ -16,6 +16,7 @@ bfloat16 is an array of uint16 with ``dtype="bfloat16"``, and is added in float3
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial, wraps
 from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
@@ -63,6 +64,12 @@ def _collective(
         return start()
 
     return call
+
+
+def fail_operation(backend: Backend, name: str, reason: str) -> None:
+    """Count an operation that this rank refuses, and end it on the other ranks."""
+    with suppress(Unsupported):
+        queue_of(backend).run(Call(name), partial(_fail, backend, Unsupported(reason)))
 
 
 def _fail(backend: Backend, error: Exception, sequence: int) -> None:

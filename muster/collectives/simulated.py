@@ -14,6 +14,7 @@ from muster.collectives.backend import (
     Data,
     Tag,
     Target,
+    bytes_of,
     check_length,
     check_peer,
     fill,
@@ -74,9 +75,11 @@ class SimulatedBackend(Backend):
         group = self._group
         for peer, data in outgoing:
             check_peer(peer, self.rank, self.world_size)
-            check_length(memoryview(data).nbytes, group.limit_bytes)
-        for peer, _ in incoming:
+            check_length(bytes_of(data).nbytes, group.limit_bytes)
+        for peer, target in incoming:
             check_peer(peer, self.rank, self.world_size)
+            if isinstance(target, memoryview):
+                bytes_of(target, for_writing=True)
         with group.changed:
             self._check_open()
             if tag.sequence:

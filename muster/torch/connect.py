@@ -7,7 +7,7 @@ import socket
 import tempfile
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from muster.collectives.backend import Backend
 from muster.collectives.errors import BackendUnavailable
@@ -18,6 +18,8 @@ from muster.collectives.transports.rendezvous import is_loopback, rendezvous
 from muster.collectives.transports.shared_memory import SharedMemoryBackend
 from muster.collectives.transports.tcp import TcpBackend
 from muster.host.processes import boot_id
+
+LONGEST_PARENT: Final = 60
 
 Store: TypeAlias = Any  # torch's
 
@@ -35,7 +37,9 @@ def connect(
     # A store may outlive a group, whose successor has the same name: each has keys of its own.
     prefix = f"muster/{store.add(f'muster/joined/{rank}', 1)}"
     own = [host or host_identity() or f"rank {rank}", _address_towards(_store_host(store))]
-    with tempfile.TemporaryDirectory(prefix="muster-") as private:  # 0700
+    # A socket's path has at most 107 characters, and TMPDIR may be long.
+    parent = None if len(tempfile.gettempdir()) < LONGEST_PARENT else "/tmp"  # noqa: S108
+    with tempfile.TemporaryDirectory(prefix="muster-", dir=parent) as private:  # 0700
         listener = None
         if rank == 0:
             keys = [f"{prefix}/{peer}" for peer in range(1, world_size)]

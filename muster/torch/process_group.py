@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Final, Self, TypeAlias
 from weakref import finalize
 
@@ -33,6 +33,7 @@ from muster.collectives.operations import (
     all_to_all,
     barrier,
     broadcast,
+    fail_operation,
     reduce,
     reduce_scatter,
 )
@@ -110,6 +111,26 @@ class MusterWork(dist.Work):
         return outputs
 
 
+_Method: TypeAlias = Callable[..., MusterWork]
+
+
+def _counted(name: str) -> Callable[[_Method], _Method]:
+    """Count a call that is refused, or this rank's next one would meet the others' refused one."""
+
+    def counted(method: _Method) -> _Method:
+        @wraps(method)
+        def call(group: "MusterProcessGroup", *arguments: object, **options: object) -> MusterWork:
+            try:
+                return method(group, *arguments, **options)
+            except Exception as error:
+                group.refuse(name, str(error))
+                raise
+
+        return call
+
+    return counted
+
+
 class MusterProcessGroup(dist.ProcessGroup):
     """The ranks of one group of torch.
 
@@ -156,28 +177,39 @@ class MusterProcessGroup(dist.ProcessGroup):
         """Close the connections; operations that are under way fail."""
         self._close()
 
+    def refuse(self, name: str, reason: str) -> None:
+        """End a call on the other ranks whose arguments this rank does not take."""
+        fail = partial(fail_operation, self._backend, name, reason)
+        self._queues[_COLLECTIVES].submit(_CALL, lambda _: fail())
+
     # Collectives
 
+    @_counted("all_reduce")
     def allreduce(self, tensors: list[Tensor], opts: Options = None) -> MusterWork:
-        op, them = _op_of(opts, tensors), self._operands(tensors)
-        calls = [partial(all_reduce, self._backend, it.numbers, op, dtype=it.dtype) for it in them]
-        return self._perform("all_reduce", calls, them, them, opts)
+        op, operands = _op_of(opts, tensors), self._operands(tensors)
+        calls = [
+            partial(all_reduce, self._backend, it.numbers, op, dtype=it.dtype) for it in operands
+        ]
+        return self._perform("all_reduce", calls, operands, operands, opts)
 
     allreduce_coalesced = allreduce
 
+    @_counted("reduce")
     def reduce(self, tensors: list[Tensor], opts: Options) -> MusterWork:
-        op, them = _op_of(opts, tensors), self._operands(tensors)
+        op, operands = _op_of(opts, tensors), self._operands(tensors)
         run = partial(reduce, self._backend, root=opts.rootRank)
-        calls = [partial(run, it.numbers, op, dtype=it.dtype) for it in them]
-        return self._perform("reduce", calls, them, them, opts)
+        calls = [partial(run, it.numbers, op, dtype=it.dtype) for it in operands]
+        return self._perform("reduce", calls, operands, operands, opts)
 
+    @_counted("broadcast")
     def broadcast(self, tensors: list[Tensor], opts: Options) -> MusterWork:
-        them = self._operands(tensors)
+        operands = self._operands(tensors)
         run = partial(broadcast, self._backend, root=opts.rootRank)
         return self._perform(
-            "broadcast", [partial(run, it.octets) for it in them], them, them, opts
+            "broadcast", [partial(run, it.octets) for it in operands], operands, operands, opts
         )
 
+    @_counted("all_gather")
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Options = None
     ) -> MusterWork:
@@ -195,6 +227,7 @@ class MusterProcessGroup(dist.ProcessGroup):
 
     _allgather_base = all_gather_single
 
+    @_counted("reduce_scatter")
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Options = None
     ) -> MusterWork:
@@ -246,6 +279,7 @@ class MusterProcessGroup(dist.ProcessGroup):
         received[opts.rootRank] = outputs[0]
         return self.alltoall(received, inputs[0] if inputs else [_NOTHING] * self.size(), opts)
 
+    @_counted("all_to_all")
     def alltoall(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Options = None
     ) -> MusterWork:
@@ -254,6 +288,7 @@ class MusterProcessGroup(dist.ProcessGroup):
         call = partial(all_to_all, self._backend, [it.octets for it in sources], out=out)
         return self._perform("all_to_all", [call], sources, targets, opts)
 
+    @_counted("all_to_all")
     def all_to_all_single(
         self,
         output: Tensor,
@@ -273,16 +308,16 @@ class MusterProcessGroup(dist.ProcessGroup):
     # Messages. Each peer, direction and tag has its own queue: none waits for another one.
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> MusterWork:
-        them = self._operands(tensors)
-        parts = [(peer, part) for it in them for part in it.messages()]
+        operands = self._operands(tensors)
+        parts = [(peer, part) for it in operands for part in it.messages()]
         call = partial(self._backend.exchange, parts, [], tag=_tag_of(tag))
-        return self._perform("send", [call], them, [], queue=("to", peer, tag))
+        return self._perform("send", [call], operands, [], queue=("to", peer, tag))
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int) -> MusterWork:
-        them = self._operands(tensors)
-        parts = [(peer, part) for it in them for part in it.messages()]
+        operands = self._operands(tensors)
+        parts = [(peer, part) for it in operands for part in it.messages()]
         call = partial(self._backend.exchange, [], parts, tag=_tag_of(tag))
-        return self._perform("recv", [call], them, them, queue=("from", peer, tag))
+        return self._perform("recv", [call], operands, operands, queue=("from", peer, tag))
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> MusterWork:  # noqa: ARG002
         raise _unsupported("recv from any rank", "give the src")

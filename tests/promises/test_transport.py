@@ -306,3 +306,13 @@ def test_every_rank_gathers_all_data(make: Make, monkeypatch: pytest.MonkeyPatch
     assert gathered == [True] * 4
     with pytest.raises(Timeout):
         all_gather_bytes(make(2).backends[0], b"", timeout_seconds=SOON)
+
+
+def test_memory_that_is_not_contiguous_is_refused_and_harms_nothing(make: Make) -> None:
+    zero, one = make(2).backends
+    with pytest.raises(Unsupported, match="contiguous"):
+        zero.send(1, memoryview(np.arange(8.0)[::2]))
+    with pytest.raises(Unsupported, match="can be written"):
+        one.recv_into(0, memoryview(b"read-only"))
+    zero.send(1, b"whole")
+    assert one.recv(0, 5) == b"whole"

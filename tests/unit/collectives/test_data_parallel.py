@@ -7,7 +7,7 @@ import pytest
 
 from muster.collectives import DataParallel, DistributedContext, SimulatedBackend
 from muster.collectives.backend import Backend
-from muster.collectives.errors import SizeMismatch
+from muster.collectives.errors import SizeMismatch, Unsupported
 from muster.collectives.simulated import run_ranks
 
 SHAPES = [(3, 4), (5,), (), (2, 2, 2), (7,)]
@@ -101,3 +101,11 @@ def test_context_adds_up_and_counts() -> None:
 
     found = on_all_ranks(rank)
     assert found == [[it == 0, RANKS, [3, 3, 3, 3], 1, 32, 1, None] for it in range(RANKS)]
+
+
+def test_second_gradient_before_finish_is_refused() -> None:
+    (backend,) = SimulatedBackend.create_group(1)
+    parallel = DataParallel([np.zeros(1)], backend)
+    parallel.ready(0, np.ones(1))
+    with pytest.raises(Unsupported, match=r"finish\(\)"):
+        parallel.ready(0, np.ones(1))
