@@ -173,9 +173,11 @@ class MessageBackend(Backend):
             attempts += 1
             if self._must_spin and attempts <= SPINS:
                 transfer.is_waiting = True
-                self._lock.release()
-                os.sched_yield()
-                self._lock.acquire()  # another thread may have moved our messages: look again
+                try:
+                    self._lock.release()
+                    os.sched_yield()
+                finally:
+                    self._lock.acquire()  # another thread may have moved our messages meanwhile
                 transfer.is_waiting = False
                 continue
             self._wait(transfer, attempts, deadline)
@@ -240,8 +242,8 @@ class MessageBackend(Backend):
     def _pause(self, attempt: int) -> None:
         """Sleep, for twice as long as the last time, up to the longest pause."""
         pause = min(FIRST_PAUSE_SECONDS * 2 ** min(attempt - 1, 10), LONGEST_PAUSE_SECONDS)
-        self._lock.release()
         try:
+            self._lock.release()  # inside, or a signal's exception could leave it released
             time.sleep(pause)
         finally:
             self._lock.acquire()
@@ -261,8 +263,8 @@ class MessageBackend(Backend):
             if channel.error is None and not channel.has_left:
                 poll.register(channel.stream.fileno(), _events(channel))
         self._is_polled = True
-        self._lock.release()
         try:
+            self._lock.release()
             ready = {descriptor for descriptor, _ in poll.poll(ceil(seconds * 1000))}
         finally:
             self._lock.acquire()

@@ -73,6 +73,10 @@ class SharedMemoryBackend(MessageBackend):
         self._flags.wait_for_all(BARRIER, barrier, Deadline(timeout_seconds, "a barrier"))
         self._barriers = barrier
 
+    def _break(self) -> None:
+        self._flags.close()  # there is no connection whose end would tell
+        super()._break()
+
     def close(self) -> None:
         self._flags.close()  # also a group of one, which has no stream
         super().close()
