@@ -89,6 +89,7 @@ class DataParallel:
         place[...] = array.reshape(-1)
         self._gradients[number] = gradient
         bucket.missing.discard(number)
+        # In their order, not as they complete: ranks have to start the same ones together.
         while self._started < len(self._buckets) and not self._buckets[self._started].missing:
             self._start_next()
 

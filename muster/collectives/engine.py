@@ -108,6 +108,7 @@ def _turn(given: Round, rank: int, item_bytes: int) -> Turn:
     streamed: list[Message] = []
     gathered: list[Gathered] = []
     for (start, stop), pieces in adds.items():
+        # Adding in place while the same elements are being sent would send sums.
         is_sent = any(start < sent.stop and sent.start < stop for sent in given.sends)
         if len(pieces) == 1 and not is_sent:
             streamed += _cut(pieces, item_bytes)
@@ -151,6 +152,7 @@ class Addend:
         operand = np.frombuffer(data, self._elements.dtype)
         start = offset // operand.itemsize
         own = self._elements[start : start + operand.size]
+        # As in `combine_all`, or the payloads of NaN would differ between ranks.
         if self._is_left:
             self._combine(operand, own, out=own)
         else:

@@ -142,6 +142,7 @@ class Channel:
 
     def keep_unsent(self) -> None:
         """Copy what is not sent yet; its owner may modify it from now on."""
+        # Also what other calls have queued: their marks count bytes, so they stay right.
         self._unsent = deque(memoryview(bytes(view)) for view in self._unsent)
 
     def _drop(self, count: int) -> None:
@@ -210,6 +211,7 @@ class Channel:
         self.want_count -= 1
         frame = self._frame
         if frame is not None and frame.want is want:
+            # From here on the rest arrives in our memory; the caller may reuse its own.
             frame.want = None
             frame.target = self._replacement(frame)
 
@@ -241,6 +243,7 @@ class Channel:
             self.has_left = self.stream.has_left()
         except CollectiveError as error:
             self.error = error
+        # It was seen before nothing could be read, so no byte can follow.
         if has_hung_up and not self.has_left:
             self.error = ChannelClosed(self.peer)
 

@@ -287,6 +287,7 @@ class _Transfer:
 
     def is_done(self) -> bool:
         for channel, mark in self.marks.items():
+            # A sealed record cannot be taken back, and nothing sends it after we return.
             if channel.sent_bytes < mark or channel.stream.has_unsent:
                 return False
         for _, want in self.wants:

@@ -48,6 +48,7 @@ class RingStream:
 
     def send(self, parts: Iterable[memoryview]) -> int:
         taken = self._flags.count(self.peer, self._peers_taken_word)
+        # Exact although counts wrap, as their difference never exceeds the ring.
         room = self._size - ((self._sent - taken) & COUNT_MASK)
         sent = 0
         for part in parts:
@@ -63,6 +64,7 @@ class RingStream:
             if size < part.nbytes:
                 break
         if sent:
+            # After the bytes: x86 keeps the order of stores, so who sees the count sees them.
             self._sent += sent
             self._flags.raise_to(self._sent_word, self._sent)
         return sent
@@ -80,6 +82,7 @@ class RingStream:
             fill(target, offset + first, self._inbox[: size - first])
         # Raises if the writer has joined another generation and may have overwritten the ring.
         self._flags.count(self.peer, self._peers_sent_word)
+        # Only now: this lets the writer overwrite what was read.
         self._taken += size
         self._flags.raise_to(self._taken_word, self._taken)
         return size

@@ -90,6 +90,7 @@ class SealedStream(SocketStream):
 
     def _record_of(self, data: bytes) -> bytes:
         length = _LENGTH.pack(len(data) + _TAG_BYTES)
+        # A counter is a safe nonce, as each direction of each connection has a key of its own.
         sealed = self._seal.encrypt(_nonce(self._sealed_count), data, length)
         self._sealed_count += 1
         return length + sealed
