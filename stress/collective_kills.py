@@ -39,7 +39,7 @@ STOPPED_SECONDS = 0.4
 """The timeout of an operation where a rank is stopped."""
 CUT_SECONDS = 2.0
 """The same where a connection is cut. Its two ends fail in one operation; a rank that has ended
-that one waits in the next for ranks that do not come, although nobody has died."""
+that one waits in the next for ranks that do not come, although none has died."""
 PATIENCE_SECONDS = 30.0
 """For everything that has to happen and is not measured."""
 SIZES = (0, 1, 30, 2_000, 40_000, 300_000)

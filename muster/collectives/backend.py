@@ -159,17 +159,21 @@ class Backend(ABC):
         """
         deadline = Deadline(timeout_seconds, "a barrier")
         tag = Tag(context=BARRIER_BIT)
-        while (distance := 1 << self._barrier_round) < self.world_size:
-            to, source = (self.rank + distance), (self.rank - distance)
+        for to, source in barrier_rounds(self.rank, self.world_size)[self._barrier_round :]:
             if not self._has_sent_round:
                 self._has_sent_round = True
-                message = [(to % self.world_size, b"")]
-                self.exchange(message, [], tag=tag, timeout_seconds=deadline.left_seconds)
-            target = [(source % self.world_size, memoryview(bytearray()))]
+                self.exchange([(to, b"")], [], tag=tag, timeout_seconds=deadline.left_seconds)
+            target = [(source, memoryview(bytearray()))]
             self.exchange([], target, tag=tag, timeout_seconds=deadline.left_seconds)
             self._has_sent_round = False
             self._barrier_round += 1
         self._barrier_round = 0
+
+
+def barrier_rounds(rank: int, world_size: int) -> list[tuple[int, int]]:
+    """Return to which rank an empty message goes in each round, and from which one comes."""
+    distances = [1 << number for number in range((world_size - 1).bit_length())]
+    return [((rank + it) % world_size, (rank - it) % world_size) for it in distances]
 
 
 def check_peer(peer: int, rank: int, world_size: int) -> None:

@@ -2,8 +2,8 @@
 
 from muster.collectives.backend import TIMEOUT_SECONDS, Backend
 from muster.collectives.engine import Array
-from muster.collectives.operation_queue import counters
-from muster.collectives.operations import Op, Outcome, all_reduce, barrier
+from muster.collectives.operation_queue import Outcome, counters
+from muster.collectives.operations import Op, all_reduce, barrier
 
 
 class DistributedContext:

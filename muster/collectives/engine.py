@@ -1,4 +1,4 @@
-"""Plays a route on a backend: one engine for every operation, route and transport.
+"""Runs a route on a backend: one engine for every operation, route and transport.
 
 A round is one exchange. What is added to elements that are not sent in the same round is added as
 it arrives, piece by piece, while it is still in the cache. Otherwise, and where several ranks send
@@ -83,7 +83,7 @@ class Gathered(NamedTuple):
     """Of each sender, in the order of ranks; bytes of its own scratch memory."""
 
 
-class Turn(NamedTuple):
+class Step(NamedTuple):
     """A round, prepared for one rank and size of elements."""
 
     sends: tuple[Message, ...]
@@ -93,15 +93,15 @@ class Turn(NamedTuple):
     gathered: tuple[Gathered, ...]
 
 
-Script: TypeAlias = tuple[Turn, ...]
+Schedule: TypeAlias = tuple[Step, ...]
 
 
-def script_of(route: Route, rank: int, item_bytes: int) -> Script:
+def schedule_of(route: Route, rank: int, item_bytes: int) -> Schedule:
     """Prepare a route, so that playing it again takes little more than its messages."""
-    return tuple(_turn(it, rank, item_bytes) for it in route if any(it))
+    return tuple(_step(it, rank, item_bytes) for it in route if any(it))
 
 
-def _turn(given: Round, rank: int, item_bytes: int) -> Turn:
+def _step(given: Round, rank: int, item_bytes: int) -> Step:
     adds: defaultdict[tuple[int, int], list[Piece]] = defaultdict(list)
     for piece in sorted(given.adds):
         adds[piece.start, piece.stop].append(piece)
@@ -117,7 +117,7 @@ def _turn(given: Round, rank: int, item_bytes: int) -> Turn:
         whole = [_cut([Piece(it.peer, 0, stop - start)], item_bytes) for it in pieces]
         gathered.append(Gathered(start, stop, place, tuple(map(tuple, whole))))
     sends, copies = _cut(given.sends, item_bytes), _cut(given.copies, item_bytes)
-    return Turn(tuple(sends), tuple(copies), tuple(streamed), tuple(gathered))
+    return Step(tuple(sends), tuple(copies), tuple(streamed), tuple(gathered))
 
 
 def _cut(pieces: Iterable[Piece], item_bytes: int) -> list[Message]:
@@ -183,8 +183,8 @@ class Scratch:
             self._memory = np.empty(0, np.uint8)
 
 
-class Player:
-    """Plays routes of one operation."""
+class Executor:
+    """Runs the routes of one operation."""
 
     def __init__(
         self, backend: Backend, tag: Tag, combine: Combine, deadline: Deadline, scratch: "Scratch"
@@ -195,10 +195,10 @@ class Player:
         self._deadline = deadline
         self._scratch = scratch
 
-    def play(self, script: Script, source: Window, target: Window) -> None:
+    def run(self, schedule: Schedule, source: Window, target: Window) -> None:
         """Send from `source` and receive into `target`, which may be the same memory."""
-        for turn in script:
-            self._play_turn(turn, source, target)
+        for step in schedule:
+            self._run_step(step, source, target)
 
     def exchange(
         self, outgoing: list[tuple[int, memoryview]], incoming: list[tuple[int, Target]]
@@ -210,19 +210,19 @@ class Player:
         except Timeout as error:  # the caller knows the timeout of all rounds together
             raise Timeout(self._deadline.seconds, error.waited_for) from None
 
-    def _play_turn(self, turn: Turn, source: Window, target: Window) -> None:
+    def _run_step(self, step: Step, source: Window, target: Window) -> None:
         data, first = source.bytes, source.start_bytes
-        outgoing = [(peer, data[start - first : stop - first]) for peer, start, stop in turn.sends]
+        outgoing = [(peer, data[start - first : stop - first]) for peer, start, stop in step.sends]
         data, first = target.bytes, target.start_bytes
         incoming: list[tuple[int, Target]] = [
-            (peer, data[start - first : stop - first]) for peer, start, stop in turn.copies
+            (peer, data[start - first : stop - first]) for peer, start, stop in step.copies
         ]
         rank, combine, item_bytes = self._backend.rank, self._combine, target.array.itemsize
-        for peer, start, stop in turn.streamed:
+        for peer, start, stop in step.streamed:
             own = target.array[(start - first) // item_bytes : (stop - first) // item_bytes]
             incoming.append((peer, Addend(own, combine, is_left=peer < rank)))
         later: list[tuple[Gathered, list[Array]]] = []
-        for gathered in turn.gathered:
+        for gathered in step.gathered:
             own = target.array[gathered.start - target.start : gathered.stop - target.start]
             received = [self._scratch.like(own) for _ in gathered.messages]
             later.append((gathered, received))
@@ -244,7 +244,7 @@ def combine_all(combine: Combine, own: Array, place: int, received: list[Array])
         first, *others = (operand[start : start + PIECE_ELEMENTS] for operand in operands)
         result, piece = first, own[start : start + PIECE_ELEMENTS]
         for number, operand in enumerate(others, 1):
-            # Until its turn has come, our own piece must keep what it holds.
+            # Until it is combined, our own piece must keep what it holds.
             out = piece if number >= place else first
             combine(result, operand, out=out)
             result = out

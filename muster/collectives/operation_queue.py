@@ -1,21 +1,33 @@
-"""Runs the operations of each group in the order in which they were called, and counts them."""
+"""Runs the operations of each group in the order in which they were called, and counts them.
+
+An operation that fails on one rank, or is refused there, ends on all.
+"""
 
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import partial, wraps
 from queue import SimpleQueue
-from typing import Final, Generic, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, finalize
 
-from muster.collectives.backend import Backend
-from muster.collectives.calls import Call
-from muster.collectives.engine import Scratch
-from muster.collectives.errors import Timeout
+import numpy as np
 
+from muster.collectives.backend import Backend, Tag
+from muster.collectives.calls import Call
+from muster.collectives.deadline import Deadline
+from muster.collectives.engine import Executor, Scratch
+from muster.collectives.errors import Timeout, Unsupported
+from muster.collectives.plans import Plan
+
+Options = ParamSpec("Options")
 Result = TypeVar("Result")
+
+Outcome: TypeAlias = Any
+"""The result of an operation, or a `Handle` of it if ``async_op`` is set."""
 
 _LONGEST_WAIT_SECONDS: Final = 30 * 24 * 3600.0
 
@@ -167,3 +179,80 @@ def counters(backend: Backend) -> dict[str, float]:
         for operation, count in list(counts.items())
         for name, value in asdict(count).items()
     }
+
+
+def collective(
+    prepare: Callable[Concatenate[Backend, Options], Outcome],
+) -> Callable[Concatenate[Backend, Options], Outcome]:
+    """Run what `prepare` returns; what it raises ends the operation on all ranks.
+
+    A call whose arguments are refused has to be counted: if it were not, this rank would call its
+    next operation when the others call the one after that.
+    """
+
+    @wraps(prepare)
+    def call(backend: Backend, /, *arguments: Options.args, **options: Options.kwargs) -> Outcome:
+        try:
+            start = prepare(backend, *arguments, **options)
+        except Exception as error:
+            fail = partial(_fail, backend, error)
+            queue, refused = queue_of(backend), Call(prepare.__name__)
+            if not options.get("async_op"):
+                return queue.run(refused, fail)
+            queue.submit(refused, fail)
+            raise
+        return start()
+
+    return call
+
+
+def fail_operation(backend: Backend, name: str, reason: str) -> None:
+    """Count an operation that this rank refuses, and end it on the other ranks."""
+    with suppress(Unsupported):
+        queue_of(backend).run(Call(name), partial(_fail, backend, Unsupported(reason)))
+
+
+def _fail(backend: Backend, error: Exception, sequence: int) -> None:
+    backend.abort(Tag(sequence=sequence), str(error))
+    raise error
+
+
+def perform(
+    backend: Backend,
+    plan: Plan,
+    work: Callable[[Executor], Result],
+    timeout_seconds: float,
+    *,
+    async_op: bool,
+) -> Callable[[], Result | Handle[Result]]:
+    """Return what runs `work` in the order of the group, and ends it on all ranks if it fails."""
+    queue = queue_of(backend)
+    call = plan.call
+
+    def run(sequence: int) -> Result:
+        tag = Tag(sequence=sequence, call=plan.code)
+        deadline = Deadline(timeout_seconds, call.operation)
+        executor = Executor(backend, tag, plan.combine, deadline, queue.scratch)
+        try:
+            with np.errstate(all="ignore"):  # overflow and NaN are results like any others
+                if plan.is_empty:
+                    _exchange_nothing(executor, backend)
+                return work(executor)
+        except BaseException as error:
+            # Also if another rank aborted it. A rank that waits for this one reads what comes from
+            # here; what that other rank sent it may stand behind a message that no caller awaits.
+            backend.abort(tag, str(error))
+            raise
+
+    return lambda: queue.submit(call, run) if async_op else queue.run(call, run)
+
+
+def _exchange_nothing(executor: Executor, backend: Backend) -> None:
+    """Exchange empty messages: ranks whose arrays are not empty would otherwise wait."""
+    messages = [(peer, memoryview(bytearray())) for peer in others(backend)]
+    executor.exchange(messages, list(messages))
+
+
+def others(backend: Backend) -> list[int]:
+    """Return all other ranks, beginning after this one: so no rank is the first peer of all."""
+    return [(backend.rank + it) % backend.world_size for it in range(1, backend.world_size)]

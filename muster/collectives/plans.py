@@ -11,13 +11,13 @@ from muster.collectives.calls import DTYPES, OPS, Call
 from muster.collectives.engine import (
     Array,
     Combine,
-    Script,
+    Schedule,
     in_float32,
     narrow,
-    script_of,
+    schedule_of,
     widen,
 )
-from muster.collectives.errors import InvalidRank, Unsupported
+from muster.collectives.errors import InvalidRank, SizeMismatch, Unsupported
 from muster.collectives.routes import Problem, choose, route_of
 from muster.contracts.shards import ranges
 
@@ -35,8 +35,8 @@ class Plan(NamedTuple):
     call: Call
     code: int
     combine: Combine
-    script: Script
-    must_meet: bool
+    schedule: Schedule
+    is_empty: bool
 
     def finish(self, array: Array, world_size: int) -> None:
         """Divide the sum, if the mean is wanted."""
@@ -48,7 +48,7 @@ class Plan(NamedTuple):
             np.divide(array, array.dtype.type(world_size), out=array)
 
 
-BARRIER: Final = Plan(Call("barrier"), Call("barrier").code, np.add, (), must_meet=False)
+BARRIER: Final = Plan(Call("barrier"), Call("barrier").code, np.add, (), is_empty=False)
 
 
 def plan_of(backend: Backend, array: Array, wanted: Call) -> Plan:
@@ -79,13 +79,54 @@ def _planned(
     if not 0 <= root < world_size:
         raise InvalidRank(root, world_size)
     call = Call(operation, op, name, "" if route == "auto" else route, root, elements)
-    script: Script = ()
+    schedule: Schedule = ()
     if operation != "all_to_all":
         bounds = (0, *(stop for _, stop in ranges(elements, world_size)))
         problem = Problem(world_size=world_size, bounds=bounds, root=root, hosts=hosts)
         chosen = call.route or choose(operation, call.size_bytes, problem)
-        script = script_of(route_of(operation, chosen, rank, problem), rank, given.itemsize)
+        schedule = schedule_of(route_of(operation, chosen, rank, problem), rank, given.itemsize)
     ufunc = _COMBINES.get(op, np.add)
     combine = in_float32(ufunc) if is_bfloat16 else ufunc
-    must_meet = elements == 0 and operation != "all_to_all"
-    return Plan(call, call.code, combine, script, must_meet)
+    is_empty = elements == 0 and operation != "all_to_all"
+    return Plan(call, call.code, combine, schedule, is_empty)
+
+
+def flat_of(array: Array) -> Array:
+    """Return all elements as one contiguous array: the memory of `array` itself if it can be."""
+    if not isinstance(array, np.ndarray):
+        raise Unsupported(
+            f"a {type(array).__name__} is not an array of numpy: pass numpy.asarray(…), or "
+            "tensor.numpy()"
+        )
+    return np.ascontiguousarray(array).reshape(-1)
+
+
+def writable(array: Array) -> Array:
+    """Return the same of an array that the operation writes to."""
+    if not array.flags.writeable:
+        raise Unsupported("the array is read-only, and the result is put there: pass a copy")
+    return flat_of(array)
+
+
+def put_back(flat: Array, array: Array) -> Array:
+    """Write what was computed in a contiguous copy back to where it came from."""
+    if not array.flags.c_contiguous:
+        array[...] = flat.reshape(array.shape)
+    return array
+
+
+def memory_for_all(backend: Backend, part: Array, whole: Array | None) -> Array:
+    """Return memory for a part of each rank."""
+    if whole is None:
+        return np.empty((backend.world_size, *part.shape), part.dtype)
+    check_out(whole, part.size * backend.world_size, part)
+    return whole
+
+
+def check_out(out: Array, size: int, like: Array) -> None:
+    if out.dtype != like.dtype or not out.flags.c_contiguous or not out.flags.writeable:
+        raise Unsupported(
+            f"the output has to be a contiguous, writable array of {like.dtype}: use numpy.empty"
+        )
+    if out.size != size:
+        raise SizeMismatch(size * like.itemsize, out.nbytes)

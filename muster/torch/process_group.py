@@ -25,7 +25,7 @@ from muster.collectives.backend import Backend, Tag
 from muster.collectives.calls import Call
 from muster.collectives.engine import MESSAGE_BYTES
 from muster.collectives.errors import CollectiveError, Unsupported
-from muster.collectives.operation_queue import OperationQueue
+from muster.collectives.operation_queue import OperationQueue, fail_operation
 from muster.collectives.operations import (
     Op,
     all_gather,
@@ -33,7 +33,6 @@ from muster.collectives.operations import (
     all_to_all,
     barrier,
     broadcast,
-    fail_operation,
     reduce,
     reduce_scatter,
 )
@@ -53,7 +52,7 @@ _OTHER_VIEWS: Final = {torch.bfloat16: torch.uint16, torch.bool: torch.uint8}
 """Of types that numpy does not have, or that cannot be combined as they are."""
 
 _COLLECTIVES: Final = "collectives"
-_CALL: Final = Call("send")  # of a queue's counters, which nobody reads
+_CALL: Final = Call("send")  # of counters that are not used
 _NOTHING: Final = torch.empty(0, dtype=torch.uint8)
 """Takes the place of a tensor for a rank that sends or receives none."""
 

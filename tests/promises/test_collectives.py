@@ -18,8 +18,8 @@ from muster.collectives import operations
 from muster.collectives.backend import Backend
 from muster.collectives.calls import DTYPES, OPS
 from muster.collectives.errors import Timeout
-from muster.collectives.operation_queue import counters
-from muster.collectives.operations import Outcome, all_reduce
+from muster.collectives.operation_queue import Outcome, counters
+from muster.collectives.operations import all_reduce
 from muster.collectives.routes import ROUTES
 from muster.collectives.simulated import SimulatedBackend, run_ranks
 from muster.collectives.subgroups import SubBackend

@@ -107,7 +107,7 @@ class Channel:
     def put(self, tag: Tag, data: memoryview, kind: Kind = Kind.MESSAGE) -> int:
         """Queue a frame; return what `sent_bytes` will be once it is sent.
 
-        `data` is read while it is sent, until `keep_unsent`.
+        `data` is read while it is sent, until `copy_unsent`.
         """
         context, sequence, call, _ = tag
         size = data.nbytes
@@ -133,14 +133,14 @@ class Channel:
         self._drop(sent)
         return sent > 0
 
-    def say(self, tag: Tag, kind: Kind, text: memoryview = _NOTHING) -> None:
+    def send_control(self, tag: Tag, kind: Kind, text: memoryview = _NOTHING) -> None:
         """Send a short frame, at once if there is room, unless the peer is gone."""
         if self.error is None and not self.has_left:
             self.put(tag, text, kind)
             while self.error is None and self.is_sending and self.send_some():
                 pass
 
-    def keep_unsent(self) -> None:
+    def copy_unsent(self) -> None:
         """Copy what is not sent yet; its owner may modify it from now on."""
         # Also what other calls have queued: their marks count bytes, so they stay right.
         self._unsent = deque(memoryview(bytes(view)) for view in self._unsent)
@@ -173,9 +173,9 @@ class Channel:
         if self._frame is not None and self._is_over(self._frame.key):
             self._frame.target = Discard(self._frame.length)
         if is_awaited:
-            self.say(tag, Kind.CALL)
+            self.send_control(tag, Kind.CALL)
 
-    def trouble(self, tag: Tag) -> CollectiveError | None:
+    def operation_error(self, tag: Tag) -> CollectiveError | None:
         """Return what ends the operation of `tag`: an abort, or a call that differs."""
         key = tag[:2]
         if key in self.aborts:
@@ -200,7 +200,7 @@ class Channel:
         self._deliver(want.key)
         return want
 
-    def forget(self, want: Want) -> None:
+    def cancel(self, want: Want) -> None:
         """Stop writing to its target; a message that has partly arrived is kept, or dropped."""
         if want.is_done:
             return
@@ -228,17 +228,17 @@ class Channel:
             self.error = error
             return True
 
-    def look(self) -> None:
-        """Find out how the peer is, but leave a message that no caller awaits in the stream."""
+    def check_peer_state(self) -> None:
+        """Check whether the peer is alive; a message that no caller awaits stays in the stream."""
         while self.error is None and not self.has_left:
             has_hung_up = self.stream.has_hung_up()
             if self.is_paused and not has_hung_up:
                 return
             if not self.read_some():
-                self._see_the_end(has_hung_up=has_hung_up)
+                self._check_end(has_hung_up=has_hung_up)
                 return
 
-    def _see_the_end(self, *, has_hung_up: bool) -> None:
+    def _check_end(self, *, has_hung_up: bool) -> None:
         try:
             self.has_left = self.stream.has_left()
         except CollectiveError as error:
@@ -284,7 +284,7 @@ class Channel:
     def _note_call(self, context: int, sequence: int, call: int) -> None:
         if self._is_over((context, sequence)):
             # It waits for what was sent before this answer, or was never sent.
-            self.say(Tag(context, *self._current[context]), Kind.CALL)
+            self.send_control(Tag(context, *self._current[context]), Kind.CALL)
         else:
             self._calls[context, sequence] = call
 

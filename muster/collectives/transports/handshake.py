@@ -36,7 +36,7 @@ class Caller(NamedTuple):
 
     rank: int
     port: int
-    talk: bytes
+    transcript: bytes
 
 
 Steps: TypeAlias = Generator[Turn, bytes, Result]
@@ -57,20 +57,20 @@ def call(own: Membership, peer: int, port: int, *, is_sealed: bool) -> Steps[byt
     """The caller's side; `port` is this rank's listening port. Returns what both said.
 
     Both ends have to see alike whether the connection will be sealed, or a relay could make one of
-    them talk in plain. Raises `PeerRefused`.
+    them transcript in plain. Raises `PeerRefused`.
     """
     nonce = secrets.token_bytes(_NONCE_BYTES)
     hello = _HELLO.pack(
         _MAGIC, own.generation, own.world_size, own.rank, peer, port, is_sealed, nonce
     )
     answer = yield Turn(hello, _NONCE_BYTES + _PROOF_BYTES)
-    talk = hello + answer[:_NONCE_BYTES]
-    if not hmac.compare_digest(_proof(own, b"answer", talk), answer[_NONCE_BYTES:]):
+    transcript = hello + answer[:_NONCE_BYTES]
+    if not hmac.compare_digest(_proof(own, b"answer", transcript), answer[_NONCE_BYTES:]):
         raise PeerRefused(
             f"rank {peer} has another token than this rank: start all ranks with the same one"
         )
-    yield Turn(_proof(own, b"call", talk), 0)
-    return talk
+    yield Turn(_proof(own, b"call", transcript), 0)
+    return transcript
 
 
 def answer(own: Membership, *, is_sealed: bool) -> Steps[Caller]:
@@ -99,5 +99,5 @@ def answer(own: Membership, *, is_sealed: bool) -> Steps[Caller]:
     return Caller(rank, port, hello + nonce)
 
 
-def _proof(own: Membership, role: bytes, talk: bytes) -> bytes:
-    return hmac.digest(own.token, role + talk, "sha256")
+def _proof(own: Membership, role: bytes, transcript: bytes) -> bytes:
+    return hmac.digest(own.token, role + transcript, "sha256")

@@ -5,6 +5,7 @@ A pidfd tells of a death at once, also if children of the rank live on and hold 
 """
 
 import array
+import errno
 import io
 import os
 import socket
@@ -83,12 +84,8 @@ def _collect(
     pairs = {0: own}
     with ExitStack() as connections:
         listener = connections.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-        _make_way(path)
-        listener.bind(str(path))
-        own_file = path.stat().st_ino
-        connections.callback(lambda: _remove(path, own_file))
-        path.chmod(0o600)
-        listener.listen(world_size)
+        file = _publish(listener, path, world_size)
+        connections.callback(lambda: _remove(path, file))
         members: list[socket.socket] = []
         while len(pairs) < world_size:
             connection = connections.enter_context(_accept(listener, deadline))
@@ -108,15 +105,33 @@ def _collect(
     return ordered
 
 
-def _make_way(path: Path) -> None:
-    """Remove the socket of a group that has ended; a living one and other files stay."""
+def _publish(listener: socket.socket, path: Path, world_size: int) -> int:
+    """Listen at `path`; return the socket's inode. A living socket and other files stay there."""
+    # Under another name until it listens and is private: nothing that is found there is half made.
+    hidden = path.with_name(f".{path.name}.{os.getpid()}")
+    listener.bind(str(hidden))
+    try:
+        hidden.chmod(0o600)
+        listener.listen(world_size)
+        try:
+            os.link(hidden, path)
+        except FileExistsError:
+            _check_abandoned(path)
+            path.unlink()
+            os.link(hidden, path)
+        return path.stat().st_ino
+    finally:
+        hidden.unlink()
+
+
+def _check_abandoned(path: Path) -> None:
+    """Raise unless `path` is the socket of a group that has ended."""
     if not path.is_socket():
-        return
+        raise FileExistsError(errno.EEXIST, "a file is in the way", str(path))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
         try:
             other.connect(str(path))
         except ConnectionRefusedError:
-            path.unlink()
             return
     raise PeerRefused(f"another rank 0 waits at {path}: give each group a path of its own")
 

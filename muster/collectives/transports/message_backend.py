@@ -77,9 +77,9 @@ class MessageBackend(Backend):
         """Threads that wait for the one that polls."""
         self._must_spin = not all(stream.fileno() >= 0 for stream in streams.values())
         self._wake: io.FileIO | None = None
+        """Ends the poll of another thread, which does not know of this thread's messages."""
         if streams and not self._must_spin:
             self._wake = io.FileIO(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), "r+")
-        """Ends the poll of another thread, which does not know of this thread's messages."""
 
     def exchange(
         self,
@@ -119,7 +119,7 @@ class MessageBackend(Backend):
         text = memoryview(reason.encode()[:REASON_BYTES])
         with self._lock:
             for channel in () if self._is_closed else self._members(tag):
-                channel.say(tag, Kind.ABORT, text)
+                channel.send_control(tag, Kind.ABORT, text)
 
     def close(self) -> None:
         with self._lock:
@@ -168,7 +168,7 @@ class MessageBackend(Backend):
                     os.eventfd_write(self._wake.fileno(), 1)
                 # A stream may have decrypted more than was read: then its socket is not readable.
                 for channel in () if self._must_spin else self._all:
-                    channel.look()
+                    channel.check_peer_state()
                 continue
             attempts += 1
             if self._must_spin and attempts <= SPINS:
@@ -199,7 +199,7 @@ class MessageBackend(Backend):
         if self._is_closed:
             raise ChannelClosed(self.rank, is_own=True)
         for channel in ready:
-            channel.look()
+            channel.check_peer_state()
         self._tell_followers()
 
     def _move_some(self) -> bool:
@@ -220,10 +220,10 @@ class MessageBackend(Backend):
     def _withdraw(self, transfer: "_Transfer") -> None:
         """Keep no reference to the caller's memory."""
         for channel, want in transfer.wants:
-            channel.forget(want)
+            channel.cancel(want)
         for channel, mark in transfer.marks.items():
             if channel.sent_bytes < mark:
-                channel.keep_unsent()
+                channel.copy_unsent()
 
     def _break(self) -> None:
         """Close all streams without a goodbye: to the other ranks, this one is dead.
@@ -300,7 +300,7 @@ class _Transfer:
     def check(self, members: Sequence[Channel]) -> None:
         """Raise what ends this call, once all that has arrived is received."""
         for channel in members:
-            error = channel.failure() or channel.trouble(self.tag)
+            error = channel.failure() or channel.operation_error(self.tag)
             if error is not None:
                 raise error
         needed = [channel for channel, want in self.wants if not want.is_done]
@@ -318,7 +318,7 @@ class _Transfer:
         self.announces_at = inf
         if self.tag.sequence:
             for channel in {channel for channel, want in self.wants if not want.is_done}:
-                channel.say(self.tag, Kind.CALL)
+                channel.send_control(self.tag, Kind.CALL)
 
     def waited_for(self) -> str:
         if len(self.wants) == 1:

@@ -99,7 +99,7 @@ class _Rendezvous:
         self._deadline = deadline
         self.on_wait = on_wait
         self._connections: dict[int, socket.socket] = {}
-        self._talks: dict[int, bytes] = {}
+        self._transcripts: dict[int, bytes] = {}
 
     def meet(
         self,
@@ -146,7 +146,7 @@ class _Rendezvous:
         from muster.collectives.transports.sealed import SealedStream, derive_keys  # noqa: PLC0415
 
         is_caller = peer < self._own.rank
-        keys = derive_keys(self._own.token, self._talks[peer], is_caller=is_caller)
+        keys = derive_keys(self._own.token, self._transcripts[peer], is_caller=is_caller)
         return SealedStream(connection, peer, keys)
 
     def _admit(self, listener: socket.socket | None) -> dict[int, Address]:
@@ -160,7 +160,7 @@ class _Rendezvous:
         addresses = {}
         for caller, connection in pending.admit(above, self._deadline, self.on_wait).items():
             self._connections[caller.rank] = connection
-            self._talks[caller.rank] = caller.talk
+            self._transcripts[caller.rank] = caller.transcript
             addresses[caller.rank] = (connection.getpeername()[0], caller.port)
         return addresses
 
@@ -217,7 +217,7 @@ class _Rendezvous:
         try:
             next(steps)
         except StopIteration as end:
-            self._talks[rank] = end.value
+            self._transcripts[rank] = end.value
         # Now, as the kernel knows whose the other end is once it has been accepted.
         if not is_same_user(connection, or_remote=True):
             raise PeerRefused(

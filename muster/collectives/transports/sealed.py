@@ -36,12 +36,12 @@ class Keys(NamedTuple):
     receiving: bytes
 
 
-def derive_keys(token: bytes, talk: bytes, *, is_caller: bool) -> Keys:
+def derive_keys(token: bytes, transcript: bytes, *, is_caller: bool) -> Keys:
     """Return the keys of a connection by HKDF (RFC 5869) from the group's token.
 
-    `talk` is what both said in their handshake; it has a nonce of each, so keys never repeat.
+    `transcript` is what both said in their handshake; it has a nonce of each, so keys never repeat.
     """
-    salt = hashlib.sha256(talk).digest()
+    salt = hashlib.sha256(transcript).digest()
     derived = HKDF(SHA256(), 2 * _KEY_BYTES, salt, b"muster frames").derive(token)
     of_caller, of_answerer = derived[:_KEY_BYTES], derived[_KEY_BYTES:]
     return Keys(of_caller, of_answerer) if is_caller else Keys(of_answerer, of_caller)

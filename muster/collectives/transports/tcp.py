@@ -120,7 +120,7 @@ def _member(rank: int, world_size: int, token: str) -> Membership:
 
 
 def _check_token(own: Membership, places: Sequence[Address]) -> None:
-    """Refuse before anything listens or connects: without a token anybody could join."""
+    """Refuse before anything listens or connects: without a token, any process could join."""
     if not own.token and not all(_is_local(host) for host, _ in places):
         raise Unsupported(
             "ranks of different hosts need a token, the same secret on all ranks: pass token="

@@ -12,7 +12,7 @@ from muster.collectives.errors import CollectiveError, PeerRefused, Timeout, Tra
 def test_file_at_the_path_stays(tmp_path: Path) -> None:
     file = tmp_path / "weights"
     file.write_text("precious")
-    with pytest.raises(TransportFailed, match="in use"):
+    with pytest.raises(TransportFailed, match="in the way"):
         SharedMemoryBackend.connect(file, 0, 2, timeout_seconds=1)
     assert file.read_text() == "precious"
 

@@ -289,3 +289,10 @@ def test_fields_of_errors_say_what_was_called() -> None:
     assert {other.expected, other.got} == {
         f"all_reduce {op} of 4 float32 with root 0" for op in ("sum", "max")
     }
+
+
+@pytest.mark.parametrize("operation", [do.all_reduce, do.broadcast])
+def test_argument_that_is_no_array_is_named(operation: Callable[..., object]) -> None:
+    (backend,) = SimulatedBackend.create_group(1)
+    with pytest.raises(Unsupported, match="a list is not an array of numpy"):
+        operation(backend, [1.0, 2.0])
