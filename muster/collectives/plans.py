@@ -103,9 +103,10 @@ def flat_of(array: Array) -> Array:
 
 def writable(array: Array) -> Array:
     """Return the same of an array that the operation writes to."""
+    flat = flat_of(array)
     if not array.flags.writeable:
         raise Unsupported("the array is read-only, and the result is put there: pass a copy")
-    return flat_of(array)
+    return flat
 
 
 def put_back(flat: Array, array: Array) -> Array:
