@@ -374,7 +374,7 @@ class _Operand:
         self.dtype = "bfloat16" if tensor.dtype is torch.bfloat16 else None
         self._is_copy = is_staged or not tensor.is_contiguous()
         if self._is_copy:
-            # Without a cache of ours: torch keeps free pinned memory for the next tensor.
+            # No cache is needed: torch keeps free pinned memory for the next tensor.
             host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
         self._flat = host.view(-1)
         self._stream: Any = None
