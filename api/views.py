@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from api.auth import Caller
-from database.records import Audit, Job, MemberRecord, RankRecord
+from database.records import AgentRecord, Audit, Job, MemberRecord, RankRecord
 from muster.contracts.job import JobStatus
 from muster.contracts.pool import WorkerState
 from muster.contracts.rank import ProcessState
@@ -20,6 +20,7 @@ from muster.contracts.retry import RetryClass
 from muster.contracts.spec import JobSpec
 from muster.contracts.token import Scope, Token
 from muster.contracts.views import (
+    AgentView,
     AuditView,
     CheckpointView,
     EpochView,
@@ -31,7 +32,6 @@ from muster.contracts.views import (
     View,
     WorkerView,
 )
-from muster.host.processes import is_provably_gone, is_running, is_stopped
 
 HIDDEN: Final = "…"
 """Replaces a value that this caller may not see."""
@@ -195,6 +195,7 @@ def member_list(
     members: Sequence[MemberRecord],
     leaving: Collection[int],
     started: Sequence[RankRecord],
+    agents: Sequence[AgentRecord],
     now: datetime,
 ) -> MemberList:
     """Return every present and former worker of the pool; of an independent job, its ranks.
@@ -215,17 +216,11 @@ def member_list(
             for one in members
         ]
     return MemberList(
-        job_id=job.job_id, world_size=job.world_size, agent=agent_state(job), workers=workers
+        job_id=job.job_id,
+        world_size=job.world_size,
+        agents=[AgentView(host=agent.host, state=agent.state) for agent in agents],
+        workers=workers,
     )
-
-
-def agent_state(job: Job) -> str | None:
-    """Return running, stopped, gone or elsewhere; None for a job without an agent or over."""
-    if job.agent is None or job.is_terminal:
-        return None
-    if is_running(job.agent):
-        return "stopped" if is_stopped(job.agent.pid) else "running"
-    return "gone" if is_provably_gone(job.agent) else "elsewhere"
 
 
 def _member_view(

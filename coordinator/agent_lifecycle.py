@@ -11,11 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from coordinator.decide.actions import AgentLost, JobFailed, Observation, StartAgent
+from coordinator.decide.actions import AgentLost, JobFailed, Observation
 from coordinator.decide.state import AGENT_FAILURES_LIMIT, JobFailure, JobSnapshot
 from coordinator.jobs import TrackedJob
 from coordinator.launcher import AgentProcess, Launcher
-from database.records import Job
+from database.records import AgentRecord
+from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.environ import agent_heartbeat_seconds, process_tag
 from muster.contracts.job import JobUid, Reason
 from muster.contracts.location import InvalidLocation
@@ -78,44 +79,48 @@ class AgentLifecycle:
             raise self._error
 
     def equip(self, job: TrackedJob) -> None:
-        """Give an agent that is about to start its token, and ranks that meet anew a free port.
+        """Give agents that are about to start their tokens, and ranks that meet anew a free port.
 
         Both are committed together with the decision, so no two ranks get different ports.
         """
-        if StartAgent() in job.decided:
-            job.token = secrets.token_urlsafe(32)
-            job.attach(agent=None, agent_token_sha256=sha256_of(job.token))
+        for host in job.starting_agents:
+            token = job.tokens[host] = secrets.token_urlsafe(32)
+            digests = {**job.attachment.tokens_sha256, host: sha256_of(token)}
+            job.attach(tokens_sha256=digests)
         if job.needs_new_port:
             job.attach(master_port=group_port(job.attachment.master_port))
 
-    def start(self, job: TrackedJob, observe: Observe) -> None:
-        """Start the job's next agent."""
-        self._run(self._attend(job, observe, self._launch))
+    def start(self, job: TrackedJob, host: str, observe: Observe) -> None:
+        """Start the job's next agent on a host."""
+        self._run(self._attend(job, host, observe, self._launch))
 
-    async def find(self, row: Job) -> AgentProcess | None:
-        """Return the agent that the previous coordinator started for a job, if it lives."""
-        return await self._launcher.adopt(row.uid, row.agent)
+    async def find(self, uid: JobUid, rows: Sequence[AgentRecord]) -> dict[str, AgentProcess]:
+        """Return the agents that the previous coordinator started for a job and that live."""
+        records = {LOCAL_HOST: None, **{row.host: row.process for row in rows}}
+        found = {host: await self._launcher.adopt(uid, it) for host, it in records.items()}
+        return {host: agent for host, agent in found.items() if agent is not None}
 
     async def adopt(self, job: TrackedJob, observe: Observe) -> None:
-        """Watch an agent that was found."""
+        """Watch the agents that were found."""
         try:
             job.places = await self._prepare(job)
         except Unprepared as error:
             observe(job.snapshot.uid, JobFailed(failure=error.failure))
-        self._run(self._attend(job, observe, self._wait_for_end))
+        for host in job.agents:
+            self._run(self._attend(job, host, observe, self._wait_for_end))
 
-    def kill(self, job: TrackedJob) -> None:
-        """Kill the agent; its task cleans up."""
-        if job.agent is not None:
-            self._run(self._launcher.kill(job.agent))
+    def kill(self, job: TrackedJob, host: str) -> None:
+        """Kill an agent; its task cleans up."""
+        if host in job.agents:
+            self._run(self._launcher.kill(job.agents[host]))
 
-    def dismiss(self, job: TrackedJob) -> None:
+    def dismiss(self, job: TrackedJob, host: str) -> None:
         """Make sure that a dismissed agent ends, or is never started.
 
         Killing it at once would save the time of its imports, but could orphan what it is starting.
         """
-        if job.agent is not None:  # otherwise `_launch` finds it dismissed
-            self._run(self._kill_if_it_stays(job.agent))
+        if host in job.agents:  # otherwise `_launch` finds it dismissed
+            self._run(self._kill_if_it_stays(job.agents[host]))
 
     async def sweep(self, leftovers: Mapping[JobUid, Sequence[ProcessRecord]]) -> None:
         """End every process of these jobs, including the given known ones."""
@@ -130,68 +135,76 @@ class AgentLifecycle:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _attend(
-        self, job: TrackedJob, observe: Observe, serve: Callable[[TrackedJob], Awaitable[str]]
+        self,
+        job: TrackedJob,
+        host: str,
+        observe: Observe,
+        serve: Callable[[TrackedJob, str], Awaitable[str]],
     ) -> None:
         """Run one agent's life; `serve` returns when it has ended, with a sentence how."""
-        uid, generation = job.snapshot.uid, job.snapshot.generation
+        uid, generation = job.snapshot.uid, job.snapshot.agents[host].generation
         try:
-            message = await serve(job)
+            message = await serve(job, host)
         except Unprepared as error:
             observe(uid, JobFailed(failure=error.failure))
-            if job.snapshot.any_alive:
-                await self._launcher.sweep(uid, job.known_processes())
-                self._report_ends(job, observe, frozenset())
+            if any(rank.is_alive for rank in job.snapshot.ranks_on(host)):
+                await self._launcher.sweep(uid, job.known_processes(host))
+                self._report_ends(job, host, observe, frozenset())
             message = "the job's agent was not started again, and its ranks were ended"
-            observe(uid, AgentLost(generation=generation, message=message))
+            observe(uid, AgentLost(host=host, generation=generation, message=message))
             return
         except Exception as error:  # noqa: BLE001  any failure to start counts as a lost agent
             message = f"the job's agent could not be started: {error!r}"
-        await self._clean_up(job, observe, generation, message)
+        await self._clean_up(job, host, observe, generation, message)
 
     async def _clean_up(
-        self, job: TrackedJob, observe: Observe, generation: int, message: str
+        self, job: TrackedJob, host: str, observe: Observe, generation: int, message: str
     ) -> None:
         """Report the agent as lost, once it is known which of its ranks live."""
         if not await self._holds_lease():
             return  # the processes belong to the coordinator that took over
         uid = job.snapshot.uid
-        job.agent = None
-        job.attach(agent=None)
+        _set_agent(job, host, None)
         # Look before sweeping: a rank that ends after this look is found by the next agent.
-        living = _adoptable_ranks(job.snapshot)
+        living = _adoptable_ranks(job.snapshot, host)
         if not living:
-            await self._launcher.sweep(uid, job.known_processes())
-        self._report_ends(job, observe, living)
+            await self._launcher.sweep(uid, job.known_processes(host))
+        self._report_ends(job, host, observe, living)
         newest = newest_generation(self._data.job(job.snapshot.job_id).agent_socket(generation))
-        lost = AgentLost(generation=generation, message=message, living=living, newest=newest)
+        lost = AgentLost(
+            host=host, generation=generation, message=message, living=living, newest=newest
+        )
         observe(uid, lost)
 
-    def _report_ends(self, job: TrackedJob, observe: Observe, living: frozenset[int]) -> None:
-        for end in job.unreported_ends(self._data.job(job.snapshot.job_id), living):
+    def _report_ends(
+        self, job: TrackedJob, host: str, observe: Observe, living: frozenset[int]
+    ) -> None:
+        # The next agent reports those of the living.
+        ranks = (rank for rank in job.snapshot.ranks_on(host) if rank.rank not in living)
+        for end in job.unreported_ends(self._data.job(job.snapshot.job_id), ranks):
             observe(job.snapshot.uid, end)
 
-    async def _launch(self, job: TrackedJob) -> str:
+    async def _launch(self, job: TrackedJob, host: str) -> str:
         """Prepare the job, start the agent, and return how it ended.
 
         The agent may be dismissed at any time, also before it is started.
         """
         if job.places is None or not job.snapshot.any_alive:  # living ranks have their places
             job.places = await self._prepare(job)
-        if _is_wanted(job):
+        if _is_wanted(job, host):
             files = self._data.job(job.snapshot.job_id)
             await asyncio.to_thread(claim_directory, files, job.snapshot.uid)
-        if not _is_wanted(job):
+        if not _is_wanted(job, host):
             return "the job's agent was dismissed before it was started"
         stamp("agent launched", job=job.snapshot.uid)
-        agent = await self._launcher.start(self._assignment(job))
-        job.agent = agent
-        job.attach(agent=agent.record)
-        if not _is_wanted(job):  # dismissed while it was being started
-            self.dismiss(job)
-        return await self._wait_for_end(job)
+        agent = await self._launcher.start(self._assignment(job, host))
+        _set_agent(job, host, agent)
+        if not _is_wanted(job, host):  # dismissed while it was being started
+            self.dismiss(job, host)
+        return await self._wait_for_end(job, host)
 
-    async def _wait_for_end(self, job: TrackedJob) -> str:
-        status = None if job.agent is None else await job.agent.ended
+    async def _wait_for_end(self, job: TrackedJob, host: str) -> str:
+        status = await job.agents[host].ended if host in job.agents else None
         ending = "ended" if status is None else describe_status(status)
         return f"the job's agent {ending}; another one is started"
 
@@ -202,12 +215,13 @@ class AgentLifecycle:
         while not (await asyncio.wait([agent.ended], timeout=DISMISSAL_SECONDS))[0]:
             await self._launcher.kill(agent)
 
-    def _assignment(self, job: TrackedJob) -> AgentAssignment:
+    def _assignment(self, job: TrackedJob, host: str) -> AgentAssignment:
         snapshot = job.snapshot
         return AgentAssignment(
             job_uid=snapshot.uid,
-            generation=snapshot.generation,
-            token=job.token,
+            host=host,
+            generation=snapshot.agents[host].generation,
+            token=job.tokens.get(host, ""),
             job_root=str(self._data.job(snapshot.job_id).root),
             address_file=str(self._data.coordinator_address),
             # Ranks are forked from the prefork server unless the user's variables may change how
@@ -238,7 +252,7 @@ class AgentLifecycle:
                     process=rank.identity,
                     process_tag=process_tag(snapshot.uid, rank.rank, rank.attempt),
                 )
-                for rank in snapshot.ranks
+                for rank in snapshot.ranks_on(host)
                 if rank.is_alive and rank.identity is not None
             ),
         )
@@ -254,9 +268,18 @@ class AgentLifecycle:
             self._error = self._error or task.exception()
 
 
-def _is_wanted(job: TrackedJob) -> bool:
+def _is_wanted(job: TrackedJob, host: str) -> bool:
     """Return False if the agent that is being started was dismissed meanwhile."""
-    return job.snapshot.has_agent
+    return job.snapshot.agents[host].is_wanted
+
+
+def _set_agent(job: TrackedJob, host: str, agent: AgentProcess | None) -> None:
+    """Note which agent runs on a host; None: none does any more."""
+    job.agents.pop(host, None)
+    if agent is not None:
+        job.agents[host] = agent
+    records = {host: it.record for host, it in job.agents.items() if it.record is not None}
+    job.attach(agents=records)
 
 
 def prepare(spec: JobSpec, settings: ServiceSettings) -> Completed:
@@ -285,14 +308,15 @@ def prepare(spec: JobSpec, settings: ServiceSettings) -> Completed:
     return completed
 
 
-def _adoptable_ranks(snapshot: JobSnapshot) -> frozenset[int]:
+def _adoptable_ranks(snapshot: JobSnapshot, host: str) -> frozenset[int]:
     """Return the ranks that run on without their agent and wait for the next one."""
     # Ranks of a failed job wait, too: they are saving within its grace period.
-    if not snapshot.has_agent or snapshot.agent_failures >= AGENT_FAILURES_LIMIT:
+    agent = snapshot.agents[host]
+    if not agent.is_wanted or agent.failures >= AGENT_FAILURES_LIMIT:
         return frozenset()
     return frozenset(
         rank.rank
-        for rank in snapshot.ranks
+        for rank in snapshot.ranks_on(host)
         # A rank whose kill the agent did not carry out is swept, or killed by the next agent.
         if rank.kill is None and rank.identity is not None and is_running(rank.identity)
     )

@@ -55,22 +55,22 @@ class Executor:
             stamp("performed", job=job.snapshot.uid, action=type(action).__name__)
             match action:
                 case actions.StartAgent():
-                    self._lifecycle.start(job, self._observe)
+                    self._lifecycle.start(job, action.host, self._observe)
                 case actions.KillAgent():
-                    self._lifecycle.kill(job)
+                    self._lifecycle.kill(job, action.host)
                 case actions.DismissAgent():
-                    self.dismiss(job)
-                    self._lifecycle.dismiss(job)
+                    self._send(job, action.host, Dismiss())
+                    self._lifecycle.dismiss(job, action.host)
                 case actions.ListCheckpoints():
-                    self._send(job, list_request(job))
+                    self._send(job, action.host, list_request(job))
                 case actions.Start():
-                    self._send(job, start_request(job, action.rank))
+                    self._send_to_rank(job, action.rank, start_request)
                 case actions.Terminate():
-                    self._send(job, terminate_request(job, action.rank))
+                    self._send_to_rank(job, action.rank, terminate_request)
                 case actions.KillProcess():
-                    self._send(job, kill_request(job, action.rank))
+                    self._send_to_rank(job, action.rank, kill_request)
                 case actions.PublishGroup():
-                    self._send(job, group_request(job))
+                    self._send_group(job)
                 case (
                     actions.Suspect()
                     | actions.SetStatus()
@@ -87,33 +87,45 @@ class Executor:
             return False
         job.decided = [it for it in job.decided if not isinstance(it, actions.PublishGroup)]
         stamp("announced", job=job.snapshot.uid)
-        self._send(job, group_request(job))
+        self._send_group(job)
         return True
 
     def repeat_requests(self, job: TrackedJob) -> None:
-        """Repeat what an agent that has connected may have missed; it ignores what it knows.
+        """Repeat what agents that have connected may have missed; they ignore what they know.
 
         Only durable decisions: a new one is performed as soon as it is durable.
         """
-        if job.needs_repeat and not job.decided:
-            job.needs_repeat = False
-            for request in pending_requests(job):
-                self._send(job, request)
+        while job.repeat_to and not job.decided:
+            host = job.repeat_to.pop()
+            for request in pending_requests(job, host):
+                self._send(job, host, request)
 
     def dismiss(self, job: TrackedJob) -> None:
-        """Tell the agent to exit."""
-        self._send(job, Dismiss())
+        """Tell all agents to exit."""
+        for host in job.snapshot.agents:
+            self._send(job, host, Dismiss())
 
-    def _send(self, job: TrackedJob, request: Request) -> None:
+    def _send_to_rank(
+        self, job: TrackedJob, number: int, request: Callable[[TrackedJob, int], Request]
+    ) -> None:
+        self._send(job, job.snapshot.ranks[number].host, request(job, number))
+
+    def _send_group(self, job: TrackedJob) -> None:
+        """Send the group to all hosts: a rank that is no member any more exits."""
+        request = group_request(job)
+        for host in job.snapshot.agents:
+            self._send(job, host, request)
+
+    def _send(self, job: TrackedJob, host: str, request: Request) -> None:
         if self._agents is not None:
-            self._agents.send(job.snapshot.uid, request)
+            self._agents.send(job.snapshot.uid, host, request)
 
 
-def pending_requests(job: TrackedJob) -> Iterator[Request]:
+def pending_requests(job: TrackedJob, host: str) -> Iterator[Request]:
     """Yield every request that an agent needs which has just connected."""
-    if job.snapshot.is_listing:
+    if job.snapshot.agents[host].is_listing:
         yield list_request(job)
-    for rank in job.snapshot.ranks:
+    for rank in job.snapshot.ranks_on(host):
         if rank.is_alive and rank.identity is None:
             yield start_request(job, rank.rank)
         if rank.is_alive and rank.terminated:

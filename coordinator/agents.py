@@ -62,20 +62,21 @@ class Listener(Protocol):
     def is_expected(self, hello: AgentHello) -> bool:
         """Return True for the agent that was started for its job."""
 
-    def on_connected(self, uid: JobUid, generation: int) -> None: ...
+    def on_connected(self, hello: AgentHello) -> None: ...
 
-    def on_disconnected(self, uid: JobUid, generation: int) -> None: ...
+    def on_disconnected(self, hello: AgentHello) -> None: ...
 
-    def on_message(self, uid: JobUid, generation: int, message: AgentMessage) -> None: ...
+    def on_message(self, hello: AgentHello, message: AgentMessage) -> None:
+        """Take a message of the agent that said `hello` when it connected."""
 
 
 class AgentServer:
-    """Accepts agents and keeps one connection per job."""
+    """Accepts agents and keeps one connection per job and host."""
 
     def __init__(self, epoch: int, listener: Listener) -> None:
         self._epoch = epoch
         self._listener = listener
-        self._writers: dict[JobUid, asyncio.StreamWriter] = {}
+        self._writers: dict[tuple[JobUid, str], asyncio.StreamWriter] = {}
         self._socket: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -102,9 +103,9 @@ class AgentServer:
                 async with asyncio.timeout(1.0):
                     await writer.drain()
 
-    def send(self, uid: JobUid, message: CoordinatorMessage) -> None:
-        """Send to the job's agent; without a connection nothing is sent, as it will reconnect."""
-        writer = self._writers.get(uid)
+    def send(self, uid: JobUid, host: str, message: CoordinatorMessage) -> None:
+        """Send to a job's agent; without a connection nothing is sent, as it will reconnect."""
+        writer = self._writers.get((uid, host))
         if writer is not None:
             writer.write(frame(encode(message)))
 
@@ -144,23 +145,24 @@ class AgentServer:
         if not self._listener.is_expected(hello):
             await _dismiss(reader, writer)
             return
-        uid = JobUid(hello.job_uid)
-        self._writers[uid] = writer
-        self._listener.on_connected(uid, hello.generation)
+        key = JobUid(hello.job_uid), hello.host
+        self._writers[key] = writer
+        self._listener.on_connected(hello)
         try:
             frames = FrameReader()
             while data := await reader.read(READ_BYTES):
                 for payload in frames.feed(data):
                     message = decode_agent_message(payload)
-                    self._listener.on_message(uid, hello.generation, message)
+                    self._listener.on_message(hello, message)
         except WireError as error:
             # An agent of another version would reconnect for ever; a new one resumes its job.
-            _LOG.warning(f"dismissed the agent of job {uid}: {error}", action="agent_dismissed")
+            words = f"dismissed the agent of job {hello.job_uid} on {hello.host}: {error}"
+            _LOG.warning(words, action="agent_dismissed")
             await _dismiss(reader, writer)
         finally:
-            if self._writers.get(uid) is writer:
-                del self._writers[uid]
-                self._listener.on_disconnected(uid, hello.generation)
+            if self._writers.get(key) is writer:
+                del self._writers[key]
+                self._listener.on_disconnected(hello)
 
 
 async def _receive_hello(reader: asyncio.StreamReader) -> AgentHello:

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from signal import SIGCHLD
@@ -15,12 +15,13 @@ from coordinator.decide.admission import Claim, admit
 from coordinator.decide.events import event_of
 from coordinator.decide.fold import fold
 from coordinator.decide.plan import plan, wake_at
-from coordinator.decide.state import NEVER, JobSnapshot
+from coordinator.decide.state import NEVER, JobSnapshot, RankSnapshot
 from coordinator.launcher import AgentProcess
 from coordinator.persistence import (
     Attachment,
     Moment,
     Urgency,
+    agent_rows,
     attempt_rows,
     commit_row,
     ended_attempt_rows,
@@ -30,12 +31,22 @@ from coordinator.persistence import (
     rank_urgency,
     timeless,
 )
-from coordinator.restore import snapshot_of, snapshot_with_agent
+from coordinator.restore import JobRows, snapshot_of
 from database.engine import Database
 from database.errors import DatabaseUnavailable
 from database.history import History
 from database.jobs import Jobs
-from database.records import Attempt, Event, Job, JobChange, JobWrite, MemberRecord, RankRecord
+from database.records import (
+    AgentRecord,
+    Attempt,
+    Event,
+    Job,
+    JobChange,
+    JobWrite,
+    MemberRecord,
+    RankRecord,
+)
+from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import TERMINAL, JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.messages import RankExited, RankSaid, Saved
 from muster.contracts.paths import DataDir, JobFiles
@@ -46,7 +57,7 @@ from muster.job_defaults import Completed
 from muster.runtime.exit_report import find_exit_record
 
 Result = TypeVar("Result")
-FindAgent = Callable[[Job], Awaitable[AgentProcess | None]]
+FindAgents = Callable[[JobUid, Sequence[AgentRecord]], Awaitable[dict[str, AgentProcess]]]
 Sweep = Callable[[Mapping[JobUid, Sequence[ProcessRecord]]], Awaitable[None]]
 
 BLIND_LOOK_SECONDS: Final = 0.5
@@ -71,12 +82,14 @@ class TrackedJob:
     attachment: Attachment
     places: Completed | None = None
     """Known once the job was prepared, before its first rank is started."""
-    token: str = ""  # token of the present agent, if this coordinator starts it
+    tokens: dict[str, str] = field(default_factory=dict)
+    """By host: of the agents that this coordinator starts."""
     group_secret: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     """From which the tokens of group rounds are derived."""
     leaving: frozenset[int] = frozenset()  # workers whose leave request was folded in
-    agent: AgentProcess | None = None
-    needs_repeat: bool = False  # the agent has connected and may have missed requests
+    agents: dict[str, AgentProcess] = field(default_factory=dict)  # by host: those that may run
+    repeat_to: set[str] = field(default_factory=set)
+    """Hosts whose agent has connected and may have missed requests."""
     has_news: bool = True  # something changed since the last plan
     plan_at: float = NEVER  # when the next plan is due even without news
     revision: int = 1  # rises with every change that may have to be written
@@ -88,6 +101,7 @@ class TrackedJob:
     """Durable checkpoints that are not in the rows yet."""
     attempts: dict[tuple[int, int], Attempt] = field(default_factory=dict)
     """Changed attempts that are not in the rows yet, by rank and attempt."""
+    committed_agents: dict[str, AgentRecord] = field(default_factory=dict)
     committed_members: dict[int, MemberRecord] = field(default_factory=dict)
     committed_change: JobChange | None = None
     committed_ranks: dict[int, RankRecord] = field(default_factory=dict)
@@ -142,8 +156,10 @@ class TrackedJob:
         }
         epochs = {epoch.epoch: epoch for saved, _ in self.saved for epoch in saved.epochs}
         members = member_rows(self.snapshot, now)
+        agents = agent_rows(self.snapshot, self.attachment)
         write = JobWrite(
             change=change,
+            agents=[agent for agent in agents if agent != self.committed_agents.get(agent.host)],
             ranks=[ranks[rank] for rank, u in urgencies.items() if u is not Urgency.NONE],
             attempts=list(self.attempts.values()),
             members=[m for m in members if timeless(m) != self.committed_members.get(m.worker_id)],
@@ -152,7 +168,7 @@ class TrackedJob:
             events=tuple(self.events),
         )
         urgency = max(urgencies.values(), default=Urgency.NONE)
-        if self.saved or self.attempts or change != self.committed_change:
+        if self.saved or self.attempts or write.agents or change != self.committed_change:
             urgency = max(urgency, Urgency.PROGRESS)
         if self.events:
             urgency = max(urgency, Urgency.SOON)
@@ -182,22 +198,21 @@ class TrackedJob:
             key = (row.rank, row.incarnation)
             if self.attempts[key] is row:  # not replaced since
                 del self.attempts[key]
+        self.committed_agents |= {row.host: row for row in write.agents}
         self.committed_members |= {row.worker_id: timeless(row) for row in write.members}
 
-    def known_processes(self) -> list[ProcessRecord]:
-        """Return the processes of its ranks that may run."""
-        return [rank.identity for rank in self.snapshot.ranks if rank.identity is not None]
+    def known_processes(self, host: str) -> list[ProcessRecord]:
+        """Return the processes of its ranks that may run on a host."""
+        ranks = self.snapshot.ranks_on(host)
+        return [rank.identity for rank in ranks if rank.identity is not None]
 
     def unreported_ends(
-        self, files: JobFiles, living: Collection[int] = ()
+        self, files: JobFiles, ranks: Iterable[RankSnapshot]
     ) -> list[RankSaid | RankExited]:
-        """Return the recorded ends of ranks whose agent went before it could report them.
-
-        Ranks in `living` were seen alive; their next agent reports them.
-        """
+        """Return the recorded ends of these ranks, whose agent went before it could report them."""
         ends: list[RankSaid | RankExited] = []
-        for rank in self.snapshot.ranks:
-            if rank.is_alive and rank.rank not in living:
+        for rank in ranks:
+            if rank.is_alive:
                 record = find_exit_record(files, rank.rank, rank.attempt, rank.identity)
                 if record is not None:
                     ends += [*record.said, record.exited]
@@ -208,6 +223,11 @@ class TrackedJob:
         """True if ranks meet anew: with every agent, or with every start of a gang."""
         occasion = actions.Start if self.snapshot.is_gang else actions.StartAgent
         return any(isinstance(action, occasion) for action in self.decided)
+
+    @property
+    def starting_agents(self) -> list[str]:
+        """The hosts on which an agent is about to be started."""
+        return [it.host for it in self.decided if isinstance(it, actions.StartAgent)]
 
     @property
     def is_admitted(self) -> bool:
@@ -245,29 +265,35 @@ class JobTable:
         """Read what `load` is going to read, as the first time takes longest."""
         self._with_ranks(self._jobs.unfinished())
 
-    async def load(self, find_agent: FindAgent, sweep: Sweep, now: Moment) -> list[TrackedJob]:
-        """Take over every unfinished job; return those whose agent lives.
+    async def load(self, find_agents: FindAgents, sweep: Sweep, now: Moment) -> list[TrackedJob]:
+        """Take over every unfinished job; return those with a living agent.
 
         Ranks without an agent run on and wait for the next one. Where no rank lives, `sweep` ends
         the remaining processes.
         """
-        rows = await wait_for_database(lambda: asyncio.to_thread(self._jobs.unfinished))
-        started = [row for row in rows if row.status is not JobStatus.QUEUED]  # may have processes
+        unfinished = await wait_for_database(lambda: asyncio.to_thread(self._jobs.unfinished))
+        # A queued job has no processes.
+        started = [row for row in unfinished if row.status is not JobStatus.QUEUED]
         found = await wait_for_database(lambda: asyncio.to_thread(self._with_ranks, started))
-        for row, ranks, members in found:
-            agent = await find_agent(row)
-            self.tracked[row.uid] = self._inherit(row, ranks, members, agent, now)
+        for rows in found:
+            agents = await find_agents(rows.job.uid, rows.agents)
+            self.tracked[rows.job.uid] = self._inherit(rows, agents, now)
         jobs = list(self.tracked.values())
         await wait_for_database(lambda: self._refresh(now))
         # Requests of users are folded in first: they explain why some ranks have ended.
         for job in jobs:
-            if job.agent is None:
-                for message in job.unreported_ends(self._files.job(job.snapshot.job_id)):
-                    job.observe(message, now)
+            alone = [rank for rank in job.snapshot.ranks if rank.host not in job.agents]
+            files = self._files.job(job.snapshot.job_id)
+            for message in job.unreported_ends(files, alone):
+                job.observe(message, now)
         await sweep(
-            {job.snapshot.uid: job.known_processes() for job in jobs if not job.snapshot.any_alive}
+            {
+                job.snapshot.uid: job.known_processes(LOCAL_HOST)
+                for job in jobs
+                if not job.snapshot.any_alive
+            }
         )
-        return [job for job in jobs if job.agent is not None]
+        return [job for job in jobs if job.agents]
 
     async def look(self, now: Moment) -> None:
         """Take in what was written since the last look. Raises `DatabaseUnavailable`."""
@@ -308,9 +334,10 @@ class JobTable:
     def wake_agents(self) -> None:
         """Make adopted agents look for the coordinator's address now: SIGCHLD wakes their loop."""
         for job in self.tracked.values():
-            if job.agent is not None and job.agent.record is not None:
-                with suppress(PermissionError):
-                    send_signal(job.agent.record, SIGCHLD)
+            for agent in job.agents.values():
+                if agent.record is not None:
+                    with suppress(PermissionError):
+                        send_signal(agent.record, SIGCHLD)
 
     def release(self, job: TrackedJob) -> None:
         """Forget a job that is over."""
@@ -321,72 +348,68 @@ class JobTable:
         unfinished, departures = await asyncio.to_thread(read, self._rows)
         self._rows = unfinished
         fresh = [row for row in unfinished if row.uid not in self.tracked]
-        for row, ranks, members in await asyncio.to_thread(self._with_ranks, fresh):
-            snapshot = snapshot_of(row, ranks, members, now)
-            attachment = Attachment(started_at=row.started_at)
-            self.tracked[row.uid] = _track(snapshot, attachment, ranks, None, now)
+        for rows in await asyncio.to_thread(self._with_ranks, fresh):
+            self.tracked[rows.job.uid] = _track(rows, snapshot_of(rows, now), {}, now)
         for row in unfinished:
             _take_requests(self.tracked[row.uid], row, departures.get(row.job_id, ()), now)
 
-    def _with_ranks(
-        self, rows: Sequence[Job]
-    ) -> list[tuple[Job, list[RankRecord], list[MemberRecord]]]:
-        if not rows:
+    def _with_ranks(self, jobs: Sequence[Job]) -> list[JobRows]:
+        if not jobs:
             return []
-        ids = [row.job_id for row in rows]
-        ranks, members = self._history.ranks_by_job(ids), self._history.members_by_job(ids)
-        departures = self._history.departures(ids)
+        ids = [job.job_id for job in jobs]
+        agents, ranks = self._history.agents_by_job(ids), self._history.ranks_by_job(ids)
+        members, departures = self._history.members_by_job(ids), self._history.departures(ids)
         return [
-            (row, ranks[row.job_id], _drained(departures[row.job_id], members[row.job_id]))
-            for row in rows
+            JobRows(
+                job=job,
+                agents=agents[job.job_id],
+                ranks=ranks[job.job_id],
+                members=_drained(departures[job.job_id], members[job.job_id]),
+            )
+            for job in jobs
         ]
 
-    def _inherit(
-        self,
-        row: Job,
-        ranks: Sequence[RankRecord],
-        members: Sequence[MemberRecord],
-        agent: AgentProcess | None,
-        now: Moment,
-    ) -> TrackedJob:
-        """Return a job of the previous coordinator, with its agent if that lives."""
-        attachment = Attachment(started_at=row.started_at, master_port=row.master_port)
-        if agent is not None:
-            snapshot = snapshot_with_agent(row, ranks, members, now)
-            token = row.agent_token_sha256
-            attachment = replace(attachment, agent=agent.record, agent_token_sha256=token)
-            return _track(snapshot, attachment, ranks, agent, now)
-        files = self._files.job(row.job_id)
+    def _inherit(self, rows: JobRows, agents: dict[str, AgentProcess], now: Moment) -> TrackedJob:
+        """Return a job of the previous coordinator, with those of its agents that live."""
+        files = self._files.job(rows.job.job_id)
         # A rank whose end is recorded counts as alive until that record is folded in.
         living = [
             record.rank
-            for record in ranks
-            if (record.process is not None and is_running(record.process))
-            or (
-                record.state != ProcessState.EXITED
-                and find_exit_record(files, record.rank, record.incarnation, record.process)
-                is not None
+            for record in rows.ranks
+            if record.host not in agents
+            and (
+                (record.process is not None and is_running(record.process))
+                or (
+                    record.state != ProcessState.EXITED
+                    and find_exit_record(files, record.rank, record.incarnation, record.process)
+                    is not None
+                )
             )
         ]
-        snapshot = snapshot_of(row, ranks, members, now, living=living)
-        return _track(snapshot, attachment, ranks, None, now)
+        snapshot = snapshot_of(rows, now, agents=agents, living=living)
+        return _track(rows, snapshot, agents, now)
 
 
 def _track(
-    snapshot: JobSnapshot,
-    attachment: Attachment,
-    ranks: Sequence[RankRecord],
-    agent: AgentProcess | None,
-    now: Moment,
+    rows: JobRows, snapshot: JobSnapshot, agents: dict[str, AgentProcess], now: Moment
 ) -> TrackedJob:
+    known = {row.host: row for row in rows.agents if row.host in agents}
+    attachment = Attachment(
+        started_at=rows.job.started_at,
+        agents={host: it.record for host, it in agents.items() if it.record is not None},
+        tokens_sha256={host: row.token_sha256 for host, row in known.items() if row.token_sha256},
+        master_port=rows.job.master_port,
+    )
     job = TrackedJob(
         snapshot=snapshot,
         attachment=attachment,
-        agent=agent,
-        committed_ranks={record.rank: record for record in ranks},
+        agents=agents,
+        committed_agents={row.host: row for row in rows.agents},
+        committed_ranks={record.rank: record for record in rows.ranks},
     )
-    if agent is None:  # a living agent reports the ends itself
-        job.add_attempts(ended_attempt_rows(snapshot, ranks, now))
+    # A living agent reports the ends itself.
+    alone = [row for row in rows.ranks if row.host not in agents]
+    job.add_attempts(ended_attempt_rows(snapshot, alone, now))
     return job
 
 

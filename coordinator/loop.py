@@ -23,6 +23,7 @@ from coordinator.agents import AgentServer
 from coordinator.decide.actions import (
     AgentConnected,
     AgentDisconnected,
+    AgentSaid,
     Interrupted,
     LoopStalled,
     Observation,
@@ -36,6 +37,7 @@ from muster.contracts.messages import (
     AgentHeartbeat,
     AgentHello,
     AgentMessage,
+    CheckpointsListed,
     Heartbeat,
     RankDied,
     RankSaid,
@@ -114,23 +116,33 @@ class CoordinatorLoop:
 
     def is_expected(self, hello: AgentHello) -> bool:
         job = self._jobs.tracked.get(JobUid(hello.job_uid))
-        if job is None or not job.snapshot.has_agent:
+        agent = None if job is None else job.snapshot.agents.get(hello.host)
+        if job is None or agent is None or not agent.is_wanted:
             return False
-        digest = job.attachment.agent_token_sha256
-        is_present = hello.generation == job.snapshot.generation
+        digest = job.attachment.tokens_sha256.get(hello.host)
+        is_present = hello.generation == agent.generation
         return is_present and digest is not None and matches(hello.token, digest)
 
-    def on_connected(self, uid: JobUid, generation: int) -> None:
-        self.observe(uid, AgentConnected(generation=generation))
+    def on_connected(self, hello: AgentHello) -> None:
+        connected = AgentConnected(host=hello.host, generation=hello.generation)
+        self.observe(JobUid(hello.job_uid), connected)
 
-    def on_disconnected(self, uid: JobUid, generation: int) -> None:
-        self.observe(uid, AgentDisconnected(generation=generation))
+    def on_disconnected(self, hello: AgentHello) -> None:
+        disconnected = AgentDisconnected(host=hello.host, generation=hello.generation)
+        self.observe(JobUid(hello.job_uid), disconnected)
 
-    def on_message(self, uid: JobUid, generation: int, message: AgentMessage) -> None:
+    def on_message(self, hello: AgentHello, message: AgentMessage) -> None:
+        uid = JobUid(hello.job_uid)
         job = self._jobs.tracked.get(uid)
-        is_current = job is not None and job.snapshot.generation == generation
-        if is_current and not isinstance(message, AgentHello):
-            self.observe(uid, message)
+        if job is None or job.snapshot.agents[hello.host].generation != hello.generation:
+            return
+        match message:
+            case AgentHello():
+                pass  # said once already
+            case AgentHeartbeat() | CheckpointsListed():
+                self.observe(uid, AgentSaid(host=hello.host, message=message))
+            case _:
+                self.observe(uid, message)
 
     def observe(self, uid: JobUid, observation: Observation) -> None:
         """Put an observation into the inbox, with the present time."""
@@ -246,7 +258,8 @@ class CoordinatorLoop:
             job = self._jobs.tracked.get(uid)
             if job is not None:
                 job.observe(observation, at)
-                job.needs_repeat |= isinstance(observation, AgentConnected)
+                if isinstance(observation, AgentConnected):
+                    job.repeat_to.add(observation.host)
 
     async def _look_around(self) -> None:
         """Take in what the API wrote, and admit jobs for which there is room."""
@@ -346,7 +359,7 @@ class CoordinatorLoop:
 
 
 def _name_of(observation: Observation) -> str:
-    said = observation.message if isinstance(observation, RankSaid) else observation
+    said = observation.message if isinstance(observation, RankSaid | AgentSaid) else observation
     return type(said).__name__
 
 
@@ -357,7 +370,7 @@ def _is_routine(observation: Observation) -> bool:
     decision. They are folded in with the time they came, before any rank is judged.
     """
     match observation:
-        case AgentHeartbeat() | RankSaid(message=Heartbeat(stopping=False)):
+        case AgentSaid(message=AgentHeartbeat()) | RankSaid(message=Heartbeat(stopping=False)):
             return True
         case _:
             return False

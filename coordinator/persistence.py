@@ -3,8 +3,8 @@
 Rows hold wall-clock times for people, snapshots hold monotonic times for decisions.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from operator import attrgetter
@@ -16,6 +16,7 @@ from coordinator.decide import actions
 from coordinator.decide.actions import Observation
 from coordinator.decide.state import NEVER, JobSnapshot, RankSnapshot
 from database.records import (
+    AgentRecord,
     Attempt,
     CheckpointRecord,
     JobChange,
@@ -36,7 +37,7 @@ from muster.contracts.pool import WorkerState
 from muster.contracts.rank import ProcessRecord, ProcessState
 
 SAME_IN_ROW: Final = (
-    *("rank", "restarts", "failures", "fruitless", "proven_step", "finished"),
+    *("rank", "host", "restarts", "failures", "fruitless", "proven_step", "finished"),
     *("progress", "exit_code", "exit_signal"),
 )
 """Fields that a rank's snapshot and its row have in common; a successor starts from them."""
@@ -74,11 +75,13 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """Fields of a job's row that no decision depends on."""
+    """What is in the rows of a job and its agents although no decision depends on it."""
 
     started_at: datetime | None
-    agent: ProcessRecord | None = None
-    agent_token_sha256: str | None = None
+    agents: Mapping[str, ProcessRecord] = field(default_factory=dict)
+    """By host: the agents that may run."""
+    tokens_sha256: Mapping[str, str] = field(default_factory=dict)
+    """By host: of the token with which the agent there proves itself."""
     master_port: int = 0
 
 
@@ -97,10 +100,7 @@ def job_row(snapshot: JobSnapshot, attachment: Attachment, now: Moment) -> JobCh
         started_at=attachment.started_at,
         finished_at=now.wall if snapshot.status in TERMINAL else None,
         exit_code=exit_code,
-        generation=snapshot.generation,
         layout_generation=snapshot.group.round,
-        agent=attachment.agent,
-        agent_token_sha256=attachment.agent_token_sha256,
         master_port=attachment.master_port,
         restore_from=_text_of(snapshot.restore.point),
         checkpoint_requests_done=snapshot.checkpoint_requests_done,
@@ -109,6 +109,21 @@ def job_row(snapshot: JobSnapshot, attachment: Attachment, now: Moment) -> JobCh
 
 def _text_of(point: RestorePoint | None) -> str | None:
     return None if point is None else str(point)
+
+
+def agent_rows(snapshot: JobSnapshot, attachment: Attachment) -> list[AgentRecord]:
+    """Return the rows of the job's agents; a host that never had one has none."""
+    return [
+        AgentRecord(
+            host=host,
+            generation=agent.generation,
+            state=agent.state,
+            process=attachment.agents.get(host),
+            token_sha256=attachment.tokens_sha256.get(host),
+        )
+        for host, agent in snapshot.agents.items()
+        if agent.generation > 0
+    ]
 
 
 def rank_rows(snapshot: JobSnapshot, now: Moment) -> list[RankRecord]:
@@ -220,8 +235,8 @@ def _touched(before: JobSnapshot, observation: Observation, after: JobSnapshot) 
             is_known = 0 <= rank < len(before.ranks)
             if is_known and before.ranks[rank].step_at_start != after.ranks[rank].step_at_start:
                 yield rank
-        case actions.AgentLost():
-            yield from (rank.rank for rank in before.ranks if rank.is_alive)
+        case actions.AgentLost(host=host):
+            yield from (rank.rank for rank in before.ranks_on(host) if rank.is_alive)
         case _:
             return
 

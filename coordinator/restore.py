@@ -4,7 +4,7 @@ Rows hold wall-clock times for people, snapshots hold monotonic times for decisi
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import Final
 
@@ -13,7 +13,8 @@ from coordinator.decide.fold_pool import keep_living
 from coordinator.decide.fold_rank import end_unobserved
 from coordinator.decide.state import (
     NEVER,
-    AgentState,
+    ONE_HOST,
+    AgentSnapshot,
     AttemptEnd,
     Cause,
     GangRestore,
@@ -23,9 +24,10 @@ from coordinator.decide.state import (
     RankSnapshot,
 )
 from coordinator.persistence import SAME_IN_ROW, Moment
-from database.records import Job, MemberRecord, RankRecord
+from database.records import AgentRecord, Job, MemberRecord, RankRecord
 from muster.checkpoints.manifest import RestorePoint
 from muster.contracts import pool as pools
+from muster.contracts.agent import AgentState
 from muster.contracts.job import JobStatus, Reason
 from muster.contracts.pool import Newcomer, Pool, WorkerId, WorkerState
 from muster.contracts.rank import ProcessState
@@ -47,21 +49,34 @@ _REQUESTED: Final = frozenset({Reason.STOPPED_BY_USER, Reason.INTERRUPTED})
 _STAYING: Final = frozenset({WorkerState.SYNCING, WorkerState.ACTIVE})
 
 
-def snapshot_of(
-    job: Job,
-    rows: Sequence[RankRecord],
-    members: Sequence[MemberRecord],
-    now: Moment,
-    living: Collection[int] = (),
-) -> JobSnapshot:
-    """Return the snapshot of a job whose `living` ranks run without an agent.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRows:
+    """What the database holds of one job."""
 
-    Their next agent reports what is not in the rows: heartbeats, readiness, ends. The next group
-    round is for all, so the present one is not restored.
+    job: Job
+    agents: Sequence[AgentRecord] = ()
+    ranks: Sequence[RankRecord] = ()
+    members: Sequence[MemberRecord] = ()
+
+
+def snapshot_of(
+    rows: JobRows, now: Moment, *, agents: Collection[str] = (), living: Collection[int] = ()
+) -> JobSnapshot:
+    """Return the snapshot of a job.
+
+    `agents` are the hosts whose agent lives and is about to connect; it reports the ends of its
+    ranks. On other hosts the ranks in `living` run without an agent; the next one reports what is
+    not in the rows: heartbeats, readiness, ends. The next group round is for all, so the present
+    one is not restored.
     """
+    job, members = rows.job, rows.members
+
+    def may_live(rank: RankRecord) -> bool:
+        return rank.state != ProcessState.EXITED if rank.host in agents else rank.rank in living
+
     known = [
-        _adopted(job, worker, members, now) if worker.rank in living else _ended(job, worker)
-        for worker in rows
+        _adopted(job, rank, members, now) if may_live(rank) else _ended(job, rank)
+        for rank in rows.ranks
     ]
     ids = [rank.worker_id for rank in known if rank.worker_id is not None]
     pool = _pool_of(job.spec, members, now, living=ids)
@@ -98,8 +113,8 @@ def snapshot_of(
         message=job.message,
         # The message of a job without a reason is its note.
         note=job.message if job.reason is None else None,
-        generation=job.generation,
-        restore=_restore_of(job, rows),
+        agents={**ONE_HOST, **{row.host: _agent_of(row, agents, now) for row in rows.agents}},
+        restore=_restore_of(job, rows.ranks),
         failure=failure,
         # The grace period starts again: its beginning is not recorded.
         stop_at=now.monotonic,
@@ -109,16 +124,11 @@ def snapshot_of(
     )
 
 
-def snapshot_with_agent(
-    job: Job, rows: Sequence[RankRecord], members: Sequence[MemberRecord], now: Moment
-) -> JobSnapshot:
-    """Return the snapshot of a job whose agent lives and is about to connect."""
-    alive = [worker.rank for worker in rows if worker.state != ProcessState.EXITED]
-    return replace(
-        snapshot_of(job, rows, members, now, living=alive),
-        agent=AgentState.UNREACHABLE,
-        agent_since=now.monotonic,
-    )
+def _agent_of(row: AgentRecord, living: Collection[str], now: Moment) -> AgentSnapshot:
+    agent = AgentSnapshot(host=row.host, generation=row.generation)
+    if row.host not in living:
+        return agent
+    return replace(agent, state=AgentState.UNREACHABLE, since=now.monotonic)
 
 
 def _restore_of(job: Job, rows: Sequence[RankRecord]) -> GangRestore:

@@ -13,6 +13,7 @@ from database.engine import Database
 from database.errors import DepartureRefused, MemberMissing
 from database.jobs import append_events, departures_of, get_continuing_job, update_job
 from database.records import (
+    AgentRecord,
     Attempt,
     Audit,
     CheckpointRecord,
@@ -23,7 +24,16 @@ from database.records import (
     RankRecord,
     utc_now,
 )
-from database.tables import COMMITS, DEPARTURES, EPOCHS, EVENTS, INCARNATIONS, MEMBERS, WORKERS
+from database.tables import (
+    AGENTS,
+    COMMITS,
+    DEPARTURES,
+    EPOCHS,
+    EVENTS,
+    INCARNATIONS,
+    MEMBERS,
+    WORKERS,
+)
 from muster.contracts.job import JobId
 from muster.contracts.messages import EpochDone
 from muster.contracts.pool import WorkerState
@@ -56,6 +66,7 @@ def _last(table: sa.Table, *order: sa.Column[Any]) -> sa.Select[Any]:
     return _of_job(table).order_by(*newest_first).limit(sa.bindparam("most"))
 
 
+_AGENTS: Final = _of_jobs(AGENTS)
 _RANKS: Final = _of_jobs(WORKERS)
 _MEMBERS: Final = _of_jobs(MEMBERS)
 _POSITION: Final = (INCARNATIONS.c.started_at, INCARNATIONS.c.rank, INCARNATIONS.c.incarnation)
@@ -97,6 +108,11 @@ class History:
     def __init__(self, database: Database, clock: Clock = utc_now) -> None:
         self._database = database
         self._clock = clock
+
+    def agents_by_job(self, job_ids: Collection[JobId]) -> dict[JobId, list[AgentRecord]]:
+        """Return the present or last agents of each of the jobs, by host."""
+        with self._database.reading() as connection:
+            return _records(connection, _AGENTS, job_ids, AgentRecord)
 
     def ranks(self, job_id: JobId) -> list[RankRecord]:
         """Return the job's ranks, lowest first; empty if there is no such job."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -32,8 +32,9 @@ _UNFINISHED: Final = (
     .where(_IS_UNFINISHED)
     .order_by(JOBS.c.created_at, JOBS.c.job_id)
 )
-_ONE: Final = sa.select(JOBS).where(JOBS.c.job_id == sa.bindparam("id"))
-_SEVERAL: Final = sa.select(JOBS).where(JOBS.c.job_id.in_(sa.bindparam("ids", expanding=True)))
+_COLUMNS: Final = [JOBS.c[field.name] for field in fields(Job)]
+_ONE: Final = sa.select(*_COLUMNS).where(JOBS.c.job_id == sa.bindparam("id"))
+_SEVERAL: Final = sa.select(*_COLUMNS).where(JOBS.c.job_id.in_(sa.bindparam("ids", expanding=True)))
 _NOT_OVER: Final = sa.select(JOBS.c.uid).where(_IS_UNFINISHED)
 _TAKEN: Final = sa.select(JOBS.c.job_id).where(
     JOBS.c.job_id.in_(sa.bindparam("ids", expanding=True))
@@ -158,7 +159,7 @@ class Jobs:
         """
         position = (JOBS.c.created_at, JOBS.c.job_id)
         order = position if query.oldest_first else [column.desc() for column in position]
-        rows = sa.select(JOBS).where(*self._conditions(query)).order_by(*order).limit(limit)
+        rows = sa.select(*_COLUMNS).where(*self._conditions(query)).order_by(*order).limit(limit)
         if after is not None:
             seen = sa.tuple_(*after, types=[column.type for column in position])
             here = sa.tuple_(*position)
@@ -206,7 +207,7 @@ class Jobs:
         since = sa.func.coalesce(
             JOBS.c.finished_at, JOBS.c.created_at, type_=JOBS.c.created_at.type
         )
-        query = sa.select(JOBS).where(_has_status(statuses)).order_by(since, JOBS.c.job_id)
+        query = sa.select(*_COLUMNS).where(_has_status(statuses)).order_by(since, JOBS.c.job_id)
         return self._list(query if cutoff is None else query.where(since < cutoff))
 
     def request_stop(

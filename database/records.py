@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
+from muster.contracts.agent import LOCAL_HOST, AgentState
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.messages import EpochDone
 from muster.contracts.rank import NO_PROGRESS, ProcessRecord, RankProgress
@@ -59,17 +60,13 @@ class Job:
     stop_request: StopRequest | None = None
     stop_grace_seconds: float | None = None
     """Grace period of the stop request; None: the one in the spec."""
-    generation: int = 0  # counts the job's agents; frames of a stale agent carry a lower number
-    agent: ProcessRecord | None = None
-    """The last agent started; None once it is known to have exited."""
-    agent_token_sha256: str | None = None
     version: int = 1  # incremented by every change of the row
     # A stored idempotent response of an earlier release may lack these fields.
     wanted_world_size: int | None = None
     """What the job was last scaled to; None: never scaled, the spec's size holds."""
     layout_generation: int = 0
     """Counts the group rounds published to the ranks of a synchronous job."""
-    master_port: int = 0  # MASTER_PORT of a command's ranks; belongs to the agent's generation
+    master_port: int = 0  # MASTER_PORT of a command's ranks
     restore_from: str | None = None  # from where the present attempts of a gang go on
     pause_request: bool = False  # True: take no step until the job is resumed
     checkpoint_requests: int = 0  # how often a checkpoint was requested
@@ -103,10 +100,22 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRecord:
+    """The present or last agent of a job on one host."""
+
+    host: str
+    generation: int  # counts the agents of this host; frames of a stale agent carry a lower number
+    state: AgentState = AgentState.ABSENT
+    process: ProcessRecord | None = None  # None once it is known to have exited
+    token_sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankRecord:
     """One rank of a job: its current or last attempt, its counters and its progress."""
 
     rank: int
+    host: str = LOCAL_HOST
     incarnation: int
     state: str
     process: ProcessRecord | None  # the running process; None once it is known to have exited
@@ -178,10 +187,7 @@ class JobChange:
     started_at: datetime | None
     finished_at: datetime | None
     exit_code: int | None
-    generation: int
     layout_generation: int = 0
-    agent: ProcessRecord | None
-    agent_token_sha256: str | None
     master_port: int = 0
     restore_from: str | None = None
     checkpoint_requests_done: int = 0
@@ -196,6 +202,7 @@ class JobWrite:
     """
 
     change: JobChange  # names the job, whether or not its row changes
+    agents: Sequence[AgentRecord] = ()
     ranks: Sequence[RankRecord] = ()
     attempts: Sequence[Attempt] = ()
     members: Sequence[MemberRecord] = ()

@@ -2,7 +2,8 @@
 
 A new database gets these; a test compares them with what the migrations make of an old one.
 
-jobs ──< workers       a rank of a job; deleted with the job, like all below
+jobs ──< agents        the agent of a job on one host; deleted with the job, like all below
+     ──< workers       a rank of the job
      ──< incarnations  an attempt: one process of a rank, and how it ended
      ──< members       a worker of a synchronous job's pool; kept when it has left
      ──< departures    a member that was asked to leave
@@ -25,6 +26,7 @@ import sqlalchemy as sa
 
 from database.errors import DatabaseError
 from database.records import (
+    AgentRecord,
     Attempt,
     CheckpointRecord,
     Event,
@@ -122,7 +124,6 @@ _TYPES: Final[dict[object, Any]] = {
     # Fields of these names, in any table.
     "actor": sa.String(255),
     "address": sa.String(255),
-    "agent_token_sha256": sa.String(64),
     "backend": sa.String(32),
     "consumed_hash": Uint64,
     "created_by": sa.String(255),
@@ -134,6 +135,7 @@ _TYPES: Final[dict[object, Any]] = {
     "expected_hash_sum": Uint64,
     "gpu_count": sa.Integer,
     "hash_sum": Uint64,
+    "host": sa.String(63),
     "job_id": sa.String(63),
     "kind": sa.String(64),
     "master_port": sa.Integer,
@@ -143,6 +145,7 @@ _TYPES: Final[dict[object, Any]] = {
     "sha256": sa.String(64),
     "state": sa.String(32),
     "token_id": sa.String(12),
+    "token_sha256": sa.String(64),
     "uid": sa.String(64),
     "wanted_world_size": sa.Integer,
 }
@@ -190,10 +193,15 @@ JOBS: Final = _table(
     "jobs",
     Job,
     ["job_id"],
+    # The release before this one reads these and writes the first; the next release drops them.
+    sa.Column("generation", sa.BigInteger, nullable=False, default=0),
+    sa.Column("agent", sa.Text),
+    sa.Column("agent_token_sha256", sa.String(64)),
     sa.UniqueConstraint("uid"),
     sa.Index(None, "created_at", "job_id"),
     sa.Index(None, "status", "created_at"),
 )
+AGENTS: Final = _table("agents", AgentRecord, ["host"], _job_id())
 WORKERS: Final = _table("workers", RankRecord, ["rank"], _job_id())
 INCARNATIONS: Final = _table(
     "incarnations",

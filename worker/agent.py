@@ -228,6 +228,7 @@ class Agent:
         self._link.send(
             AgentHello(
                 job_uid=self._assignment.job_uid,
+                host=self._assignment.host,
                 generation=self._assignment.generation,
                 token=self._assignment.token,
             )

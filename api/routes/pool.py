@@ -105,7 +105,8 @@ def list_workers(job_id: KnownJobId, state: State) -> Response:
     leaving = state.history.departures([job_id])[job_id]
     workers = state.history.ranks(job_id)
     members = state.history.members_by_job([job_id])[job_id]
-    return reply(member_list(job, members, leaving, workers, state.clock()))
+    agents = state.history.agents_by_job([job_id])[job_id]
+    return reply(member_list(job, members, leaving, workers, agents, state.clock()))
 
 
 @router.post(

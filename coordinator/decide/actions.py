@@ -21,19 +21,27 @@ class _Value(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartAgent(_Value, frozen=True):
-    """Start the job's next agent."""
+    """Start the job's next agent on a host."""
+
+    host: str
 
 
 class KillAgent(_Value, frozen=True):
     """Kill an agent that does not respond; its ranks wait for the next one."""
 
+    host: str
+
 
 class DismissAgent(_Value, frozen=True):
-    """Tell the agent to exit: the job needs none."""
+    """Tell the agent of a host to exit: the job needs none there."""
+
+    host: str
 
 
 class ListCheckpoints(_Value, frozen=True):
-    """Ask the agent what the ranks of a gang have saved."""
+    """Ask an agent what the ranks of a gang have saved."""
+
+    host: str
 
 
 class Start(_Value, frozen=True):
@@ -100,24 +108,34 @@ class ActionTaken(_Value, frozen=True):
 
 
 class AgentConnected(_Value, frozen=True):
-    """The agent said hello with the right token."""
+    """An agent said hello with the right token."""
 
+    host: str
     generation: int
 
 
 class AgentDisconnected(_Value, frozen=True):
-    """The connection to the agent broke; its process lives."""
+    """The connection to an agent broke; its process lives."""
 
+    host: str
     generation: int
 
 
 class AgentLost(_Value, frozen=True):
-    """The agent's process has ended, with everything it had started except the `living` ranks."""
+    """An agent's process has ended, with everything it had started except the `living` ranks."""
 
+    host: str
     generation: int
     message: str
     living: frozenset[int] = frozenset()
     newest: int = 0  # the highest number of an agent socket in the job's directory
+
+
+class AgentSaid(_Value, frozen=True):
+    """An agent reports about itself or its host."""
+
+    host: str
+    message: AgentHeartbeat | CheckpointsListed
 
 
 class StopRequested(_Value, frozen=True):
@@ -173,13 +191,12 @@ Observation: TypeAlias = (
     | AgentConnected
     | AgentDisconnected
     | AgentLost
+    | AgentSaid
     | StopRequested
     | PoolRequest
     | Interrupted
     | LoopStalled
     | JobFailed
-    | AgentHeartbeat
-    | CheckpointsListed
     | RankSpawned
     | RankSaid
     | RankDied

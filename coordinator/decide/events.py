@@ -50,10 +50,10 @@ def event_of(  # noqa: C901, PLR0911  one return for each kind of observation
     if after == before:
         return None
     match observation:
-        case CheckpointsListed(problem=str(problem)):
+        case actions.AgentSaid(message=CheckpointsListed(problem=str(problem))):
             words = f"the checkpoints of the gang cannot be listed: {printable(problem)}"
             return NewEvent(kind="warned", message=f"{words}. They are listed again in seconds")
-        case CheckpointsListed() if after.restore != before.restore and after.restore.message:
+        case actions.AgentSaid() if after.restore != before.restore and after.restore.message:
             return NewEvent(kind="checkpoint_chosen", message=after.restore.message)
         case RankSaid():
             return _of_message(before, observation, after)
@@ -65,10 +65,12 @@ def event_of(  # noqa: C901, PLR0911  one return for each kind of observation
             return _of_exit(before, observation, after)
         case actions.AgentConnected() if after.any_alive:
             sentence = "the job's agent has connected, its ranks go on"
-            if before.agent_heard_at == NEVER:  # this coordinator did not start the ranks
+            if (
+                before.agents[observation.host].heard_at == NEVER
+            ):  # this coordinator did not start the ranks
                 sentence = f"a new coordinator has taken over; {sentence}"
             return NewEvent(kind="agent_adopted", message=sentence)
-        case actions.AgentLost() if before.needs_agent:
+        case actions.AgentLost(host=host) if before.needs_agent(host):
             return NewEvent(kind="agent_lost", message=observation.message)
         case actions.ActionTaken():
             return _of_action(before, observation.action, after)

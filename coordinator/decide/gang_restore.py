@@ -58,7 +58,8 @@ def record_listing(snapshot: JobSnapshot, listed: CheckpointsListed, now: float)
     """Decide from where the gang resumes, or when to list again."""
     if listed.attempt != snapshot.next_attempt or not snapshot.is_listing:
         return snapshot
-    snapshot = replace(snapshot, listing_since=NEVER)
+    agents = {host: replace(it, listing_since=NEVER) for host, it in snapshot.agents.items()}
+    snapshot = replace(snapshot, agents=agents)
     if listed.problem is not None:
         again = now + LIST_AGAIN_SECONDS
         ranks = tuple(replace(rank, start_at=max(rank.start_at, again)) for rank in snapshot.ranks)

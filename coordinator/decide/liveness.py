@@ -12,11 +12,12 @@ from coordinator.decide.plan_pool import is_step_expected
 from coordinator.decide.state import (
     NEVER,
     SUSPECT_SHARE,
-    AgentState,
+    AgentSnapshot,
     Cause,
     JobSnapshot,
     RankSnapshot,
 )
+from muster.contracts.agent import AgentState
 from muster.contracts.job import JobStatus, Reason
 from muster.contracts.rank import ProcessState
 
@@ -44,22 +45,23 @@ KILL_GRACE_SECONDS: Final = 10.0
 NEVER_DUE: Final = float("inf")
 
 
-def agent_deadline(snapshot: JobSnapshot) -> float:
+def agent_deadline(snapshot: JobSnapshot, agent: AgentSnapshot) -> float:
     """Return when an agent that does not respond is killed; its ranks wait for the next one."""
-    if snapshot.agent is AgentState.LEAVING:
+    if agent.state is AgentState.LEAVING:
         return NEVER_DUE  # its dismissal ends it
-    listed = snapshot.listing_since + LISTING_SECONDS if snapshot.is_listing else NEVER_DUE
-    return min(listed, _answer_deadline(snapshot))
+    listed = agent.listing_since + LISTING_SECONDS if agent.is_listing else NEVER_DUE
+    return min(listed, _answer_deadline(snapshot, agent))
 
 
-def _answer_deadline(snapshot: JobSnapshot) -> float:
-    if snapshot.agent is not AgentState.CONNECTED:
+def _answer_deadline(snapshot: JobSnapshot, agent: AgentSnapshot) -> float:
+    if not agent.is_connected:
         grace = FORCED_STOP_SECONDS if snapshot.is_forced else AGENT_CONNECT_SECONDS
-        return snapshot.agent_since + grace
-    killed_at = [rank.killed_at for rank in snapshot.ranks if rank.is_alive and rank.kill]
+        return agent.since + grace
+    ranks = snapshot.ranks_on(agent.host)
+    killed_at = [rank.killed_at for rank in ranks if rank.is_alive and rank.kill]
     # Both counts begin no earlier than when the agent connected, or was last killed.
-    obeyed = max(snapshot.agent_since, min(killed_at, default=NEVER_DUE))
-    heard = max(snapshot.agent_since, snapshot.agent_heard_at)
+    obeyed = max(agent.since, min(killed_at, default=NEVER_DUE))
+    heard = max(agent.since, agent.heard_at)
     silence = max(AGENT_SILENCE_SECONDS, snapshot.spec.heartbeat_timeout)
     if snapshot.is_forced:
         silence = FORCED_STOP_SECONDS
@@ -67,22 +69,22 @@ def _answer_deadline(snapshot: JobSnapshot) -> float:
 
 
 def agent_late_at(snapshot: JobSnapshot) -> float:
-    """Return when a starting job reports that its agent is late, also while that is replaced."""
-    if snapshot.status is not JobStatus.STARTING or snapshot.agent is AgentState.CONNECTED:
+    """Return when a starting job reports that an agent is late, also while that is replaced."""
+    missing = [agent for agent in snapshot.agents.values() if not agent.is_connected]
+    if snapshot.status is not JobStatus.STARTING or not missing:
         return NEVER_DUE
     if snapshot.reason is Reason.AGENT_LOST:
         return NEVER
-    return snapshot.agent_since + AGENT_LATE_SECONDS if snapshot.has_agent else NEVER_DUE
+    since = (agent.since for agent in missing if agent.is_wanted)
+    return min(since, default=NEVER_DUE) + AGENT_LATE_SECONDS
 
 
 def judge_silent_ranks(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     """Yield actions for ranks that do not start, send no heartbeat or take no step."""
-    if snapshot.agent is not AgentState.CONNECTED:
-        return  # the connection is silent, not the rank
-    heard_until = min(now, snapshot.agent_fresh_until)
     for rank in snapshot.ranks:
-        if rank.is_alive and rank.kill is None:
-            yield from _judge(snapshot, rank, heard_until)
+        agent = snapshot.agent_of(rank)
+        if agent.is_connected and rank.is_alive and rank.kill is None:
+            yield from _judge(snapshot, rank, min(now, snapshot.fresh_until(agent)))
 
 
 def silence_deadlines(snapshot: JobSnapshot, rank: RankSnapshot) -> Iterator[float]:

@@ -11,7 +11,8 @@ from typing import Final
 from coordinator.decide import actions, liveness, plan_pool
 from coordinator.decide.actions import Action, SetStatus
 from coordinator.decide.events import describe_late_agent, describe_recovery, describe_stop
-from coordinator.decide.state import AgentState, Cause, JobSnapshot, RankSnapshot
+from coordinator.decide.state import Cause, JobSnapshot, RankSnapshot
+from muster.contracts.agent import AgentState
 from muster.contracts.job import TERMINAL, JobStatus, Reason
 
 EXIT_SECONDS: Final = 2.0
@@ -45,11 +46,12 @@ def wake_at(snapshot: JobSnapshot, now: float) -> float:
 
 
 def _deadlines(snapshot: JobSnapshot) -> Iterator[float]:
-    if snapshot.agent is AgentState.ABSENT:
-        yield snapshot.agent_start_at
-    else:
-        yield liveness.agent_deadline(snapshot)
-        yield liveness.agent_late_at(snapshot)
+    for agent in snapshot.agents.values():
+        if agent.state is AgentState.ABSENT:
+            yield agent.start_at
+        else:
+            yield liveness.agent_deadline(snapshot, agent)
+    yield liveness.agent_late_at(snapshot)
     yield from plan_pool.group_deadlines(snapshot)
     if snapshot.is_ending:
         yield snapshot.stop_at + snapshot.stop_grace_seconds
@@ -63,7 +65,7 @@ def _deadlines(snapshot: JobSnapshot) -> Iterator[float]:
                 yield rank.terminated_at + snapshot.spec.stop_grace_seconds
 
 
-# Ranks and their agent
+# Ranks and their agents
 
 
 def _kill_silent_ranks(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
@@ -107,18 +109,25 @@ def _end_of_job(snapshot: JobSnapshot) -> Cause:
     return Cause(reason=reason, message="did not end within the grace period and was killed")
 
 
-def _ensure_agent(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
-    if snapshot.agent is AgentState.ABSENT:
-        if snapshot.needs_agent and now >= snapshot.agent_start_at:
-            yield actions.StartAgent()
-    elif snapshot.needs_agent and now >= liveness.agent_deadline(snapshot):
-        yield actions.KillAgent()
+def _ensure_agents(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
+    for agent in snapshot.agents.values():
+        if not snapshot.needs_agent(agent.host):
+            continue
+        if agent.state is AgentState.ABSENT:
+            if now >= agent.start_at:
+                yield actions.StartAgent(host=agent.host)
+        elif now >= liveness.agent_deadline(snapshot, agent):
+            yield actions.KillAgent(host=agent.host)
 
 
 def _start_ranks(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
-    if snapshot.is_ending or snapshot.is_gang or snapshot.agent is not AgentState.CONNECTED:
+    if snapshot.is_ending or snapshot.is_gang:
         return
-    due = (rank for rank in snapshot.ranks if rank.is_down and now >= rank.start_at)
+    due = (
+        rank
+        for rank in snapshot.ranks
+        if rank.is_down and now >= rank.start_at and snapshot.agent_of(rank).is_connected
+    )
     most = snapshot.pool.room if snapshot.is_synchronous else None
     yield from (actions.Start(rank=rank.rank) for rank in islice(due, most))
 
@@ -131,10 +140,8 @@ def _end_broken_gang(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     """Ask the other ranks to exit; they may hang in a dead process group, so kill them in time."""
     if not snapshot.is_gang_broken or snapshot.is_ending:
         return
-    if snapshot.agent is not AgentState.CONNECTED:
-        return
     for rank in snapshot.ranks:
-        if not rank.is_alive or rank.kill is not None:
+        if not rank.is_alive or rank.kill is not None or not snapshot.agent_of(rank).is_connected:
             continue
         if not rank.terminated:
             yield actions.Terminate(rank=rank.rank)
@@ -144,7 +151,10 @@ def _end_broken_gang(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
 
 def _start_gang(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     """Start all ranks once none is left and every rank's backoff is over, from one checkpoint."""
-    if not snapshot.is_gang or snapshot.is_ending or snapshot.agent is not AgentState.CONNECTED:
+    if not snapshot.is_gang or snapshot.is_ending:
+        return
+    agents = [snapshot.agent_of(rank) for rank in snapshot.ranks]
+    if not all(agent.is_connected for agent in agents):
         return
     is_down = not snapshot.any_alive and any(rank.is_down for rank in snapshot.ranks)
     if not is_down or now < max(rank.start_at for rank in snapshot.ranks):
@@ -152,7 +162,7 @@ def _start_gang(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     if snapshot.is_restore_known:
         yield from (actions.Start(rank=rank.rank) for rank in snapshot.ranks)
     elif not snapshot.is_listing:
-        yield actions.ListCheckpoints()
+        yield actions.ListCheckpoints(host=agents[0].host)
 
 
 # The status of the job
@@ -166,10 +176,10 @@ def _finish_job(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
     last = _last_status(snapshot)
     if last is None:
         return
-    if snapshot.agent in {AgentState.ABSENT, AgentState.CONNECTED}:
+    agents = snapshot.agents.values()
+    if all(agent.is_connected or agent.state is AgentState.ABSENT for agent in agents):
         yield last
-    if snapshot.has_agent:
-        yield actions.DismissAgent()
+    yield from (actions.DismissAgent(host=agent.host) for agent in agents if agent.is_wanted)
 
 
 def _last_status(snapshot: JobSnapshot) -> SetStatus | None:
@@ -264,7 +274,7 @@ _RULES: Final[tuple[Callable[[JobSnapshot, float], Iterator[Action]], ...]] = (
     plan_pool.stop_divergent_ranks,
     _end_broken_gang,
     plan_pool.publish_group,  # before new ranks start: the survivors wait for it
-    _ensure_agent,
+    _ensure_agents,
     _start_ranks,
     _start_gang,
 )

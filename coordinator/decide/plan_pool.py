@@ -8,7 +8,7 @@ from coordinator.decide import actions
 from coordinator.decide.actions import Action, SetStatus
 from coordinator.decide.events import describe_recovery
 from coordinator.decide.fold_pool import DIVERGED
-from coordinator.decide.state import AgentState, GroupSnapshot, JobSnapshot, RankSnapshot
+from coordinator.decide.state import GroupSnapshot, JobSnapshot, RankSnapshot
 from muster.contracts.job import JobStatus, Reason, StopRequest
 
 GATHER_SECONDS: Final = 1.0
@@ -53,7 +53,7 @@ def stop_divergent_ranks(snapshot: JobSnapshot, _now: float) -> Iterator[Action]
 
 def publish_group(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     """Start a group round for new members, a lost peer, a pause or a requested checkpoint."""
-    if not snapshot.is_synchronous or snapshot.agent is not AgentState.CONNECTED:
+    if not snapshot.is_synchronous or not _are_agents_connected(snapshot):
         return
     if snapshot.is_ending and not _needs_another_saver(snapshot):
         return
@@ -164,6 +164,11 @@ def _saver(snapshot: JobSnapshot) -> RankSnapshot | None:
         return None
     first = snapshot.ranks[group.ranks[0]]
     return first if first.attempt == group.attempts[0] else None
+
+
+def _are_agents_connected(snapshot: JobSnapshot) -> bool:
+    """True if every host with living ranks is heard: a round without one would lose its members."""
+    return all(snapshot.agent_of(rank).is_connected for rank in snapshot.ranks if rank.is_alive)
 
 
 def _is_staying(rank: RankSnapshot) -> bool:

@@ -5,14 +5,20 @@ Times are seconds on the coordinator's monotonic clock.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import Final
 
 from muster.checkpoints.manifest import RestorePoint
+from muster.contracts import agent as agents
+from muster.contracts.agent import LOCAL_HOST, AgentState
 from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.messages import Raised, Ready
 from muster.contracts.pool import Pool
-from muster.contracts.rank import NO_PROGRESS, ProcessRecord, ProcessState, RankProgress
+from muster.contracts.rank import (
+    NO_PROGRESS,
+    ProcessRecord,
+    ProcessState,
+    RankProgress,
+)
 from muster.contracts.retry import DEFAULT_BACKOFF, RETRIES, Backoff, RetryClass
 from muster.contracts.spec import JobSpec
 
@@ -34,15 +40,41 @@ AGENT_FAILURES_LIMIT: Final = 10
 _NO_POOL = Pool(min_workers=1, max_workers=1)
 
 
-class AgentState(StrEnum):
-    """The coordinator's relation to the job's agent."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSnapshot:
+    """The present or last agent of one host."""
 
-    ABSENT = "absent"  # no agent exists; one is started when there is work
-    STARTING = "starting"  # started, not connected yet
-    CONNECTED = "connected"  # takes requests
-    UNREACHABLE = "unreachable"
-    """The process lives, the connection broke; the agent reconnects by itself."""
-    LEAVING = "leaving"  # dismissed while not connected; gone once its process has ended
+    host: str
+    state: AgentState = AgentState.ABSENT
+    generation: int = 0  # its number; the agents of a host count up
+    since: float = NEVER
+    """When it entered this state, or was last killed for staying in it."""
+    heard_at: float = NEVER  # when the last heartbeat came
+    failures: int = 0  # agents lost in a row before a rank came alive
+    start_at: float = NEVER  # earliest start of the next agent
+    listing_since: float = NEVER  # since when it lists what the ranks of a gang have saved
+
+    @property
+    def is_connected(self) -> bool:
+        return self.state is AgentState.CONNECTED
+
+    @property
+    def is_wanted(self) -> bool:
+        """True if it exists or is being started, and was not dismissed."""
+        return self.state not in {AgentState.ABSENT, AgentState.LEAVING}
+
+    @property
+    def is_listing(self) -> bool:
+        """True if it lists what the ranks of a gang have saved."""
+        return self.listing_since != NEVER
+
+    def move(self, target: AgentState, now: float) -> "AgentSnapshot":
+        """Return the agent in another state, or again in the same one, since `now`."""
+        return replace(self, state=agents.move(self.state, target), since=now)
+
+
+ONE_HOST: Final[Mapping[str, AgentSnapshot]] = {LOCAL_HOST: AgentSnapshot(host=LOCAL_HOST)}
+"""The agents of a job that runs where its coordinator does, before the first one is started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +132,7 @@ class RankSnapshot:
     """One rank: its present attempt, if any, and its counters."""
 
     rank: int
+    host: str = LOCAL_HOST  # kept until that host is lost
     attempt: int = -1  # number of the present or last attempt; -1 before the first
     process: ProcessState = ProcessState.EXITED
     identity: ProcessRecord | None = None
@@ -194,13 +227,8 @@ class JobSnapshot:
     message: str | None = None
     note: str | None = None
     """Information about a job that goes well, such as which data set was chosen."""
-    generation: int = 0  # number of the present or last agent
-    agent: AgentState = AgentState.ABSENT
-    agent_since: float = NEVER
-    """When the agent entered this state, or was last killed for staying in it."""
-    agent_heard_at: float = NEVER  # when the last pulse came
-    agent_failures: int = 0  # agents lost in a row before a rank came alive
-    agent_start_at: float = NEVER  # earliest start of the next agent
+    agents: Mapping[str, AgentSnapshot] = field(default_factory=lambda: ONE_HOST)
+    """By host: every host on which the job may have ranks, in the order in which they fill."""
     stop: StopRequest | None = None
     stop_grace_seconds: float = 0.0
     stop_at: float = NEVER  # when this coordinator learned of the stop request or the failure
@@ -218,8 +246,6 @@ class JobSnapshot:
     raised: Raised | None = None  # the last error that the program raised in any rank
     raised_by: int | None = None  # the rank that raised it
     restore: GangRestore = GangRestore()
-    listing_since: float = NEVER
-    """Since when the agent lists what the ranks of a gang have saved."""
     unusable: frozenset[RestorePoint] = frozenset()  # damaged in the place of some rank
     done: bool = False
     """The last checkpoint of a synchronous job is durable; its ranks only have to exit."""
@@ -231,10 +257,21 @@ class JobSnapshot:
         ranks[changed.rank] = changed
         return replace(self, ranks=tuple(ranks))
 
-    @property
-    def agent_fresh_until(self) -> float:
-        """Until when the last pulse proves that a silent rank is silent, and not its agent."""
-        return self.agent_heard_at + AGENT_FRESHNESS_SHARE * self.spec.heartbeat_timeout
+    def with_agent(self, changed: AgentSnapshot) -> "JobSnapshot":
+        """Return this job with the agent of one host replaced."""
+        return replace(self, agents={**self.agents, changed.host: changed})
+
+    def agent_of(self, rank: RankSnapshot) -> AgentSnapshot:
+        """Return the agent of the host that a rank runs on, or is to run on."""
+        return self.agents[rank.host]
+
+    def ranks_on(self, host: str) -> tuple[RankSnapshot, ...]:
+        """Return the ranks that a host has, or is to have."""
+        return tuple(rank for rank in self.ranks if rank.host == host)
+
+    def fresh_until(self, agent: AgentSnapshot) -> float:
+        """Until when an agent's last heartbeat proves that a silent rank of it is silent itself."""
+        return agent.heard_at + AGENT_FRESHNESS_SHARE * self.spec.heartbeat_timeout
 
     @property
     def is_synchronous(self) -> bool:
@@ -257,8 +294,8 @@ class JobSnapshot:
 
     @property
     def is_listing(self) -> bool:
-        """True if the agent lists what the ranks of a gang have saved."""
-        return self.listing_since != NEVER
+        """True if an agent lists what the ranks of a gang have saved."""
+        return any(agent.is_listing for agent in self.agents.values())
 
     @property
     def is_restore_known(self) -> bool:
@@ -319,16 +356,11 @@ class JobSnapshot:
     def any_alive(self) -> bool:
         return any(rank.is_alive for rank in self.ranks)
 
-    @property
-    def has_agent(self) -> bool:
-        """True if the job has an agent, or one is being started."""
-        return self.agent not in {AgentState.ABSENT, AgentState.LEAVING}
-
-    @property
-    def needs_agent(self) -> bool:
-        """True if the job has ranks to watch or to start."""
-        missing = not self.is_ending and any(rank.is_down for rank in self.ranks)
-        return missing or self.any_alive
+    def needs_agent(self, host: str) -> bool:
+        """True if a host has ranks to watch or to start."""
+        return any(
+            rank.is_alive or (rank.is_down and not self.is_ending) for rank in self.ranks_on(host)
+        )
 
     @property
     def all_finished(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.interpreter import VERSION
 from muster.contracts.job import Reason
 from muster.contracts.rank import Count, ProcessRecord, RankProgress
@@ -207,6 +208,7 @@ class AgentHello(_Message, frozen=True, tag="agent_hello"):
     """First frame of an agent: its identity, and the token that proves it."""
 
     job_uid: str
+    host: str  # as its assignment names it
     generation: int
     token: str
 
@@ -368,6 +370,7 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The configuration of one agent."""
 
     job_uid: str
+    host: str = LOCAL_HOST  # the coordinator's name for the host that it runs on
     generation: int
     token: str  # proves to the coordinator that it started this agent
     job_root: str  # the job's directory, see `muster.contracts.paths.JobFiles`

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from muster.contracts.agent import AgentState
 from muster.contracts.job import JobStatus
 from muster.contracts.rank import RankProgress
 from muster.contracts.token import Scope
@@ -151,18 +152,17 @@ class MemberView(View, frozen=True, kw_only=True):
     step: Annotated[int | None, _doc("null once another process has its rank")]
 
 
+class AgentView(View, frozen=True, kw_only=True):
+    """The parent of a job's ranks on one host."""
+
+    host: str
+    state: Annotated[AgentState, _doc("What the coordinator knows of it.")]
+
+
 class MemberList(View, frozen=True, kw_only=True):
     job_id: str
     world_size: Annotated[int, _doc("Number of ranks that is wanted now.")]
-    agent: Annotated[
-        str | None,
-        Meta(
-            description="The parent of the ranks: running, stopped (by SIGSTOP; it is replaced "
-            "soon), gone, or elsewhere, where its state is unknown. null without one, and after "
-            "the end of the job.",
-            extra_json_schema={"enum": ["running", "stopped", "gone", "elsewhere", None]},
-        ),
-    ] = None
+    agents: Annotated[list[AgentView], _doc("One for each host that has, or had, ranks.")]
     workers: list[MemberView]
 
 

@@ -171,7 +171,4 @@ def _unchanged(job: Job) -> JobChange:
         started_at=job.started_at,
         finished_at=job.finished_at,
         exit_code=job.exit_code,
-        generation=job.generation,
-        agent=job.agent,
-        agent_token_sha256=job.agent_token_sha256,
     )

@@ -28,13 +28,14 @@ from types import NoneType
 
 from coordinator.decide import actions
 from coordinator.decide.actions import Action
-from coordinator.restore import snapshot_of, snapshot_with_agent
 from muster.checkpoints.manifest import RestorePoint
+from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import Reason, StopRequest
 from tests.support.stories import Story
 from tests.support.successors import successor
 
 ARROW_COLUMN = 48
+OF_LOCAL_AGENT = {"agent": "state", "generation": "generation", "agent_failures": "failures"}
 
 
 class History:
@@ -72,11 +73,13 @@ class History:
         return ", ".join(_shown([*done, *self._story.plans()]))
 
     def _take_over(self, verb: str, stop: StopRequest | None = None) -> None:
-        inherit = snapshot_with_agent if verb == "taken_over_with_agent" else snapshot_of
-        self._story = successor(self._story, inherit, stop=stop)
+        agents = [LOCAL_HOST] if verb == "taken_over_with_agent" else []
+        self._story = successor(self._story, agents=agents, stop=stop)
 
     def _value(self, path: str) -> str:
         job = self._story.job
+        if path in OF_LOCAL_AGENT:
+            return _read(job.agents[LOCAL_HOST], OF_LOCAL_AGENT[path])
         if path == "states":
             return " ".join(member.state for member in job.pool.members)
         if hasattr(job, path.split(".", maxsplit=1)[0]) and not path.startswith("ranks."):
@@ -137,7 +140,8 @@ def _words(action: Action) -> tuple[str, str]:
         case actions.ListCheckpoints():
             return "list checkpoints", ""
         case actions.StartAgent() | actions.KillAgent() | actions.DismissAgent():
-            return f"{type(action).__name__.removesuffix('Agent').lower()} agent", ""
+            verb = type(action).__name__.removesuffix("Agent").lower()
+            return f"{verb} agent", "" if action.host == LOCAL_HOST else action.host
         case _:
             return re.sub("(Rank)?$", "", type(action).__name__).lower(), str(action.rank)
 

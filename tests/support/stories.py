@@ -11,14 +11,10 @@ from coordinator.decide import actions
 from coordinator.decide.actions import Action, Observation
 from coordinator.decide.fold import fold
 from coordinator.decide.plan import plan, wake_at
-from coordinator.decide.state import (
-    AgentState,
-    JobFailure,
-    JobSnapshot,
-    RankSnapshot,
-)
+from coordinator.decide.state import AgentSnapshot, JobFailure, JobSnapshot, RankSnapshot
 from muster.checkpoints.manifest import CheckpointName
 from muster.contracts import messages
+from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.messages import Heartbeat, RankExited, RankMessage, Saved
 from muster.contracts.pool import Pool
@@ -80,8 +76,8 @@ class Story:
 
     job: JobSnapshot
     now: float = 1000.0
-    agent_is_frozen: bool = False
-    """Its process and connection exist, but it sends nothing."""
+    frozen: set[str] = field(default_factory=set)
+    """Hosts whose agent exists and is connected, but sends nothing."""
     stopped: set[int] = field(default_factory=set)
     """Ranks that are stopped (SIGSTOP), as their agent sees."""
     saved: dict[int, set[str]] = field(default_factory=dict)
@@ -142,6 +138,11 @@ class Story:
         assert story.job.status is JobStatus.RUNNING
         return story
 
+    @property
+    def agent(self) -> AgentSnapshot:
+        """The one of the coordinator's own host."""
+        return self.job.agents[LOCAL_HOST]
+
     def rank(self, number: int) -> RankSnapshot:
         return self.job.ranks[number]
 
@@ -159,41 +160,53 @@ class Story:
     def is_admitted(self) -> Self:
         return self.takes(actions.SetStatus(status=JobStatus.STARTING, message=self.job.note))
 
-    def agent_connects(self, generation: int | None = None) -> Self:
-        self.agent_is_frozen = False
-        return self.observes(actions.AgentConnected(generation=self._generation(generation)))
+    def agent_connects(self, generation: int | None = None, host: str = LOCAL_HOST) -> Self:
+        self.frozen.discard(host)
+        number = self._generation(generation, host)
+        return self.observes(actions.AgentConnected(host=host, generation=number))
 
     def is_suspended(self, *ranks: int, attempt: int | None = None) -> Self:
         """Let the processes of exactly these ranks be stopped (SIGSTOP); the agent reports it."""
         if attempt is not None:
-            return self.observes(
-                messages.AgentHeartbeat(stopped=tuple((rank, attempt) for rank in ranks))
-            )
+            stopped = tuple((rank, attempt) for rank in ranks)
+            return self._agent_says(LOCAL_HOST, messages.AgentHeartbeat(stopped=stopped))
         self.stopped = set(ranks)
         return self.pulses()
 
-    def agent_freezes(self) -> Self:
-        self.agent_is_frozen = True
+    def agent_freezes(self, host: str = LOCAL_HOST) -> Self:
+        self.frozen.add(host)
         return self
 
-    def agent_thaws(self) -> Self:
+    def agent_thaws(self, host: str = LOCAL_HOST) -> Self:
         """Let it send again; what its ranks have sent meanwhile follows."""
-        self.agent_is_frozen = False
-        return self.pulses()
+        self.frozen.discard(host)
+        return self.pulses(host)
 
-    def pulses(self) -> Self:
-        stopped = [(rank, self.rank(rank).attempt) for rank in sorted(self.stopped)]
-        return self.observes(messages.AgentHeartbeat(stopped=tuple(stopped)))
+    def pulses(self, host: str = LOCAL_HOST) -> Self:
+        ranks = [self.rank(rank) for rank in sorted(self.stopped)]
+        stopped = tuple((rank.rank, rank.attempt) for rank in ranks if rank.host == host)
+        return self._agent_says(host, messages.AgentHeartbeat(stopped=stopped))
 
-    def agent_disconnects(self, generation: int | None = None) -> Self:
-        return self.observes(actions.AgentDisconnected(generation=self._generation(generation)))
+    def _agent_says(
+        self, host: str, message: messages.AgentHeartbeat | messages.CheckpointsListed
+    ) -> Self:
+        return self.observes(actions.AgentSaid(host=host, message=message))
+
+    def agent_disconnects(self, generation: int | None = None, host: str = LOCAL_HOST) -> Self:
+        number = self._generation(generation, host)
+        return self.observes(actions.AgentDisconnected(host=host, generation=number))
 
     def agent_is_lost(
-        self, generation: int | None = None, living: Iterable[int] = (), newest: int = 0
+        self,
+        generation: int | None = None,
+        living: Iterable[int] = (),
+        newest: int = 0,
+        host: str = LOCAL_HOST,
     ) -> Self:
         return self.observes(
             actions.AgentLost(
-                generation=self._generation(generation),
+                host=host,
+                generation=self._generation(generation, host),
                 message="the agent is gone",
                 living=frozenset(living),
                 newest=newest,
@@ -347,7 +360,7 @@ class Story:
             inherited=places(self.inherited),
             problem=self.problem,
         )
-        self.observes(listed)
+        self._agent_says(LOCAL_HOST, listed)
 
     # What happens to a pool
 
@@ -428,11 +441,15 @@ class Story:
     def passes(self, seconds: float) -> Self:
         """Let time pass in which ranks send nothing. Their agent pulses if it is connected."""
         self.now += seconds
-        if self.job.agent is not AgentState.CONNECTED or self.agent_is_frozen:
-            return self
-        # It has pulsed all the while: one pulse after a pause is another story.
-        self.job = replace(self.job, agent_heard_at=self.now)
-        return self.pulses()
+        for agent in self.job.agents.values():
+            if agent.is_connected and agent.host not in self.frozen:
+                # It has pulsed all the while: one pulse after a pause is another story.
+                self._hear(agent, self.now).pulses(agent.host)
+        return self
+
+    def _hear(self, agent: AgentSnapshot, moment: float) -> Self:
+        self.job = self.job.with_agent(replace(agent, heard_at=moment))
+        return self
 
     def runs_for(self, seconds: float) -> list[Action]:
         """Let time pass in which every living rank sends heartbeats; return what was done."""
@@ -454,7 +471,7 @@ class Story:
                 return done
             self.takes(*planned)
             done += planned
-            if actions.ListCheckpoints() in planned and self.can_list:
+            if actions.ListCheckpoints(host=LOCAL_HOST) in planned and self.can_list:
                 self._lists()
         raise AssertionError(f"the plan does not come to rest: {planned}")
 
@@ -465,11 +482,13 @@ class Story:
     @property
     def wait_seconds(self) -> float:
         """How long the next plan may wait if the agent pulses and nothing else happens."""
-        heard = replace(self.job, agent_heard_at=math.inf)
+        heard = self.job
+        for agent in heard.agents.values():
+            heard = heard.with_agent(replace(agent, heard_at=math.inf))
         return wake_at(heard, self.now) - self.now
 
-    def _generation(self, named: int | None) -> int:
-        return self.job.generation if named is None else named
+    def _generation(self, named: int | None, host: str) -> int:
+        return self.job.agents[host].generation if named is None else named
 
 
 def starts(done: Sequence[Action]) -> list[int]:

@@ -1,25 +1,30 @@
 """The rows of one coordinator, and the story under the next one."""
 
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import fields
 from datetime import UTC, datetime
 
 from coordinator.decide.state import JobSnapshot
-from coordinator.persistence import Attachment, Moment, job_row, member_rows, rank_rows
-from coordinator.restore import snapshot_of
-from database.records import Job, RankRecord
+from coordinator.persistence import (
+    Attachment,
+    Moment,
+    agent_rows,
+    job_row,
+    member_rows,
+    rank_rows,
+)
+from coordinator.restore import JobRows, snapshot_of
+from database.records import Job
 from muster.contracts.job import StopRequest
 from tests.support.stories import Story
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
 
-def rows_of(
-    job: JobSnapshot, now: float = 1000.0, stop: StopRequest | None = None
-) -> tuple[Job, list[RankRecord]]:
+def rows_of(job: JobSnapshot, now: float = 1000.0, stop: StopRequest | None = None) -> JobRows:
     """Return the rows of this job."""
-    moment = Moment(monotonic=now, wall=NOON)
-    change = job_row(job, Attachment(started_at=None), moment)
+    moment, attachment = Moment(monotonic=now, wall=NOON), Attachment(started_at=None)
+    change = job_row(job, attachment, moment)
     written = {field.name: getattr(change, field.name) for field in fields(change)}
     row = Job(
         **written,
@@ -33,18 +38,23 @@ def rows_of(
         pause_request=job.pause_requested,
         checkpoint_requests=job.checkpoint_requests,
     )
-    return row, rank_rows(job, moment)
+    return JobRows(
+        job=row,
+        agents=agent_rows(job, attachment),
+        ranks=rank_rows(job, moment),
+        members=member_rows(job, moment),
+    )
 
 
 def successor(
     story: Story,
-    take_up: Callable[..., JobSnapshot] = snapshot_of,
     *,
+    agents: Collection[str] = (),
+    living: Collection[int] = (),
     stop: StopRequest | None = None,
 ) -> Story:
     """Return the story under the next coordinator; by default no process is left."""
-    row, workers = rows_of(story.job, story.now, stop)
-    pool = member_rows(story.job, Moment(monotonic=story.now, wall=NOON))
-    job = take_up(row, workers, pool, Moment(monotonic=5.0, wall=NOON))
+    rows, now = rows_of(story.job, story.now, stop), Moment(monotonic=5.0, wall=NOON)
+    job = snapshot_of(rows, now, agents=agents, living=living)
     taken_up = Story(job, now=5.0, saved=story.saved)
     return taken_up if stop is None else taken_up.is_stopped(stop)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from coordinator.decide.actions import PublishGroup, Start
 from coordinator.decide.plan import plan, wake_at
-from coordinator.decide.state import AgentState, JobSnapshot, RankSnapshot
+from coordinator.decide.state import JobSnapshot, RankSnapshot
+from muster.contracts.agent import LOCAL_HOST, AgentState
 from muster.contracts.job import TERMINAL, JobStatus, Reason, StopRequest
 from muster.contracts.messages import Executing, Hello, Warned
 from muster.contracts.pool import LIVING, TRANSITIONS, WorkerState
@@ -63,7 +64,7 @@ OF_THE_JOB: Final[dict[str, Callable[[Story], object]]] = {
     "agent freezes": lambda story: story.agent_freezes(),
     "agent thaws": lambda story: story.agent_thaws(),
     "agent is lost": lambda story: story.agent_is_lost(),
-    "agent of the past is lost": lambda story: story.agent_is_lost(story.job.generation - 1),
+    "agent of the past is lost": lambda story: story.agent_is_lost(story.agent.generation - 1),
     "is interrupted": lambda story: _if_admitted(story, story.is_interrupted),
     "is stopped": lambda story: story.is_stopped(),
     "is stopped by force": lambda story: story.is_stopped(StopRequest.FORCED),
@@ -133,12 +134,12 @@ class Event:
 
 
 def _if_started(story: Story, step: Callable[[], object]) -> None:
-    if story.job.agent is not AgentState.ABSENT:
+    if story.agent.state is not AgentState.ABSENT:
         step()
 
 
 def _if_connected(story: Story, step: Callable[[], object]) -> None:
-    if story.job.agent is AgentState.CONNECTED:
+    if story.agent.is_connected:
         step()
 
 
@@ -240,7 +241,7 @@ def plan_and_check(story: Story) -> None:
             assert not rank.is_alive
             assert not rank.finished or before.is_gang
             assert not before.is_ending
-            assert before.agent is AgentState.CONNECTED
+            assert before.agents[LOCAL_HOST].is_connected
         if before.is_gang and targets:
             assert [start.rank for start in targets] == list(range(RANKS)), "all ranks or none"
             assert not before.all_finished
@@ -271,7 +272,7 @@ def check(job: JobSnapshot) -> None:
         assert not (rank.finished and rank.is_alive)
     if job.status in TERMINAL | {JobStatus.QUEUED}:
         assert not job.any_alive
-        assert job.agent is AgentState.ABSENT
+        assert job.agents[LOCAL_HOST].state is AgentState.ABSENT
     if job.status is JobStatus.COMPLETED:
         assert job.all_finished
     if job.status is JobStatus.RUNNING and job.failure is None and not job.done:
@@ -321,7 +322,7 @@ def check_group(job: JobSnapshot, announced: PublishGroup) -> None:
 
 
 def compare(before: JobSnapshot, after: JobSnapshot) -> None:
-    assert after.generation >= before.generation
+    assert after.agents[LOCAL_HOST].generation >= before.agents[LOCAL_HOST].generation
     assert after.group.round - before.group.round in {0, 1}
     assert len(after.ranks) >= len(before.ranks), "ranks are never removed"
     for old, new in zip(before.pool.members, after.pool.members, strict=False):

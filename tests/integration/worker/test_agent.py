@@ -163,7 +163,12 @@ def test_a_new_coordinator_gets_the_whole_state(stage: Stage) -> None:
     exited = first.hear_of(RankExited, 1)
     first.close()
     second = stage.meet(epoch=2)
-    assert second.hear() == AgentHello(job_uid=stage.uid, generation=GENERATION, token="a token")  # noqa: S106
+    assert second.hear() == AgentHello(
+        job_uid=stage.uid,
+        host="local",
+        generation=GENERATION,
+        token="a token",  # noqa: S106
+    )
     assert second.hear() == spawned
     assert second.hear() == RankSaid(rank=0, incarnation=0, message=Executing())
     assert second.hear() == RankSaid(rank=1, incarnation=0, message=Executing())

@@ -22,8 +22,5 @@ JOB = Job(
     exit_code=None,
     stop_request=None,
     stop_grace_seconds=None,
-    generation=1,
-    agent=None,
-    agent_token_sha256=None,
     version=1,
 )

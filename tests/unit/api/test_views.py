@@ -1,10 +1,7 @@
 """Rows to response bodies: summaries, audits, agents; cursors and entity tags."""
 
 import math
-import os
-import signal
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -13,7 +10,6 @@ import pytest
 
 from api.listing import PLACES, decode_cursor, encode_cursor, required_version
 from api.views import (
-    agent_state,
     audit_view,
     eta_seconds,
     every_rank,
@@ -24,12 +20,10 @@ from api.views import (
     total_steps,
 )
 from database.records import Audit, RankRecord
-from muster.contracts.job import TERMINAL, JobId, JobStatus, StopRequest
+from muster.contracts.job import JobId, JobStatus, StopRequest
 from muster.contracts.messages import EpochDone
-from muster.contracts.rank import ProcessRecord
 from muster.contracts.retry import RetryClass
 from muster.contracts.views import AuditView, SummaryView
-from muster.host.processes import identify
 from tests.support.database_samples import epoch
 from tests.support.database_samples import worker as rank_record
 from tests.unit.api.jobs import JOB, NOW
@@ -236,29 +230,6 @@ def test_an_independent_job_proves_nothing() -> None:
 
 
 # The agent of a job
-
-
-@pytest.fixture
-def agent() -> Iterator[ProcessRecord]:
-    with subprocess.Popen(["/bin/sleep", "600"]) as process:
-        record = identify(process.pid)
-        assert record is not None
-        yield record
-        process.kill()
-
-
-def test_the_state_of_an_agent_is_that_of_its_process(agent: ProcessRecord) -> None:
-    assert agent_state(replace(JOB, agent=agent)) == "running"
-    os.kill(agent.pid, signal.SIGSTOP)
-    os.waitpid(agent.pid, os.WUNTRACED)
-    assert agent_state(replace(JOB, agent=agent)) == "stopped"
-    gone = replace(agent, start_ticks=agent.start_ticks - 1)
-    assert agent_state(replace(JOB, agent=gone)) == "gone"
-    elsewhere = replace(agent, boot_id="another", node="another machine")
-    assert agent_state(replace(JOB, agent=elsewhere)) == "elsewhere"
-    assert agent_state(JOB) is None
-    for status in TERMINAL:
-        assert agent_state(replace(JOB, agent=agent, status=status)) is None
 
 
 # Cursors and entity tags

@@ -14,6 +14,7 @@ from coordinator.decide.state import JobFailure
 from coordinator.jobs import TrackedJob
 from coordinator.launcher import AgentProcess
 from coordinator.persistence import Attachment
+from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import JobUid, Reason
 from muster.contracts.messages import AgentAssignment, RankExited
 from muster.contracts.paths import DataDir
@@ -68,7 +69,7 @@ class Sweeper:
         self._sweep()
 
 
-async def serve(_job: TrackedJob) -> str:
+async def serve(_job: TrackedJob, _host: str) -> str:
     return "the agent has ended"
 
 
@@ -84,7 +85,7 @@ def test_a_lost_agent_is_reported_after_the_sweep(finished: TrackedJob, tmp_path
 
     launcher = Sweeper(lambda: happened.append("swept"))
     lifecycle = AgentLifecycle(launcher, service_settings(tmp_path), holds_lease)
-    asyncio.run(lifecycle._attend(finished, observe, serve))  # noqa: SLF001
+    asyncio.run(lifecycle._attend(finished, LOCAL_HOST, observe, serve))  # noqa: SLF001
     assert happened == ["swept", "RankExited", "AgentLost"]
 
 
@@ -97,7 +98,8 @@ def test_a_failed_sweep_reports_nothing_and_is_raised(finished: TrackedJob, tmp_
     async def attend() -> None:
         lifecycle = AgentLifecycle(Sweeper(fail), service_settings(tmp_path), holds_lease)
         lifecycle.raise_error()
-        lifecycle._run(lifecycle._attend(finished, lambda _, o: observed.append(o), serve))  # noqa: SLF001
+        life = lifecycle._attend(finished, LOCAL_HOST, lambda _, o: observed.append(o), serve)  # noqa: SLF001
+        lifecycle._run(life)  # noqa: SLF001
         async with asyncio.timeout(DEADLINE_SECONDS):
             while not lifecycle.is_idle:  # noqa: ASYNC110
                 await asyncio.sleep(0)
@@ -151,14 +153,14 @@ class Dismissal:
     async def run(self) -> None:
         """Start the agent and wait until it is reported as lost."""
         self._loop = asyncio.get_running_loop()
-        self._lifecycle.start(self._job, self._observe)
+        self._lifecycle.start(self._job, LOCAL_HOST, self._observe)
         async with asyncio.timeout(DEADLINE_SECONDS):
             await self._lost.wait()
 
     def reach(self, moment: str) -> None:
         if moment == self._moment and not self._dismissed.is_set():
-            self._job.snapshot = self._story.takes(DismissAgent()).job
-            self._lifecycle.dismiss(self._job)
+            self._job.snapshot = self._story.takes(DismissAgent(host=LOCAL_HOST)).job
+            self._lifecycle.dismiss(self._job, LOCAL_HOST)
             self._dismissed.set()
 
     def reach_in_thread(self, moment: str) -> None:

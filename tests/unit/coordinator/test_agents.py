@@ -32,7 +32,7 @@ from muster.host.files import read_coordinator_address
 from muster.host.peers import normalize_address, uid_of_connection
 from tests.support.strangers import STRANGER, needs_root, socket_of
 
-HELLO = AgentHello(job_uid="uid", generation=3, token="right")  # noqa: S106  for a test
+HELLO = AgentHello(job_uid="uid", host="local", generation=3, token="right")  # noqa: S106  for a test
 NEWS = RankSaid(rank=1, incarnation=0, message=Hello())
 PATIENCE_SECONDS = 20.0
 
@@ -46,14 +46,14 @@ class Notebook:
     def is_expected(self, hello: AgentHello) -> bool:
         return hello == HELLO
 
-    def on_connected(self, uid: JobUid, generation: int) -> None:
-        self.entries.put_nowait(("joined", uid, generation))
+    def on_connected(self, hello: AgentHello) -> None:
+        self.entries.put_nowait(("joined", hello))
 
-    def on_disconnected(self, uid: JobUid, generation: int) -> None:
-        self.entries.put_nowait(("dropped", uid, generation))
+    def on_disconnected(self, hello: AgentHello) -> None:
+        self.entries.put_nowait(("dropped", hello))
 
-    def on_message(self, uid: JobUid, generation: int, message: AgentMessage) -> None:
-        self.entries.put_nowait((message, uid, generation))
+    def on_message(self, hello: AgentHello, message: AgentMessage) -> None:
+        self.entries.put_nowait((message, hello))
 
 
 @dataclass
@@ -137,14 +137,14 @@ def test_an_expected_agent_can_talk_both_ways() -> None:
         async with stage.peer() as agent:
             agent.sends(HELLO, NEWS)
             assert await agent.hears(1) == [Welcome(epoch=5)]
-            assert await stage.entry() == ("joined", "uid", 3)
-            assert await stage.entry() == (NEWS, "uid", 3)
+            assert await stage.entry() == ("joined", HELLO)
+            assert await stage.entry() == (NEWS, HELLO)
             order = TerminateRank(rank=1, incarnation=0)
-            stage.server.send(JobUid("uid"), order)
+            stage.server.send(JobUid("uid"), "local", order)
             await stage.server.flush()
             assert await agent.hears(1) == [order]
-        assert await stage.entry() == ("dropped", "uid", 3)
-        stage.server.send(JobUid("uid"), order)  # without a connection
+        assert await stage.entry() == ("dropped", HELLO)
+        stage.server.send(JobUid("uid"), "local", order)  # without a connection
 
     play(story)
 
@@ -152,9 +152,9 @@ def test_an_expected_agent_can_talk_both_ways() -> None:
 @pytest.mark.parametrize(
     "hello",
     [
-        AgentHello(job_uid="uid", generation=3, token="wrong"),  # noqa: S106  for a test
-        AgentHello(job_uid="uid", generation=2, token="right"),  # noqa: S106  for a test
-        AgentHello(job_uid="other", generation=3, token="right"),  # noqa: S106  for a test
+        AgentHello(job_uid="uid", host="local", generation=3, token="wrong"),  # noqa: S106  for a test
+        AgentHello(job_uid="uid", host="local", generation=2, token="right"),  # noqa: S106  for a test
+        AgentHello(job_uid="other", host="local", generation=3, token="right"),  # noqa: S106  for a test
     ],
 )
 def test_any_other_agent_is_dismissed(hello: AgentHello) -> None:
@@ -173,7 +173,7 @@ def test_a_dismissed_agent_that_stays_is_disconnected(monkeypatch: pytest.Monkey
 
     async def story(stage: Stage) -> None:
         async with stage.peer() as stranger:
-            stranger.sends(AgentHello(job_uid="other", generation=3, token="right"))  # noqa: S106
+            stranger.sends(AgentHello(job_uid="other", host="local", generation=3, token="right"))  # noqa: S106
             assert await stranger.is_hung_up_on() == [Welcome(epoch=5), Dismiss()]
 
     play(story)
@@ -218,10 +218,10 @@ def test_an_agent_of_another_version_is_dismissed() -> None:
             agent.writer.write(frame(b"\x00"))
             assert await agent.hears(2) == [Welcome(epoch=5), Dismiss()]
             assert agent.can_identify_its_peer(), "it obeys only a peer it can identify"
-        assert await stage.entry() == ("dropped", "uid", 3)
+        assert await stage.entry() == ("dropped", HELLO)
         async with stage.peer() as agent:
             agent.sends(HELLO)
-            assert await stage.entry() == ("joined", "uid", 3)
+            assert await stage.entry() == ("joined", HELLO)
 
     play(story)
 
@@ -235,7 +235,7 @@ def test_a_replaced_connection_reports_no_disconnect() -> None:
                 second.sends(HELLO)
                 await stage.entry()
             second.sends(NEWS)
-            assert await stage.entry() == (NEWS, "uid", 3)
+            assert await stage.entry() == (NEWS, HELLO)
             assert stage.notebook.entries.empty()
 
     play(story)

@@ -8,6 +8,7 @@ from coordinator.decide.actions import ActionTaken, AgentLost, Start
 from coordinator.jobs import TrackedJob
 from coordinator.persistence import Attachment, Moment, Urgency, ended_attempt_rows
 from database.records import Attempt, ProcessRecord, RankRecord
+from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import Reason
 from muster.contracts.messages import Heartbeat, JoinedGroup, RankSaid, RankSpawned
 from muster.contracts.retry import RetryClass
@@ -100,7 +101,7 @@ def test_a_stale_message_writes_nothing(job: TrackedJob) -> None:
 
 def test_a_lost_agent_ends_all_its_attempts() -> None:
     job = tracked(Story.running(world_size=2).exits(0))
-    job.observe(AgentLost(generation=1, message="gone"), after(3))
+    job.observe(AgentLost(host=LOCAL_HOST, generation=1, message="gone"), after(3))
     (row,) = rows(job)
     assert (row.rank, row.retry_class, row.reason) == (1, "infrastructure", "agent_lost")
 

@@ -1,6 +1,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,8 @@ from coordinator.decide.actions import (
     Suspect,
 )
 from coordinator.decide.events import NewEvent, event_of
-from coordinator.decide.state import Cause, JobSnapshot
-from coordinator.restore import snapshot_of, snapshot_with_agent
+from coordinator.decide.state import Cause
+from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.messages import (
     Hello,
@@ -79,7 +80,7 @@ WARNING = RankSaid(rank=1, incarnation=0, message=Warned(message="took an older 
             NewEvent(kind="job_completed", message="the job is COMPLETED"),
         ),
         (
-            AgentLost(generation=1, message="the agent died"),
+            AgentLost(host=LOCAL_HOST, generation=1, message="the agent died"),
             NewEvent(kind="agent_lost", message="the agent died"),
         ),
     ],
@@ -116,28 +117,31 @@ def test_a_failing_job_has_two_events() -> None:
 def test_only_an_agent_with_ranks_is_adopted() -> None:
     story = Story.running(world_size=2).agent_is_lost(living=[1])
     story.plans()
-    joined = AgentConnected(generation=story.job.generation)
+    joined = AgentConnected(host=LOCAL_HOST, generation=story.agent.generation)
     adopted = NewEvent(
         kind="agent_adopted", message="the job's agent has connected, its ranks go on"
     )
     assert event_after(story, joined) == adopted
     story = Story.submitted().is_admitted()
     story.plans()
-    assert event_after(story, AgentConnected(generation=story.job.generation)) is None
+    assert (
+        event_after(story, AgentConnected(host=LOCAL_HOST, generation=story.agent.generation))
+        is None
+    )
 
 
 @pytest.mark.parametrize(
-    "take_up", [partial(snapshot_of, living=[0, 1]), snapshot_with_agent], ids=["alone", "agent"]
+    "found", [{"living": [0, 1]}, {"agents": [LOCAL_HOST]}], ids=["alone", "agent"]
 )
 def test_a_takeover_is_an_event(
-    take_up: Callable[..., JobSnapshot],
+    found: dict[str, Any],
 ) -> None:
-    story = successor(Story.running(world_size=2), take_up)
+    story = successor(Story.running(world_size=2), **found)
     sentence = "a new coordinator has taken over; the job's agent has connected, its ranks go on"
     story.plans()
-    joined = AgentConnected(generation=story.job.generation)
+    joined = AgentConnected(host=LOCAL_HOST, generation=story.agent.generation)
     assert event_after(story, joined) == NewEvent(kind="agent_adopted", message=sentence)
-    again = AgentConnected(generation=story.agent_disconnects().job.generation)
+    again = AgentConnected(host=LOCAL_HOST, generation=story.agent_disconnects().agent.generation)
     adopted = NewEvent(
         kind="agent_adopted", message="the job's agent has connected, its ranks go on"
     )
@@ -145,7 +149,7 @@ def test_a_takeover_is_an_event(
 
 
 def test_a_step_of_a_group_that_a_new_coordinator_does_not_know_is_no_event() -> None:
-    story = successor(Story.training(world_size=2), snapshot_with_agent)
+    story = successor(Story.training(world_size=2), agents=[LOCAL_HOST])
     assert not story.job.group.ranks
     for rank in (0, 1):  # in a group that was announced, but not committed
         story.rank_says(rank, JoinedGroup(generation=story.job.group.round, step=6))
@@ -228,7 +232,7 @@ def test_an_exit_before_the_kill_is_an_event() -> None:
         ActionTaken(action=SetStatus(status=JobStatus.RUNNING, message="the same, said otherwise")),
         RankSaid(rank=1, incarnation=7, message=Warned(message="from an incarnation unheard of")),
         RankSaid(rank=7, incarnation=0, message=Warned(message="from a rank unheard of")),
-        AgentLost(generation=7, message="another agent died"),
+        AgentLost(host=LOCAL_HOST, generation=7, message="another agent died"),
     ],
 )
 def test_routine_observations_are_no_events(observation: Observation) -> None:
@@ -288,10 +292,18 @@ def test_the_end_of_an_unneeded_agent_is_no_event() -> None:
     story = Story.submitted().is_admitted()
     story.plans()
     story.is_stopped().plans()
-    assert event_after(story, AgentLost(generation=1, message="another one is started")) is None
+    assert (
+        event_after(
+            story, AgentLost(host=LOCAL_HOST, generation=1, message="another one is started")
+        )
+        is None
+    )
 
 
 def test_the_loss_of_an_agent_with_ranks_is_an_event() -> None:
     story = Story.running(world_size=1).is_stopped()
     story.plans()
-    assert event_after(story, AgentLost(generation=1, message="the agent died")) is not None
+    assert (
+        event_after(story, AgentLost(host=LOCAL_HOST, generation=1, message="the agent died"))
+        is not None
+    )

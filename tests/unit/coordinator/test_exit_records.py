@@ -34,7 +34,7 @@ def unreported(
     snapshot: JobSnapshot, files: JobFiles, living: Collection[int] = ()
 ) -> list[RankSaid | RankExited]:
     job = TrackedJob(snapshot=snapshot, attachment=Attachment(started_at=None))
-    return job.unreported_ends(files, living)
+    return job.unreported_ends(files, [it for it in snapshot.ranks if it.rank not in living])
 
 
 def record(said: Sequence[RankMessage], end: RankExited, pid: int) -> ExitRecord:

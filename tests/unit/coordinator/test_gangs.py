@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.restore import snapshot_of, snapshot_with_agent
+from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import JobStatus
 from tests.support.stories import Story, starts
 from tests.support.successors import successor
@@ -34,15 +34,13 @@ def is_idle(story: Story) -> None:
     story.plans()
 
 
-@pytest.mark.parametrize("inherit", [snapshot_with_agent, snapshot_of])
+@pytest.mark.parametrize("agents", [[LOCAL_HOST], []])
 @pytest.mark.parametrize("moment", list(MOMENTS))
-def test_a_takeover_during_a_restart_completes_it(
-    moment: str, inherit: Callable[..., object]
-) -> None:
+def test_a_takeover_during_a_restart_completes_it(moment: str, agents: list[str]) -> None:
     left = Story.gang()
     MOMENTS[moment](left)
     left.plans()
-    story = successor(left, inherit)
+    story = successor(left, agents=agents)
     story.plans()
     story.agent_connects()
     is_idle(story)

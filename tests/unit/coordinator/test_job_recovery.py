@@ -7,6 +7,7 @@ import pytest
 from coordinator.decide.actions import DismissAgent
 from coordinator.decide.plan import plan
 from coordinator.decide.state import AGENT_FAILURES_LIMIT
+from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import JobStatus, Reason
 from tests.support.stories import Story, queued_job, starts, terminations
 
@@ -56,7 +57,7 @@ def test_the_51st_failure_fails_the_job_with_its_log() -> None:
     assert story.rank(1).restarts == 50
     assert terminations(planned) == [0], "the other rank is ended with the job"
     assert story.job.status is JobStatus.STOPPING, "as long as a process is left"
-    assert DismissAgent() in story.dies(0, signal=15).plans()
+    assert DismissAgent(host=LOCAL_HOST) in story.dies(0, signal=15).plans()
     assert story.job.status is JobStatus.FAILED
     assert story.job.reason is Reason.RESTART_LIMIT
     assert story.job.message == (

@@ -9,13 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator import loop as module
-from coordinator.decide.actions import LoopStalled, Observation, StartAgent
+from coordinator.decide.actions import AgentSaid, LoopStalled, Observation, StartAgent
 from coordinator.decide.state import NEVER, JobSnapshot
 from coordinator.jobs import TrackedJob
 from coordinator.loop import CoordinatorLoop
 from coordinator.persistence import Attachment
 from database.errors import DatabaseUnavailable
 from database.records import JobWrite
+from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import JobUid
 from muster.contracts.messages import AgentHeartbeat, AgentHello, RankSaid, Warned
 from muster.contracts.token import sha256_of
@@ -129,10 +130,10 @@ def test_an_agent_is_expected_only_with_its_token(
 ) -> None:
     stage = Stage(Story.running(world_size=1).job)
     job = stage.job.snapshot
-    stage.job.attach(agent_token_sha256=digest)
-    hello = AgentHello(job_uid=job.uid, generation=job.generation, token=token)
+    stage.job.attach(tokens_sha256={LOCAL_HOST: digest} if digest else {})
+    hello = AgentHello(job_uid=job.uid, host=LOCAL_HOST, generation=1, token=token)
     assert stage.loop.is_expected(hello) == is_expected
-    assert not stage.loop.is_expected(replace(hello, generation=job.generation + 1))
+    assert not stage.loop.is_expected(replace(hello, generation=2))
 
 
 def test_heartbeats_during_a_long_commit_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +145,7 @@ def test_heartbeats_during_a_long_commit_count(monkeypatch: pytest.MonkeyPatch) 
     def disk_is_slow(events: asyncio.AbstractEventLoop) -> None:
         clock.now += 11
         said = RankSaid(rank=0, incarnation=0, message=beat(step=3))
-        for observation in (said, AgentHeartbeat(stopped=())):
+        for observation in (said, AgentSaid(host=LOCAL_HOST, message=AgentHeartbeat(stopped=()))):
             events.call_soon_threadsafe(stage.observe, observation)
         events.call_soon_threadsafe(stage.loop.hand_over)
 
@@ -190,7 +191,7 @@ def test_nothing_is_decided_while_the_database_is_away() -> None:
 
     stage.run(database_is_away)
     assert stage.table.looks < 100
-    assert stage.job.decided == [StartAgent()]
+    assert stage.job.decided == [StartAgent(host=LOCAL_HOST)]
 
 
 @pytest.mark.parametrize(("wait_seconds", "written"), [(600.0, [2, 1, 0]), (0.0, [])])
@@ -224,7 +225,7 @@ def test_heartbeats_alone_do_not_wake_the_loop(monkeypatch: pytest.MonkeyPatch) 
         running = asyncio.ensure_future(stage.loop.run())
         await looked(stage, 1)
         stage.observe(RankSaid(rank=0, incarnation=0, message=beat(step=3)))
-        stage.observe(AgentHeartbeat(stopped=()))
+        stage.observe(AgentSaid(host=LOCAL_HOST, message=AgentHeartbeat(stopped=())))
         for _ in range(1000):
             await asyncio.sleep(0)
         assert stage.table.looks == 1
@@ -254,7 +255,7 @@ def test_only_wake_ups_rest_after_a_long_round(monkeypatch: pytest.MonkeyPatch) 
         rounds = stage.table.looks
         stage.loop.wake_soon()
         await asyncio.sleep(0.1)
-        stage.observe(AgentHeartbeat(stopped=()))
+        stage.observe(AgentSaid(host=LOCAL_HOST, message=AgentHeartbeat(stopped=())))
         assert stage.table.looks == rounds
         stage.observe(LoopStalled(seconds=0.0))
         await looked(stage, rounds + 1)

@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.decide.state import NEVER, JobSnapshot
 from coordinator.persistence import Moment, Urgency, rank_urgency
-from coordinator.restore import snapshot_with_agent
+from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import TERMINAL, JobStatus, Reason, StopRequest
 from muster.contracts.rank import COUNT_MAX, ProcessRecord, ProcessState
 from muster.contracts.retry import RetryClass
@@ -96,13 +96,13 @@ def test_the_sum_of_checkpoints_fits_into_the_database() -> None:
     story.beats(0, checkpoints_saved=COUNT_MAX).dies(0).plans()
     story.wakes()
     story.says_hello(0).beats(0, checkpoints_saved=COUNT_MAX)
-    _, (row,) = rows_of(story.job)
+    (row,) = rows_of(story.job).ranks
     assert row.checkpoints_saved == COUNT_MAX
 
 
 def taken_over(story: Story) -> Story:
     """Return the story under the next coordinator, which finds the agent alive."""
-    return successor(story, snapshot_with_agent)
+    return successor(story, agents=[LOCAL_HOST])
 
 
 @pytest.mark.parametrize("condition", list(CONDITIONS))
@@ -146,24 +146,24 @@ def run_to_the_end_of_starting(story: Story) -> None:
 
 
 def test_a_rank_without_an_attempt_has_no_row() -> None:
-    _, workers = rows_of(Story.submitted(world_size=2).job)
-    assert workers == []
+    assert rows_of(Story.submitted(world_size=2).job).ranks == []
 
 
 def test_a_row_holds_process_and_heartbeat() -> None:
     story = Story.running(world_size=1).passes(3)
-    row, (worker,) = rows_of(story.job, story.now)
-    assert row.status is JobStatus.RUNNING
+    rows = rows_of(story.job, story.now)
+    assert rows.job.status is JobStatus.RUNNING
+    (worker,) = rows.ranks
     assert worker.process == ProcessRecord(pid=4711, start_ticks=99, boot_id="boot", node="node")
     assert worker.last_heartbeat_at == NOON - timedelta(seconds=3)
     story.dies(0)
-    _, (worker,) = rows_of(story.job, story.now)
+    (worker,) = rows_of(story.job, story.now).ranks
     assert worker.process is None
     assert worker.exit_signal == 9
 
 
 def test_a_program_without_heartbeats_has_no_heartbeat_time() -> None:
-    _, (worker,) = rows_of(Story.starting(world_size=1).job)
+    (worker,) = rows_of(Story.starting(world_size=1).job).ranks
     assert worker.last_heartbeat_at is None
 
 
@@ -185,10 +185,10 @@ def test_a_finished_job_has_a_time_and_an_exit_code(
     ends: Callable[[Story], Story], status: JobStatus, code: int | None
 ) -> None:
     story = Story.running(world_size=1, max_restarts=0)
-    row, _ = rows_of(story.job)
+    row = rows_of(story.job).job
     assert (row.exit_code, row.finished_at) == (None, None)
     ends(story).plans()
-    row, _ = rows_of(story.job)
+    row = rows_of(story.job).job
     assert (row.status, row.exit_code, row.finished_at) == (status, code, NOON)
 
 
@@ -214,11 +214,11 @@ def test_a_moment_converts_earlier_times() -> None:
     ],
 )
 def test_only_what_a_successor_needs_is_urgent(new: dict[str, object], how: Urgency) -> None:
-    _, (worker,) = rows_of(Story.running(world_size=1).job)
+    (worker,) = rows_of(Story.running(world_size=1).job).ranks
     assert rank_urgency(worker, replace(worker, **new)) is how
 
 
 def test_a_new_row_or_attempt_is_urgent() -> None:
-    _, (worker,) = rows_of(Story.running(world_size=1).job)
+    (worker,) = rows_of(Story.running(world_size=1).job).ranks
     assert rank_urgency(None, worker) is Urgency.NOW
     assert rank_urgency(worker, replace(worker, incarnation=1)) is Urgency.NOW

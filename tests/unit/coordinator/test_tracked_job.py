@@ -6,6 +6,7 @@ import pytest
 from coordinator.decide.actions import SetStatus, Start, StartAgent
 from coordinator.jobs import TrackedJob
 from coordinator.persistence import Attachment, Moment, Urgency
+from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import JobStatus
 from muster.contracts.messages import RankSaid
 from tests.support.stories import Story, beat, exited
@@ -57,12 +58,12 @@ def test_a_death_is_urgent(job: TrackedJob) -> None:
 
 def test_a_decision_is_folded_in_and_kept_for_later() -> None:
     job = tracked(Story.submitted(world_size=1))
-    job.decide([SetStatus(status=JobStatus.STARTING), StartAgent()], NOW)
+    job.decide([SetStatus(status=JobStatus.STARTING), StartAgent(host=LOCAL_HOST)], NOW)
     assert job.snapshot.status is JobStatus.STARTING
-    assert job.snapshot.generation == 1
-    assert job.decided == [SetStatus(status=JobStatus.STARTING), StartAgent()]
+    assert job.snapshot.agents[LOCAL_HOST].generation == 1
+    assert job.decided == [SetStatus(status=JobStatus.STARTING), StartAgent(host=LOCAL_HOST)]
     assert job.draft(NOW).urgency is Urgency.NOW
-    assert job.draft(NOW).write.change.generation == 1
+    assert [it.generation for it in job.draft(NOW).write.agents] == [1]
 
 
 def test_a_job_starts_when_it_is_first_admitted() -> None:
@@ -124,9 +125,9 @@ def test_a_start_is_in_the_draft_before_it_is_performed() -> None:
 @pytest.mark.parametrize(
     ("scope", "decided", "needs_new_port"),
     [
-        ("rank", StartAgent(), True),
+        ("rank", StartAgent(host=LOCAL_HOST), True),
         ("rank", Start(rank=0), False),
-        ("gang", StartAgent(), False),
+        ("gang", StartAgent(host=LOCAL_HOST), False),
         ("gang", Start(rank=0), True),
     ],
 )

@@ -13,7 +13,7 @@ from database.fenced_writer import FencedWriter
 from database.history import History
 from database.jobs import Jobs
 from database.leases import Leases
-from database.records import Event, JobWrite, Lease
+from database.records import AgentRecord, Event, JobWrite, Lease
 from muster.contracts.errors import IllegalMove
 from muster.contracts.job import JobId, JobStatus, StopRequest
 from tests.support.database_samples import (
@@ -36,6 +36,7 @@ from tests.support.database_samples import (
 
 STARTED = Event(at=NOON, kind="rank_started", message="rank 0 was started", rank=0, incarnation=0)
 ROWS = {
+    "agents": [AgentRecord(host="local", generation=3, process=PROCESS, token_sha256="t" * 64)],
     "ranks": [worker(0, endings={"crash": 2}, fruitless=1, proven_step=5)],
     "attempts": [attempt(0, 0)],
     "members": [member(0)],
@@ -63,9 +64,7 @@ def test_a_commit_writes_every_kind_of_row_and_the_beat(
         status=JobStatus.STARTING,
         reason="because",
         started_at=NOON,
-        generation=3,
-        agent=PROCESS,
-        agent_token_sha256="t" * 64,
+        master_port=29500,
     )
     ranks = [worker(0, loss=0.1, last_heartbeat_at=NOON, line_idx=2**40), worker(1, finished=True)]
     writer.commit([JobWrite(change=change, **ROWS | {"ranks": ranks}, events=[STARTED])])
@@ -73,6 +72,7 @@ def test_a_commit_writes_every_kind_of_row_and_the_beat(
     assert change_of(after) == change
     assert after.version == job.version + 1
     assert after.updated_at > job.updated_at
+    assert History(database).agents_by_job([job.job_id])[job.job_id] == ROWS["agents"]
     assert History(database).ranks(job.job_id) == ranks
     assert History(database).attempts(job.job_id, 9, None) == ROWS["attempts"]
     assert History(database).members_by_job([job.job_id])[job.job_id] == ROWS["members"]

@@ -17,6 +17,7 @@ from database.history import History
 from database.idempotency import Answers
 from database.jobs import Jobs
 from database.tables import METADATA, UtcTime
+from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import JobId, JobStatus, StopRequest
 from tests.support.database_samples import NOON, idempotency_key, worker
 
@@ -118,7 +119,9 @@ def test_tables_and_migrations_agree(migrated: Database) -> None:
 def test_rows_of_the_first_release_are_kept(migrated: Database) -> None:
     job = Jobs(migrated).get(JobId("old"))
     assert (job.status, job.stop_request) == (JobStatus.RUNNING, StopRequest.GRACEFUL)
-    assert (job.created_at, job.message, job.generation, job.version) == (NOON, "höst", 3, 7)
+    assert (job.created_at, job.message, job.version) == (NOON, "höst", 7)
+    (agent,) = History(migrated).agents_by_job([job.job_id])[job.job_id]
+    assert (agent.host, agent.generation, agent.process) == (LOCAL_HOST, 3, None)
     assert (job.spec.world_size, job.spec.seed, job.spec.effective_batch_size) == (2, 5, 16)
     assert (job.wanted_world_size, job.world_size, job.pause_request) == (None, 2, False)
     ranks = History(migrated).ranks(job.job_id)
@@ -143,7 +146,7 @@ def test_the_first_release_can_still_submit(migrated: Database) -> None:
 
 @pytest.mark.slow
 def test_each_revision_takes_rows_of_the_first(old_url: str) -> None:
-    revisions = ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008"]
+    revisions = ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009"]
     assert revisions[-1] == schema.HEAD
     for revision in revisions:
         with migrating(old_url) as (connection, config):

@@ -18,7 +18,7 @@ from muster.contracts.messages import (
 from muster.contracts.wire import FrameReader, decode_agent_message, encode, frame
 from worker.coordinator_link import CoordinatorLink
 
-HELLO = AgentHello(job_uid="uid", generation=1, token="secret")  # noqa: S106  for a test
+HELLO = AgentHello(job_uid="uid", host="local", generation=1, token="secret")  # noqa: S106  for a test
 ORDER = TerminateRank(rank=0, incarnation=0)
 PATIENCE_SECONDS = 10.0
 
@@ -158,7 +158,7 @@ def test_an_invalid_address_file_means_no_coordinator(wire: Wire, content: bytes
 def test_a_coordinator_that_does_not_read_is_dropped(wire: Wire) -> None:
     wire.link.connect()
     wire.accepts()
-    news = AgentHello(job_uid="x" * 500_000, generation=1, token="")
+    news = AgentHello(job_uid="x" * 500_000, host="local", generation=1, token="")
     sent = 0
     while wire.link.is_open:
         wire.link.send(news)

@@ -1,0 +1,171 @@
+"""The part of `fold` that concerns the agents of a job. Pure; losing one touches only its host."""
+
+from dataclasses import replace
+from typing import Final, TypeAlias, assert_never
+
+from coordinator.decide import actions, fold_exit, fold_pool, fold_rank, gang_restore
+from coordinator.decide.classify_exit import classify_unobserved
+from coordinator.decide.state import (
+    AGENT_FAILURES_LIMIT,
+    NEVER,
+    AgentSnapshot,
+    Cause,
+    GroupSnapshot,
+    JobFailure,
+    JobSnapshot,
+    RankSnapshot,
+)
+from muster.contracts.agent import AgentState
+from muster.contracts.job import Reason
+from muster.contracts.messages import AgentHeartbeat, CheckpointsListed
+
+AGENT_LOST: Final = Cause(reason=Reason.AGENT_LOST, message="was ended with its agent")
+
+AgentChange: TypeAlias = actions.AgentConnected | actions.AgentDisconnected | actions.AgentLost
+
+
+def apply(snapshot: JobSnapshot, action: actions.AgentAction, now: float) -> JobSnapshot:
+    """Note an action that was decided about an agent."""
+    agent = snapshot.agents[action.host]
+    match action:
+        case actions.StartAgent():
+            started = agent.move(AgentState.STARTING, now)
+            changed = replace(started, generation=agent.generation + 1)
+        case actions.ListCheckpoints():
+            changed = replace(agent, listing_since=now)
+        case actions.KillAgent():
+            # AgentLost follows when it is gone; if the kill has missed, it is repeated.
+            changed = replace(agent, since=now, listing_since=NEVER)
+        case actions.DismissAgent():
+            # A connected agent exits. Any other is known to be gone only with `AgentLost`.
+            target = AgentState.ABSENT if agent.is_connected else AgentState.LEAVING
+            changed = agent.move(target, now)
+        case _:
+            assert_never(action)
+    return snapshot.with_agent(changed)
+
+
+def hear(snapshot: JobSnapshot, said: actions.AgentSaid, now: float) -> JobSnapshot:
+    """Take in what an agent reports about itself or its host."""
+    match said.message:
+        case AgentHeartbeat():
+            return _record_heartbeat(snapshot, snapshot.agents[said.host], said.message, now)
+        case CheckpointsListed():
+            return gang_restore.record_listing(snapshot, said.message, now)
+    assert_never(said.message)
+
+
+def record(snapshot: JobSnapshot, change: AgentChange, now: float) -> JobSnapshot:
+    """Take in what happened to an agent."""
+    agent = snapshot.agents[change.host]
+    if change.generation != agent.generation or agent.state is AgentState.ABSENT:
+        return snapshot  # an earlier agent, or one that was dismissed
+    if agent.state is AgentState.LEAVING:
+        if not isinstance(change, actions.AgentLost):
+            return snapshot
+        newest = max(agent.generation, change.newest)
+        gone = agent.move(AgentState.ABSENT, agent.since)
+        return snapshot.with_agent(replace(gone, generation=newest))
+    match change:
+        case actions.AgentConnected():
+            # Silence until now was the connection's, so every deadline of its ranks starts again.
+            connected = agent.move(AgentState.CONNECTED, now)
+            ranks = tuple(
+                replace(rank, heard_at=now, progressed_at=now, stopped_at=None)
+                if rank.is_alive and rank.host == agent.host
+                else rank
+                for rank in snapshot.ranks
+            )
+            return replace(snapshot, ranks=ranks).with_agent(replace(connected, heard_at=now))
+        case actions.AgentDisconnected():
+            return snapshot.with_agent(agent.move(AgentState.UNREACHABLE, now))
+        case actions.AgentLost():
+            return _lose(snapshot, agent, change, now)
+    assert_never(change)
+
+
+def note_working(snapshot: JobSnapshot, rank: RankSnapshot) -> JobSnapshot:
+    """An agent with a running rank works; the agents lost before it do not count any more."""
+    agent = snapshot.agent_of(rank)
+    return snapshot.with_agent(replace(agent, failures=0)) if agent.failures else snapshot
+
+
+def shift_deadlines(
+    snapshot: JobSnapshot, seconds: float, now: float, host: str | None = None
+) -> JobSnapshot:
+    """Shift the deadlines of ranks by the time in which they could not be heard; None: of all."""
+    ranks = tuple(
+        fold_rank.shift_deadlines(rank, seconds, now) if host in {None, rank.host} else rank
+        for rank in snapshot.ranks
+    )
+    return replace(snapshot, ranks=ranks)
+
+
+def note_stall(snapshot: JobSnapshot, seconds: float, now: float) -> JobSnapshot:
+    """Shift all deadlines by the time in which the coordinator stood still."""
+    agents = {
+        host: replace(
+            agent,
+            since=min(now, agent.since + seconds),
+            heard_at=min(now, agent.heard_at + seconds),
+        )
+        for host, agent in snapshot.agents.items()
+    }
+    return replace(shift_deadlines(snapshot, seconds, now), agents=agents)
+
+
+def _record_heartbeat(
+    snapshot: JobSnapshot, agent: AgentSnapshot, beat: AgentHeartbeat, now: float
+) -> JobSnapshot:
+    """Shift the deadlines of the agent's ranks by the time in which it was silent."""
+    unheard_seconds = now - snapshot.fresh_until(agent)
+    if unheard_seconds > 0:
+        snapshot = shift_deadlines(snapshot, unheard_seconds, now, agent.host)
+    stopped = set(beat.stopped)
+    for rank in snapshot.ranks_on(agent.host):
+        is_stopped = rank.is_alive and (rank.rank, rank.attempt) in stopped
+        if is_stopped != (rank.stopped_at is not None):
+            stopped_at = now if is_stopped else None
+            snapshot = snapshot.with_rank(replace(rank, stopped_at=stopped_at))
+    return snapshot.with_agent(replace(agent, heard_at=now))
+
+
+def _lose(
+    snapshot: JobSnapshot, agent: AgentSnapshot, lost: actions.AgentLost, now: float
+) -> JobSnapshot:
+    """Ranks wait for the next agent or are gone. That is not their failure and not a restart."""
+    failures = agent.failures + 1
+    if failures > AGENT_FAILURES_LIMIT:
+        message = f"{failures} agents in a row were lost before a rank came alive: {lost.message}"
+        failure = JobFailure(reason=Reason.AGENT_LOST, message=message)
+        snapshot = fold_exit.fail_job(snapshot, failure, now)
+    ending = classify_unobserved(snapshot, AGENT_LOST)
+    on_host = snapshot.ranks_on(agent.host)
+    pause = 0.0  # the first loss after a working agent is repaired at once
+    if failures > 1:
+        pause = snapshot.backoff.delay_seconds(failures - 1, f"{snapshot.uid}/agent")
+    snapshot = snapshot.with_agent(
+        replace(
+            agent.move(AgentState.ABSENT, agent.since),
+            # If another coordinator numbers agents now, it holds our lease: this is never
+            # committed.
+            generation=max(agent.generation, lost.newest),
+            failures=failures,
+            start_at=now + pause,
+            listing_since=NEVER,
+        )
+    )
+    for rank in on_host:
+        is_living = rank.rank in lost.living
+        left = fold_rank.orphan(rank, now) if is_living else fold_rank.end_unobserved(rank, ending)
+        snapshot = snapshot.with_rank(left)
+    living = {rank.worker_id for rank in snapshot.ranks if rank.is_alive}
+    snapshot = replace(snapshot, pool=fold_pool.keep_living(snapshot.pool, living))
+    if {rank.worker_id for rank in on_host} & {*snapshot.group.workers}:
+        # The next agent creates new shared memory, which takes another group round.
+        snapshot = replace(snapshot, group=GroupSnapshot(round=snapshot.group.round))
+    # Before a rank has a process, the failure counts for the agent alone.
+    for rank in on_host:
+        if rank.identity is not None and rank.rank not in lost.living:
+            snapshot = fold_exit.count_end_with_agent(snapshot, snapshot.ranks[rank.rank], now)
+    return snapshot
