@@ -14,8 +14,9 @@ from coordinator.decide.actions import Action, Observation, SetStatus
 from coordinator.decide.admission import Claim, admit
 from coordinator.decide.events import event_of
 from coordinator.decide.fold import fold
+from coordinator.decide.placement import place, slots_in_use
 from coordinator.decide.plan import plan, wake_at
-from coordinator.decide.state import NEVER, JobSnapshot, RankSnapshot
+from coordinator.decide.state import NEVER, AgentSnapshot, JobSnapshot, RankSnapshot
 from coordinator.launcher import AgentProcess
 from coordinator.persistence import (
     Attachment,
@@ -246,13 +247,19 @@ class JobTable:
     microseconds while the database has not changed.
     """
 
-    def __init__(self, database: Database, files: DataDir, *, slots: int) -> None:
+    def __init__(
+        self, database: Database, files: DataDir, *, slots: Mapping[str, int], local_host: str
+    ) -> None:
+        """`slots` are those of each host, in the order in which hosts fill."""
         self.tracked: dict[JobUid, TrackedJob] = {}
         self._database = database
         self._files = files
         self._jobs = Jobs(database)
         self._history = History(database)
         self._slots = slots
+        self._hosts = {
+            host: AgentSnapshot(host=host, is_local=host == local_host) for host in slots
+        }
         self._rows: Sequence[Job] = ()  # of the last look
         self._seen: int | None = None
         self._next_blind_look = 0.0
@@ -322,14 +329,26 @@ class JobTable:
         holding = [
             Claim(job_id=job.snapshot.job_id, slots=job.snapshot.slots) for job in self.admitted()
         ]
-        admitted, waits = admit(wanted, holding=holding, slots=self._slots)
+        admitted, waits = admit(wanted, holding=holding, slots=sum(self._slots.values()))
         for job in waiting[:admitted]:
             job.decide([SetStatus(status=JobStatus.STARTING, message=job.snapshot.note)], now)
+            self._place(job, now)
             job.decide(plan(job.snapshot, now.monotonic), now)  # one commit for its agent as well
         reason = Reason.WAITING_FOR_SLOTS
         for job, why in zip(waiting[admitted:], waits, strict=True):
             if job.snapshot.message != why:
                 job.decide([SetStatus(status=JobStatus.QUEUED, reason=reason, message=why)], now)
+
+    def place(self, now: Moment) -> None:
+        """Choose hosts for ranks of admitted jobs that have none, or have lost it."""
+        if len(self._slots) > 1:
+            for job in self.admitted():
+                self._place(job, now)
+
+    def _place(self, job: TrackedJob, now: Moment) -> None:
+        used = slots_in_use(job.snapshot for job in self.admitted())
+        free = {host: slots - used.get(host, 0) for host, slots in self._slots.items()}
+        job.decide(list(place(job.snapshot, free, now.monotonic)), now)
 
     def wake_agents(self) -> None:
         """Make adopted agents look for the coordinator's address now: SIGCHLD wakes their loop."""
@@ -349,7 +368,9 @@ class JobTable:
         self._rows = unfinished
         fresh = [row for row in unfinished if row.uid not in self.tracked]
         for rows in await asyncio.to_thread(self._with_ranks, fresh):
-            self.tracked[rows.job.uid] = _track(rows, snapshot_of(rows, now), {}, now)
+            self.tracked[rows.job.uid] = _track(
+                rows, snapshot_of(rows, now, hosts=self._hosts), {}, now
+            )
         for row in unfinished:
             _take_requests(self.tracked[row.uid], row, departures.get(row.job_id, ()), now)
 
@@ -386,7 +407,7 @@ class JobTable:
                 )
             )
         ]
-        snapshot = snapshot_of(rows, now, agents=agents, living=living)
+        snapshot = snapshot_of(rows, now, hosts=self._hosts, agents=agents, living=living)
         return _track(rows, snapshot, agents, now)
 
 

@@ -1,6 +1,7 @@
 """Rules of `plan` about the pool of a synchronous job: its size and who trains together."""
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -9,6 +10,7 @@ from coordinator.decide.actions import Action, SetStatus
 from coordinator.decide.events import describe_recovery
 from coordinator.decide.fold_pool import DIVERGED
 from coordinator.decide.state import GroupSnapshot, JobSnapshot, RankSnapshot
+from muster.contracts.agent import UNPLACED
 from muster.contracts.job import JobStatus, Reason, StopRequest
 
 GATHER_SECONDS: Final = 1.0
@@ -18,11 +20,10 @@ _TRAINS = frozenset({JobStatus.RUNNING, JobStatus.RECOVERING, JobStatus.PAUSED})
 
 
 def resize_pool(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
-    """New ranks take the lowest free numbers; shrinking removes the highest."""
+    """New ranks take the lowest free numbers; shrinking empties a host, the highest rank first."""
     if not snapshot.is_synchronous or snapshot.is_ending:
         return
-    serving = [rank.rank for rank in snapshot.in_service]
-    missing = snapshot.wanted_world_size - len(serving)
+    missing = snapshot.wanted_world_size - len(snapshot.in_service)
     if missing > 0:
         # A removed rank keeps its number until its process is gone.
         taken = {rank.rank for rank in snapshot.ranks if rank.in_service or rank.is_alive}
@@ -31,7 +32,15 @@ def resize_pool(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
             actions.AddRank(rank=rank) for rank, _ in zip(free, range(missing), strict=False)
         )
     elif missing < 0:
-        yield from (actions.RemoveRank(rank=rank) for rank in serving[missing:])
+        leaving = sorted(snapshot.in_service, key=partial(_leaving_order, snapshot))[:-missing]
+        numbers = sorted(rank.rank for rank in leaving)
+        yield from (actions.RemoveRank(rank=number) for number in numbers)
+
+
+def _leaving_order(snapshot: JobSnapshot, rank: RankSnapshot) -> tuple[int, int, int]:
+    """Ranks without a host leave first, then those of the host with the fewest of them."""
+    count = sum(other.host == rank.host for other in snapshot.in_service)
+    return count * (rank.host != UNPLACED), -snapshot.host_order(rank), -rank.rank
 
 
 def release_removed_ranks(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
@@ -58,7 +67,10 @@ def publish_group(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     if snapshot.is_ending and not _needs_another_saver(snapshot):
         return
     requested, done = snapshot.checkpoint_requests, snapshot.checkpoint_requests_done
-    members = sorted(filter(_can_train, snapshot.ranks), key=lambda rank: rank.worker_id or 0)
+    members = sorted(
+        filter(_can_train, snapshot.ranks),
+        key=lambda rank: (snapshot.host_order(rank), rank.worker_id or 0),
+    )
     if len(members) < (1 if snapshot.is_ending else max(1, snapshot.spec.min_workers)):
         return  # the remaining members wait at their present step
     wanted = GroupSnapshot(
