@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, Self, TypeAlias, cast
 
 import click
 import msgspec
-from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from cli.connection import ATTACHED_SECONDS, connected
@@ -34,16 +33,11 @@ from muster.contracts.location import InvalidLocation, parse_location
 from muster.contracts.spec import VIRTUAL_SHARDS_OF_SCRIPTS, JobSpec
 from muster.contracts.views import FieldError, JobPlan, JobView
 from muster.host.programs import callers_python
+from muster.host.yaml_files import InvalidYaml, YamlFile, reason_of, safe_yaml
 
 _Pairs: TypeAlias = Sequence[tuple[str, str]]
-Location: TypeAlias = Sequence[str | int]
-"""A field and what is in it: ``("env", "LR")`` or ``("command", 0)``."""
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
-SIZE_LIMIT_BYTES: Final = 1 << 20
-VALUES_LIMIT: Final = 10_000
-"""More than the API takes. A few lines with aliases can stand for billions of values."""
-
 PATH_FIELDS: Final = ("dataset_dir", "checkpoint_dir", "working_dir", "python")
 
 _IMPORTS_MUSTER: Final = re.compile(r"(?m)^\s*(import|from) muster\b")
@@ -180,8 +174,8 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
             typed={**typed, **_values(fields)},
             mappings={"env": dict(env), "secrets": dict(secrets)},
         )
-    except InvalidJobFile as error:
-        _refuse([str(error)])
+    except InvalidYaml as error:
+        refuse([str(error)])
     body = described.body(Path.cwd())
     if body.get("python") is None and (body.get("command") or body.get("program")):
         body["python"] = callers_python({**os.environ, **dict(env)})
@@ -269,10 +263,10 @@ def _field_errors(described: JobDescription) -> Iterator[None]:
     try:
         yield
     except Invalid as error:
-        _refuse(described.error_lines(error.errors) or [f"muster: {error}"])
+        refuse(described.error_lines(error.errors) or [f"muster: {error}"])
 
 
-def _refuse(lines: Sequence[str]) -> NoReturn:
+def refuse(lines: Sequence[str]) -> NoReturn:
     for line in lines:
         click.echo(printable(line), err=True)
     sys.exit(ExitCode.USAGE)
@@ -282,9 +276,9 @@ def _values(fields: _Pairs) -> dict[str, Any]:
     values = {}
     for field, text in fields:
         try:
-            values[field] = _yaml().load(text)
+            values[field] = safe_yaml().load(text)
         except (YAMLError, ValueError) as error:
-            reason = _reason(error) if isinstance(error, MarkedYAMLError) else error
+            reason = reason_of(error) if isinstance(error, MarkedYAMLError) else error
             message = f"--set {field}: {text!r} is invalid YAML: {reason}"
             raise click.BadParameter(message) from error
     return values
@@ -309,88 +303,27 @@ def _plan_facts(plan: JobPlan, body: Mapping[str, object]) -> Iterator[tuple[str
         yield "note", note
 
 
-class InvalidJobFile(Misuse):
-    """The file is invalid YAML or does not describe a job; the message begins with the place."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFile:
+class JobFile(YamlFile):
     """The fields of a job file, and where each of them stands."""
 
-    name: str
-    fields: Mapping[str, Any]
-    root: Any
-    """The node that ruamel.yaml composes."""
+    __slots__ = ()
 
     @classmethod
-    def read(cls, path: Path) -> JobFile:
-        """Return the job of a file; raises `InvalidJobFile`, and `Misuse` for a whole file."""
+    def read(cls, path: Path) -> Self:
+        """Return the job of a file; raises `InvalidYaml`, and `Misuse` for another kind of file."""
         if path.suffix not in SUFFIXES:
             raise Misuse(
                 f"{path} is not a job file ({', '.join(SUFFIXES)}); to run a command, write -- "
                 f"before it: muster submit -- python train.py"
             )
-        hint = "a job file describes one job; give data to the program in other files"
-        try:
-            if path.stat().st_size > SIZE_LIMIT_BYTES:
-                raise Misuse(f"{path} is larger than {SIZE_LIMIT_BYTES >> 20} MiB: {hint}")
-            text = path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise Misuse(f"{path} cannot be read: {reason}") from error
-        try:
-            root = _yaml().compose(text)
-            if _has_too_many_values(root):
-                raise Misuse(
-                    f"{path} has more than {VALUES_LIMIT:,} values, aliases expanded: {hint}"
-                )
-            fields = _yaml().load(text)
-        except MarkedYAMLError as error:
-            mark = error.problem_mark
-            at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-            raise InvalidJobFile(f"{path}{at}: {_reason(error)}") from error
-        except (YAMLError, ValueError, RecursionError) as error:
-            raise Misuse(f"{path}: invalid YAML: {error}") from error
-        if not isinstance(fields, dict):
-            raise InvalidJobFile(f"{path}:1:1: expected fields of a job, such as world_size: 4")
-        return cls(name=str(path), fields=fields, root=root)
+        found = super().read(path)
+        if not isinstance(found.content, dict):
+            raise InvalidYaml(f"{path}:1:1: expected fields of a job, such as world_size: 4")
+        return found
 
-    def position(self, location: Location) -> tuple[int, int]:
-        """Return line and column, from 1, of a field or of what encloses it."""
-        mark, node = self.root.start_mark, self.root
-        for part in location:
-            if node.id == "mapping":
-                found = [(key, value) for key, value in node.value if key.value == part]
-            elif node.id == "sequence" and isinstance(part, int):
-                found = [(item, item) for item in node.value[part : part + 1]]
-            else:
-                found = []
-            if not found:
-                break
-            key, node = found[0]
-            mark = key.start_mark
-        return mark.line + 1, mark.column + 1
-
-
-def _yaml() -> YAML:
-    # The pure parser knows YAML 1.2, in which 12:30 and yes are text, and refuses duplicate keys.
-    return YAML(typ="safe", pure=True)
-
-
-def _has_too_many_values(root: Any) -> bool:  # noqa: ANN401  as `JobFile.root`
-    count, nodes = 1, [root] if root else []
-    while nodes and count <= VALUES_LIMIT:
-        node = nodes.pop()
-        inner = node.value if node.id in {"mapping", "sequence"} else []
-        nodes += [it[1] for it in inner] if node.id == "mapping" else inner
-        count += len(inner)
-    return count > VALUES_LIMIT
-
-
-def _reason(error: MarkedYAMLError) -> str:
-    opened = error.context_mark
-    begins = f"that begins at {opened.line + 1}:{opened.column + 1}" if opened else ""
-    return f"{error.problem} ({error.context} {begins})" if begins else str(error.problem)
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        return cast("Mapping[str, Any]", self.content)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 MusterError
 ├── IllegalMove            a state machine was asked for a move its table does not have
 ├── InvalidSpec            a job description that cannot be accepted
+├── InvalidDescription …   muster/host/yaml_files.py, muster/cluster/description.py
 ├── InvalidEnvironment     an environment variable with an unusable value
 ├── JobDiffers             an unfinished job was resumed with another description
 ├── WireError              a peer sent an invalid frame or message
@@ -68,6 +69,10 @@ class InvalidSpec(MusterError):
     def __init__(self, problems: Sequence[FieldProblem]) -> None:
         super().__init__("; ".join(f"{problem.field}: {problem.message}" for problem in problems))
         self.problems = tuple(problems)
+
+
+class InvalidDescription(MusterError):
+    """A file that a person wrote, or what it describes, cannot be used."""
 
 
 class InvalidEnvironment(MusterError):

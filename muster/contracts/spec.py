@@ -34,10 +34,15 @@ ENVIRONMENT_LIMIT_BYTES: Final = 500_000
 PYTHON_NAMES: Final = frozenset({"python", "python3"})
 """First words of a command that mean the job's interpreter."""
 
+CLUSTER_FIELDS: Final = ("vram_mb", "ram_mb", "hosts")
+"""Fields that mean something only to a service that knows the machines of a cluster."""
+
 MAPPING_LIMIT: Final = 256  # most entries of `env` or `labels`
 
 SECONDS_LIMIT: Final = 30 * 24 * 3600.0
 """A month. A longer wait is a typing error."""
+
+MB_LIMIT: Final = 1 << 30  # of memory: a PB
 
 SAMPLES_PER_SHARD_MIN: Final = 2
 """A matrix product with a single row uses other instructions, which give other bits."""
@@ -62,6 +67,7 @@ _RankCount: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
 _Count: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
 _Budget: TypeAlias = Annotated[int, Meta(ge=0, le=1_000_000)]
 _Seconds: TypeAlias = Annotated[float, Meta(ge=1, le=SECONDS_LIMIT)]
+_Megabytes: TypeAlias = Annotated[int, Meta(ge=1, le=MB_LIMIT)]
 
 
 def _doc(text: str) -> Meta:
@@ -191,6 +197,24 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             "spare processes. 0: all ranks see all GPUs, as scripts for torchrun expect.",
         ),
     ] = 0
+    vram_mb: Annotated[
+        _Megabytes | None,
+        _doc(
+            "MB of GPU memory that each rank needs, of one GPU or of each of its gpus_per_rank. "
+            "Needs MUSTER_CLUSTER; `muster plan` shows where the ranks fit."
+        ),
+    ] = None
+    ram_mb: Annotated[
+        _Megabytes | None, _doc("MB of main memory that each rank needs. Needs MUSTER_CLUSTER.")
+    ] = None
+    hosts: Annotated[
+        tuple[str, ...] | None,
+        Meta(
+            description="Names of the nodes where ranks may run. Needs MUSTER_CLUSTER. Default: "
+            "all nodes.",
+            extra={"wanted": 'a list of nodes, such as ["gpu-box"]'},
+        ),
+    ] = None
     env: Annotated[dict[str, str], _doc("Environment of every rank.")] = {}
     secrets: Annotated[
         dict[str, str],

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from cli.errors import Misuse
-from cli.submit import JobDescription, JobFile, Location
+from cli.submit import JobDescription, JobFile
 from muster.contracts.views import FieldError
+from muster.host.yaml_files import InvalidYaml, Location
 
 HERE = Path("/home/me")
 TEXT = """\
@@ -83,7 +84,7 @@ def test_mapping_can_merge_another() -> None:
 )
 def test_invalid_file_is_refused_with_its_place(path: Path, content: bytes, message: str) -> None:
     path.write_bytes(content)
-    with pytest.raises(Misuse, match=message):
+    with pytest.raises(InvalidYaml, match=message):
         JobFile.read(path)
 
 
@@ -101,13 +102,13 @@ LAUGHS = "".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]\n" for n in ra
     ids=["bytes", "values", "aliases", "endless"],
 )
 def test_a_large_file_is_refused_in_one_sentence(text: str, reason: str) -> None:
-    with pytest.raises(Misuse, match=f"job.yaml {reason}") as refused:
+    with pytest.raises(InvalidYaml, match=f"job.yaml {reason}") as refused:
         read(text)
     assert "\n" not in str(refused.value)
 
 
 def test_missing_file_is_named_once(path: Path) -> None:
-    with pytest.raises(Misuse) as refused:
+    with pytest.raises(InvalidYaml) as refused:
         JobFile.read(path)
     assert str(refused.value) == "job.yaml cannot be read: No such file or directory"
 

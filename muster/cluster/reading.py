@@ -1,0 +1,62 @@
+"""``cluster.yaml``: from text to a `Cluster` and back. Errors name the line."""
+
+import io
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from muster.cluster.description import (
+    Cluster,
+    ClusterError,
+    ClusterNode,
+    Gpu,
+    Refusal,
+    first_refusal,
+)
+from muster.host.yaml_files import InvalidYaml, YamlFile, safe_yaml
+
+
+def read_cluster(path: Path) -> Cluster:
+    """Return the cluster that a file describes; raises `ClusterError`."""
+    try:
+        return _checked(YamlFile.read(path))
+    except InvalidYaml as error:
+        raise ClusterError(Refusal((), str(error))) from error
+
+
+def parse_cluster(text: str, name: str = "cluster.yaml") -> Cluster:
+    """Return the cluster that a text describes, which errors call `name`; raises `ClusterError`."""
+    try:
+        return _checked(YamlFile.parse(text, name))
+    except InvalidYaml as error:
+        raise ClusterError(Refusal((), str(error))) from error
+
+
+def dump_cluster(cluster: Cluster) -> str:
+    """Return the YAML of a cluster without defaults; ``parse_cluster`` returns the same cluster."""
+    nodes = [
+        _shown(node) | ({"gpus": [_shown(gpu) for gpu in node.gpus]} if node.gpus else {})
+        for node in cluster.nodes
+    ]
+    text = io.StringIO()
+    yaml: Any = safe_yaml()
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False
+    yaml.dump({"nodes": nodes}, text)
+    return text.getvalue()
+
+
+def _checked(file: YamlFile) -> Cluster:
+    if refusal := first_refusal(file.content):
+        line, _ = file.position(refusal.location)
+        raise ClusterError(refusal, file.name, line)
+    nodes = (
+        ClusterNode(**{**node, "gpus": tuple(Gpu(**gpu) for gpu in node.get("gpus", ()))})
+        for node in file.content["nodes"]
+    )
+    return Cluster(nodes=tuple(nodes))
+
+
+def _shown(value: ClusterNode | Gpu) -> dict[str, Any]:
+    defaults = {field.name: field.default for field in fields(value)}
+    return {name: it for name, it in asdict(value).items() if it != defaults[name]}
