@@ -162,7 +162,6 @@ def refusing(field: str) -> Iterator[None]:
 
 
 def _refuse_without_cluster(spec: JobSpec, cluster: Path | None) -> None:
-    """Refuse needs that only a service which knows the machines can meet."""
     for field in CLUSTER_FIELDS:
         if cluster is None and getattr(spec, field) is not None:
             message = "needs a cluster: set MUSTER_CLUSTER for the services, see docs/cluster.md"
@@ -247,7 +246,7 @@ def _remarks(completed: Completed, slots: int) -> Iterator[str]:
         wanted = f"{spec.world_size} ranks are more than the {slots} slots there are (MUSTER_SLOTS)"
         yield f"{wanted}: all of them start together, when no other job runs"
     if given := [field for field in CLUSTER_FIELDS if getattr(spec, field) is not None]:
-        yield f"all ranks run on this machine: {', '.join(given)} only count for muster plan yet"
+        yield f"all ranks run on this machine: only muster plan uses {', '.join(given)} yet"
     if shown := ", ".join(plaintext_secrets(spec.env)):
         yield f"env shows {shown} to everyone who may submit jobs: use secrets instead"
 

@@ -1,7 +1,4 @@
-"""``muster cluster`` and ``muster plan``: a cluster's description, and where ranks would go.
-
-Both work on files alone: no service runs, and every node counts as free.
-"""
+"""``muster cluster`` and ``muster plan``: a cluster's description, and where ranks would go."""
 
 from __future__ import annotations
 
@@ -15,16 +12,14 @@ import msgspec
 
 from cli.errors import ExitCode
 from cli.output import Group, Output, output_option, show
-from cli.submit import JobDescription, JobFile, refuse
+from cli.submit import JobDescription, read_job_file, refuse
 from muster.cluster.description import Cluster
 from muster.cluster.placement import Placement, RankRequest, place
 from muster.cluster.reading import read_cluster
 from muster.cluster.speed import GpuCost, is_gpu_worth
 from muster.contracts.settings import CLUSTER
 from muster.contracts.spec import JobRequest, JobSpec
-from muster.contracts.spec_problems import did_you_mean, field_errors, problems
-from muster.contracts.views import FieldError
-from muster.host.yaml_files import InvalidYaml
+from muster.contracts.spec_problems import checked, field_errors
 
 _file = click.Path(path_type=Path)
 
@@ -76,71 +71,33 @@ def plan(
     if (transfer_mb is None) != (compute_mflop is None):
         raise click.UsageError("Give both of --transfer-mb and --compute-mflop, or none.")
     machines = read_cluster(description)
-    job_id, spec = _job(file, machines, description)
-    request = RankRequest(
-        job_id=job_id,
-        vram_mb=spec.vram_mb,
-        ram_mb=spec.ram_mb,
-        gpus_per_rank=spec.gpus_per_rank,
-        hosts=spec.hosts,
-    )
-    placements = place(machines, [request] * spec.world_size)
-    body: dict[str, Any] = {"ranks": [_rank(rank, one) for rank, one in enumerate(placements)]}
+    request = RankRequest(*_job(file, machines))
+    placements = place(machines, [request] * request.spec.world_size)
+    body: dict[str, Any] = {"ranks": msgspec.to_builtins(placements)}
     lines = list(_lines(placements))
     if transfer_mb is not None and compute_mflop is not None:
         cost = GpuCost()
         body["is_gpu_worth"] = is_worth = is_gpu_worth(transfer_mb, compute_mflop, cost)
         computing = f"{compute_mflop * cost.compute_us_per_mflop:g} us of computing"
         transfer = f"{cost.min_ratio:g} x {transfer_mb * cost.transfer_us_per_mb:g} us of transfer"
-        lines.append(
-            f"worth a GPU: yes, {computing} > {transfer}"
-            if is_worth
-            else f"worth a GPU: no, {computing} <= {transfer}"
-        )
+        verdict = f"yes, {computing} > {transfer}" if is_worth else f"no, {computing} <= {transfer}"
+        lines.append(f"worth a GPU: {verdict}")
     show(output, body, lines, (one.chosen.node for one in placements if one.chosen))
     if not all(one.chosen for one in placements):
         sys.exit(ExitCode.FAILED)
 
 
-def _job(file: Path, machines: Cluster, description: Path) -> tuple[str, JobSpec]:
-    """Return the job of a file and its id, or print what is wrong with it and exit."""
-    try:
-        described = JobDescription(file=JobFile.read(file), typed={}, mappings={})
-    except InvalidYaml as error:
-        refuse([str(error)])
+def _job(file: Path, machines: Cluster) -> tuple[str, JobSpec]:
+    """Return the id and the description of the job in a file, or print what is wrong and exit."""
+    described = JobDescription(file=read_job_file(file), typed={}, mappings={})
     body = described.body(Path.cwd())
     if errors := list(field_errors(body, JobRequest)):
         refuse(described.error_lines(errors))
     request = msgspec.convert(body, JobRequest)
-    spec = request.spec()
-    errors = [
-        FieldError(loc=("body", it.field), msg=it.message, type="value_error")
-        for it in problems(spec)
-    ]
-    known = [node.name for node in machines.nodes]
-    errors += [
-        FieldError(
-            loc=("body", "hosts", place),
-            msg=f"{description} has no node {name!r}",
-            type="value_error",
-            hint=did_you_mean(name, known) or f"its nodes are {', '.join(known)}",
-        )
-        for place, name in enumerate(spec.hosts or ())
-        if machines.node(name) is None
-    ]
-    if errors:
-        refuse(described.error_lines(errors))
+    spec = checked(request.spec())
+    for name in spec.hosts or ():
+        machines.node(name)
     return request.job_id or file.stem, spec
-
-
-def _rank(rank: int, placement: Placement) -> dict[str, Any]:
-    chosen = placement.chosen
-    return {
-        "rank": rank,
-        "node": chosen and chosen.node,
-        "gpus": list(chosen.gpus) if chosen else [],
-        "verdicts": [msgspec.to_builtins(it) for it in placement.verdicts],
-    }
 
 
 def _lines(placements: list[Placement]) -> Iterator[str]:
@@ -152,6 +109,3 @@ def _lines(placements: list[Placement]) -> Iterator[str]:
         for it in placement.verdicts:
             score = "no" if it.score is None else f"{it.score:.4g}"
             yield f"  {it.node:<{width}}  {score:<8}  {it.reason}"
-    fitting = sum(1 for it in placements if it.chosen)
-    if fitting < len(placements):
-        yield f"{len(placements) - fitting} of {len(placements)} ranks do not fit"

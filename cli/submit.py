@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, NoReturn, Self, TypeAlias, cast
+from typing import Any, Final, NoReturn, TypeAlias
 
 import click
 import msgspec
@@ -28,12 +28,12 @@ from cli.lifecycle import watch_to_end
 from cli.output import Output, Tracebacks, facts, notice_if_slow, show
 from cli.run import python_option
 from muster.client.errors import Invalid
-from muster.contracts.errors import printable
+from muster.contracts.errors import InvalidDescription, printable
 from muster.contracts.location import InvalidLocation, parse_location
 from muster.contracts.spec import VIRTUAL_SHARDS_OF_SCRIPTS, JobSpec
 from muster.contracts.views import FieldError, JobPlan, JobView
 from muster.host.programs import callers_python
-from muster.host.yaml_files import InvalidYaml, YamlFile, reason_of, safe_yaml
+from muster.host.yaml_files import YamlFile, reason_of, safe_yaml
 
 _Pairs: TypeAlias = Sequence[tuple[str, str]]
 
@@ -168,14 +168,11 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     if file is not None and file.suffix == ".py":
         flags["command"], file = ["python", str(file), *context.meta.get(__name__, [])], None
     typed = {field: value for field, value in flags.items() if value is not None}
-    try:
-        described = JobDescription(
-            file=None if file is None else JobFile.read(file),
-            typed={**typed, **_values(fields)},
-            mappings={"env": dict(env), "secrets": dict(secrets)},
-        )
-    except InvalidYaml as error:
-        refuse([str(error)])
+    described = JobDescription(
+        file=None if file is None else read_job_file(file),
+        typed={**typed, **_values(fields)},
+        mappings={"env": dict(env), "secrets": dict(secrets)},
+    )
     body = described.body(Path.cwd())
     if body.get("python") is None and (body.get("command") or body.get("program")):
         body["python"] = callers_python({**os.environ, **dict(env)})
@@ -303,34 +300,24 @@ def _plan_facts(plan: JobPlan, body: Mapping[str, object]) -> Iterator[tuple[str
         yield "note", note
 
 
-class JobFile(YamlFile):
-    """The fields of a job file, and where each of them stands."""
-
-    __slots__ = ()
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Return the job of a file; raises `InvalidYaml`, and `Misuse` for another kind of file."""
-        if path.suffix not in SUFFIXES:
-            raise Misuse(
-                f"{path} is not a job file ({', '.join(SUFFIXES)}); to run a command, write -- "
-                f"before it: muster submit -- python train.py"
-            )
-        found = super().read(path)
-        if not isinstance(found.content, dict):
-            raise InvalidYaml(f"{path}:1:1: expected fields of a job, such as world_size: 4")
-        return found
-
-    @property
-    def fields(self) -> Mapping[str, Any]:
-        return cast("Mapping[str, Any]", self.content)
+def read_job_file(path: Path) -> YamlFile:
+    """Return the fields of a job; raises `InvalidDescription`, or `Misuse` for another file."""
+    if path.suffix not in SUFFIXES:
+        raise Misuse(
+            f"{path} is not a job file ({', '.join(SUFFIXES)}); to run a command, write -- "
+            f"before it: muster submit -- python train.py"
+        )
+    found = YamlFile.read(path)
+    if not isinstance(found.content, dict):
+        raise InvalidDescription(f"{path}:1:1: expected fields of a job, such as world_size: 4")
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDescription:
     """All fields of a job that a person gave; the command line takes precedence over the file."""
 
-    file: JobFile | None
+    file: YamlFile | None
     typed: Mapping[str, Any]
     mappings: Mapping[str, Mapping[str, str]]
     """`env` and `secrets` from the command line, which are added to those of the file."""
@@ -340,7 +327,7 @@ class JobDescription:
 
         A command or program runs there as well, unless `working_dir` is given.
         """
-        body = {**(self.file.fields if self.file else {}), **self.typed}
+        body = {**(self.file.content if self.file else {}), **self.typed}
         for field, typed in self.mappings.items():
             given = body.get(field) or {}
             if typed and isinstance(given, Mapping):  # the server refuses any other type
@@ -372,7 +359,7 @@ class JobDescription:
             if error.type == _UNKNOWN_FIELD:
                 hint = hint or "muster schema lists the fields"
             at, position = "muster", (sys.maxsize, 0)
-            if self.file and location and location[0] in self.file.fields.keys() - self.typed:
+            if self.file and location and location[0] in self.file.content.keys() - self.typed:
                 position = self.file.position(location)
                 at = ":".join(map(str, (self.file.name, *position)))
             found.append((position, f"{at}: {field}: {error.msg}" + (f" ({hint})" if hint else "")))

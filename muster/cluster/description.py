@@ -4,30 +4,27 @@
 program builds obeys the same rules as one from a file.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from itertools import chain
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta
 
 from muster.contracts.errors import InvalidDescription
 from muster.contracts.settings import LOOPBACK_NAMES, SLOTS_PER_CORE
-from muster.contracts.spec import MB_LIMIT
+from muster.contracts.spec import Megabytes, NodeName
 from muster.contracts.spec_problems import declared_fields, field_errors
 
 MemoryType: TypeAlias = Literal["discrete", "unified"]
-Transport: TypeAlias = Literal["local", "ssh"]
 
 USABLE_PERCENT: Final[Mapping[MemoryType, int]] = {"discrete": 85, "unified": 60}
 """Of a GPU's memory; the rest is for the driver and, where it is unified, for the system."""
 
-_Megabytes: TypeAlias = Annotated[int, Meta(ge=1, le=MB_LIMIT)]
 _Count: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
 
 
 def _text(characters: str, most: int, wanted: str) -> Meta:
-    """Return the declaration of a text that no shell, ssh or terminal takes for something else."""
+    # No text begins with "-", which ssh and other commands would take for an option.
     return Meta(pattern=f"^[A-Za-z0-9_]{characters}{{0,{most - 1}}}$", extra={"wanted": wanted})
 
 
@@ -37,34 +34,35 @@ class Gpu:
 
     uuid: Annotated[str, _text("[A-Za-z0-9_./:-]", 128, "use the UUID that nvidia-smi -L shows")]
     type: Annotated[str, _text("[ -~]", 64, "use a model's name, such as RTX 4090")]
-    vram_mb: _Megabytes
+    vram_mb: Megabytes
     memory_type: MemoryType = "discrete"
 
     @property
     def usable_vram_mb(self) -> int:
-        """The memory that ranks may have, in MB, rounded down."""
+        """The memory that ranks may have, rounded down."""
         return self.vram_mb * USABLE_PERCENT[self.memory_type] // 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterNode:
-    """One machine. `host` is its address, `user` the one for ssh: None is the current user."""
+    """One machine; `host` is its address."""
 
-    name: Annotated[str, _text("[A-Za-z0-9_.-]", 63, "use up to 63 letters, digits, '.', '-', '_'")]
+    name: NodeName
     host: Annotated[str, _text("[A-Za-z0-9_.:%-]", 253, "use a host name or an address")]
-    transport: Transport = "local"
-    user: Annotated[str, _text("[A-Za-z0-9_.-]", 32, "use the name of a login")] | None = None
+    transport: Literal["local", "ssh"] = "local"
+    user: Annotated[str, _text("[A-Za-z0-9_.-]", 32, "use a login name")] | None = None
+    """None: the current user."""
     gpus: tuple[Gpu, ...] = ()
     max_adapters: _Count = 1
     """How many jobs may run there at once."""
     slots: _Count | None = None
     """How many ranks may run there at once; see `rank_slots`."""
     cpu_cores: _Count | None = None
-    ram_mb: _Megabytes | None = None
+    ram_mb: Megabytes | None = None
 
     @property
     def rank_slots(self) -> int | None:
-        """The slots that are given, else twice the cores. None: the machine itself will tell."""
+        """The given slots, else twice the cores. None: only the machine itself knows."""
         if self.slots is None and self.cpu_cores is not None:
             return SLOTS_PER_CORE * self.cpu_cores
         return self.slots
@@ -72,138 +70,110 @@ class ClusterNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The machines of a cluster, in the order of the file. Raises `ClusterError` if invalid."""
+    """The machines of a cluster, in the order of the file. Raises `InvalidDescription`."""
 
     nodes: tuple[ClusterNode, ...]
 
     def __post_init__(self) -> None:
-        if refusal := first_refusal(asdict(self)):
-            raise ClusterError(refusal)
+        check_description(asdict(self))
 
     @property
     def capacity(self) -> int:
         """How many jobs may run at once: the sum of `max_adapters`."""
         return sum(node.max_adapters for node in self.nodes)
 
-    def node(self, name: str) -> ClusterNode | None:
-        """Return the node of this name, or None."""
-        return next((node for node in self.nodes if node.name == name), None)
+    def node(self, name: str) -> ClusterNode:
+        """Return the node of this name; raises `InvalidDescription` if there is none."""
+        nodes = {node.name: node for node in self.nodes}
+        if name not in nodes:
+            raise InvalidDescription(f"there is no node {name!r}: use one of {', '.join(nodes)}")
+        return nodes[name]
 
     def __str__(self) -> str:
-        nodes = f"{len(self.nodes)} node{'s' * (len(self.nodes) != 1)}"
-        slots = f"{self.capacity} adapter slot{'s' * (self.capacity != 1)}"
-        return "\n".join([f"cluster: {nodes}, {slots}", *map(_line, self.nodes)])
+        header = f"nodes: {len(self.nodes)}, adapter slots: {self.capacity}"
+        return "\n".join([header, *map(_line, self.nodes)])
 
 
 def _line(node: ClusterNode) -> str:
     host = node.host if node.user is None else f"{node.user}@{node.host}"
-    gpus = " + ".join(
-        f"{gpu.type} ({gpu.usable_vram_mb} of {gpu.vram_mb} MB usable)" for gpu in node.gpus
+    gpus = (f"{it.type} ({it.usable_vram_mb} of {it.vram_mb} MB usable)" for it in node.gpus)
+    hardware = " + ".join(gpus) or "CPU-only"
+    return (
+        f"  {node.name}: {host}, {node.transport}, {hardware}, slots: {node.rank_slots or 'auto'}"
     )
-    slots = f"{node.rank_slots or 'auto'} slot{'s' * (node.rank_slots != 1)}"
-    return f"  {node.name}: {host}, {node.transport}, {gpus or 'CPU-only'}, {slots}"
 
 
-class Refusal(NamedTuple):
-    """Why a description is refused, and where the reason is, such as ``("nodes", 0, "host")``."""
-
-    location: tuple[str | int, ...]
-    message: str
-    node: str | None = None
+_Location: TypeAlias = tuple[str | int, ...]
+"""Where a value is in a description, such as ``("nodes", 0, "host")``."""
+_Found: TypeAlias = dict[_Location, dict[Any, Any]]
+_Reasons: TypeAlias = Iterator[tuple[_Location, str]]
 
 
-class ClusterError(InvalidDescription):
-    """A description that cannot be used. The sentence says what to write instead.
+def check_description(
+    document: Any,  # noqa: ANN401  parsed YAML
+    file: str = "",
+    line_of: Callable[[_Location], int] | None = None,
+) -> None:
+    """Raise `InvalidDescription` for the first reason to refuse a parsed description."""
+    for location, message in _reasons(document):
+        words = [f"{file}:{line_of(location)}"] if line_of else []
+        if location[1:]:
+            index = location[1]
+            name = dict(_mappings(document, "nodes")).get(index, {}).get("name")
+            words.append(f"node {name or index}")
+        raise InvalidDescription(": ".join([*words, message]))
 
-    `node` is the name of the node with the mistake, `line` the mistake's line in the file, from 1.
-    """
 
-    def __init__(self, refusal: Refusal, file: str = "", line: int | None = None) -> None:
-        place = ":".join(str(part) for part in (file, line) if part)
-        about = f"node {refusal.node}" if refusal.node else ""
-        super().__init__(": ".join(part for part in (place, about, refusal.message) if part))
-        self.node = refusal.node
-        self.line = line
-
-
-def first_refusal(document: object) -> Refusal | None:
-    """Return the first reason to refuse a parsed description: rule by rule, each for all nodes."""
+def _reasons(document: object) -> _Reasons:
+    """Yield why a description is refused: rule by rule, each for all nodes."""
     if not isinstance(document, dict) or not document.get("nodes"):
-        message = "there are no nodes: list them under nodes:, each with a name and a host"
-        return Refusal((), message)
-    nodes = _mappings(document["nodes"])
-    rules = (
-        _repeated_names,
-        _without_adapters,
-        _ssh_to_this_machine,
-        _without_vram,
-        _repeated_gpus,
-    )
-    for refusal in chain(*(rule(nodes) for rule in rules), _undeclared(document)):
-        _, index, *_ = (*refusal.location, None, None)
-        name = next((node.get("name", index) for place, node in nodes if place == index), None)
-        return refusal._replace(node=None if name is None else str(name))
-    return None
-
-
-_Nodes: TypeAlias = Sequence[tuple[int, dict[Any, Any]]]
-"""The parsed nodes, or GPUs, that are mappings, and their places in the list."""
-
-
-def _mappings(parsed: object) -> _Nodes:
-    entries = parsed if isinstance(parsed, list | tuple) else ()
-    return [(place, entry) for place, entry in enumerate(entries) if isinstance(entry, dict)]
-
-
-def _repeated_names(nodes: _Nodes) -> Iterator[Refusal]:
-    names: list[object] = []
-    for index, node in nodes:
-        name = node.get("name")
-        if name is not None and name in names:
-            yield Refusal(("nodes", index, "name"), "an earlier node has this name: choose another")
-        names.append(name)
-
-
-def _without_adapters(nodes: _Nodes) -> Iterator[Refusal]:
-    for index, node in nodes:
-        if _is_zero(node.get("max_adapters")):
+        yield (), "there are no nodes: list them under nodes:, each with a name and a host"
+        return
+    nodes: _Found = {("nodes", index): node for index, node in _mappings(document, "nodes")}
+    gpus: _Found = {
+        (*place, "gpus", index): gpu
+        for place, node in nodes.items()
+        for index, gpu in _mappings(node, "gpus")
+    }
+    for place in _repeated({place: node.get("name") for place, node in nodes.items()}):
+        yield (*place, "name"), "an earlier node has this name: choose another"
+    for place, node in nodes.items():
+        if node.get("max_adapters") == 0:
             message = "max_adapters is 0: write how many jobs may run there, or leave out the node"
-            yield Refusal(("nodes", index, "max_adapters"), message)
-
-
-def _ssh_to_this_machine(nodes: _Nodes) -> Iterator[Refusal]:
-    for index, node in nodes:
+            yield (*place, "max_adapters"), message
+    for place, node in nodes.items():
         host = str(node.get("host"))
         if node.get("transport") == "ssh" and host.lower() in LOOPBACK_NAMES:
-            yield Refusal(
-                ("nodes", index, "host"),
-                f"transport ssh needs the address of another machine, and {host} is this one: "
-                "write that address, or transport: local",
-            )
+            message = f"host {host} is this machine: write another's address, or transport: local"
+            yield (*place, "host"), message
+    for place, gpu in gpus.items():
+        if gpu.get("vram_mb") == 0:
+            message = f"GPU {gpu.get('uuid')} has vram_mb 0: write the MB that nvidia-smi shows"
+            yield (*place, "vram_mb"), message
+    uuids = {it: (it[1], gpu["uuid"]) for it, gpu in gpus.items() if "uuid" in gpu}
+    for place in _repeated(uuids):
+        message = f"GPU {gpus[place]['uuid']} is listed twice: write each once (nvidia-smi -L)"
+        yield (*place, "uuid"), message
+    yield from _undeclared(document)
 
 
-def _without_vram(nodes: _Nodes) -> Iterator[Refusal]:
-    for index, node in nodes:
-        for place, gpu in _mappings(node.get("gpus")):
-            if _is_zero(gpu.get("vram_mb")):
-                yield Refusal(
-                    ("nodes", index, "gpus", place, "vram_mb"),
-                    f"GPU {gpu.get('uuid')} has vram_mb 0: write the MB that nvidia-smi shows",
-                )
+def _mappings(parsed: dict[Any, Any], key: str) -> Iterator[tuple[Any, dict[Any, Any]]]:
+    """Yield the mappings in the list below a key, with their places in it."""
+    entries = parsed.get(key)
+    if isinstance(entries, list | tuple):
+        yield from ((index, it) for index, it in enumerate(entries) if isinstance(it, dict))
 
 
-def _repeated_gpus(nodes: _Nodes) -> Iterator[Refusal]:
-    for index, node in nodes:
-        uuids: list[object] = []
-        for place, gpu in _mappings(node.get("gpus")):
-            uuid = gpu.get("uuid")
-            if uuid is not None and uuid in uuids:
-                message = f"GPU {uuid} is listed twice: write the uuid of each (nvidia-smi -L)"
-                yield Refusal(("nodes", index, "gpus", place, "uuid"), message)
-            uuids.append(uuid)
+def _repeated(names: Mapping[_Location, object]) -> Iterator[_Location]:
+    """Yield the places whose names an earlier place has."""
+    seen: list[object] = []  # a wrong type may have no hash
+    for place, name in names.items():
+        if name is not None and name in seen:
+            yield place
+        seen.append(name)
 
 
-def _undeclared(document: dict[Any, Any]) -> Iterator[Refusal]:
+def _undeclared(document: dict[Any, Any]) -> _Reasons:
     """Yield unknown and missing keys, and values of another type or beyond their limits."""
     yield from _errors(document, Cluster, ())
     for index, node in enumerate(document["nodes"]):
@@ -212,15 +182,9 @@ def _undeclared(document: dict[Any, Any]) -> Iterator[Refusal]:
             yield from _errors(gpu, Gpu, ("nodes", index, "gpus", place))
 
 
-def _errors(parsed: object, kind: type, location: tuple[str | int, ...]) -> Iterator[Refusal]:
+def _errors(parsed: object, kind: type, location: _Location) -> _Reasons:
     for error in field_errors(parsed, kind):
-        within = error.loc[1:]
-        # A GPU has no name of its own in the sentence.
-        where = ".".join(map(str, (*location[2:], *within)))
+        where = ".".join(map(str, (*location[2:], *error.loc[1:])))
         hint = error.hint or f"the keys are {', '.join(declared_fields(kind))}"
         hint = f" ({hint})" if error.type in {"extra_forbidden", "missing"} else ""
-        yield Refusal((*location, *within), f"{where}: {error.msg}{hint}")
-
-
-def _is_zero(value: object) -> bool:
-    return type(value) is int and value == 0
+        yield (*location, *error.loc[1:]), f"{where and f'{where}: '}{error.msg}{hint}"

@@ -5,31 +5,18 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from muster.cluster.description import (
-    Cluster,
-    ClusterError,
-    ClusterNode,
-    Gpu,
-    Refusal,
-    first_refusal,
-)
-from muster.host.yaml_files import InvalidYaml, YamlFile, safe_yaml
+from muster.cluster.description import Cluster, ClusterNode, Gpu, check_description
+from muster.host.yaml_files import YamlFile, safe_yaml
 
 
 def read_cluster(path: Path) -> Cluster:
-    """Return the cluster that a file describes; raises `ClusterError`."""
-    try:
-        return _checked(YamlFile.read(path))
-    except InvalidYaml as error:
-        raise ClusterError(Refusal((), str(error))) from error
+    """Return the cluster that a file describes; raises `InvalidDescription`."""
+    return _cluster_of(YamlFile.read(path))
 
 
 def parse_cluster(text: str, name: str = "cluster.yaml") -> Cluster:
-    """Return the cluster that a text describes, which errors call `name`; raises `ClusterError`."""
-    try:
-        return _checked(YamlFile.parse(text, name))
-    except InvalidYaml as error:
-        raise ClusterError(Refusal((), str(error))) from error
+    """Return the cluster that a text describes; `name` is that of the text in errors."""
+    return _cluster_of(YamlFile.parse(text, name))
 
 
 def dump_cluster(cluster: Cluster) -> str:
@@ -46,12 +33,10 @@ def dump_cluster(cluster: Cluster) -> str:
     return text.getvalue()
 
 
-def _checked(file: YamlFile) -> Cluster:
-    if refusal := first_refusal(file.content):
-        line, _ = file.position(refusal.location)
-        raise ClusterError(refusal, file.name, line)
+def _cluster_of(file: YamlFile) -> Cluster:
+    check_description(file.content, file.name, lambda location: file.position(location)[0])
     nodes = (
-        ClusterNode(**{**node, "gpus": tuple(Gpu(**gpu) for gpu in node.get("gpus", ()))})
+        ClusterNode(**node | {"gpus": tuple(Gpu(**gpu) for gpu in node.get("gpus", ()))})
         for node in file.content["nodes"]
     )
     return Cluster(nodes=tuple(nodes))

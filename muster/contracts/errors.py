@@ -3,7 +3,7 @@
 MusterError
 ├── IllegalMove            a state machine was asked for a move its table does not have
 ├── InvalidSpec            a job description that cannot be accepted
-├── InvalidDescription …   muster/host/yaml_files.py, muster/cluster/description.py
+├── InvalidDescription     a file that describes a job or a cluster cannot be used
 ├── InvalidEnvironment     an environment variable with an unusable value
 ├── JobDiffers             an unfinished job was resumed with another description
 ├── WireError              a peer sent an invalid frame or message
@@ -72,7 +72,7 @@ class InvalidSpec(MusterError):
 
 
 class InvalidDescription(MusterError):
-    """A file that a person wrote, or what it describes, cannot be used."""
+    """A file that describes a job or a cluster, or what is in it. Names line and node, if known."""
 
 
 class InvalidEnvironment(MusterError):

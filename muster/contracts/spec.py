@@ -42,8 +42,6 @@ MAPPING_LIMIT: Final = 256  # most entries of `env` or `labels`
 SECONDS_LIMIT: Final = 30 * 24 * 3600.0
 """A month. A longer wait is a typing error."""
 
-MB_LIMIT: Final = 1 << 30  # of memory: a PB
-
 SAMPLES_PER_SHARD_MIN: Final = 2
 """A matrix product with a single row uses other instructions, which give other bits."""
 
@@ -67,7 +65,12 @@ _RankCount: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
 _Count: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
 _Budget: TypeAlias = Annotated[int, Meta(ge=0, le=1_000_000)]
 _Seconds: TypeAlias = Annotated[float, Meta(ge=1, le=SECONDS_LIMIT)]
-_Megabytes: TypeAlias = Annotated[int, Meta(ge=1, le=MB_LIMIT)]
+Megabytes: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 30)]
+NODE_NAME_WANTED: Final = "use up to 63 letters, digits, '.', '-' or '_', first a letter or digit"
+NodeName: TypeAlias = Annotated[
+    str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$", extra={"wanted": NODE_NAME_WANTED})
+]
+"""The name of a machine in ``cluster.yaml``."""
 
 
 def _doc(text: str) -> Meta:
@@ -198,17 +201,17 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         ),
     ] = 0
     vram_mb: Annotated[
-        _Megabytes | None,
+        Megabytes | None,
         _doc(
             "MB of GPU memory that each rank needs, of one GPU or of each of its gpus_per_rank. "
             "Needs MUSTER_CLUSTER; `muster plan` shows where the ranks fit."
         ),
     ] = None
     ram_mb: Annotated[
-        _Megabytes | None, _doc("MB of main memory that each rank needs. Needs MUSTER_CLUSTER.")
+        Megabytes | None, _doc("MB of main memory that each rank needs. Needs MUSTER_CLUSTER.")
     ] = None
     hosts: Annotated[
-        tuple[str, ...] | None,
+        tuple[NodeName, ...] | None,
         Meta(
             description="Names of the nodes where ranks may run. Needs MUSTER_CLUSTER. Default: "
             "all nodes.",

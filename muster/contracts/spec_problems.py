@@ -212,7 +212,6 @@ def problems(spec: JobSpec) -> Iterator[FieldProblem]:
     yield from _pool_problems(spec)
     yield from _text_problems(spec)
     yield from _command_problems(spec)
-    yield from _host_problems(spec)
     yield from _mode_problems(spec)
     yield from _batch_problems(spec)
     for name in ("env", "labels", "secrets"):
@@ -233,6 +232,8 @@ def _pool_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     if spec.mode == "synchronous" and spec.largest_world_size > GROUP_LIMIT:
         field = "world_size" if spec.max_workers is None else "max_workers"
         yield FieldProblem(field, f"more than {GROUP_LIMIT} ranks cannot train one model together")
+    if spec.hosts == ():
+        yield FieldProblem("hosts", "names no node: leave it out to allow all")
 
 
 def _text_problems(spec: JobSpec) -> Iterator[FieldProblem]:
@@ -263,18 +264,6 @@ def _command_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         yield from _string_problems("command", word)
     if _size_bytes(spec.command) > COMMAND_LIMIT_BYTES:
         yield FieldProblem("command", f"is longer than {COMMAND_LIMIT_BYTES} bytes as JSON")
-
-
-def _host_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    if spec.hosts is None:
-        return
-    if not spec.hosts:
-        yield FieldProblem("hosts", "names no node: leave it out to allow all")
-    if len(spec.hosts) > MAPPING_LIMIT:
-        yield FieldProblem("hosts", f"has more than {MAPPING_LIMIT} entries")
-    for name in spec.hosts:
-        yield from _string_problems("hosts", name)
-        yield from _terminal_problems("hosts", name)
 
 
 def _mode_problems(spec: JobSpec) -> Iterator[FieldProblem]:

@@ -16,10 +16,7 @@ Location: TypeAlias = Sequence[str | int]
 SIZE_LIMIT_BYTES: Final = 1 << 20
 VALUES_LIMIT: Final = 10_000
 """More than a job or a cluster has. A few lines with aliases can stand for billions of values."""
-
-
-class InvalidYaml(InvalidDescription):
-    """A file that cannot be read as YAML; the message begins with the file and the place."""
+SMALLER: Final = "keep data in other files"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,34 +30,32 @@ class YamlFile:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Return the content of a file; raises `InvalidYaml`."""
+        """Return the content of a file; raises `InvalidDescription`."""
         try:
             if path.stat().st_size > SIZE_LIMIT_BYTES:
-                limit = f"{SIZE_LIMIT_BYTES >> 20} MiB: keep data in other files"
-                raise InvalidYaml(f"{path} is larger than {limit}")
+                most = f"{SIZE_LIMIT_BYTES >> 20} MiB"
+                raise InvalidDescription(f"{path} is larger than {most}: {SMALLER}")
             text = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise InvalidYaml(f"{path} cannot be read: {reason}") from error
+            raise InvalidDescription(f"{path} cannot be read: {reason}") from error
         return cls.parse(text, str(path))
 
     @classmethod
     def parse(cls, text: str, name: str) -> Self:
-        """Return the content of a text, which errors call `name`; raises `InvalidYaml`."""
+        """Return the content of a text, which errors call `name`; raises `InvalidDescription`."""
         try:
             root = safe_yaml().compose(text)
             if _has_too_many_values(root):
-                raise InvalidYaml(
-                    f"{name} has more than {VALUES_LIMIT:,} values, aliases expanded: keep data in "
-                    "other files"
-                )
+                most = f"{VALUES_LIMIT:,} values, aliases expanded"
+                raise InvalidDescription(f"{name} has more than {most}: {SMALLER}")
             return cls(name=name, content=safe_yaml().load(text), root=root)
         except MarkedYAMLError as error:
             mark = error.problem_mark
             at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-            raise InvalidYaml(f"{name}{at}: {reason_of(error)}") from error
+            raise InvalidDescription(f"{name}{at}: {reason_of(error)}") from error
         except (YAMLError, ValueError, RecursionError) as error:
-            raise InvalidYaml(f"{name}: invalid YAML: {error}") from error
+            raise InvalidDescription(f"{name}: invalid YAML: {error}") from error
 
     def position(self, location: Location) -> tuple[int, int]:
         """Return line and column, from 1, of a value or of what encloses it."""
