@@ -1,6 +1,8 @@
 """Where ranks go, why, and whether a GPU is worth it."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from muster.cluster.description import Cluster, ClusterNode, Gpu
 from muster.cluster.placement import NodeUse, RankRequest, place
@@ -99,6 +101,40 @@ def test_rank_with_its_own_gpus_shares_none() -> None:
     taken = [one.chosen.gpus if one.chosen else None for one in placed]
     assert taken == [("box0",), ("box1", "box2"), None, ("box0",)]
     assert placed[2].verdicts[0].reason == "unused GPUs: 0 of 3, and a rank needs 2"
+
+
+REQUESTS = st.builds(
+    RankRequest,
+    job_id=st.sampled_from("abc"),
+    spec=st.builds(
+        JobSpec,
+        vram_mb=st.none() | st.integers(1, 9000),
+        ram_mb=st.none() | st.integers(1, 9000),
+        gpus_per_rank=st.integers(0, 2),
+    ),
+)
+
+
+@given(st.lists(REQUESTS, max_size=12))
+def test_placement_never_overcommits_a_node(requests: list[RankRequest]) -> None:
+    machines = cluster(
+        node("box", "RTX 4090", "T", ram_mb=16_000, max_adapters=2, slots=5),
+        node("bare", ram_mb=9000, slots=2),
+    )
+    placed = list(zip(requests, place(machines, requests), strict=True))
+    for machine in machines.nodes:
+        there = [
+            (request, one.chosen.gpus)
+            for request, one in placed
+            if one.chosen and one.chosen.node == machine.name
+        ]
+        assert len(there) <= (machine.rank_slots or 0)
+        assert len({request.job_id for request, _ in there}) <= machine.max_adapters
+        assert sum(request.spec.ram_mb or 0 for request, _ in there) <= (machine.ram_mb or 0)
+        for gpu in machine.gpus:
+            specs = [request.spec for request, gpus in there if gpu.uuid in gpus]
+            assert len(specs) <= 1 or not any(spec.gpus_per_rank for spec in specs)
+            assert sum(spec.vram_mb or 0 for spec in specs) <= gpu.usable_vram_mb
 
 
 def test_every_node_has_a_reason() -> None:
