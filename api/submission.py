@@ -33,7 +33,7 @@ from muster.contracts.location import InvalidLocation, parse_location
 from muster.contracts.paths import DataDir, checkpoints_of_job
 from muster.contracts.secrets import Reference, plaintext_secrets
 from muster.contracts.settings import ServiceSettings
-from muster.contracts.spec import RESERVED_IDS, JobRequest, JobSpec
+from muster.contracts.spec import CLUSTER_FIELDS, RESERVED_IDS, JobRequest, JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
 from muster.datasets.errors import DatasetError, DatasetMissing
 from muster.datasets.sources import open_source
@@ -90,6 +90,7 @@ class Submitter:
                 spec = msgspec.structs.replace(spec, checkpoint_dir=earlier_dir)
         with refusing("dataset_dir"):
             completed = complete(spec, self.settings, self.working_dir)
+        _refuse_without_cluster(spec, self.settings.cluster)
         _refuse_missing_files(spec, completed, self.search_path)
         with refusing("dataset_dir"):
             synthetic_dir = DataDir(self.settings.data_dir).synthetic_dataset
@@ -158,6 +159,13 @@ def refusing(field: str) -> Iterator[None]:
         raise ServiceUnavailable(f"{field}: {error}") from error
     except (CheckpointError, DatasetError, InvalidLocation, ObjectStoreError) as error:
         raise invalid_field("body", field, str(error)) from error
+
+
+def _refuse_without_cluster(spec: JobSpec, cluster: Path | None) -> None:
+    for field in CLUSTER_FIELDS:
+        if cluster is None and getattr(spec, field) is not None:
+            message = "needs a cluster: set MUSTER_CLUSTER for the services, see docs/cluster.md"
+            raise invalid_field("body", field, message)
 
 
 def _refuse_missing_files(spec: JobSpec, completed: Completed, search_path: str | None) -> None:
@@ -237,6 +245,8 @@ def _remarks(completed: Completed, slots: int) -> Iterator[str]:
     if spec.world_size > slots:
         wanted = f"{spec.world_size} ranks are more than the {slots} slots there are (MUSTER_SLOTS)"
         yield f"{wanted}: all of them start together, when no other job runs"
+    if given := [field for field in CLUSTER_FIELDS if getattr(spec, field) is not None]:
+        yield f"all ranks run on this machine: only muster plan uses {', '.join(given)} yet"
     if shown := ", ".join(plaintext_secrets(spec.env)):
         yield f"env shows {shown} to everyone who may submit jobs: use secrets instead"
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from api.errors import Conflict, InvalidRequest
@@ -80,6 +81,18 @@ def test_remarks_become_the_message(submitter: Submitter) -> None:
     assert submitter.prepare(shown).message == (
         "env shows HF_TOKEN to everyone who may submit jobs: use secrets instead"
     )
+
+
+@pytest.mark.parametrize("needs", [{"vram_mb": 1}, {"ram_mb": 1}, {"hosts": ("box",)}])
+def test_needs_of_a_cluster_are_refused_without_one(
+    submitter: Submitter, needs: dict[str, object]
+) -> None:
+    (field,) = needs
+    with pytest.raises(InvalidRequest, match=f"{field}: needs a cluster: set MUSTER_CLUSTER"):
+        submitter.prepare(JobRequest(**needs))
+    settings = msgspec.structs.replace(submitter.settings, cluster=Path("cluster.yaml"))
+    message = replace(submitter, settings=settings).prepare(JobRequest(**needs)).message
+    assert f"all ranks run on this machine: only muster plan uses {field} yet" in str(message)
 
 
 def test_command_that_cannot_run_is_refused(submitter: Submitter, tmp_path: Path) -> None:
