@@ -9,14 +9,19 @@ from dataclasses import asdict, dataclass, field, replace
 from signal import SIGCHLD
 from typing import Any, Final, TypeVar
 
-from coordinator.decide import actions
-from coordinator.decide.actions import Action, Observation, SetStatus
+from coordinator.decide import actions, placement
+from coordinator.decide.actions import Action, Observation, PlaceRank, SetStatus
 from coordinator.decide.admission import Claim, admit
 from coordinator.decide.events import event_of
 from coordinator.decide.fold import fold
-from coordinator.decide.placement import place, slots_in_use
 from coordinator.decide.plan import plan, wake_at
-from coordinator.decide.state import NEVER, AgentSnapshot, JobSnapshot, RankSnapshot
+from coordinator.decide.state import (
+    NEVER,
+    ONE_HOST,
+    AgentSnapshot,
+    JobSnapshot,
+    RankSnapshot,
+)
 from coordinator.launcher import AgentProcess
 from coordinator.persistence import (
     Attachment,
@@ -47,6 +52,7 @@ from database.records import (
     MemberRecord,
     RankRecord,
 )
+from muster.cluster.description import Cluster
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import TERMINAL, JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.messages import RankExited, RankSaid, Saved
@@ -248,18 +254,22 @@ class JobTable:
     """
 
     def __init__(
-        self, database: Database, files: DataDir, *, slots: Mapping[str, int], local_host: str
+        self, database: Database, files: DataDir, *, slots: int, cluster: Cluster | None = None
     ) -> None:
-        """`slots` are those of each host, in the order in which hosts fill."""
+        """`slots` are those of this host, which is the only one without a cluster."""
         self.tracked: dict[JobUid, TrackedJob] = {}
         self._database = database
         self._files = files
         self._jobs = Jobs(database)
         self._history = History(database)
         self._slots = slots
-        self._hosts = {
-            host: AgentSnapshot(host=host, is_local=host == local_host) for host in slots
-        }
+        self._cluster = cluster
+        self._hosts = ONE_HOST
+        if cluster is not None:
+            self._hosts = {
+                node.name: AgentSnapshot(host=node.name, is_local=node.transport == "local")
+                for node in cluster.nodes
+            }
         self._rows: Sequence[Job] = ()  # of the last look
         self._seen: int | None = None
         self._next_blind_look = 0.0
@@ -315,40 +325,47 @@ class JobTable:
         self._seen = changes
 
     def admit(self, now: Moment) -> None:
-        """Start the jobs at the head of the queue for which there are slots."""
+        """Start the jobs at the head of the queue for which there is room."""
         waiting = [
             job
             for job in self.tracked.values()
             if job.snapshot.status is JobStatus.QUEUED and job.snapshot.stop is None
         ]
-        if not waiting:
-            return
-        wanted = [
-            Claim(job_id=job.snapshot.job_id, slots=job.snapshot.spec.world_size) for job in waiting
-        ]
-        holding = [
-            Claim(job_id=job.snapshot.job_id, slots=job.snapshot.slots) for job in self.admitted()
-        ]
-        admitted, waits = admit(wanted, holding=holding, slots=sum(self._slots.values()))
-        for job in waiting[:admitted]:
+        if self._cluster is not None:
+            self._place_lost(self._cluster, now)
+        if waiting:
+            for job, places in zip(waiting, self._admissions(waiting), strict=True):
+                self._start_or_wait(job, places, now)
+
+    def _admissions(self, waiting: Sequence[TrackedJob]) -> Iterable[Sequence[PlaceRank] | str]:
+        """Return the hosts of each job that may start, and a sentence why each other one waits."""
+        holding = [job.snapshot for job in self.admitted()]
+        wanted = [job.snapshot for job in waiting]
+        if self._cluster is not None:
+            return list(placement.admit(wanted, holding, self._cluster))
+        admitted, waits = admit(
+            [Claim(job_id=job.job_id, slots=job.spec.world_size) for job in wanted],
+            holding=[Claim(job_id=job.job_id, slots=job.slots) for job in holding],
+            slots=self._slots,
+        )
+        return [*[()] * admitted, *waits]
+
+    def _start_or_wait(
+        self, job: TrackedJob, places: Sequence[PlaceRank] | str, now: Moment
+    ) -> None:
+        if not isinstance(places, str):
             job.decide([SetStatus(status=JobStatus.STARTING, message=job.snapshot.note)], now)
-            self._place(job, now)
-            job.decide(plan(job.snapshot, now.monotonic), now)  # one commit for its agent as well
-        reason = Reason.WAITING_FOR_SLOTS
-        for job, why in zip(waiting[admitted:], waits, strict=True):
-            if job.snapshot.message != why:
-                job.decide([SetStatus(status=JobStatus.QUEUED, reason=reason, message=why)], now)
+            job.decide(places, now)
+            job.decide(plan(job.snapshot, now.monotonic), now)  # one commit for its agents as well
+        elif job.snapshot.message != places:
+            reason = Reason.WAITING_FOR_SLOTS
+            job.decide([SetStatus(status=JobStatus.QUEUED, reason=reason, message=places)], now)
 
-    def place(self, now: Moment) -> None:
+    def _place_lost(self, cluster: Cluster, now: Moment) -> None:
         """Choose hosts for ranks of admitted jobs that have none, or have lost it."""
-        if len(self._slots) > 1:
-            for job in self.admitted():
-                self._place(job, now)
-
-    def _place(self, job: TrackedJob, now: Moment) -> None:
-        used = slots_in_use(job.snapshot for job in self.admitted())
-        free = {host: slots - used.get(host, 0) for host, slots in self._slots.items()}
-        job.decide(list(place(job.snapshot, free, now.monotonic)), now)
+        for job in self.admitted():
+            holding = [it.snapshot for it in self.admitted()]
+            job.decide(list(placement.place(job.snapshot, holding, cluster, now.monotonic)), now)
 
     def wake_agents(self) -> None:
         """Make adopted agents look for the coordinator's address now: SIGCHLD wakes their loop."""

@@ -268,7 +268,6 @@ class CoordinatorLoop:
                 await self._jobs.look(self._now())
         if not self._is_draining:
             self._jobs.admit(self._now())
-            self._jobs.place(self._now())
             return
         for job in self._jobs.admitted():
             if not job.snapshot.interrupting:

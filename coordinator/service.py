@@ -24,7 +24,6 @@ from database.errors import DatabaseUnavailable
 from database.fenced_writer import FencedWriter
 from database.leases import COORDINATOR_LEASE, Leases
 from database.records import Lease
-from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
 from muster.host.limits import ShellLimits
@@ -54,9 +53,7 @@ class Service:
         self._environ = environ
         self._leases = Leases(database)
         self._data = DataDir(settings.data_dir)
-        self._jobs = JobTable(
-            database, self._data, slots={LOCAL_HOST: settings.slots}, local_host=LOCAL_HOST
-        )
+        self._jobs = JobTable(database, self._data, slots=settings.slots)
         self._loop: CoordinatorLoop | None = None
         self._candidate: LeaseCandidate | None = None
         self._winning: asyncio.Task[Lease] | None = None

@@ -73,6 +73,17 @@ def place(
     return placements
 
 
+def use_of(cluster: Cluster, placed: Iterable[tuple[RankRequest, str]]) -> dict[str, NodeUse]:
+    """Return what ranks take on the nodes on which they run; names of other nodes are left out."""
+    uses = {node.name: NodeUse() for node in cluster.nodes}
+    for request, name in placed:
+        if name in uses:
+            node = cluster.node(name)
+            gpus = _suitable_gpus(node, request.spec, uses[name])[: _gpus_needed(request.spec)]
+            uses[name] = _with_rank(uses[name], node, request, [gpu.uuid for gpu in gpus])
+    return uses
+
+
 def _verdict(node: ClusterNode, request: RankRequest, use: NodeUse) -> Verdict:
     spec = request.spec
     gpus = _suitable_gpus(node, spec, use) if _gpus_needed(spec) else []

@@ -1,7 +1,7 @@
 """Histories of one job as code; time passes only when the story says so."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -10,7 +10,7 @@ import msgspec
 from coordinator.decide import actions
 from coordinator.decide.actions import Action, Observation
 from coordinator.decide.fold import fold
-from coordinator.decide.placement import place, slots_in_use
+from coordinator.decide.placement import place
 from coordinator.decide.plan import plan, wake_at
 from coordinator.decide.state import (
     AgentSnapshot,
@@ -20,6 +20,7 @@ from coordinator.decide.state import (
     unplaced,
 )
 from muster.checkpoints.manifest import CheckpointName
+from muster.cluster.description import Cluster, ClusterNode
 from muster.contracts import messages
 from muster.contracts.agent import LOCAL_HOST, AgentState
 from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
@@ -489,9 +490,7 @@ class Story:
         """Take planned actions until nothing is due; return all of them."""
         done: list[Action] = []
         for _ in range(ROUNDS):
-            used = slots_in_use([self.job])
-            free = {host: self.slots - used.get(host, 0) for host in self.job.agents}
-            planned = list(place(self.job, free, self.now)) or plan(self.job, self.now)
+            planned = list(self._places()) or plan(self.job, self.now)
             if not planned:
                 return done
             self.takes(*planned)
@@ -500,6 +499,15 @@ class Story:
                 if isinstance(action, actions.ListCheckpoints) and self.can_list:
                     self._lists(action.host)
         raise AssertionError(f"the plan does not come to rest: {planned}")
+
+    def _places(self) -> Iterator[Action]:
+        if len(self.job.agents) == 1 or self.job.status is JobStatus.QUEUED:
+            return
+        nodes = (
+            ClusterNode(name=host, host=host, slots=self.slots, max_adapters=2)
+            for host in self.job.agents
+        )
+        yield from place(self.job, [self.job], Cluster(nodes=tuple(nodes)), self.now)
 
     def wakes(self) -> list[Action]:
         """Let time pass until the next plan is due; return what is done then."""
