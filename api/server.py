@@ -36,6 +36,7 @@ from database.jobs import Jobs, NewJob
 from database.leases import COORDINATOR_LEASE, Leases
 from database.records import utc_now
 from database.tokens import Tokens
+from muster.cluster.description import cluster_of_service
 from muster.contracts.errors import MusterError
 from muster.contracts.interpreter import VERSION
 from muster.contracts.job import JobId
@@ -227,6 +228,7 @@ def _build_state(
         coordinator=coordinator,
         submitter=Submitter(
             settings=settings,
+            cluster=cluster_of_service(settings.cluster, settings.slots),
             working_dir=Path.cwd(),
             clock=utc_now,
             random_hex=partial(secrets.token_hex, 16),

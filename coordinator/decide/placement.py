@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from coordinator.decide.actions import PlaceRank
 from coordinator.decide.state import AgentSnapshot, JobSnapshot, RankSnapshot
 from muster.cluster.description import Cluster
-from muster.cluster.placement import Placement, RankRequest, use_of
+from muster.cluster.placement import RankRequest, use_of
 from muster.cluster.placement import place as place_requests
 from muster.contracts.agent import AgentState
 
@@ -36,7 +36,7 @@ def admit(
             pairs = zip(ranks, hosts, strict=True)
             yield [PlaceRank(rank=rank, host=host) for rank, host in pairs]
         else:
-            why = next(_why(it) for it in placements if it.chosen is None)
+            why = next(it for it in placements if it.chosen is None)
             yield f"waits: only {len(hosts)} of its {len(ranks)} ranks fit now; {why}"
             ahead = 1
 
@@ -78,7 +78,3 @@ def _placed(jobs: Iterable[JobSnapshot]) -> Iterator[tuple[RankRequest, str]]:
     for job in jobs:
         request = RankRequest(job.job_id, job.spec)
         yield from ((request, rank.host) for rank in job.ranks if job.holds_slot(rank))
-
-
-def _why(placement: Placement) -> str:
-    return "; ".join(f"{it.node}: {it.reason}" for it in placement.verdicts)

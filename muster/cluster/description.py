@@ -5,7 +5,8 @@ program builds obeys the same rules as one from a file.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta
@@ -92,6 +93,26 @@ class Cluster:
     def __str__(self) -> str:
         header = f"nodes: {len(self.nodes)}, adapter slots: {self.capacity}"
         return "\n".join([header, *map(_line, self.nodes)])
+
+
+def cluster_of_service(path: Path | None, slots: int) -> Cluster | None:
+    """Return the cluster of a service, None without one; `slots` are those of its own machine.
+
+    Raises `InvalidDescription`.
+    """
+    if path is None:
+        return None
+    # Imported here: without a cluster services start without the YAML reader.
+    from muster.cluster.reading import read_cluster  # noqa: PLC0415
+
+    cluster = read_cluster(path)
+    nodes = (
+        replace(node, slots=slots)
+        if node.transport == "local" and node.rank_slots is None
+        else node
+        for node in cluster.nodes
+    )
+    return Cluster(nodes=tuple(nodes))
 
 
 def _line(node: ClusterNode) -> str:

@@ -50,6 +50,9 @@ class Placement:
     chosen: Verdict | None
     verdicts: tuple[Verdict, ...]
 
+    def __str__(self) -> str:
+        return "; ".join(f"{it.node}: {it.reason}" for it in self.verdicts)
+
 
 def place(
     cluster: Cluster,
