@@ -24,9 +24,9 @@ from database.leases import COORDINATOR_LEASE, Leases
 from database.records import Lease
 from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.paths import checkpoints_of_job
+from stress.frozen_hosts import CoordinatorHost
 from stress.runner import Report, chance, main, say
 from stress.stale.jobs import COMMON, KINDS
-from tests.support.frozen_hosts import CoordinatorHost
 from tests.support.hosts import HERE
 from tests.support.installation import Installation, await_value, is_over, write_small_dataset
 from tests.support.postgres_server import tcp_server

@@ -11,6 +11,7 @@ from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.paths import checkpoints_of_job
 from stress.chaos.reader import CheckpointWatch
 from stress.chaos.saves import Saves
+from stress.frozen_hosts import CoordinatorHost, let_go
 from stress.runner import chance
 from stress.stale.findings import Findings, Waking
 from stress.stale.jobs import (
@@ -25,7 +26,6 @@ from stress.stale.jobs import (
     standing,
     writable_memory,
 )
-from tests.support.frozen_hosts import CoordinatorHost, let_go
 from tests.support.hosts import signal_all
 from tests.support.installation import Installation, Seen, await_value, is_over, write_small_dataset
 

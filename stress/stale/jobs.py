@@ -11,7 +11,7 @@ from database.engine import Database
 from database.leases import COORDINATOR_LEASE, Leases
 from muster.checkpoints.manifest import LATEST, CheckpointName, parse_latest
 from muster.contracts.paths import checkpoints_of_job, checkpoints_of_rank
-from tests.support.frozen_hosts import CoordinatorHost, shared_memory
+from stress.frozen_hosts import CoordinatorHost, shared_memory
 from tests.support.installation import Installation, Seen, is_over
 
 LOCK_SECONDS = 2.0

@@ -25,7 +25,7 @@ Started = dict[int, tuple[subprocess.Popen[bytes], socket.socket]]
 
 
 def main() -> None:
-    control, name, *mounts = sys.argv[1:]
+    control, name, *mounts = int(sys.argv[1]), *sys.argv[2:]
     socket.sethostname(name)
     for mount in mounts:
         words = ["mount", *shlex.split(mount)]
@@ -34,15 +34,15 @@ def main() -> None:
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(woken)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler nothing would be written
-    requests = socket.socket(fileno=int(control))
+    requests = socket.socket(fileno=control)
     requests.send(b"up")
     started: Started = {}
     while True:
-        readable: list[Any] = select.select([requests, wake], [], [])[0]
+        readable, _, _ = select.select([control, wake], [], [])
         if wake in readable:
             os.read(wake, 4096)
             reap(started)
-        if requests in readable:
+        if control in readable:
             request, fds, _, _ = socket.recv_fds(requests, MOST_BYTES, 4)
             if not request:
                 return

@@ -7,14 +7,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from muster.host.processes import descendants
-from tests.support.hosts import Host, hosts, needs, refusal, state_of
+from muster.host.processes import descendants, identify, is_stopped
+from tests.support.hosts import Host, hosts, needs_hosts
 
-pytestmark = needs(refusal())
+pytestmark = needs_hosts()
 
 BOOT_ID, MACHINE_ID = "/proc/sys/kernel/random/boot_id", "/etc/machine-id"
 DEADLINE_SECONDS = 20.0
@@ -34,6 +35,7 @@ with hosts(2, Path(sys.argv[1])) as made:
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Host]]:
     with hosts(3, tmp_path_factory.mktemp("hosts")) as made:
+        assert_delivered(made, (0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1))
         yield made
 
 
@@ -63,11 +65,12 @@ def test_a_path_is_another_disk_on_each_or_shared(three: list[Host]) -> None:
     assert (three[0].shared / "all").read_text() == "host-0\nhost-1\nhost-2\n"
 
 
-def test_they_connect_by_their_addresses(three: list[Host]) -> None:
-    with three[1].open_socket() as listener, three[0].open_socket() as caller:
+def test_they_connect_to_each_other_by_name(three: list[Host]) -> None:
+    with three[1].open_socket() as listener:
         listener.bind((three[1].address, 0))
         listener.listen()
-        caller.connect(listener.getsockname())
+        call = f"import socket; socket.create_connection(('host-1', {listener.getsockname()[1]}))"
+        three[0].run(sys.executable, "-c", call)
         connection, (peer, _) = listener.accept()
         connection.close()
         assert peer == three[0].address
@@ -75,19 +78,19 @@ def test_they_connect_by_their_addresses(three: list[Host]) -> None:
 
 def test_a_one_way_cut_is_one_way(three: list[Host]) -> None:
     three[0].cut(three[1], one_way=True)
-    assert delivered(three) == {(0, 2), (1, 0), (1, 2), (2, 0), (2, 1)}
+    assert_delivered(three, (0, 2), (1, 0), (1, 2), (2, 0), (2, 1))
 
 
 def test_a_cut_is_between_two_hosts(three: list[Host]) -> None:
     three[0].cut(three[1])
-    assert delivered(three) == {(0, 2), (1, 2), (2, 0), (2, 1)}
+    assert_delivered(three, (0, 2), (1, 2), (2, 0), (2, 1))
 
 
 def test_an_isolated_host_stays_so_when_it_boots(three: list[Host]) -> None:
     three[2].cut(*three[:2])
     three[2].power_off()
     three[2].power_on()
-    assert delivered(three) == {(0, 1), (1, 0)}
+    assert_delivered(three, (0, 1), (1, 0))
 
 
 def test_power_off_ends_everything_and_keeps_the_disk(three: list[Host]) -> None:
@@ -96,7 +99,8 @@ def test_power_off_ends_everything_and_keeps_the_disk(three: list[Host]) -> None
     host.run("touch", f"{host.local}/kept", "/dev/shm/lost")  # noqa: S108  its own
     process = host.start(["sh", "-c", "setsid sleep 1000 & exec sleep 1000"])
     host.power_off()
-    assert (state_of(process.pid), process.wait(), host.processes()) == ("", -signal.SIGKILL, [])
+    assert (identify(process.pid, or_zombie=True), host.processes()) == (None, [])
+    assert process.wait() == -signal.SIGKILL
     host.power_on()
     next_boot, same_machine = identity(host)
     assert next_boot != boot
@@ -107,7 +111,7 @@ def test_power_off_ends_everything_and_keeps_the_disk(three: list[Host]) -> None
 def test_a_frozen_host_goes_on_when_it_thaws(three: list[Host]) -> None:
     process = three[0].start(["sh", "-c", "sleep 0.01; exit 3"])
     three[0].freeze()
-    assert {state_of(pid) for pid in three[0].processes()} <= {"T"}
+    assert all(map(is_stopped, three[0].processes()))
     three[0].thaw()
     assert process.wait() == 3
 
@@ -140,28 +144,29 @@ def identity(host: Host) -> list[str]:
     return [host.run("cat", path) for path in (BOOT_ID, MACHINE_ID)]
 
 
-def delivered(made: list[Host]) -> set[tuple[int, int]]:
-    """Return which hosts' datagrams arrive where; then all do again."""
-    sockets = [host.open_socket(socket.SOCK_DGRAM) for host in made]
-    for each, host in zip(sockets, made, strict=True):
-        each.bind((host.address, 0))
-    pairs = [(one, other) for one in range(len(made)) for other in range(len(made)) if one != other]
-    arrived = set()
-    for last in (b"", b"last"):
-        for one, other in pairs:
-            sockets[one].sendto(last, sockets[other].getsockname())
+def assert_delivered(made: list[Host], *expected: tuple[int, int]) -> None:
+    """Check which hosts' datagrams arrive where, then let all arrive again."""
+    numbers = range(len(made))
+    pairs = {(one, other) for one in numbers for other in numbers if one != other}
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(host.open_socket(socket.SOCK_DGRAM)) for host in made]
+        for each, host in zip(sockets, made, strict=True):
+            each.bind((host.address, 0))
+            each.settimeout(DEADLINE_SECONDS)
+
+        def send(said: bytes) -> None:
+            for one, other in pairs:
+                sockets[one].sendto(said, sockets[other].getsockname())
+
+        def receive(number: int) -> tuple[tuple[int, int], bytes]:
+            said, (sender, _) = sockets[number].recvfrom(10)
+            return (next(host.number for host in made if host.address == sender), number), said
+
+        send(b"first")
+        receivers = [other for _, other in expected]
+        assert {receive(other) for other in receivers} == {(pair, b"first") for pair in expected}
         for host in made:
             host.heal()
-    # What was sent before the last ones of the same host comes before them, or never.
-    for other, receiver in enumerate(sockets):
-        receiver.settimeout(DEADLINE_SECONDS)
-        missing = {sender for sender, to in pairs if to == other}
-        while missing:
-            said, (address, _) = receiver.recvfrom(10)
-            sender = next(host.number for host in made if host.address == address)
-            if said:
-                missing.remove(sender)
-            else:
-                arrived.add((sender, other))
-        receiver.close()
-    return arrived
+        # Whatever else had come would be read before this.
+        send(b"last")
+        assert {receive(other) for _, other in pairs} == {(pair, b"last") for pair in pairs}

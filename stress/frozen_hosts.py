@@ -12,7 +12,8 @@ from pathlib import Path
 
 from muster.contracts.environ import SPARE_RANK
 from muster.host.containment import tag_of
-from tests.support.hosts import Host, is_there, signal_all
+from muster.host.processes import identify
+from tests.support.hosts import Host, signal_all
 from tests.support.installation import Installation, await_value
 
 LOOK_SECONDS = 0.005
@@ -81,7 +82,7 @@ def let_go(pids: Collection[int], in_time_seconds: float) -> dict[int, float]:
 
     def look() -> bool:
         for pid in pids:
-            if pid not in gone and not is_there(pid):
+            if pid not in gone and identify(pid) is None:
                 gone[pid] = time.monotonic() - started
         return len(gone) == len(pids)
 
