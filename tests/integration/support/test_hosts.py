@@ -21,6 +21,12 @@ BOOT_ID, MACHINE_ID = "/proc/sys/kernel/random/boot_id", "/etc/machine-id"
 DEADLINE_SECONDS = 20.0
 SLEEP = ("sleep", "1000")
 
+CALL = """
+import socket, sys
+connection = socket.create_connection(("host-1", int(sys.argv[1])))
+sys.stdin.read()
+"""
+
 LEFT_ALONE = """
 import sys
 from pathlib import Path
@@ -69,8 +75,7 @@ def test_they_connect_to_each_other_by_name(three: list[Host]) -> None:
     with three[1].open_socket() as listener:
         listener.bind((three[1].address, 0))
         listener.listen()
-        call = f"import socket; socket.create_connection(('host-1', {listener.getsockname()[1]}))"
-        three[0].run(sys.executable, "-c", call)
+        three[0].run(sys.executable, "-c", CALL, str(listener.getsockname()[1]))
         connection, (peer, _) = listener.accept()
         connection.close()
         assert peer == three[0].address
@@ -106,6 +111,21 @@ def test_power_off_ends_everything_and_keeps_the_disk(three: list[Host]) -> None
     assert next_boot != boot
     assert same_machine == machine
     host.run("sh", "-c", f"test -e {host.local}/kept && test ! -e /dev/shm/lost")
+
+
+def test_the_peer_of_a_host_without_power_hears_nothing(three: list[Host]) -> None:
+    with three[1].open_socket() as listener:
+        listener.bind((three[1].address, 0))
+        listener.listen()
+        reads, writes = os.pipe()
+        with os.fdopen(reads, "rb") as stdin, os.fdopen(writes, "wb"):
+            call = [sys.executable, "-c", CALL, str(listener.getsockname()[1])]
+            three[2].start(call, stdin=stdin)
+            connection, _ = listener.accept()
+            three[2].power_off()
+        with connection, pytest.raises(BlockingIOError):
+            connection.recv(1, socket.MSG_DONTWAIT)
+    three[2].power_on()
 
 
 def test_a_frozen_host_goes_on_when_it_thaws(three: list[Host]) -> None:
