@@ -17,9 +17,6 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-MOST_BYTES = 1 << 20
-"""Of a request: the words and the environment of a process."""
-
 Started = dict[int, tuple[subprocess.Popen[bytes], socket.socket]]
 """By pid, with where to report the exit code."""
 
@@ -43,7 +40,7 @@ def main() -> None:
             os.read(wake, 4096)
             reap(started)
         if control in readable:
-            request, fds, _, _ = socket.recv_fds(requests, MOST_BYTES, 4)
+            request, fds, _, _ = socket.recv_fds(requests, 1 << 20, 4)  # far longer than any
             if not request:
                 return
             answers = socket.socket(fileno=fds[0])

@@ -17,10 +17,10 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Self
+from typing import IO
 
 import pytest
 
@@ -67,10 +67,7 @@ class Network:
         bridge = "link add switch type bridge mcast_snooping 0"  # nobody asks for memberships
         self._do("ip", bridge, "link set switch up", "link set lo up")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._holder.communicate()
 
     def entry(self) -> list[str]:
@@ -336,7 +333,7 @@ def hosts(count: int, root: Path, rate: str | None = None) -> Iterator[list[Host
     if reason := refusal():
         raise RuntimeError(f"no test hosts can be made here: {reason}")
     with ExitStack() as stack:
-        network = stack.enter_context(Network(rate))
+        network = stack.enter_context(closing(Network(rate)))
         made: list[Host] = []
         for number in range(count):
             made.append(Host(f"host-{number}", root, network, number))
