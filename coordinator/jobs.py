@@ -268,7 +268,8 @@ class JobTable:
         if cluster is not None:
             self._hosts = {
                 node.name: AgentSnapshot(host=node.name, is_local=node.transport == "local")
-                for node in cluster.nodes
+                # This host first: of the members of a group the first one saves.
+                for node in sorted(cluster.nodes, key=lambda node: node.transport != "local")
             }
         self._rows: Sequence[Job] = ()  # of the last look
         self._seen: int | None = None

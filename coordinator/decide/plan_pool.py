@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Final
 
 from coordinator.decide import actions
@@ -12,6 +13,7 @@ from coordinator.decide.fold_pool import DIVERGED
 from coordinator.decide.state import GroupSnapshot, JobSnapshot, RankSnapshot
 from muster.contracts.agent import UNPLACED
 from muster.contracts.job import JobStatus, Reason, StopRequest
+from muster.contracts.location import parse_location
 
 GATHER_SECONDS: Final = 1.0
 """How long a new rank waits for others started with it: one group round is cheaper than two."""
@@ -37,10 +39,14 @@ def resize_pool(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
         yield from (actions.RemoveRank(rank=number) for number in numbers)
 
 
-def _leaving_order(snapshot: JobSnapshot, rank: RankSnapshot) -> tuple[int, int, int]:
-    """Ranks without a host leave first, then those of the host with the fewest of them."""
+def _leaving_order(snapshot: JobSnapshot, rank: RankSnapshot) -> tuple[bool, int, int, int]:
+    """Ranks without a host leave first, then those of the host with the fewest of them.
+
+    Those of the coordinator's own host leave last: one of them saves.
+    """
     count = sum(other.host == rank.host for other in snapshot.in_service)
-    return count * (rank.host != UNPLACED), -snapshot.host_order(rank), -rank.rank
+    is_saver = len(snapshot.agents) > 1 and snapshot.agent_of(rank).is_local
+    return is_saver, count * (rank.host != UNPLACED), -snapshot.host_order(rank), -rank.rank
 
 
 def release_removed_ranks(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
@@ -73,6 +79,8 @@ def publish_group(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     )
     if len(members) < (1 if snapshot.is_ending else max(1, snapshot.spec.min_workers)):
         return  # the remaining members wait at their present step
+    if _saves_on_local_host(snapshot) and not snapshot.agent_of(members[0]).is_local:
+        return  # no other host may write checkpoints; a rank here starts again soon
     wanted = GroupSnapshot(
         round=snapshot.group.round + 1,
         workers=tuple(rank.worker_id or 0 for rank in members),
@@ -176,6 +184,12 @@ def _saver(snapshot: JobSnapshot) -> RankSnapshot | None:
         return None
     first = snapshot.ranks[group.ranks[0]]
     return first if first.attempt == group.attempts[0] else None
+
+
+def _saves_on_local_host(snapshot: JobSnapshot) -> bool:
+    """True if a job of several hosts saves on a disk: that of the coordinator's host."""
+    place = snapshot.spec.checkpoint_dir
+    return len(snapshot.agents) > 1 and isinstance(parse_location(place or ""), Path)
 
 
 def _are_agents_connected(snapshot: JobSnapshot) -> bool:
