@@ -10,8 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +20,7 @@ import click
 from cli.output import ROUTINE_EVENTS, Tracebacks, say
 from muster.contracts.environ import RANK_DEFAULTS
 from muster.contracts.job import JobId
-from muster.contracts.paths import JobFiles, LogName
+from muster.contracts.paths import JobFiles
 from muster.contracts.spec import (
     VIRTUAL_SHARDS_OF_SCRIPTS,
     JobSpec,
@@ -32,6 +31,8 @@ from muster.contracts.spec_problems import checked, checked_job_id
 from muster.host.extras import require_server
 from muster.host.gpus import visible_gpus
 from muster.host.programs import callers_python, command_problem
+from muster.logs.local import LocalLogs
+from muster.logs.source import LogSource
 
 if TYPE_CHECKING:
     from database.records import Event, Job, RankRecord
@@ -39,9 +40,8 @@ if TYPE_CHECKING:
 OWN_MESSAGES: Final = {"job_stopping": "interrupted; ranks checkpoint and exit", "job_queued": ""}
 """In place of messages that speak of a service."""
 
-CHUNK_BYTES: Final = 4 << 20
-"""Read at once from a log, so that a rank that prints without end does not block the rest. A longer
-line is shown in pieces."""
+CHUNK_BYTES: Final = 16 << 20
+"""Shown at once, so that a rank that prints without end does not hold up the messages."""
 
 TORCHRUN_OPTIONS: Final = re.split(
     " +",
@@ -215,38 +215,30 @@ def new_job_id() -> JobId:
 
 
 class LogRelay:
-    """Follows the log files of all ranks, also of ranks to come, and passes their lines on.
+    """Passes the lines of all ranks on, also of ranks to come.
 
     Ranks write to files, so no rank waits for a slow terminal.
     """
 
-    def __init__(self, logs: Path, write: Callable[[str], None]) -> None:
-        """`write` receives one or several lines. What the logs hold already is skipped."""
-        self._logs = logs
+    def __init__(self, logs: LogSource, write: Callable[[str], None]) -> None:
+        """`write` receives one or several lines. Lines that the logs hold already are skipped."""
         self._write = write
         self.tracebacks = Tracebacks()
-        self._positions = {name: path.stat().st_size for name, path in self._files()}
+        start = logs.tail_position(None, 0)
+        self._lines = logs.follow(None, start, line_limit_bytes=sys.maxsize)
 
     def pass_on(self, *, is_over: bool = False) -> bool:
         """Write the lines that have ended, or all if the ranks have; return whether any came."""
-        has_news = False
-        for name, path in self._files():
-            position = self._positions.setdefault(name, 0)
-            with suppress(FileNotFoundError), path.open("rb") as log:  # it may be deleted
-                log.seek(position)
-                content = log.read(CHUNK_BYTES)
-                taken = content[: content.rfind(b"\n") + 1]
-                if not taken and (is_over or len(content) == CHUNK_BYTES):
-                    taken = content
-                if taken:
-                    has_news = True
-                    self._positions[name] += len(taken)
-                    shown = []
-                    for line in taken.decode(errors="replace").removesuffix("\n").split("\n"):
-                        shown += self.tracebacks.pass_on(name.rank, line)
-                    if shown:
-                        self._write("\n".join(f"[{name.rank}] {line}" for line in shown))
-        return has_news
+        size = 0
+        while size < CHUNK_BYTES and (batch := self._lines.next_batch(lambda _: is_over)):
+            for lines in batch:
+                size += len(lines.raw) + 1
+                shown = []
+                for line in lines.raw.decode(errors="replace").split("\n"):
+                    shown += self.tracebacks.pass_on(lines.name.rank, line)
+                if shown:
+                    self._write("\n".join(f"[{lines.name.rank}] {line}" for line in shown))
+        return size > 0
 
     def finish(self) -> None:
         """Write everything, also unfinished lines. The ranks must have ended."""
@@ -254,10 +246,6 @@ class LogRelay:
             pass
         for rank, line in self.tracebacks.rest():
             self._write(f"[{rank}] {line}")
-
-    def _files(self) -> Iterator[tuple[LogName, Path]]:
-        named = ((LogName.parse(path.name), path) for path in self._logs.glob("*.log"))
-        yield from sorted((name, path) for name, path in named if name is not None)
 
 
 def print_lines(lines: str) -> None:
@@ -278,7 +266,7 @@ class _Terminal:
 
     def __init__(self, files: JobFiles) -> None:
         self._files = files
-        self._relay = LogRelay(files.logs, print_lines)
+        self._relay = LogRelay(LocalLogs(files), print_lines)
 
     def show_output(self) -> None:
         self._relay.pass_on()
