@@ -187,7 +187,7 @@ def run(  # noqa: PLR0913  each option is a parameter
         )
     service_log.configure("muster", logging.WARNING)  # the terminal shows the rest
     chosen = new_job_id() if job_id is None else checked_job_id(job_id)
-    sys.exit(play(chosen, checked(spec), service_settings(), os.environ, _Terminal))
+    sys.exit(play(chosen, checked(spec), service_settings(), os.environ, Terminal))
 
 
 def argv_of_script(words: Sequence[str], directory: Path, python: str) -> tuple[str, ...]:
@@ -214,40 +214,6 @@ def new_job_id() -> JobId:
     return JobId(f"run-{datetime.now(UTC):%Y%m%dt%H%M%S}-{os.urandom(3).hex()}")
 
 
-class LogRelay:
-    """Passes the lines of all ranks on, also of ranks to come.
-
-    Ranks write to files, so no rank waits for a slow terminal.
-    """
-
-    def __init__(self, logs: LogSource, write: Callable[[str], None]) -> None:
-        """`write` receives one or several lines. Lines that the logs hold already are skipped."""
-        self._write = write
-        self.tracebacks = Tracebacks()
-        start = logs.tail_position(None, 0)
-        self._lines = logs.follow(None, start, line_limit_bytes=sys.maxsize)
-
-    def pass_on(self, *, is_over: bool = False) -> bool:
-        """Write the lines that have ended, or all if the ranks have; return whether any came."""
-        size = 0
-        while size < CHUNK_BYTES and (batch := self._lines.next_batch(lambda _: is_over)):
-            for lines in batch:
-                size += len(lines.raw) + 1
-                shown = []
-                for line in lines.raw.decode(errors="replace").split("\n"):
-                    shown += self.tracebacks.pass_on(lines.name.rank, line)
-                if shown:
-                    self._write("\n".join(f"[{lines.name.rank}] {line}" for line in shown))
-        return size > 0
-
-    def finish(self) -> None:
-        """Write everything, also unfinished lines. The ranks must have ended."""
-        while self.pass_on(is_over=True):
-            pass
-        for rank, line in self.tracebacks.rest():
-            self._write(f"[{rank}] {line}")
-
-
 def print_lines(lines: str) -> None:
     """Print what ranks wrote.
 
@@ -261,23 +227,47 @@ def print_lines(lines: str) -> None:
         say(f"what ranks print is only in their logs from now on ({error})")
 
 
-class _Terminal:
-    """Shows what ranks print and what happens to them: the display of a foreground job."""
+class Terminal:
+    """Shows what ranks print and what happens to them: the display of a foreground job.
 
-    def __init__(self, files: JobFiles) -> None:
+    Ranks write to files, so no rank waits for a slow terminal.
+    """
+
+    def __init__(self, files: JobFiles, write: Callable[[str], None] = print_lines) -> None:
+        """`write` receives one or several lines. Lines that the logs hold already are skipped."""
         self._files = files
-        self._relay = LogRelay(LocalLogs(files), print_lines)
+        self._write = write
+        self._tracebacks = Tracebacks()
+        logs: LogSource = LocalLogs(files)
+        self._follower = logs.follow(None, logs.tail_position(None, 0))
 
     def show_output(self) -> None:
-        self._relay.pass_on()
+        """Write the lines that have ended."""
+        self._pass_on(is_over=False)
 
     def show_rest(self) -> None:
-        self._relay.finish()
+        """Write everything, also unfinished lines. The ranks must have ended."""
+        while self._pass_on(is_over=True):
+            pass
+        for rank, line in self._tracebacks.rest():
+            self._write(f"[{rank}] {line}")
+
+    def _pass_on(self, *, is_over: bool) -> bool:
+        size = 0
+        while size < CHUNK_BYTES and (batch := self._follower.next_batch(lambda _: is_over)):
+            for lines in batch:
+                size += len(lines.raw) + 1
+                shown = []
+                for line in lines.raw.decode(errors="replace").split("\n"):
+                    shown += self._tracebacks.pass_on(lines.name.rank, line)
+                if shown:
+                    self._write("\n".join(f"[{lines.name.rank}] {line}" for line in shown))
+        return size > 0
 
     def show_event(self, event: Event) -> None:
         message = OWN_MESSAGES.get(event.kind, event.message)
         if message and event.kind not in ROUTINE_EVENTS:
-            say(self._relay.tracebacks.shorten(message))
+            say(self._tracebacks.shorten(message))
 
     def show_progress(self, workers: Sequence[RankRecord]) -> None:
         """Print nothing: ranks print their progress themselves."""

@@ -14,7 +14,7 @@ from typing import Final
 from muster.contracts.paths import LOG_EPOCH_BYTES, JobFiles, LogName
 from muster.logs import log_file
 from muster.logs.log_file import LogFile, logs_by_rank
-from muster.logs.source import GAP, LINE_LIMIT_BYTES, IsOver, Lines, Place, Position, shorten
+from muster.logs.source import GAP, IsOver, Lines, Place, Position
 
 BATCH_BYTES: Final = 64 * 1024
 
@@ -31,12 +31,10 @@ class JobFollower:
         rank: int | None,
         position: Position,
         until: Position | None,
-        line_limit_bytes: int,
     ) -> None:
         self._files = files
         self._rank = rank
         self._until = until
-        self._line_limit_bytes = line_limit_bytes
         self._position = {
             place: position[place] for place in position if rank is None or place == rank
         }
@@ -56,7 +54,7 @@ class JobFollower:
         for rank in logs.keys() - self._ranks.keys():
             until = None if self._until is None else self._until[rank]
             place = self._position.get(rank)
-            self._ranks[rank] = _RankFollower(self._files, place, until, self._line_limit_bytes)
+            self._ranks[rank] = _RankFollower(self._files, place, until)
         # Among equal or unknown times the rank that waited longest is next, so that a rank that
         # writes faster than we read does not hold up the others.
         heads = [
@@ -104,13 +102,10 @@ class JobFollower:
 class _RankFollower:
     """Reads the logs of one rank, one attempt after the other, up to the place `until`."""
 
-    def __init__(
-        self, files: JobFiles, place: Place | None, until: Place | None, line_limit_bytes: int
-    ) -> None:
+    def __init__(self, files: JobFiles, place: Place | None, until: Place | None) -> None:
         self._files = files
         self._place = place
         self._until = until
-        self._line_limit_bytes = line_limit_bytes
         self._file: FileFollower | None = None
         self.queue: deque[Lines] = deque()
         """What was read and not returned yet."""
@@ -142,25 +137,18 @@ class _RankFollower:
             offset = self._place[1]
         if self._until is not None and self._until[0] == name.incarnation:
             limit = self._until[1]
-        return FileFollower(LogFile(self._files, name), offset, limit, self._line_limit_bytes)
+        return FileFollower(LogFile(self._files, name), offset, limit)
 
 
 class FileFollower:
     """Returns the lines of one log from `offset` on, none beyond `limit`."""
 
-    def __init__(
-        self,
-        log: LogFile,
-        offset: int,
-        limit: float = math.inf,
-        line_limit_bytes: int = LINE_LIMIT_BYTES,
-    ) -> None:
+    def __init__(self, log: LogFile, offset: int, limit: float = math.inf) -> None:
         self.name = log.name
         self.offset = offset
         """Where the first line starts that was not returned yet."""
         self._log = log
         self._limit = limit
-        self._line_limit_bytes = line_limit_bytes
         self._read_bytes = offset
         """How long the log was when it was read to its end; a log that stays so is not opened."""
         self._reads = 0
@@ -201,17 +189,13 @@ class FileFollower:
 
     def _split(self, raw: bytes) -> Iterator[Lines]:
         """Yield lines that begin at `offset`, together as far as they were written together."""
-        limit = self._line_limit_bytes
-        is_cut = len(raw) > limit and max(map(len, raw.split(b"\n"))) > limit
         start = 0
         while start < len(raw):
-            end = raw.find(b"\n", start) + 1 or len(raw)
-            micros = self._log.times.at(self.offset + end)
-            covered = len(raw) if micros is None else self._log.times.covered - self.offset
-            if not is_cut:
-                end = len(raw) if covered >= len(raw) else raw.rfind(b"\n", start, covered) + 1
+            first_end = raw.find(b"\n", start) + 1 or len(raw)
+            micros = self._log.times.at(self.offset + first_end)
+            end, covered = len(raw), self._log.times.covered - self.offset
+            if micros is not None and covered < end:
+                end = raw.rfind(b"\n", start, covered) + 1
             shown = raw[start:end].removesuffix(b"\n")
-            if is_cut:
-                shown = shorten(shown, limit)
             yield Lines(self.name, self.offset + start, self.offset + end, shown, micros)
             start = end

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 from muster.contracts.paths import JobFiles, LogName
 from muster.logs.follower import JobFollower
 from muster.logs.log_file import LogFile, logs_by_rank
-from muster.logs.source import GAP, LINE_LIMIT_BYTES, Lines, LogFilter, Place, Position, Tail
+from muster.logs.source import GAP, Lines, LogFilter, Place, Position, Tail
 
 SEARCH_LIMIT_BYTES: Final = 32 << 20
 """How much is searched for one answer; takes well below a second."""
@@ -63,14 +63,9 @@ class LocalLogs:
         return position
 
     def follow(
-        self,
-        rank: int | None,
-        position: Position,
-        until: Position | None = None,
-        *,
-        line_limit_bytes: int = LINE_LIMIT_BYTES,
+        self, rank: int | None, position: Position, until: Position | None = None
     ) -> JobFollower:
-        return JobFollower(self._files, rank, position, until, line_limit_bytes)
+        return JobFollower(self._files, rank, position, until)
 
     def _complete(self, names: Sequence[LogName]) -> Iterator[_Span]:
         """Yield one rank's logs, the newest first, each as far as its lines are complete."""

@@ -8,16 +8,17 @@ hole, or truncated by the program, after which offsets count from the next multi
 
 import io
 import os
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK, JobFiles, LogName
 from muster.host.files import closing, open_directory, open_file, open_named_directory
-from muster.logs.source import Lines, Micros, decode, shorten
+from muster.logs.source import Lines, Micros, decode
 
 BLOCK_BYTES: Final = 32 * 1024
 """Small, because a job may have thousands of ranks."""
@@ -138,9 +139,7 @@ class LogFile:
                 whole = shown if shown != line else line + after
                 if text and text not in decode(whole):
                     shown = b""
-                yield Lines(
-                    self.name, place - len(line), place, shorten(shown), self.times.at(place)
-                )
+                yield Lines(self.name, place - len(line), place, shown, self.times.at(place))
                 place -= len(line)
                 after = line[: len(wanted)]
 
@@ -168,9 +167,8 @@ class TimeIndex:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._sizes: list[int] = []
-        self._times: list[Micros] = []
-        """Of some adjacent marks; `_sizes` has one more in front, the size before them."""
+        self._marks: list[_Mark] = []
+        """Some adjacent ones."""
         self._low = 0
         self._micros: Micros | None = None
         self.covered = 0
@@ -180,40 +178,39 @@ class TimeIndex:
         """Return when the bytes below `end` had been written; None while no mark covers them."""
         if self._low < end <= self.covered:
             return self._micros
-        place = bisect_left(self._sizes, end)
-        if not 0 < place < len(self._sizes):
-            self._load(end)
-            place = bisect_left(self._sizes, end)
-            if not 0 < place < len(self._sizes):
+        place = bisect_left(self._marks, (end,))
+        if not 0 < place < len(self._marks):
+            self._marks = self._neighbours(end)
+            place = bisect_left(self._marks, (end,))
+            if not 0 < place < len(self._marks):
                 return None
-        self._low, self.covered = self._sizes[place - 1 : place + 1]
-        self._micros = self._times[place - 1]
+        self._low, _ = self._marks[place - 1]
+        self.covered, self._micros = self._marks[place]
         return self._micros
 
     def size_at(self, micros: Micros) -> int:
         """Return how many bytes had been written by then, as far as the marks tell."""
         with suppress(OSError), closing(open_log(self._path)) as descriptor:
-            later = _first_index(descriptor, lambda mark: mark[1] > micros)
-            return _read_mark(descriptor, later - 1)[0] if later else 0
+            mark = partial(_read_mark, descriptor)
+            later = bisect_right(_indexes(descriptor), micros, key=lambda index: mark(index)[1])
+            return mark(later - 1)[0] if later else 0
         return 0
 
-    def _load(self, end: int) -> None:
-        first, raw = 0, b""
+    def _neighbours(self, end: int) -> list[_Mark]:
+        """Return the first mark that covers `end`, and those around it."""
         with suppress(OSError), closing(open_log(self._path)) as descriptor:
-            first = max(_first_index(descriptor, lambda mark: mark[0] >= end) - NEIGHBOURS, 0)
-            length = 2 * NEIGHBOURS * TIME_MARK.size
-            raw = os.pread(descriptor, length, first * TIME_MARK.size)
-        marks = list(TIME_MARK.iter_unpack(raw[: len(raw) // TIME_MARK.size * TIME_MARK.size]))
-        if first == 0:
-            marks.insert(0, (0, 0))
-        self._sizes = [size for size, _ in marks]
-        self._times = [micros for _, micros in marks[1:]]
+            mark = partial(_read_mark, descriptor)
+            indexes = _indexes(descriptor)
+            first = bisect_left(indexes, end, key=lambda index: mark(index)[0]) - NEIGHBOURS
+            around = indexes[max(first, 0) : first + 2 * NEIGHBOURS]
+            raw = os.pread(descriptor, len(around) * TIME_MARK.size, around.start * TIME_MARK.size)
+            marks = list(TIME_MARK.iter_unpack(raw))
+            return marks if first > 0 else [(0, 0), *marks]
+        return []
 
 
-def _first_index(descriptor: int, condition: Callable[[_Mark], bool]) -> int:
-    """Return the index of the first mark that meets a monotonic condition; else their number."""
-    marks = range(os.fstat(descriptor).st_size // TIME_MARK.size)
-    return bisect_left(marks, x=True, key=lambda index: condition(_read_mark(descriptor, index)))
+def _indexes(descriptor: int) -> range:
+    return range(os.fstat(descriptor).st_size // TIME_MARK.size)
 
 
 def _read_mark(descriptor: int, index: int) -> _Mark:

@@ -57,10 +57,10 @@ def parse_event_id(text: str) -> tuple[str, Position] | None:
     return prefix, position
 
 
-def shorten(line: bytes, limit_bytes: int = LINE_LIMIT_BYTES) -> bytes:
+def shorten(line: bytes) -> bytes:
     """Return what is shown of a line."""
-    cut = len(line) - limit_bytes
-    return line if cut <= 0 else line[:limit_bytes] + f" … [{cut} bytes cut]".encode()
+    cut = len(line) - LINE_LIMIT_BYTES
+    return line if cut <= 0 else line[:LINE_LIMIT_BYTES] + f" … [{cut} bytes cut]".encode()
 
 
 def decode(raw: bytes) -> str:
@@ -82,13 +82,16 @@ class Lines:
     end: int
     """The bytes [start, end) of the log, the last line end included."""
     raw: bytes
-    """What is shown, without the last line end and with a note where bytes were cut off."""
+    """Without the last line end."""
     micros: Micros | None
     """When they had been written; None: not known yet."""
 
     @property
     def text(self) -> str:
-        return decode(self.raw)
+        """What is shown, with a note where bytes of a line were cut off."""
+        lines = self.raw.split(b"\n")
+        is_cut = max(map(len, lines)) > LINE_LIMIT_BYTES
+        return decode(b"\n".join(map(shorten, lines)) if is_cut else self.raw)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +147,8 @@ class LogSource(Protocol):
       does not exist means the beginning.
     - The beginning of a log may be gone: discarded by the job's agent, or truncated by its program.
       One line, `GAP`, takes its place.
-    - A rank may print anything. A line longer than `LINE_LIMIT_BYTES` is cut, and a very long one
-      comes as several lines, so that no reader looks far for a line end.
+    - A rank may print anything. A very long line, of 256 KiB or more, comes as several, so that no
+      reader looks far for a line end.
     - A log that cannot be read has no lines: no method raises an OSError.
     """
 
@@ -162,12 +165,7 @@ class LogSource(Protocol):
         """
 
     def follow(
-        self,
-        rank: int | None,
-        position: Position,
-        until: Position | None = None,
-        *,
-        line_limit_bytes: int = LINE_LIMIT_BYTES,
+        self, rank: int | None, position: Position, until: Position | None = None
     ) -> LogFollower:
         """Return a reader of all ranks or one from `position` on.
 

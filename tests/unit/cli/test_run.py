@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from textwrap import indent
 
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 from cli.main import app
 from cli.run import (
     CHUNK_BYTES,
-    LogRelay,
+    Terminal,
     argv_of_module,
     argv_of_script,
     new_job_id,
@@ -22,7 +23,7 @@ from cli.run import (
 )
 from muster.contracts.paths import JobFiles
 from muster.contracts.spec_problems import checked_job_id
-from muster.logs.local import LocalLogs
+from muster.contracts.views import EventView
 from muster.logs.source import LINE_LIMIT_BYTES
 from tests.support.logs import JobLogs
 
@@ -106,14 +107,14 @@ ModuleNotFoundError: No module named 'a'"""
 
 
 class Logs(JobLogs):
-    """The logs of a job, a relay that follows them, and what it wrote."""
+    """The logs of a job, a terminal that shows them, and what that wrote."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(JobFiles(root))
         self.written: list[str] = []
 
-    def relay(self) -> LogRelay:
-        return LogRelay(LocalLogs(self.files), self.written.append)
+    def terminal(self) -> Terminal:
+        return Terminal(self.files, self.written.append)
 
 
 @pytest.fixture
@@ -123,45 +124,48 @@ def logs(tmp_path: Path) -> Logs:
 
 def test_each_line_is_shown_once_with_its_rank(logs: Logs) -> None:
     logs.write(0, "before\n")
-    relay = logs.relay()
+    terminal = logs.terminal()
     logs.write(0, "one\ntwo\nunfin")
     logs.write(11, "10%\r20%\n\n")
-    relay.pass_on()
-    relay.pass_on()
+    terminal.show_output()
+    terminal.show_output()
     assert logs.written == ["[0] one\n[0] two", "[11] 10%\r20%\n[11] "]
     logs.write(0, "ished")
     logs.write(0, "of the next process\n", attempt=1)
-    relay.finish()
-    relay.finish()
+    terminal.show_rest()
+    terminal.show_rest()
     assert logs.written[2:] == ["[0] unfinished", "[0] of the next process"]
 
 
-def test_a_traceback_of_several_ranks_is_shown_once(logs: Logs) -> None:
-    relay = logs.relay()
+def test_a_traceback_of_several_ranks_is_shown_once(
+    logs: Logs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = logs.terminal()
     for rank in (0, 1):
         logs.write(rank, f"{TRACEBACK}\nbye\n")
     logs.write(2, TRACEBACK.replace("'a'", "'b'"))
     logs.write(3, "Traceback (most recent call last):\n  File")
-    relay.finish()
+    terminal.show_rest()
     shown = "\n".join(logs.written).splitlines()
     assert shown[:5] == [f"[0] {line}" for line in (*TRACEBACK.splitlines(), "bye")]
     again = "ModuleNotFoundError: No module named 'a' (as above)"
     assert shown[5:7] == [f"[1] {again}", "[1] bye"]
     assert len(shown) == 5 + 2 + 4 + 2
     end = f"it failed; the last lines of its log:\n{indent(TRACEBACK, '  ')}\n  install it"
-    assert relay.tracebacks.shorten(end).splitlines()[1:] == [f"  {again}", "  install it"]
+    terminal.show_event(EventView(at=datetime.now(UTC), kind="job_failed", message=end))
+    assert capsys.readouterr().err.splitlines()[1:] == [f"  {again}", "  install it"]
 
 
 def test_a_flood_is_shown_in_parts_and_long_lines_whole(logs: Logs) -> None:
-    relay = logs.relay()
+    terminal = logs.terminal()
     line = "x" * (LINE_LIMIT_BYTES + 1)
     count = 1 + CHUNK_BYTES // len(line)
     logs.write(0, f"{line}\n" * (count + 9))
-    relay.pass_on()
+    terminal.show_output()
     shown = "\n".join(logs.written).splitlines()
     assert count <= len(shown) < count + 9
     assert shown[0] == f"[0] {line}"
-    relay.finish()
+    terminal.show_rest()
     assert len("\n".join(logs.written).splitlines()) == count + 9
 
 

@@ -69,20 +69,17 @@ def test_each_complete_line_is_read_once(path: Path, parts: list[bytes], limit: 
     assert [one.start for one in found] == [0, *[one.end for one in found]][: len(found)]
 
 
-@given(
-    parts=st.lists(st.tuples(st.text("ab\n", max_size=6), st.integers(0, 3)), max_size=9),
-    limit=st.sampled_from([3, LINE_LIMIT_BYTES]),
-)
+@given(parts=st.lists(st.tuples(st.text("ab\n", max_size=6), st.integers(0, 3)), max_size=9))
 @PATCHED
 def test_lines_come_together_if_they_have_one_time(
-    files: JobFiles, parts: list[tuple[str, int]], limit: int
+    files: JobFiles, parts: list[tuple[str, int]]
 ) -> None:
     for path in files.logs.iterdir():
         path.unlink()
     for micros, (part, times) in enumerate(parts):
         JobLogs(files).write(0, part, at_micros=micros if times else None)
     log = LogFile(files, LogName(0, 0))
-    found = FileFollower(log, 0, line_limit_bytes=limit).read(is_over=True)
+    found = FileFollower(log, 0).read(is_over=True)
     assert [one.start for one in found] == [0, *[one.end for one in found]][: len(found)]
     index = TimeIndex(files.times(0, 0))
     for lines in found:
