@@ -7,6 +7,7 @@ delivered. Lines of several ranks that were written before are merged by time.
 
 import heapq
 import math
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -21,16 +22,16 @@ BATCH_BYTES: Final = 64 * 1024
 IDLE_READS: Final = 10
 """After so many reads, about a second, a reader looks whether a log of the same size is another."""
 
+_START: Final = 0, 0
+_END: Final = sys.maxsize, 0
+"""Places of a rank before and after all others."""
+
 
 class JobFollower:
     """The `LogFollower` of a job's files."""
 
     def __init__(
-        self,
-        files: JobFiles,
-        rank: int | None,
-        position: Position,
-        until: Position | None,
+        self, files: JobFiles, rank: int | None, position: Position, until: Position | None
     ) -> None:
         self._files = files
         self._rank = rank
@@ -52,30 +53,29 @@ class JobFollower:
         """Return about `BATCH_BYTES` of lines."""
         logs = self._logs()
         for rank in logs.keys() - self._ranks.keys():
-            until = None if self._until is None else self._until[rank]
-            place = self._position.get(rank)
+            place = self._position.get(rank, _START)
+            until = _END if self._until is None else self._until[rank]
             self._ranks[rank] = _RankFollower(self._files, place, until)
-        # Among equal or unknown times the rank that waited longest is next, so that a rank that
-        # writes faster than we read does not hold up the others.
-        heads = [
-            (head, 0, rank)
-            for rank, names in logs.items()
-            if (head := self._ranks[rank].head(names, is_over)) is not None
-        ]
-        heapq.heapify(heads)
         found: list[Lines] = []
+        heads: list[tuple[float, int, int]] = []
+
+        def push(rank: int) -> None:
+            # Among equal or unknown times the rank that waited longest is next, so that a rank that
+            # writes faster than we read does not hold up the others.
+            head = self._ranks[rank].head(logs[rank], is_over)
+            if head is not None:
+                heapq.heappush(heads, (head, len(found), rank))
+
+        for rank in logs:
+            push(rank)
         size = 0
         while heads and size < BATCH_BYTES:
-            _, _, rank = heads[0]
+            _, _, rank = heapq.heappop(heads)
             lines = self._ranks[rank].queue.popleft()
             self._position[rank] = (lines.name.incarnation, lines.end)
             found.append(lines)
             size += len(lines.raw) + 1
-            head = self._ranks[rank].head(logs[rank], is_over)
-            if head is None:
-                heapq.heappop(heads)
-            else:
-                heapq.heapreplace(heads, (head, len(found), rank))
+            push(rank)
         return found
 
     def _logs(self) -> dict[int, list[LogName]]:
@@ -91,7 +91,7 @@ class JobFollower:
 
     def _is_ahead(self, rank: int) -> bool:
         place = self._position.get(rank)
-        if self._until is None or place is None or place <= self._until.get(rank, (0, 0)):
+        if self._until is None or place is None or place <= self._until.get(rank, _START):
             return False
         # A place that does not exist comes from an earlier job with the same id.
         attempt, offset = place
@@ -102,7 +102,7 @@ class JobFollower:
 class _RankFollower:
     """Reads the logs of one rank, one attempt after the other, up to the place `until`."""
 
-    def __init__(self, files: JobFiles, place: Place | None, until: Place | None) -> None:
+    def __init__(self, files: JobFiles, place: Place, until: Place) -> None:
         self._files = files
         self._place = place
         self._until = until
@@ -116,8 +116,7 @@ class _RankFollower:
         Opens the next of `names` when the current one is over and read to its end.
         """
         if self._file is None:
-            attempt = 0 if self._place is None else self._place[0]
-            first = (name for name in names if name.incarnation >= attempt)
+            first = (name for name in names if name.incarnation >= self._place[0])
             self._file = self._open(next(first, names[0]))
         while not self.queue:
             current = self._file.name
@@ -132,11 +131,8 @@ class _RankFollower:
         return math.inf if micros is None else micros
 
     def _open(self, name: LogName) -> "FileFollower":
-        offset, limit = 0, math.inf
-        if self._place is not None and self._place[0] == name.incarnation:
-            offset = self._place[1]
-        if self._until is not None and self._until[0] == name.incarnation:
-            limit = self._until[1]
+        offset = self._place[1] if self._place[0] == name.incarnation else 0
+        limit = self._until[1] if self._until[0] == name.incarnation else math.inf
         return FileFollower(LogFile(self._files, name), offset, limit)
 
 
@@ -164,7 +160,10 @@ class FileFollower:
         if is_over or size != self._read_bytes or self._reads % IDLE_READS == 0:
             begin, end = self._log.extent()
             if begin > self.offset or (is_over and end < self.offset):
-                return self._skip_to(begin)
+                micros = self._log.times.at(begin)
+                gap = Lines(self.name, min(self.offset, begin), begin, GAP, micros)
+                self.offset = self._read_bytes = begin
+                return [gap]
         end = int(min(size, self._limit))
         if end <= self.offset or (size == self._read_bytes and not is_over):
             return []
@@ -177,15 +176,9 @@ class FileFollower:
         if not taken and (is_over or len(raw) > log_file.PIECE_BYTES):
             taken = min(len(raw), log_file.PIECE_BYTES)
         found = list(self._split(raw[:taken]))
+        self._read_bytes = self.offset + (taken or len(raw))
         self.offset += taken
-        self._read_bytes = self.offset if taken else size
         return found
-
-    def _skip_to(self, begin: int) -> list[Lines]:
-        """Go to where the log begins now, and return a line about that."""
-        gap = Lines(self.name, min(self.offset, begin), begin, GAP, self._log.times.at(begin))
-        self.offset = self._read_bytes = begin
-        return [gap]
 
     def _split(self, raw: bytes) -> Iterator[Lines]:
         """Yield lines that begin at `offset`, together as far as they were written together."""

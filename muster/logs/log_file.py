@@ -43,16 +43,12 @@ _Mark = tuple[int, Micros]
 
 def logs_by_rank(files: JobFiles, rank: int | None) -> dict[int, list[LogName]]:
     """Return the existing logs of all ranks or one, by rank and in order of attempt."""
-    try:
-        names = sorted(
-            name for path in files.logs.iterdir() if (name := LogName.parse(path.name)) is not None
-        )
-    except OSError:  # nothing was written yet, or the job was deleted
-        names = []
     found: dict[int, list[LogName]] = defaultdict(list)
-    for name in names:
-        if rank is None or name.rank == rank:
-            found[name.rank].append(name)
+    with suppress(OSError):  # nothing was written yet, or the job was deleted
+        names = (LogName.parse(path.name) for path in files.logs.iterdir())
+        for name in sorted(filter(None, names)):
+            if rank in {None, name.rank}:
+                found[name.rank].append(name)
     return found
 
 
@@ -87,10 +83,9 @@ class LogFile:
 
     def size(self) -> int:
         """Return its size in bytes, which does not tell how often it was truncated."""
-        try:
+        with suppress(OSError):
             return self._path.stat().st_size
-        except OSError:
-            return 0
+        return 0
 
     def extent(self) -> tuple[int, int]:
         """Return the offsets at which the bytes begin that still exist, and end."""
