@@ -36,9 +36,7 @@ class JobFollower:
         self._files = files
         self._rank = rank
         self._until = until
-        self._position = {
-            place: position[place] for place in position if rank is None or place == rank
-        }
+        self._position = {it: place for it, place in position.items() if rank in {None, it}}
         self._ranks: dict[int, _RankFollower] = {}
 
     @property

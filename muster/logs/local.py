@@ -3,7 +3,7 @@
 import heapq
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice, takewhile
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Final, TypeAlias
 
@@ -35,9 +35,14 @@ class LocalLogs:
         """Return the last `count` matching lines of the last `SEARCH_LIMIT_BYTES`."""
         newest: list[Lines] = []
         searched = 0
+        # A line without a time is newer than every mark.
+        since = -math.inf if wanted.since is None else wanted.since
         logs = logs_by_rank(self._files, wanted.rank)
-        for lines in _merge(self._candidates(names, wanted) for names in logs.values()):
-            if len(newest) == count:
+        ranks = (
+            _read_rank(self._matching(names, wanted), wanted.text or "") for names in logs.values()
+        )
+        for key, lines in _merge(ranks):
+            if len(newest) == count or key < since:
                 break
             if searched >= SEARCH_LIMIT_BYTES:
                 return Tail(newest[::-1], is_complete=False)
@@ -52,7 +57,7 @@ class LocalLogs:
         position: dict[int, Place] = {}
         size = 0
         ranks = (_read_rank(self._complete(names)) for names in logs.values())
-        for lines in islice(_merge(ranks), count):
+        for _, lines in islice(_merge(ranks), count):
             position[lines.name.rank] = (lines.name.incarnation, lines.start)
             size += lines.end - lines.start
             if size >= SEARCH_LIMIT_BYTES:
@@ -74,13 +79,6 @@ class LocalLogs:
             begin, end = log.extent()
             yield log, 0, begin, log.line_end_before(end, begin)
 
-    def _candidates(self, names: Sequence[LogName], wanted: LogFilter) -> Iterator[_Dated]:
-        """Yield one rank's lines, newest first, that match everything but the text."""
-        found = _read_rank(self._matching(names, wanted), wanted.text or "")
-        # A line without a time is newer than every mark.
-        since = wanted.since
-        return found if since is None else takewhile(lambda dated: dated[0] >= since, found)
-
     def _matching(self, names: Sequence[LogName], wanted: LogFilter) -> Iterator[_Span]:
         first_attempt, first_offset = wanted.after.get(names[0].rank, (0, 0))
         for name in reversed(names):
@@ -93,17 +91,18 @@ class LocalLogs:
                 yield log, first_offset if name.incarnation == first_attempt else 0, begin, end
 
 
-def _merge(ranks: Iterable[Iterator[_Dated]]) -> Iterator[Lines]:
+def _merge(ranks: Iterable[Iterator[_Dated]]) -> Iterator[_Dated]:
     """Yield the lines of all ranks, the newest first."""
-    return (lines for _, lines in heapq.merge(*ranks, key=itemgetter(0), reverse=True))
+    return heapq.merge(*ranks, key=itemgetter(0), reverse=True)
 
 
 def _read_rank(spans: Iterable[_Span], text: str = "") -> Iterator[_Dated]:
     """Yield one rank's lines, newest first, with a key that never increases."""
     key = math.inf
     for log, start, begin, end in spans:
-        gap = [Lines(log.name, start, begin, GAP, log.times.at(begin))]
-        lines_there = log.read_backwards(end, max(start, begin), text)
-        for lines in chain(lines_there, gap if start < begin and not text else []):
+        found = log.read_backwards(end, max(start, begin), text)
+        if start < begin and not text:
+            found = chain(found, [Lines(log.name, start, begin, GAP, log.times.at(begin))])
+        for lines in found:
             key = key if lines.micros is None else min(key, lines.micros)
             yield key, lines

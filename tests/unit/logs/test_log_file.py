@@ -103,12 +103,6 @@ def test_backwards_is_forwards_reversed(
         assert complete == text.rfind(b"\n") + 1
 
 
-def test_a_missing_file_has_no_complete_lines(files: JobFiles) -> None:
-    missing = LogFile(files, LogName(1, 0))
-    assert backwards(missing) == []
-    assert complete_size(missing) == 0
-
-
 def test_a_line_without_end_is_read_in_pieces(
     files: JobFiles, log: LogFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
