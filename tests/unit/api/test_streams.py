@@ -32,6 +32,7 @@ from muster.logs import follower
 from muster.logs.follower import JobFollower
 from muster.logs.local import LocalLogs
 from muster.logs.source import Position
+from tests.support.logs import JobLogs
 from tests.unit.api.jobs import JOB
 
 pytestmark = pytest.mark.anyio
@@ -57,14 +58,12 @@ class World:
             readers=CapacityLimiter(2),
         )
         self.files = directory.job(JOB.job_id)
-        self.files.logs.mkdir(parents=True)
         self.written = 0
 
     def write(self, count: int = 1) -> None:
         """Write numbered lines, to two ranks in turn."""
         for _ in range(count):
-            with self.files.log(self.written % 2, 0).open("a") as log:
-                log.write(f"{self.written}\n")
+            JobLogs(self.files).write(self.written % 2, f"{self.written}\n")
             self.written += 1
 
     async def read(self, position: Position | None = None) -> list[str]:
