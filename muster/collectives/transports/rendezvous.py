@@ -18,7 +18,6 @@ from muster.collectives.backend import ON_WAIT_SECONDS, TIMEOUT_SECONDS, OnWait
 from muster.collectives.deadline import Deadline
 from muster.collectives.errors import (
     InvalidRank,
-    NoConnection,
     PeerRefused,
     TransportFailed,
     Unsupported,
@@ -112,21 +111,18 @@ class _Rendezvous:
         with ExitStack() as on_failure:
             on_failure.callback(self._close)
             rank = self._own.rank
-            if rank == 0 or places is not None:
-                listener = listener or listeners.enter_context(
-                    _listen(address if places is None else places[rank][:2])
-                )
-            if rank == 0 and places is None:
-                places = self._send_places(self._admit(listener))
-            elif places is None:
-                first = self._connect(0, address)
-                listener = listener or listeners.enter_context(_listen((first.getsockname()[0], 0)))
-                places = self._register(first, listener)
+            if places is not None:
+                address = places[rank][:2]
+            elif rank:
+                address = (self._connect(0, address).getsockname()[0], 0)
+            listener = listener or listeners.enter_context(_listen(address))
+            if places is None:
+                places = self._register(listener) if rank else self._send_places(listener)
             for peer in range(rank):
                 if peer not in self._connections:
-                    connection = self._connect(peer, places[peer][:2])
-                    self._handshake(peer, connection, 0)
-            if rank + 1 < self._own.world_size and rank + 1 not in self._connections:
+                    self._connect(peer, places[peer][:2])
+                    self._handshake(peer, 0)
+            if rank + 1 not in self._connections:
                 self._admit(listener)
             streams = {peer: self._stream(peer) for peer in self._connections}
             on_failure.pop_all()
@@ -149,38 +145,36 @@ class _Rendezvous:
         keys = derive_keys(self._own.token, self._transcripts[peer], is_caller=is_caller)
         return SealedStream(connection, peer, keys)
 
-    def _admit(self, listener: socket.socket | None) -> dict[int, Address]:
-        """Admit the ranks above this one; return their addresses."""
-        if listener is None:
-            raise NoConnection(self._own.rank)
+    def _admit(self, listener: socket.socket) -> dict[int, int]:
+        """Admit the ranks above this one; return their ports."""
         pending = PendingPeers(
             listener, lambda caller: answer(self._own, is_sealed=must_seal(caller))
         )
         above = set(range(self._own.rank + 1, self._own.world_size))
-        addresses = {}
-        for caller, connection in pending.admit(above, self._deadline, self.on_wait).items():
+        admitted = pending.admit(above, self._deadline, self.on_wait)
+        for caller, connection in admitted.items():
             self._connections[caller.rank] = connection
             self._transcripts[caller.rank] = caller.transcript
-            addresses[caller.rank] = (connection.getpeername()[0], caller.port)
-        return addresses
+        return {caller.rank: caller.port for caller in admitted}
 
-    def _send_places(self, addresses: dict[int, Address]) -> list[Place]:
-        """Send the table of places to all ranks, and return it."""
-        here = {connection.getsockname()[0] for connection in self._connections.values()}
-        numbers = dict.fromkeys(here, 0)
-        places = [Place("", 0, 0)]
-        for rank in sorted(addresses):
-            host, port = addresses[rank]
-            places.append(Place(host, port, numbers.setdefault(host, len(set(numbers.values())))))
+    def _send_places(self, listener: socket.socket) -> list[Place]:
+        """Send the table of places to all ranks once they have registered, and return it."""
+        places, hosts = [Place("", 0, 0)], [""]
+        for rank, port in sorted(self._admit(listener).items()):
+            connection = self._connections[rank]
+            address = connection.getpeername()[0]
+            host = address if must_seal(connection) else ""
+            hosts += [host] * (host not in hosts)
+            places.append(Place(address, port, hosts.index(host)))
         table = b"".join(_PLACE.pack(host.encode(), *numbers) for host, *numbers in places)
         for connection in self._connections.values():
             connection.sendall(table)
         return places
 
-    def _register(self, first: socket.socket, listener: socket.socket) -> list[Place]:
+    def _register(self, listener: socket.socket) -> list[Place]:
         """Register at rank 0; return the places of all ranks once all have registered."""
-        self._handshake(0, first, listener.getsockname()[1])
-        table = self._read(0, first, _PLACE.size * self._own.world_size)
+        self._handshake(0, listener.getsockname()[1])
+        table = self._read(0, _PLACE.size * self._own.world_size)
         return [
             Place(host.rstrip(b"\0").decode(), port, number)
             for host, port, number in _PLACE.iter_unpack(table)
@@ -206,13 +200,14 @@ class _Rendezvous:
             connection.settimeout(ON_WAIT_SECONDS)
             return connection
 
-    def _handshake(self, rank: int, connection: socket.socket, port: int) -> None:
+    def _handshake(self, rank: int, port: int) -> None:
         """Run the caller's side of the handshake."""
+        connection = self._connections[rank]
         steps = call(self._own, rank, port, is_sealed=must_seal(connection))
         turn = next(steps)
         while turn.size_bytes:
             connection.sendall(turn.send)
-            turn = steps.send(self._read(rank, connection, turn.size_bytes))
+            turn = steps.send(self._read(rank, turn.size_bytes))
         connection.sendall(turn.send)
         try:
             next(steps)
@@ -225,13 +220,13 @@ class _Rendezvous:
                 "choose another port"
             )
 
-    def _read(self, rank: int, connection: socket.socket, size_bytes: int) -> bytes:
+    def _read(self, rank: int, size_bytes: int) -> bytes:
         data = b""
         while len(data) < size_bytes:
             self.on_wait()
             self._deadline.check()
             try:
-                part = connection.recv(size_bytes - len(data))
+                part = self._connections[rank].recv(size_bytes - len(data))
             except TimeoutError:
                 continue
             except ConnectionError:

@@ -12,7 +12,8 @@ from muster.collectives.simulated import run_ranks
 from muster.collectives.transports.handshake import Membership
 from muster.collectives.transports.pending_peers import PENDING_LIMIT
 from muster.collectives.transports.rendezvous import Address, rendezvous
-from muster.collectives.transports.tcp import TcpBackend
+from muster.collectives.transports.tcp import RingBackend, TcpBackend
+from muster.host.ports import free_port
 from tests.support.strangers import STRANGER, needs_root, socket_of
 
 TOKEN = b"the group's token"
@@ -76,6 +77,14 @@ def test_rank_0_may_come_last() -> None:
         one = threads.submit(meet, member(1, 2), address)
         zero = threads.submit(meet, member(0, 2), address)
         all_talk([zero.result(), one.result()])
+
+
+def test_ranks_of_a_list_meet_at_their_own_addresses() -> None:
+    addresses = [f"127.0.0.{host}:{free_port()}" for host in (1, 1, 2)]
+    with ThreadPoolExecutor(3) as threads:
+        backends = list(threads.map(lambda rank: RingBackend(addresses, rank), range(3)))
+    assert {backend.hosts for backend in backends} == {(0, 0, 1)}
+    all_talk(backends)
 
 
 STRANGERS: dict[str, Callable[[socket.socket], None]] = {
