@@ -16,21 +16,13 @@ bfloat16 is an array of uint16 with ``dtype="bfloat16"``, and is added in float3
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Final, Literal, ParamSpec, TypeAlias, TypeVar
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
-from muster.collectives.backend import (
-    MESSAGE,
-    TIMEOUT_SECONDS,
-    Backend,
-    Data,
-    Target,
-    barrier_rounds,
-)
+from muster.collectives.backend import TIMEOUT_SECONDS, Backend, Data, barrier_rounds
 from muster.collectives.calls import Call
-from muster.collectives.deadline import Deadline
-from muster.collectives.engine import MESSAGE_BYTES, Array, Executor, Scratch, Window
+from muster.collectives.engine import MESSAGE_BYTES, Array, Executor, Window
 from muster.collectives.errors import SizeMismatch, Unsupported
 from muster.collectives.operation_queue import Outcome, collective, others, perform
 from muster.collectives.plans import (
@@ -44,8 +36,6 @@ from muster.collectives.plans import (
 )
 
 Op: TypeAlias = Literal["sum", "mean", "min", "max"]
-Options = ParamSpec("Options")
-Result = TypeVar("Result")
 
 _SIZE: Final = struct.Struct("<Q")
 
@@ -343,27 +333,10 @@ def barrier(
 def all_gather_bytes(
     backend: Backend, data: Data, *, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> list[Data]:
-    """Return the data of every rank, in rank order; sizes may differ.
-
-    It is a plain exchange of messages: no other operation of the group may be under way.
-    """
-    executor = Executor(
-        backend, MESSAGE, np.add, Deadline(timeout_seconds, "an all-gather"), Scratch()
-    )
-    peers = others(backend)
-    own = memoryview(data).cast("B")
-    counts: dict[int, Target] = {peer: memoryview(bytearray(_SIZE.size)) for peer in peers}
-    size = memoryview(_SIZE.pack(own.nbytes))
-    executor.exchange([(peer, size) for peer in peers], list(counts.items()))
-    gathered: dict[int, Data] = {}
-    for peer, count in counts.items():
-        gathered[peer] = bytearray(_SIZE.unpack(count)[0])  # type: ignore[arg-type]
-    executor.exchange(
-        [(peer, part) for peer in peers for part in _cut(own)],
-        [(peer, part) for peer in peers for part in _cut(memoryview(gathered[peer]))],
-    )
-    gathered[backend.rank] = data
-    return [gathered[rank] for rank in range(backend.world_size)]
+    """Return the data of every rank, in rank order; sizes may differ."""
+    own = [np.frombuffer(data, np.uint8)] * backend.world_size
+    parts = all_to_all(backend, own, timeout_seconds=timeout_seconds)
+    return [part.data for part in parts]
 
 
 def _empty_for(executor: Executor, flats: Sequence[Array], peers: Sequence[int]) -> list[Array]:
@@ -382,10 +355,7 @@ def _empty_for(executor: Executor, flats: Sequence[Array], peers: Sequence[int])
 
 
 def _parts(array: Array) -> Iterator[memoryview]:
-    return _cut(array.data.cast("B") if array.size else memoryview(bytearray()))
-
-
-def _cut(flat: memoryview) -> Iterator[memoryview]:
+    flat = array.data.cast("B") if array.size else memoryview(bytearray())
     # One message even of nothing: the receiver may expect more, and would wait for it.
     for start in range(0, max(1, flat.nbytes), MESSAGE_BYTES):
         yield flat[start : start + MESSAGE_BYTES]
