@@ -16,12 +16,12 @@ bfloat16 is an array of uint16 with ``dtype="bfloat16"``, and is added in float3
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 import numpy as np
 
 from muster.collectives.backend import TIMEOUT_SECONDS, Backend, Data, barrier_rounds
-from muster.collectives.calls import Call
+from muster.collectives.calls import Call, Op
 from muster.collectives.engine import MESSAGE_BYTES, Array, Executor, Window
 from muster.collectives.errors import SizeMismatch, Unsupported
 from muster.collectives.operation_queue import Outcome, collective, others, perform
@@ -34,8 +34,6 @@ from muster.collectives.plans import (
     put_back,
     writable,
 )
-
-Op: TypeAlias = Literal["sum", "mean", "min", "max"]
 
 _SIZE: Final = struct.Struct("<Q")
 

@@ -22,12 +22,11 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from muster.collectives.backend import Backend, Tag
-from muster.collectives.calls import Call
+from muster.collectives.calls import Call, Op
 from muster.collectives.engine import MESSAGE_BYTES
 from muster.collectives.errors import CollectiveError, Unsupported
 from muster.collectives.operation_queue import OperationQueue, fail_operation
 from muster.collectives.operations import (
-    Op,
     all_gather,
     all_reduce,
     all_to_all,
