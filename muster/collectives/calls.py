@@ -69,7 +69,7 @@ def mismatch(peer: int, expected: int, got: int, *, is_later: bool = False) -> C
     if own is None or other is None or is_later or own[:5] != other[:5]:
         name = str(other or f"an unknown operation ({got:#x})")
         return CallMismatch(peer, str(own), "something else before " * is_later + name)
-    return SizeMismatch(own.size_bytes, other.size_bytes)
+    return SizeMismatch(own.size_bytes, other.size_bytes, peer)
 
 
 def _call(code: int) -> Call | None:

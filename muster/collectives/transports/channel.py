@@ -317,7 +317,7 @@ class Channel:
         if want.tag.call != call:
             want.error = mismatch(self.peer, want.tag.call, call)
         elif want.target.nbytes != length:
-            want.error = SizeMismatch(want.target.nbytes, length)
+            want.error = SizeMismatch(want.target.nbytes, length, self.peer)
         return want.error is None
 
     def _read_payload(self, frame: "_Frame", target: Target) -> bool:
