@@ -23,6 +23,7 @@ from muster.collectives.deadline import Deadline
 from muster.collectives.engine import Executor, Scratch
 from muster.collectives.errors import Timeout, Unsupported
 from muster.collectives.plans import Plan
+from muster.collectives.routes import peers_after
 
 Options = ParamSpec("Options")
 Result = TypeVar("Result")
@@ -245,10 +246,6 @@ def perform(
 
 def _exchange_nothing(executor: Executor, backend: Backend) -> None:
     """Exchange empty messages: ranks whose arrays are not empty would otherwise wait."""
-    messages = [(peer, memoryview(bytearray())) for peer in others(backend)]
+    peers = peers_after(backend.rank, backend.world_size)
+    messages = [(peer, memoryview(bytearray())) for peer in peers]
     executor.exchange(messages, list(messages))
-
-
-def others(backend: Backend) -> list[int]:
-    """Return all other ranks, beginning after this one: so no rank is the first peer of all."""
-    return [(backend.rank + it) % backend.world_size for it in range(1, backend.world_size)]

@@ -24,16 +24,16 @@ from muster.collectives.backend import TIMEOUT_SECONDS, Backend, Data, barrier_r
 from muster.collectives.calls import Call, Op
 from muster.collectives.engine import MESSAGE_BYTES, Array, Executor, Window
 from muster.collectives.errors import SizeMismatch, Unsupported
-from muster.collectives.operation_queue import Outcome, collective, others, perform
+from muster.collectives.operation_queue import Outcome, collective, perform
 from muster.collectives.plans import (
     BARRIER,
     check_out,
     flat_of,
-    memory_for_all,
     plan_of,
     put_back,
     writable,
 )
+from muster.collectives.routes import peers_after
 
 _SIZE: Final = struct.Struct("<Q")
 
@@ -129,8 +129,10 @@ def all_gather(
 
     They are put into `out` if it is given, contiguous and of as many elements.
     """
-    whole = memory_for_all(backend, array, out)
-    plan = plan_of(backend, whole, Call("all_gather", "", dtype or "", route, 0, whole.size))
+    count = array.size * backend.world_size
+    whole = np.empty((backend.world_size, *array.shape), array.dtype) if out is None else out
+    check_out(whole, count, array)
+    plan = plan_of(backend, whole, Call("all_gather", "", dtype or "", route, 0, count))
     flat = whole.reshape(-1)
 
     def work(executor: Executor) -> Array:
@@ -298,15 +300,15 @@ def all_to_all(
         flats = [flat.copy() for flat in flats]
 
     def work(executor: Executor) -> list[Array]:
-        rank, peers = backend.rank, others(backend)
+        rank, peers = backend.rank, peers_after(backend.rank, backend.world_size)
         targets = list(out) if out is not None else _empty_for(executor, flats, peers)
         into = [target.reshape(-1) for target in targets]
         if into[rank].size != flats[rank].size:
             raise SizeMismatch(into[rank].nbytes, flats[rank].nbytes)
         into[rank][...] = flats[rank]
         executor.exchange(
-            [(peer, part) for peer in peers for part in _parts(flats[peer])],
-            [(peer, part) for peer in peers for part in _parts(into[peer])],
+            [(peer, part) for peer in peers for part in messages_of(flats[peer])],
+            [(peer, part) for peer in peers for part in messages_of(into[peer])],
         )
         return targets
 
@@ -352,7 +354,8 @@ def _empty_for(executor: Executor, flats: Sequence[Array], peers: Sequence[int])
     return [np.empty(size, dtype) for size in sizes]
 
 
-def _parts(array: Array) -> Iterator[memoryview]:
+def messages_of(array: Array) -> Iterator[memoryview]:
+    """Yield the memory of a contiguous array, in pieces that a receiver accepts."""
     flat = array.data.cast("B") if array.size else memoryview(bytearray())
     # One message even of nothing: the receiver may expect more, and would wait for it.
     for start in range(0, max(1, flat.nbytes), MESSAGE_BYTES):

@@ -108,14 +108,6 @@ def put_back(flat: Array, array: Array) -> Array:
     return array
 
 
-def memory_for_all(backend: Backend, part: Array, whole: Array | None) -> Array:
-    """Return memory for a part of each rank."""
-    if whole is None:
-        return np.empty((backend.world_size, *part.shape), part.dtype)
-    check_out(whole, part.size * backend.world_size, part)
-    return whole
-
-
 def check_out(out: Array, size: int, like: Array) -> None:
     if out.dtype != like.dtype or not out.flags.c_contiguous or not out.flags.writeable:
         raise Unsupported(

@@ -155,12 +155,12 @@ def _to_hub(rank: int, members: Iterable[int], hub: int, total: int) -> Round:
 def _gather_direct(rank: int, problem: Problem) -> Route:
     if rank != problem.root:
         return (Round(sends=_pieces([problem.root], *_part(problem.bounds, rank))),)
-    return (Round(copies=_parts_of(_peers(rank, problem), problem)),)
+    return (Round(copies=_parts_of(peers_after(rank, problem.world_size), problem)),)
 
 
 def _reduce_scatter_direct(rank: int, problem: Problem) -> Route:
     """Every rank sends each peer that peer's part, and combines its own."""
-    peers = _peers(rank, problem)
+    peers = peers_after(rank, problem.world_size)
     adds = _pieces(peers, *_part(problem.bounds, rank))
     return (Round(sends=_parts_of(peers, problem), adds=adds),)
 
@@ -207,14 +207,14 @@ def _reduce_two_level(rank: int, problem: Problem) -> Route:
 
 def _all_reduce_whole(rank: int, problem: Problem) -> Route:
     """Every rank sends all it has to every peer and combines everything itself."""
-    pieces = _pieces(_peers(rank, problem), 0, problem.bounds[-1])
+    pieces = _pieces(peers_after(rank, problem.world_size), 0, problem.bounds[-1])
     return (Round(sends=pieces, adds=pieces),)
 
 
-def _peers(rank: int, problem: Problem) -> list[int]:
+def peers_after(rank: int, world_size: int) -> list[int]:
     """Return all other ranks, beginning after `rank`."""
     # In rank order all ranks would send to rank 0 first, and its link would be the slowest.
-    return [(rank + step) % problem.world_size for step in range(1, problem.world_size)]
+    return [(rank + step) % world_size for step in range(1, world_size)]
 
 
 def _part(bounds: Sequence[int], number: int) -> tuple[int, int]:

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from muster.collectives.backend import Backend, Tag
 from muster.collectives.calls import Call, Op
-from muster.collectives.engine import MESSAGE_BYTES
 from muster.collectives.errors import CollectiveError, Unsupported
 from muster.collectives.operation_queue import OperationQueue, fail_operation
 from muster.collectives.operations import (
@@ -32,6 +31,7 @@ from muster.collectives.operations import (
     all_to_all,
     barrier,
     broadcast,
+    messages_of,
     reduce,
     reduce_scatter,
 )
@@ -307,13 +307,13 @@ class MusterProcessGroup(dist.ProcessGroup):
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> MusterWork:
         operands = self._operands(tensors)
-        parts = [(peer, part) for it in operands for part in it.messages()]
+        parts = [(peer, part) for it in operands for part in messages_of(it.octets)]
         call = partial(self._backend.exchange, parts, [], tag=_tag_of(tag))
         return self._perform("send", [call], operands, [], queue=("to", peer, tag))
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int) -> MusterWork:
         operands = self._operands(tensors)
-        parts = [(peer, part) for it in operands for part in it.messages()]
+        parts = [(peer, part) for it in operands for part in messages_of(it.octets)]
         call = partial(self._backend.exchange, [], parts, tag=_tag_of(tag))
         return self._perform("recv", [call], operands, operands, queue=("from", peer, tag))
 
@@ -406,12 +406,6 @@ class _Operand:
             _OTHER_VIEWS.get(self._flat.dtype, self._flat.dtype)
         ).numpy()
         return numbers
-
-    def messages(self) -> list[memoryview]:
-        """Return the memory cut into messages; a tensor without elements is one, too."""
-        octets = self.octets
-        starts = range(0, max(octets.size, 1), MESSAGE_BYTES)
-        return [octets[start : start + MESSAGE_BYTES].data for start in starts]
 
 
 def _close(backend: Backend, queues: Mapping[object, OperationQueue]) -> None:

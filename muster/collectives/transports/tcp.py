@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final, Self
 
 from muster.collectives.backend import MESSAGE_LIMIT_BYTES, TIMEOUT_SECONDS, OnWait
-from muster.collectives.errors import InvalidRank, InvalidWorldSize, Unsupported
+from muster.collectives.errors import InvalidWorldSize, Unsupported
 from muster.collectives.transports.handshake import Membership
 from muster.collectives.transports.message_backend import MessageBackend
 from muster.collectives.transports.rendezvous import (
@@ -114,8 +114,6 @@ def parse_address(text: str) -> Address:
 def _member(rank: int, world_size: int, token: str) -> Membership:
     if world_size < LEAST_RANKS:
         raise InvalidWorldSize(world_size, LEAST_RANKS)
-    if not 0 <= rank < world_size:
-        raise InvalidRank(rank, world_size)
     return Membership(rank=rank, world_size=world_size, generation=0, token=(token or "").encode())
 
 
