@@ -22,11 +22,11 @@ ON_WAIT_SECONDS: Final = 0.02
 """The longest time between two such calls."""
 
 BARRIER_BIT: Final = 1 << 63
-"""Of a context: its barriers. Their messages never meet those of its callers."""
+"""Of a context: its barriers. Their messages never match those of its callers."""
 
 
 class Tag(NamedTuple):
-    """What a message belongs to. It meets only a receiver with the same context and sequence."""
+    """What a message belongs to. It matches only a receive with the same context and sequence."""
 
     context: int = 0
     """The group; 0 is the one that the backend was made for, others are views of it."""

@@ -9,7 +9,7 @@ All ranks of a group call the same operations in the same order, with arrays of 
 data type. Operations of one group run in the order in which they are called, those of different
 groups interleave. An operation that fails on one rank fails on all: with the error of its own
 there, and with `Aborted`, `ChannelClosed` or `Timeout` elsewhere. The next operation may succeed,
-because its messages never meet those of an earlier one.
+because its messages never match those of an earlier one.
 
 bfloat16 is an array of uint16 with ``dtype="bfloat16"``, and is added in float32.
 """

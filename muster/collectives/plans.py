@@ -22,7 +22,7 @@ from muster.contracts.shards import ranges
 
 
 class Plan(NamedTuple):
-    """All that follows from a call and the place of this rank."""
+    """All that follows from a call and the position of this rank."""
 
     call: Call
     code: int

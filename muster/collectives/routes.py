@@ -169,19 +169,19 @@ def _reduce_scatter_ring(rank: int, problem: Problem) -> Route:
     return _ring(range(problem.world_size), rank, problem.bounds)
 
 
-def _ring(members: Sequence[int], place: int, bounds: Sequence[int]) -> Route:
+def _ring(members: Sequence[int], position: int, bounds: Sequence[int]) -> Route:
     """Partial sums go around: part p starts after its owner and ends, complete, at its owner.
 
     This is the first half of the all-reduce of Patarasuk and Yuan, "Bandwidth optimal all-reduce
     algorithms for clusters of workstations" (2009), shifted so that a rank ends with its own part.
     """
     size = len(members)
-    right, left = members[(place + 1) % size], members[place - 1]
+    right, left = members[(position + 1) % size], members[position - 1]
     return tuple(
         Round(
             # What is sent now was completed up to this rank in the round before.
-            sends=_pieces([right], *_part(bounds, (place - 1 - step) % size)),
-            adds=_pieces([left], *_part(bounds, (place - 2 - step) % size)),
+            sends=_pieces([right], *_part(bounds, (position - 1 - step) % size)),
+            adds=_pieces([left], *_part(bounds, (position - 2 - step) % size)),
         )
         for step in range(size - 1)
     )

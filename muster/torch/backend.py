@@ -18,7 +18,7 @@ from muster.collectives.transports.streams import CHUNK_BYTES, beginning_of
 from muster.torch.connect import host_identity
 
 _TAG: Final = 0x6D757374
-"""Of all messages, so that they never meet those of the user in the same group."""
+"""Of all messages, so that they never match those of the user in the same group."""
 
 _FOREVER: Final = timedelta(days=365)
 """A peer may have nothing to say for longer than the group's timeout."""

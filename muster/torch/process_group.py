@@ -113,7 +113,7 @@ _Method: TypeAlias = Callable[..., MusterWork]
 
 
 def _counted(name: str) -> Callable[[_Method], _Method]:
-    """Count a call that is refused, or this rank's next one would meet the others' refused one."""
+    """Count a call that is refused, or this rank's next one would match the others' refused one."""
 
     def counted(method: _Method) -> _Method:
         @wraps(method)

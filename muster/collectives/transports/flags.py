@@ -169,6 +169,6 @@ def _checked(arenas: Sequence[Arena], rank: int) -> Arena:
                 f"rank {peer} made its arena for {arena.geometry}, this rank for {own.geometry}: "
                 "they run different programs; start all with the same one"
             )
-    if len(arenas) > own.geometry.places:
-        raise ValueError(f"an arena has {own.geometry.places} places, not {len(arenas)}")
+    if len(arenas) > own.geometry.max_ranks:
+        raise ValueError(f"an arena is for up to {own.geometry.max_ranks} ranks, not {len(arenas)}")
     return own

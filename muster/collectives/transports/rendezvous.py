@@ -36,10 +36,10 @@ KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 """Detects a host that vanished: probes after 5 idle seconds, every 2 s, and gives up after three.
 Options that the system does not have are skipped."""
 
-_PLACE: Final = struct.Struct("<46sHH")  # the longest numeric address, a port, a host's number
+_ENDPOINT: Final = struct.Struct("<46sHH")  # the longest numeric address, a port, a host's number
 
 
-class Place(NamedTuple):
+class Endpoint(NamedTuple):
     """Where a rank listens, and the number of its host."""
 
     host: str
@@ -47,8 +47,8 @@ class Place(NamedTuple):
     host_number: int
 
 
-class Meeting(NamedTuple):
-    """What a rank has once all have met: a stream to each other rank, and the host of each."""
+class Connections(NamedTuple):
+    """A stream to each other rank, and the host of each."""
 
     streams: dict[int, Stream]
     hosts: tuple[int, ...]
@@ -58,15 +58,15 @@ def rendezvous(
     own: Membership,
     address: Address,
     *,
-    places: Sequence[Place] | None = None,
+    endpoints: Sequence[Endpoint] | None = None,
     listener: socket.socket | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
     on_wait: OnWait = lambda: None,
-) -> Meeting:
+) -> Connections:
     """Connect rank `own.rank` with all others, which meet at rank 0's `address`.
 
-    If the `places` of all ranks are known, they connect to each other at once. `listener` is this
-    rank's own bound socket; it is closed in any case. Connections between hosts are sealed.
+    If the `endpoints` of all ranks are known, these connect to each other at once. `listener` is
+    this rank's own bound socket; it is closed in any case. Connections between hosts are sealed.
 
     Raises `InvalidWorldSize`, `InvalidRank`, `PeerRefused` if a rank has another token, generation
     or world size, `Timeout` if not all ranks connect, `Unsupported` without a token where one is
@@ -81,7 +81,7 @@ def rendezvous(
             own, Deadline(timeout_seconds, f"the ranks at {address[0]}:{address[1]}"), on_wait
         )
         try:
-            return attempt.meet(address, places, listener, listeners)
+            return attempt.connect_all(address, endpoints, listener, listeners)
         except OSError as error:
             is_taken = error.errno == errno.EADDRINUSE
             way = "Choose another port" if is_taken else "Check that this host can reach it"
@@ -100,33 +100,33 @@ class _Rendezvous:
         self._connections: dict[int, socket.socket] = {}
         self._transcripts: dict[int, bytes] = {}
 
-    def meet(
+    def connect_all(
         self,
         address: Address,
-        places: Sequence[Place] | None,
+        endpoints: Sequence[Endpoint] | None,
         listener: socket.socket | None,
         listeners: ExitStack,
-    ) -> Meeting:
+    ) -> Connections:
         """Return the streams; after a failure no connection is left open."""
         with ExitStack() as on_failure:
             on_failure.callback(self._close)
             rank = self._own.rank
-            if places is not None:
-                address = places[rank][:2]
+            if endpoints is not None:
+                address = endpoints[rank][:2]
             elif rank:
                 address = (self._connect(0, address).getsockname()[0], 0)
             listener = listener or listeners.enter_context(_listen(address))
-            if places is None:
-                places = self._register(listener) if rank else self._send_places(listener)
+            if endpoints is None:
+                endpoints = self._register(listener) if rank else self._send_endpoints(listener)
             for peer in range(rank):
                 if peer not in self._connections:
-                    self._connect(peer, places[peer][:2])
+                    self._connect(peer, endpoints[peer][:2])
                     self._handshake(peer, 0)
             if rank + 1 not in self._connections:
                 self._admit(listener)
             streams = {peer: self._stream(peer) for peer in self._connections}
             on_failure.pop_all()
-        return Meeting(streams, tuple(place.host_number for place in places))
+        return Connections(streams, tuple(endpoint.host_number for endpoint in endpoints))
 
     def _stream(self, peer: int) -> Stream:
         """Tune a connection, and seal it unless it stays on this host."""
@@ -157,27 +157,27 @@ class _Rendezvous:
             self._transcripts[caller.rank] = caller.transcript
         return {caller.rank: caller.port for caller in admitted}
 
-    def _send_places(self, listener: socket.socket) -> list[Place]:
-        """Send the table of places to all ranks once they have registered, and return it."""
-        places, hosts = [Place("", 0, 0)], [""]
+    def _send_endpoints(self, listener: socket.socket) -> list[Endpoint]:
+        """Send the table of endpoints to all ranks once they have registered, and return it."""
+        endpoints, hosts = [Endpoint("", 0, 0)], [""]
         for rank, port in sorted(self._admit(listener).items()):
             connection = self._connections[rank]
             address = connection.getpeername()[0]
             host = address if must_seal(connection) else ""
             hosts += [host] * (host not in hosts)
-            places.append(Place(address, port, hosts.index(host)))
-        table = b"".join(_PLACE.pack(host.encode(), *numbers) for host, *numbers in places)
+            endpoints.append(Endpoint(address, port, hosts.index(host)))
+        table = b"".join(_ENDPOINT.pack(host.encode(), *numbers) for host, *numbers in endpoints)
         for connection in self._connections.values():
             connection.sendall(table)
-        return places
+        return endpoints
 
-    def _register(self, listener: socket.socket) -> list[Place]:
-        """Register at rank 0; return the places of all ranks once all have registered."""
+    def _register(self, listener: socket.socket) -> list[Endpoint]:
+        """Register at rank 0; return the endpoints of all ranks once all have registered."""
         self._handshake(0, listener.getsockname()[1])
-        table = self._read(0, _PLACE.size * self._own.world_size)
+        table = self._read(0, _ENDPOINT.size * self._own.world_size)
         return [
-            Place(host.rstrip(b"\0").decode(), port, number)
-            for host, port, number in _PLACE.iter_unpack(table)
+            Endpoint(host.rstrip(b"\0").decode(), port, number)
+            for host, port, number in _ENDPOINT.iter_unpack(table)
         ]
 
     def _connect(self, rank: int, address: Address) -> socket.socket:

@@ -20,7 +20,7 @@ from muster.collectives.transports.rings import RingStream
 from muster.collectives.transports.streams import SocketStream
 from muster.collectives.transports.tcp import TcpBackend
 from tests.support.arenas import Host
-from tests.support.groups import GENERATION, LIMIT_BYTES, connected, meeting_of, member
+from tests.support.groups import GENERATION, LIMIT_BYTES, connected, connections_of, member
 
 NOW = 0.0
 FAR = 1 << 63
@@ -39,7 +39,7 @@ def frame(
 def group() -> Iterator[Raw]:
     ends = connected(3)
     zero, two = (
-        TcpBackend(member(rank, 3), meeting_of(ends[rank]), limit_bytes=LIMIT_BYTES)
+        TcpBackend(member(rank, 3), connections_of(ends[rank]), limit_bytes=LIMIT_BYTES)
         for rank in (0, 2)
     )
     raw = ends[1].pop(0)
@@ -215,7 +215,7 @@ def test_padding_may_come_later_than_its_message() -> None:
     )
     messages = [b"", b"", *(bytes([number]) for number in range(9))]
     targets = [bytearray(len(message)) for message in messages]
-    wants = [receiver.want(MESSAGE, memoryview(target)) for target in targets]
+    receives = [receiver.post_receive(MESSAGE, memoryview(target)) for target in targets]
     for message in messages:
         sender.put(MESSAGE, memoryview(message))
     while sender.is_sending:
@@ -223,5 +223,5 @@ def test_padding_may_come_later_than_its_message() -> None:
         while receiver.read_some():
             pass
     assert receiver.error is None
-    assert all(want.is_done for want in wants)
+    assert all(receive.is_done for receive in receives)
     assert targets == messages
