@@ -86,6 +86,8 @@ class DataParallel:
         part = bucket.parts[number]
         if array.nbytes != part.nbytes:
             raise SizeMismatch(part.nbytes, array.nbytes)
+        # Copied: one message of a bucket costs less than one of each gradient, and the caller may
+        # accumulate into its own memory meanwhile.
         part[...] = array.reshape(-1)
         self._gradients[number] = gradient
         bucket.missing.discard(number)

@@ -149,7 +149,7 @@ class Addend:
 
     def put(self, offset: int, data: memoryview) -> None:
         """Combine; the left operand is that of the lower rank."""
-        operand = np.frombuffer(data, self._elements.dtype)
+        operand = np.frombuffer(data, self._elements.dtype)  # no copy: it is used up on return
         start = offset // operand.itemsize
         own = self._elements[start : start + operand.size]
         # As in `combine_all`, or the payloads of NaN would differ between ranks.
@@ -230,6 +230,7 @@ class Executor:
                 flat = array.data.cast("B")
                 incoming += [(peer, flat[start:stop]) for peer, start, stop in messages]
         self.exchange(outgoing, incoming)
+        # Only now: these elements may be sent in the same round, and have left our memory here.
         for gathered, received in later:
             own = target.array[gathered.start - target.start : gathered.stop - target.start]
             combine_all(combine, own, gathered.own_index, received)

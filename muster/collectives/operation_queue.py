@@ -157,6 +157,8 @@ _creating: Final = threading.Lock()
 
 
 def queue_of(backend: Backend) -> OperationQueue:
+    # A queue has no reference to its backend, or the weak key would live for ever. Jobs do, while
+    # they are under way.
     queue = _queues.get(backend)
     if queue is None:
         with _creating:

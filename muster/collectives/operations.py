@@ -138,6 +138,7 @@ def all_gather(
     def work(executor: Executor) -> Array:
         start = backend.rank * array.size
         own = flat[start : start + array.size]
+        # Parts that lie in the output already, as those of sharded training, are not copied.
         if not array.flags.c_contiguous or own.ctypes.data != array.ctypes.data:
             own[...] = array.reshape(-1)
         window = Window(flat)
@@ -166,7 +167,7 @@ def gather(
 
     def work(executor: Executor) -> Array | None:
         start = backend.rank * flat.size
-        if not is_root:
+        if not is_root:  # it receives nothing, so the part is sent from where it is
             window = Window(flat, start)
             executor.run(plan.schedule, window, window)
             return None

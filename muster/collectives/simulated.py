@@ -44,9 +44,11 @@ class SimulatedBackend(MessageBackend):
 
 
 class _Pipe:
-    """One direction of a connection. One thread writes and one reads at a time."""
+    """One direction of a connection."""
 
     def __init__(self) -> None:
+        # Each end is used under the lock of its own backend. Between the two ends nothing is
+        # locked, as the operations of a deque are atomic.
         self.parts: deque[memoryview] = deque()
         """Sent and not received yet."""
         self.is_closed = False

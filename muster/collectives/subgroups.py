@@ -96,6 +96,7 @@ class SubBackend(Backend):
         inner = self._members
         if tag.members is not None:  # of a view of this one
             inner = tuple(self._members[rank] for rank in tag.members)
+        # XOR, so that the contexts of views of views mix and `BARRIER_BIT` stays.
         return tag._replace(context=tag.context ^ self._context, members=frozenset(inner))
 
 

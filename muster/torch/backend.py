@@ -103,6 +103,7 @@ class _TorchStream:
         size = len(data) - len(data) % ELEMENT_BYTES
         if not size or len(self._unsent) >= _CHUNKS:
             return 0
+        # A tensor of the copy, which it keeps alive; what was sent from may change after `send`.
         chunk = torch.frombuffer(data, dtype=torch.uint8, count=size)
         self._unsent.append(chunk)
         self._outgoing.put(chunk)

@@ -145,7 +145,8 @@ class MusterProcessGroup(dist.ProcessGroup):
         self.group_name = self.group_desc = options.group_id
         self._backend = backend
         self._queues: defaultdict[object, OperationQueue] = defaultdict(OperationQueue)
-        # Also at the end of the process: others then see a rank that left, not one that died.
+        # Also at the end of the process: others then see a rank that left, not one that died. The
+        # arguments hold no reference to the group, or it would never end before.
         self._close = finalize(self, _close, backend, self._queues)
 
     @classmethod
@@ -369,7 +370,7 @@ class _Operand:
     def __init__(self, tensor: Tensor, *, is_staged: bool) -> None:
         if tensor.layout is not torch.strided:
             raise _unsupported("a sparse tensor", "use dense gradients (sparse=False)")
-        self.tensor = host = tensor.detach()
+        self.tensor = host = tensor.detach()  # keeps the memory while an operation uses views of it
         self.dtype = "bfloat16" if tensor.dtype is torch.bfloat16 else None
         self._is_copy = is_staged or not tensor.is_contiguous()
         if self._is_copy:

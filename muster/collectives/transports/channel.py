@@ -116,6 +116,7 @@ class Channel:
         self._unsent.append(memoryview(header))
         self.queued_bytes += HEADER.size
         if size:
+            # No copy: `exchange` returns once `sent_bytes` has passed it, or copies what is left.
             self._unsent.append(data)
             padding = -size % self.stream.alignment
             if padding:
@@ -309,6 +310,7 @@ class Channel:
         posted, unexpected = self._posted.get(frame.key), self._unexpected.get(frame.key)
         receive = posted[0] if posted and not unexpected else None
         if receive is not None and self._fits(receive, frame.call, frame.length):
+            # Straight into the caller's memory. It stays referenced until `cancel` or `_finish`.
             frame.receive, frame.target = receive, receive.target
         else:
             frame.target = memoryview(bytearray(frame.length))

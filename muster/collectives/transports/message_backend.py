@@ -100,6 +100,7 @@ class MessageBackend(Backend):
                 if tag.sequence:
                     for channel in self._all:
                         channel.begin(tag)
+                # Receives first: what comes while we send then needs no memory of its own.
                 for channel, target in targets:
                     transfer.receives.append((channel, channel.post_receive(tag, target)))
                 for channel, view in sent:
@@ -108,6 +109,7 @@ class MessageBackend(Backend):
             except CollectiveError:
                 raise
             except BaseException:
+                # Of a signal or of `on_wait`. The latter is called while nothing is half moved.
                 if not transfer.is_waiting:
                     self._break()
                 raise

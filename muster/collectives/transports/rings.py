@@ -47,6 +47,7 @@ class RingStream:
         return -1
 
     def send(self, parts: Iterable[memoryview]) -> int:
+        # The reader raises it after its copy, so what it counts may be overwritten.
         taken = self._flags.count(self.peer, self._peers_taken_word)
         # Exact although counts wrap, as their difference never exceeds the ring.
         room = self._size - ((self._sent - taken) & COUNT_MASK)
@@ -70,6 +71,7 @@ class RingStream:
         return sent
 
     def receive(self, target: Target, offset: int, size_bytes: int) -> int:
+        # The count is loaded before the bytes that it covers: x86 keeps the order of loads.
         size = min(size_bytes, self._waiting(), PIECE_BYTES)
         if size < size_bytes:
             size -= size % ELEMENT_BYTES  # the rings' size is a multiple, so no element is cut
@@ -77,6 +79,7 @@ class RingStream:
             return 0
         at = self._taken % self._size
         first = min(size, self._size - at)
+        # An accumulator adds straight from the peer's memory, which saves a copy of every message.
         fill(target, offset, self._inbox[at : at + first])
         if first < size:
             fill(target, offset + first, self._inbox[: size - first])

@@ -72,6 +72,7 @@ def exchange_memory(path: Path, rank: int, world_size: int, deadline: Deadline) 
                 f"the ranks could not meet at {path}: {error}. Check that path"
             ) from error
         peers = [peer for peer in range(world_size) if peer != rank]
+        # The stack closes all descriptors: a mapping needs none, and of pidfds we keep duplicates.
         arenas = {peer: Arena.attach(pairs[_PAIR * peer]) for peer in peers} | {rank: own}
         watches = {peer: io.FileIO(os.dup(pairs[_PAIR * peer + 1])) for peer in peers}
         return SharedArenas([arenas[peer] for peer in range(world_size)], watches)
