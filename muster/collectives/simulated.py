@@ -3,11 +3,12 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, Self, TypeVar
+from typing import Self, TypeVar
 
 from muster.collectives.backend import MESSAGE_LIMIT_BYTES, Backend, Target, fill
 from muster.collectives.errors import Aborted, ChannelClosed, InvalidWorldSize
 from muster.collectives.transports.message_backend import MessageBackend
+from muster.collectives.transports.streams import Stream
 
 Result = TypeVar("Result")
 
@@ -54,19 +55,13 @@ class _Pipe:
         self.is_closed = False
 
 
-class _PipeStream:
+class _PipeStream(Stream):
     """The stream to one peer. It takes all that is sent, so sending never waits."""
-
-    alignment: Final = 1
-    has_unsent: Final = False
 
     def __init__(self, peer: int, inward: _Pipe, outward: _Pipe) -> None:
         self.peer = peer
         self._inward = inward
         self._outward = outward
-
-    def fileno(self) -> int:
-        return -1
 
     def send(self, parts: Iterable[memoryview]) -> int:
         # Part by part, so that each payload is received from its beginning, in whole elements.
@@ -83,9 +78,6 @@ class _PipeStream:
         if part.nbytes > size_bytes:
             self._inward.parts.appendleft(part[size_bytes:])
         return min(part.nbytes, size_bytes)
-
-    def has_left(self) -> bool:
-        return False
 
     def has_hung_up(self) -> bool:
         return self._inward.is_closed

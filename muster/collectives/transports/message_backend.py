@@ -28,12 +28,16 @@ from muster.collectives.backend import (
     OnWait,
     Tag,
     Target,
-    bytes_of,
-    check_length,
-    check_peer,
 )
 from muster.collectives.deadline import Deadline
-from muster.collectives.errors import ChannelClosed, CollectiveError, NoConnection
+from muster.collectives.errors import (
+    ChannelClosed,
+    CollectiveError,
+    InvalidRank,
+    NoConnection,
+    SelfMessage,
+    Unsupported,
+)
 from muster.collectives.transports.channel import REASON_BYTES, Channel, Kind, PostedReceive
 from muster.collectives.transports.flags import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, SPINS
 from muster.collectives.transports.streams import HANG_UP, Stream
@@ -91,7 +95,7 @@ class MessageBackend(Backend):
     ) -> None:
         sent = [(self._channel(peer), self._checked(data)) for peer, data in outgoing]
         targets = [
-            (self._channel(peer), bytes_of(it, for_writing=True) if type(it) is memoryview else it)
+            (self._channel(peer), _bytes_of(it, for_writing=True) if type(it) is memoryview else it)
             for peer, it in incoming
         ]
         transfer = _Transfer(tag)
@@ -133,12 +137,19 @@ class MessageBackend(Backend):
                     self._wake.close()
 
     def _checked(self, data: Data) -> memoryview:
-        view = bytes_of(data)
-        check_length(view.nbytes, self._limit_bytes)
+        view = _bytes_of(data)
+        if view.nbytes > self._limit_bytes:
+            raise Unsupported(
+                f"a message of {view.nbytes} bytes is longer than the limit of "
+                f"{self._limit_bytes}: send it in parts"
+            )
         return view
 
     def _channel(self, peer: int) -> Channel:
-        check_peer(peer, self.rank, self.world_size)
+        if not 0 <= peer < self.world_size:
+            raise InvalidRank(peer, self.world_size)
+        if peer == self.rank:
+            raise SelfMessage(peer)
         if peer not in self._channels:
             raise NoConnection(peer)
         return self._channels[peer]
@@ -339,3 +350,12 @@ def _events(channel: Channel) -> int:
     if channel.is_sending or channel.posted_count or not channel.is_paused:
         events |= select.POLLIN
     return events
+
+
+def _bytes_of(data: Data, *, for_writing: bool = False) -> memoryview:
+    """Return contiguous memory as bytes; raises `Unsupported`."""
+    view = memoryview(data)
+    if not view.c_contiguous or (for_writing and view.readonly):
+        kind = "contiguous memory that can be written" if for_writing else "contiguous memory"
+        raise Unsupported(f"a message needs {kind}: copy it first")
+    return view.cast("B") if view.nbytes else view

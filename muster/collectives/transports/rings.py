@@ -12,16 +12,16 @@ from typing import Final
 
 from muster.collectives.backend import ELEMENT_BYTES, Target, fill
 from muster.collectives.transports.flags import COUNT_MASK, Flags
+from muster.collectives.transports.streams import Stream
 
 PIECE_BYTES: Final = 256 << 10
 """Published at once, so that the reader copies while the next piece is written."""
 
 
-class RingStream:
+class RingStream(Stream):
     """The stream to one peer of the same host."""
 
-    alignment: Final = ELEMENT_BYTES
-    has_unsent: Final = False
+    alignment = ELEMENT_BYTES
 
     def __init__(self, flags: Flags, peer: int, watch: io.FileIO | None = None) -> None:
         """`watch` is readable once the peer is dead; it is owned."""
@@ -42,9 +42,6 @@ class RingStream:
         self._peers_sent_word = geometry.sent_word(flags.rank)
         self._peers_taken_word = geometry.taken_word(flags.rank)
         self._sent = self._taken = 0
-
-    def fileno(self) -> int:
-        return -1
 
     def send(self, parts: Iterable[memoryview]) -> int:
         # The reader raises it after its copy, so what it counts may be overwritten.
