@@ -195,10 +195,10 @@ class Executor:
         self._deadline = deadline
         self._scratch = scratch
 
-    def run(self, schedule: Schedule, source: Window, target: Window) -> None:
-        """Send from `source` and receive into `target`, which may be the same memory."""
+    def run(self, schedule: Schedule, source: Window, target: Window | None = None) -> None:
+        """Send from `source` and receive into `target`, by default the same memory."""
         for step in schedule:
-            self._run_step(step, source, target)
+            self._run_step(step, source, target or source)
 
     def exchange(
         self, outgoing: list[tuple[int, memoryview]], incoming: list[tuple[int, Target]]

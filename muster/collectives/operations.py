@@ -54,8 +54,7 @@ def all_reduce(
     plan = plan_of(backend, array, Call("all_reduce", op, dtype or "", route, 0, flat.size))
 
     def work(executor: Executor) -> Array:
-        window = Window(flat)
-        executor.run(plan.schedule, window, window)
+        executor.run(plan.schedule, Window(flat))
         plan.finish(flat, backend.world_size)
         return put_back(flat, array)
 
@@ -82,8 +81,7 @@ def reduce(
         is_root = backend.rank == root
         # Other ranks combine what passes through them, but their own array stays as it is.
         has_adds = any(step.streamed or step.gathered for step in plan.schedule)
-        window = Window(flat.copy() if has_adds and not is_root else flat)
-        executor.run(plan.schedule, window, window)
+        executor.run(plan.schedule, Window(flat.copy() if has_adds and not is_root else flat))
         if is_root:
             plan.finish(flat, backend.world_size)
         return put_back(flat, array) if is_root else array
@@ -107,8 +105,7 @@ def broadcast(
     plan = plan_of(backend, array, Call("broadcast", "", dtype or "", route, root, flat.size))
 
     def work(executor: Executor) -> Array:
-        window = Window(flat)
-        executor.run(plan.schedule, window, window)
+        executor.run(plan.schedule, Window(flat))
         return put_back(flat, array)
 
     return perform(backend, plan, work, timeout_seconds, async_op=async_op)
@@ -141,8 +138,7 @@ def all_gather(
         # Parts that lie in the output already, as those of sharded training, are not copied.
         if not array.flags.c_contiguous or own.ctypes.data != array.ctypes.data:
             own[...] = array.reshape(-1)
-        window = Window(flat)
-        executor.run(plan.schedule, window, window)
+        executor.run(plan.schedule, Window(flat))
         return whole
 
     return perform(backend, plan, work, timeout_seconds, async_op=async_op)
@@ -168,13 +164,11 @@ def gather(
     def work(executor: Executor) -> Array | None:
         start = backend.rank * flat.size
         if not is_root:  # it receives nothing, so the part is sent from where it is
-            window = Window(flat, start)
-            executor.run(plan.schedule, window, window)
+            executor.run(plan.schedule, Window(flat, start))
             return None
         whole = np.empty((backend.world_size, *array.shape), array.dtype)
         whole[root] = array
-        window = Window(whole.reshape(-1))
-        executor.run(plan.schedule, window, window)
+        executor.run(plan.schedule, Window(whole.reshape(-1)))
         return whole
 
     return perform(backend, plan, work, timeout_seconds, async_op=async_op)
@@ -259,7 +253,7 @@ def reduce_scatter(
             executor.run(plan.schedule, Window(flat), Window(own, start))
         else:
             window = Window(flat.copy())
-            executor.run(plan.schedule, window, window)
+            executor.run(plan.schedule, window)
             own[...] = window.array[start : start + size]
         plan.finish(own, backend.world_size)
         return part

@@ -11,7 +11,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from typing import Final, NamedTuple, TypeAlias
 
 from muster.collectives.backend import ON_WAIT_SECONDS, TIMEOUT_SECONDS, OnWait
@@ -72,16 +72,14 @@ def rendezvous(
     or world size, `Timeout` if not all ranks connect, `Unsupported` without a token where one is
     needed, `TransportFailed` for system errors, and what `on_wait` raises.
     """
-    with ExitStack() as listeners:
-        if listener is not None:
-            listeners.enter_context(listener)
+    with listener or nullcontext():
         if not 0 <= own.rank < own.world_size:
             raise InvalidRank(own.rank, own.world_size)
         attempt = _Rendezvous(
             own, Deadline(timeout_seconds, f"the ranks at {address[0]}:{address[1]}"), on_wait
         )
         try:
-            return attempt.connect_all(address, endpoints, listener, listeners)
+            return attempt.connect_all(address, endpoints, listener)
         except OSError as error:
             is_taken = error.errno == errno.EADDRINUSE
             way = "Choose another port" if is_taken else "Check that this host can reach it"
@@ -105,27 +103,29 @@ class _Rendezvous:
         address: Address,
         endpoints: Sequence[Endpoint] | None,
         listener: socket.socket | None,
-        listeners: ExitStack,
     ) -> Connections:
         """Return the streams; after a failure no connection is left open."""
-        with ExitStack() as on_failure:
-            on_failure.callback(self._close)
-            rank = self._own.rank
+        rank = self._own.rank
+        try:
             if endpoints is not None:
                 address = endpoints[rank][:2]
             elif rank:
+                # Where rank 0 is reached from, the others reach this rank.
                 address = (self._connect(0, address).getsockname()[0], 0)
-            listener = listener or listeners.enter_context(_listen(address))
-            if endpoints is None:
-                endpoints = self._register(listener) if rank else self._send_endpoints(listener)
-            for peer in range(rank):
-                if peer not in self._connections:
-                    self._connect(peer, endpoints[peer][:2])
-                    self._handshake(peer, 0)
-            if rank + 1 not in self._connections:
-                self._admit(listener)
+            with listener or _listen(address) as bound:
+                if endpoints is None:
+                    endpoints = self._register(bound) if rank else self._send_endpoints(bound)
+                for peer in range(rank):
+                    if peer not in self._connections:
+                        self._connect(peer, endpoints[peer][:2])
+                        self._handshake(peer, 0)
+                if rank + 1 not in self._connections:
+                    self._admit(bound)
             streams = {peer: self._stream(peer) for peer in self._connections}
-            on_failure.pop_all()
+        except BaseException:
+            for connection in self._connections.values():
+                connection.close()
+            raise
         return Connections(streams, tuple(endpoint.host_number for endpoint in endpoints))
 
     def _stream(self, peer: int) -> Stream:
@@ -238,10 +238,6 @@ class _Rendezvous:
                 )
             data += part
         return data
-
-    def _close(self) -> None:
-        for connection in self._connections.values():
-            connection.close()
 
 
 def must_seal(connection: socket.socket) -> bool:
