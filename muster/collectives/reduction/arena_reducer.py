@@ -99,8 +99,8 @@ class _SumTogether:
 
     def run(self, call: int, timeout_seconds: float) -> None:
         flags, deadline = self._flags, Deadline(timeout_seconds, _WAITED_FOR)
-        flags.raise_to(PUBLISHED, call)  # after the stores to the slots
-        flags.wait_for_all(PUBLISHED, call, deadline)  # before the loads of theirs
+        flags.raise_to(PUBLISHED, call)  # after the stores to our slots
+        flags.wait_for_all(PUBLISHED, call, deadline)  # before the loads from others
         # Else the call was interrupted after this. Others may have passed it and write their slots.
         if self._summed != call:
             add_up(self._plan, self._operands, self._target)

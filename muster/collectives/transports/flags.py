@@ -77,8 +77,8 @@ class Flags:
         """
         if self._own_words[word] > self._last:
             raise ChannelClosed(self.rank)
-        # A plain store of an aligned word. It has one writer, so no atomic addition is needed, and
-        # whoever loads it sees all that was stored before it (`refuse_other_machines`).
+        # A plain store of an aligned word. It has one writer, so no atomic addition is needed. A
+        # rank that loads it sees all that was stored before it (`refuse_other_machines`).
         self._own_words[word] = self._stamp + (count & COUNT_MASK)
 
     def count(self, rank: int, word: int) -> int:
