@@ -16,7 +16,7 @@ from coordinator.decide.events import event_of
 from coordinator.decide.fold import fold
 from coordinator.decide.plan import plan, wake_at
 from coordinator.decide.state import NEVER, JobSnapshot, RankSnapshot
-from coordinator.launcher import AgentProcess
+from coordinator.launchers.launcher import AgentProcess
 from coordinator.persistence import (
     Attachment,
     Moment,

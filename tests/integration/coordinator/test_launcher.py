@@ -14,7 +14,8 @@ from typing import Self
 import msgspec
 import pytest
 
-from coordinator.launcher import AgentProcess, LocalLauncher
+from coordinator.launchers.launcher import AgentProcess
+from coordinator.launchers.local import LocalLauncher
 from muster.contracts.environ import PROCESS_TAG, PROCESS_TAG_WIDTH
 from muster.contracts.messages import AgentAssignment, ForkAgent
 from muster.contracts.paths import JobFiles
