@@ -89,8 +89,8 @@ def _find(order: WatchAgent) -> ProcessRecord | None:
     agent = order.process
     if agent is not None and is_running(agent):
         return agent
-    # We are on the host that the order is for. If it has the agent's name, it has been booted since;
-    # otherwise its address may lead to another machine now.
+    # We are on the host that the order is for. One of the agent's name has been booted since;
+    # under another name its address may lead to another machine now.
     has_booted = agent is None or (agent.boot_id != boot_id() and agent.node == platform.node())
     if agent is not None and not (has_booted or is_provably_gone(agent)):
         raise OSError(f"this is {platform.node()}, where an agent of {agent.node} cannot be seen")

@@ -120,10 +120,11 @@ class _Line:
     def close(self) -> None:
         """End the client; what it has started on the host runs on."""
         self._socket.close()
-        # The whole group: a shell would leave its command behind. Not reaped yet, so it is ours.
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._client.pid, signal.SIGKILL)
-        self._client.wait()
+        if self._client.returncode is None:  # not reaped, so the number is still its own
+            # The whole group: a shell would leave its command behind.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._client.pid, signal.SIGKILL)
+            self._client.wait()
         self._errors.close()
 
 
@@ -193,6 +194,8 @@ class CommandLauncher:
         ended = asyncio.get_running_loop().create_task(watch())
         self._watching.add(ended)
         ended.add_done_callback(self._watching.discard)
+        if line is not None:  # which a task that is cancelled before it begins does not close
+            ended.add_done_callback(lambda _: line.close())
         return AgentProcess(job_uid=order.job_uid, record=order.process, ended=ended)
 
     async def _insist(
