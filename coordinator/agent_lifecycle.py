@@ -14,7 +14,7 @@ from typing import Final
 from coordinator.decide.actions import AgentLost, JobFailed, Observation
 from coordinator.decide.state import AGENT_FAILURES_LIMIT, JobFailure, JobSnapshot
 from coordinator.jobs import TrackedJob
-from coordinator.launcher import AgentProcess, Launcher
+from coordinator.launchers.launcher import AgentProcess, Launcher, NotStarted
 from database.records import AgentRecord
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.environ import agent_heartbeat_seconds, process_tag
@@ -31,7 +31,6 @@ from muster.datasets.errors import DatasetError
 from muster.datasets.sources import open_source
 from muster.datasets.synthetic import ensure_synthetic
 from muster.host.ports import group_port
-from muster.host.processes import is_running
 from muster.host.trace import stamp
 from muster.job_defaults import Completed, complete
 from muster.objects.errors import ObjectStoreError
@@ -57,11 +56,12 @@ class AgentLifecycle:
 
     def __init__(
         self,
-        launcher: Launcher,
+        launchers: Mapping[str, Launcher],
         settings: ServiceSettings,
         holds_lease: Callable[[], Awaitable[bool]],
     ) -> None:
-        self._launcher = launcher
+        """`launchers` has one for each host on which a job has an agent, or may get one."""
+        self._launchers = launchers
         self._settings = settings
         self._holds_lease = holds_lease
         self._data = DataDir(settings.data_dir)
@@ -95,10 +95,11 @@ class AgentLifecycle:
         self._run(self._attend(job, host, observe, self._launch))
 
     async def find(self, uid: JobUid, rows: Sequence[AgentRecord]) -> dict[str, AgentProcess]:
-        """Return the agents that the previous coordinator started for a job and that live."""
+        """Return the agents that the previous coordinator started for a job and that may live."""
         records = {LOCAL_HOST: None, **{row.host: row.process for row in rows}}
-        found = {host: await self._launcher.adopt(uid, it) for host, it in records.items()}
-        return {host: agent for host, agent in found.items() if agent is not None}
+        looks = (self._launchers[host].adopt(uid, it) for host, it in records.items())
+        found = zip(records, await asyncio.gather(*looks), strict=True)
+        return {host: agent for host, agent in found if agent is not None}
 
     async def adopt(self, job: TrackedJob, observe: Observe) -> None:
         """Watch the agents that were found."""
@@ -112,7 +113,7 @@ class AgentLifecycle:
     def kill(self, job: TrackedJob, host: str) -> None:
         """Kill an agent; its task cleans up."""
         if host in job.agents:
-            self._run(self._launcher.kill(job.agents[host]))
+            self._run(self._launchers[host].kill(job.agents[host]))
 
     def give_up(self, job: TrackedJob, host: str) -> None:
         """Forget the agent of a host that does not answer: what becomes of it changes nothing."""
@@ -124,13 +125,12 @@ class AgentLifecycle:
         Killing it at once would save the time of its imports, but could orphan what it is starting.
         """
         if host in job.agents:  # otherwise `_launch` finds it dismissed
-            self._run(self._kill_if_it_stays(job.agents[host]))
+            self._run(self._kill_if_it_stays(job.agents[host], self._launchers[host]))
 
     async def sweep(self, leftovers: Mapping[JobUid, Sequence[ProcessRecord]]) -> None:
-        """End every process of these jobs, including the given known ones."""
-        await asyncio.gather(
-            *(self._launcher.sweep(uid, known) for uid, known in leftovers.items())
-        )
+        """End every process of these jobs here, including the given known ones."""
+        launcher = self._launchers[LOCAL_HOST]
+        await asyncio.gather(*(launcher.sweep(uid, known) for uid, known in leftovers.items()))
 
     async def detach(self) -> None:
         """Stop watching; the agents run on."""
@@ -147,34 +147,34 @@ class AgentLifecycle:
     ) -> None:
         """Run one agent's life; `serve` returns when it has ended, with a sentence how."""
         uid, generation = job.snapshot.uid, job.snapshot.agents[host].generation
+        is_swept = False
         try:
             message = await serve(job, host)
         except Unprepared as error:
             observe(uid, JobFailed(failure=error.failure))
             if any(rank.is_alive for rank in job.snapshot.ranks_on(host)):
-                await self._launcher.sweep(uid, job.known_processes(host))
+                await self._launchers[host].sweep(uid, job.known_processes(host))
                 self._report_ends(job, host, observe, frozenset())
             message = "the job's agent was not started again, and its ranks were ended"
             observe(uid, AgentLost(host=host, generation=generation, message=message))
             return
+        except NotStarted as error:
+            message = f"the job's agent could not be started: {error}"
+            # A host that is out of reach, and has nothing of the job, has nothing to sweep.
+            is_swept = not any(rank.is_alive for rank in job.snapshot.ranks_on(host))
         except Exception as error:  # noqa: BLE001  any failure to start counts as a lost agent
             message = f"the job's agent could not be started: {error!r}"
-        await self._clean_up(job, host, observe, generation, message)
-
-    async def _clean_up(
-        self, job: TrackedJob, host: str, observe: Observe, generation: int, message: str
-    ) -> None:
-        """Report the agent as lost, once it is known which of its ranks live."""
         if not await self._holds_lease():
             return  # the processes belong to the coordinator that took over
-        uid = job.snapshot.uid
         _set_agent(job, host, None)
         # Look before sweeping: a rank that ends after this look is found by the next agent.
-        living = _adoptable_ranks(job.snapshot, host)
-        if not living:
-            await self._launcher.sweep(uid, job.known_processes(host))
+        living = self._adoptable_ranks(job.snapshot, host)
+        if not living and not is_swept:
+            await self._launchers[host].sweep(uid, job.known_processes(host))
         self._report_ends(job, host, observe, living)
-        newest = newest_generation(self._data.job(job.snapshot.job_id).agent_socket(generation))
+        newest = 0
+        if host == LOCAL_HOST:
+            newest = newest_generation(self._data.job(job.snapshot.job_id).agent_socket(generation))
         lost = AgentLost(
             host=host, generation=generation, message=message, living=living, newest=newest
         )
@@ -183,10 +183,26 @@ class AgentLifecycle:
     def _report_ends(
         self, job: TrackedJob, host: str, observe: Observe, living: frozenset[int]
     ) -> None:
+        if host != LOCAL_HOST:
+            return  # the records are on the disk of that host, and its next agent reports them
         # The next agent reports those of the living.
         ranks = (rank for rank in job.snapshot.ranks_on(host) if rank.rank not in living)
         for end in job.unreported_ends(self._data.job(job.snapshot.job_id), ranks):
             observe(job.snapshot.uid, end)
+
+    def _adoptable_ranks(self, snapshot: JobSnapshot, host: str) -> frozenset[int]:
+        """Return the ranks that may run on without their agent and wait for the next one."""
+        # Ranks of a failed job wait, too: they are saving within its grace period.
+        agent = snapshot.agents[host]
+        if not agent.is_wanted or agent.failures >= AGENT_FAILURES_LIMIT:
+            return frozenset()
+        # A rank whose kill the agent did not carry out is swept, or killed by the next agent.
+        waiting = {
+            rank.identity: rank.rank
+            for rank in snapshot.ranks_on(host)
+            if rank.is_alive and rank.kill is None and rank.identity is not None
+        }
+        return frozenset(waiting[it] for it in self._launchers[host].living(waiting.keys()))
 
     async def _launch(self, job: TrackedJob, host: str) -> str:
         """Prepare the job, start the agent, and return how it ended.
@@ -201,7 +217,7 @@ class AgentLifecycle:
         if not _is_wanted(job, host):
             return "the job's agent was dismissed before it was started"
         stamp("agent launched", job=job.snapshot.uid)
-        agent = await self._launcher.start(self._assignment(job, host))
+        agent = await self._launchers[host].start(self._assignment(job, host))
         _set_agent(job, host, agent)
         if not _is_wanted(job, host):  # dismissed while it was being started
             self.dismiss(job, host)
@@ -215,9 +231,9 @@ class AgentLifecycle:
     async def _prepare(self, job: TrackedJob) -> Completed:
         return await asyncio.to_thread(prepare, job.snapshot.spec, self._settings)
 
-    async def _kill_if_it_stays(self, agent: AgentProcess) -> None:
+    async def _kill_if_it_stays(self, agent: AgentProcess, launcher: Launcher) -> None:
         while not (await asyncio.wait([agent.ended], timeout=DISMISSAL_SECONDS))[0]:
-            await self._launcher.kill(agent)
+            await launcher.kill(agent)
 
     def _assignment(self, job: TrackedJob, host: str) -> AgentAssignment:
         snapshot = job.snapshot
@@ -310,17 +326,3 @@ def prepare(spec: JobSpec, settings: ServiceSettings) -> Completed:
         message = f"the working directory {completed.working_dir} does not exist: create it first"
         raise Unprepared(JobFailure(reason=Reason.INVALID_PROGRAM, message=message))
     return completed
-
-
-def _adoptable_ranks(snapshot: JobSnapshot, host: str) -> frozenset[int]:
-    """Return the ranks that run on without their agent and wait for the next one."""
-    # Ranks of a failed job wait, too: they are saving within its grace period.
-    agent = snapshot.agents[host]
-    if not agent.is_wanted or agent.failures >= AGENT_FAILURES_LIMIT:
-        return frozenset()
-    return frozenset(
-        rank.rank
-        for rank in snapshot.ranks_on(host)
-        # A rank whose kill the agent did not carry out is swept, or killed by the next agent.
-        if rank.kill is None and rank.identity is not None and is_running(rank.identity)
-    )

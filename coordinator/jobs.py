@@ -22,7 +22,7 @@ from coordinator.decide.state import (
     JobSnapshot,
     RankSnapshot,
 )
-from coordinator.launcher import AgentProcess
+from coordinator.launchers.launcher import AgentProcess
 from coordinator.persistence import (
     Attachment,
     Moment,

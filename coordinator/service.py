@@ -16,7 +16,7 @@ import structlog
 from coordinator.agent_lifecycle import AgentLifecycle
 from coordinator.agents import AgentServer, keep_address_published, listen_for_wake_ups
 from coordinator.jobs import JobTable, wait_for_database
-from coordinator.launcher import LocalLauncher
+from coordinator.launchers.local import LocalLauncher
 from coordinator.lease import LeaseCandidate
 from coordinator.loop import CoordinatorLoop
 from database.engine import Database
@@ -25,6 +25,7 @@ from database.fenced_writer import FencedWriter
 from database.leases import COORDINATOR_LEASE, Leases
 from database.records import Lease
 from muster.cluster.description import cluster_of_service
+from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
 from muster.host.limits import ShellLimits
@@ -102,7 +103,9 @@ class Service:
     async def _serve(self, lease: Lease) -> None:
         stamp("lease won")
         launcher = LocalLauncher(self._environ, self._limits)
-        lifecycle = AgentLifecycle(launcher, self._settings, lambda: self._holds(lease))
+        lifecycle = AgentLifecycle(
+            {LOCAL_HOST: launcher}, self._settings, lambda: self._holds(lease)
+        )
         self._loop = CoordinatorLoop(
             writer=FencedWriter(self._database, lease),
             jobs=self._jobs,

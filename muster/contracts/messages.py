@@ -389,8 +389,9 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The job's references by variable name, see `muster.contracts.secrets`."""
     secrets_dir: str = ""  # the directory of ``file:`` references
     shared_env: dict[str, str] = {}
-    """The values of the job's ``env:`` references by name, as far as the service shares them.
-    They are in this message and in the environment of ranks only."""
+    """The values of the job's ``env:`` references by name, as far as the service shares them; on
+    another host those of ``file:`` references as well, by the whole reference. They are in this
+    message and in the environment of ranks only."""
     store_keys: dict[str, str] | None = None
     """Variables for the job's storage process alone; None for a job that needs none."""
     adopted: tuple[AdoptedRank, ...] = ()

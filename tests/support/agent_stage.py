@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.launcher import LocalLauncher
+from coordinator.launchers.local import LocalLauncher
 from muster.contracts.environ import PROCESS_TAG, Assignment, process_tag, rank_environment
 from muster.contracts.messages import (
     AdoptedRank,
