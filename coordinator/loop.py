@@ -39,6 +39,7 @@ from muster.contracts.messages import (
     AgentMessage,
     CheckpointsListed,
     Heartbeat,
+    KeyRequest,
     RankDied,
     RankSaid,
 )
@@ -114,14 +115,24 @@ class CoordinatorLoop:
 
     # What agents report (coordinator.agents.Listener)
 
+    def token_sha256(self, claim: AgentHello | KeyRequest) -> str | None:
+        job = self._jobs.tracked.get(JobUid(claim.job_uid))
+        agent = None if job is None else job.snapshot.agents.get(claim.host)
+        if job is None or agent is None or claim.generation != agent.generation:
+            return None
+        return job.attachment.tokens_sha256.get(claim.host)
+
     def is_expected(self, hello: AgentHello) -> bool:
-        job = self._jobs.tracked.get(JobUid(hello.job_uid))
-        agent = None if job is None else job.snapshot.agents.get(hello.host)
-        if job is None or agent is None or not agent.is_wanted:
+        digest = self.token_sha256(hello)
+        if digest is None or not matches(hello.token, digest):
             return False
-        digest = job.attachment.tokens_sha256.get(hello.host)
-        is_present = hello.generation == agent.generation
-        return is_present and digest is not None and matches(hello.token, digest)
+        return self._jobs.tracked[JobUid(hello.job_uid)].snapshot.agents[hello.host].is_wanted
+
+    def on_refused(self, uid: JobUid, why: str) -> None:
+        job = self._jobs.tracked.get(uid)
+        if job is not None:
+            job.add_event("agent_refused", why, self._now())
+            self.wake()
 
     def on_connected(self, hello: AgentHello) -> None:
         connected = AgentConnected(host=hello.host, generation=hello.generation)

@@ -23,10 +23,12 @@ from muster.contracts.messages import (
     CoordinatorMessage,
     Dismiss,
     Hello,
+    KeyRequest,
     RankSaid,
     TerminateRank,
     Welcome,
 )
+from muster.contracts.token import sha256_of
 from muster.contracts.wire import FrameReader, decode_coordinator_message, encode, frame
 from muster.host.files import read_coordinator_address
 from muster.host.peers import normalize_address, uid_of_connection
@@ -43,8 +45,16 @@ class Notebook:
 
     entries: asyncio.Queue[object] = field(default_factory=asyncio.Queue)
 
+    def token_sha256(self, claim: AgentHello | KeyRequest) -> str | None:
+        known = (HELLO.job_uid, HELLO.host, HELLO.generation)
+        is_known = (claim.job_uid, claim.host, claim.generation) == known
+        return sha256_of(HELLO.token) if is_known else None
+
     def is_expected(self, hello: AgentHello) -> bool:
-        return hello == HELLO
+        return self.token_sha256(hello) == sha256_of(hello.token)
+
+    def on_refused(self, uid: JobUid, why: str) -> None:
+        self.entries.put_nowait((uid, why))
 
     def on_connected(self, hello: AgentHello) -> None:
         self.entries.put_nowait(("joined", hello))

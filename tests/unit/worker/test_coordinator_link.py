@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from muster.contracts.messages import (
+    AgentAssignment,
     AgentHello,
     AgentMessage,
     CoordinatorAddress,
@@ -30,10 +31,31 @@ class Wire:
         self.selector = selectors.DefaultSelector()
         self.received: list[CoordinatorMessage] = []
         self.address_file = directory / "coordinator.json"
-        self.link = CoordinatorLink(self.address_file, self.selector, self.received.append)
+        self.link = self.link_to()
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._accepted: list[socket.socket] = []
         self.is_published_at(self._listening.getsockname()[1])
+
+    def link_to(
+        self,
+        *coordinators: CoordinatorAddress,
+        on_message: Callable[[CoordinatorMessage], None] | None = None,
+    ) -> CoordinatorLink:
+        """Return the link of an agent that was given these addresses, or the address file."""
+        assignment = AgentAssignment(
+            job_uid=HELLO.job_uid,
+            generation=HELLO.generation,
+            token=HELLO.token,
+            job_root="",
+            address_file=str(self.address_file),
+            coordinators=coordinators,
+            is_managed=False,
+            orphan_timeout_seconds=0,
+            stop_grace_seconds=0,
+            agent_heartbeat_seconds=1,
+            max_log_bytes=0,
+        )
+        return CoordinatorLink(assignment, self.selector, on_message or self.received.append)
 
     def is_published_at(self, port: int) -> None:
         address = CoordinatorAddress(host="127.0.0.1", port=port)
@@ -130,7 +152,7 @@ def test_messages_after_closing_are_ignored(wire: Wire) -> None:
         wire.received.append(message)
         wire.link.close()
 
-    wire.link = CoordinatorLink(wire.address_file, wire.selector, close_link)
+    wire.link = wire.link_to(on_message=close_link)
     wire.link.connect()
     wire.accepts().sendall(frame(encode(Welcome(epoch=1))) + frame(encode(Dismiss())))
     wire.turns_until(lambda: bool(wire.received))
