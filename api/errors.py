@@ -12,9 +12,8 @@ input, which may be a secret, and have no common shape. A long value that a clie
 repeated in its refusal; a path and the name of a field are.
 """
 
-import difflib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -116,12 +115,6 @@ def invalid_field(where: str, field: str, message: str, hint: str | None = None)
     return InvalidRequest(
         [FieldError(loc=(where, field), msg=message, type="value_error", hint=hint)]
     )
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    """Return a question with the most similar known name, or None if none is similar."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"did you mean {str(near[0])!r}?" if near else None
 
 
 def problem_response(problem: Problem, scope: Scope) -> Response:

@@ -21,7 +21,7 @@ from msgspec.json import Decoder
 from pydantic import AwareDatetime
 
 from api.dependencies import AppState
-from api.errors import did_you_mean, invalid_field
+from api.errors import invalid_field
 from api.schema import reply
 from api.views import job_tag
 from database.errors import JobChanged
@@ -29,6 +29,7 @@ from database.jobs import JobQuery
 from database.records import Job, RowVersion
 from muster.contracts.job import JobId, JobStatus
 from muster.contracts.spec import JOB_ID_PATTERN
+from muster.contracts.spec_problems import did_you_mean
 from muster.contracts.views import Moment, View
 
 DEFAULT_LIMIT: Final = 1000

@@ -1,7 +1,7 @@
 """What routes read and answer: bodies, parameters, JSON responses, and their OpenAPI schemas."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 from itertools import islice
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
@@ -12,13 +12,13 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from api.dependencies import PREFIX
-from api.errors import MEDIA_TYPE, InvalidRequest, did_you_mean
+from api.errors import MEDIA_TYPE, InvalidRequest
 from database.errors import JobMissing, MemberMissing
 from muster.contracts import token, views
 from muster.contracts.errors import CONTROLS, InvalidSpec
 from muster.contracts.job import JobId
 from muster.contracts.spec import LIMITS, SECONDS_LIMIT, JobRequest
-from muster.contracts.spec_problems import checked_job_id, declared_fields, mismatches
+from muster.contracts.spec_problems import checked_job_id, field_errors, unknown_names
 from muster.contracts.token import NAME_PATTERN, NAME_WANTED, Scope
 from muster.contracts.views import FieldError
 
@@ -111,21 +111,9 @@ def decode(document: object, kind: type[Sent]) -> Sent:
     if not isinstance(document, dict):
         found = [FieldError(loc=("body",), msg="expected a JSON object", type="dict_type")]
         raise InvalidRequest(found)
-    if errors := list(islice(_field_errors(document, kind), ERRORS_LIMIT)):
+    if errors := list(islice(field_errors(document, kind), ERRORS_LIMIT)):
         raise InvalidRequest(errors)
     return msgspec.convert(document, kind)
-
-
-def _field_errors(document: dict[str, Any], kind: type[Sent]) -> Iterator[FieldError]:
-    fields = declared_fields(kind)
-    for name, field in fields.items():
-        if field.required and name not in document:
-            yield FieldError(loc=("body", name), msg="is required", type="missing")
-    unknown = (name for name in document if name not in fields)
-    yield from _unknown("body", unknown, "there is no such field", fields)
-    for name in filter(fields.__contains__, document):
-        for one in mismatches(document[name], fields[name].type, is_secret=name == "secrets"):
-            yield FieldError(loc=("body", name, *one.path), msg=one.message, type=one.kind)
 
 
 async def refuse_unknown_query(request: Request) -> None:
@@ -137,16 +125,8 @@ async def refuse_unknown_query(request: Request) -> None:
     known = [one["name"] for one in operation.get("parameters", ()) if one["in"] == "query"]
     unknown = (name for name in request.query_params if name not in known)
     message = "is not a query parameter of this path"
-    if errors := list(islice(_unknown("query", unknown, message, known), ERRORS_LIMIT)):
+    if errors := list(islice(unknown_names("query", unknown, message, known), ERRORS_LIMIT)):
         raise InvalidRequest(errors)
-
-
-def _unknown(
-    where: str, names: Iterable[str], message: str, known: Collection[str]
-) -> Iterator[FieldError]:
-    for name in names:
-        hint = did_you_mean(name, known)
-        yield FieldError(loc=(where, name), msg=message, type="extra_forbidden", hint=hint)
 
 
 async def _job_id(job_id: Annotated[str, Path(description="The job's id.")]) -> JobId:

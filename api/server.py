@@ -24,7 +24,7 @@ from api.errors import install
 from api.header_limits import HEADERS_LIMIT_BYTES, LimitedProtocol
 from api.middleware import BODY_LIMIT_BYTES, AccessMiddleware, peer_uid
 from api.rate_limits import RateLimiter
-from api.routes import deletion, jobs, logs, pool, service
+from api.routes import deletion, hosts, jobs, logs, pool, service
 from api.schema import ANY, add_schemas, refusals, refuse_unknown_query
 from api.startup_checks import check_certificate, check_listening
 from api.streams import JobCache, JobState, LogBroadcast
@@ -36,6 +36,7 @@ from database.jobs import Jobs, NewJob
 from database.leases import COORDINATOR_LEASE, Leases
 from database.records import utc_now
 from database.tokens import Tokens
+from muster.cluster.description import cluster_of_service
 from muster.contracts.errors import MusterError
 from muster.contracts.interpreter import VERSION
 from muster.contracts.job import JobId
@@ -86,7 +87,7 @@ def create_app() -> FastAPI:
     )
     install(app)
     app.include_router(service.page_router)
-    modules = (service, jobs, pool, logs, deletion)
+    modules = (service, hosts, jobs, pool, logs, deletion)
     for router in (*(module.router for module in modules), service.token_router):
         app.include_router(router)
         app.include_router(router, prefix=PREFIX, include_in_schema=False)
@@ -227,6 +228,7 @@ def _build_state(
         coordinator=coordinator,
         submitter=Submitter(
             settings=settings,
+            cluster=cluster_of_service(settings.cluster, settings.slots),
             working_dir=Path.cwd(),
             clock=utc_now,
             random_hex=partial(secrets.token_hex, 16),

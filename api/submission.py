@@ -28,12 +28,15 @@ from muster.checkpoints.listing import (
     refuse_other_schedule,
     values_of_newest,
 )
+from muster.cluster.description import Cluster
+from muster.cluster.placement import RankRequest, place
+from muster.contracts.errors import InvalidDescription
 from muster.contracts.job import JobId
 from muster.contracts.location import InvalidLocation, parse_location
 from muster.contracts.paths import DataDir, checkpoints_of_job
 from muster.contracts.secrets import Reference, plaintext_secrets
 from muster.contracts.settings import ServiceSettings
-from muster.contracts.spec import RESERVED_IDS, JobRequest, JobSpec
+from muster.contracts.spec import CLUSTER_FIELDS, RESERVED_IDS, JobRequest, JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
 from muster.datasets.errors import DatasetError, DatasetMissing
 from muster.datasets.sources import open_source
@@ -65,6 +68,7 @@ class Submitter:
     """Turns requests into submissions. Relative paths are relative to `working_dir`."""
 
     settings: ServiceSettings
+    cluster: Cluster | None
     working_dir: Path
     clock: Callable[[], datetime]
     random_hex: Callable[[], str]
@@ -90,6 +94,7 @@ class Submitter:
                 spec = msgspec.structs.replace(spec, checkpoint_dir=earlier_dir)
         with refusing("dataset_dir"):
             completed = complete(spec, self.settings, self.working_dir)
+        _check_hosts(job_id, completed, self.cluster)
         _refuse_missing_files(spec, completed, self.search_path)
         with refusing("dataset_dir"):
             synthetic_dir = DataDir(self.settings.data_dir).synthetic_dataset
@@ -97,7 +102,12 @@ class Submitter:
         _refuse_missing_secrets(spec, DataDir(self.settings.data_dir).secrets)
         with refusing("checkpoint_dir"):
             self._check_checkpoints(job_id, completed, earlier_dir)
-        message = "; ".join(_remarks(completed, self.settings.slots)) or None
+        message = (
+            "; ".join(
+                _remarks(completed, self.settings.slots, has_cluster=self.cluster is not None)
+            )
+            or None
+        )
         return Submission(job_id=job_id, spec=completed.spec, message=message, shards=shards)
 
     def _job_id(self, request: JobRequest) -> JobId:
@@ -158,6 +168,42 @@ def refusing(field: str) -> Iterator[None]:
         raise ServiceUnavailable(f"{field}: {error}") from error
     except (CheckpointError, DatasetError, InvalidLocation, ObjectStoreError) as error:
         raise invalid_field("body", field, str(error)) from error
+
+
+def _check_hosts(job_id: JobId, completed: Completed, cluster: Cluster | None) -> None:
+    """Refuse a job whose ranks would never have a host, or would lose their checkpoints."""
+    spec = completed.spec
+    if cluster is None:
+        for field in CLUSTER_FIELDS:
+            if getattr(spec, field) is not None:
+                how = "set MUSTER_CLUSTER for the services, see docs/cluster.md"
+                raise invalid_field("body", field, f"needs a cluster: {how}")
+        return
+    try:
+        for name in spec.hosts or ():
+            cluster.node(name)
+    except InvalidDescription as error:
+        raise invalid_field("body", "hosts", str(error)) from error
+    placements = place(cluster, [RankRequest(job_id, spec)] * spec.world_size)
+    hosts = [cluster.node(it.chosen.node) for it in placements if it.chosen is not None]
+    if len(hosts) < spec.world_size:
+        why = next(it for it in placements if it.chosen is None)
+        raise invalid_field(
+            "body",
+            "world_size",
+            f"only {len(hosts)} of {spec.world_size} ranks fit on the cluster while it is free "
+            f"({why}): ask for fewer, or see muster plan",
+        )
+    is_here = [node.transport == "local" for node in hosts]
+    # The one writer of a synchronous job is a rank of this host; others save where they run.
+    is_safe = any(is_here) if spec.mode == "synchronous" else all(is_here)
+    if isinstance(completed.checkpoint_dir, Path) and not is_safe:
+        raise invalid_field(
+            "body",
+            "checkpoint_dir",
+            f"{completed.checkpoint_dir} is a directory of this host, and ranks of the job would "
+            "run on others: use s3://BUCKET/PREFIX, or allow only this host with hosts",
+        )
 
 
 def _refuse_missing_files(spec: JobSpec, completed: Completed, search_path: str | None) -> None:
@@ -229,12 +275,12 @@ def _refuse_missing_secrets(spec: JobSpec, directory: Path) -> None:
             )
 
 
-def _remarks(completed: Completed, slots: int) -> Iterator[str]:
+def _remarks(completed: Completed, slots: int, *, has_cluster: bool) -> Iterator[str]:
     """Yield what the user should know. It stays the message of the job, also while it runs."""
     spec = completed.spec
     if completed.note:
         yield completed.note
-    if spec.world_size > slots:
+    if spec.world_size > slots and not has_cluster:
         wanted = f"{spec.world_size} ranks are more than the {slots} slots there are (MUSTER_SLOTS)"
         yield f"{wanted}: all of them start together, when no other job runs"
     if shown := ", ".join(plaintext_secrets(spec.env)):

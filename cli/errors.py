@@ -18,7 +18,13 @@
 
 from enum import IntEnum
 
-from muster.contracts.errors import InvalidEnvironment, InvalidSpec, JobDiffers, MusterError
+from muster.contracts.errors import (
+    InvalidDescription,
+    InvalidEnvironment,
+    InvalidSpec,
+    JobDiffers,
+    MusterError,
+)
 from muster.contracts.job import EXIT_CODES, JobStatus
 from muster.contracts.location import InvalidLocation
 from muster.contracts.retry import INTERRUPTED_CODE
@@ -63,6 +69,7 @@ def exit_code_of(error: Exception) -> ExitCode:
         of_client.Invalid,
         of_client.Ambiguous,
         of_client.Unsendable,
+        InvalidDescription,
         InvalidLocation,
         InvalidSpec,
     )

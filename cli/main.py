@@ -32,6 +32,10 @@ HEADINGS: Final = {
         "down": Entry("cli.services:down", "Stop the services; every rank saves first."),
         "status": Entry("cli.status:status", "Show what runs, and whether it is healthy."),
         "doctor": Entry("cli.doctor:doctor", "Check this installation and suggest repairs."),
+        "cluster": Entry("cli.cluster:cluster", "Check the description of a cluster."),
+        "hosts": Entry(
+            "cli.cluster:hosts", "Show the hosts on which ranks may run, and what runs there."
+        ),
         "config": Entry("cli.config:config", "Show every setting and its origin."),
         "backup": Entry(
             "cli.services:backup", "Copy the database, and list the files that belong to it."
@@ -41,6 +45,7 @@ HEADINGS: Final = {
     },
     "Jobs": {
         "submit": Entry("cli.submit:submit", "Submit a job and watch it until it ends."),
+        "plan": Entry("cli.cluster:plan", "Show on which nodes the ranks of a job would run."),
         "run": Entry("cli.run:run", "Run a script on several ranks here, like torchrun."),
         "ps": Entry("cli.jobs:ps", "List jobs, newest first."),
         "top": Entry("cli.jobs:top", "Watch all jobs live."),

@@ -19,7 +19,6 @@ from typing import Any, Final, NoReturn, TypeAlias
 
 import click
 import msgspec
-from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from cli.connection import ATTACHED_SECONDS, connected
@@ -29,21 +28,16 @@ from cli.lifecycle import watch_to_end
 from cli.output import Output, Tracebacks, facts, notice_if_slow, show
 from cli.run import python_option
 from muster.client.errors import Invalid
-from muster.contracts.errors import printable
+from muster.contracts.errors import InvalidDescription, printable
 from muster.contracts.location import InvalidLocation, parse_location
 from muster.contracts.spec import VIRTUAL_SHARDS_OF_SCRIPTS, JobSpec
 from muster.contracts.views import FieldError, JobPlan, JobView
 from muster.host.programs import callers_python
+from muster.host.yaml_files import YamlFile, reason_of, safe_yaml
 
 _Pairs: TypeAlias = Sequence[tuple[str, str]]
-Location: TypeAlias = Sequence[str | int]
-"""A field and what is in it: ``("env", "LR")`` or ``("command", 0)``."""
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
-SIZE_LIMIT_BYTES: Final = 1 << 20
-VALUES_LIMIT: Final = 10_000
-"""More than the API takes. A few lines with aliases can stand for billions of values."""
-
 PATH_FIELDS: Final = ("dataset_dir", "checkpoint_dir", "working_dir", "python")
 
 _IMPORTS_MUSTER: Final = re.compile(r"(?m)^\s*(import|from) muster\b")
@@ -174,14 +168,11 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     if file is not None and file.suffix == ".py":
         flags["command"], file = ["python", str(file), *context.meta.get(__name__, [])], None
     typed = {field: value for field, value in flags.items() if value is not None}
-    try:
-        described = JobDescription(
-            file=None if file is None else JobFile.read(file),
-            typed={**typed, **_values(fields)},
-            mappings={"env": dict(env), "secrets": dict(secrets)},
-        )
-    except InvalidJobFile as error:
-        _refuse([str(error)])
+    described = JobDescription(
+        file=None if file is None else read_job_file(file),
+        typed={**typed, **_values(fields)},
+        mappings={"env": dict(env), "secrets": dict(secrets)},
+    )
     body = described.body(Path.cwd())
     if body.get("python") is None and (body.get("command") or body.get("program")):
         body["python"] = callers_python({**os.environ, **dict(env)})
@@ -269,10 +260,10 @@ def _field_errors(described: JobDescription) -> Iterator[None]:
     try:
         yield
     except Invalid as error:
-        _refuse(described.error_lines(error.errors) or [f"muster: {error}"])
+        refuse(described.error_lines(error.errors) or [f"muster: {error}"])
 
 
-def _refuse(lines: Sequence[str]) -> NoReturn:
+def refuse(lines: Sequence[str]) -> NoReturn:
     for line in lines:
         click.echo(printable(line), err=True)
     sys.exit(ExitCode.USAGE)
@@ -282,9 +273,9 @@ def _values(fields: _Pairs) -> dict[str, Any]:
     values = {}
     for field, text in fields:
         try:
-            values[field] = _yaml().load(text)
+            values[field] = safe_yaml().load(text)
         except (YAMLError, ValueError) as error:
-            reason = _reason(error) if isinstance(error, MarkedYAMLError) else error
+            reason = reason_of(error) if isinstance(error, MarkedYAMLError) else error
             message = f"--set {field}: {text!r} is invalid YAML: {reason}"
             raise click.BadParameter(message) from error
     return values
@@ -309,95 +300,24 @@ def _plan_facts(plan: JobPlan, body: Mapping[str, object]) -> Iterator[tuple[str
         yield "note", note
 
 
-class InvalidJobFile(Misuse):
-    """The file is invalid YAML or does not describe a job; the message begins with the place."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFile:
-    """The fields of a job file, and where each of them stands."""
-
-    name: str
-    fields: Mapping[str, Any]
-    root: Any
-    """The node that ruamel.yaml composes."""
-
-    @classmethod
-    def read(cls, path: Path) -> JobFile:
-        """Return the job of a file; raises `InvalidJobFile`, and `Misuse` for a whole file."""
-        if path.suffix not in SUFFIXES:
-            raise Misuse(
-                f"{path} is not a job file ({', '.join(SUFFIXES)}); to run a command, write -- "
-                f"before it: muster submit -- python train.py"
-            )
-        hint = "a job file describes one job; give data to the program in other files"
-        try:
-            if path.stat().st_size > SIZE_LIMIT_BYTES:
-                raise Misuse(f"{path} is larger than {SIZE_LIMIT_BYTES >> 20} MiB: {hint}")
-            text = path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise Misuse(f"{path} cannot be read: {reason}") from error
-        try:
-            root = _yaml().compose(text)
-            if _has_too_many_values(root):
-                raise Misuse(
-                    f"{path} has more than {VALUES_LIMIT:,} values, aliases expanded: {hint}"
-                )
-            fields = _yaml().load(text)
-        except MarkedYAMLError as error:
-            mark = error.problem_mark
-            at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-            raise InvalidJobFile(f"{path}{at}: {_reason(error)}") from error
-        except (YAMLError, ValueError, RecursionError) as error:
-            raise Misuse(f"{path}: invalid YAML: {error}") from error
-        if not isinstance(fields, dict):
-            raise InvalidJobFile(f"{path}:1:1: expected fields of a job, such as world_size: 4")
-        return cls(name=str(path), fields=fields, root=root)
-
-    def position(self, location: Location) -> tuple[int, int]:
-        """Return line and column, from 1, of a field or of what encloses it."""
-        mark, node = self.root.start_mark, self.root
-        for part in location:
-            if node.id == "mapping":
-                found = [(key, value) for key, value in node.value if key.value == part]
-            elif node.id == "sequence" and isinstance(part, int):
-                found = [(item, item) for item in node.value[part : part + 1]]
-            else:
-                found = []
-            if not found:
-                break
-            key, node = found[0]
-            mark = key.start_mark
-        return mark.line + 1, mark.column + 1
-
-
-def _yaml() -> YAML:
-    # The pure parser knows YAML 1.2, in which 12:30 and yes are text, and refuses duplicate keys.
-    return YAML(typ="safe", pure=True)
-
-
-def _has_too_many_values(root: Any) -> bool:  # noqa: ANN401  as `JobFile.root`
-    count, nodes = 1, [root] if root else []
-    while nodes and count <= VALUES_LIMIT:
-        node = nodes.pop()
-        inner = node.value if node.id in {"mapping", "sequence"} else []
-        nodes += [it[1] for it in inner] if node.id == "mapping" else inner
-        count += len(inner)
-    return count > VALUES_LIMIT
-
-
-def _reason(error: MarkedYAMLError) -> str:
-    opened = error.context_mark
-    begins = f"that begins at {opened.line + 1}:{opened.column + 1}" if opened else ""
-    return f"{error.problem} ({error.context} {begins})" if begins else str(error.problem)
+def read_job_file(path: Path) -> YamlFile:
+    """Return the fields of a job; raises `InvalidDescription`, or `Misuse` for another file."""
+    if path.suffix not in SUFFIXES:
+        raise Misuse(
+            f"{path} is not a job file ({', '.join(SUFFIXES)}); to run a command, write -- "
+            f"before it: muster submit -- python train.py"
+        )
+    found = YamlFile.read(path)
+    if not isinstance(found.content, dict):
+        raise InvalidDescription(f"{path}:1:1: expected fields of a job, such as world_size: 4")
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDescription:
     """All fields of a job that a person gave; the command line takes precedence over the file."""
 
-    file: JobFile | None
+    file: YamlFile | None
     typed: Mapping[str, Any]
     mappings: Mapping[str, Mapping[str, str]]
     """`env` and `secrets` from the command line, which are added to those of the file."""
@@ -407,7 +327,7 @@ class JobDescription:
 
         A command or program runs there as well, unless `working_dir` is given.
         """
-        body = {**(self.file.fields if self.file else {}), **self.typed}
+        body = {**(self.file.content if self.file else {}), **self.typed}
         for field, typed in self.mappings.items():
             given = body.get(field) or {}
             if typed and isinstance(given, Mapping):  # the server refuses any other type
@@ -439,7 +359,7 @@ class JobDescription:
             if error.type == _UNKNOWN_FIELD:
                 hint = hint or "muster schema lists the fields"
             at, position = "muster", (sys.maxsize, 0)
-            if self.file and location and location[0] in self.file.fields.keys() - self.typed:
+            if self.file and location and location[0] in self.file.content.keys() - self.typed:
                 position = self.file.position(location)
                 at = ":".join(map(str, (self.file.name, *position)))
             found.append((position, f"{at}: {field}: {error.msg}" + (f" ({hint})" if hint else "")))

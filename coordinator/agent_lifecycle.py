@@ -114,6 +114,10 @@ class AgentLifecycle:
         if host in job.agents:
             self._run(self._launcher.kill(job.agents[host]))
 
+    def give_up(self, job: TrackedJob, host: str) -> None:
+        """Forget the agent of a host that does not answer: what becomes of it changes nothing."""
+        _set_agent(job, host, None)
+
     def dismiss(self, job: TrackedJob, host: str) -> None:
         """Make sure that a dismissed agent ends, or is never started.
 

@@ -61,6 +61,8 @@ class Executor:
                 case actions.DismissAgent():
                     self._send(job, action.host, Dismiss())
                     self._lifecycle.dismiss(job, action.host)
+                case actions.LoseHost():
+                    self._lifecycle.give_up(job, action.host)
                 case actions.ListCheckpoints():
                     self._send(job, action.host, list_request(job))
                 case actions.Start():
@@ -76,6 +78,7 @@ class Executor:
                     | actions.SetStatus()
                     | actions.AddRank()
                     | actions.RemoveRank()
+                    | actions.PlaceRank()
                 ):
                     pass
                 case _:

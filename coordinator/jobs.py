@@ -9,13 +9,19 @@ from dataclasses import asdict, dataclass, field, replace
 from signal import SIGCHLD
 from typing import Any, Final, TypeVar
 
-from coordinator.decide import actions
-from coordinator.decide.actions import Action, Observation, SetStatus
+from coordinator.decide import actions, placement
+from coordinator.decide.actions import Action, Observation, PlaceRank, SetStatus
 from coordinator.decide.admission import Claim, admit
 from coordinator.decide.events import event_of
 from coordinator.decide.fold import fold
 from coordinator.decide.plan import plan, wake_at
-from coordinator.decide.state import NEVER, JobSnapshot, RankSnapshot
+from coordinator.decide.state import (
+    NEVER,
+    ONE_HOST,
+    AgentSnapshot,
+    JobSnapshot,
+    RankSnapshot,
+)
 from coordinator.launcher import AgentProcess
 from coordinator.persistence import (
     Attachment,
@@ -46,6 +52,7 @@ from database.records import (
     MemberRecord,
     RankRecord,
 )
+from muster.cluster.description import Cluster
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import TERMINAL, JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.messages import RankExited, RankSaid, Saved
@@ -251,13 +258,24 @@ class JobTable:
     microseconds while the database has not changed.
     """
 
-    def __init__(self, database: Database, files: DataDir, *, slots: int) -> None:
+    def __init__(
+        self, database: Database, files: DataDir, *, slots: int, cluster: Cluster | None = None
+    ) -> None:
+        """`slots` are those of this host, which is the only one without a cluster."""
         self.tracked: dict[JobUid, TrackedJob] = {}
         self._database = database
         self._files = files
         self._jobs = Jobs(database)
         self._history = History(database)
         self._slots = slots
+        self._cluster = cluster
+        self._hosts = ONE_HOST
+        if cluster is not None:
+            self._hosts = {
+                node.name: AgentSnapshot(host=node.name, is_local=node.transport == "local")
+                # This host first: of the members of a group the first one saves.
+                for node in sorted(cluster.nodes, key=lambda node: node.transport != "local")
+            }
         self._rows: Sequence[Job] = ()  # of the last look
         self._seen: int | None = None
         self._next_blind_look = 0.0
@@ -313,28 +331,47 @@ class JobTable:
         self._seen = changes
 
     def admit(self, now: Moment) -> None:
-        """Start the jobs at the head of the queue for which there are slots."""
+        """Start the jobs at the head of the queue for which there is room."""
         waiting = [
             job
             for job in self.tracked.values()
             if job.snapshot.status is JobStatus.QUEUED and job.snapshot.stop is None
         ]
-        if not waiting:
-            return
-        wanted = [
-            Claim(job_id=job.snapshot.job_id, slots=job.snapshot.spec.world_size) for job in waiting
-        ]
-        holding = [
-            Claim(job_id=job.snapshot.job_id, slots=job.snapshot.slots) for job in self.admitted()
-        ]
-        admitted, waits = admit(wanted, holding=holding, slots=self._slots)
-        for job in waiting[:admitted]:
+        if self._cluster is not None:
+            self._place_lost(self._cluster, now)
+        if waiting:
+            for job, places in zip(waiting, self._admissions(waiting), strict=True):
+                self._start_or_wait(job, places, now)
+
+    def _admissions(self, waiting: Sequence[TrackedJob]) -> Iterable[Sequence[PlaceRank] | str]:
+        """Return the hosts of each job that may start, and a sentence why each other one waits."""
+        holding = [job.snapshot for job in self.admitted()]
+        wanted = [job.snapshot for job in waiting]
+        if self._cluster is not None:
+            return list(placement.admit(wanted, holding, self._cluster))
+        admitted, waits = admit(
+            [Claim(job_id=job.job_id, slots=job.spec.world_size) for job in wanted],
+            holding=[Claim(job_id=job.job_id, slots=job.slots) for job in holding],
+            slots=self._slots,
+        )
+        return [*[()] * admitted, *waits]
+
+    def _start_or_wait(
+        self, job: TrackedJob, places: Sequence[PlaceRank] | str, now: Moment
+    ) -> None:
+        if not isinstance(places, str):
             job.decide([SetStatus(status=JobStatus.STARTING, message=job.snapshot.note)], now)
-            job.decide(plan(job.snapshot, now.monotonic), now)  # one commit for its agent as well
-        reason = Reason.WAITING_FOR_SLOTS
-        for job, why in zip(waiting[admitted:], waits, strict=True):
-            if job.snapshot.message != why:
-                job.decide([SetStatus(status=JobStatus.QUEUED, reason=reason, message=why)], now)
+            job.decide(places, now)
+            job.decide(plan(job.snapshot, now.monotonic), now)  # one commit for its agents as well
+        elif job.snapshot.message != places:
+            reason = Reason.WAITING_FOR_SLOTS
+            job.decide([SetStatus(status=JobStatus.QUEUED, reason=reason, message=places)], now)
+
+    def _place_lost(self, cluster: Cluster, now: Moment) -> None:
+        """Choose hosts for ranks of admitted jobs that have none, or have lost it."""
+        for job in self.admitted():
+            holding = [it.snapshot for it in self.admitted()]
+            job.decide(list(placement.place(job.snapshot, holding, cluster, now.monotonic)), now)
 
     def wake_agents(self) -> None:
         """Make adopted agents look for the coordinator's address now: SIGCHLD wakes their loop."""
@@ -354,7 +391,9 @@ class JobTable:
         self._rows = unfinished
         fresh = [row for row in unfinished if row.uid not in self.tracked]
         for rows in await asyncio.to_thread(self._with_ranks, fresh):
-            self.tracked[rows.job.uid] = _track(rows, snapshot_of(rows, now), {}, now)
+            self.tracked[rows.job.uid] = _track(
+                rows, snapshot_of(rows, now, hosts=self._hosts), {}, now
+            )
         for row in unfinished:
             _take_requests(self.tracked[row.uid], row, departures.get(row.job_id, ()), now)
 
@@ -391,7 +430,7 @@ class JobTable:
                 )
             )
         ]
-        snapshot = snapshot_of(rows, now, agents=agents, living=living)
+        snapshot = snapshot_of(rows, now, hosts=self._hosts, agents=agents, living=living)
         return _track(rows, snapshot, agents, now)
 
 

@@ -3,7 +3,7 @@
 Rows hold wall-clock times for people, snapshots hold monotonic times for decisions.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import Final
@@ -22,6 +22,7 @@ from coordinator.decide.state import (
     JobFailure,
     JobSnapshot,
     RankSnapshot,
+    unplaced,
 )
 from coordinator.persistence import SAME_IN_ROW, Moment
 from database.records import AgentRecord, Job, MemberRecord, RankRecord
@@ -60,9 +61,14 @@ class JobRows:
 
 
 def snapshot_of(
-    rows: JobRows, now: Moment, *, agents: Collection[str] = (), living: Collection[int] = ()
+    rows: JobRows,
+    now: Moment,
+    *,
+    hosts: Mapping[str, AgentSnapshot] = ONE_HOST,
+    agents: Collection[str] = (),
+    living: Collection[int] = (),
 ) -> JobSnapshot:
-    """Return the snapshot of a job.
+    """Return the snapshot of a job that may use these `hosts`.
 
     `agents` are the hosts whose agent lives and is about to connect; it reports the ends of its
     ranks. On other hosts the ranks in `living` run without an agent; the next one reports what is
@@ -98,7 +104,7 @@ def snapshot_of(
         spec=job.spec,
         status=job.status,
         ranks=tuple(
-            replace(ranks.get(number, RankSnapshot(rank=number)), in_service=number in in_service)
+            replace(ranks.get(number) or unplaced(hosts, number), in_service=number in in_service)
             for number in range(max([job.world_size, *(number + 1 for number in ranks)]))
         ),
         done=job.spec.mode == "synchronous" and any(rank.finished for rank in ranks.values()),
@@ -113,7 +119,7 @@ def snapshot_of(
         message=job.message,
         # The message of a job without a reason is its note.
         note=job.message if job.reason is None else None,
-        agents={**ONE_HOST, **{row.host: _agent_of(row, agents, now) for row in rows.agents}},
+        agents={**hosts, **{row.host: _agent_of(row, hosts, agents, now) for row in rows.agents}},
         restore=_restore_of(job, rows.ranks),
         failure=failure,
         # The grace period starts again: its beginning is not recorded.
@@ -124,8 +130,17 @@ def snapshot_of(
     )
 
 
-def _agent_of(row: AgentRecord, living: Collection[str], now: Moment) -> AgentSnapshot:
-    agent = AgentSnapshot(host=row.host, generation=row.generation)
+def _agent_of(
+    row: AgentRecord, hosts: Mapping[str, AgentSnapshot], living: Collection[str], now: Moment
+) -> AgentSnapshot:
+    agent = AgentSnapshot(
+        host=row.host,
+        # A host that the cluster has no more is one that does not answer.
+        is_local=row.host in hosts and hosts[row.host].is_local,
+        generation=row.generation,
+        heard_at=now.monotonic,
+        is_inherited=True,
+    )
     if row.host not in living:
         return agent
     return replace(agent, state=AgentState.UNREACHABLE, since=now.monotonic)

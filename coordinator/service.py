@@ -24,6 +24,7 @@ from database.errors import DatabaseUnavailable
 from database.fenced_writer import FencedWriter
 from database.leases import COORDINATOR_LEASE, Leases
 from database.records import Lease
+from muster.cluster.description import cluster_of_service
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
 from muster.host.limits import ShellLimits
@@ -53,7 +54,12 @@ class Service:
         self._environ = environ
         self._leases = Leases(database)
         self._data = DataDir(settings.data_dir)
-        self._jobs = JobTable(database, self._data, slots=settings.slots)
+        self._jobs = JobTable(
+            database,
+            self._data,
+            slots=settings.slots,
+            cluster=cluster_of_service(settings.cluster, settings.slots),
+        )
         self._loop: CoordinatorLoop | None = None
         self._candidate: LeaseCandidate | None = None
         self._winning: asyncio.Task[Lease] | None = None

@@ -24,9 +24,10 @@ from database.leases import COORDINATOR_LEASE, Leases
 from database.records import Lease
 from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.paths import checkpoints_of_job
+from stress.frozen_hosts import CoordinatorHost
 from stress.runner import Report, chance, main, say
 from stress.stale.jobs import COMMON, KINDS
-from tests.support.frozen_hosts import HERE, Host, signal_all
+from tests.support.hosts import HERE
 from tests.support.installation import Installation, await_value, is_over, write_small_dataset
 from tests.support.postgres_server import tcp_server
 
@@ -34,7 +35,8 @@ FAULTS = ("killed", "cut off", "lost")
 TRAINED = ("independent", "shared memory")
 PACE_SECONDS = 0.02
 NEW_STEPS = 10
-FENCED = "the service ended with 75"
+FENCED = 75
+"""The exit code of a coordinator that has lost its lease."""
 
 WATCHED = ("jobs", "workers", "incarnations", "members", "commits", "epochs", "events")
 RECORDER = """
@@ -58,14 +60,13 @@ class TwoHosts:
         self.faults: list[str] = []
         self.kept = self.moved = 0
         """Ranks that ran on at a takeover, and those that another host started again."""
-        self._url = url
         self._database = Database.open(url.render_as_string(hide_password=False))
         stack.callback(self._database.close)
         self._engine = create_engine(url, isolation_level="AUTOCOMMIT")
         stack.callback(self._engine.dispose)
         self._forwarders: dict[str, subprocess.Popen[str]] = {}
         self._ports: dict[str, int] = {}
-        self._hosts: dict[str, Host] = {}
+        self._hosts: dict[str, CoordinatorHost] = {}
         stack.callback(self._end)
         self._run(RECORDER)
         for table in WATCHED:
@@ -77,7 +78,9 @@ class TwoHosts:
             self._forwarders[name] = forwarder
             assert forwarder.stdout is not None
             self._ports[name] = int(forwarder.stdout.readline())
-            self._start(name)
+            place = url.set(port=self._ports[name], query={"application_name": name})
+            address = place.render_as_string(hide_password=False)
+            self._hosts[name] = CoordinatorHost(installation, name, MUSTER_DATABASE_URL=address)
 
     def lease(self) -> Lease | None:
         return Leases(self._database).current(COORDINATOR_LEASE)
@@ -87,14 +90,16 @@ class TwoHosts:
         lease = await_value(self.lease, lambda: "no coordinator")
         leader = lease.process.node
         before = {job_id: self._ranks(job_id) for job_id in job_ids.values()}
-        fenced = self._hosts[leader].log.read_text().count(FENCED)
+        host = self._hosts[leader]
         began = time.monotonic()
         if fault == "killed":
-            signal_all(self._hosts[leader].coordinators(), signal.SIGKILL)
+            host.coordinator.send_signal(signal.SIGKILL)
+            host.coordinator.wait()
+            host.start_coordinator()
         elif fault == "cut off":
             self._forwarders[leader].send_signal(signal.SIGSTOP)
         else:
-            self._hosts[leader].end()
+            host.power_off()
         now = await_value(lambda: self._next(lease), lambda: f"nothing follows {leader}")
         seconds = time.monotonic() - began
         for job_id in job_ids.values():
@@ -102,10 +107,12 @@ class TwoHosts:
         has_moved = now.process.node != leader
         if fault == "cut off":
             self._forwarders[leader].send_signal(signal.SIGCONT)
-            log = self._hosts[leader].log
-            await_value(lambda: log.read_text().count(FENCED) > fenced, log.read_text)
+            if (code := host.coordinator.wait()) != FENCED:
+                self.faults.append(f"the coordinator of {leader} ended with {code}")
+            host.start_coordinator()
         elif fault == "lost":
-            self._start(leader)
+            host.power_on()
+            host.start_coordinator()
         elif not has_moved:  # otherwise the new process came later than the lease's end
             self._compare(before)
         self.moved += has_moved * sum(map(len, before.values()))
@@ -139,12 +146,6 @@ class TwoHosts:
         target = self.installation.see(job_id)["step"] + NEW_STEPS
         self.installation.wait_until(job_id, lambda seen: is_over(seen) or seen["step"] >= target)
 
-    def _start(self, name: str) -> None:
-        port = self._ports[name]
-        url = self._url.set(port=port, query={"application_name": name})
-        place = url.render_as_string(hide_password=False)
-        self._hosts[name] = Host(self.installation, name, MUSTER_DATABASE_URL=place, RESPAWN="1")
-
     def _run(self, statement: str) -> None:
         with self._engine.connect() as connection:
             connection.exec_driver_sql(statement)
@@ -153,7 +154,7 @@ class TwoHosts:
         for forwarder in self._forwarders.values():
             forwarder.send_signal(signal.SIGCONT)
         for host in self._hosts.values():
-            host.end()
+            host.power_off()
         for forwarder in self._forwarders.values():
             forwarder.kill()
             forwarder.communicate()

@@ -44,6 +44,22 @@ class ListCheckpoints(_Value, frozen=True):
     host: str
 
 
+class LoseHost(_Value, frozen=True):
+    """Give up a host that does not answer; its ranks are started elsewhere.
+
+    Whether they run there is not known. If the agent comes back it is dismissed, and ends them.
+    """
+
+    host: str
+
+
+class PlaceRank(_Value, frozen=True):
+    """Choose the host on which the next attempt of a rank is started."""
+
+    rank: int
+    host: str
+
+
 class Start(_Value, frozen=True):
     """Start the next attempt of a rank."""
 
@@ -95,9 +111,9 @@ class SetStatus(_Value, frozen=True):
     message: str | None = None
 
 
-RankAction: TypeAlias = Start | Terminate | KillProcess | Suspect
+RankAction: TypeAlias = PlaceRank | Start | Terminate | KillProcess | Suspect
 PoolAction: TypeAlias = AddRank | RemoveRank | PublishGroup
-AgentAction: TypeAlias = StartAgent | KillAgent | DismissAgent | ListCheckpoints
+AgentAction: TypeAlias = StartAgent | KillAgent | DismissAgent | LoseHost | ListCheckpoints
 Action: TypeAlias = AgentAction | SetStatus | PoolAction | RankAction
 
 

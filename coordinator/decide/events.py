@@ -11,7 +11,7 @@ from typing import Final
 
 from coordinator.decide import actions
 from coordinator.decide.actions import Observation
-from coordinator.decide.state import NEVER, Cause, GroupSnapshot, JobSnapshot, RankSnapshot
+from coordinator.decide.state import Cause, GroupSnapshot, JobSnapshot, RankSnapshot
 from muster.contracts.job import JobStatus
 from muster.contracts.messages import (
     CheckpointsListed,
@@ -65,9 +65,7 @@ def event_of(  # noqa: C901, PLR0911  one return for each kind of observation
             return _of_exit(before, observation, after)
         case actions.AgentConnected() if after.any_alive:
             sentence = "the job's agent has connected, its ranks go on"
-            if (
-                before.agents[observation.host].heard_at == NEVER
-            ):  # this coordinator did not start the ranks
+            if before.agents[observation.host].is_inherited:
                 sentence = f"a new coordinator has taken over; {sentence}"
             return NewEvent(kind="agent_adopted", message=sentence)
         case actions.AgentLost(host=host) if before.needs_agent(host):
@@ -148,6 +146,9 @@ def _of_action(before: JobSnapshot, action: actions.Action, after: JobSnapshot) 
         case actions.KillAgent():
             message = "the job's agent does not answer and is replaced"
             return NewEvent(kind="agent_killed", message=message)
+        case actions.LoseHost(host=host):
+            message = f"host {host} does not answer; its ranks are started elsewhere"
+            return NewEvent(kind="host_lost", message=message)
         case actions.PublishGroup():
             return NewEvent(kind="layout_announced", message=describe_group(action.group))
         case actions.Suspect():

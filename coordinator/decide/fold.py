@@ -69,6 +69,7 @@ def _apply(snapshot: JobSnapshot, action: actions.Action, now: float) -> JobSnap
             actions.StartAgent()
             | actions.KillAgent()
             | actions.DismissAgent()
+            | actions.LoseHost()
             | actions.ListCheckpoints()
         ):
             return fold_agent.apply(snapshot, action, now)

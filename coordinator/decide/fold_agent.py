@@ -1,5 +1,6 @@
 """The part of `fold` that concerns the agents of a job. Pure; losing one touches only its host."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Final, TypeAlias, assert_never
 
@@ -20,6 +21,9 @@ from muster.contracts.job import Reason
 from muster.contracts.messages import AgentHeartbeat, CheckpointsListed
 
 AGENT_LOST: Final = Cause(reason=Reason.AGENT_LOST, message="was ended with its agent")
+HOST_LOST: Final = Cause(
+    reason=Reason.HOST_LOST, message="was given up with its host, which did not answer"
+)
 
 AgentChange: TypeAlias = actions.AgentConnected | actions.AgentDisconnected | actions.AgentLost
 
@@ -30,12 +34,20 @@ def apply(snapshot: JobSnapshot, action: actions.AgentAction, now: float) -> Job
     match action:
         case actions.StartAgent():
             started = agent.move(AgentState.STARTING, now)
-            changed = replace(started, generation=agent.generation + 1)
+            # Silence counts from the start, unless ranks wait there for this agent.
+            has_ranks = any(rank.is_alive for rank in snapshot.ranks_on(agent.host))
+            changed = replace(
+                started,
+                generation=agent.generation + 1,
+                heard_at=agent.heard_at if has_ranks else now,
+            )
         case actions.ListCheckpoints():
             changed = replace(agent, listing_since=now)
         case actions.KillAgent():
             # AgentLost follows when it is gone; if the kill has missed, it is repeated.
             changed = replace(agent, since=now, listing_since=NEVER)
+        case actions.LoseHost():
+            return _give_up(snapshot, agent, HOST_LOST, now)
         case actions.DismissAgent():
             # A connected agent exits. Any other is known to be gone only with `AgentLost`.
             target = AgentState.ABSENT if agent.is_connected else AgentState.LEAVING
@@ -76,7 +88,8 @@ def record(snapshot: JobSnapshot, change: AgentChange, now: float) -> JobSnapsho
                 else rank
                 for rank in snapshot.ranks
             )
-            return replace(snapshot, ranks=ranks).with_agent(replace(connected, heard_at=now))
+            heard = replace(connected, heard_at=now, is_inherited=False)
+            return replace(snapshot, ranks=ranks).with_agent(heard)
         case actions.AgentDisconnected():
             return snapshot.with_agent(agent.move(AgentState.UNREACHABLE, now))
         case actions.AgentLost():
@@ -134,38 +147,54 @@ def _lose(
     snapshot: JobSnapshot, agent: AgentSnapshot, lost: actions.AgentLost, now: float
 ) -> JobSnapshot:
     """Ranks wait for the next agent or are gone. That is not their failure and not a restart."""
-    failures = agent.failures + 1
-    if failures > AGENT_FAILURES_LIMIT:
-        message = f"{failures} agents in a row were lost before a rank came alive: {lost.message}"
+    # If another coordinator numbers agents now, it holds our lease: this is never committed.
+    agent = replace(agent, generation=max(agent.generation, lost.newest))
+    others = (it.failures for it in snapshot.agents.values() if it.host != agent.host)
+    if min([agent.failures, *others]) >= AGENT_FAILURES_LIMIT:
+        count = agent.failures + 1
+        message = f"{count} agents in a row were lost before a rank came alive: {lost.message}"
         failure = JobFailure(reason=Reason.AGENT_LOST, message=message)
         snapshot = fold_exit.fail_job(snapshot, failure, now)
-    ending = classify_unobserved(snapshot, AGENT_LOST)
-    on_host = snapshot.ranks_on(agent.host)
+    gone = [
+        rank.rank
+        for rank in snapshot.ranks_on(agent.host)
+        # Before a rank has a process, the failure counts for the agent alone.
+        if rank.identity is not None and rank.rank not in lost.living
+    ]
+    snapshot = _give_up(snapshot, agent, AGENT_LOST, now, lost.living)
+    for number in gone:
+        snapshot = fold_exit.count_end_with_agent(snapshot, snapshot.ranks[number], now)
+    return snapshot
+
+
+def _give_up(
+    snapshot: JobSnapshot,
+    agent: AgentSnapshot,
+    cause: Cause,
+    now: float,
+    living: Collection[int] = (),
+) -> JobSnapshot:
+    """Return the job without this agent: ranks that live wait for the next one, others are gone."""
     pause = 0.0  # the first loss after a working agent is repaired at once
-    if failures > 1:
-        pause = snapshot.backoff.delay_seconds(failures - 1, f"{snapshot.uid}/agent")
-    snapshot = snapshot.with_agent(
-        replace(
-            agent.move(AgentState.ABSENT, agent.since),
-            # If another coordinator numbers agents now, it holds our lease: this is never
-            # committed.
-            generation=max(agent.generation, lost.newest),
-            failures=failures,
-            start_at=now + pause,
-            listing_since=NEVER,
-        )
+    # A lost host is set aside for a moment, in which its ranks get another one.
+    if failures := agent.failures + (cause is HOST_LOST):
+        pause = snapshot.backoff.delay_seconds(failures, f"{snapshot.uid}/agent")
+    absent = replace(
+        agent.move(AgentState.ABSENT, agent.since),
+        failures=agent.failures + 1,
+        start_at=now + pause,
+        listing_since=NEVER,
     )
+    ending = classify_unobserved(snapshot, cause)
+    on_host = snapshot.ranks_on(agent.host)
+    snapshot = snapshot.with_agent(absent)
     for rank in on_host:
-        is_living = rank.rank in lost.living
+        is_living = rank.rank in living
         left = fold_rank.orphan(rank, now) if is_living else fold_rank.end_unobserved(rank, ending)
         snapshot = snapshot.with_rank(left)
-    living = {rank.worker_id for rank in snapshot.ranks if rank.is_alive}
-    snapshot = replace(snapshot, pool=fold_pool.keep_living(snapshot.pool, living))
+    alive = {rank.worker_id for rank in snapshot.ranks if rank.is_alive}
+    snapshot = replace(snapshot, pool=fold_pool.keep_living(snapshot.pool, alive))
     if {rank.worker_id for rank in on_host} & {*snapshot.group.workers}:
         # The next agent creates new shared memory, which takes another group round.
         snapshot = replace(snapshot, group=GroupSnapshot(round=snapshot.group.round))
-    # Before a rank has a process, the failure counts for the agent alone.
-    for rank in on_host:
-        if rank.identity is not None and rank.rank not in lost.living:
-            snapshot = fold_exit.count_end_with_agent(snapshot, snapshot.ranks[rank.rank], now)
     return snapshot

@@ -7,7 +7,7 @@ from typing import Final, TypeAlias, assert_never
 import msgspec
 
 from coordinator.decide import actions
-from coordinator.decide.state import Cause, JobSnapshot, RankSnapshot
+from coordinator.decide.state import Cause, JobSnapshot, RankSnapshot, unplaced
 from muster.contracts import pool as pools
 from muster.contracts.job import Reason
 from muster.contracts.messages import JoinedGroup, PeerLost, Ready, Saved, StateMismatch
@@ -177,8 +177,8 @@ def _join_group(
 
 def _add(snapshot: JobSnapshot, number: int) -> JobSnapshot:
     missing = range(len(snapshot.ranks), number + 1)
-    fresh = tuple(RankSnapshot(rank=rank, in_service=False) for rank in missing)
-    grown = replace(snapshot, ranks=snapshot.ranks + fresh)
+    fresh = (replace(unplaced(snapshot.agents, rank), in_service=False) for rank in missing)
+    grown = replace(snapshot, ranks=(*snapshot.ranks, *fresh))
     return grown.with_rank(replace(grown.ranks[number], in_service=True, finished=False))
 
 

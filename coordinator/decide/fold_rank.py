@@ -23,6 +23,8 @@ THROUGHPUT_WEIGHT: Final = 0.5  # weight of the newest window in the exponential
 def apply(rank: RankSnapshot, action: actions.RankAction, now: float) -> RankSnapshot:
     """Note an action that was decided about this rank."""
     match action:
+        case actions.PlaceRank():
+            return replace(rank, host=action.host)
         case actions.Start():
             return _begin_attempt(rank, now)
         case actions.Terminate():
@@ -38,6 +40,7 @@ def _begin_attempt(rank: RankSnapshot, now: float) -> RankSnapshot:
     """Return the rank with a new attempt; everything that is not named here starts afresh."""
     return RankSnapshot(
         rank=rank.rank,
+        host=rank.host,
         attempt=rank.attempt + 1,
         process=ProcessState.SPAWNED,
         spawned_at=now,

@@ -42,6 +42,17 @@ FORCED_STOP_SECONDS: Final = 3.0
 KILL_GRACE_SECONDS: Final = 10.0
 """An agent kills at once and reports within its containment time; one that takes longer hangs."""
 
+HOST_SILENCE_SECONDS: Final = 10.0
+"""Silence after which a host is left out by ranks that train together: their group fences it."""
+
+HOST_LEASE_SECONDS: Final = 30.0
+"""Silence after which any other ranks of a host are started elsewhere.
+
+Its agent ends them after `REMOTE_ORPHAN_SECONDS` without a coordinator: two copies never count.
+"""
+
+REMOTE_ORPHAN_SECONDS: Final = 20.0
+
 NEVER_DUE: Final = float("inf")
 
 
@@ -66,6 +77,15 @@ def _answer_deadline(snapshot: JobSnapshot, agent: AgentSnapshot) -> float:
     if snapshot.is_forced:
         silence = FORCED_STOP_SECONDS
     return min(obeyed + KILL_GRACE_SECONDS, heard + silence)
+
+
+def host_deadline(snapshot: JobSnapshot, agent: AgentSnapshot) -> float:
+    """Return when a host is given up: no process of another machine is known to be gone."""
+    has_ranks = any(rank.is_alive for rank in snapshot.ranks_on(agent.host))
+    if agent.is_local or (agent.state is AgentState.ABSENT and not has_ranks):
+        return NEVER_DUE
+    is_fenced = snapshot.is_synchronous and has_ranks
+    return agent.heard_at + (HOST_SILENCE_SECONDS if is_fenced else HOST_LEASE_SECONDS)
 
 
 def agent_late_at(snapshot: JobSnapshot) -> float:

@@ -35,7 +35,9 @@ def plan(snapshot: JobSnapshot, now: float) -> list[Action]:
     """
     if snapshot.status in TERMINAL or (snapshot.status is JobStatus.QUEUED and not snapshot.stop):
         return []
-    return list(chain.from_iterable(rule(snapshot, now) for rule in _RULES))
+    lost = list(_lose_hosts(snapshot, now))
+    # Nothing else is to be decided about ranks that are about to be given up.
+    return lost or list(chain.from_iterable(rule(snapshot, now) for rule in _RULES))
 
 
 def wake_at(snapshot: JobSnapshot, now: float) -> float:
@@ -51,6 +53,7 @@ def _deadlines(snapshot: JobSnapshot) -> Iterator[float]:
             yield agent.start_at
         else:
             yield liveness.agent_deadline(snapshot, agent)
+        yield liveness.host_deadline(snapshot, agent)
     yield liveness.agent_late_at(snapshot)
     yield from plan_pool.group_deadlines(snapshot)
     if snapshot.is_ending:
@@ -107,6 +110,21 @@ def _end_of_job(snapshot: JobSnapshot) -> Cause:
     if snapshot.failure is not None:
         reason = snapshot.failure.reason
     return Cause(reason=reason, message="did not end within the grace period and was killed")
+
+
+def _lose_hosts(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
+    for agent in snapshot.agents.values():
+        if now >= liveness.host_deadline(snapshot, agent):
+            yield actions.LoseHost(host=agent.host)
+
+
+def _dismiss_idle_agents(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
+    """Dismiss the agents of hosts that a job has left, such as after shrinking."""
+    if len(snapshot.agents) == 1 or snapshot.is_ending:
+        return
+    for agent in snapshot.agents.values():
+        if agent.is_wanted and not snapshot.needs_agent(agent.host):
+            yield actions.DismissAgent(host=agent.host)
 
 
 def _ensure_agents(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
@@ -274,6 +292,7 @@ _RULES: Final[tuple[Callable[[JobSnapshot, float], Iterator[Action]], ...]] = (
     plan_pool.stop_divergent_ranks,
     _end_broken_gang,
     plan_pool.publish_group,  # before new ranks start: the survivors wait for it
+    _dismiss_idle_agents,
     _ensure_agents,
     _start_ranks,
     _start_gang,

@@ -1,7 +1,9 @@
 """Rules of `plan` about the pool of a synchronous job: its size and who trains together."""
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Final
 
 from coordinator.decide import actions
@@ -9,7 +11,9 @@ from coordinator.decide.actions import Action, SetStatus
 from coordinator.decide.events import describe_recovery
 from coordinator.decide.fold_pool import DIVERGED
 from coordinator.decide.state import GroupSnapshot, JobSnapshot, RankSnapshot
+from muster.contracts.agent import UNPLACED
 from muster.contracts.job import JobStatus, Reason, StopRequest
+from muster.contracts.location import parse_location
 
 GATHER_SECONDS: Final = 1.0
 """How long a new rank waits for others started with it: one group round is cheaper than two."""
@@ -18,11 +22,10 @@ _TRAINS = frozenset({JobStatus.RUNNING, JobStatus.RECOVERING, JobStatus.PAUSED})
 
 
 def resize_pool(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
-    """New ranks take the lowest free numbers; shrinking removes the highest."""
+    """New ranks take the lowest free numbers; shrinking empties a host, the highest rank first."""
     if not snapshot.is_synchronous or snapshot.is_ending:
         return
-    serving = [rank.rank for rank in snapshot.in_service]
-    missing = snapshot.wanted_world_size - len(serving)
+    missing = snapshot.wanted_world_size - len(snapshot.in_service)
     if missing > 0:
         # A removed rank keeps its number until its process is gone.
         taken = {rank.rank for rank in snapshot.ranks if rank.in_service or rank.is_alive}
@@ -31,7 +34,19 @@ def resize_pool(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
             actions.AddRank(rank=rank) for rank, _ in zip(free, range(missing), strict=False)
         )
     elif missing < 0:
-        yield from (actions.RemoveRank(rank=rank) for rank in serving[missing:])
+        leaving = sorted(snapshot.in_service, key=partial(_leaving_order, snapshot))[:-missing]
+        numbers = sorted(rank.rank for rank in leaving)
+        yield from (actions.RemoveRank(rank=number) for number in numbers)
+
+
+def _leaving_order(snapshot: JobSnapshot, rank: RankSnapshot) -> tuple[bool, int, int, int]:
+    """Ranks without a host leave first, then those of the host with the fewest of them.
+
+    Those of the coordinator's own host leave last: one of them saves.
+    """
+    count = sum(other.host == rank.host for other in snapshot.in_service)
+    is_saver = len(snapshot.agents) > 1 and snapshot.agent_of(rank).is_local
+    return is_saver, count * (rank.host != UNPLACED), -snapshot.host_order(rank), -rank.rank
 
 
 def release_removed_ranks(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
@@ -58,9 +73,14 @@ def publish_group(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     if snapshot.is_ending and not _needs_another_saver(snapshot):
         return
     requested, done = snapshot.checkpoint_requests, snapshot.checkpoint_requests_done
-    members = sorted(filter(_can_train, snapshot.ranks), key=lambda rank: rank.worker_id or 0)
+    members = sorted(
+        filter(_can_train, snapshot.ranks),
+        key=lambda rank: (snapshot.host_order(rank), rank.worker_id or 0),
+    )
     if len(members) < (1 if snapshot.is_ending else max(1, snapshot.spec.min_workers)):
         return  # the remaining members wait at their present step
+    if _saves_on_local_host(snapshot) and not snapshot.agent_of(members[0]).is_local:
+        return  # no other host may write checkpoints; a rank here starts again soon
     wanted = GroupSnapshot(
         round=snapshot.group.round + 1,
         workers=tuple(rank.worker_id or 0 for rank in members),
@@ -164,6 +184,12 @@ def _saver(snapshot: JobSnapshot) -> RankSnapshot | None:
         return None
     first = snapshot.ranks[group.ranks[0]]
     return first if first.attempt == group.attempts[0] else None
+
+
+def _saves_on_local_host(snapshot: JobSnapshot) -> bool:
+    """True if a job of several hosts saves on a disk: that of the coordinator's host."""
+    place = snapshot.spec.checkpoint_dir
+    return len(snapshot.agents) > 1 and isinstance(parse_location(place or ""), Path)
 
 
 def _are_agents_connected(snapshot: JobSnapshot) -> bool:

@@ -9,7 +9,7 @@ from typing import Final
 
 from muster.checkpoints.manifest import RestorePoint
 from muster.contracts import agent as agents
-from muster.contracts.agent import LOCAL_HOST, AgentState
+from muster.contracts.agent import LOCAL_HOST, UNPLACED, AgentState
 from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.messages import Raised, Ready
 from muster.contracts.pool import Pool
@@ -45,11 +45,14 @@ class AgentSnapshot:
     """The present or last agent of one host."""
 
     host: str
+    is_local: bool = True  # of the coordinator's own host, whose processes it sees itself
     state: AgentState = AgentState.ABSENT
     generation: int = 0  # its number; the agents of a host count up
     since: float = NEVER
     """When it entered this state, or was last killed for staying in it."""
-    heard_at: float = NEVER  # when the last heartbeat came
+    heard_at: float = NEVER
+    """When the last heartbeat came, or when it was started or inherited if that was later."""
+    is_inherited: bool = False  # the previous coordinator left it, or its ranks
     failures: int = 0  # agents lost in a row before a rank came alive
     start_at: float = NEVER  # earliest start of the next agent
     listing_since: float = NEVER  # since when it lists what the ranks of a gang have saved
@@ -75,6 +78,8 @@ class AgentSnapshot:
 
 ONE_HOST: Final[Mapping[str, AgentSnapshot]] = {LOCAL_HOST: AgentSnapshot(host=LOCAL_HOST)}
 """The agents of a job that runs where its coordinator does, before the first one is started."""
+
+_NO_AGENT: Final = AgentSnapshot(host=UNPLACED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +137,7 @@ class RankSnapshot:
     """One rank: its present attempt, if any, and its counters."""
 
     rank: int
-    host: str = LOCAL_HOST  # kept until that host is lost
+    host: str = LOCAL_HOST  # kept until that host is lost; `UNPLACED` before the first
     attempt: int = -1  # number of the present or last attempt; -1 before the first
     process: ProcessState = ProcessState.EXITED
     identity: ProcessRecord | None = None
@@ -263,7 +268,11 @@ class JobSnapshot:
 
     def agent_of(self, rank: RankSnapshot) -> AgentSnapshot:
         """Return the agent of the host that a rank runs on, or is to run on."""
-        return self.agents[rank.host]
+        return self.agents.get(rank.host, _NO_AGENT)
+
+    def host_order(self, rank: RankSnapshot) -> int:
+        """Return the position of a rank's host in the order in which hosts fill."""
+        return [*self.agents, UNPLACED].index(rank.host)
 
     def ranks_on(self, host: str) -> tuple[RankSnapshot, ...]:
         """Return the ranks that a host has, or is to have."""
@@ -303,10 +312,14 @@ class JobSnapshot:
         has_nothing = self.next_attempt == 0 and self.spec.resume_from is None
         return has_nothing or self.restore.attempt == self.next_attempt
 
+    def holds_slot(self, rank: RankSnapshot) -> bool:
+        """True if a rank runs or may be started; a gang may start its finished ranks again."""
+        return rank.is_alive or rank.is_down or self.is_gang
+
     @property
     def slots(self) -> int:
-        """Ranks that run or may be started; a gang may start its finished ranks again."""
-        return sum(rank.is_alive or rank.is_down or self.is_gang for rank in self.ranks)
+        """How many ranks hold a slot."""
+        return sum(map(self.holds_slot, self.ranks))
 
     @property
     def step(self) -> int:
@@ -365,3 +378,9 @@ class JobSnapshot:
     @property
     def all_finished(self) -> bool:
         return self.done or all(rank.finished for rank in self.ranks)
+
+
+def unplaced(hosts: Mapping[str, AgentSnapshot], rank: int) -> RankSnapshot:
+    """Return a rank that was never started; with several hosts it waits for its place."""
+    host = UNPLACED if len(hosts) > 1 else next(iter(hosts))
+    return RankSnapshot(rank=rank, host=host)

@@ -9,6 +9,9 @@ from muster.contracts.errors import IllegalMove
 LOCAL_HOST: Final = "local"
 """The name of the coordinator's own host, where a job runs unless its cluster has others."""
 
+UNPLACED: Final = ""
+"""In place of a host's name: a rank that waits for a free slot on any host."""
+
 
 class AgentState(StrEnum):
     """The coordinator's relation to an agent, see `TRANSITIONS`."""

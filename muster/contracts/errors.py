@@ -3,6 +3,7 @@
 MusterError
 ├── IllegalMove            a state machine was asked for a move its table does not have
 ├── InvalidSpec            a job description that cannot be accepted
+├── InvalidDescription     a file that describes a job or a cluster cannot be used
 ├── InvalidEnvironment     an environment variable with an unusable value
 ├── JobDiffers             an unfinished job was resumed with another description
 ├── WireError              a peer sent an invalid frame or message
@@ -69,6 +70,10 @@ class InvalidSpec(MusterError):
     def __init__(self, problems: Sequence[FieldProblem]) -> None:
         super().__init__("; ".join(f"{problem.field}: {problem.message}" for problem in problems))
         self.problems = tuple(problems)
+
+
+class InvalidDescription(MusterError):
+    """A file that describes a job or a cluster, or what is in it. Names line and node, if known."""
 
 
 class InvalidEnvironment(MusterError):

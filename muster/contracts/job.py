@@ -71,6 +71,7 @@ class Reason(StrEnum):
     INTERRUPTED = "interrupted"  # the service was shut down; the job resumes at the next start
     COORDINATOR_RESTARTED = "coordinator_restarted"
     AGENT_LOST = "agent_lost"
+    HOST_LOST = "host_lost"  # a host did not answer, so its ranks are started elsewhere
     WORKER_EXITED = "worker_exited"
     HEARTBEAT_TIMEOUT = "heartbeat_timeout"
     NO_PROGRESS = "no_progress"

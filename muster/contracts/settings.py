@@ -32,12 +32,15 @@ DEFAULT_PORT: Final = 8000
 DEFAULT_HOST: Final = "127.0.0.1"
 LOOPBACK_NAMES: Final = (DEFAULT_HOST, "localhost", "::1")
 
+SLOTS_PER_CORE: Final = 2  # unless a setting says how many ranks run at once
+
 TOKEN_LENGTH_MIN: Final = 32  # of a token that a user made up: `openssl rand -hex 32` gives 64
 
 TOKEN: Final = "MUSTER_TOKEN"  # noqa: S105  its name
 """For a service an additional token of scope admin, unless a service issued it; for a client the
 token that it sends."""
 TLS_CERTFILE: Final = "MUSTER_TLS_CERTFILE"
+CLUSTER: Final = "MUSTER_CLUSTER"
 CA_FILE: Final = "MUSTER_CA_FILE"
 """For a client the certificates that it trusts instead of the system's."""
 
@@ -78,6 +81,9 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
         Location, Variable("CHECKPOINT_DIR", "Checkpoints of jobs that name none.")
     ]
     dataset_dir: Annotated[Location, Variable("DATASET_DIR", "Data of jobs that name no place.")]
+    cluster: Annotated[
+        Path | None, Variable(CLUSTER, "The `cluster.yaml` that describes the machines.")
+    ] = None
     orphan_timeout_seconds: Annotated[float, ORPHAN_VARIABLE] = ORPHAN_TIMEOUT_SECONDS
     trace: Annotated[Path | None, TRACE] = None
 
@@ -90,7 +96,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
         shared_variables(environ)
         store = S3Settings.read(environ)  # an error here would meet every submission
         data_dir = Path(environ.get("HOME", "/"), ".local", "share", "muster").absolute()
-        found = {"data_dir": data_dir, "slots": 2 * cores, **read_fields(cls, environ)}
+        found = {"data_dir": data_dir, "slots": SLOTS_PER_CORE * cores, **read_fields(cls, environ)}
         found.setdefault("database_url", f"sqlite:///{found['data_dir']}/muster.db")
         if not (environ.get("CHECKPOINT_DIR") or store.use_s3):
             # The same wherever the services are started, unlike the default by hand.

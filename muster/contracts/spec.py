@@ -34,6 +34,9 @@ ENVIRONMENT_LIMIT_BYTES: Final = 500_000
 PYTHON_NAMES: Final = frozenset({"python", "python3"})
 """First words of a command that mean the job's interpreter."""
 
+CLUSTER_FIELDS: Final = ("vram_mb", "ram_mb", "hosts")
+"""Fields that mean something only to a service that knows the machines of a cluster."""
+
 MAPPING_LIMIT: Final = 256  # most entries of `env` or `labels`
 
 SECONDS_LIMIT: Final = 30 * 24 * 3600.0
@@ -62,6 +65,12 @@ _RankCount: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
 _Count: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
 _Budget: TypeAlias = Annotated[int, Meta(ge=0, le=1_000_000)]
 _Seconds: TypeAlias = Annotated[float, Meta(ge=1, le=SECONDS_LIMIT)]
+Megabytes: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 30)]
+NODE_NAME_WANTED: Final = "use up to 63 letters, digits, '.', '-' or '_', first a letter or digit"
+NodeName: TypeAlias = Annotated[
+    str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$", extra={"wanted": NODE_NAME_WANTED})
+]
+"""The name of a machine in ``cluster.yaml``."""
 
 
 def _doc(text: str) -> Meta:
@@ -191,6 +200,24 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             "spare processes. 0: all ranks see all GPUs, as scripts for torchrun expect.",
         ),
     ] = 0
+    vram_mb: Annotated[
+        Megabytes | None,
+        _doc(
+            "MB of GPU memory that each rank needs, of one GPU or of each of its gpus_per_rank. "
+            "Needs MUSTER_CLUSTER; `muster plan` shows where the ranks fit."
+        ),
+    ] = None
+    ram_mb: Annotated[
+        Megabytes | None, _doc("MB of main memory that each rank needs. Needs MUSTER_CLUSTER.")
+    ] = None
+    hosts: Annotated[
+        tuple[NodeName, ...] | None,
+        Meta(
+            description="Names of the nodes where ranks may run. Needs MUSTER_CLUSTER. Default: "
+            "all nodes.",
+            extra={"wanted": 'a list of nodes, such as ["gpu-box"]'},
+        ),
+    ] = None
     env: Annotated[dict[str, str], _doc("Environment of every rank.")] = {}
     secrets: Annotated[
         dict[str, str],

@@ -1,13 +1,13 @@
 """Checks of a job description: each field against its declaration, then fields together."""
 
+import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-import msgspec
 from msgspec import inspect
 
 from muster.contracts.errors import CONTROLS, FieldProblem, InvalidSpec
@@ -33,6 +33,7 @@ from muster.contracts.spec import (
     is_program,
     nearest_batch_size,
 )
+from muster.contracts.views import FieldError
 
 SHOWN_LIMIT: Final = 40  # most characters of a value that an error repeats
 
@@ -49,11 +50,43 @@ class Mismatch:
 
 
 @cache
-def declared_fields(kind: type[msgspec.Struct]) -> Mapping[str, inspect.Field]:
-    """Return the declared fields of a struct, by name."""
+def declared_fields(kind: type) -> Mapping[str, inspect.Field]:
+    """Return the declared fields of a struct or dataclass, by name."""
     found = inspect.type_info(kind)
-    assert isinstance(found, inspect.StructType)  # noqa: S101  the type of `kind`
+    assert isinstance(found, inspect.StructType | inspect.DataclassType)  # noqa: S101  as `kind`
     return {field.name: field for field in found.fields}
+
+
+def field_errors(document: object, kind: type) -> Iterator[FieldError]:
+    """Yield which fields of a parsed document are missing, unknown, or not as `kind` declares."""
+    if not isinstance(document, dict):
+        message = f"expected a mapping, got {_shown(document)}"
+        yield FieldError(loc=("body",), msg=message, type="dict_type")
+        return
+    fields = declared_fields(kind)
+    for name, field in fields.items():
+        if field.required and name not in document:
+            yield FieldError(loc=("body", name), msg="is required", type="missing")
+    unknown = (name for name in document if name not in fields)
+    yield from unknown_names("body", unknown, "there is no such field", fields)
+    for name in filter(fields.__contains__, document):
+        for one in mismatches(document[name], fields[name].type, is_secret=name == "secrets"):
+            yield FieldError(loc=("body", name, *one.path), msg=one.message, type=one.kind)
+
+
+def unknown_names(
+    where: str, names: Iterable[str], message: str, known: Collection[str]
+) -> Iterator[FieldError]:
+    """Yield an error for each name, with the most similar known name."""
+    for name in names:
+        hint = did_you_mean(name, known)
+        yield FieldError(loc=(where, name), msg=message, type="extra_forbidden", hint=hint)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    """Return a question with the most similar known name, or None if none is similar."""
+    near = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"did you mean {str(near[0])!r}?" if near else None
 
 
 def mismatches(
@@ -199,6 +232,8 @@ def _pool_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     if spec.mode == "synchronous" and spec.largest_world_size > GROUP_LIMIT:
         field = "world_size" if spec.max_workers is None else "max_workers"
         yield FieldProblem(field, f"more than {GROUP_LIMIT} ranks cannot train one model together")
+    if spec.hosts == ():
+        yield FieldProblem("hosts", "names no node: leave it out to allow all")
 
 
 def _text_problems(spec: JobSpec) -> Iterator[FieldProblem]:

@@ -20,9 +20,9 @@ from stress.chaos.faults import Blow, Fault, Kind, Victim
 from stress.chaos.jobs import Training, Workload
 from stress.chaos.observer import LeaseObserver, Observer
 from stress.chaos.saves import Saves, StoreSaves
+from stress.frozen_hosts import command_of
 from stress.runner import say
 from tests.support.faulty_store import FaultyStore
-from tests.support.frozen_hosts import command_of
 from tests.support.installation import Installation
 from tests.support.s3_server import own_server
 

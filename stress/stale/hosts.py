@@ -11,6 +11,7 @@ from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.paths import checkpoints_of_job
 from stress.chaos.reader import CheckpointWatch
 from stress.chaos.saves import Saves
+from stress.frozen_hosts import CoordinatorHost, let_go
 from stress.runner import chance
 from stress.stale.findings import Findings, Waking
 from stress.stale.jobs import (
@@ -25,7 +26,7 @@ from stress.stale.jobs import (
     standing,
     writable_memory,
 )
-from tests.support.frozen_hosts import Host, let_go, signal_all
+from tests.support.hosts import signal_all
 from tests.support.installation import Installation, Seen, await_value, is_over, write_small_dataset
 
 PACE_SECONDS = 0.02
@@ -61,7 +62,7 @@ class MovingInstallation:
         self.findings = findings
         self._chance = chance(seed)
         self._fields = fields
-        self._hosts: list[Host] = []
+        self._hosts: list[CoordinatorHost] = []
         self._trainings: dict[str, Training] = {}
         """The youngest of each kind, which instants are chosen of."""
         self._elder: list[Training] = []
@@ -96,7 +97,7 @@ class MovingInstallation:
                 self.installation.forget_jobs()
         finally:
             for host in self._hosts:
-                host.end()
+                host.power_off()
             self.installation.close()
 
     # Hosts
@@ -125,15 +126,15 @@ class MovingInstallation:
         after = standing(self.installation, self._all())
         self.findings.faults += changes(before, after)
         self._expect_living(new)
-        old.end()
+        old.power_off()
 
     def finish(self) -> None:
         """Let every job come to its end."""
         for training in self._all():
             self._complete(training)
 
-    def _bring_a_host(self) -> Host:
-        self._hosts.append(Host(self.installation, f"host-{len(self._hosts)}"))
+    def _bring_a_host(self) -> CoordinatorHost:
+        self._hosts.append(CoordinatorHost(self.installation, f"host-{len(self._hosts)}"))
         return self._hosts[-1]
 
     # Jobs
@@ -208,7 +209,7 @@ class MovingInstallation:
 
     # Freezing
 
-    def _freeze(self, host: Host) -> dict[str, str]:
+    def _freeze(self, host: CoordinatorHost) -> dict[str, str]:
         """Stop a host at some instant of one job; return the instants by kind of job."""
         instant = self._chance.choice(INSTANTS)
         kinds = list(KINDS) if instant != "in a sum" else ["shared memory", "tcp"]
@@ -227,7 +228,7 @@ class MovingInstallation:
             host.freeze()
         return {kind: instant if kind == target.kind else "at random" for kind in KINDS}
 
-    def _leave_the_database(self, host: Host) -> None:
+    def _leave_the_database(self, host: CoordinatorHost) -> None:
         """Let a coordinator finish its transaction; SQLite allows no takeover before."""
         while is_locked(self.installation):
             self.findings.inside_transactions += 1
@@ -235,14 +236,16 @@ class MovingInstallation:
             time.sleep(PACE_SECONDS)
             host.freeze()
 
-    def _freeze_in_a_checkpoint(self, host: Host, target: Training, pids: Sequence[int]) -> bool:
+    def _freeze_in_a_checkpoint(
+        self, host: CoordinatorHost, target: Training, pids: Sequence[int]
+    ) -> bool:
         directory = self._directories(target)[0]
         with Saves(directory) as saves:
             saves.reach(self._chance.randrange(8), 5.0)
             host.freeze(pids)
             return saves.is_unfinished()
 
-    def _pids_of(self, training: Training, host: Host) -> list[int]:
+    def _pids_of(self, training: Training, host: CoordinatorHost) -> list[int]:
         uid = self.installation.uids[training.job_id]
         marks = {mark: pid for pid, mark in host.ranks().items() if mark.startswith(f"{uid}/")}
         return [marks[mark] for mark in sorted(marks)]
@@ -251,7 +254,7 @@ class MovingInstallation:
 
     def _wake(
         self,
-        host: Host,
+        host: CoordinatorHost,
         part: str,
         places: Mapping[int, tuple[Training, int, int]],
         instants: Mapping[str, str],
@@ -290,14 +293,13 @@ class MovingInstallation:
                 return training, int(rank), int(incarnation)
         raise AssertionError(f"{mark} is of no job that trains")
 
-    def _expect_fenced(self, host: Host) -> None:
-        await_value(lambda: host.exit_code() is not None, lambda: host.log.read_text()[-500:])
-        if host.exit_code() != 75:
-            code, log = host.exit_code(), host.log.read_text()[-500:]
+    def _expect_fenced(self, host: CoordinatorHost) -> None:
+        if (code := host.coordinator.wait()) != 75:
+            log = host.log.read_text()[-500:]
             self.findings.faults.append(f"the stale coordinator ended with {code}: {log}")
 
-    def _expect_living(self, host: Host) -> None:
-        if len(host.coordinators()) != 1 or host.exit_code() is not None:
+    def _expect_living(self, host: CoordinatorHost) -> None:
+        if len(host.coordinators()) != 1 or host.coordinator.poll() is not None:
             self.findings.faults.append(f"{host.name} has lost its coordinator")
 
     def _describe(self) -> str:

@@ -11,7 +11,7 @@ from database.engine import Database
 from database.leases import COORDINATOR_LEASE, Leases
 from muster.checkpoints.manifest import LATEST, CheckpointName, parse_latest
 from muster.contracts.paths import checkpoints_of_job, checkpoints_of_rank
-from tests.support.frozen_hosts import Host, shared_memory
+from stress.frozen_hosts import CoordinatorHost, shared_memory
 from tests.support.installation import Installation, Seen, is_over
 
 LOCK_SECONDS = 2.0
@@ -101,12 +101,12 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str
             yield f"{what}: {value} became {after[what]}"
 
 
-def writable_memory(host: Host) -> set[int]:
+def writable_memory(host: CoordinatorHost) -> set[int]:
     """Return the shared memory that ranks of a machine can write to, by its inodes."""
     return {inode for pid in host.ranks() for mode, inode in shared_memory(pid) if "w" in mode}
 
 
-def mapped_memory(host: Host) -> set[int]:
+def mapped_memory(host: CoordinatorHost) -> set[int]:
     """Return all the shared memory that ranks of a machine have mapped."""
     return {inode for pid in host.ranks() for _, inode in shared_memory(pid)}
 

@@ -15,7 +15,7 @@ from stress.security import canaries, injection
 from stress.security.overload import overload_figures
 from stress.security.strangers import strangers_figures
 from tests.support.certificates import needs_openssl
-from tests.support.frozen_hosts import can_be_had
+from tests.support.hosts import needs_hosts
 from tests.support.strangers import needs_root
 
 
@@ -41,7 +41,7 @@ def test_killed_gangs_end_with_equal_models(tmp_path: Path, store: str) -> None:
     assert not report.faults, report
 
 
-@pytest.mark.skipif(not can_be_had(), reason="no name spaces can be made here")
+@needs_hosts(network=False)
 def test_resumed_stale_processes_exit_and_change_nothing(tmp_path: Path) -> None:
     # The long run measures how soon they exit.
     report = stale.run(tmp_path, wakings=1, seed=3, seconds=60.0, epochs=60)
@@ -50,7 +50,7 @@ def test_resumed_stale_processes_exit_and_change_nothing(tmp_path: Path) -> None
 
 @pytest.mark.postgres
 @pytest.mark.timeout(400)
-@pytest.mark.skipif(not can_be_had(), reason="no name spaces can be made here")
+@needs_hosts(network=False)
 def test_a_lease_that_moves_between_hosts_costs_nothing(tmp_path: Path) -> None:
     report = two_hosts.run(tmp_path, faults=3, seed=1)
     assert not report.faults, report

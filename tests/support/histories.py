@@ -80,6 +80,8 @@ class History:
         job = self._story.job
         if path in OF_LOCAL_AGENT:
             return _read(job.agents[LOCAL_HOST], OF_LOCAL_AGENT[path])
+        if path == "agents":
+            return " ".join(f"{agent.host}:{agent.state.name}" for agent in job.agents.values())
         if path == "states":
             return " ".join(member.state for member in job.pool.members)
         if hasattr(job, path.split(".", maxsplit=1)[0]) and not path.startswith("ranks."):
@@ -142,6 +144,10 @@ def _words(action: Action) -> tuple[str, str]:
         case actions.StartAgent() | actions.KillAgent() | actions.DismissAgent():
             verb = type(action).__name__.removesuffix("Agent").lower()
             return f"{verb} agent", "" if action.host == LOCAL_HOST else action.host
+        case actions.LoseHost():
+            return "lose host", action.host
+        case actions.PlaceRank():
+            return "place", f"{action.rank}@{action.host}"
         case _:
             return re.sub("(Rank)?$", "", type(action).__name__).lower(), str(action.rank)
 

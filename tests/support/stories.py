@@ -1,7 +1,7 @@
 """Histories of one job as code; time passes only when the story says so."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -10,11 +10,19 @@ import msgspec
 from coordinator.decide import actions
 from coordinator.decide.actions import Action, Observation
 from coordinator.decide.fold import fold
+from coordinator.decide.placement import place
 from coordinator.decide.plan import plan, wake_at
-from coordinator.decide.state import AgentSnapshot, JobFailure, JobSnapshot, RankSnapshot
+from coordinator.decide.state import (
+    AgentSnapshot,
+    JobFailure,
+    JobSnapshot,
+    RankSnapshot,
+    unplaced,
+)
 from muster.checkpoints.manifest import CheckpointName
+from muster.cluster.description import Cluster, ClusterNode
 from muster.contracts import messages
-from muster.contracts.agent import LOCAL_HOST
+from muster.contracts.agent import LOCAL_HOST, AgentState
 from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.messages import Heartbeat, RankExited, RankMessage, Saved
 from muster.contracts.pool import Pool
@@ -27,14 +35,17 @@ ROUNDS = 20
 HEARTBEAT_SECONDS = 2.0
 
 
-def queued_job(**spec: object) -> JobSnapshot:
+def queued_job(hosts: Sequence[str] = (LOCAL_HOST,), **spec: object) -> JobSnapshot:
+    """Return a job that may use these hosts; the first one is the coordinator's."""
     job = JobSpec(**spec)
+    agents = {host: AgentSnapshot(host=host, is_local=host == hosts[0]) for host in hosts}
     return JobSnapshot(
+        agents=agents,
         job_id=JobId("job"),
         uid=JobUid("uid"),
         spec=job,
         status=JobStatus.QUEUED,
-        ranks=tuple(RankSnapshot(rank=rank) for rank in range(job.world_size)),
+        ranks=tuple(unplaced(agents, rank) for rank in range(job.world_size)),
         wanted_world_size=job.world_size,
         pool=Pool(
             min_workers=job.min_workers,
@@ -78,6 +89,7 @@ class Story:
     now: float = 1000.0
     frozen: set[str] = field(default_factory=set)
     """Hosts whose agent exists and is connected, but sends nothing."""
+    slots: int = 2  # of each host, where there are several
     stopped: set[int] = field(default_factory=set)
     """Ranks that are stopped (SIGSTOP), as their agent sees."""
     saved: dict[int, set[str]] = field(default_factory=dict)
@@ -98,7 +110,7 @@ class Story:
         story = cls.submitted(**spec)
         story.is_admitted()
         story.plans()
-        story.agent_connects()
+        story.agents_connect()
         story.plans()
         return story
 
@@ -164,6 +176,17 @@ class Story:
         self.frozen.discard(host)
         number = self._generation(generation, host)
         return self.observes(actions.AgentConnected(host=host, generation=number))
+
+    def agents_connect(self) -> Self:
+        """Let the agents that were started connect."""
+        for agent in self.job.agents.values():
+            if agent.state is AgentState.STARTING:
+                self.agent_connects(host=agent.host)
+        return self
+
+    def power_fails(self, host: str) -> Self:
+        """Let a host go silent: its agent and its ranks send nothing more."""
+        return self.agent_freezes(host)
 
     def is_suspended(self, *ranks: int, attempt: int | None = None) -> Self:
         """Let the processes of exactly these ranks be stopped (SIGSTOP); the agent reports it."""
@@ -246,7 +269,7 @@ class Story:
 
     def all_beat(self, step: int = 0) -> Self:
         for rank in self.job.ranks:
-            if rank.is_alive:
+            if rank.is_alive and rank.host not in self.frozen:
                 self.beats(rank.rank, step)
         return self
 
@@ -345,7 +368,7 @@ class Story:
         self.can_list = True
         return self
 
-    def _lists(self) -> None:
+    def _lists(self, host: str) -> None:
         def places(saved: dict[int, set[str]]) -> tuple[messages.RankCheckpoints, ...]:
             ranks = (rank.rank for rank in self.job.ranks)
             names = [tuple(sorted(saved.get(rank, ()), reverse=True)) for rank in ranks]
@@ -360,7 +383,7 @@ class Story:
             inherited=places(self.inherited),
             problem=self.problem,
         )
-        self._agent_says(LOCAL_HOST, listed)
+        self._agent_says(host, listed)
 
     # What happens to a pool
 
@@ -419,10 +442,11 @@ class Story:
         done: list[Action] = []
         for _ in range(ROUNDS):
             before = self.job
-            self.is_ready(*(rank.rank for rank in before.ranks if rank.is_alive and not rank.ready))
+            living = [it for it in before.ranks if it.is_alive and it.host not in self.frozen]
+            self.is_ready(*(rank.rank for rank in living if not rank.ready))
             done += self.plans()
             for rank in self.job.ranks:
-                if rank.is_alive:
+                if rank.is_alive and rank.host not in self.frozen:
                     self._does_its_part(rank, step)
             done += self.plans()
             if self.job == before:
@@ -466,14 +490,24 @@ class Story:
         """Take planned actions until nothing is due; return all of them."""
         done: list[Action] = []
         for _ in range(ROUNDS):
-            planned = plan(self.job, self.now)
+            planned = list(self._places()) or plan(self.job, self.now)
             if not planned:
                 return done
             self.takes(*planned)
             done += planned
-            if actions.ListCheckpoints(host=LOCAL_HOST) in planned and self.can_list:
-                self._lists()
+            for action in planned:
+                if isinstance(action, actions.ListCheckpoints) and self.can_list:
+                    self._lists(action.host)
         raise AssertionError(f"the plan does not come to rest: {planned}")
+
+    def _places(self) -> Iterator[Action]:
+        if len(self.job.agents) == 1 or self.job.status is JobStatus.QUEUED:
+            return
+        nodes = (
+            ClusterNode(name=host, host=host, slots=self.slots, max_adapters=2)
+            for host in self.job.agents
+        )
+        yield from place(self.job, [self.job], Cluster(nodes=tuple(nodes)), self.now)
 
     def wakes(self) -> list[Action]:
         """Let time pass until the next plan is due; return what is done then."""

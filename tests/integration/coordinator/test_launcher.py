@@ -22,7 +22,7 @@ from muster.contracts.secrets import SHARED_VARIABLES
 from muster.host.containment import tag_of, tagged_processes
 from muster.host.limits import ShellLimits
 from muster.host.processes import descendants, environment_of, is_stopped, module_command
-from tests.support.frozen_hosts import can_be_had
+from tests.support.hosts import USER, needs_hosts
 from tests.support.installation import await_value
 
 ENVIRON = {"PATH": os.environ["PATH"], "API_KEY": "shared", SHARED_VARIABLES: "API_KEY"}
@@ -154,10 +154,10 @@ def test_an_agent_starts_if_the_fork_server_dies_meanwhile(tmp_path: Path) -> No
     asyncio.run(check())
 
 
-@pytest.mark.skipif(not can_be_had(), reason="this machine has no name spaces")
+@needs_hosts(network=False)
 def test_an_agent_of_another_network_is_ended_not_awaited(tmp_path: Path) -> None:
     uid = uuid.uuid4().hex
-    words = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", "echo; exec sleep 60"]
+    words = ["unshare", *USER, "--net", "sh", "-c", "echo; exec sleep 60"]
     environ = {**os.environ, PROCESS_TAG: f"{uid}/agent"}
 
     async def adopted() -> AgentProcess | None:

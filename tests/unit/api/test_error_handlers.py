@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
-from api.errors import Conflict, did_you_mean, install, invalid_field
+from api.errors import Conflict, install, invalid_field
 from api.middleware import AccessMiddleware
 from api.rate_limits import RateLimiter
 from database.errors import (
@@ -23,6 +23,7 @@ from database.errors import (
 )
 from muster.contracts.errors import FieldProblem, InvalidSpec
 from muster.contracts.job import JobId, JobStatus
+from muster.contracts.spec_problems import did_you_mean
 from tests.unit.api.token_store import OWN_UID, make_authenticator
 
 SECRET = "hunter2"  # noqa: S105  must not be shown

@@ -17,6 +17,7 @@ from database.records import Job, utc_now
 from muster.checkpoints.manager import CheckpointManager
 from muster.checkpoints.manifest import Owner
 from muster.checkpoints.store import open_store
+from muster.cluster.description import Cluster, ClusterNode
 from muster.contracts.job import JobId
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
@@ -39,6 +40,7 @@ def submitter(tmp_path: Path) -> Submitter:
     }
     return Submitter(
         settings=ServiceSettings.read(environment, cores=2),
+        cluster=None,
         working_dir=tmp_path,
         clock=lambda: datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
         random_hex=lambda: "abcdef0123456789",
@@ -80,6 +82,48 @@ def test_remarks_become_the_message(submitter: Submitter) -> None:
     assert submitter.prepare(shown).message == (
         "env shows HF_TOKEN to everyone who may submit jobs: use secrets instead"
     )
+
+
+@pytest.mark.parametrize("needs", [{"vram_mb": 1}, {"ram_mb": 1}, {"hosts": ("box",)}])
+def test_needs_of_a_cluster_are_refused_without_one(
+    submitter: Submitter, needs: dict[str, object]
+) -> None:
+    (field,) = needs
+    with pytest.raises(InvalidRequest, match=f"{field}: needs a cluster: set MUSTER_CLUSTER"):
+        submitter.prepare(JobRequest(**needs))
+
+
+HERE = ClusterNode(name="here", host="10.0.0.1", slots=2, ram_mb=4096, max_adapters=2)
+BOX = ClusterNode(name="box", host="10.0.0.2", transport="ssh", slots=2)
+OTHER_HOSTS: dict[str, tuple[dict[str, object], str | None]] = {
+    "a saver here": ({"world_size": 4, "mode": "synchronous"}, None),
+    "only here": ({"world_size": 2, "hosts": ("here",)}, None),
+    "an object store": ({"world_size": 4, "checkpoint_dir": "s3://bucket/runs"}, None),
+    "no such host": ({"hosts": ("nowhere",)}, "there is no node 'nowhere': use one of here, box"),
+    "too many ranks": ({"world_size": 5}, "only 4 of 5 ranks fit on the cluster while it is free"),
+    "needs that no host has": ({"world_size": 1, "vram_mb": 1}, "here: it has no GPU; box: it"),
+    "savers elsewhere": (
+        {"world_size": 4, "mode": "independent"},
+        "checkpoint_dir: .* ranks of the job would run on",
+    ),
+    "no saver here": (
+        {"world_size": 2, "mode": "synchronous", "hosts": ("box",)},
+        "use s3://BUCKET/PREFIX, or allow only this host with hosts",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "why"), OTHER_HOSTS.values(), ids=OTHER_HOSTS)
+def test_a_job_needs_hosts_and_a_place_for_checkpoints(
+    submitter: Submitter, fields: dict[str, object], why: str | None
+) -> None:
+    submitter = replace(submitter, cluster=Cluster(nodes=(HERE, BOX)))
+    request = JobRequest(**fields)
+    if why is not None:
+        with pytest.raises(InvalidRequest, match=why):
+            submitter.prepare(request)
+    elif "s3" not in str(fields):
+        submitter.prepare(request)
 
 
 def test_command_that_cannot_run_is_refused(submitter: Submitter, tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from cli.errors import Misuse
-from cli.submit import JobDescription, JobFile, Location
+from cli.submit import JobDescription, read_job_file
+from muster.contracts.errors import InvalidDescription
 from muster.contracts.views import FieldError
+from muster.host.yaml_files import Location, YamlFile
 
 HERE = Path("/home/me")
 TEXT = """\
@@ -29,9 +31,9 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("job.yaml")
 
 
-def read(text: str, name: str = "job.yaml") -> JobFile:
+def read(text: str, name: str = "job.yaml") -> YamlFile:
     Path(name).write_text(text)
-    return JobFile.read(Path(name))
+    return read_job_file(Path(name))
 
 
 @pytest.mark.parametrize(
@@ -52,18 +54,18 @@ def test_position_is_of_the_nearest_field(location: Location, position: tuple[in
 
 def test_json_is_yaml() -> None:
     found = read('{"world_size": 4,\n "env": {"A": "b"}}', "job.json")
-    assert found.fields == {"world_size": 4, "env": {"A": "b"}}
+    assert found.content == {"world_size": 4, "env": {"A": "b"}}
     assert found.position(("env", "A")) == (2, 10)
 
 
 def test_text_that_yaml_1_1_misreads_is_text() -> None:
-    found = read("env: {AT: 12:30, ON: yes, on: off}\n").fields["env"]
+    found = read("env: {AT: 12:30, ON: yes, on: off}\n").content["env"]
     assert found == {"AT": "12:30", "ON": "yes", "on": "off"}
 
 
 def test_mapping_can_merge_another() -> None:
     found = read("labels: &all {team: a}\nenv: {<<: *all, b: c}\n")
-    assert found.fields["env"] == {"team": "a", "b": "c"}
+    assert found.content["env"] == {"team": "a", "b": "c"}
 
 
 @pytest.mark.parametrize(
@@ -83,8 +85,8 @@ def test_mapping_can_merge_another() -> None:
 )
 def test_invalid_file_is_refused_with_its_place(path: Path, content: bytes, message: str) -> None:
     path.write_bytes(content)
-    with pytest.raises(Misuse, match=message):
-        JobFile.read(path)
+    with pytest.raises(InvalidDescription, match=message):
+        read_job_file(path)
 
 
 LAUGHS = "".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]\n" for n in range(1, 5))
@@ -101,20 +103,20 @@ LAUGHS = "".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]\n" for n in ra
     ids=["bytes", "values", "aliases", "endless"],
 )
 def test_a_large_file_is_refused_in_one_sentence(text: str, reason: str) -> None:
-    with pytest.raises(Misuse, match=f"job.yaml {reason}") as refused:
+    with pytest.raises(InvalidDescription, match=f"job.yaml {reason}") as refused:
         read(text)
     assert "\n" not in str(refused.value)
 
 
 def test_missing_file_is_named_once(path: Path) -> None:
-    with pytest.raises(Misuse) as refused:
-        JobFile.read(path)
+    with pytest.raises(InvalidDescription) as refused:
+        read_job_file(path)
     assert str(refused.value) == "job.yaml cannot be read: No such file or directory"
 
 
 def test_script_is_refused_with_the_command_to_type() -> None:
     with pytest.raises(Misuse, match=r"muster submit -- python train\.py"):
-        JobFile.read(Path("train.py"))
+        read_job_file(Path("train.py"))
 
 
 def described(

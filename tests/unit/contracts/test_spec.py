@@ -55,6 +55,7 @@ GOOD = [
     {"command": ("true",), "restart_scope": "gang"},
     {"checkpoint_every": "auto"},
     {"mode": "synchronous", "command": ("true",), "checkpoint_every": "auto"},
+    {"vram_mb": 1, "ram_mb": 1 << 30, "hosts": ("gpu-box", "a.local")},
     {"resume_from": "a"},
     {"resume_from": "0-_" + "x" * 60},
 ]
@@ -139,6 +140,10 @@ WRONG = [
     ("labels", {"a": "\x1bc"}),
     ("labels", {"a": "x" * (TEXT_LIMIT + 1)}),
     ("labels", {str(number): "" for number in range(MAPPING_LIMIT + 1)}),
+    ("hosts", ()),
+    ("hosts", ("",)),
+    ("hosts", ("-x",)),
+    ("hosts", ("a\n",)),
     ("resume_from", ""),
     ("resume_from", "../other"),
     ("resume_from", "a/b"),

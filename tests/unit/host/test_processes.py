@@ -21,7 +21,7 @@ from muster.host.processes import (
     send_signal,
     this_process,
 )
-from tests.support.frozen_hosts import NAMESPACES, can_be_had
+from tests.support.hosts import NAMESPACES, needs_hosts
 
 NOBODY_UID = 65534
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
@@ -95,7 +95,7 @@ def test_a_process_whose_host_was_renamed_still_runs() -> None:
     assert is_running(replace(this_process(), node="renamed"))
 
 
-@pytest.mark.skipif(not can_be_had(), reason="this machine has no name spaces")
+@needs_hosts(network=False)
 def test_another_containers_process_is_not_provably_gone() -> None:
     program = "from muster.host.processes import *; print(this_process(), flush=True); input()"
     words = [*NAMESPACES, sys.executable, "-c", program]

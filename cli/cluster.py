@@ -1,0 +1,134 @@
+"""``muster cluster`` and ``muster plan``: a cluster's description, and where ranks would go."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from cli.connection import connected
+from cli.errors import ExitCode
+from cli.output import Group, Output, output_option, show, table
+from cli.submit import JobDescription, read_job_file, refuse
+from muster.cluster.description import Cluster
+from muster.cluster.placement import Placement, RankRequest, place
+from muster.cluster.reading import read_cluster
+from muster.cluster.speed import GpuCost, is_gpu_worth
+from muster.contracts.settings import CLUSTER
+from muster.contracts.spec import JobRequest, JobSpec
+from muster.contracts.spec_problems import checked, field_errors
+
+_file = click.Path(path_type=Path)
+
+
+@click.group(cls=Group)
+def cluster() -> None:
+    """Check the description of a cluster."""
+
+
+@cluster.command()
+@click.argument("file", type=_file, metavar="FILE", help="A cluster.yaml; see docs/cluster.md.")
+@output_option
+def check(*, file: Path, output: Output) -> None:
+    """Check a description and show its nodes.
+
+    Exit code 2 if it is refused; the sentence names the line and says what to write instead.
+    """
+    found = read_cluster(file)
+    body = msgspec.to_builtins(found) | {"capacity": found.capacity}
+    show(output, body, str(found).splitlines(), (node.name for node in found.nodes))
+
+
+@click.command()
+@output_option
+def hosts(*, output: Output) -> None:
+    """Show the hosts on which ranks may run, and what runs there."""
+    with connected() as client:
+        found = client.hosts()
+    header = ("HOST", "ADDRESS", "TRANSPORT", "SLOTS", "GPUS", "AGENTS", "JOBS")
+    rows = [
+        (
+            it.host,
+            it.address,
+            it.transport,
+            f"{it.slots_in_use}/{it.slots or 'auto'}",
+            it.gpu_count,
+            ", ".join(f"{count} {state}" for state, count in it.agents.items()) or "-",
+            ", ".join(it.jobs) or "-",
+        )
+        for it in found.hosts
+    ]
+    show(output, found, table(header, rows), (it.host for it in found.hosts))
+
+
+@click.command()
+@click.argument("file", type=_file, metavar="FILE", help="A job in YAML or JSON.")
+@click.option(
+    "--cluster",
+    "description",
+    type=_file,
+    envvar=CLUSTER,
+    required=True,
+    help="The cluster.yaml. Default: MUSTER_CLUSTER.",
+)
+@click.option("--transfer-mb", type=click.FloatRange(0), help="MB a step moves to the GPU.")
+@click.option("--compute-mflop", type=click.FloatRange(0), help="MFLOP a step computes.")
+@output_option
+def plan(
+    *,
+    file: Path,
+    description: Path,
+    transfer_mb: float | None,
+    compute_mflop: float | None,
+    output: Output,
+) -> None:
+    """Show on which nodes the ranks of a job would run.
+
+    Nothing is started, and every node counts as free. With the MB and MFLOP of a step it says
+    whether a GPU is worth it. Exit code 1 if a rank does not fit.
+    """
+    if (transfer_mb is None) != (compute_mflop is None):
+        raise click.UsageError("Give both of --transfer-mb and --compute-mflop, or none.")
+    machines = read_cluster(description)
+    request = RankRequest(*_job(file, machines))
+    placements = place(machines, [request] * request.spec.world_size)
+    body: dict[str, Any] = {"ranks": msgspec.to_builtins(placements)}
+    lines = list(_lines(placements))
+    if transfer_mb is not None and compute_mflop is not None:
+        cost = GpuCost()
+        body["is_gpu_worth"] = is_worth = is_gpu_worth(transfer_mb, compute_mflop, cost)
+        computing = f"{compute_mflop * cost.compute_us_per_mflop:g} us of computing"
+        transfer = f"{cost.min_ratio:g} x {transfer_mb * cost.transfer_us_per_mb:g} us of transfer"
+        verdict = f"yes, {computing} > {transfer}" if is_worth else f"no, {computing} <= {transfer}"
+        lines.append(f"worth a GPU: {verdict}")
+    show(output, body, lines, (one.chosen.node for one in placements if one.chosen))
+    if not all(one.chosen for one in placements):
+        sys.exit(ExitCode.FAILED)
+
+
+def _job(file: Path, machines: Cluster) -> tuple[str, JobSpec]:
+    """Return the id and the description of the job in a file, or print what is wrong and exit."""
+    described = JobDescription(file=read_job_file(file), typed={}, mappings={})
+    body = described.body(Path.cwd())
+    if errors := list(field_errors(body, JobRequest)):
+        refuse(described.error_lines(errors))
+    request = msgspec.convert(body, JobRequest)
+    spec = checked(request.spec())
+    for name in spec.hosts or ():
+        machines.node(name)
+    return request.job_id or file.stem, spec
+
+
+def _lines(placements: list[Placement]) -> Iterator[str]:
+    for rank, placement in enumerate(placements):
+        chosen = placement.chosen
+        gpus = f" ({', '.join(chosen.gpus)})" if chosen and chosen.gpus else ""
+        yield f"rank {rank}: {chosen.node}{gpus}" if chosen else f"rank {rank}: does not fit"
+        width = max(len(it.node) for it in placement.verdicts)
+        for it in placement.verdicts:
+            score = "no" if it.score is None else f"{it.score:.4g}"
+            yield f"  {it.node:<{width}}  {score:<8}  {it.reason}"

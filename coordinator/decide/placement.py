@@ -1,0 +1,80 @@
+"""On which host of a cluster each rank runs. Pure.
+
+A rank goes to the host with the highest score (`muster.cluster.placement`) and keeps it until that
+host is lost; then it moves to another one that has room, or waits for its return.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from coordinator.decide.actions import PlaceRank
+from coordinator.decide.state import AgentSnapshot, JobSnapshot, RankSnapshot
+from muster.cluster.description import Cluster
+from muster.cluster.placement import RankRequest, use_of
+from muster.cluster.placement import place as place_requests
+from muster.contracts.agent import AgentState
+
+
+def admit(
+    waiting: Sequence[JobSnapshot], holding: Iterable[JobSnapshot], cluster: Cluster
+) -> Iterator[list[PlaceRank] | str]:
+    """Yield the hosts of each waiting job's ranks, or a sentence why it waits.
+
+    First come, first served, as in `coordinator.decide.admission`: no job overtakes another.
+    """
+    placed, ahead = list(_placed(holding)), 0
+    for job in waiting:
+        ranks = [rank.rank for rank in job.in_service]
+        if ahead:
+            yield f"waits for {len(ranks)} slots; jobs ahead of it: {ahead}"
+            ahead += 1
+            continue
+        request = RankRequest(job.job_id, job.spec)
+        placements = place_requests(cluster, [request] * len(ranks), use_of(cluster, placed))
+        hosts = [it.chosen.node for it in placements if it.chosen is not None]
+        if len(hosts) == len(ranks):
+            placed += [(request, host) for host in hosts]
+            pairs = zip(ranks, hosts, strict=True)
+            yield [PlaceRank(rank=rank, host=host) for rank, host in pairs]
+        else:
+            why = next(it for it in placements if it.chosen is None)
+            yield f"waits: only {len(hosts)} of its {len(ranks)} ranks fit now; {why}"
+            ahead = 1
+
+
+def place(
+    job: JobSnapshot, holding: Iterable[JobSnapshot], cluster: Cluster, now: float
+) -> Iterator[PlaceRank]:
+    """Yield a host for each rank of an admitted job that is to start and has none, or has lost it.
+
+    `holding` are all admitted jobs, this one included.
+    """
+    if job.is_ending:
+        return
+    homeless = [rank for rank in job.ranks if rank.is_down and _needs_place(job, rank, now)]
+    if not homeless:
+        return
+    nodes = [node for node in cluster.nodes if not is_set_aside(job.agents[node.name], now)]
+    if not nodes:
+        return
+    requests = [RankRequest(job.job_id, job.spec)] * len(homeless)
+    uses = use_of(cluster, _placed(holding))
+    placements = place_requests(Cluster(nodes=tuple(nodes)), requests, uses)
+    for rank, placement in zip(homeless, placements, strict=True):
+        if placement.chosen is not None:
+            yield PlaceRank(rank=rank.rank, host=placement.chosen.node)
+
+
+def is_set_aside(agent: AgentSnapshot, now: float) -> bool:
+    """True if a host was lost, or has lost its agents, and is not tried again yet."""
+    return agent.state is AgentState.ABSENT and agent.failures > 0 and now < agent.start_at
+
+
+def _needs_place(job: JobSnapshot, rank: RankSnapshot, now: float) -> bool:
+    agent = job.agents.get(rank.host)
+    return agent is None or is_set_aside(agent, now)
+
+
+def _placed(jobs: Iterable[JobSnapshot]) -> Iterator[tuple[RankRequest, str]]:
+    for job in jobs:
+        request = RankRequest(job.job_id, job.spec)
+        yield from ((request, rank.host) for rank in job.ranks if job.holds_slot(rank))

@@ -1,0 +1,124 @@
+"""``muster cluster check`` and ``muster plan`` work on files alone."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from cli.main import app
+
+CLUSTER = """\
+nodes:
+- {name: laptop, host: localhost, cpu_cores: 8, ram_mb: 16000}
+- name: gpu-box
+  host: 10.0.0.2
+  transport: ssh
+  gpus: [{uuid: GPU-1, type: RTX 4090, vram_mb: 24564}]
+"""
+JOB = "world_size: 2\nvram_mb: 12000\n"
+PLAN = """\
+rank 0: gpu-box (GPU-1)
+  laptop   no        it has no GPU
+  gpu-box  1.74      20879/12000 MB x 1 / (1 + 0)
+rank 1: does not fit
+  laptop   no        it has no GPU
+  gpu-box  no        GPUs with 12000 MB free: 0 of 1, and a rank needs 1
+"""
+
+
+@pytest.fixture
+def muster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Run commands in a directory with a cluster and a job, and no settings."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("MUSTER_CLUSTER", raising=False)
+    Path("cluster.yaml").write_text(CLUSTER)
+    Path("job.yaml").write_text(JOB)
+    return lambda *words: CliRunner().invoke(app, words)
+
+
+def test_check_shows_the_nodes(muster: Callable[..., Result]) -> None:
+    shown = muster("cluster", "check", "cluster.yaml")
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert shown.stdout == (
+        "nodes: 2, adapter slots: 2\n"
+        "  laptop: localhost, local, CPU-only, slots: 16\n"
+        "  gpu-box: 10.0.0.2, ssh, RTX 4090 (20879 of 24564 MB usable), slots: auto\n"
+    )
+    found = json.loads(muster("cluster", "check", "cluster.yaml", "-o", "json").stdout)
+    assert (found["capacity"], [it["name"] for it in found["nodes"]]) == (2, ["laptop", "gpu-box"])
+
+
+def test_plan_says_of_each_node_why(muster: Callable[..., Result]) -> None:
+    shown = muster("plan", "job.yaml", "--cluster", "cluster.yaml")
+    assert (shown.exit_code, shown.stdout, shown.stderr) == (1, PLAN, "")
+    found = json.loads(muster("plan", "job.yaml", "--cluster", "cluster.yaml", "-o", "json").stdout)
+    first, second = found["ranks"]
+    assert (first["chosen"]["node"], first["chosen"]["gpus"]) == ("gpu-box", ["GPU-1"])
+    assert (second["chosen"], len(second["verdicts"])) == (None, 2)
+
+
+def test_plan_takes_the_cluster_of_the_settings(
+    muster: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = muster("plan", "job.yaml")
+    assert (missing.exit_code, "Missing option '--cluster'" in missing.stderr) == (2, True)
+    Path("muster").mkdir()
+    Path("muster/config.toml").write_text('MUSTER_CLUSTER = "cluster.yaml"\n')
+    Path("job.yaml").write_text("{world_size: 1, vram_mb: 1}")
+    # The command puts the settings of the file into the environment: restored after the test.
+    monkeypatch.setenv("MUSTER_CLUSTER", "")
+    monkeypatch.delenv("MUSTER_CLUSTER")
+    assert muster("plan", "job.yaml", "-o", "name").stdout == "gpu-box\n"
+
+
+@pytest.mark.parametrize(
+    ("mflop", "line"),
+    [
+        ("100", "worth a GPU: no, 1 us of computing <= 5 x 40 us of transfer"),
+        ("1000000", "worth a GPU: yes, 10000 us of computing > 5 x 40 us of transfer"),
+    ],
+)
+def test_plan_says_whether_a_gpu_pays(mflop: str, line: str, muster: Callable[..., Result]) -> None:
+    words = ["plan", "job.yaml", "--cluster", "cluster.yaml", "--transfer-mb", "1"]
+    assert muster(*words, "--compute-mflop", mflop).stdout == f"{PLAN}{line}\n"
+    refused = muster(*words)
+    assert refused.exit_code == 2
+    assert "Give both of --transfer-mb and --compute-mflop" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("job", "sentence"),
+    [
+        ("vram: 1\n", "job.yaml:1:1: vram: there is no such field (did you mean 'vram_mb'?)\n"),
+        ("vram_mb: 0\n", "job.yaml:1:1: vram_mb: 0 is not between 1 and 1073741824\n"),
+        ("hosts: [gpu]\n", "muster: there is no node 'gpu': use one of laptop, gpu-box\n"),
+        ("hosts: []\n", "muster: hosts: names no node: leave it out to allow all\n"),
+        ("hosts: [-x]\n", "job.yaml:1:9: hosts.0: use up to 63 letters, "),
+        ("{", "muster: job.yaml:1:2: "),
+    ],
+)
+def test_invalid_job_is_refused_in_one_sentence(
+    job: str, sentence: str, muster: Callable[..., Result]
+) -> None:
+    Path("job.yaml").write_text(job)
+    refused = muster("plan", "job.yaml", "--cluster", "cluster.yaml")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr.startswith(sentence)
+    assert refused.stderr.count("\n") == 1
+
+
+def test_invalid_cluster_is_refused_in_one_sentence(muster: Callable[..., Result]) -> None:
+    Path("cluster.yaml").write_text(CLUSTER.replace("24564", "0"))
+    for words in (
+        ["cluster", "check", "cluster.yaml"],
+        ["plan", "job.yaml", "--cluster", "cluster.yaml"],
+    ):
+        refused = muster(*words)
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert refused.stderr == (
+            "muster: cluster.yaml:6: node gpu-box: GPU GPU-1 has vram_mb 0: "
+            "write the MB that nvidia-smi shows\n"
+        )
