@@ -97,7 +97,6 @@ class _Connection:
     writer: asyncio.StreamWriter
     seal: Callable[[bytes], bytes] = bytes
     open: Callable[[bytes], bytes] = bytes
-    is_sealed: bool = False
     frames: FrameReader = field(default_factory=FrameReader)
     hello: AgentHello | None = None
 
@@ -113,14 +112,16 @@ class _Connection:
         return self.open(await self.reader.readexactly(length))
 
     async def receive(self) -> list[bytes] | None:
-        """Return the payloads that have come; None at the end. Raises `WireError`, OSError."""
+        """Return the payloads that have come; None at the end.
+
+        Raises OSError, and `AuthenticationFailed` also for a length that is above the limit: it may
+        have been changed on the way.
+        """
         data = await self.reader.read(READ_BYTES)
         try:
             return [self.open(payload) for payload in self.frames.feed(data)] if data else None
         except WireError as error:
-            if self.is_sealed:  # a length that was changed on the way is not the agent's
-                raise AuthenticationFailed(str(error)) from error
-            raise
+            raise AuthenticationFailed(str(error)) from error
 
     async def dismiss(self) -> None:
         """Dismiss an agent and let it disconnect first.
@@ -148,7 +149,6 @@ class AgentServer:
         self._sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._pending: dict[asyncio.Task[None], None] = {}  # from other hosts, in their order
-        self._told: set[AgentVersion] = set()
 
     async def start(self) -> CoordinatorAddress:
         """Listen on a free port of the loopback interface and return its address."""
@@ -273,44 +273,34 @@ class AgentServer:
         answer = KeyAnswer(nonce=secrets.token_bytes(NONCE_BYTES))
         connection.send(answer)
         cipher = agent_cipher(digest, payload, encode(answer), is_agent=False)
-        connection.seal, connection.open, connection.is_sealed = cipher.seal, cipher.open, True
+        connection.seal, connection.open = cipher.seal, cipher.open
 
     async def _converse(self, said: AgentVersion, payload: bytes, connection: _Connection) -> None:
-        if not is_compatible(said.version):
-            self._report_version(said)
-            connection.send(Welcome(epoch=self._epoch))
-            await connection.dismiss()
-            return
-        hello = decode_agent_message(payload)
-        if not isinstance(hello, AgentHello):
-            raise WireError("an agent sent another message before its hello")
+        hello = None
+        if is_compatible(said.version):
+            hello = decode_agent_message(payload)
+        else:
+            theirs = f"Muster {said.version}" if said.version else "an earlier Muster"
+            why = f"dismissed the agent on host {said.host}, which has {theirs}; the coordinator "
+            why += f"has {VERSION}: upgrade that host"
+            self._listener.on_refused(JobUid(said.job_uid), why)
         connection.send(Welcome(epoch=self._epoch))
-        if not self._listener.is_expected(hello) or self._is_second(hello):
+        if isinstance(hello, AgentHello) and self._is_accepted(hello):
+            await self._listen_to(hello, connection)
+        else:
             await connection.dismiss()
-            return
-        await self._listen_to(hello, connection)
 
-    def _report_version(self, said: AgentVersion) -> None:
-        """Report an agent of another version, once: it may not understand that it is dismissed."""
-        if said in self._told:
-            return
-        self._told.add(said)
-        theirs = f"Muster {said.version}" if said.version else "an earlier Muster"
-        why = f"dismissed the agent on host {said.host}, which has {theirs}; the coordinator has "
-        self._listener.on_refused(JobUid(said.job_uid), f"{why}{VERSION}: upgrade that host")
-
-    def _is_second(self, hello: AgentHello) -> bool:
-        """Return whether the host's agent is connected from another machine."""
+    def _is_accepted(self, hello: AgentHello) -> bool:
+        """Return whether an agent is the expected one, and no other machine has its place."""
+        if not self._listener.is_expected(hello):
+            return False
         first = self._connections.get((JobUid(hello.job_uid), hello.host))
         if first is None or first.hello is None or first.hello.machine_key == hello.machine_key:
-            return False
-        _LOG.warning(
-            f"dismissed an agent of job {hello.job_uid} that runs on {hello.node}: the agent of "
-            f"host {hello.host} is connected from {first.hello.node}; give each machine a name of "
-            "its own",
-            action="agent_dismissed",
-        )
-        return True
+            return True
+        words = f"dismissed an agent of job {hello.job_uid} that runs on {hello.node}: the agent "
+        words += f"of host {hello.host} is connected from {first.hello.node}; give each machine a "
+        _LOG.warning(f"{words}name of its own", action="agent_dismissed")
+        return False
 
     async def _listen_to(self, hello: AgentHello, connection: _Connection) -> None:
         key = JobUid(hello.job_uid), hello.host

@@ -92,7 +92,11 @@ class CoordinatorLink:
         self._address = address
         self._reader = FrameReader()
         if self._is_sealed:
-            self._request = self._key_request()
+            own, nonce = self._assignment, secrets.token_bytes(NONCE_BYTES)
+            request = KeyRequest(
+                job_uid=own.job_uid, host=own.host, generation=own.generation, nonce=nonce
+            )
+            self._request = encode(request)
             self._unsent += frame(self._request)
         self._selector.register(attempt, _BOTH, self._on_ready)
         return True
@@ -183,13 +187,6 @@ class CoordinatorLink:
             self.close()
             return []
 
-    def _key_request(self) -> bytes:
-        own = self._assignment
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        return encode(
-            KeyRequest(job_uid=own.job_uid, host=own.host, generation=own.generation, nonce=nonce)
-        )
-
     def _agree(self, answer: bytes) -> None:
         """Derive the keys, and seal what waits for them. Raises `WireError`."""
         # Here and not above: on the coordinator's host the ciphers would only cost time and memory.
@@ -200,7 +197,6 @@ class CoordinatorLink:
         cipher = agent_cipher(digest, self._request, answer, is_agent=True)
         self._seal, self._open = cipher.seal, cipher.open
         self._request = b""
-        for payload in self._unsealed:
-            self._unsent += frame(self._seal(payload))
+        self._unsent += b"".join(frame(self._seal(payload)) for payload in self._unsealed)
         self._unsealed.clear()
         self._flush()
