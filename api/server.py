@@ -44,6 +44,7 @@ from muster.contracts.paths import DataDir
 from muster.contracts.settings import TOKEN, AccessSettings, ServiceSettings, is_issued_token
 from muster.host import processes
 from muster.host.private import make_private
+from muster.logs.local import LocalLogs
 from muster.objects.client import BRIEF_RETRY_SECONDS, S3Client
 from muster.runtime import service_log
 from muster.runtime.stderr_messages import print_stderr
@@ -222,7 +223,10 @@ def _build_state(
         tokens=tokens,
         job_cache=job_cache,
         log_broadcast=LogBroadcast(
-            files=data_dir, jobs=job_cache, is_closing=is_closing, readers=readers
+            logs_of=lambda job_id: LocalLogs(data_dir.job(job_id)),
+            jobs=job_cache,
+            is_closing=is_closing,
+            readers=readers,
         ),
         log_searches=CapacityLimiter(LOG_SEARCHES),
         coordinator=coordinator,
