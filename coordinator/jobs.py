@@ -130,11 +130,6 @@ class TrackedJob:
         if self.attachment.started_at is None and self.snapshot.status is JobStatus.STARTING:
             self.attach(started_at=now.wall)
 
-    def add_event(self, kind: str, message: str, now: Moment) -> None:
-        """Have an event written that no observation makes."""
-        self.events.append(Event(at=now.wall, kind=kind, message=message))
-        self.revision += 1
-
     def add_attempts(self, rows: Sequence[Attempt]) -> None:
         """Have these rows written with the next draft."""
         self.attempts |= {(row.rank, row.incarnation): row for row in rows}

@@ -32,6 +32,7 @@ from coordinator.jobs import Draft, JobTable, TrackedJob
 from coordinator.persistence import Moment, Urgency
 from database.errors import DatabaseUnavailable
 from database.fenced_writer import FencedWriter
+from database.records import Event
 from muster.contracts.job import JobUid
 from muster.contracts.messages import (
     AgentHeartbeat,
@@ -131,7 +132,8 @@ class CoordinatorLoop:
     def on_refused(self, uid: JobUid, why: str) -> None:
         job = self._jobs.tracked.get(uid)
         if job is not None:
-            job.add_event("agent_refused", why, self._now())
+            job.events.append(Event(at=self._now().wall, kind="agent_refused", message=why))
+            job.revision += 1
             self.wake()
 
     def on_connected(self, hello: AgentHello) -> None:
