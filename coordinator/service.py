@@ -115,7 +115,7 @@ class Service:
             self._loop.drain()
         await self._loop.take_over()
         stamp("jobs loaded")
-        agents = AgentServer(lease.epoch, self._loop)
+        agents = AgentServer(lease.epoch, self._loop, self._settings.agent_endpoint)
         self._loop.attach(agents)
         address = await agents.start()
         publishing = asyncio.ensure_future(

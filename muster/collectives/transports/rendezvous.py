@@ -25,16 +25,12 @@ from muster.collectives.errors import (
 from muster.collectives.transports.handshake import Membership, answer, call
 from muster.collectives.transports.pending_peers import PendingPeers
 from muster.collectives.transports.streams import SocketStream, Stream
-from muster.host.peers import is_same_user
+from muster.host.peers import is_same_user, keep_alive
 
 Address: TypeAlias = tuple[str, int]
 
 CONNECT_SECONDS: Final = 5.0
 """Timeout of one connection attempt; attempts repeat until the deadline."""
-
-KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
-"""Detects a host that vanished: probes after 5 idle seconds, every 2 s, and gives up after three.
-Options that the system does not have are skipped."""
 
 _ENDPOINT: Final = struct.Struct("<46sHH")  # the longest numeric address, a port, a host's number
 
@@ -139,7 +135,8 @@ class _Rendezvous:
                 "ranks of different hosts need a token, the same secret on all ranks: pass token="
             )
         # Here and not above: on one host the ciphers would only cost time and memory.
-        from muster.collectives.transports.sealed import SealedStream, derive_keys  # noqa: PLC0415
+        from muster.collectives.transports.sealed import SealedStream  # noqa: PLC0415
+        from muster.contracts.sealing import derive_keys  # noqa: PLC0415
 
         is_caller = peer < self._own.rank
         keys = derive_keys(self._own.token, self._transcripts[peer], is_caller=is_caller)
@@ -256,10 +253,7 @@ def is_loopback(host: str) -> bool:
 def _tune(connection: socket.socket) -> None:
     """Send small frames at once, and detect lost hosts."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in KEEP_ALIVE.items():
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    keep_alive(connection)
 
 
 def _listen(address: Address) -> socket.socket:

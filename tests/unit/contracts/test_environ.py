@@ -252,6 +252,19 @@ def test_services_save_below_their_data(environ: dict[str, str], place: Location
     assert settings.checkpoint_dir == place
 
 
+@pytest.mark.parametrize(
+    ("text", "endpoint"),
+    [
+        ("", None),
+        ("10.0.0.1:7000", ("10.0.0.1", 7000)),
+        ("head.example:65535", ("head.example", 65535)),
+        ("[::1]:7000", ("::1", 7000)),
+    ],
+)
+def test_the_address_for_agents_is_read(text: str, endpoint: tuple[str, int] | None) -> None:
+    assert read_service({"MUSTER_AGENT_ADDRESS": text}).agent_endpoint == endpoint
+
+
 def test_service_refuses_unusable_store_settings() -> None:
     with pytest.raises(InvalidEnvironment, match=r"MUSTER_CACHE_BYTES.*1048576 or more"):
         ServiceSettings.read({"MUSTER_CACHE_BYTES": "1000"}, cores=4)
@@ -376,6 +389,7 @@ WRONG = [
     (api_url, "MUSTER_PORT", ["0"]),
     (read_service, "MUSTER_PORT", ["65536", "http"]),
     (read_service, "MUSTER_SLOTS", ["0"]),
+    (read_service, "MUSTER_AGENT_ADDRESS", ["7000", "host", "host:0", "host:65536", "a@b:1", ":1"]),
     (read_service, "MUSTER_ORPHAN_TIMEOUT", ["-1"]),
 ]
 
