@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from coordinator.launchers.launcher import AgentProcess, AgentValues, NotStarted
+from muster.cluster.description import ClusterNode
 from muster.contracts.attach import (
     REPEAT_SECONDS,
     AgentEnded,
@@ -52,6 +53,17 @@ LINE_LIMIT_BYTES: Final = 1 << 16  # of an answer, and of what a login shell pri
 
 _LOG: Final = structlog.get_logger("coordinator")
 _DECODER: Final[msgspec.json.Decoder[Answer]] = msgspec.json.Decoder(Answer)
+
+
+SSH: Final = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
+"""Never asks for a password. A dead connection ends after about 6 s of silence."""
+
+
+def ssh_command(node: ClusterNode) -> list[str]:
+    """Return the words that run a command on a node over SSH."""
+    alive = ("-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=3")
+    user = () if node.user is None else ("-l", node.user)
+    return [*SSH, *alive, *user, "--", node.host]
 
 
 class _Line:

@@ -14,7 +14,7 @@ import pytest
 from coordinator.launchers.launcher import AgentProcess, NotStarted
 from muster.contracts.environ import PROCESS_TAG
 from muster.host.processes import identify, is_running
-from tests.support.frozen_hosts import can_be_had
+from tests.support.hosts import refusal
 from tests.support.launchers import (
     Make,
     Scene,
@@ -46,7 +46,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     if request.param in HERE:
         yield HERE[request.param]
         return
-    if not can_be_had():
+    if refusal(network=False):
         pytest.skip("this machine has no name spaces")
     with namespace_host() as elsewhere:
         yield elsewhere

@@ -19,7 +19,7 @@ from muster.host.containment import tagged_processes
 from muster.host.limits import ShellLimits
 from muster.host.processes import descendants
 from muster.runtime.agent_process import agent_tag
-from tests.support.frozen_hosts import NAMESPACES
+from tests.support.hosts import NAMESPACES
 from tests.support.installation import await_value
 
 ENVIRON = {"PATH": os.environ["PATH"], "API_KEY": "shared", SHARED_VARIABLES: "API_KEY"}

@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -25,9 +26,10 @@ from muster.contracts.rank import ProcessRecord
 from muster.contracts.settings import ServiceSettings
 from muster.host.processes import boot_id, descendants, environment_of
 from muster.runtime.secrets import SecretStore
-from tests.support.frozen_hosts import command_of
+from stress.frozen_hosts import command_of
 from tests.support.installation import await_value
 from tests.support.launchers import ENVIRON, Scene, agents_of, by_command, local
+from tests.support.stories import queued_job
 from worker.start import RankSecrets
 
 DEADLINE_SECONDS = 20.0
@@ -131,12 +133,14 @@ def test_a_silent_host_delays_no_other(tmp_path: Path, monkeypatch: pytest.Monke
     async def check() -> None:
         async with Scene(tmp_path, local) as scene:
             by, silent = scene.launcher(), scene.launcher(by_command(*SILENT))
-            lifecycle = AgentLifecycle({LOCAL_HOST: by, "gpu-box": silent}, settings, holds_lease)
+            lifecycle = AgentLifecycle(by, {"gpu-box": silent}, settings, holds_lease)
             assignment = scene.assignment()
             agent = await scene.start(by, assignment)
             rows = [AgentRecord(host="gpu-box", generation=1, process=agent.record)]
             async with asyncio.timeout(DEADLINE_SECONDS):
-                found = await lifecycle.find(JobUid(assignment.job_uid), rows)
+                job = queued_job(hosts=(LOCAL_HOST, "gpu-box"))
+                job = replace(job, uid=JobUid(assignment.job_uid))
+                found = await lifecycle.find(job, rows)
                 assert set(found) == {LOCAL_HOST, "gpu-box"}
                 assert found[LOCAL_HOST].record == agent.record
                 await silent.kill(found["gpu-box"])

@@ -87,7 +87,7 @@ def test_a_lost_agent_is_reported_after_the_sweep(finished: TrackedJob, tmp_path
             assert observation.exit_code == 0
 
     launcher = Sweeper(lambda: happened.append("swept"))
-    lifecycle = AgentLifecycle({LOCAL_HOST: launcher}, service_settings(tmp_path), holds_lease)
+    lifecycle = AgentLifecycle(launcher, {}, service_settings(tmp_path), holds_lease)
     asyncio.run(lifecycle._attend(finished, LOCAL_HOST, observe, serve))  # noqa: SLF001
     assert happened == ["swept", "RankExited", "AgentLost"]
 
@@ -99,12 +99,10 @@ def test_a_failed_sweep_reports_nothing_and_is_raised(finished: TrackedJob, tmp_
     observed: list[Observation] = []
 
     async def attend() -> None:
-        lifecycle = AgentLifecycle(
-            {LOCAL_HOST: Sweeper(fail)}, service_settings(tmp_path), holds_lease
-        )
+        lifecycle = AgentLifecycle(Sweeper(fail), {}, service_settings(tmp_path), holds_lease)
         lifecycle.raise_error()
         life = lifecycle._attend(finished, LOCAL_HOST, lambda _, o: observed.append(o), serve)  # noqa: SLF001
-        lifecycle._run(life)  # noqa: SLF001
+        lifecycle._run(life, finished.snapshot.uid, LOCAL_HOST)  # noqa: SLF001
         async with asyncio.timeout(DEADLINE_SECONDS):
             while not lifecycle.is_idle:  # noqa: ASYNC110
                 await asyncio.sleep(0)
@@ -154,7 +152,7 @@ class Dismissal:
         self.observed: list[Observation] = []
         self.launcher = Launcher(self._is_starting)
         self._job = TrackedJob(snapshot=job, attachment=Attachment(started_at=None))
-        self._lifecycle = AgentLifecycle({LOCAL_HOST: self.launcher}, settings, holds_lease)
+        self._lifecycle = AgentLifecycle(self.launcher, {}, settings, holds_lease)
         self._moment = moment
         self._dismissed = Event()
         self._lost = asyncio.Event()
