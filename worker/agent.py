@@ -105,7 +105,7 @@ class Agent:
         self._ranks = RankTable(
             assignment, self._selector, self._starter, self._report, self._secrets
         )
-        self._groups = GroupPublisher(self._ranks)
+        self._groups = GroupPublisher(self._ranks, assignment.host)
         self._epoch = 0
         self._is_leaving = self._is_listing = False
         self._exit_code = 0

@@ -11,7 +11,7 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
-from muster.contracts.agent import LOCAL_HOST
+from muster.contracts.agent import LOCAL_HOST, LOOPBACK
 from muster.contracts.interpreter import VERSION
 from muster.contracts.job import Reason
 from muster.contracts.rank import Count, ProcessRecord, RankProgress
@@ -180,20 +180,22 @@ RankMessage: TypeAlias = (
 # Agent → rank
 
 
-class GroupMember(_Message, frozen=True, tag="seat"):
+class GroupMember(_Message, frozen=True, omit_defaults=True, tag="seat"):
     """One worker of a group. Its index in the group is its index in `WorkerGroup.members`."""
 
     worker_id: int
     rank: int
-    host: str
+    host: str  # the coordinator's name for it
     port: int
+    address: str = LOOPBACK  # where members on other hosts reach it
 
 
 class WorkerGroup(_Message, frozen=True, omit_defaults=True, tag="layout"):
     """The workers that train together from now on. A rank that is not a member exits.
 
-    File descriptors of shared memory travel with it: first the memory that all members write
-    results to, made for this round alone, then each member's own arena in the order of `members`.
+    File descriptors of shared memory travel with it. If all members are on one host, first the
+    memory that all members write results to, made for this round alone, then each member's own
+    arena in the order of `members`. Else the recipient's own arena alone.
     """
 
     generation: int  # the group round: counts up with every change of the group

@@ -14,6 +14,7 @@ from muster.contracts.environ import (
     INTEGER_MAX,
     ORPHAN_TIMEOUT_SECONDS,
     ORPHAN_VARIABLE,
+    RANK_PORTS,
     S3_BUCKET,
     SERVICE_ONLY,
     TRACE,
@@ -85,6 +86,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
         Path | None, Variable(CLUSTER, "The `cluster.yaml` that describes the machines.")
     ] = None
     orphan_timeout_seconds: Annotated[float, ORPHAN_VARIABLE] = ORPHAN_TIMEOUT_SECONDS
+    rank_ports: Annotated[range | None, RANK_PORTS] = None
     trace: Annotated[Path | None, TRACE] = None
 
     @classmethod
