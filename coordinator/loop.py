@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 
 from coordinator.agent_lifecycle import AgentLifecycle
-from coordinator.agent_requests import Executor
+from coordinator.agent_requests import ONE_HOST, Executor
 from coordinator.agents import AgentServer
 from coordinator.decide.actions import (
     AgentConnected,
@@ -87,6 +87,7 @@ class CoordinatorLoop:
         writer: FencedWriter,
         jobs: JobTable,
         lifecycle: AgentLifecycle,
+        addresses: Mapping[str, str] = ONE_HOST,
         clock: Callable[[], float] = time.monotonic,
         database_wait_seconds: float = DATABASE_WAIT_SECONDS,
     ) -> None:
@@ -96,7 +97,7 @@ class CoordinatorLoop:
         self._clock = clock
         self._inbox: deque[tuple[JobUid, Observation, Moment]] = deque()
         self._woken = asyncio.Event()
-        self._executor = Executor(lifecycle, self.observe)
+        self._executor = Executor(lifecycle, self.observe, addresses)
         self._rests_until = 0.0
         self._is_wake_up_due = False
         self._committed_at = 0.0

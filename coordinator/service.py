@@ -14,6 +14,7 @@ from typing import Final
 import structlog
 
 from coordinator.agent_lifecycle import AgentLifecycle
+from coordinator.agent_requests import ONE_HOST
 from coordinator.agents import AgentServer, keep_address_published, listen_for_wake_ups
 from coordinator.jobs import JobTable, wait_for_database
 from coordinator.launchers.local import LocalLauncher
@@ -26,6 +27,7 @@ from database.fenced_writer import FencedWriter
 from database.leases import COORDINATOR_LEASE, Leases
 from database.records import Lease
 from muster.cluster.description import cluster_of_service
+from muster.contracts.agent import LOOPBACK
 from muster.contracts.errors import InvalidEnvironment
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
@@ -121,6 +123,7 @@ class Service:
             writer=FencedWriter(self._database, lease),
             jobs=self._jobs,
             lifecycle=lifecycle,
+            addresses=self._addresses(),
         )
         if self._is_shutting_down:
             self._loop.drain()
@@ -155,6 +158,15 @@ class Service:
             launcher.close()
             for other in others.values():
                 other.close()
+
+    def _addresses(self) -> dict[str, str]:
+        """Return where the ranks of each host reach those of the others."""
+        if self._cluster is None:
+            return {**ONE_HOST}
+        # Of this host the description may say localhost.
+        here = (self._settings.agent_endpoint or (LOOPBACK, 0))[0]
+        nodes = self._cluster.nodes
+        return {it.name: here if it.transport == "local" else it.host for it in nodes}
 
     async def _holds(self, lease: Lease) -> bool:
         """Return True if the lease is still ours; waits for the database while it is away."""

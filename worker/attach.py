@@ -58,8 +58,8 @@ def main() -> None:
 
 def _carry_out(order: Order, limits: ShellLimits) -> None:
     match order:
-        case LaunchAgent(assignment=assignment):
-            _launch(assignment, limits)
+        case LaunchAgent():
+            _launch(order.assignment, order.environment, limits)
         case WatchAgent():
             agent = _find(order)
             if agent is None:
@@ -72,11 +72,12 @@ def _carry_out(order: Order, limits: ShellLimits) -> None:
             _say(HostClean(left=kill_job(order.job_uid, order.known)))
 
 
-def _launch(assignment: AgentAssignment, limits: ShellLimits) -> None:
+def _launch(assignment: AgentAssignment, environment: dict[str, str], limits: ShellLimits) -> None:
     files = JobFiles(Path(assignment.job_root))
     claim_directory(files, JobUid(assignment.job_uid))
     files.run.mkdir(exist_ok=True)
     environ = {name: value for name, value in os.environ.items() if name not in SERVICE_ONLY}
+    environ |= environment
     with files.agent_log.open("ab") as log:
         process = start_agent(assignment, log, environ, limits)
     agent = identify(process.pid, or_zombie=True)

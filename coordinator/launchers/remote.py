@@ -30,6 +30,7 @@ from muster.contracts.attach import (
     OrderFailed,
     WatchAgent,
 )
+from muster.contracts.environ import ARITHMETIC
 from muster.contracts.errors import printable
 from muster.contracts.interpreter import VERSION
 from muster.contracts.messages import AgentAssignment
@@ -158,7 +159,9 @@ class CommandLauncher:
     async def start(self, assignment: AgentAssignment) -> AgentProcess:
         secrets_dir = Path(assignment.secrets_dir)
         complete = await asyncio.to_thread(self._values.complete, assignment, secrets_dir)
-        line = await self._give(LaunchAgent(assignment=complete))
+        environ = self._values.environ.items()
+        arithmetic = {name: value for name, value in environ if name.startswith(ARITHMETIC)}
+        line = await self._give(LaunchAgent(assignment=complete, environment=arithmetic))
         with ExitStack() as opened:
             opened.enter_context(closing(line))
             answer = await line.answer()

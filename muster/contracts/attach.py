@@ -19,6 +19,7 @@ class LaunchAgent(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     """Start an agent, and watch it."""
 
     assignment: AgentAssignment
+    environment: dict[str, str] = {}  # on top of that of the host
 
 
 class WatchAgent(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):

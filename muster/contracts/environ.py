@@ -97,6 +97,9 @@ STORE_KEYS: Final = (
     "AWS_SESSION_TOKEN",
 )
 """The keys of an object store. Of a job's processes only its storage process gets them."""
+ARITHMETIC: Final = ("OPENBLAS_", "NPY_", "MKL_", "ATEN_", "NVPL_BLAS_")
+"""How the variables begin that choose how numbers are computed. They are alike on all hosts."""
+
 SERVICE_ONLY: Final = frozenset(
     {
         "MUSTER_DATABASE_URL",
