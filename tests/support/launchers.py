@@ -19,7 +19,7 @@ from muster.host.containment import tagged_processes
 from muster.host.limits import ShellLimits
 from muster.host.processes import descendants
 from muster.runtime.agent_process import agent_tag
-from tests.support.hosts import NAMESPACES
+from tests.support.hosts import NAMESPACES, USER
 from tests.support.installation import await_value
 
 ENVIRON = {"PATH": os.environ["PATH"], "API_KEY": "shared", SHARED_VARIABLES: "API_KEY"}
@@ -50,7 +50,8 @@ def namespace_host() -> Iterator[Make]:
         assert holder.stdout is not None
         holder.stdout.readline()  # it is up
         (first,) = descendants(holder.pid)
-        entry = ["--user", "--preserve-credentials", "--pid", "--mount", "--uts", "--"]
+        user = ["--user", "--preserve-credentials"] if USER else []
+        entry = [*user, "--pid", "--mount", "--uts", "--"]
         yield by_command("nsenter", f"--target={first}", *entry)
         holder.kill()  # and the kernel ends what is left in there
 
