@@ -30,7 +30,7 @@ from muster.contracts.attach import (
     OrderFailed,
     WatchAgent,
 )
-from muster.contracts.environ import ARITHMETIC
+from muster.contracts.environ import ARITHMETIC, RANK_PORTS
 from muster.contracts.errors import printable
 from muster.contracts.interpreter import VERSION
 from muster.contracts.messages import AgentAssignment
@@ -160,8 +160,9 @@ class CommandLauncher:
         secrets_dir = Path(assignment.secrets_dir)
         complete = await asyncio.to_thread(self._values.complete, assignment, secrets_dir)
         environ = self._values.environ.items()
-        arithmetic = {name: value for name, value in environ if name.startswith(ARITHMETIC)}
-        line = await self._give(LaunchAgent(assignment=complete, environment=arithmetic))
+        alike = (*ARITHMETIC, RANK_PORTS.name)
+        given = {name: value for name, value in environ if name.startswith(alike)}
+        line = await self._give(LaunchAgent(assignment=complete, environment=given))
         with ExitStack() as opened:
             opened.enter_context(closing(line))
             answer = await line.answer()
