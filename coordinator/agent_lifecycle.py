@@ -252,12 +252,12 @@ class AgentLifecycle:
             adopted=tuple(
                 AdoptedRank(
                     rank=rank.rank,
-                    incarnation=rank.attempt,
-                    process=rank.identity,
-                    process_tag=process_tag(snapshot.uid, rank.rank, rank.attempt),
+                    incarnation=rank.attempt.number,
+                    process=rank.attempt.identity,
+                    process_tag=process_tag(snapshot.uid, rank.rank, rank.attempt.number),
                 )
                 for rank in snapshot.ranks_on(host)
-                if rank.is_alive and rank.identity is not None
+                if rank.is_alive and rank.attempt.identity is not None
             ),
         )
 
@@ -318,9 +318,10 @@ def _adoptable_ranks(snapshot: JobSnapshot, host: str) -> frozenset[int]:
     agent = snapshot.agents[host]
     if not agent.is_wanted or agent.failures >= AGENT_FAILURES_LIMIT:
         return frozenset()
+    # A rank whose kill the agent did not carry out is swept, or killed by the next agent.
+    ranks = (it for it in snapshot.ranks_on(host) if it.attempt.intent.kill is None)
     return frozenset(
         rank.rank
-        for rank in snapshot.ranks_on(host)
-        # A rank whose kill the agent did not carry out is swept, or killed by the next agent.
-        if rank.kill is None and rank.identity is not None and is_running(rank.identity)
+        for rank in ranks
+        if rank.attempt.identity is not None and is_running(rank.attempt.identity)
     )

@@ -129,11 +129,11 @@ def pending_requests(job: TrackedJob, host: str) -> Iterator[Request]:
     if job.snapshot.agents[host].is_listing:
         yield list_request(job)
     for rank in job.snapshot.ranks_on(host):
-        if rank.is_alive and rank.identity is None:
+        if rank.is_alive and rank.attempt.identity is None:
             yield start_request(job, rank.rank)
-        if rank.is_alive and rank.terminated:
+        if rank.is_alive and rank.attempt.intent.is_terminated:
             yield terminate_request(job, rank.rank)
-        if rank.is_alive and rank.kill is not None:
+        if rank.is_alive and rank.attempt.intent.kill is not None:
             yield kill_request(job, rank.rank)
     if job.snapshot.group.workers:
         yield group_request(job)
@@ -159,18 +159,18 @@ def start_request(job: TrackedJob, number: int) -> StartRank:
         job_id=snapshot.job_id,
         job_uid=snapshot.uid,
         rank=number,
-        incarnation=rank.attempt,
+        incarnation=rank.attempt.number,
         checkpoint_dir=places.checkpoint_dir,
         dataset_dir=places.dataset_dir,
         master_port=job.attachment.master_port,
-        generation=snapshot.next_attempt - 1 if snapshot.is_gang else rank.attempt,
+        generation=snapshot.next_attempt - 1 if snapshot.is_gang else rank.attempt.number,
         restore_from=str(point) if (point := snapshot.restore.point) else None,
     )
     # The present world size includes every rank there is.
     spec = msgspec.structs.replace(snapshot.spec, world_size=len(snapshot.ranks))
     return StartRank(
         rank=number,
-        incarnation=rank.attempt,
+        incarnation=rank.attempt.number,
         environment=rank_environment(spec, assignment),
         working_dir=str(places.working_dir),
     )
@@ -179,7 +179,7 @@ def start_request(job: TrackedJob, number: int) -> StartRank:
 def group_request(job: TrackedJob) -> AnnounceGroup:
     """Return the present group round; a repetition is identical, byte by byte."""
     group = job.snapshot.group
-    ready = [job.snapshot.ranks[rank].ready for rank in group.ranks]
+    ready = [job.snapshot.ranks[rank].attempt.member.ready for rank in group.ranks]
     members = tuple(
         GroupMember(
             worker_id=worker, rank=rank, host=LOOPBACK, port=0 if said is None else said.port
@@ -204,8 +204,8 @@ def _places(job: TrackedJob) -> Completed:
 
 
 def terminate_request(job: TrackedJob, number: int) -> TerminateRank:
-    return TerminateRank(rank=number, incarnation=job.snapshot.ranks[number].attempt)
+    return TerminateRank(rank=number, incarnation=job.snapshot.ranks[number].attempt.number)
 
 
 def kill_request(job: TrackedJob, number: int) -> KillRank:
-    return KillRank(rank=number, incarnation=job.snapshot.ranks[number].attempt)
+    return KillRank(rank=number, incarnation=job.snapshot.ranks[number].attempt.number)

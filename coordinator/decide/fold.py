@@ -109,7 +109,7 @@ def _hear_rank(
     if not 0 <= message.rank < len(snapshot.ranks):
         return snapshot
     rank = snapshot.ranks[message.rank]
-    if message.incarnation != rank.attempt or not rank.is_alive:
+    if message.incarnation != rank.attempt.number or not rank.is_alive:
         return snapshot
     match message:
         case RankSpawned():
@@ -121,11 +121,11 @@ def _hear_rank(
                 pid_namespace=message.pid_namespace,
             )
             located = fold_pool.locate(fold_agent.note_working(snapshot, rank), rank, message.node)
-            return located.with_rank(replace(rank, identity=identity))
+            return located.with_attempt(rank, replace(rank.attempt, identity=identity))
         case RankSaid():
             return _apply_message(snapshot, rank, message.message, now)
         case RankDied():
-            return snapshot.with_rank(replace(rank, died=True))
+            return snapshot.with_attempt(rank, replace(rank.attempt, died=True))
         case RankExited():
             return fold_exit.end_attempt(snapshot, rank, message, now)
     assert_never(message)
@@ -148,9 +148,11 @@ def _apply_message(  # noqa: C901, PLR0911  one return for each kind of message
                 changed = fold_rank.record_first_step(changed, message)
             return snapshot.with_rank(changed)
         case messages.Warned():
-            return snapshot.with_rank(replace(rank, warning=printable(message.message)))
+            warned = replace(rank.attempt, warning=printable(message.message))
+            return snapshot.with_attempt(rank, warned)
         case messages.Orphaned():
-            return snapshot.with_rank(replace(rank, orphaned_by=printable(message.by)))
+            intent = replace(rank.attempt.intent, orphaned_by=printable(message.by))
+            return snapshot.with_attempt(rank, replace(rank.attempt, intent=intent))
         case (
             messages.Ready()
             | messages.JoinedGroup()

@@ -138,7 +138,7 @@ def test_an_independent_rank_reports_where_it_began(
     story.comes_back(0)
     for message in said:
         story.rank_says(0, message)
-    assert story.rank(0).step_at_start == step
+    assert story.rank(0).attempt.step_at_start == step
 
 
 def test_the_first_step_is_written_once(job: TrackedJob) -> None:
