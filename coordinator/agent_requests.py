@@ -131,7 +131,7 @@ def pending_requests(job: TrackedJob, host: str) -> Iterator[Request]:
     for rank in job.snapshot.ranks_on(host):
         if rank.is_alive and rank.attempt.identity is None:
             yield start_request(job, rank.rank)
-        if rank.is_alive and rank.attempt.intent.is_terminated:
+        if rank.is_alive and rank.attempt.intent.terminated_at is not None:
             yield terminate_request(job, rank.rank)
         if rank.is_alive and rank.attempt.intent.kill is not None:
             yield kill_request(job, rank.rank)

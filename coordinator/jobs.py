@@ -119,7 +119,7 @@ class TrackedJob:
         self.revision += 1
         before = self.snapshot
         self.snapshot = fold(before, observation, now.monotonic)
-        self.add_attempts(attempt_rows(before, observation, self.snapshot, now))
+        self.add_attempts(attempt_rows(before, self.snapshot, now))
         if isinstance(observation, RankSaid) and isinstance(observation.message, Saved):
             # A checkpoint on the disk stays true however late the report comes, also if its writer
             # was replaced: the checkpoint manager fences off writers of earlier group rounds.

@@ -3,7 +3,7 @@
 Rows hold wall-clock times for people, snapshots hold monotonic times for decisions.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
@@ -12,8 +12,6 @@ from typing import Any, Final
 
 import msgspec
 
-from coordinator.decide import actions
-from coordinator.decide.actions import Observation
 from coordinator.decide.state import NEVER, JobSnapshot, RankSnapshot
 from database.records import (
     AgentRecord,
@@ -26,11 +24,6 @@ from database.records import (
 from muster.checkpoints.manifest import RestorePoint
 from muster.contracts.job import TERMINAL, JobStatus
 from muster.contracts.messages import (
-    Heartbeat,
-    JoinedGroup,
-    RankExited,
-    RankSaid,
-    RankSpawned,
     Saved,
 )
 from muster.contracts.pool import WorkerState
@@ -208,14 +201,12 @@ def commit_row(saved: Saved, now: Moment) -> CheckpointRecord:
 # Attempts: when each began, how it ended, what that means
 
 
-def attempt_rows(
-    before: JobSnapshot, observation: Observation, after: JobSnapshot, now: Moment
-) -> list[Attempt]:
-    """Return the rows that an observation has changed, which led from `before` to `after`."""
+def attempt_rows(before: JobSnapshot, after: JobSnapshot, now: Moment) -> list[Attempt]:
+    """Return the rows of attempts that began, told their process or first step, or ended."""
     return [
-        _attempt_row(after.ranks[number], _pid(before.ranks[number], after.ranks[number]), now)
-        for number in _touched(before, observation, after)
-        if after.ranks[number] != before.ranks[number]
+        _attempt_row(new, _pid(old, new), now)
+        for old, new in zip(before.ranks, after.ranks, strict=False)
+        if old is not new and _outline(old) != _outline(new)
     ]
 
 
@@ -230,23 +221,9 @@ def ended_attempt_rows(
     ]
 
 
-def _touched(before: JobSnapshot, observation: Observation, after: JobSnapshot) -> Iterator[int]:
-    match observation:
-        case actions.ActionTaken(action=actions.Start(rank=rank)):
-            yield rank
-        case RankSpawned() | RankExited():
-            if 0 <= observation.rank < len(before.ranks):
-                yield observation.rank
-        case RankSaid(rank=rank, message=Heartbeat() | JoinedGroup()):
-            # A rank reports its step again and again; where it began is news once.
-            if 0 <= rank < len(before.ranks):
-                began = before.ranks[rank].attempt.step_at_start
-                if began != after.ranks[rank].attempt.step_at_start:
-                    yield rank
-        case actions.AgentLost(host=host):
-            yield from (rank.rank for rank in before.ranks_on(host) if rank.is_alive)
-        case _:
-            return
+def _outline(rank: RankSnapshot) -> tuple[object, ...]:
+    attempt = rank.attempt
+    return attempt.number, attempt.identity, attempt.step_at_start, rank.is_alive
 
 
 def _pid(before: RankSnapshot, after: RankSnapshot) -> int | None:

@@ -25,7 +25,6 @@ from muster.contracts.messages import (
     StateMismatch,
     Warned,
 )
-from muster.contracts.rank import ProcessRecord
 from muster.contracts.retry import RETRIES, describe_end
 
 QUOTE_LIMIT: Final = 200  # most characters of a log line that a status message repeats
@@ -57,9 +56,11 @@ def event_of(  # noqa: C901, PLR0911  one return for each kind of observation
             return NewEvent(kind="checkpoint_chosen", message=after.restore.message)
         case RankSaid():
             return _of_message(before, observation, after)
-        case RankSpawned(rank=rank) if _identity(before, rank) != _identity(after, rank):
-            if after.ranks[rank].attempt.intent.kill is not None:
-                return None  # its kill was an event already
+        case RankSpawned(rank=rank):
+            attempt = after.ranks[rank].attempt
+            is_known = before.ranks[rank].attempt.identity == attempt.identity
+            if is_known or attempt.intent.kill is not None:
+                return None  # this, or its kill, was an event already
             return _of_rank(after, rank, "rank_started", f"runs as pid {observation.pid}")
         case RankExited():
             return _of_exit(before, observation, after)
@@ -119,10 +120,9 @@ def _of_message(before: JobSnapshot, said: RankSaid, after: JobSnapshot) -> NewE
 def _is_first_step(before: JobSnapshot, number: int, after: JobSnapshot) -> bool:
     """True if a rank is the first of its group that reports a new step."""
     present = after.group.round
-    is_new = after.ranks[number].attempt.member.stepped_round == present
+    is_new = all(rank.attempt.member.stepped_round < present for rank in before.ranks)
     is_known = bool(after.group.ranks)  # a new coordinator has not announced one yet
-    is_first = all(rank.attempt.member.stepped_round < present for rank in before.ranks)
-    return is_known and is_new and is_first
+    return is_known and is_new and after.ranks[number].attempt.member.stepped_round == present
 
 
 def _of_lost_peer(before: JobSnapshot, rank: int, lost: PeerLost) -> NewEvent | None:
@@ -170,10 +170,6 @@ def _of_status(after: JobSnapshot) -> NewEvent:
     sentence = f"the job is {after.status}"
     message = f"{sentence}: {why}" if why else sentence
     return NewEvent(kind=f"job_{after.status.lower()}", message=message)
-
-
-def _identity(snapshot: JobSnapshot, rank: int) -> ProcessRecord | None:
-    return snapshot.ranks[rank].attempt.identity if 0 <= rank < len(snapshot.ranks) else None
 
 
 def _of_rank(snapshot: JobSnapshot, rank: int, kind: str, words: str) -> NewEvent:

@@ -43,13 +43,6 @@ def fold(  # noqa: PLR0911  one return for each kind of observation
             return fold_agent.hear(snapshot, observation, now)
         case actions.StopRequested():
             return _request_stop(snapshot, observation, now)
-        case (
-            actions.ScaleRequested()
-            | actions.PauseRequested()
-            | actions.CheckpointRequested()
-            | actions.LeaveRequested()
-        ):
-            return fold_pool.note_request(snapshot, observation)
         case actions.Interrupted():
             grace = snapshot.spec.stop_grace_seconds
             stopped = replace(snapshot, interrupting=True, stop_grace_seconds=grace, stop_at=now)
@@ -60,7 +53,8 @@ def fold(  # noqa: PLR0911  one return for each kind of observation
             return fold_exit.fail_job(snapshot, observation.failure, now)
         case RankSpawned() | RankSaid() | RankDied() | RankExited():
             return _hear_rank(snapshot, observation, now)
-    assert_never(observation)
+        case _:
+            return fold_pool.note_request(snapshot, observation)
 
 
 def _apply(snapshot: JobSnapshot, action: actions.Action, now: float) -> JobSnapshot:
@@ -131,7 +125,7 @@ def _hear_rank(
     assert_never(message)
 
 
-def _apply_message(  # noqa: C901, PLR0911  one return for each kind of message
+def _apply_message(  # noqa: PLR0911  one return for each kind of message
     snapshot: JobSnapshot, rank: RankSnapshot, message: RankMessage, now: float
 ) -> JobSnapshot:
     match message:
@@ -153,18 +147,11 @@ def _apply_message(  # noqa: C901, PLR0911  one return for each kind of message
         case messages.Orphaned():
             intent = replace(rank.attempt.intent, orphaned_by=printable(message.by))
             return snapshot.with_attempt(rank, replace(rank.attempt, intent=intent))
-        case (
-            messages.Ready()
-            | messages.JoinedGroup()
-            | messages.PeerLost()
-            | messages.StateMismatch()
-            | messages.Saved()
-        ):
-            return fold_pool.apply_message(snapshot, rank, message, now)
         case messages.PermanentFailure():
             return fold_exit.record_permanent_error(snapshot, rank, message, now)
         case messages.RestoreFailed():
             return gang_restore.record_damage(snapshot, rank, message)
         case messages.Raised():
             return fold_exit.record_error(snapshot, rank, message, now)
-    assert_never(message)
+        case _:
+            return fold_pool.apply_message(snapshot, rank, message, now)

@@ -15,14 +15,7 @@ import msgspec
 from coordinator.decide import fold_pool, fold_rank
 from coordinator.decide.classify_exit import classify
 from coordinator.decide.events import describe_exit, printable, quote_lines
-from coordinator.decide.state import (
-    AttemptEnd,
-    Cause,
-    JobFailure,
-    JobSnapshot,
-    RankSnapshot,
-    RetryBudget,
-)
+from coordinator.decide.state import AttemptEnd, Cause, JobFailure, JobSnapshot, RankSnapshot
 from muster.contracts.interpreter import import_advice
 from muster.contracts.job import Reason
 from muster.contracts.messages import PermanentFailure, Raised, RankExited
@@ -114,7 +107,7 @@ def count_end_with_agent(snapshot: JobSnapshot, rank: RankSnapshot, now: float) 
         return snapshot
     if rank.trouble is None or rank.attempt.intent.is_ours:
         return snapshot
-    counted = replace(rank, budget=_count_failure(snapshot, rank, now))
+    counted = _count_failure(snapshot, rank, now)
     snapshot = snapshot.with_rank(counted)
     limit = _exhausted_limit(snapshot, counted, RetryClass.INFRASTRUCTURE)
     if limit is None:
@@ -127,14 +120,11 @@ def count_end_with_agent(snapshot: JobSnapshot, rank: RankSnapshot, now: float) 
 def _restart_or_fail(
     snapshot: JobSnapshot, rank: RankSnapshot, ending: AttemptEnd, message: RankExited, now: float
 ) -> JobSnapshot:
-    rank = replace(rank, budget=_count_end(snapshot, rank, ending, message, now))
-    if snapshot.is_gang:
-        fruitless, proven = rank.budget.fruitless, rank.budget.proven_step
-        ranks = (
-            replace(it, budget=replace(it.budget, fruitless=fruitless, proven_step=proven))
-            for it in snapshot.ranks
-        )
-        snapshot = replace(snapshot, ranks=tuple(ranks))
+    rank = _count_end(snapshot, rank, ending, message, now)
+    fruitless, proven = rank.budget.fruitless, rank.budget.proven_step
+    for it in snapshot.ranks if snapshot.is_gang else ():
+        shared = replace(it.budget, fruitless=fruitless, proven_step=proven)
+        snapshot = snapshot.with_rank(replace(it, budget=shared))
     snapshot = snapshot.with_rank(rank)
     limit = _exhausted_limit(snapshot, rank, ending.retry_class)
     # Only of the first attempts: a program that has worked may miss a file for a moment.
@@ -144,25 +134,25 @@ def _restart_or_fail(
     if limit is not None:
         failure = _failure(rank, ending, _with_advice(snapshot.spec, message), *limit)
         return fail_job(snapshot, failure, now)
-    restarting = _count_restart(snapshot, rank, ending.retry_class, now)
-    return snapshot.with_rank(replace(rank, budget=restarting))
+    return snapshot.with_rank(_count_restart(snapshot, rank, ending.retry_class, now))
 
 
 def _count_end(
     snapshot: JobSnapshot, rank: RankSnapshot, ending: AttemptEnd, message: RankExited, now: float
-) -> RetryBudget:
+) -> RankSnapshot:
     """Count an end that the program may have caused, or note that the program has worked."""
     retry = RETRIES.get(ending.retry_class)
     is_unobserved = ending.retry_class is RetryClass.INFRASTRUCTURE and not message.is_waiting
     is_unobserved &= not rank.attempt.intent.is_ours
     if is_unobserved or (retry is not None and not retry.is_from_outside):
         return _count_failure(snapshot, rank, now)
-    if rank.has_progressed or _has_lived_long(snapshot, rank, now):
-        return replace(rank.budget, proven_step=max(rank.budget.proven_step, 0))
-    return rank.budget
+    if not (rank.has_progressed or _has_lived_long(snapshot, rank, now)):
+        return rank
+    worked = replace(rank.budget, proven_step=max(rank.budget.proven_step, 0))
+    return replace(rank, budget=worked)
 
 
-def _count_failure(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> RetryBudget:
+def _count_failure(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> RankSnapshot:
     """Count a failure without progress, or reset the count if the job got further than before.
 
     Of an independent rank only a checkpoint counts, as its steps are lost: a program that fails at
@@ -177,23 +167,22 @@ def _count_failure(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> Ret
     else:
         is_progress, proven = reached > budget.proven_step, max(reached, budget.proven_step)
     fruitless = 0 if is_progress else budget.fruitless + 1
-    return replace(budget, fruitless=fruitless, proven_step=proven)
+    return replace(rank, budget=replace(budget, fruitless=fruitless, proven_step=proven))
 
 
 def _count_restart(
     snapshot: JobSnapshot, rank: RankSnapshot, kind: RetryClass, now: float
-) -> RetryBudget:
-    """Count a restart, and delay it by the failures in a row."""
-    retry, backoff, budget = RETRIES.get(kind), snapshot.backoff, rank.budget
+) -> RankSnapshot:
+    """Count a restart and delay it by the failures in a row."""
+    retry, budget = RETRIES.get(kind), rank.budget
+    is_healthy = rank.has_progressed or _has_lived_long(snapshot, rank, now)
+    failures = 1 if is_healthy else 1 + budget.failures
     if retry is not None and retry.is_from_outside:
         failures = int(not rank.has_progressed)  # a longer wait does not keep a signal away
-    elif rank.has_progressed:
-        failures = 1
-    else:
-        failures = 1 + backoff.failures_after(budget.failures, rank.attempt.healthy_seconds(now))
-    delay = backoff.delay_seconds(failures, f"{snapshot.uid}/{rank.rank}")
+    start_at = now + snapshot.backoff.delay_seconds(failures, f"{snapshot.uid}/{rank.rank}")
     restarts = budget.restarts + (retry is not None and retry.is_restart)
-    return replace(budget, failures=failures, start_at=now + delay, restarts=restarts)
+    spent = replace(budget, failures=failures, start_at=start_at, restarts=restarts)
+    return replace(rank, budget=spent)
 
 
 def _has_lived_long(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> bool:

@@ -49,11 +49,10 @@ def apply(snapshot: JobSnapshot, action: actions.PoolAction, now: float) -> JobS
             return _remove(snapshot, snapshot.ranks[action.rank])
         case actions.PublishGroup():
             # Members that waited for this round have the full timeout for their next step.
-            ranks = tuple(
-                replace(rank, attempt=replace(rank.attempt, progressed_at=now))
-                for rank in snapshot.ranks
-            )
-            return replace(snapshot, group=action.group, ranks=ranks)
+            for rank in snapshot.ranks:
+                waiting = replace(rank.attempt, progressed_at=now)
+                snapshot = snapshot.with_attempt(rank, waiting)
+            return replace(snapshot, group=action.group)
     assert_never(action)
 
 
@@ -159,14 +158,11 @@ def _join_group(
     snapshot: JobSnapshot, rank: RankSnapshot, message: JoinedGroup, now: float
 ) -> JobSnapshot:
     group, attempt, worker_id = snapshot.group, rank.attempt, rank.attempt.worker_id
-    changed_attempt = replace(
-        attempt,
-        member=replace(attempt.member, joined_round=message.generation),
-        step_at_start=message.step if attempt.step_at_start is None else attempt.step_at_start,
-        has_told_step=True,
-    )
+    began = message.step if attempt.step_at_start is None else attempt.step_at_start
+    member = replace(attempt.member, joined_round=message.generation)
+    attempt = replace(attempt, member=member, step_at_start=began, has_told_step=True)
     progress = msgspec.structs.replace(rank.progress, step=message.step)
-    joined = replace(rank, attempt=changed_attempt, progress=progress)
+    joined = replace(rank, attempt=attempt, progress=progress)
     if not group.workers:
         # A round of the previous coordinator: its members are unknown, but this rank holds state.
         return snapshot.with_rank(joined)
@@ -177,10 +173,11 @@ def _join_group(
     if pool.members[worker_id].state is WorkerState.SYNCING:
         pool = pools.activate(pool, worker_id, now=now, step=message.step)
     changed = replace(snapshot, pool=pool).with_rank(joined)
-    is_complete = changed.has_joined_group
     # A new rank that waits for its own round keeps the request for one.
-    is_complete &= all(member.state is not WorkerState.SYNCING for member in pool.members)
-    return replace(changed, pool=pools.mark_published(pool)) if is_complete else changed
+    is_waiting = any(member.state is WorkerState.SYNCING for member in pool.members)
+    if is_waiting or not changed.has_joined_group:
+        return changed
+    return replace(changed, pool=pools.mark_published(pool))
 
 
 def _add(snapshot: JobSnapshot, number: int) -> JobSnapshot:

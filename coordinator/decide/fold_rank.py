@@ -52,13 +52,9 @@ def _begin_attempt(rank: RankSnapshot, now: float) -> RankSnapshot:
 
 def mark_alive(rank: RankSnapshot, now: float) -> RankSnapshot:
     """Record a sign of life."""
-    attempt = rank.attempt
-    is_first = attempt.process is ProcessState.SPAWNED
-    live = replace(
-        attempt.move(ProcessState.LIVE),
-        heard_at=now,
-        live_at=now if is_first else attempt.live_at,
-    )
+    live = replace(rank.attempt.move(ProcessState.LIVE), heard_at=now)
+    if rank.attempt.process is ProcessState.SPAWNED:
+        live = replace(live, live_at=now)
     return replace(rank, attempt=live, trouble=None)
 
 
@@ -131,18 +127,23 @@ def shift_deadlines(rank: RankSnapshot, seconds: float, now: float) -> RankSnaps
     """Shift every deadline of a living rank by `seconds`, none of them into the future."""
     if not rank.is_alive:
         return rank
-    attempt, intent = rank.attempt, rank.attempt.intent
+    attempt, asked, stopped = (
+        rank.attempt,
+        rank.attempt.intent.terminated_at,
+        rank.attempt.stopped_at,
+    )
+    intent = replace(
+        attempt.intent,
+        terminated_at=None if asked is None else min(now, asked + seconds),
+        killed_at=min(now, attempt.intent.killed_at + seconds),
+    )
     shifted = replace(
         attempt,
         spawned_at=min(now, attempt.spawned_at + seconds),
         heard_at=min(now, attempt.heard_at + seconds),
         progressed_at=min(now, attempt.progressed_at + seconds),
-        stopped_at=None if attempt.stopped_at is None else min(now, attempt.stopped_at + seconds),
-        intent=replace(
-            intent,
-            terminated_at=min(now, intent.terminated_at + seconds),
-            killed_at=min(now, intent.killed_at + seconds),
-        ),
+        stopped_at=None if stopped is None else min(now, stopped + seconds),
+        intent=intent,
     )
     return replace(rank, attempt=shifted)
 

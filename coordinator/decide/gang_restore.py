@@ -62,11 +62,10 @@ def record_listing(snapshot: JobSnapshot, listed: CheckpointsListed, now: float)
     snapshot = replace(snapshot, agents=agents)
     if listed.problem is not None:
         again = now + LIST_AGAIN_SECONDS
-        ranks = tuple(
-            replace(rank, budget=replace(rank.budget, start_at=max(rank.budget.start_at, again)))
-            for rank in snapshot.ranks
-        )
-        return replace(snapshot, ranks=ranks)
+        for rank in snapshot.ranks:
+            delayed = replace(rank.budget, start_at=max(rank.budget.start_at, again))
+            snapshot = snapshot.with_rank(replace(rank, budget=delayed))
+        return snapshot
     try:
         return replace(snapshot, restore=choose(snapshot, listed))
     except NoCommonCheckpoint as none:

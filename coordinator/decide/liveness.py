@@ -121,8 +121,8 @@ def silence_deadlines(snapshot: JobSnapshot, rank: RankSnapshot) -> Iterator[flo
 
 def _judge(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> Iterator[Action]:
     spec, attempt = snapshot.spec, rank.attempt
-    is_starting_up = attempt.process is ProcessState.SPAWNED
-    if is_starting_up and now >= attempt.spawned_at + spec.start_grace_seconds:
+    start_by = attempt.spawned_at + spec.start_grace_seconds
+    if attempt.process is ProcessState.SPAWNED and now >= start_by:
         message = f"gave no sign of life within {spec.start_grace_seconds:g} s and was killed"
         cause = Cause(reason=Reason.START_TIMEOUT, message=message)
         yield KillProcess(rank=rank.rank, cause=cause)

@@ -64,7 +64,7 @@ def _deadlines(snapshot: JobSnapshot) -> Iterator[float]:
             yield rank.budget.start_at
         elif rank.is_alive:
             yield from liveness.silence_deadlines(snapshot, rank)
-            if snapshot.is_gang_broken and rank.attempt.intent.is_terminated:
+            if snapshot.is_gang_broken and rank.attempt.intent.terminated_at is not None:
                 yield rank.attempt.intent.terminated_at + snapshot.spec.stop_grace_seconds
 
 
@@ -88,7 +88,7 @@ def _end_ranks(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
         if is_grace_over:
             yield actions.KillProcess(rank=rank.rank, cause=_end_of_job(snapshot))
         elif (
-            not intent.is_terminated
+            intent.terminated_at is None
             and not _is_exiting(snapshot, rank, now)
             and plan_pool.may_terminate(snapshot, rank)
         ):
@@ -163,7 +163,7 @@ def _end_broken_gang(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
         intent = rank.attempt.intent
         if not rank.is_alive or intent.kill is not None or not snapshot.agent_of(rank).is_connected:
             continue
-        if not intent.is_terminated:
+        if intent.terminated_at is None:
             yield actions.Terminate(rank=rank.rank)
         elif now >= intent.terminated_at + snapshot.spec.stop_grace_seconds:
             yield actions.KillProcess(rank=rank.rank, cause=_STUBBORN)

@@ -55,7 +55,7 @@ def release_removed_ranks(snapshot: JobSnapshot, _now: float) -> Iterator[Action
         return
     for rank in snapshot.ranks:
         is_removed = rank.is_alive and not rank.in_service and not rank.has_joined
-        if is_removed and not rank.attempt.intent.is_terminated:
+        if is_removed and rank.attempt.intent.terminated_at is None:
             yield actions.Terminate(rank=rank.rank)
 
 
@@ -174,7 +174,7 @@ def _has_saved_or_will(saver: RankSnapshot, group: GroupSnapshot) -> bool:
     if not saver.is_alive:
         return saver.attempt.exit_code == 0
     intent, member = saver.attempt.intent, saver.attempt.member
-    is_asked = intent.is_terminated or intent.stopping
+    is_asked = intent.terminated_at is not None or intent.stopping
     return intent.kill is None and (is_asked or member.joined_round == group.round)
 
 
@@ -200,7 +200,7 @@ def _are_agents_connected(snapshot: JobSnapshot) -> bool:
 
 def _is_staying(rank: RankSnapshot) -> bool:
     intent = rank.attempt.intent
-    is_asked = intent.is_terminated or intent.stopping or intent.kill is not None
+    is_asked = intent.terminated_at is not None or intent.stopping or intent.kill is not None
     return rank.in_service and rank.is_alive and not rank.attempt.died and not is_asked
 
 
@@ -216,9 +216,8 @@ def _is_change(snapshot: JobSnapshot, wanted: GroupSnapshot) -> bool:
 
 def _is_peer_lost(snapshot: JobSnapshot) -> bool:
     present = snapshot.group.round
-    return any(
-        rank.is_alive and rank.attempt.member.peer_lost_round >= present for rank in snapshot.ranks
-    )
+    members = (rank.attempt.member for rank in snapshot.ranks if rank.is_alive)
+    return any(member.peer_lost_round >= present for member in members)
 
 
 def _are_members_joining(snapshot: JobSnapshot, wanted: GroupSnapshot) -> bool:
@@ -230,9 +229,8 @@ def _are_members_joining(snapshot: JobSnapshot, wanted: GroupSnapshot) -> bool:
     if not set(wanted.workers).issuperset(present.workers) or _is_peer_lost(snapshot):
         return False
     members = (snapshot.ranks[number].attempt.member for number in present.ranks)
-    return wanted.paused == present.paused and any(
-        member.joined_round < present.round for member in members
-    )
+    is_joining = any(member.joined_round < present.round for member in members)
+    return wanted.paused == present.paused and is_joining
 
 
 def _is_gathering(snapshot: JobSnapshot, now: float) -> bool:
@@ -257,8 +255,6 @@ def _is_rejoining(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
 
     A group round without it would remove it. If it never comes, its silence ends it.
     """
-    is_away, worker_id = (
-        _is_staying(rank) and rank.attempt.member.ready is None,
-        rank.attempt.worker_id,
-    )
+    worker_id = rank.attempt.worker_id
+    is_away = _is_staying(rank) and rank.attempt.member.ready is None
     return is_away and worker_id is not None and snapshot.pool.is_active(worker_id)

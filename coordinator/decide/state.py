@@ -137,21 +137,16 @@ class GangRestore:
 class EndIntent:
     """Who has asked an attempt to end, and how."""
 
-    terminated_at: float = NEVER  # when we asked it to save and exit
+    terminated_at: float | None = None  # when we asked it to save and exit
     kill: Cause | None = None  # why we sent it SIGKILL
     killed_at: float = NEVER
-    orphaned_by: str | None = None
-    """Which of our processes stopped it while it had no coordinator or agent."""
+    orphaned_by: str | None = None  # by which of our processes, while it had no other
     stopping: bool = False  # it reports that it was asked to stop, by us or by another process
-
-    @property
-    def is_terminated(self) -> bool:
-        return self.terminated_at != NEVER
 
     @property
     def is_ours(self) -> bool:
         """True if one of our processes (coordinator or agent) asked it to save and exit."""
-        return self.is_terminated or self.orphaned_by is not None
+        return self.terminated_at is not None or self.orphaned_by is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,8 +182,7 @@ class Attempt:
     live_at: float = NEVER  # when it first gave a sign of life
     heard_at: float = NEVER
     progressed_at: float = NEVER
-    stopped_at: float | None = None
-    """When the agent first saw the process stopped (SIGSTOP) if it has never sent a heartbeat."""
+    stopped_at: float | None = None  # when its agent first saw it stopped (SIGSTOP)
     beats: bool = False  # it has said hello, so a missing heartbeat means something
     waiting: bool = False  # it reports that it waits for other ranks
     intent: EndIntent = EndIntent()
@@ -196,8 +190,7 @@ class Attempt:
     raised: Raised | None = None  # the error that the program raised in a step
     warning: str | None = None  # its last one; an agent that reconnects repeats it
     step_at_start: int | None = None  # the step at which it began; None while unknown
-    has_told_step: bool = False
-    """It has reported its step; before that, the rank's progress is of the previous attempt."""
+    has_told_step: bool = False  # until then the rank's progress is of the previous attempt
     checkpoints_saved: int = 0
     throughput: Throughput = Throughput()
     worker_id: int | None = None  # in the pool of a synchronous job
@@ -218,12 +211,10 @@ class Attempt:
 class RetryBudget:
     """What the ends of a rank's attempts leave of its retries (`coordinator.decide.fold_exit`)."""
 
-    endings: Mapping[RetryClass, int] = field(default_factory=dict)
-    """How many attempts ended in each class."""
+    endings: Mapping[RetryClass, int] = field(default_factory=dict)  # attempts by class
     restarts: int = 0
     failures: int = 0  # failures in a row, for the backoff
-    fruitless: int = 0
-    """Failures in a row without progress that the program may have caused."""
+    fruitless: int = 0  # failures in a row without progress that the program may have caused
     proven_step: int = -1
     """How far the job had got at the last of those failures; at least 0 if it has ever worked."""
     start_at: float = NEVER  # earliest start of the next attempt
@@ -253,9 +244,9 @@ class RankSnapshot:
     @property
     def has_progressed(self) -> bool:
         """True if this attempt has taken a step or saved a checkpoint."""
-        attempt, began = self.attempt, self.attempt.step_at_start
+        began = self.attempt.step_at_start
         has_stepped = began is not None and self.progress.step > began
-        return attempt.checkpoints_saved > 0 or (attempt.has_told_step and has_stepped)
+        return has_stepped or self.attempt.checkpoints_saved > 0
 
     @property
     def has_joined(self) -> bool:

@@ -459,7 +459,7 @@ class Story:
         is_member = attempt.worker_id in group.workers
         if attempt.intent.kill is not None:
             self.dies(rank.rank)
-        elif attempt.intent.is_terminated or (rank.has_joined and not is_member):
+        elif attempt.intent.terminated_at is not None or (rank.has_joined and not is_member):
             self.exits(rank.rank)
         elif attempt.member.joined_round < group.round and is_member:
             self.joins_group(rank.rank, step=step)

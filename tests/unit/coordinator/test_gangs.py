@@ -29,7 +29,7 @@ MOMENTS: dict[str, Callable[[Story], object]] = {
 def is_idle(story: Story) -> None:
     story.plans()
     for rank in story.job.ranks:
-        if rank.is_alive and rank.attempt.intent.is_terminated:
+        if rank.is_alive and rank.attempt.intent.terminated_at is not None:
             story.dies(rank.rank, signal=15)
     story.plans()
 
