@@ -206,7 +206,7 @@ def attempt_rows(before: JobSnapshot, after: JobSnapshot, now: Moment) -> list[A
     return [
         _attempt_row(new, _pid(old, new), now)
         for old, new in zip(before.ranks, after.ranks, strict=False)
-        if old is not new and _outline(old) != _outline(new)
+        if old is not new and _milestones(old) != _milestones(new)
     ]
 
 
@@ -221,7 +221,7 @@ def ended_attempt_rows(
     ]
 
 
-def _outline(rank: RankSnapshot) -> tuple[object, ...]:
+def _milestones(rank: RankSnapshot) -> tuple[object, ...]:
     attempt = rank.attempt
     return attempt.number, attempt.identity, attempt.step_at_start, rank.is_alive
 
@@ -252,9 +252,8 @@ def _attempt_row(rank: RankSnapshot, pid: int | None, now: Moment) -> Attempt:
         step = rank.progress.step
         began = step if row.step_at_start is None else row.step_at_start
         row = msgspec.structs.replace(row, step_at_start=began, step_at_end=step)
-    if rank.ending is None:
+    if (end := rank.ending) is None:
         return row
-    end = rank.ending
     return msgspec.structs.replace(
         row, retry_class=end.retry_class, reason=end.reason, message=end.message
     )

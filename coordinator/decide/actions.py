@@ -20,62 +20,66 @@ class _Value(msgspec.Struct, frozen=True, kw_only=True):
     """Common shape: immutable, named fields only."""
 
 
-class _OfHost(_Value, frozen=True):
+class OfHost(_Value, frozen=True):
+    """About the agent of one host."""
+
     host: str
 
 
-class _OfRank(_Value, frozen=True):
+class OfRank(_Value, frozen=True):
+    """About one rank."""
+
     rank: int
 
 
-class StartAgent(_OfHost, frozen=True):
+class StartAgent(OfHost, frozen=True):
     """Start the job's next agent on a host."""
 
 
-class KillAgent(_OfHost, frozen=True):
+class KillAgent(OfHost, frozen=True):
     """Kill an agent that does not respond; its ranks wait for the next one."""
 
 
-class DismissAgent(_OfHost, frozen=True):
+class DismissAgent(OfHost, frozen=True):
     """Tell the agent of a host to exit: the job needs none there."""
 
 
-class ListCheckpoints(_OfHost, frozen=True):
+class ListCheckpoints(OfHost, frozen=True):
     """Ask an agent what the ranks of a gang have saved."""
 
 
-class LoseHost(_OfHost, frozen=True):
+class LoseHost(OfHost, frozen=True):
     """Give up a host that does not answer; its ranks are started elsewhere.
 
     Whether they run there is not known. If the agent comes back it is dismissed, and ends them.
     """
 
 
-class PlaceRank(_OfRank, frozen=True):
+class PlaceRank(OfRank, frozen=True):
     """Choose the host on which the next attempt of a rank is started."""
 
     host: str
 
 
-class Start(_OfRank, frozen=True):
+class Start(OfRank, frozen=True):
     """Start the next attempt of a rank."""
 
 
-class Terminate(_OfRank, frozen=True):
+class Terminate(OfRank, frozen=True):
     """Ask a rank to save and exit."""
 
 
-class KillProcess(_OfRank, frozen=True):
+class KillProcess(OfRank, frozen=True):
     """Kill a rank's process and its descendants."""
 
     cause: Cause
 
 
-class AddRank(_OfRank, frozen=True):
+class AddRank(OfRank, frozen=True):
     """Put a rank into service; `plan` then starts it."""
 
 
-class RemoveRank(_OfRank, frozen=True):
+class RemoveRank(OfRank, frozen=True):
     """Take a rank out of service; its worker leaves with the next group round."""
 
 
@@ -85,7 +89,7 @@ class PublishGroup(_Value, frozen=True):
     group: GroupSnapshot
 
 
-class Suspect(_OfRank, frozen=True):
+class Suspect(OfRank, frozen=True):
     """Mark a rank whose heartbeat is overdue."""
 
 
@@ -109,19 +113,19 @@ class ActionTaken(_Value, frozen=True):
     action: Action
 
 
-class AgentConnected(_OfHost, frozen=True):
+class AgentConnected(OfHost, frozen=True):
     """An agent said hello with the right token."""
 
     generation: int
 
 
-class AgentDisconnected(_OfHost, frozen=True):
+class AgentDisconnected(OfHost, frozen=True):
     """The connection to an agent broke; its process lives."""
 
     generation: int
 
 
-class AgentLost(_OfHost, frozen=True):
+class AgentLost(OfHost, frozen=True):
     """An agent's process has ended, with everything it had started except the `living` ranks."""
 
     generation: int
@@ -130,7 +134,7 @@ class AgentLost(_OfHost, frozen=True):
     newest: int = 0  # the highest number of an agent socket in the job's directory
 
 
-class AgentSaid(_OfHost, frozen=True):
+class AgentSaid(OfHost, frozen=True):
     """An agent reports about itself or its host."""
 
     message: AgentHeartbeat | CheckpointsListed

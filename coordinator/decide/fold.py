@@ -59,13 +59,7 @@ def fold(  # noqa: PLR0911  one return for each kind of observation
 
 def _apply(snapshot: JobSnapshot, action: actions.Action, now: float) -> JobSnapshot:
     match action:
-        case (
-            actions.StartAgent()
-            | actions.KillAgent()
-            | actions.DismissAgent()
-            | actions.LoseHost()
-            | actions.ListCheckpoints()
-        ):
+        case actions.OfHost():
             return fold_agent.apply(snapshot, action, now)
         case actions.SetStatus(status=status):
             if status is not snapshot.status:

@@ -7,7 +7,7 @@ from typing import Final, assert_never
 import msgspec
 
 from coordinator.decide import actions
-from coordinator.decide.state import NEVER, Attempt, AttemptEnd, Cause, RankSnapshot, Throughput
+from coordinator.decide.state import Attempt, AttemptEnd, Cause, RankSnapshot, Throughput
 from muster.contracts.job import Reason
 from muster.contracts.messages import Heartbeat, RankExited
 from muster.contracts.rank import COUNT_MAX, ProcessState
@@ -39,11 +39,9 @@ def apply(rank: RankSnapshot, action: actions.RankAction, now: float) -> RankSna
 
 
 def _begin_attempt(rank: RankSnapshot, now: float) -> RankSnapshot:
-    before = rank.attempt
-    started = Attempt(
-        number=before.number + 1, process=ProcessState.SPAWNED, spawned_at=now, heard_at=now
-    )
-    checkpoints = rank.checkpoints_before + before.checkpoints_saved
+    number = rank.attempt.number + 1
+    started = Attempt(number=number, process=ProcessState.SPAWNED, spawned_at=now, heard_at=now)
+    checkpoints = rank.checkpoints_before + rank.attempt.checkpoints_saved
     return replace(rank, attempt=started, checkpoints_before=checkpoints, finished=False)
 
 
@@ -112,8 +110,7 @@ def record_first_step(rank: RankSnapshot, beat: Heartbeat) -> RankSnapshot:
 
 
 def _measure(measured: Throughput, step: int, now: float) -> Throughput:
-    if measured.at == NEVER:
-        return replace(measured, at=now, step=step)
+    # Infinite at first: the rate stays 0 and the first window begins.
     seconds = now - measured.at
     if seconds < THROUGHPUT_WINDOW_SECONDS:
         return measured

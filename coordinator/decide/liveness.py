@@ -9,18 +9,13 @@ from typing import Final
 
 from coordinator.decide.actions import Action, KillProcess, Suspect
 from coordinator.decide.plan_pool import is_step_expected
-from coordinator.decide.state import (
-    NEVER,
-    SUSPECT_SHARE,
-    AgentSnapshot,
-    Attempt,
-    Cause,
-    JobSnapshot,
-    RankSnapshot,
-)
+from coordinator.decide.state import NEVER, AgentSnapshot, Attempt, Cause, JobSnapshot, RankSnapshot
 from muster.contracts.agent import AgentState
 from muster.contracts.job import JobStatus, Reason
 from muster.contracts.rank import ProcessState
+
+SUSPECT_SHARE: Final = 0.5
+"""Share of the heartbeat timeout after which a rank without a heartbeat becomes a suspect."""
 
 AGENT_CONNECT_SECONDS: Final = 30.0
 """An agent imports little and connects, or reconnects, at once; one that takes longer is broken."""

@@ -97,8 +97,7 @@ def _end_ranks(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
 
 def _is_exiting(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> bool:
     """True if a member of a finished synchronous job may be about to exit by itself."""
-    is_early = now < snapshot.stop_at + EXIT_SECONDS
-    return snapshot.done and rank.has_joined and is_early
+    return snapshot.done and rank.has_joined and now < snapshot.stop_at + EXIT_SECONDS
 
 
 def _is_grace_over(snapshot: JobSnapshot, now: float) -> bool:
@@ -233,25 +232,18 @@ def _update_status(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
 
 
 def _ending_status(snapshot: JobSnapshot) -> SetStatus | None:
-    failure = snapshot.failure
-    if snapshot.stop is None and not snapshot.interrupting and failure is None:
+    if snapshot.stop is None and not snapshot.interrupting and snapshot.failure is None:
         return None
     if snapshot.status is JobStatus.QUEUED:
         return _same_status(snapshot)  # nothing runs, so there is no STOPPING in between
-    if failure is not None:
+    reason = Reason.INTERRUPTED
+    message = "the service is shutting down; ranks are saving and exiting"
+    if snapshot.failure is not None:
         # Durable with the status, so that a successor does not restart a job that failed for good.
-        return SetStatus(status=JobStatus.STOPPING, reason=failure.reason, message=failure.message)
-    if snapshot.stop is not None:
-        return SetStatus(
-            status=JobStatus.STOPPING,
-            reason=Reason.STOPPED_BY_USER,
-            message="stop requested; ranks are saving and exiting",
-        )
-    return SetStatus(
-        status=JobStatus.STOPPING,
-        reason=Reason.INTERRUPTED,
-        message="the service is shutting down; ranks are saving and exiting",
-    )
+        reason, message = snapshot.failure.reason, snapshot.failure.message
+    elif snapshot.stop is not None:
+        reason, message = Reason.STOPPED_BY_USER, "stop requested; ranks are saving and exiting"
+    return SetStatus(status=JobStatus.STOPPING, reason=reason, message=message)
 
 
 def _going_status(snapshot: JobSnapshot, now: float) -> SetStatus:

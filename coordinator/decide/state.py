@@ -25,9 +25,6 @@ from muster.contracts.spec import JobSpec
 
 NEVER: Final = float("-inf")
 
-SUSPECT_SHARE: Final = 0.5
-"""Share of the heartbeat timeout after which a rank without a heartbeat becomes a suspect."""
-
 AGENT_FRESHNESS_SHARE: Final = 0.25
 """Share of the heartbeat timeout for which one agent pulse proves that the agent hears its ranks.
 
@@ -84,20 +81,18 @@ _NO_AGENT: Final = AgentSnapshot(host=UNPLACED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobFailure:
-    """Why a job cannot go on; its ranks save and exit, then its status is FAILED."""
-
-    reason: Reason
-    message: str
-    exit_code: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
     """Why a process was ended, or has to be: a reason and a verb phrase for people."""
 
     reason: Reason
     message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFailure(Cause):
+    """Why a job cannot go on; its ranks save and exit, then its status is FAILED."""
+
+    exit_code: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +111,7 @@ class GroupSnapshot:
     """The workers that train together, as last published."""
 
     round: int = 0
-    workers: tuple[int, ...] = ()
-    """Worker ids in ascending order; the index is the position in the group."""
+    workers: tuple[int, ...] = ()  # worker ids; the index is the position in the group
     ranks: tuple[int, ...] = ()  # the rank of each worker
     attempts: tuple[int, ...] = ()  # the attempt of each rank
     paused: bool = False
@@ -140,7 +134,7 @@ class EndIntent:
     terminated_at: float | None = None  # when we asked it to save and exit
     kill: Cause | None = None  # why we sent it SIGKILL
     killed_at: float = NEVER
-    orphaned_by: str | None = None  # by which of our processes, while it had no other
+    orphaned_by: str | None = None  # who stopped it while it had no coordinator or agent
     stopping: bool = False  # it reports that it was asked to stop, by us or by another process
 
     @property
@@ -215,8 +209,7 @@ class RetryBudget:
     restarts: int = 0
     failures: int = 0  # failures in a row, for the backoff
     fruitless: int = 0  # failures in a row without progress that the program may have caused
-    proven_step: int = -1
-    """How far the job had got at the last of those failures; at least 0 if it has ever worked."""
+    proven_step: int = -1  # where the job was at the last of those; at least 0 if it ever worked
     start_at: float = NEVER  # earliest start of the next attempt
 
 
@@ -226,8 +219,7 @@ class RankSnapshot:
 
     rank: int
     host: str = LOCAL_HOST  # kept until that host is lost; `UNPLACED` before the first
-    in_service: bool = True
-    """The job should have this rank; a rank out of service leaves and is not replaced."""
+    in_service: bool = True  # False: the job has left it out, it exits and is not replaced
     finished: bool = False  # exited with code 0: this rank has no work left
     progress: RankProgress = NO_PROGRESS
     checkpoints_before: int = 0  # saved by earlier attempts
@@ -275,22 +267,19 @@ class JobSnapshot:
     ranks: tuple[RankSnapshot, ...]
     reason: Reason | None = None
     message: str | None = None
-    note: str | None = None
-    """Information about a job that goes well, such as which data set was chosen."""
+    note: str | None = None  # about a job that goes well, such as which data set was chosen
     agents: Mapping[str, AgentSnapshot] = field(default_factory=lambda: ONE_HOST)
     """By host: every host on which the job may have ranks, in the order in which they fill."""
     stop: StopRequest | None = None
     stop_grace_seconds: float = 0.0
     stop_at: float = NEVER  # when this coordinator learned of the stop request or the failure
-    interrupting: bool = False
-    """The service shuts down: ranks save and exit, the job goes back to the queue."""
+    interrupting: bool = False  # the service shuts down: ranks save, the job goes to the queue
     failure: JobFailure | None = None
     pool: Pool = _NO_POOL  # the workers of a synchronous job; empty for any other
     group: GroupSnapshot = GroupSnapshot()
     wanted_world_size: int = 0  # how many ranks should be in service
     pause_requested: bool = False
-    checkpoint_requests: int = 0
-    """Requests for a checkpoint so far; only the last one can be pending."""
+    checkpoint_requests: int = 0  # made so far; only the last one can be pending
     checkpoint_requests_done: int = 0
     divergent: frozenset[int] = frozenset()  # workers whose state differs from that of the others
     raised: Raised | None = None  # the last error that the program raised in any rank
