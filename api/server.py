@@ -24,7 +24,7 @@ from api.errors import install
 from api.header_limits import HEADERS_LIMIT_BYTES, LimitedProtocol
 from api.middleware import BODY_LIMIT_BYTES, AccessMiddleware, peer_uid
 from api.rate_limits import RateLimiter
-from api.routes import deletion, jobs, logs, pool, service
+from api.routes import deletion, hosts, jobs, logs, pool, service
 from api.schema import ANY, add_schemas, refusals, refuse_unknown_query
 from api.startup_checks import check_certificate, check_listening
 from api.streams import JobCache, JobState, LogBroadcast
@@ -44,6 +44,7 @@ from muster.contracts.paths import DataDir
 from muster.contracts.settings import TOKEN, AccessSettings, ServiceSettings, is_issued_token
 from muster.host import processes
 from muster.host.private import make_private
+from muster.logs.local import LocalLogs
 from muster.objects.client import BRIEF_RETRY_SECONDS, S3Client
 from muster.runtime import service_log
 from muster.runtime.stderr_messages import print_stderr
@@ -87,7 +88,7 @@ def create_app() -> FastAPI:
     )
     install(app)
     app.include_router(service.page_router)
-    modules = (service, jobs, pool, logs, deletion)
+    modules = (service, hosts, jobs, pool, logs, deletion)
     for router in (*(module.router for module in modules), service.token_router):
         app.include_router(router)
         app.include_router(router, prefix=PREFIX, include_in_schema=False)
@@ -222,7 +223,10 @@ def _build_state(
         tokens=tokens,
         job_cache=job_cache,
         log_broadcast=LogBroadcast(
-            files=data_dir, jobs=job_cache, is_closing=is_closing, readers=readers
+            logs_of=lambda job_id: LocalLogs(data_dir.job(job_id)),
+            jobs=job_cache,
+            is_closing=is_closing,
+            readers=readers,
         ),
         log_searches=CapacityLimiter(LOG_SEARCHES),
         coordinator=coordinator,

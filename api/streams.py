@@ -16,14 +16,12 @@ from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from sse_starlette import ServerSentEvent
 
-from api.logs.files import Position, format_event_id
-from api.logs.follow import IsOver, JobFollower
-from api.logs.tail import tail_position
 from database.errors import DatabaseUnavailable
 from database.records import Job, RankRecord
 from muster.contracts.job import JobId, JobUid
-from muster.contracts.paths import DataDir, LogName
+from muster.contracts.paths import LogName
 from muster.contracts.rank import ProcessState
+from muster.logs.source import IsOver, Lines, LogFollower, LogSource, Position, format_event_id
 
 POLL_SECONDS: Final = 0.1
 """How often logs are read; adds this much delay to a line."""
@@ -130,7 +128,7 @@ class LogFeed:
 
     def __init__(self, broadcast: "LogBroadcast", job: Job, rank: int | None) -> None:
         self._job = job
-        self._files = broadcast.files.job(job.job_id)
+        self._logs = broadcast.logs_of(job.job_id)
         self._rank = rank
         self._jobs = broadcast.jobs
         self._is_closing = broadcast.is_closing
@@ -161,7 +159,7 @@ class LogFeed:
         await self._opened.wait()
         while True:
             number, until = self._count, self._position
-            reader = JobFollower(self._files, self._rank, position, until)
+            reader = self._logs.follow(self._rank, position, until)
             while event := await self._next(reader, lambda _name: True):
                 yield event
                 if self._is_closing():
@@ -184,10 +182,10 @@ class LogFeed:
     async def _read_on(self) -> JobState | None:
         try:
             self._position = await run_sync(
-                tail_position, self._files, self._rank, 0, limiter=self._readers
+                self._logs.tail_position, self._rank, 0, limiter=self._readers
             )
             self._opened.set()
-            reader = JobFollower(self._files, self._rank, self._position)
+            reader = self._logs.follow(self._rank, self._position)
             clock = asyncio.get_running_loop().time
             woken_at = clock()
             while True:
@@ -222,23 +220,29 @@ class LogFeed:
         self._moved.set()
         self._moved = asyncio.Event()
 
-    async def _next(self, reader: JobFollower, is_over: IsOver) -> LogEvent | None:
+    async def _next(self, reader: LogFollower, is_over: IsOver) -> LogEvent | None:
         return await run_sync(self._read_event, reader, is_over, limiter=self._readers)
 
-    def _read_event(self, reader: JobFollower, is_over: IsOver) -> LogEvent | None:
-        text = reader.next_batch(is_over)
-        if text is None:
+    def _read_event(self, reader: LogFollower, is_over: IsOver) -> LogEvent | None:
+        batch = reader.next_batch(is_over)
+        if not batch:
             return None
-        position = reader.position
+        text, position = "\n".join(map(self._text, batch)), reader.position
         event = ServerSentEvent(text, id=format_event_id(self._job.uid, position), sep="\n")
         return LogEvent(event.encode(), position)
+
+    def _text(self, lines: Lines) -> str:
+        if self._rank is not None:
+            return lines.text
+        prefix = f"[rank {lines.name.rank}] "
+        return prefix + lines.text.replace("\n", f"\n{prefix}")
 
 
 @dataclass(slots=True, kw_only=True)
 class LogBroadcast:
     """The feeds of one event loop: one for each job, or rank of a job, that clients follow."""
 
-    files: DataDir
+    logs_of: Callable[[JobId], LogSource]
     jobs: JobCache
     is_closing: Callable[[], bool]
     readers: CapacityLimiter

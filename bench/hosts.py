@@ -18,7 +18,7 @@ from _peers import ENVIRON, Call, duration, measure, ratio
 
 from muster.collectives import TcpBackend, all_reduce
 from muster.collectives.transports.handshake import Membership
-from muster.collectives.transports.rendezvous import Meeting, rendezvous
+from muster.collectives.transports.rendezvous import Connections, rendezvous
 from muster.collectives.transports.streams import SocketStream, Stream
 from tests.support.hosts import Host, address, hosts, refusal
 
@@ -78,14 +78,14 @@ def be_rank(directory: Path, routes: list[str]) -> None:
         gloo.distributed.destroy_process_group()
 
 
-def plain_of(meeting: Meeting) -> Meeting:
+def plain_of(connections: Connections) -> Connections:
     """Use the connections without the ciphers."""
     streams: dict[int, Stream] = {
         peer: SocketStream(stream.socket, peer)
-        for peer, stream in meeting.streams.items()
+        for peer, stream in connections.streams.items()
         if isinstance(stream, SocketStream)
     }
-    return Meeting(streams, meeting.hosts)
+    return Connections(streams, connections.hosts)
 
 
 def show(name: str, ours: float, plain: float, gloo: float | None, least: float) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import click
 import msgspec
 
+from cli.connection import connected
 from cli.errors import ExitCode
-from cli.output import Group, Output, output_option, show
+from cli.output import Group, Output, output_option, show, table
 from cli.submit import JobDescription, read_job_file, refuse
 from muster.cluster.description import Cluster
 from muster.cluster.placement import Placement, RankRequest, place
@@ -40,6 +41,28 @@ def check(*, file: Path, output: Output) -> None:
     found = read_cluster(file)
     body = msgspec.to_builtins(found) | {"capacity": found.capacity}
     show(output, body, str(found).splitlines(), (node.name for node in found.nodes))
+
+
+@click.command()
+@output_option
+def hosts(*, output: Output) -> None:
+    """Show the hosts on which ranks may run, and what runs there."""
+    with connected() as client:
+        found = client.hosts()
+    header = ("HOST", "ADDRESS", "TRANSPORT", "SLOTS", "GPUS", "AGENTS", "JOBS")
+    rows = [
+        (
+            it.host,
+            it.address,
+            it.transport,
+            f"{it.slots_in_use}/{it.slots or 'auto'}",
+            it.gpu_count,
+            ", ".join(f"{count} {state}" for state, count in it.agents.items()) or "-",
+            ", ".join(it.jobs) or "-",
+        )
+        for it in found.hosts
+    ]
+    show(output, found, table(header, rows), (it.host for it in found.hosts))
 
 
 @click.command()

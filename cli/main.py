@@ -33,6 +33,9 @@ HEADINGS: Final = {
         "status": Entry("cli.status:status", "Show what runs, and whether it is healthy."),
         "doctor": Entry("cli.doctor:doctor", "Check this installation and suggest repairs."),
         "cluster": Entry("cli.cluster:cluster", "Check the description of a cluster."),
+        "hosts": Entry(
+            "cli.cluster:hosts", "Show the hosts on which ranks may run, and what runs there."
+        ),
         "config": Entry("cli.config:config", "Show every setting and its origin."),
         "backup": Entry(
             "cli.services:backup", "Copy the database, and list the files that belong to it."

@@ -10,8 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +20,7 @@ import click
 from cli.output import ROUTINE_EVENTS, Tracebacks, say
 from muster.contracts.environ import RANK_DEFAULTS
 from muster.contracts.job import JobId
-from muster.contracts.paths import JobFiles, LogName
+from muster.contracts.paths import JobFiles
 from muster.contracts.spec import (
     VIRTUAL_SHARDS_OF_SCRIPTS,
     JobSpec,
@@ -32,6 +31,8 @@ from muster.contracts.spec_problems import checked, checked_job_id
 from muster.host.extras import require_server
 from muster.host.gpus import visible_gpus
 from muster.host.programs import callers_python, command_problem
+from muster.logs.local import LocalLogs
+from muster.logs.source import LogSource
 
 if TYPE_CHECKING:
     from database.records import Event, Job, RankRecord
@@ -39,9 +40,8 @@ if TYPE_CHECKING:
 OWN_MESSAGES: Final = {"job_stopping": "interrupted; ranks checkpoint and exit", "job_queued": ""}
 """In place of messages that speak of a service."""
 
-CHUNK_BYTES: Final = 4 << 20
-"""Read at once from a log, so that a rank that prints without end does not block the rest. A longer
-line is shown in pieces."""
+CHUNK_BYTES: Final = 16 << 20
+"""Shown at once, so that a rank that prints without end does not hold up the messages."""
 
 TORCHRUN_OPTIONS: Final = re.split(
     " +",
@@ -187,7 +187,7 @@ def run(  # noqa: PLR0913  each option is a parameter
         )
     service_log.configure("muster", logging.WARNING)  # the terminal shows the rest
     chosen = new_job_id() if job_id is None else checked_job_id(job_id)
-    sys.exit(play(chosen, checked(spec), service_settings(), os.environ, _Terminal))
+    sys.exit(play(chosen, checked(spec), service_settings(), os.environ, Terminal))
 
 
 def argv_of_script(words: Sequence[str], directory: Path, python: str) -> tuple[str, ...]:
@@ -214,52 +214,6 @@ def new_job_id() -> JobId:
     return JobId(f"run-{datetime.now(UTC):%Y%m%dt%H%M%S}-{os.urandom(3).hex()}")
 
 
-class LogRelay:
-    """Follows the log files of all ranks, also of ranks to come, and passes their lines on.
-
-    Ranks write to files, so no rank waits for a slow terminal.
-    """
-
-    def __init__(self, logs: Path, write: Callable[[str], None]) -> None:
-        """`write` receives one or several lines. What the logs hold already is skipped."""
-        self._logs = logs
-        self._write = write
-        self.tracebacks = Tracebacks()
-        self._positions = {name: path.stat().st_size for name, path in self._files()}
-
-    def pass_on(self, *, is_over: bool = False) -> bool:
-        """Write the lines that have ended, or all if the ranks have; return whether any came."""
-        has_news = False
-        for name, path in self._files():
-            position = self._positions.setdefault(name, 0)
-            with suppress(FileNotFoundError), path.open("rb") as log:  # it may be deleted
-                log.seek(position)
-                content = log.read(CHUNK_BYTES)
-                taken = content[: content.rfind(b"\n") + 1]
-                if not taken and (is_over or len(content) == CHUNK_BYTES):
-                    taken = content
-                if taken:
-                    has_news = True
-                    self._positions[name] += len(taken)
-                    shown = []
-                    for line in taken.decode(errors="replace").removesuffix("\n").split("\n"):
-                        shown += self.tracebacks.pass_on(name.rank, line)
-                    if shown:
-                        self._write("\n".join(f"[{name.rank}] {line}" for line in shown))
-        return has_news
-
-    def finish(self) -> None:
-        """Write everything, also unfinished lines. The ranks must have ended."""
-        while self.pass_on(is_over=True):
-            pass
-        for rank, line in self.tracebacks.rest():
-            self._write(f"[{rank}] {line}")
-
-    def _files(self) -> Iterator[tuple[LogName, Path]]:
-        named = ((LogName.parse(path.name), path) for path in self._logs.glob("*.log"))
-        yield from sorted((name, path) for name, path in named if name is not None)
-
-
 def print_lines(lines: str) -> None:
     """Print what ranks wrote.
 
@@ -273,23 +227,47 @@ def print_lines(lines: str) -> None:
         say(f"what ranks print is only in their logs from now on ({error})")
 
 
-class _Terminal:
-    """Shows what ranks print and what happens to them: the display of a foreground job."""
+class Terminal:
+    """Shows what ranks print and what happens to them: the display of a foreground job.
 
-    def __init__(self, files: JobFiles) -> None:
+    Ranks write to files, so no rank waits for a slow terminal.
+    """
+
+    def __init__(self, files: JobFiles, write: Callable[[str], None] = print_lines) -> None:
+        """`write` receives one or several lines. Lines that the logs hold already are skipped."""
         self._files = files
-        self._relay = LogRelay(files.logs, print_lines)
+        self._write = write
+        self._tracebacks = Tracebacks()
+        logs: LogSource = LocalLogs(files)
+        self._follower = logs.follow(None, logs.tail_position(None, 0))
 
     def show_output(self) -> None:
-        self._relay.pass_on()
+        """Write the lines that have ended."""
+        self._pass_on(is_over=False)
 
     def show_rest(self) -> None:
-        self._relay.finish()
+        """Write everything, also unfinished lines. The ranks must have ended."""
+        while self._pass_on(is_over=True):
+            pass
+        for rank, line in self._tracebacks.rest():
+            self._write(f"[{rank}] {line}")
+
+    def _pass_on(self, *, is_over: bool) -> bool:
+        size = 0
+        while size < CHUNK_BYTES and (batch := self._follower.next_batch(lambda _: is_over)):
+            for lines in batch:
+                size += len(lines.raw) + 1
+                shown = []
+                for line in lines.raw.decode(errors="replace").split("\n"):
+                    shown += self._tracebacks.pass_on(lines.name.rank, line)
+                if shown:
+                    self._write("\n".join(f"[{lines.name.rank}] {line}" for line in shown))
+        return size > 0
 
     def show_event(self, event: Event) -> None:
         message = OWN_MESSAGES.get(event.kind, event.message)
         if message and event.kind not in ROUTINE_EVENTS:
-            say(self._relay.tracebacks.shorten(message))
+            say(self._tracebacks.shorten(message))
 
     def show_progress(self, workers: Sequence[RankRecord]) -> None:
         """Print nothing: ranks print their progress themselves."""

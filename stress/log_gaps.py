@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from api.logs.files import Line, shorten
 from muster.contracts.paths import LogName
 from muster.host.containment import tagged_processes
 from muster.host.processes import send_signal
+from muster.logs.source import decode, shorten
 from stress.restarter import Restarter, await_api
 from stress.runner import Report, chance, main
 from stress.scribbler import FAST_LINES
@@ -144,9 +144,7 @@ def _written(installation: Installation, job_id: str, rank: int) -> Iterator[byt
     for path in _files(installation, job_id, rank):
         with path.open("rb") as log:
             for raw in log:
-                length = len(raw) - raw.endswith(b"\n")
-                line = Line(0, len(raw), shorten(raw, length))
-                yield line.text.encode()
+                yield decode(shorten(raw.removesuffix(b"\n"))).encode()
 
 
 def _wrong_stream(

@@ -18,14 +18,19 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from api.auth import Unauthorized
 from api.dependencies import READ, AppState, CurrentCaller, Reauthenticate, Reauthentication, State
 from api.errors import Conflict, Problem, invalid_field
-from api.logs.files import Micros, Position, format_event_id, parse_event_id
-from api.logs.follow import JobFollower
-from api.logs.tail import LogFilter, LogLine, read_tail, tail_position
 from api.schema import KnownJobId, refusals, returns
 from api.streams import IDLE_SECONDS, JobState, finished_logs
 from database.errors import JobMissing
 from database.records import Job
 from muster.contracts.views import LogLineView, LogTail
+from muster.logs.source import (
+    Lines,
+    LogFilter,
+    Micros,
+    Position,
+    format_event_id,
+    parse_event_id,
+)
 
 PLAIN: Final = "text/plain"
 NDJSON: Final = "application/x-ndjson"
@@ -159,7 +164,7 @@ async def get_logs(  # noqa: PLR0913  a query has many parameters
     wanted = replace(filters, rank=part.rank, after=part.position_in(job) or {})
     count = TAIL_DEFAULT if part.tail is None else part.tail
     found = await run_sync(
-        partial(read_tail, state.data_dir.job(job_id), wanted, count),
+        partial(state.log_broadcast.logs_of(job_id).tail, wanted, count),
         limiter=state.log_searches if is_search else None,
     )
     accepted = request.headers.get("accept", "")
@@ -203,14 +208,14 @@ async def stream_logs(
     if found is None:
         raise JobMissing(job_id)
     _check_rank(found.job, part.rank)
-    files = state.data_dir.job(job_id)
+    logs = state.log_broadcast.logs_of(job_id)
     position = part.position_in(found.job)
     if position is not None and found.job.is_terminal:
-        follower = JobFollower(files, part.rank, position)
-        if await run_sync(follower.next_batch, finished_logs(found)) is None:
+        follower = logs.follow(part.rank, position)
+        if not await run_sync(follower.next_batch, finished_logs(found)):
             return Response(status_code=HTTPStatus.NO_CONTENT)
     elif position is None and part.tail is not None:
-        position = await run_sync(tail_position, files, part.rank, part.tail)
+        position = await run_sync(logs.tail_position, part.rank, part.tail)
     # The token of any other caller cannot be revoked.
     check = reauthenticate if caller.token_id is not None else None
     return EventSourceResponse(
@@ -284,6 +289,6 @@ def _micros(moment: datetime | None) -> Micros | None:
     return None if moment is None else (moment - epoch) // timedelta(microseconds=1)
 
 
-def _line_view(line: LogLine) -> LogLineView:
+def _line_view(line: Lines) -> LogLineView:
     time = None if line.micros is None else datetime.fromtimestamp(line.micros / 1e6, UTC)
-    return LogLineView(rank=line.name.rank, time=time, line=line.line.text)
+    return LogLineView(rank=line.name.rank, time=time, line=line.text)

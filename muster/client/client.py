@@ -26,7 +26,16 @@ from muster.client.http import (
 from muster.client.job import ENDING_SECONDS, Job
 from muster.contracts.settings import CA_FILE, TOKEN, api_url
 from muster.contracts.spec import JOB_ID_PATTERN, RESERVED_IDS
-from muster.contracts.views import Health, JobList, JobPlan, JobView, ProblemView, Purged, Version
+from muster.contracts.views import (
+    Health,
+    HostList,
+    JobList,
+    JobPlan,
+    JobView,
+    ProblemView,
+    Purged,
+    Version,
+)
 
 LATEST: Final = "@latest"  # stands for the job that was submitted last
 
@@ -126,6 +135,10 @@ class Client:
         """Return how many jobs have this status."""
         answer = self.connection.ask("GET", "/jobs", query={"status": status, "limit": 1})
         return answer.total or 0
+
+    def hosts(self) -> HostList:
+        """Return the hosts on which ranks may run, with what runs there."""
+        return self.connection.ask("GET", "/hosts").read_as(HostList)
 
     def job(self, word: str) -> Job:
         """Return the job with this id, name, or unique prefix of an id; ``@latest`` is the newest.

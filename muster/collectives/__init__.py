@@ -43,34 +43,25 @@ if TYPE_CHECKING:
     from muster.collectives.transports.tcp import RingBackend as RingBackend
     from muster.collectives.transports.tcp import TcpBackend as TcpBackend
 
-_MODULES: Final = {
-    "backend": ["Backend"],
-    "context": ["DistributedContext"],
-    "data_parallel": ["DataParallel"],
-    "operation_queue": ["Handle", "counters"],
-    "operations": [
-        "all_gather",
-        "all_reduce",
-        "all_to_all",
-        "barrier",
-        "broadcast",
-        "gather",
-        "reduce",
-        "reduce_scatter",
-        "scatter",
-    ],
-    "transports.shared_memory": ["SharedMemoryBackend"],
-    "simulated": ["SimulatedBackend"],
-    "subgroups": ["HybridBackend", "SubBackend"],
-    "transports.tcp": ["RingBackend", "TcpBackend"],
+_NAMES: Final = {
+    "backend": "Backend",
+    "context": "DistributedContext",
+    "data_parallel": "DataParallel",
+    "operation_queue": "Handle counters",
+    "operations": "all_gather all_reduce all_to_all barrier broadcast gather reduce "
+    "reduce_scatter scatter",
+    "transports.shared_memory": "SharedMemoryBackend",
+    "simulated": "SimulatedBackend",
+    "subgroups": "HybridBackend SubBackend",
+    "transports.tcp": "RingBackend TcpBackend",
 }
-_PLACES: Final = {name: module for module, names in _MODULES.items() for name in names}
+_MODULE_OF: Final = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = list(_PLACES)
+__all__ = list(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  a module attribute can be anything
     # Lazy, as `muster` is: a managed rank needs few of these modules, and starts sooner.
-    if name not in _PLACES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'muster.collectives' has no attribute {name!r}")
-    return getattr(import_module(f"muster.collectives.{_PLACES[name]}"), name)
+    return getattr(import_module(f"muster.collectives.{_MODULE_OF[name]}"), name)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from muster.collectives.deadline import Deadline
-from muster.collectives.errors import InvalidRank, SelfMessage, Unsupported
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
@@ -22,11 +21,11 @@ ON_WAIT_SECONDS: Final = 0.02
 """The longest time between two such calls."""
 
 BARRIER_BIT: Final = 1 << 63
-"""Of a context: its barriers. Their messages never meet those of its callers."""
+"""Of a context: its barriers. Their messages never match those of its callers."""
 
 
 class Tag(NamedTuple):
-    """What a message belongs to. It meets only a receiver with the same context and sequence."""
+    """What a message belongs to. It matches only a receive with the same context and sequence."""
 
     context: int = 0
     """The group; 0 is the one that the backend was made for, others are views of it."""
@@ -55,15 +54,6 @@ Target: TypeAlias = memoryview | Accumulator
 
 ELEMENT_BYTES: Final = 16
 """A multiple of the size of every element. Accumulators get multiples of it, up to the last."""
-
-
-def bytes_of(data: Data, *, for_writing: bool = False) -> memoryview:
-    """Return contiguous memory as bytes; raises `Unsupported`."""
-    view = memoryview(data)
-    if not view.c_contiguous or (for_writing and view.readonly):
-        kind = "contiguous memory that can be written" if for_writing else "contiguous memory"
-        raise Unsupported(f"a message needs {kind}: copy it first")
-    return view.cast("B") if view.nbytes else view
 
 
 def fill(target: Target, offset: int, data: memoryview) -> None:
@@ -174,20 +164,3 @@ def barrier_rounds(rank: int, world_size: int) -> list[tuple[int, int]]:
     """Return to which rank an empty message goes in each round, and from which one comes."""
     distances = [1 << number for number in range((world_size - 1).bit_length())]
     return [((rank + it) % world_size, (rank - it) % world_size) for it in distances]
-
-
-def check_peer(peer: int, rank: int, world_size: int) -> None:
-    """Raise `SelfMessage` or `InvalidRank` unless `rank` can talk to `peer`."""
-    if not 0 <= peer < world_size:
-        raise InvalidRank(peer, world_size)
-    if peer == rank:
-        raise SelfMessage(rank)
-
-
-def check_length(size_bytes: int, limit_bytes: int) -> None:
-    """Raise `Unsupported` for a message longer than the receiver accepts."""
-    if size_bytes > limit_bytes:
-        raise Unsupported(
-            f"a message of {size_bytes} bytes is longer than the limit of {limit_bytes}: "
-            "send it in parts"
-        )

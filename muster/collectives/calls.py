@@ -1,41 +1,33 @@
 """What one call of a collective says, in 64 bits of every frame: all ranks must say the same."""
 
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 from muster.collectives.errors import CallMismatch, CollectiveError, SizeMismatch
+from muster.collectives.routes import ROUTES
 
-OPERATIONS: Final = (
-    "send",
-    "broadcast",
-    "reduce",
-    "all_reduce",
-    "gather",
-    "scatter",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "barrier",
+Op: TypeAlias = Literal["sum", "mean", "min", "max"]
+OPS: Final[tuple[str, ...]] = get_args(Op)
+
+ITEM_BYTES: Final = {
+    "bytes": 1,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    **{f"{kind}{8 * size}": size for kind in ("int", "uint") for size in (1, 2, 4, 8)},
+}
+"""Data type → size of an element; "bytes" stands for a call without arrays."""
+
+DTYPES: Final = tuple(ITEM_BYTES)[1:]
+
+_NAMES: Final = (
+    ("send", *ROUTES, "all_to_all", "barrier"),
+    ("", *OPS),
+    tuple(ITEM_BYTES),
+    ("", *dict.fromkeys(name for routes in ROUTES.values() for name in routes)),
 )
-OPS: Final = ("", "sum", "mean", "min", "max")
-DTYPES: Final = (
-    "bytes",
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-)
-ROUTES: Final = ("", "ring", "tree", "centralised", "direct", "whole", "two_level")
+"""Of the first four fields of a call. The position of a name, four bits, is what is sent."""
 
-
-ITEM_BYTES: Final = dict(zip(DTYPES, (1, 2, 2, 4, 8, 1, 2, 4, 8, 1, 2, 4, 8), strict=True))
 _COUNT_BITS: Final = 32
 
 
@@ -68,9 +60,6 @@ class Call(NamedTuple):
         return " ".join([*filter(None, words), f"with root {self.root}"])
 
 
-_NAMES: Final = (OPERATIONS, OPS, DTYPES, ROUTES)
-
-
 def mismatch(peer: int, expected: int, got: int, *, is_later: bool = False) -> CollectiveError:
     """Return the error for two codes that differ; the one of `peer` may be anything.
 
@@ -80,15 +69,15 @@ def mismatch(peer: int, expected: int, got: int, *, is_later: bool = False) -> C
     if own is None or other is None or is_later or own[:5] != other[:5]:
         name = str(other or f"an unknown operation ({got:#x})")
         return CallMismatch(peer, str(own), "something else before " * is_later + name)
-    return SizeMismatch(own.size_bytes, other.size_bytes)
+    return SizeMismatch(own.size_bytes, other.size_bytes, peer)
 
 
 def _call(code: int) -> Call | None:
-    indices = [code >> _COUNT_BITS >> shift & 0xF for shift in (12, 8, 4, 0)]
-    if any(index >= len(names) for index, names in zip(indices, _NAMES, strict=True)):
+    numbers = code >> _COUNT_BITS
+    shifts = (12, 8, 4, 0)
+    try:
+        names = [of[numbers >> shift & 0xF] for shift, of in zip(shifts, _NAMES, strict=True)]
+    except IndexError:
         return None
-    operation, op, dtype, route = (
-        names[index] for index, names in zip(indices, _NAMES, strict=True)
-    )
-    root, elements = code >> _COUNT_BITS >> 16, code & ((1 << _COUNT_BITS) - 1)
-    return Call(operation, op, dtype, route, root, elements)
+    operation, op, dtype, route = names
+    return Call(operation, op, dtype, route, numbers >> 16, code & ((1 << _COUNT_BITS) - 1))

@@ -1,9 +1,10 @@
 """What a training function needs of its group, in one object."""
 
 from muster.collectives.backend import TIMEOUT_SECONDS, Backend
+from muster.collectives.calls import Op
 from muster.collectives.engine import Array
 from muster.collectives.operation_queue import Outcome, counters
-from muster.collectives.operations import Op, all_reduce, barrier
+from muster.collectives.operations import all_reduce, barrier
 
 
 class DistributedContext:

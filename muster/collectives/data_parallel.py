@@ -83,10 +83,12 @@ class DataParallel:
                 f"parameter {number} has a gradient already: call finish() after each backward "
                 "pass, and accumulate inside no_sync()"
             )
-        place = bucket.places[number]
-        if array.nbytes != place.nbytes:
-            raise SizeMismatch(place.nbytes, array.nbytes)
-        place[...] = array.reshape(-1)
+        part = bucket.parts[number]
+        if array.nbytes != part.nbytes:
+            raise SizeMismatch(part.nbytes, array.nbytes)
+        # Copied: one message of a bucket costs less than one of each gradient, and the caller may
+        # accumulate into its own memory meanwhile.
+        part[...] = array.reshape(-1)
         self._gradients[number] = gradient
         bucket.missing.discard(number)
         # In their order, not as they complete: ranks have to start the same ones together.
@@ -106,7 +108,7 @@ class DataParallel:
         try:
             for bucket in self._buckets[self._started :]:
                 for number in bucket.missing:
-                    bucket.places[number][...] = 0
+                    bucket.parts[number][...] = 0
                 self._start_next()
             all_reduce(self._backend, used, "max", timeout_seconds=self._timeout_seconds)
             for bucket in self._buckets:
@@ -126,16 +128,16 @@ class DataParallel:
         self._started += 1
 
     def _average(self, number: int) -> Any:  # noqa: ANN401  an array or a tensor
-        parameter, place = self._parameters[number], self._bucket_of[number].places[number]
+        parameter, part = self._parameters[number], self._bucket_of[number].parts[number]
         gradient = self._gradients.get(number)
         if gradient is None:
             is_tensor = hasattr(parameter, "new_empty")
             shape = parameter.shape
-            gradient = parameter.new_empty(shape) if is_tensor else np.empty(shape, place.dtype)
+            gradient = parameter.new_empty(shape) if is_tensor else np.empty(shape, part.dtype)
             if is_tensor:
                 parameter.grad = gradient
         array = _array_of(gradient)
-        array[...] = place.reshape(array.shape)
+        array[...] = part.reshape(array.shape)
         return gradient
 
 
@@ -149,7 +151,7 @@ class _Bucket:
         self._dtype = dtype
         self._flat = np.empty(sum(sizes), arrays[numbers[0]].dtype)
         parts = np.split(self._flat, np.cumsum(sizes)[:-1])
-        self.places: dict[int, Array] = dict(zip(numbers, parts, strict=True))
+        self.parts: dict[int, Array] = dict(zip(numbers, parts, strict=True))
         self._handle: Handle[Array] | None = None
 
     def start(self, backend: Backend, timeout_seconds: float) -> None:

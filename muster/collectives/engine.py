@@ -77,7 +77,7 @@ class Gathered(NamedTuple):
 
     start: int
     stop: int
-    place: int
+    own_index: int
     """How many of the senders have a lower rank than this one."""
     messages: tuple[tuple[Message, ...], ...]
     """Of each sender, in the order of ranks; bytes of its own scratch memory."""
@@ -113,9 +113,9 @@ def _step(given: Round, rank: int, item_bytes: int) -> Step:
         if len(pieces) == 1 and not is_sent:
             streamed += _cut(pieces, item_bytes)
             continue
-        place = sum(piece.peer < rank for piece in pieces)
+        own_index = sum(piece.peer < rank for piece in pieces)
         whole = [_cut([Piece(it.peer, 0, stop - start)], item_bytes) for it in pieces]
-        gathered.append(Gathered(start, stop, place, tuple(map(tuple, whole))))
+        gathered.append(Gathered(start, stop, own_index, tuple(map(tuple, whole))))
     sends, copies = _cut(given.sends, item_bytes), _cut(given.copies, item_bytes)
     return Step(tuple(sends), tuple(copies), tuple(streamed), tuple(gathered))
 
@@ -149,7 +149,7 @@ class Addend:
 
     def put(self, offset: int, data: memoryview) -> None:
         """Combine; the left operand is that of the lower rank."""
-        operand = np.frombuffer(data, self._elements.dtype)
+        operand = np.frombuffer(data, self._elements.dtype)  # no copy: it is used up on return
         start = offset // operand.itemsize
         own = self._elements[start : start + operand.size]
         # As in `combine_all`, or the payloads of NaN would differ between ranks.
@@ -195,10 +195,10 @@ class Executor:
         self._deadline = deadline
         self._scratch = scratch
 
-    def run(self, schedule: Schedule, source: Window, target: Window) -> None:
-        """Send from `source` and receive into `target`, which may be the same memory."""
+    def run(self, schedule: Schedule, source: Window, target: Window | None = None) -> None:
+        """Send from `source` and receive into `target`, by default the same memory."""
         for step in schedule:
-            self._run_step(step, source, target)
+            self._run_step(step, source, target or source)
 
     def exchange(
         self, outgoing: list[tuple[int, memoryview]], incoming: list[tuple[int, Target]]
@@ -230,22 +230,23 @@ class Executor:
                 flat = array.data.cast("B")
                 incoming += [(peer, flat[start:stop]) for peer, start, stop in messages]
         self.exchange(outgoing, incoming)
+        # Only now: these elements may be sent in the same round, and have left our memory here.
         for gathered, received in later:
             own = target.array[gathered.start - target.start : gathered.stop - target.start]
-            combine_all(combine, own, gathered.place, received)
+            combine_all(combine, own, gathered.own_index, received)
         if later:
             self._scratch.reset()
 
 
-def combine_all(combine: Combine, own: Array, place: int, received: list[Array]) -> None:
-    """Write to `own` the combination of all in ascending order of rank; own is at `place`."""
-    operands = [*received[:place], own, *received[place:]]
+def combine_all(combine: Combine, own: Array, own_index: int, received: list[Array]) -> None:
+    """Write to `own` the combination of all in ascending order of rank."""
+    operands = [*received[:own_index], own, *received[own_index:]]
     for start in range(0, own.size, PIECE_ELEMENTS):
         first, *others = (operand[start : start + PIECE_ELEMENTS] for operand in operands)
         result, piece = first, own[start : start + PIECE_ELEMENTS]
         for number, operand in enumerate(others, 1):
             # Until it is combined, our own piece must keep what it holds.
-            out = piece if number >= place else first
+            out = piece if number >= own_index else first
             combine(result, operand, out=out)
             result = out
         if len(operands) > 2 and own.dtype.kind == "f":  # noqa: PLR2004

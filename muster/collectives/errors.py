@@ -7,14 +7,13 @@ CollectiveError
 ├── NoConnection          this backend does not reach that rank
 ├── SizeMismatch          a message does not have the size that the receiver expects
 ├── CallMismatch          ranks called different operations, or with other options
-├── Unsupported           this backend or operation cannot do that
+├── Unsupported           this backend or operation cannot do that, or has no such route
 ├── Timeout               nothing arrived in time; the backend stays usable
 ├── Aborted               another rank left the operation, with the reason
 ├── ChannelClosed         the other end is gone, or this one was closed
 ├── TransportFailed       the operating system reported an error
 ├── PeerRefused           wrong token or generation, or invalid data
-├── BackendUnavailable    this machine does not support the backend
-└── Unsupported           the operation has no such route
+└── BackendUnavailable    this machine does not support the backend
 """
 
 from muster.contracts.errors import MusterError
@@ -54,12 +53,15 @@ class NoConnection(CollectiveError):
 
 
 class SizeMismatch(CollectiveError):
-    """Sizes in bytes."""
+    """Sizes in bytes; `rank` is the peer that sent the message, or None for own memory."""
 
-    def __init__(self, expected: int, got: int) -> None:
+    def __init__(self, expected: int, got: int, rank: int | None = None) -> None:
+        source = "" if rank is None else f" from rank {rank}"
         super().__init__(
-            f"expected a message of {expected} bytes, got {got}: use the same size on both ends"
+            f"expected a message of {expected} bytes{source}, got {got}: "
+            "use the same size on both ends"
         )
+        self.rank = rank
         self.expected = expected
         self.got = got
 
@@ -90,6 +92,8 @@ class Timeout(CollectiveError):
 
 class Aborted(CollectiveError):
     def __init__(self, rank: int, reason: str) -> None:
+        # The reason is an error's text that was written for that rank.
+        reason = reason.replace("this rank", f"rank {rank}")
         super().__init__(f"rank {rank} left the operation: {reason}")
         self.rank = rank
         self.reason = reason

@@ -94,8 +94,8 @@ def predict(
 def _busiest(load: _Load, way: str) -> int:
     """Return the elements of all rounds, of the rank or host that has most."""
     totals: Counter[int] = Counter()
-    for (_, place, direction), elements in load.items():
-        totals[place] += elements * (direction == way)
+    for (_, owner, direction), elements in load.items():
+        totals[owner] += elements * (direction == way)
     return max(totals.values(), default=0)
 
 

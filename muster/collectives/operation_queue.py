@@ -7,6 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial, wraps
@@ -22,6 +23,7 @@ from muster.collectives.deadline import Deadline
 from muster.collectives.engine import Executor, Scratch
 from muster.collectives.errors import Timeout, Unsupported
 from muster.collectives.plans import Plan
+from muster.collectives.routes import peers_after
 
 Options = ParamSpec("Options")
 Result = TypeVar("Result")
@@ -29,42 +31,37 @@ Result = TypeVar("Result")
 Outcome: TypeAlias = Any
 """The result of an operation, or a `Handle` of it if ``async_op`` is set."""
 
-_LONGEST_WAIT_SECONDS: Final = 30 * 24 * 3600.0
-
 
 class Handle(Generic[Result]):
     """An operation that runs in the background."""
 
     def __init__(self) -> None:
-        self._is_over = threading.Event()
-        self._error: BaseException | None = None
-        self._result: Result
+        self._outcome: Future[Result] = Future()
 
     def done(self) -> bool:
         """Return True if it has ended, with a result or an error."""
-        return self._is_over.is_set()
+        return self._outcome.done()
 
     def wait(self, timeout_seconds: float | None = None) -> Result:
         """Return the result once there is one, or raise the operation's error.
 
         Raises `Timeout` if it has not ended by then; it goes on.
         """
-        seconds = _LONGEST_WAIT_SECONDS if timeout_seconds is None else timeout_seconds
-        if not self._is_over.wait(seconds):
-            raise Timeout(seconds, "the end of an operation")
-        if self._error is not None:
-            raise self._error
-        return self._result
+        try:
+            return self._outcome.result(timeout_seconds)
+        except TimeoutError:
+            if timeout_seconds is None or self.done():
+                return self._outcome.result()  # it ended just now, or this is its own error
+            raise Timeout(timeout_seconds, "the end of an operation") from None
 
     result = wait
 
     def run(self, work: Callable[[], Result]) -> None:
         """Run the operation, in the thread of its group."""
         try:
-            self._result = work()
+            self._outcome.set_result(work())
         except BaseException as error:  # noqa: BLE001  `wait` raises it
-            self._error = error
-        self._is_over.set()
+            self._outcome.set_exception(error)
 
 
 class OperationQueue:
@@ -160,6 +157,8 @@ _creating: Final = threading.Lock()
 
 
 def queue_of(backend: Backend) -> OperationQueue:
+    # A queue has no reference to its backend, or the weak key would live for ever. Jobs do, while
+    # they are under way.
     queue = _queues.get(backend)
     if queue is None:
         with _creating:
@@ -249,10 +248,6 @@ def perform(
 
 def _exchange_nothing(executor: Executor, backend: Backend) -> None:
     """Exchange empty messages: ranks whose arrays are not empty would otherwise wait."""
-    messages = [(peer, memoryview(bytearray())) for peer in others(backend)]
+    peers = peers_after(backend.rank, backend.world_size)
+    messages = [(peer, memoryview(bytearray())) for peer in peers]
     executor.exchange(messages, list(messages))
-
-
-def others(backend: Backend) -> list[int]:
-    """Return all other ranks, beginning after this one: so no rank is the first peer of all."""
-    return [(backend.rank + it) % backend.world_size for it in range(1, backend.world_size)]

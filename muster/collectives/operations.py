@@ -9,43 +9,31 @@ All ranks of a group call the same operations in the same order, with arrays of 
 data type. Operations of one group run in the order in which they are called, those of different
 groups interleave. An operation that fails on one rank fails on all: with the error of its own
 there, and with `Aborted`, `ChannelClosed` or `Timeout` elsewhere. The next operation may succeed,
-because its messages never meet those of an earlier one.
+because its messages never match those of an earlier one.
 
 bfloat16 is an array of uint16 with ``dtype="bfloat16"``, and is added in float32.
 """
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Final, Literal, ParamSpec, TypeAlias, TypeVar
+from typing import Final
 
 import numpy as np
 
-from muster.collectives.backend import (
-    MESSAGE,
-    TIMEOUT_SECONDS,
-    Backend,
-    Data,
-    Target,
-    barrier_rounds,
-)
-from muster.collectives.calls import Call
-from muster.collectives.deadline import Deadline
-from muster.collectives.engine import MESSAGE_BYTES, Array, Executor, Scratch, Window
+from muster.collectives.backend import TIMEOUT_SECONDS, Backend, Data, barrier_rounds
+from muster.collectives.calls import Call, Op
+from muster.collectives.engine import MESSAGE_BYTES, Array, Executor, Window
 from muster.collectives.errors import SizeMismatch, Unsupported
-from muster.collectives.operation_queue import Outcome, collective, others, perform
+from muster.collectives.operation_queue import Outcome, collective, perform
 from muster.collectives.plans import (
     BARRIER,
     check_out,
     flat_of,
-    memory_for_all,
     plan_of,
     put_back,
     writable,
 )
-
-Op: TypeAlias = Literal["sum", "mean", "min", "max"]
-Options = ParamSpec("Options")
-Result = TypeVar("Result")
+from muster.collectives.routes import peers_after
 
 _SIZE: Final = struct.Struct("<Q")
 
@@ -66,8 +54,7 @@ def all_reduce(
     plan = plan_of(backend, array, Call("all_reduce", op, dtype or "", route, 0, flat.size))
 
     def work(executor: Executor) -> Array:
-        window = Window(flat)
-        executor.run(plan.schedule, window, window)
+        executor.run(plan.schedule, Window(flat))
         plan.finish(flat, backend.world_size)
         return put_back(flat, array)
 
@@ -94,8 +81,7 @@ def reduce(
         is_root = backend.rank == root
         # Other ranks combine what passes through them, but their own array stays as it is.
         has_adds = any(step.streamed or step.gathered for step in plan.schedule)
-        window = Window(flat.copy() if has_adds and not is_root else flat)
-        executor.run(plan.schedule, window, window)
+        executor.run(plan.schedule, Window(flat.copy() if has_adds and not is_root else flat))
         if is_root:
             plan.finish(flat, backend.world_size)
         return put_back(flat, array) if is_root else array
@@ -119,8 +105,7 @@ def broadcast(
     plan = plan_of(backend, array, Call("broadcast", "", dtype or "", route, root, flat.size))
 
     def work(executor: Executor) -> Array:
-        window = Window(flat)
-        executor.run(plan.schedule, window, window)
+        executor.run(plan.schedule, Window(flat))
         return put_back(flat, array)
 
     return perform(backend, plan, work, timeout_seconds, async_op=async_op)
@@ -141,17 +126,19 @@ def all_gather(
 
     They are put into `out` if it is given, contiguous and of as many elements.
     """
-    whole = memory_for_all(backend, array, out)
-    plan = plan_of(backend, whole, Call("all_gather", "", dtype or "", route, 0, whole.size))
+    count = array.size * backend.world_size
+    whole = np.empty((backend.world_size, *array.shape), array.dtype) if out is None else out
+    check_out(whole, count, array)
+    plan = plan_of(backend, whole, Call("all_gather", "", dtype or "", route, 0, count))
     flat = whole.reshape(-1)
 
     def work(executor: Executor) -> Array:
         start = backend.rank * array.size
         own = flat[start : start + array.size]
+        # Parts that lie in the output already, as those of sharded training, are not copied.
         if not array.flags.c_contiguous or own.ctypes.data != array.ctypes.data:
             own[...] = array.reshape(-1)
-        window = Window(flat)
-        executor.run(plan.schedule, window, window)
+        executor.run(plan.schedule, Window(flat))
         return whole
 
     return perform(backend, plan, work, timeout_seconds, async_op=async_op)
@@ -176,14 +163,12 @@ def gather(
 
     def work(executor: Executor) -> Array | None:
         start = backend.rank * flat.size
-        if not is_root:
-            window = Window(flat, start)
-            executor.run(plan.schedule, window, window)
+        if not is_root:  # it receives nothing, so the part is sent from where it is
+            executor.run(plan.schedule, Window(flat, start))
             return None
         whole = np.empty((backend.world_size, *array.shape), array.dtype)
         whole[root] = array
-        window = Window(whole.reshape(-1))
-        executor.run(plan.schedule, window, window)
+        executor.run(plan.schedule, Window(whole.reshape(-1)))
         return whole
 
     return perform(backend, plan, work, timeout_seconds, async_op=async_op)
@@ -268,7 +253,7 @@ def reduce_scatter(
             executor.run(plan.schedule, Window(flat), Window(own, start))
         else:
             window = Window(flat.copy())
-            executor.run(plan.schedule, window, window)
+            executor.run(plan.schedule, window)
             own[...] = window.array[start : start + size]
         plan.finish(own, backend.world_size)
         return part
@@ -310,15 +295,15 @@ def all_to_all(
         flats = [flat.copy() for flat in flats]
 
     def work(executor: Executor) -> list[Array]:
-        rank, peers = backend.rank, others(backend)
+        rank, peers = backend.rank, peers_after(backend.rank, backend.world_size)
         targets = list(out) if out is not None else _empty_for(executor, flats, peers)
         into = [target.reshape(-1) for target in targets]
         if into[rank].size != flats[rank].size:
             raise SizeMismatch(into[rank].nbytes, flats[rank].nbytes)
         into[rank][...] = flats[rank]
         executor.exchange(
-            [(peer, part) for peer in peers for part in _parts(flats[peer])],
-            [(peer, part) for peer in peers for part in _parts(into[peer])],
+            [(peer, part) for peer in peers for part in messages_of(flats[peer])],
+            [(peer, part) for peer in peers for part in messages_of(into[peer])],
         )
         return targets
 
@@ -343,27 +328,10 @@ def barrier(
 def all_gather_bytes(
     backend: Backend, data: Data, *, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> list[Data]:
-    """Return the data of every rank, in rank order; sizes may differ.
-
-    It is a plain exchange of messages: no other operation of the group may be under way.
-    """
-    executor = Executor(
-        backend, MESSAGE, np.add, Deadline(timeout_seconds, "an all-gather"), Scratch()
-    )
-    peers = others(backend)
-    own = memoryview(data).cast("B")
-    counts: dict[int, Target] = {peer: memoryview(bytearray(_SIZE.size)) for peer in peers}
-    size = memoryview(_SIZE.pack(own.nbytes))
-    executor.exchange([(peer, size) for peer in peers], list(counts.items()))
-    gathered: dict[int, Data] = {}
-    for peer, count in counts.items():
-        gathered[peer] = bytearray(_SIZE.unpack(count)[0])  # type: ignore[arg-type]
-    executor.exchange(
-        [(peer, part) for peer in peers for part in _cut(own)],
-        [(peer, part) for peer in peers for part in _cut(memoryview(gathered[peer]))],
-    )
-    gathered[backend.rank] = data
-    return [gathered[rank] for rank in range(backend.world_size)]
+    """Return the data of every rank, in rank order; sizes may differ."""
+    own = [np.frombuffer(data, np.uint8)] * backend.world_size
+    parts = all_to_all(backend, own, timeout_seconds=timeout_seconds)
+    return [part.data for part in parts]
 
 
 def _empty_for(executor: Executor, flats: Sequence[Array], peers: Sequence[int]) -> list[Array]:
@@ -381,11 +349,9 @@ def _empty_for(executor: Executor, flats: Sequence[Array], peers: Sequence[int])
     return [np.empty(size, dtype) for size in sizes]
 
 
-def _parts(array: Array) -> Iterator[memoryview]:
-    return _cut(array.data.cast("B") if array.size else memoryview(bytearray()))
-
-
-def _cut(flat: memoryview) -> Iterator[memoryview]:
+def messages_of(array: Array) -> Iterator[memoryview]:
+    """Yield the memory of a contiguous array, in pieces that a receiver accepts."""
+    flat = array.data.cast("B") if array.size else memoryview(bytearray())
     # One message even of nothing: the receiver may expect more, and would wait for it.
     for start in range(0, max(1, flat.nbytes), MESSAGE_BYTES):
         yield flat[start : start + MESSAGE_BYTES]

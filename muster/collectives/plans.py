@@ -1,6 +1,5 @@
 """Checks a call of a collective, and plans it: everything that does not depend on the data."""
 
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -21,16 +20,9 @@ from muster.collectives.errors import InvalidRank, SizeMismatch, Unsupported
 from muster.collectives.routes import Problem, choose, route_of
 from muster.contracts.shards import ranges
 
-_COMBINES: Final[Mapping[str, np.ufunc]] = {
-    "sum": np.add,
-    "mean": np.add,
-    "min": np.minimum,
-    "max": np.maximum,
-}
-
 
 class Plan(NamedTuple):
-    """All that follows from a call and the place of this rank."""
+    """All that follows from a call and the position of this rank."""
 
     call: Call
     code: int
@@ -70,10 +62,10 @@ def _planned(
     if name not in DTYPES or not given.isnative or not (is_bfloat16 or name == given.name):
         raise Unsupported(
             f"arrays of {given.str} cannot be sent as {name}: use one of "
-            f"{', '.join(DTYPES[1:])}; bfloat16 is uint16 with dtype='bfloat16'"
+            f"{', '.join(DTYPES)}; bfloat16 is uint16 with dtype='bfloat16'"
         )
-    if op not in OPS:
-        raise Unsupported(f"{operation} has no op {op!r}: use one of {', '.join(OPS[1:])}")
+    if op not in ("", *OPS):
+        raise Unsupported(f"{operation} has no op {op!r}: use one of {', '.join(OPS)}")
     if op == "mean" and "float" not in name:
         raise Unsupported(f"the mean of {name} is not {name}: use the sum and divide it")
     if not 0 <= root < world_size:
@@ -85,7 +77,7 @@ def _planned(
         problem = Problem(world_size=world_size, bounds=bounds, root=root, hosts=hosts)
         chosen = call.route or choose(operation, call.size_bytes, problem)
         schedule = schedule_of(route_of(operation, chosen, rank, problem), rank, given.itemsize)
-    ufunc = _COMBINES.get(op, np.add)
+    ufunc = {"min": np.minimum, "max": np.maximum}.get(op, np.add)  # a mean is divided at the end
     combine = in_float32(ufunc) if is_bfloat16 else ufunc
     is_empty = elements == 0 and operation != "all_to_all"
     return Plan(call, call.code, combine, schedule, is_empty)
@@ -114,14 +106,6 @@ def put_back(flat: Array, array: Array) -> Array:
     if not array.flags.c_contiguous:
         array[...] = flat.reshape(array.shape)
     return array
-
-
-def memory_for_all(backend: Backend, part: Array, whole: Array | None) -> Array:
-    """Return memory for a part of each rank."""
-    if whole is None:
-        return np.empty((backend.world_size, *part.shape), part.dtype)
-    check_out(whole, part.size * backend.world_size, part)
-    return whole
 
 
 def check_out(out: Array, size: int, like: Array) -> None:

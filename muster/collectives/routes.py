@@ -155,12 +155,12 @@ def _to_hub(rank: int, members: Iterable[int], hub: int, total: int) -> Round:
 def _gather_direct(rank: int, problem: Problem) -> Route:
     if rank != problem.root:
         return (Round(sends=_pieces([problem.root], *_part(problem.bounds, rank))),)
-    return (Round(copies=_parts_of(_peers(rank, problem), problem)),)
+    return (Round(copies=_parts_of(peers_after(rank, problem.world_size), problem)),)
 
 
 def _reduce_scatter_direct(rank: int, problem: Problem) -> Route:
     """Every rank sends each peer that peer's part, and combines its own."""
-    peers = _peers(rank, problem)
+    peers = peers_after(rank, problem.world_size)
     adds = _pieces(peers, *_part(problem.bounds, rank))
     return (Round(sends=_parts_of(peers, problem), adds=adds),)
 
@@ -169,19 +169,19 @@ def _reduce_scatter_ring(rank: int, problem: Problem) -> Route:
     return _ring(range(problem.world_size), rank, problem.bounds)
 
 
-def _ring(members: Sequence[int], place: int, bounds: Sequence[int]) -> Route:
+def _ring(members: Sequence[int], position: int, bounds: Sequence[int]) -> Route:
     """Partial sums go around: part p starts after its owner and ends, complete, at its owner.
 
     This is the first half of the all-reduce of Patarasuk and Yuan, "Bandwidth optimal all-reduce
     algorithms for clusters of workstations" (2009), shifted so that a rank ends with its own part.
     """
     size = len(members)
-    right, left = members[(place + 1) % size], members[place - 1]
+    right, left = members[(position + 1) % size], members[position - 1]
     return tuple(
         Round(
             # What is sent now was completed up to this rank in the round before.
-            sends=_pieces([right], *_part(bounds, (place - 1 - step) % size)),
-            adds=_pieces([left], *_part(bounds, (place - 2 - step) % size)),
+            sends=_pieces([right], *_part(bounds, (position - 1 - step) % size)),
+            adds=_pieces([left], *_part(bounds, (position - 2 - step) % size)),
         )
         for step in range(size - 1)
     )
@@ -207,14 +207,14 @@ def _reduce_two_level(rank: int, problem: Problem) -> Route:
 
 def _all_reduce_whole(rank: int, problem: Problem) -> Route:
     """Every rank sends all it has to every peer and combines everything itself."""
-    pieces = _pieces(_peers(rank, problem), 0, problem.bounds[-1])
+    pieces = _pieces(peers_after(rank, problem.world_size), 0, problem.bounds[-1])
     return (Round(sends=pieces, adds=pieces),)
 
 
-def _peers(rank: int, problem: Problem) -> list[int]:
+def peers_after(rank: int, world_size: int) -> list[int]:
     """Return all other ranks, beginning after `rank`."""
     # In rank order all ranks would send to rank 0 first, and its link would be the slowest.
-    return [(rank + step) % problem.world_size for step in range(1, problem.world_size)]
+    return [(rank + step) % world_size for step in range(1, world_size)]
 
 
 def _part(bounds: Sequence[int], number: int) -> tuple[int, int]:

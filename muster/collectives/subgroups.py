@@ -24,7 +24,7 @@ _created: Final[WeakKeyDictionary[Backend, dict[tuple[int, ...], int]]] = WeakKe
 class SubBackend(Backend):
     """Some ranks of another backend as a group of their own.
 
-    Its messages never meet those of the parent or of another view: every frame carries a context,
+    Its messages never match those of the parent or of another view: every frame carries a context,
     which all members compute alike if they create their views of the same ranks in the same order.
     """
 
@@ -96,6 +96,7 @@ class SubBackend(Backend):
         inner = self._members
         if tag.members is not None:  # of a view of this one
             inner = tuple(self._members[rank] for rank in tag.members)
+        # XOR, so that the contexts of views of views mix and `BARRIER_BIT` stays.
         return tag._replace(context=tag.context ^ self._context, members=frozenset(inner))
 
 

@@ -134,6 +134,24 @@ class SummaryList(View, frozen=True, kw_only=True):
     jobs: list[SummaryView]
 
 
+class HostView(View, frozen=True, kw_only=True):
+    """A host on which ranks may run."""
+
+    host: Annotated[str, _doc("Its name in the cluster; `local` without one.")]
+    address: str
+    transport: Annotated[str, _doc("How ranks are started there: local, ssh")]
+    slots: Annotated[int | None, _doc("Ranks at once. null: the host itself decides.")]
+    slots_in_use: int
+    jobs: Annotated[list[str], _doc("Those that have ranks there.")]
+    gpu_count: int
+    usable_vram_mb: Annotated[int, _doc("Of all its GPUs together.")]
+    agents: Annotated[dict[AgentState, int], _doc("Number of agents there per state.")]
+
+
+class HostList(View, frozen=True, kw_only=True):
+    hosts: list[HostView]
+
+
 class MemberView(View, frozen=True, kw_only=True):
     """A worker of a job's pool, living or gone; of an independent job, one of its ranks."""
 

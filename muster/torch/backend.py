@@ -14,11 +14,11 @@ import torch.distributed as dist
 from muster.collectives.backend import ELEMENT_BYTES, Target, fill
 from muster.collectives.errors import BackendUnavailable, ChannelClosed, InvalidRank
 from muster.collectives.transports.message_backend import MessageBackend
-from muster.collectives.transports.streams import CHUNK_BYTES, beginning_of
+from muster.collectives.transports.streams import CHUNK_BYTES, Stream, beginning_of
 from muster.torch.connect import host_identity
 
 _TAG: Final = 0x6D757374
-"""Of all messages, so that they never meet those of the user in the same group."""
+"""Of all messages, so that they never match those of the user in the same group."""
 
 _FOREVER: Final = timedelta(days=365)
 """A peer may have nothing to say for longer than the group's timeout."""
@@ -63,14 +63,14 @@ class TorchBackend(MessageBackend):
         return self._devices.get(torch.device(device).type) == "nccl"
 
 
-class _TorchStream:
+class _TorchStream(Stream):
     """The stream to one peer. Threads wait for torch, whose messages cannot be polled.
 
     gloo closes all connections when an awaited message does not come in time. So none is awaited
     by its size or time: one thread takes all that the peer sends, a size and then as many bytes.
     """
 
-    alignment: Final = ELEMENT_BYTES
+    alignment = ELEMENT_BYTES
 
     def __init__(self, peer: int, group: dist.ProcessGroup) -> None:
         self.peer = peer
@@ -88,9 +88,6 @@ class _TorchStream:
         for thread in self._threads:
             thread.start()
 
-    def fileno(self) -> int:
-        return -1
-
     @property
     def has_unsent(self) -> bool:
         return bool(self._unsent)
@@ -103,6 +100,7 @@ class _TorchStream:
         size = len(data) - len(data) % ELEMENT_BYTES
         if not size or len(self._unsent) >= _CHUNKS:
             return 0
+        # A tensor of the copy, which it keeps alive; what was sent from may change after `send`.
         chunk = torch.frombuffer(data, dtype=torch.uint8, count=size)
         self._unsent.append(chunk)
         self._outgoing.put(chunk)
@@ -121,9 +119,6 @@ class _TorchStream:
         fill(target, offset, part)
         self._chunk = self._chunk[size_bytes:]
         return part.nbytes
-
-    def has_left(self) -> bool:
-        return False
 
     def has_hung_up(self) -> bool:
         return self._is_over

@@ -63,9 +63,9 @@ def connect(
             return SharedMemoryBackend.connect(path, rank, world_size, timeout_seconds=seconds)
     token = plan["token"].encode()
     member = Membership(rank=rank, world_size=world_size, generation=0, token=token)
-    place = (plan["address"], plan["port"])
-    meeting = rendezvous(member, place, listener=listener, timeout_seconds=seconds)
-    return TcpBackend(member, meeting)
+    first = (plan["address"], plan["port"])
+    connections = rendezvous(member, first, listener=listener, timeout_seconds=seconds)
+    return TcpBackend(member, connections)
 
 
 def host_identity() -> str:

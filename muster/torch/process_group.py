@@ -22,17 +22,16 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from muster.collectives.backend import Backend, Tag
-from muster.collectives.calls import Call
-from muster.collectives.engine import MESSAGE_BYTES
+from muster.collectives.calls import Call, Op
 from muster.collectives.errors import CollectiveError, Unsupported
 from muster.collectives.operation_queue import OperationQueue, fail_operation
 from muster.collectives.operations import (
-    Op,
     all_gather,
     all_reduce,
     all_to_all,
     barrier,
     broadcast,
+    messages_of,
     reduce,
     reduce_scatter,
 )
@@ -114,7 +113,7 @@ _Method: TypeAlias = Callable[..., MusterWork]
 
 
 def _counted(name: str) -> Callable[[_Method], _Method]:
-    """Count a call that is refused, or this rank's next one would meet the others' refused one."""
+    """Count a call that is refused, or this rank's next one would match the others' refused one."""
 
     def counted(method: _Method) -> _Method:
         @wraps(method)
@@ -146,7 +145,8 @@ class MusterProcessGroup(dist.ProcessGroup):
         self.group_name = self.group_desc = options.group_id
         self._backend = backend
         self._queues: defaultdict[object, OperationQueue] = defaultdict(OperationQueue)
-        # Also at the end of the process: others then see a rank that left, not one that died.
+        # Also at the end of the process: others then see a rank that left, not one that died. The
+        # arguments hold no reference to the group, or it would never end before.
         self._close = finalize(self, _close, backend, self._queues)
 
     @classmethod
@@ -308,13 +308,13 @@ class MusterProcessGroup(dist.ProcessGroup):
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> MusterWork:
         operands = self._operands(tensors)
-        parts = [(peer, part) for it in operands for part in it.messages()]
+        parts = [(peer, part) for it in operands for part in messages_of(it.octets)]
         call = partial(self._backend.exchange, parts, [], tag=_tag_of(tag))
         return self._perform("send", [call], operands, [], queue=("to", peer, tag))
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int) -> MusterWork:
         operands = self._operands(tensors)
-        parts = [(peer, part) for it in operands for part in it.messages()]
+        parts = [(peer, part) for it in operands for part in messages_of(it.octets)]
         call = partial(self._backend.exchange, [], parts, tag=_tag_of(tag))
         return self._perform("recv", [call], operands, operands, queue=("from", peer, tag))
 
@@ -370,7 +370,7 @@ class _Operand:
     def __init__(self, tensor: Tensor, *, is_staged: bool) -> None:
         if tensor.layout is not torch.strided:
             raise _unsupported("a sparse tensor", "use dense gradients (sparse=False)")
-        self.tensor = host = tensor.detach()
+        self.tensor = host = tensor.detach()  # keeps the memory while an operation uses views of it
         self.dtype = "bfloat16" if tensor.dtype is torch.bfloat16 else None
         self._is_copy = is_staged or not tensor.is_contiguous()
         if self._is_copy:
@@ -407,12 +407,6 @@ class _Operand:
             _OTHER_VIEWS.get(self._flat.dtype, self._flat.dtype)
         ).numpy()
         return numbers
-
-    def messages(self) -> list[memoryview]:
-        """Return the memory cut into messages; a tensor without elements is one, too."""
-        octets = self.octets
-        starts = range(0, max(octets.size, 1), MESSAGE_BYTES)
-        return [octets[start : start + MESSAGE_BYTES].data for start in starts]
 
 
 def _close(backend: Backend, queues: Mapping[object, OperationQueue]) -> None:

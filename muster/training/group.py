@@ -91,7 +91,7 @@ class TcpGroupFactory:
             generation=update.group.generation,
             token=update.group.token.encode(),
         )
-        meeting = rendezvous(
+        connections = rendezvous(
             membership,
             (first.host, first.port),
             # `rendezvous` closes the listener it gets, and the next group needs ours again.
@@ -99,7 +99,7 @@ class TcpGroupFactory:
             timeout_seconds=PEER_TIMEOUT_SECONDS,
             on_wait=self._updates.check,
         )
-        backend = TcpBackend(membership, meeting, on_wait=self._updates.check)
+        backend = TcpBackend(membership, connections, on_wait=self._updates.check)
         return Group(backend, MessageReducer(backend, self._slots))
 
 
@@ -157,7 +157,7 @@ def group_factory(
 ) -> GroupFactory:
     """Return how this rank meets its peers, to sum so many leaves of so many elements."""
     if settings.agent_fd is not None and settings.backend != "tcp":
-        geometry = Geometry(slot_count=leaves, elements=elements, places=GROUP_LIMIT)
+        geometry = Geometry(slot_count=leaves, elements=elements, max_ranks=GROUP_LIMIT)
         return SharedMemoryGroupFactory(settings.rank, geometry, updates)
     slots = np.zeros((leaves, elements), np.float32)
     return TcpGroupFactory(settings.rank, slots, updates)

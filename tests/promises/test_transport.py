@@ -167,7 +167,7 @@ def test_message_of_another_size_is_refused_and_stays(make: Make) -> None:
     zero, one = make(2).backends
     zero.send(1, b"four")
     zero.send(1, b"next")
-    with pytest.raises(SizeMismatch, match="expected a message of 5 bytes, got 4"):
+    with pytest.raises(SizeMismatch, match="expected a message of 5 bytes from rank 0, got 4"):
         one.recv(0, 5)
     with pytest.raises(SizeMismatch):
         one.recv(0, 3)

@@ -17,8 +17,9 @@ from database.jobs import Jobs
 from database.leases import Leases
 from database.records import Job, JobChange, JobWrite, RankRecord, utc_now
 from muster.contracts.job import JobId, JobStatus, Reason
-from muster.contracts.paths import TIME_MARK, DataDir
+from muster.contracts.paths import DataDir
 from muster.host.processes import this_process
+from tests.support.logs import JobLogs
 
 DEADLINE_SECONDS = 20.0
 LOOK_SECONDS = 0.02
@@ -137,7 +138,7 @@ class StandIn:
 
 
 class Agent:
-    """Writes ranks' logs and their time indexes, as an agent does."""
+    """Writes the logs of any job, as an agent does."""
 
     def __init__(self, files: DataDir) -> None:
         self._files = files
@@ -151,14 +152,8 @@ class Agent:
         at_micros: int | None = None,
         incarnation: int = 0,
     ) -> None:
-        job = self._files.job(job_id)
-        job.logs.mkdir(parents=True, exist_ok=True)
-        with job.log(rank, incarnation).open("ab") as log:
-            log.write(text.encode())
-            size = log.tell()
-        if at_micros is not None:
-            with job.times(rank, incarnation).open("ab") as times:
-                times.write(TIME_MARK.pack(size, at_micros))
+        logs = JobLogs(self._files.job(job_id))
+        logs.write(rank, text, at_micros=at_micros, attempt=incarnation)
 
 
 def _unchanged(job: Job) -> JobChange:

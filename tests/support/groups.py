@@ -15,7 +15,7 @@ from muster.collectives.errors import ChannelClosed
 from muster.collectives.simulated import SimulatedBackend
 from muster.collectives.subgroups import HybridBackend, SubBackend
 from muster.collectives.transports.handshake import Membership
-from muster.collectives.transports.rendezvous import Meeting
+from muster.collectives.transports.rendezvous import Connections
 from muster.collectives.transports.shared_memory import SharedMemoryBackend
 from muster.collectives.transports.streams import SocketStream
 from muster.collectives.transports.tcp import TcpBackend
@@ -48,7 +48,7 @@ def tcp(world_size: int, on_wait: OnWait = nothing) -> Iterator[Group]:
     ends = connected(world_size)
     backends: list[Backend] = [
         TcpBackend(
-            member(rank, world_size), meeting_of(own), limit_bytes=LIMIT_BYTES, on_wait=on_wait
+            member(rank, world_size), connections_of(own), limit_bytes=LIMIT_BYTES, on_wait=on_wait
         )
         for rank, own in enumerate(ends)
     ]
@@ -130,8 +130,8 @@ def member(rank: int, world_size: int) -> Membership:
     return Membership(rank=rank, world_size=world_size, generation=GENERATION, token=b"")
 
 
-def meeting_of(ends: Mapping[int, socket.socket]) -> Meeting:
-    return Meeting({peer: SocketStream(end, peer) for peer, end in ends.items()}, ())
+def connections_of(ends: Mapping[int, socket.socket]) -> Connections:
+    return Connections({peer: SocketStream(end, peer) for peer, end in ends.items()}, ())
 
 
 def connected(world_size: int) -> list[dict[int, socket.socket]]:

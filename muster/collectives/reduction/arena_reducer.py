@@ -56,6 +56,7 @@ class ArenaReducer:
             if geometry.is_short
             else _shared_vector(result_descriptor, geometry.elements)
         )
+        # Callers get the shared memory without a copy; a store to it would change all ranks' sums.
         self._view = self._result.view()
         self._view.flags.writeable = False
         self._assignment: BlockAssignment = []
@@ -98,16 +99,15 @@ class _SumTogether:
 
     def run(self, call: int, timeout_seconds: float) -> None:
         flags, deadline = self._flags, Deadline(timeout_seconds, _WAITED_FOR)
-        flags.raise_to(PUBLISHED, call)
-        flags.wait_for_all(PUBLISHED, call, deadline)
-        if (
-            self._summed != call
-        ):  # else the call was interrupted after this and others may have passed it
+        flags.raise_to(PUBLISHED, call)  # after the stores to our slots
+        flags.wait_for_all(PUBLISHED, call, deadline)  # before the loads from others
+        # Else the call was interrupted after this. Others may have passed it and write their slots.
+        if self._summed != call:
             add_up(self._plan, self._operands, self._target)
             self._summed = call
             flags.raise_to(SUMMED, call)
         flags.wait_for_all(SUMMED, call, deadline)
-        flags.confirm(SUMMED)
+        flags.confirm(SUMMED)  # also of what the others loaded before they raised it
 
 
 class _SumAlone:

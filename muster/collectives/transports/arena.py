@@ -51,8 +51,8 @@ class Geometry:
     slot_count: int
     elements: int
     """Of one slot, float32."""
-    places: int = 64
-    """The largest number of ranks in a group; each has a ring."""
+    max_ranks: int = 64
+    """Of a group; each has a ring."""
     ring_bytes: int = 1 << 20
 
     @property
@@ -61,7 +61,7 @@ class Geometry:
 
     @property
     def word_count(self) -> int:
-        return _FIRST_RING_WORD + 2 * self.places * LINE_WORDS
+        return _FIRST_RING_WORD + 2 * self.max_ranks * LINE_WORDS
 
     @property
     def rings_offset(self) -> int:
@@ -69,7 +69,7 @@ class Geometry:
 
     @property
     def slots_offset(self) -> int:
-        return self.rings_offset + _whole_pages(self.places * self.ring_bytes)
+        return self.rings_offset + _whole_pages(self.max_ranks * self.ring_bytes)
 
     @property
     def halves_offset(self) -> int:
@@ -79,13 +79,13 @@ class Geometry:
     def size_bytes(self) -> int:
         return self.halves_offset + 2 * (self.halves_offset - self.slots_offset) * self.is_short
 
-    def sent_word(self, place: int) -> int:
-        """Index of the word that counts the bytes written to the ring of `place`."""
-        return _FIRST_RING_WORD + place * LINE_WORDS
+    def sent_word(self, peer: int) -> int:
+        """Index of the word that counts the bytes written to the ring of `peer`."""
+        return _FIRST_RING_WORD + peer * LINE_WORDS
 
-    def taken_word(self, place: int) -> int:
-        """Index of the word that counts the bytes read from the rank at `place`."""
-        return _FIRST_RING_WORD + (self.places + place) * LINE_WORDS
+    def taken_word(self, peer: int) -> int:
+        """Index of the word that counts the bytes read from `peer`."""
+        return _FIRST_RING_WORD + (self.max_ranks + peer) * LINE_WORDS
 
 
 class Arena:
@@ -94,6 +94,7 @@ class Arena:
     def __init__(self, memory: mmap.mmap, geometry: Geometry) -> None:
         self.geometry = geometry
         self._bytes = memoryview(memory)
+        # Not an array: a memoryview loads and stores one word faster, as a plain integer.
         words = self._bytes[_PAGE_BYTES : _PAGE_BYTES + geometry.word_count * _WORD_BYTES]
         self.words: memoryview[int] = words.cast("q")
         shape = (geometry.slot_count, geometry.elements)
@@ -125,7 +126,7 @@ class Arena:
             _VERSION,
             geometry.slot_count,
             geometry.elements,
-            geometry.places,
+            geometry.max_ranks,
             geometry.ring_bytes,
         )
         return arena
@@ -138,16 +139,16 @@ class Arena:
         """
         refuse_other_machines()
         header = os.pread(descriptor, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
-        magic, version, slot_count, elements, places, ring_bytes = _HEADER.unpack(header)
+        magic, version, slot_count, elements, max_ranks, ring_bytes = _HEADER.unpack(header)
         if magic != _MAGIC or version != _VERSION:
             raise PeerRefused(
                 "a peer's shared memory is not an arena of this version: "
                 "use the same Muster version everywhere"
             )
         geometry = Geometry(
-            slot_count=slot_count, elements=elements, places=places, ring_bytes=ring_bytes
+            slot_count=slot_count, elements=elements, max_ranks=max_ranks, ring_bytes=ring_bytes
         )
-        # Reading beyond the end of a mapped file kills the process, so check the header.
+        # Reading beyond the end of a mapped file is a SIGBUS, so do not trust the header.
         if os.fstat(descriptor).st_size < geometry.size_bytes:
             raise PeerRefused(
                 f"a peer's arena is shorter than the {geometry.size_bytes} bytes it says: "
@@ -155,9 +156,9 @@ class Arena:
             )
         return cls(map_memory(descriptor, geometry.size_bytes, is_writable=False), geometry)
 
-    def ring(self, place: int) -> memoryview:
-        """Return the ring for the rank at `place`."""
-        start = self.geometry.rings_offset + place * self.geometry.ring_bytes
+    def ring(self, peer: int) -> memoryview:
+        """Return the ring for `peer`."""
+        start = self.geometry.rings_offset + peer * self.geometry.ring_bytes
         return self._bytes[start : start + self.geometry.ring_bytes]
 
 

@@ -2,10 +2,11 @@
 
 A frame is a header of 48 bytes (little-endian: length of the payload, generation of the group,
 context, sequence, call, kind) and its payload. Contexts and sequences share the stream: what is
-awaited goes straight to its target, and what is not awaited yet is kept.
+awaited goes straight to its target, and what is not awaited yet is kept: MPI's posted receives and
+unexpected messages.
 
-The channel never waits and never raises: what goes wrong stands in `error`, in a `Want` or in
-`aborts`, because one thread may move the messages of another.
+The channel never waits and never raises: what goes wrong stands in `error`, in a `PostedReceive` or
+in `aborts`, because one thread may move the messages of another.
 """
 
 import select
@@ -45,8 +46,8 @@ class Kind(IntEnum):
     CALL = 3  # the sender waits for a message of this call
 
 
-class Want:
-    """A message that a caller waits for."""
+class PostedReceive:
+    """A message that a caller waits for, and where it goes."""
 
     __slots__ = ("error", "is_done", "key", "tag", "target")
 
@@ -85,11 +86,11 @@ class Channel:
         self._generation = generation
         self._limit_bytes = limit_bytes
         self._unsent: deque[memoryview] = deque()
-        self._wants: defaultdict[tuple[int, int], deque[Want]] = defaultdict(deque)
-        self.want_count = 0
+        self._posted: defaultdict[tuple[int, int], deque[PostedReceive]] = defaultdict(deque)
+        self.posted_count = 0
         """How many messages of this peer are awaited."""
-        self._kept: defaultdict[tuple[int, int], deque[tuple[int, memoryview]]]
-        self._kept = defaultdict(deque)
+        self._unexpected: defaultdict[tuple[int, int], deque[tuple[int, memoryview]]]
+        self._unexpected = defaultdict(deque)
         self._current: dict[int, tuple[int, int]] = {}
         """Sequence and call of the current operation of each context; messages of earlier ones are
         dropped."""
@@ -115,6 +116,7 @@ class Channel:
         self._unsent.append(memoryview(header))
         self.queued_bytes += HEADER.size
         if size:
+            # No copy: `exchange` returns once `sent_bytes` has passed it, or copies what is left.
             self._unsent.append(data)
             padding = -size % self.stream.alignment
             if padding:
@@ -142,7 +144,7 @@ class Channel:
 
     def copy_unsent(self) -> None:
         """Copy what is not sent yet; its owner may modify it from now on."""
-        # Also what other calls have queued: their marks count bytes, so they stay right.
+        # Also what other calls have queued: they wait for a count of bytes, which stays right.
         self._unsent = deque(memoryview(bytes(view)) for view in self._unsent)
 
     def _drop(self, count: int) -> None:
@@ -158,7 +160,7 @@ class Channel:
     def is_paused(self) -> bool:
         """True if the next message is not awaited by any caller; it stays in the stream."""
         frame = self._frame
-        return frame is not None and frame.target is None and not self._wants.get(frame.key)
+        return frame is not None and frame.target is None and not self._posted.get(frame.key)
 
     def begin(self, tag: Tag) -> None:
         """Drop what has come of earlier operations of this context."""
@@ -167,9 +169,9 @@ class Channel:
             return
         self._current[context] = sequence, call
         is_awaited = any(self._is_over(key) for key in self._calls if key[0] == context)
-        for kept in (self._kept, self.aborts, self._calls):
-            for key in [it for it in kept if it[0] == context and self._is_over(it)]:
-                del kept[key]
+        for heard in (self._unexpected, self.aborts, self._calls):
+            for key in [it for it in heard if it[0] == context and self._is_over(it)]:
+                del heard[key]
         if self._frame is not None and self._is_over(self._frame.key):
             self._frame.target = Discard(self._frame.length)
         if is_awaited:
@@ -181,38 +183,38 @@ class Channel:
         if key in self.aborts:
             return self.aborts[key]
         heard = [*self._calls.items()]
-        heard += [(key, kept[0][0]) for key, kept in self._kept.items() if kept]
+        heard += [(key, messages[0][0]) for key, messages in self._unexpected.items() if messages]
         if self._frame is not None and self._frame.kind == Kind.MESSAGE:
             heard.append((self._frame.key, self._frame.call))
         for (context, sequence), call in heard:
             if context == tag.context and sequence == tag.sequence and call != tag.call:
                 return mismatch(self.peer, tag.call, call)
             # Messages keep their order, so what is awaited here was never sent.
-            if context == tag.context and sequence > tag.sequence > 0 and self._wants.get(key):
+            if context == tag.context and sequence > tag.sequence > 0 and self._posted.get(key):
                 return mismatch(self.peer, tag.call, call, is_later=True)
         return None
 
-    def want(self, tag: Tag, target: Target) -> Want:
+    def post_receive(self, tag: Tag, target: Target) -> PostedReceive:
         """Set the memory for the next message with this tag."""
-        want = Want(tag, target)
-        self._wants[want.key].append(want)
-        self.want_count += 1
-        self._deliver(want.key)
-        return want
+        receive = PostedReceive(tag, target)
+        self._posted[receive.key].append(receive)
+        self.posted_count += 1
+        self._deliver(receive.key)
+        return receive
 
-    def cancel(self, want: Want) -> None:
+    def cancel(self, receive: PostedReceive) -> None:
         """Stop writing to its target; a message that has partly arrived is kept, or dropped."""
-        if want.is_done:
+        if receive.is_done:
             return
-        wants = self._wants[want.key]
-        wants.remove(want)
-        if not wants:
-            del self._wants[want.key]
-        self.want_count -= 1
+        posted = self._posted[receive.key]
+        posted.remove(receive)
+        if not posted:
+            del self._posted[receive.key]
+        self.posted_count -= 1
         frame = self._frame
-        if frame is not None and frame.want is want:
+        if frame is not None and frame.receive is receive:
             # From here on the rest arrives in our memory; the caller may reuse its own.
-            frame.want = None
+            frame.receive = None
             frame.target = self._replacement(frame)
 
     def read_some(self) -> bool:
@@ -276,7 +278,7 @@ class Channel:
             frame.target = Discard(length)
         elif kind == Kind.ABORT:
             frame.target = memoryview(bytearray(length))
-        elif self._wants.get(frame.key):
+        elif self._posted.get(frame.key):
             self._choose_target(frame)
         if length == 0 and frame.target is not None:
             self._complete(frame)
@@ -304,21 +306,22 @@ class Channel:
         return 0 < key[1] < self._current.get(key[0], (0, 0))[0]
 
     def _choose_target(self, frame: "_Frame") -> Target:
-        """Put the message where the first caller wants it, or keep it if that does not fit."""
-        wants, kept = self._wants.get(frame.key), self._kept.get(frame.key)
-        want = wants[0] if wants and not kept else None
-        if want is not None and self._fits(want, frame.call, frame.length):
-            frame.want, frame.target = want, want.target
+        """Receive the message where its first caller wants it, or keep it if that does not fit."""
+        posted, unexpected = self._posted.get(frame.key), self._unexpected.get(frame.key)
+        receive = posted[0] if posted and not unexpected else None
+        if receive is not None and self._fits(receive, frame.call, frame.length):
+            # Straight into the caller's memory. It stays referenced until `cancel` or `_finish`.
+            frame.receive, frame.target = receive, receive.target
         else:
             frame.target = memoryview(bytearray(frame.length))
         return frame.target
 
-    def _fits(self, want: Want, call: int, length: int) -> bool:
-        if want.tag.call != call:
-            want.error = mismatch(self.peer, want.tag.call, call)
-        elif want.target.nbytes != length:
-            want.error = SizeMismatch(want.target.nbytes, length)
-        return want.error is None
+    def _fits(self, receive: PostedReceive, call: int, length: int) -> bool:
+        if receive.tag.call != call:
+            receive.error = mismatch(self.peer, receive.tag.call, call)
+        elif receive.target.nbytes != length:
+            receive.error = SizeMismatch(receive.target.nbytes, length, self.peer)
+        return receive.error is None
 
     def _read_payload(self, frame: "_Frame", target: Target) -> bool:
         count = 0
@@ -338,42 +341,45 @@ class Channel:
 
     def _complete(self, frame: "_Frame") -> None:
         self._frame, self._filled = None, 0
-        if frame.want is not None:
-            self._finish(frame.want)
+        if frame.receive is not None:
+            self._finish(frame.receive)
         elif not isinstance(frame.target, memoryview):
             return
         elif frame.kind == Kind.ABORT:
             reason = bytes(frame.target).decode(errors="replace")
             self.aborts[frame.key] = Aborted(self.peer, reason)
         else:
-            self._kept[frame.key].append((frame.call, frame.target))
+            self._unexpected[frame.key].append((frame.call, frame.target))
             self._deliver(frame.key)
 
     def _deliver(self, key: tuple[int, int]) -> None:
-        """Give kept messages to those who want them."""
-        wants, kept = self._wants.get(key), self._kept[key]
-        while wants and kept and self._fits(wants[0], kept[0][0], kept[0][1].nbytes):
-            _, data = kept.popleft()
-            fill(wants[0].target, 0, data)
-            self._finish(wants[0])
-        if not kept:
-            del self._kept[key]
+        """Give unexpected messages to the receives that match them."""
+        posted, unexpected = self._posted.get(key), self._unexpected[key]
+        while posted and unexpected:
+            call, data = unexpected[0]
+            if not self._fits(posted[0], call, data.nbytes):
+                break
+            unexpected.popleft()
+            fill(posted[0].target, 0, data)
+            self._finish(posted[0])
+        if not unexpected:
+            del self._unexpected[key]
 
-    def _finish(self, want: Want) -> None:
-        want.is_done = True
-        wants = self._wants[want.key]
-        wants.popleft()
-        if not wants:
-            del self._wants[want.key]
-        self.want_count -= 1
+    def _finish(self, receive: PostedReceive) -> None:
+        receive.is_done = True
+        posted = self._posted[receive.key]
+        posted.popleft()
+        if not posted:
+            del self._posted[receive.key]
+        self.posted_count -= 1
 
     def _replacement(self, frame: "_Frame") -> Target:
         """Return where the rest of a message goes whose target is no longer ours."""
         if not isinstance(frame.target, memoryview):
             return Discard(frame.length)
-        kept = memoryview(bytearray(frame.length))
-        kept[: self._filled] = frame.target[: self._filled]
-        return kept
+        own = memoryview(bytearray(frame.length))
+        own[: self._filled] = frame.target[: self._filled]
+        return own
 
     # -- the end
 
@@ -422,7 +428,7 @@ class Channel:
 class _Frame:
     """A message whose header has come."""
 
-    __slots__ = ("call", "key", "kind", "length", "target", "want")
+    __slots__ = ("call", "key", "kind", "length", "receive", "target")
 
     def __init__(self, key: tuple[int, int], length: int, call: int, kind: int) -> None:
         self.key = key
@@ -430,4 +436,4 @@ class _Frame:
         self.call = call
         self.kind = kind
         self.target: Target | None = None
-        self.want: Want | None = None
+        self.receive: PostedReceive | None = None

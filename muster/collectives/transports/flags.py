@@ -77,6 +77,8 @@ class Flags:
         """
         if self._own_words[word] > self._last:
             raise ChannelClosed(self.rank)
+        # A plain store of an aligned word. It has one writer, so no atomic addition is needed. A
+        # rank that loads it sees all that was stored before it (`refuse_other_machines`).
         self._own_words[word] = self._stamp + (count & COUNT_MASK)
 
     def count(self, rank: int, word: int) -> int:
@@ -88,6 +90,8 @@ class Flags:
 
     def confirm(self, word: int) -> None:
         """Raise `ChannelClosed` unless everything read so far was written in this generation."""
+        # As the reader of a seqlock: loads keep their order, so a word that has the old stamp now
+        # had it during all reads before.
         for rank, words in self._peers:
             if words[word] > self._last:
                 raise ChannelClosed(rank)
@@ -156,6 +160,7 @@ class Flags:
                 f"generation {generation} is not above all that this arena has seen and below "
                 f"{_GENERATIONS}"
             )
+        # Before anything else is stored: who reads what a new generation wrote finds its stamp.
         for word in range(0, len(words), LINE_WORDS):
             words[word] = self._stamp
 
@@ -169,6 +174,6 @@ def _checked(arenas: Sequence[Arena], rank: int) -> Arena:
                 f"rank {peer} made its arena for {arena.geometry}, this rank for {own.geometry}: "
                 "they run different programs; start all with the same one"
             )
-    if len(arenas) > own.geometry.places:
-        raise ValueError(f"an arena has {own.geometry.places} places, not {len(arenas)}")
+    if len(arenas) > own.geometry.max_ranks:
+        raise ValueError(f"an arena is for up to {own.geometry.max_ranks} ranks, not {len(arenas)}")
     return own

@@ -28,13 +28,17 @@ from muster.collectives.backend import (
     OnWait,
     Tag,
     Target,
-    bytes_of,
-    check_length,
-    check_peer,
 )
 from muster.collectives.deadline import Deadline
-from muster.collectives.errors import ChannelClosed, CollectiveError, NoConnection
-from muster.collectives.transports.channel import REASON_BYTES, Channel, Kind, Want
+from muster.collectives.errors import (
+    ChannelClosed,
+    CollectiveError,
+    InvalidRank,
+    NoConnection,
+    SelfMessage,
+    Unsupported,
+)
+from muster.collectives.transports.channel import REASON_BYTES, Channel, Kind, PostedReceive
 from muster.collectives.transports.flags import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, SPINS
 from muster.collectives.transports.streams import HANG_UP, Stream
 
@@ -90,8 +94,8 @@ class MessageBackend(Backend):
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
         sent = [(self._channel(peer), self._checked(data)) for peer, data in outgoing]
-        wanted = [
-            (self._channel(peer), bytes_of(it, for_writing=True) if type(it) is memoryview else it)
+        targets = [
+            (self._channel(peer), _bytes_of(it, for_writing=True) if type(it) is memoryview else it)
             for peer, it in incoming
         ]
         transfer = _Transfer(tag)
@@ -100,14 +104,16 @@ class MessageBackend(Backend):
                 if tag.sequence:
                     for channel in self._all:
                         channel.begin(tag)
-                for channel, target in wanted:
-                    transfer.wants.append((channel, channel.want(tag, target)))
+                # Receives first: what comes while we send then needs no memory of its own.
+                for channel, target in targets:
+                    transfer.receives.append((channel, channel.post_receive(tag, target)))
                 for channel, view in sent:
-                    transfer.marks[channel] = channel.put(tag, view)
+                    transfer.send_ends[channel] = channel.put(tag, view)
                 self._move(transfer, timeout_seconds)
             except CollectiveError:
                 raise
             except BaseException:
+                # Of a signal or of `on_wait`. The latter is called while nothing is half moved.
                 if not transfer.is_waiting:
                     self._break()
                 raise
@@ -131,12 +137,19 @@ class MessageBackend(Backend):
                     self._wake.close()
 
     def _checked(self, data: Data) -> memoryview:
-        view = bytes_of(data)
-        check_length(view.nbytes, self._limit_bytes)
+        view = _bytes_of(data)
+        if view.nbytes > self._limit_bytes:
+            raise Unsupported(
+                f"a message of {view.nbytes} bytes is longer than the limit of "
+                f"{self._limit_bytes}: send it in parts"
+            )
         return view
 
     def _channel(self, peer: int) -> Channel:
-        check_peer(peer, self.rank, self.world_size)
+        if not 0 <= peer < self.world_size:
+            raise InvalidRank(peer, self.world_size)
+        if peer == self.rank:
+            raise SelfMessage(peer)
         if peer not in self._channels:
             raise NoConnection(peer)
         return self._channels[peer]
@@ -150,7 +163,7 @@ class MessageBackend(Backend):
         """Return when everything is sent and received; the lock is held."""
         if self._is_closed:
             raise ChannelClosed(self.rank, is_own=True)
-        if not transfer.wants and not transfer.marks:
+        if not transfer.receives and not transfer.send_ends:
             return
         deadline: Deadline | None = None
         attempts = 0
@@ -211,7 +224,7 @@ class MessageBackend(Backend):
             if channel.is_sending and channel.send_some():
                 has_moved = True
             # A peer whose own sending is blocked may first have to be read from.
-            if (channel.want_count or channel.is_sending) and channel.read_some():
+            if (channel.posted_count or channel.is_sending) and channel.read_some():
                 has_moved = True
         if has_moved:
             self._tell_followers()
@@ -219,10 +232,10 @@ class MessageBackend(Backend):
 
     def _withdraw(self, transfer: "_Transfer") -> None:
         """Keep no reference to the caller's memory."""
-        for channel, want in transfer.wants:
-            channel.cancel(want)
-        for channel, mark in transfer.marks.items():
-            if channel.sent_bytes < mark:
+        for channel, receive in transfer.receives:
+            channel.cancel(receive)
+        for channel, end in transfer.send_ends.items():
+            if channel.sent_bytes < end:
                 channel.copy_unsent()
 
     def _break(self) -> None:
@@ -279,21 +292,22 @@ class _Transfer:
 
     def __init__(self, tag: Tag) -> None:
         self.tag = tag
-        self.wants: list[tuple[Channel, Want]] = []
-        self.marks: dict[Channel, int] = {}
+        self.receives: list[tuple[Channel, PostedReceive]] = []
+        self.send_ends: dict[Channel, int] = {}
+        """What `sent_bytes` of each channel is once all that this call sends is sent."""
         self.announces_at = inf
         self.is_waiting = False
         """True while nothing is half moved."""
 
     def is_done(self) -> bool:
-        for channel, mark in self.marks.items():
+        for channel, end in self.send_ends.items():
             # A sealed record cannot be taken back, and nothing sends it after we return.
-            if channel.sent_bytes < mark or channel.stream.has_unsent:
+            if channel.sent_bytes < end or channel.stream.has_unsent:
                 return False
-        for _, want in self.wants:
-            if not want.is_done:
-                if want.error is not None:
-                    raise want.error
+        for _, receive in self.receives:
+            if not receive.is_done:
+                if receive.error is not None:
+                    raise receive.error
                 return False
         return True
 
@@ -303,11 +317,11 @@ class _Transfer:
             error = channel.failure() or channel.operation_error(self.tag)
             if error is not None:
                 raise error
-        needed = [channel for channel, want in self.wants if not want.is_done]
+        needed = [channel for channel, receive in self.receives if not receive.is_done]
         needed += [
             channel
-            for channel, mark in self.marks.items()
-            if channel.sent_bytes < mark or channel.stream.has_unsent
+            for channel, end in self.send_ends.items()
+            if channel.sent_bytes < end or channel.stream.has_unsent
         ]
         for channel in needed:
             if channel.has_left:
@@ -317,14 +331,14 @@ class _Transfer:
         """Tell the ranks whose messages are missing which call this is, once."""
         self.announces_at = inf
         if self.tag.sequence:
-            for channel in {channel for channel, want in self.wants if not want.is_done}:
+            for channel in {channel for channel, receive in self.receives if not receive.is_done}:
                 channel.send_control(self.tag, Kind.CALL)
 
     def waited_for(self) -> str:
-        if len(self.wants) == 1:
-            return f"a message of rank {self.wants[0][0].peer}"
-        if not self.wants and len(self.marks) == 1:
-            return f"room for a message to rank {next(iter(self.marks)).peer}"
+        if len(self.receives) == 1:
+            return f"a message of rank {self.receives[0][0].peer}"
+        if not self.receives and len(self.send_ends) == 1:
+            return f"room for a message to rank {next(iter(self.send_ends)).peer}"
         return "the messages of an exchange"
 
 
@@ -333,6 +347,15 @@ def _events(channel: Channel) -> int:
     events = HANG_UP
     if channel.is_sending:
         events |= select.POLLOUT
-    if channel.is_sending or channel.want_count or not channel.is_paused:
+    if channel.is_sending or channel.posted_count or not channel.is_paused:
         events |= select.POLLIN
     return events
+
+
+def _bytes_of(data: Data, *, for_writing: bool = False) -> memoryview:
+    """Return contiguous memory as bytes; raises `Unsupported`."""
+    view = memoryview(data)
+    if not view.c_contiguous or (for_writing and view.readonly):
+        kind = "contiguous memory that can be written" if for_writing else "contiguous memory"
+        raise Unsupported(f"a message needs {kind}: copy it first")
+    return view.cast("B") if view.nbytes else view

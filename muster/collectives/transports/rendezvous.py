@@ -11,14 +11,13 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from typing import Final, NamedTuple, TypeAlias
 
 from muster.collectives.backend import ON_WAIT_SECONDS, TIMEOUT_SECONDS, OnWait
 from muster.collectives.deadline import Deadline
 from muster.collectives.errors import (
     InvalidRank,
-    NoConnection,
     PeerRefused,
     TransportFailed,
     Unsupported,
@@ -37,10 +36,10 @@ KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 """Detects a host that vanished: probes after 5 idle seconds, every 2 s, and gives up after three.
 Options that the system does not have are skipped."""
 
-_PLACE: Final = struct.Struct("<46sHH")  # the longest numeric address, a port, a host's number
+_ENDPOINT: Final = struct.Struct("<46sHH")  # the longest numeric address, a port, a host's number
 
 
-class Place(NamedTuple):
+class Endpoint(NamedTuple):
     """Where a rank listens, and the number of its host."""
 
     host: str
@@ -48,8 +47,8 @@ class Place(NamedTuple):
     host_number: int
 
 
-class Meeting(NamedTuple):
-    """What a rank has once all have met: a stream to each other rank, and the host of each."""
+class Connections(NamedTuple):
+    """A stream to each other rank, and the host of each."""
 
     streams: dict[int, Stream]
     hosts: tuple[int, ...]
@@ -59,30 +58,28 @@ def rendezvous(
     own: Membership,
     address: Address,
     *,
-    places: Sequence[Place] | None = None,
+    endpoints: Sequence[Endpoint] | None = None,
     listener: socket.socket | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
     on_wait: OnWait = lambda: None,
-) -> Meeting:
+) -> Connections:
     """Connect rank `own.rank` with all others, which meet at rank 0's `address`.
 
-    If the `places` of all ranks are known, they connect to each other at once. `listener` is this
-    rank's own bound socket; it is closed in any case. Connections between hosts are sealed.
+    If the `endpoints` of all ranks are known, these connect to each other at once. `listener` is
+    this rank's own bound socket; it is closed in any case. Connections between hosts are sealed.
 
     Raises `InvalidWorldSize`, `InvalidRank`, `PeerRefused` if a rank has another token, generation
     or world size, `Timeout` if not all ranks connect, `Unsupported` without a token where one is
     needed, `TransportFailed` for system errors, and what `on_wait` raises.
     """
-    with ExitStack() as listeners:
-        if listener is not None:
-            listeners.enter_context(listener)
+    with listener or nullcontext():
         if not 0 <= own.rank < own.world_size:
             raise InvalidRank(own.rank, own.world_size)
         attempt = _Rendezvous(
             own, Deadline(timeout_seconds, f"the ranks at {address[0]}:{address[1]}"), on_wait
         )
         try:
-            return attempt.meet(address, places, listener, listeners)
+            return attempt.connect_all(address, endpoints, listener)
         except OSError as error:
             is_taken = error.errno == errno.EADDRINUSE
             way = "Choose another port" if is_taken else "Check that this host can reach it"
@@ -101,36 +98,35 @@ class _Rendezvous:
         self._connections: dict[int, socket.socket] = {}
         self._transcripts: dict[int, bytes] = {}
 
-    def meet(
+    def connect_all(
         self,
         address: Address,
-        places: Sequence[Place] | None,
+        endpoints: Sequence[Endpoint] | None,
         listener: socket.socket | None,
-        listeners: ExitStack,
-    ) -> Meeting:
+    ) -> Connections:
         """Return the streams; after a failure no connection is left open."""
-        with ExitStack() as on_failure:
-            on_failure.callback(self._close)
-            rank = self._own.rank
-            if rank == 0 or places is not None:
-                listener = listener or listeners.enter_context(
-                    _listen(address if places is None else places[rank][:2])
-                )
-            if rank == 0 and places is None:
-                places = self._send_places(self._admit(listener))
-            elif places is None:
-                first = self._connect(0, address)
-                listener = listener or listeners.enter_context(_listen((first.getsockname()[0], 0)))
-                places = self._register(first, listener)
-            for peer in range(rank):
-                if peer not in self._connections:
-                    connection = self._connect(peer, places[peer][:2])
-                    self._handshake(peer, connection, 0)
-            if rank + 1 < self._own.world_size and rank + 1 not in self._connections:
-                self._admit(listener)
+        rank = self._own.rank
+        try:
+            if endpoints is not None:
+                address = endpoints[rank][:2]
+            elif rank:
+                # Where rank 0 is reached from, the others reach this rank.
+                address = (self._connect(0, address).getsockname()[0], 0)
+            with listener or _listen(address) as bound:
+                if endpoints is None:
+                    endpoints = self._register(bound) if rank else self._send_endpoints(bound)
+                for peer in range(rank):
+                    if peer not in self._connections:
+                        self._connect(peer, endpoints[peer][:2])
+                        self._handshake(peer, 0)
+                if rank + 1 not in self._connections:
+                    self._admit(bound)
             streams = {peer: self._stream(peer) for peer in self._connections}
-            on_failure.pop_all()
-        return Meeting(streams, tuple(place.host_number for place in places))
+        except BaseException:
+            for connection in self._connections.values():
+                connection.close()
+            raise
+        return Connections(streams, tuple(endpoint.host_number for endpoint in endpoints))
 
     def _stream(self, peer: int) -> Stream:
         """Tune a connection, and seal it unless it stays on this host."""
@@ -149,41 +145,39 @@ class _Rendezvous:
         keys = derive_keys(self._own.token, self._transcripts[peer], is_caller=is_caller)
         return SealedStream(connection, peer, keys)
 
-    def _admit(self, listener: socket.socket | None) -> dict[int, Address]:
-        """Admit the ranks above this one; return their addresses."""
-        if listener is None:
-            raise NoConnection(self._own.rank)
+    def _admit(self, listener: socket.socket) -> dict[int, int]:
+        """Admit the ranks above this one; return their ports."""
         pending = PendingPeers(
             listener, lambda caller: answer(self._own, is_sealed=must_seal(caller))
         )
         above = set(range(self._own.rank + 1, self._own.world_size))
-        addresses = {}
-        for caller, connection in pending.admit(above, self._deadline, self.on_wait).items():
+        admitted = pending.admit(above, self._deadline, self.on_wait)
+        for caller, connection in admitted.items():
             self._connections[caller.rank] = connection
             self._transcripts[caller.rank] = caller.transcript
-            addresses[caller.rank] = (connection.getpeername()[0], caller.port)
-        return addresses
+        return {caller.rank: caller.port for caller in admitted}
 
-    def _send_places(self, addresses: dict[int, Address]) -> list[Place]:
-        """Send the table of places to all ranks, and return it."""
-        here = {connection.getsockname()[0] for connection in self._connections.values()}
-        numbers = dict.fromkeys(here, 0)
-        places = [Place("", 0, 0)]
-        for rank in sorted(addresses):
-            host, port = addresses[rank]
-            places.append(Place(host, port, numbers.setdefault(host, len(set(numbers.values())))))
-        table = b"".join(_PLACE.pack(host.encode(), *numbers) for host, *numbers in places)
+    def _send_endpoints(self, listener: socket.socket) -> list[Endpoint]:
+        """Send the table of endpoints to all ranks once they have registered, and return it."""
+        endpoints, hosts = [Endpoint("", 0, 0)], [""]
+        for rank, port in sorted(self._admit(listener).items()):
+            connection = self._connections[rank]
+            address = connection.getpeername()[0]
+            host = address if must_seal(connection) else ""
+            hosts += [host] * (host not in hosts)
+            endpoints.append(Endpoint(address, port, hosts.index(host)))
+        table = b"".join(_ENDPOINT.pack(host.encode(), *numbers) for host, *numbers in endpoints)
         for connection in self._connections.values():
             connection.sendall(table)
-        return places
+        return endpoints
 
-    def _register(self, first: socket.socket, listener: socket.socket) -> list[Place]:
-        """Register at rank 0; return the places of all ranks once all have registered."""
-        self._handshake(0, first, listener.getsockname()[1])
-        table = self._read(0, first, _PLACE.size * self._own.world_size)
+    def _register(self, listener: socket.socket) -> list[Endpoint]:
+        """Register at rank 0; return the endpoints of all ranks once all have registered."""
+        self._handshake(0, listener.getsockname()[1])
+        table = self._read(0, _ENDPOINT.size * self._own.world_size)
         return [
-            Place(host.rstrip(b"\0").decode(), port, number)
-            for host, port, number in _PLACE.iter_unpack(table)
+            Endpoint(host.rstrip(b"\0").decode(), port, number)
+            for host, port, number in _ENDPOINT.iter_unpack(table)
         ]
 
     def _connect(self, rank: int, address: Address) -> socket.socket:
@@ -206,13 +200,14 @@ class _Rendezvous:
             connection.settimeout(ON_WAIT_SECONDS)
             return connection
 
-    def _handshake(self, rank: int, connection: socket.socket, port: int) -> None:
+    def _handshake(self, rank: int, port: int) -> None:
         """Run the caller's side of the handshake."""
+        connection = self._connections[rank]
         steps = call(self._own, rank, port, is_sealed=must_seal(connection))
         turn = next(steps)
         while turn.size_bytes:
             connection.sendall(turn.send)
-            turn = steps.send(self._read(rank, connection, turn.size_bytes))
+            turn = steps.send(self._read(rank, turn.size_bytes))
         connection.sendall(turn.send)
         try:
             next(steps)
@@ -225,13 +220,13 @@ class _Rendezvous:
                 "choose another port"
             )
 
-    def _read(self, rank: int, connection: socket.socket, size_bytes: int) -> bytes:
+    def _read(self, rank: int, size_bytes: int) -> bytes:
         data = b""
         while len(data) < size_bytes:
             self.on_wait()
             self._deadline.check()
             try:
-                part = connection.recv(size_bytes - len(data))
+                part = self._connections[rank].recv(size_bytes - len(data))
             except TimeoutError:
                 continue
             except ConnectionError:
@@ -243,10 +238,6 @@ class _Rendezvous:
                 )
             data += part
         return data
-
-    def _close(self) -> None:
-        for connection in self._connections.values():
-            connection.close()
 
 
 def must_seal(connection: socket.socket) -> bool:

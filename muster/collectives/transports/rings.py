@@ -12,16 +12,16 @@ from typing import Final
 
 from muster.collectives.backend import ELEMENT_BYTES, Target, fill
 from muster.collectives.transports.flags import COUNT_MASK, Flags
+from muster.collectives.transports.streams import Stream
 
 PIECE_BYTES: Final = 256 << 10
 """Published at once, so that the reader copies while the next piece is written."""
 
 
-class RingStream:
+class RingStream(Stream):
     """The stream to one peer of the same host."""
 
-    alignment: Final = ELEMENT_BYTES
-    has_unsent: Final = False
+    alignment = ELEMENT_BYTES
 
     def __init__(self, flags: Flags, peer: int, watch: io.FileIO | None = None) -> None:
         """`watch` is readable once the peer is dead; it is owned."""
@@ -43,10 +43,8 @@ class RingStream:
         self._peers_taken_word = geometry.taken_word(flags.rank)
         self._sent = self._taken = 0
 
-    def fileno(self) -> int:
-        return -1
-
     def send(self, parts: Iterable[memoryview]) -> int:
+        # The reader raises it after its copy, so what it counts may be overwritten.
         taken = self._flags.count(self.peer, self._peers_taken_word)
         # Exact although counts wrap, as their difference never exceeds the ring.
         room = self._size - ((self._sent - taken) & COUNT_MASK)
@@ -70,6 +68,7 @@ class RingStream:
         return sent
 
     def receive(self, target: Target, offset: int, size_bytes: int) -> int:
+        # The count is loaded before the bytes that it covers: x86 keeps the order of loads.
         size = min(size_bytes, self._waiting(), PIECE_BYTES)
         if size < size_bytes:
             size -= size % ELEMENT_BYTES  # the rings' size is a multiple, so no element is cut
@@ -77,6 +76,7 @@ class RingStream:
             return 0
         at = self._taken % self._size
         first = min(size, self._size - at)
+        # An accumulator adds straight from the peer's memory, which saves a copy of every message.
         fill(target, offset, self._inbox[at : at + first])
         if first < size:
             fill(target, offset + first, self._inbox[: size - first])

@@ -53,12 +53,12 @@ class SharedMemoryBackend(MessageBackend):
         `InvalidRank`, `PeerRefused`, `BackendUnavailable`, `Timeout` and `TransportFailed`.
         """
         # Here and not above: a managed rank gets its memory from its agent.
-        from muster.collectives.transports.meeting import meet  # noqa: PLC0415
+        from muster.collectives.transports.unix_rendezvous import exchange_memory  # noqa: PLC0415
 
         if world_size < 1:
             raise InvalidWorldSize(world_size)
         deadline = Deadline(timeout_seconds, f"the ranks at {path}")
-        shared = meet(Path(path), rank, world_size, deadline)
+        shared = exchange_memory(Path(path), rank, world_size, deadline)
         flags = Flags(arenas=shared.arenas, rank=rank, generation=1, on_wait=lambda: None)
         return cls(flags, watches=shared.watches)
 

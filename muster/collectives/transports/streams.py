@@ -27,17 +27,17 @@ class Stream(Protocol):
     """
 
     peer: int
-
-    @property
-    def alignment(self) -> int:
-        """Frames begin at multiples of it, so that payloads in memory lie on whole elements."""
+    alignment: int = 1
+    """Frames begin at multiples of it, so that payloads in memory lie on whole elements."""
 
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when the peer dies, or -1 if there is none."""
+        return -1
 
     @property
     def has_unsent(self) -> bool:
         """True if the stream itself holds bytes that it has accepted and not sent."""
+        return False
 
     def send(self, parts: Iterable[memoryview]) -> int:
         """Accept bytes from the beginning of `parts`; return how many."""
@@ -50,6 +50,7 @@ class Stream(Protocol):
 
     def has_left(self) -> bool:
         """True if the peer closed without a goodbye frame, and everything it sent is received."""
+        return False
 
     def has_hung_up(self) -> bool:
         """True if nothing more comes than what can be received now."""
@@ -58,10 +59,8 @@ class Stream(Protocol):
         """Release all resources. May be called twice."""
 
 
-class SocketStream:
+class SocketStream(Stream):
     """A connected stream socket, which it owns."""
-
-    alignment: Final = 1
 
     def __init__(self, connection: socket.socket, peer: int) -> None:
         connection.setblocking(False)  # noqa: FBT003  the standard library's signature
@@ -72,10 +71,6 @@ class SocketStream:
 
     def fileno(self) -> int:
         return self.socket.fileno()
-
-    @property
-    def has_unsent(self) -> bool:
-        return False
 
     def send(self, parts: Iterable[memoryview]) -> int:
         try:
@@ -119,9 +114,6 @@ class SocketStream:
         if count == 0:
             raise ChannelClosed(self.peer)
         return count
-
-    def has_left(self) -> bool:
-        return False
 
     def has_hung_up(self) -> bool:
         poll = select.poll()

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Final, Self
 
 from muster.collectives.backend import MESSAGE_LIMIT_BYTES, TIMEOUT_SECONDS, OnWait
-from muster.collectives.errors import InvalidRank, InvalidWorldSize, Unsupported
+from muster.collectives.errors import InvalidWorldSize, Unsupported
 from muster.collectives.transports.handshake import Membership
 from muster.collectives.transports.message_backend import MessageBackend
 from muster.collectives.transports.rendezvous import (
     Address,
-    Meeting,
-    Place,
+    Connections,
+    Endpoint,
     is_loopback,
     rendezvous,
 )
@@ -27,7 +27,7 @@ class TcpBackend(MessageBackend):
     def __init__(
         self,
         own: Membership,
-        meeting: Meeting,
+        connections: Connections,
         *,
         limit_bytes: int = MESSAGE_LIMIT_BYTES,
         on_wait: OnWait = lambda: None,
@@ -36,12 +36,12 @@ class TcpBackend(MessageBackend):
         super().__init__(
             own.rank,
             own.world_size,
-            meeting.streams,
+            connections.streams,
             generation=own.generation,
             limit_bytes=limit_bytes,
             on_wait=on_wait,
         )
-        self.hosts = meeting.hosts
+        self.hosts = connections.hosts
 
     @classmethod
     def connect(
@@ -60,9 +60,9 @@ class TcpBackend(MessageBackend):
         for an invalid address, `Timeout`, `PeerRefused` and `TransportFailed`.
         """
         own = _member(rank, world_size, token)
-        place = parse_address(address)
-        _check_token(own, [place])
-        return cls(own, rendezvous(own, place, timeout_seconds=timeout_seconds))
+        parsed = parse_address(address)
+        _check_token(own, [parsed])
+        return cls(own, rendezvous(own, parsed, timeout_seconds=timeout_seconds))
 
 
 class RingBackend(TcpBackend):
@@ -81,16 +81,17 @@ class RingBackend(TcpBackend):
         Raises as `TcpBackend.connect` does, and `Unsupported` if an address repeats.
         """
         own = _member(rank, len(addresses), token)
-        places = [parse_address(address) for address in addresses]
-        if len(set(places)) < len(places):
+        parsed = [parse_address(address) for address in addresses]
+        if len(set(parsed)) < len(parsed):
             raise Unsupported(
                 f"{', '.join(addresses)} has an address twice: give each rank its own"
             )
-        _check_token(own, places)
-        hosts = list(dict.fromkeys(host for host, _ in places))
-        numbered = [Place(host, port, hosts.index(host)) for host, port in places]
-        meeting = rendezvous(own, places[0], places=numbered, timeout_seconds=timeout_seconds)
-        super().__init__(own, meeting)
+        _check_token(own, parsed)
+        hosts = list(dict.fromkeys(host for host, _ in parsed))
+        endpoints = [Endpoint(host, port, hosts.index(host)) for host, port in parsed]
+        super().__init__(
+            own, rendezvous(own, parsed[0], endpoints=endpoints, timeout_seconds=timeout_seconds)
+        )
 
 
 def parse_address(text: str) -> Address:
@@ -114,14 +115,12 @@ def parse_address(text: str) -> Address:
 def _member(rank: int, world_size: int, token: str) -> Membership:
     if world_size < LEAST_RANKS:
         raise InvalidWorldSize(world_size, LEAST_RANKS)
-    if not 0 <= rank < world_size:
-        raise InvalidRank(rank, world_size)
     return Membership(rank=rank, world_size=world_size, generation=0, token=(token or "").encode())
 
 
-def _check_token(own: Membership, places: Sequence[Address]) -> None:
+def _check_token(own: Membership, addresses: Sequence[Address]) -> None:
     """Refuse before anything listens or connects: without a token, any process could join."""
-    if not own.token and not all(_is_local(host) for host, _ in places):
+    if not own.token and not all(_is_local(host) for host, _ in addresses):
         raise Unsupported(
             "ranks of different hosts need a token, the same secret on all ranks: pass token="
         )

@@ -4,6 +4,8 @@ import os
 
 import httpx
 
+from database.records import AgentRecord
+from muster.contracts.agent import AgentState
 from muster.contracts.job import JobId
 from tests.support.api_service import StandIn
 from tests.support.database_samples import NOON, commit, epoch, member, worker
@@ -147,3 +149,15 @@ def test_an_audit_shows_read_samples_and_checkpoints(
     }
     last = client.get(f"/jobs/{elastic}/audit?limit=1").json()
     assert (last["epochs"], last["checkpoints"]) == (found["epochs"][1:], found["checkpoints"][1:])
+
+
+def test_hosts_show_what_runs_there(client: httpx.Client, stand_in: StandIn, elastic: str) -> None:
+    stand_in.write(
+        elastic,
+        agents=[AgentRecord(host="local", generation=1, state=AgentState.CONNECTED)],
+        ranks=[worker(0, process=stand_in.lease.process), worker(1, state="exited")],
+    )
+    (found,) = client.get("/hosts").json()["hosts"]
+    assert (found["host"], found["address"], found["transport"]) == ("local", "127.0.0.1", "local")
+    assert (found["slots_in_use"], found["jobs"]) == (1, [elastic])
+    assert found["agents"] == {"connected": 1}

@@ -30,9 +30,9 @@ WAITS: dict[str, Callable[[Backend], object]] = {
 @pytest.mark.parametrize("kind", [SharedMemoryBackend, TcpBackend])
 @pytest.mark.parametrize("wait", WAITS)
 def test_a_killed_rank_ends_a_wait(kind: type[TcpBackend], wait: str, tmp_path: Path) -> None:
-    place = f"127.0.0.1:{free_port()}" if kind is TcpBackend else str(tmp_path / "meeting")
-    with subprocess.Popen([sys.executable, "-c", WAITING_RANK, place]) as other:
-        backend = kind.connect(place, 0, 2)
+    address = f"127.0.0.1:{free_port()}" if kind is TcpBackend else str(tmp_path / "ranks")
+    with subprocess.Popen([sys.executable, "-c", WAITING_RANK, address]) as other:
+        backend = kind.connect(address, 0, 2)
         other.kill()
         with pytest.raises(ChannelClosed, match="rank 1"):
             WAITS[wait](backend)

@@ -11,9 +11,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from api.logs.files import GAP
-from api.logs.follow import JobFollower
-from api.logs.tail import LogFilter, read_tail
 from muster.contracts.environ import PROCESS_TAG
 from muster.contracts.job import Reason
 from muster.contracts.messages import (
@@ -33,6 +30,8 @@ from muster.contracts.paths import JobFiles
 from muster.contracts.wire import ExitRecord, decode_exit_record, encode
 from muster.host.containment import can_tag, set_tag_limit
 from muster.host.processes import identify
+from muster.logs.local import LocalLogs
+from muster.logs.source import GAP, LogFilter
 from muster.runtime.exit_report import write_exit_record
 from tests.support.installation import await_value
 from tests.support.stories import beat, saved
@@ -112,8 +111,8 @@ def test_a_program_that_truncates_its_log_causes_one_warning(loop: TableLoop) ->
     loop.run_until_empty()
     warned = [said.message for said in loop.reports if isinstance(said, RankSaid)]
     assert warned == [Warned(message=TRUNCATED)]
-    found = read_tail(loop.files, LogFilter(), 10)
-    assert [line.line.shown.decode() for line in found.lines] == [GAP.decode(), "second", "third"]
+    found = LocalLogs(loop.files).tail(LogFilter(), 10)
+    assert [line.raw.decode() for line in found.lines] == [GAP.decode(), "second", "third"]
 
 
 def test_logs_that_reach_their_limit_lose_their_oldest_lines(
@@ -136,10 +135,9 @@ def test_logs_that_reach_their_limit_lose_their_oldest_lines(
     assert sizes == [log.stat().st_size for log in logs], "offsets stay valid"
     full = RankSaid(rank=0, incarnation=1, message=Warned(message=LOGS_FULL))
     assert loop.reports.count(full) == 1
-    text = JobFollower(loop.files, 0, {}).next_batch(lambda _: True)
-    assert text is not None
+    batch = LocalLogs(loop.files).follow(0, {}).next_batch(lambda _: True)
     gap = GAP.decode()
-    first, second, _, *rest = text.split("\n")
+    first, second, _, *rest = (line for lines in batch for line in lines.text.split("\n"))
     assert (first, second) == (gap, gap), "of either attempt"
     assert rest == [str(int(rest[0]) + number) for number in range(len(rest))]
 

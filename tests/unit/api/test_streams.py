@@ -17,9 +17,6 @@ from api import streams
 from api.auth import Unauthorized
 from api.dependencies import Reauthenticate
 from api.errors import ServiceUnavailable
-from api.logs import follow
-from api.logs.files import Position
-from api.logs.follow import JobFollower
 from api.routes import logs as routes
 from api.streams import (
     FRESH_SECONDS,
@@ -31,6 +28,11 @@ from api.streams import (
 from database.errors import DatabaseUnavailable
 from muster.contracts.job import JobId, JobStatus, JobUid
 from muster.contracts.paths import DataDir
+from muster.logs import follower
+from muster.logs.follower import JobFollower
+from muster.logs.local import LocalLogs
+from muster.logs.source import Position
+from tests.support.logs import JobLogs
 from tests.unit.api.jobs import JOB
 
 pytestmark = pytest.mark.anyio
@@ -50,20 +52,18 @@ class World:
         self.is_closing = False
         ticks = itertools.count()
         self.broadcast = LogBroadcast(
-            files=directory,
+            logs_of=lambda job_id: LocalLogs(directory.job(job_id)),
             jobs=JobCache(lambda _id: JobState(self.job, ()), lambda: float(next(ticks))),
             is_closing=lambda: self.is_closing,
             readers=CapacityLimiter(2),
         )
         self.files = directory.job(JOB.job_id)
-        self.files.logs.mkdir(parents=True)
         self.written = 0
 
     def write(self, count: int = 1) -> None:
         """Write numbered lines, to two ranks in turn."""
         for _ in range(count):
-            with self.files.log(self.written % 2, 0).open("a") as log:
-                log.write(f"{self.written}\n")
+            JobLogs(self.files).write(self.written % 2, f"{self.written}\n")
             self.written += 1
 
     async def read(self, position: Position | None = None) -> list[str]:
@@ -92,7 +92,7 @@ def lines(event: LogEvent | None) -> list[str]:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(streams, "POLL_SECONDS", 0.001)
-    monkeypatch.setattr(follow, "BATCH_BYTES", 100)
+    monkeypatch.setattr(follower, "BATCH_BYTES", 100)
     return World(tmp_path)
 
 
@@ -114,11 +114,12 @@ async def test_a_reader_that_falls_behind_has_no_gap(
     monkeypatch.setattr(streams, "BACKLOG_EVENTS", 0)
     opened_by: list[asyncio.Task[object] | None] = []
 
-    def opened(*words: Any) -> JobFollower:  # noqa: ANN401  as it takes them
-        opened_by.append(asyncio.current_task())
-        return JobFollower(*words)
+    class Noted(LocalLogs):
+        def follow(self, *words: Any, **options: Any) -> JobFollower:  # noqa: ANN401  as it takes them
+            opened_by.append(asyncio.current_task())
+            return super().follow(*words, **options)
 
-    monkeypatch.setattr(streams, "JobFollower", opened)
+    world.broadcast.logs_of = lambda _id: Noted(world.files)
 
     async def keep_up(found: list[str], has_more: asyncio.Event) -> None:
         async with world.broadcast.subscribe(JOB, None) as feed:

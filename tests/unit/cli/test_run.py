@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from textwrap import indent
 
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 from cli.main import app
 from cli.run import (
     CHUNK_BYTES,
-    LogRelay,
+    Terminal,
     argv_of_module,
     argv_of_script,
     new_job_id,
@@ -22,6 +23,9 @@ from cli.run import (
 )
 from muster.contracts.paths import JobFiles
 from muster.contracts.spec_problems import checked_job_id
+from muster.contracts.views import EventView
+from muster.logs.source import LINE_LIMIT_BYTES
+from tests.support.logs import JobLogs
 
 CONTEXT = click.Context(run)
 PYTHON = sys.executable
@@ -102,20 +106,15 @@ Traceback (most recent call last):
 ModuleNotFoundError: No module named 'a'"""
 
 
-class Logs:
-    """The logs of a job, a relay that follows them, and what it wrote."""
+class Logs(JobLogs):
+    """The logs of a job, a terminal that shows them, and what that wrote."""
 
     def __init__(self, root: Path) -> None:
-        self.files = JobFiles(root)
-        self.files.logs.mkdir()
+        super().__init__(JobFiles(root))
         self.written: list[str] = []
 
-    def relay(self) -> LogRelay:
-        return LogRelay(self.files.logs, self.written.append)
-
-    def append(self, rank: int, text: str, attempt: int = 0) -> None:
-        with self.files.log(rank, attempt).open("a") as log:
-            log.write(text)
+    def terminal(self) -> Terminal:
+        return Terminal(self.files, self.written.append)
 
 
 @pytest.fixture
@@ -124,74 +123,50 @@ def logs(tmp_path: Path) -> Logs:
 
 
 def test_each_line_is_shown_once_with_its_rank(logs: Logs) -> None:
-    logs.append(0, "before\n")
-    relay = logs.relay()
-    logs.append(0, "one\ntwo\n")
-    logs.append(11, "ü\n\n")
-    relay.pass_on()
-    relay.pass_on()
-    assert logs.written == ["[0] one\n[0] two", "[11] ü\n[11] "]
-    logs.append(0, "three\n")
-    logs.append(0, "of the next process\n", attempt=1)
-    relay.pass_on()
-    assert logs.written[2:] == ["[0] three", "[0] of the next process"]
+    logs.write(0, "before\n")
+    terminal = logs.terminal()
+    logs.write(0, "one\ntwo\nunfin")
+    logs.write(11, "10%\r20%\n\n")
+    terminal.show_output()
+    terminal.show_output()
+    assert logs.written == ["[0] one\n[0] two", "[11] 10%\r20%\n[11] "]
+    logs.write(0, "ished")
+    logs.write(0, "of the next process\n", attempt=1)
+    terminal.show_rest()
+    terminal.show_rest()
+    assert logs.written[2:] == ["[0] unfinished", "[0] of the next process"]
 
 
-def test_a_traceback_of_several_ranks_is_shown_once(logs: Logs) -> None:
-    relay = logs.relay()
+def test_a_traceback_of_several_ranks_is_shown_once(
+    logs: Logs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = logs.terminal()
     for rank in (0, 1):
-        logs.append(rank, f"{TRACEBACK}\nbye\n")
-    logs.append(2, TRACEBACK.replace("'a'", "'b'"))
-    logs.append(3, "Traceback (most recent call last):\n  File")
-    relay.finish()
+        logs.write(rank, f"{TRACEBACK}\nbye\n")
+    logs.write(2, TRACEBACK.replace("'a'", "'b'"))
+    logs.write(3, "Traceback (most recent call last):\n  File")
+    terminal.show_rest()
     shown = "\n".join(logs.written).splitlines()
     assert shown[:5] == [f"[0] {line}" for line in (*TRACEBACK.splitlines(), "bye")]
     again = "ModuleNotFoundError: No module named 'a' (as above)"
     assert shown[5:7] == [f"[1] {again}", "[1] bye"]
     assert len(shown) == 5 + 2 + 4 + 2
     end = f"it failed; the last lines of its log:\n{indent(TRACEBACK, '  ')}\n  install it"
-    assert relay.tracebacks.shorten(end).splitlines()[1:] == [f"  {again}", "  install it"]
+    terminal.show_event(EventView(at=datetime.now(UTC), kind="job_failed", message=end))
+    assert capsys.readouterr().err.splitlines()[1:] == [f"  {again}", "  install it"]
 
 
-def test_unfinished_line_is_shown_at_the_end_only(logs: Logs) -> None:
-    relay = logs.relay()
-    logs.append(0, "one\ntw")
-    relay.pass_on()
-    assert logs.written == ["[0] one"]
-    logs.append(0, "o\nthree")
-    relay.finish()
-    relay.finish()
-    assert logs.written == ["[0] one", "[0] two", "[0] three"]
-
-
-def test_very_long_line_is_shown_in_pieces(logs: Logs) -> None:
-    relay = logs.relay()
-    logs.append(0, "x" * (CHUNK_BYTES + 1))
-    relay.pass_on()
-    assert [len(piece) for piece in logs.written] == [CHUNK_BYTES + len("[0] ")]
-    relay.finish()
-    assert logs.written[1:] == ["[0] x"]
-
-
-def test_flood_of_one_rank_does_not_hold_up_another(logs: Logs) -> None:
-    relay = logs.relay()
-    line = "x" * (CHUNK_BYTES - 1) + "\n"
-    logs.append(0, 2 * line)
-    logs.append(1, "me too\n")
-    relay.pass_on()
-    assert logs.written[1:] == ["[1] me too"]
-    relay.finish()
-    assert len(logs.written) == 3
-
-
-def test_other_files_and_deleted_logs_are_ignored(logs: Logs) -> None:
-    logs.append(0, "here\n")
-    relay = logs.relay()
-    (logs.files.logs / "mine.log").write_text("not a rank's\n")
-    logs.files.log(0, 0).unlink()
-    relay.finish()
-    assert logs.written == []
-    LogRelay(logs.files.root / "none", pytest.fail).finish()
+def test_a_flood_is_shown_in_parts_and_long_lines_whole(logs: Logs) -> None:
+    terminal = logs.terminal()
+    line = "x" * (LINE_LIMIT_BYTES + 1)
+    count = 1 + CHUNK_BYTES // len(line)
+    logs.write(0, f"{line}\n" * (count + 9))
+    terminal.show_output()
+    shown = "\n".join(logs.written).splitlines()
+    assert count <= len(shown) < count + 9
+    assert shown[0] == f"[0] {line}"
+    terminal.show_rest()
+    assert len("\n".join(logs.written).splitlines()) == count + 9
 
 
 def test_closed_output_is_reported_once() -> None:

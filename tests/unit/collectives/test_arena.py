@@ -8,7 +8,7 @@ import pytest
 from muster.collectives.errors import BackendUnavailable, PeerRefused, TransportFailed
 from muster.collectives.transports.arena import SHORT_BYTES, Arena, Geometry, map_memory
 
-GEOMETRY = Geometry(slot_count=3, elements=1000, places=4, ring_bytes=4096)
+GEOMETRY = Geometry(slot_count=3, elements=1000, max_ranks=4, ring_bytes=4096)
 LONG = Geometry(slot_count=2, elements=SHORT_BYTES // 4 + 1)
 
 
@@ -46,7 +46,7 @@ def test_only_the_owner_can_write(memory: int) -> None:
 
 def test_nothing_overlaps(memory: int) -> None:
     own = Arena.create(memory, GEOMETRY)
-    regions = [own.words, own.slots, own.halves, *(own.ring(place) for place in range(4))]
+    regions = [own.words, own.slots, own.halves, *(own.ring(peer) for peer in range(4))]
     for number, region in enumerate(regions):
         np.frombuffer(region, np.uint8)[:] = number + 1
     for number, region in enumerate(regions):
@@ -56,8 +56,8 @@ def test_nothing_overlaps(memory: int) -> None:
 
 def test_each_word_has_its_own_cache_line() -> None:
     words = [
-        *(GEOMETRY.sent_word(place) for place in range(4)),
-        *(GEOMETRY.taken_word(place) for place in range(4)),
+        *(GEOMETRY.sent_word(peer) for peer in range(4)),
+        *(GEOMETRY.taken_word(peer) for peer in range(4)),
     ]
     assert len({word // 8 for word in words}) == 8
     assert min(words) == 32

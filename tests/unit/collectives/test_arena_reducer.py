@@ -138,8 +138,8 @@ def test_rank_of_an_old_generation_changes_no_new_sum(
         host.own[1].slots[:] = 666
         host.own[1].halves[:] = 666
         np.frombuffer(host.own[1].words, np.int64)[:] = -1 + (1 << 62)
-        for place in range(4):
-            host.own[1].ring(place)[:] = b"\xff" * len(host.own[1].ring(place))
+        for peer in range(4):
+            host.own[1].ring(peer)[:] = b"\xff" * len(host.own[1].ring(peer))
         stale._result[:] = 666  # noqa: SLF001  what a rank of the old group has at hand
 
     def train(rank: int, reducer: ArenaReducer) -> list[float]:

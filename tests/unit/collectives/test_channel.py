@@ -20,7 +20,7 @@ from muster.collectives.transports.rings import RingStream
 from muster.collectives.transports.streams import SocketStream
 from muster.collectives.transports.tcp import TcpBackend
 from tests.support.arenas import Host
-from tests.support.groups import GENERATION, LIMIT_BYTES, connected, meeting_of, member
+from tests.support.groups import GENERATION, LIMIT_BYTES, connected, connections_of, member
 
 NOW = 0.0
 FAR = 1 << 63
@@ -39,7 +39,7 @@ def frame(
 def group() -> Iterator[Raw]:
     ends = connected(3)
     zero, two = (
-        TcpBackend(member(rank, 3), meeting_of(ends[rank]), limit_bytes=LIMIT_BYTES)
+        TcpBackend(member(rank, 3), connections_of(ends[rank]), limit_bytes=LIMIT_BYTES)
         for rank in (0, 2)
     )
     raw = ends[1].pop(0)
@@ -189,8 +189,9 @@ def test_contexts_share_a_connection(group: Raw) -> None:
 
 def test_abort_ends_only_its_operation(group: Raw) -> None:
     zero, raw, two = group
-    raw.sendall(frame(6, tag=Tag(sequence=1), kind=Kind.ABORT) + b"wisely")
-    with pytest.raises(Aborted, match="rank 1 left the operation: wisely"):
+    reason = b"this rank has seen enough"
+    raw.sendall(frame(len(reason), tag=Tag(sequence=1), kind=Kind.ABORT) + reason)
+    with pytest.raises(Aborted, match="rank 1 left the operation: rank 1 has seen enough"):
         zero.exchange([], [(2, memoryview(bytearray(1)))], tag=Tag(sequence=1))
     two.send(0, b"go on")
     assert zero.recv(2, 5) == b"go on"
@@ -214,7 +215,7 @@ def test_padding_may_come_later_than_its_message() -> None:
     )
     messages = [b"", b"", *(bytes([number]) for number in range(9))]
     targets = [bytearray(len(message)) for message in messages]
-    wants = [receiver.want(MESSAGE, memoryview(target)) for target in targets]
+    receives = [receiver.post_receive(MESSAGE, memoryview(target)) for target in targets]
     for message in messages:
         sender.put(MESSAGE, memoryview(message))
     while sender.is_sending:
@@ -222,5 +223,5 @@ def test_padding_may_come_later_than_its_message() -> None:
         while receiver.read_some():
             pass
     assert receiver.error is None
-    assert all(want.is_done for want in wants)
+    assert all(receive.is_done for receive in receives)
     assert targets == messages

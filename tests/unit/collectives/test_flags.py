@@ -131,9 +131,9 @@ def test_arenas_of_different_sizes_are_refused() -> None:
 
 def test_more_ranks_than_places_are_refused() -> None:
     memory = os.memfd_create("arena")
-    arena = Arena.create(memory, Geometry(slot_count=1, elements=1, places=2))
+    arena = Arena.create(memory, Geometry(slot_count=1, elements=1, max_ranks=2))
     os.close(memory)
-    with pytest.raises(ValueError, match="2 places, not 3"):
+    with pytest.raises(ValueError, match="2 ranks, not 3"):
         flags_of([arena] * 3, 0)
 
 

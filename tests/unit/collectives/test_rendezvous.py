@@ -12,14 +12,15 @@ from muster.collectives.simulated import run_ranks
 from muster.collectives.transports.handshake import Membership
 from muster.collectives.transports.pending_peers import PENDING_LIMIT
 from muster.collectives.transports.rendezvous import Address, rendezvous
-from muster.collectives.transports.tcp import TcpBackend
+from muster.collectives.transports.tcp import RingBackend, TcpBackend
+from muster.host.ports import free_port
 from tests.support.strangers import STRANGER, needs_root, socket_of
 
 TOKEN = b"the group's token"
 SOON = 0.2
 
 
-def meet(own: Membership, address: Address, **options: object) -> TcpBackend:
+def connect(own: Membership, address: Address, **options: object) -> TcpBackend:
     return TcpBackend(own, rendezvous(own, address, **options))
 
 
@@ -40,13 +41,13 @@ class Party:
         listener = listening()
         self.address: Address = listener.getsockname()
         self._coming = [
-            self._threads.submit(meet, member(0, world_size), self.address, listener=listener)
+            self._threads.submit(connect, member(0, world_size), self.address, listener=listener)
         ]
 
     def complete(self) -> list[TcpBackend]:
         """Let the others come; return the backends once all have met."""
         self._coming += [
-            self._threads.submit(meet, member(rank, self._world_size), self.address)
+            self._threads.submit(connect, member(rank, self._world_size), self.address)
             for rank in range(1, self._world_size)
         ]
         with self._threads:
@@ -73,9 +74,17 @@ def test_rank_0_may_come_last() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
     with ThreadPoolExecutor(2) as threads:
-        one = threads.submit(meet, member(1, 2), address)
-        zero = threads.submit(meet, member(0, 2), address)
+        one = threads.submit(connect, member(1, 2), address)
+        zero = threads.submit(connect, member(0, 2), address)
         all_talk([zero.result(), one.result()])
+
+
+def test_ranks_of_a_list_meet_at_their_own_addresses() -> None:
+    addresses = [f"127.0.0.{host}:{free_port()}" for host in (1, 1, 2)]
+    with ThreadPoolExecutor(3) as threads:
+        backends = list(threads.map(lambda rank: RingBackend(addresses, rank), range(3)))
+    assert {backend.hosts for backend in backends} == {(0, 0, 1)}
+    all_talk(backends)
 
 
 STRANGERS: dict[str, Callable[[socket.socket], None]] = {
@@ -121,7 +130,7 @@ def test_silent_stranger_is_disconnected_in_time(monkeypatch: pytest.MonkeyPatch
     address = listener.getsockname()
     with ThreadPoolExecutor(1) as threads, socket.create_connection(address) as stranger:
         group = member(0, 2)
-        waiting = threads.submit(meet, group, address, listener=listener, timeout_seconds=1)
+        waiting = threads.submit(connect, group, address, listener=listener, timeout_seconds=1)
         assert stranger.recv(1) == b""
         with pytest.raises(Timeout):
             waiting.result()
@@ -136,7 +145,7 @@ def test_rank_of_another_group_is_refused(
 ) -> None:
     party = Party(3)
     with pytest.raises(PeerRefused):
-        meet(replace(member(1, 3), **changed), party.address)
+        connect(replace(member(1, 3), **changed), party.address)
     all_talk(party.complete())
 
 
@@ -153,18 +162,18 @@ def test_impostor_without_the_token_is_refused() -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(PeerRefused, match="token"):
-            meet(member(1, 2), impostor.getsockname())
+            connect(member(1, 2), impostor.getsockname())
         thread.join()
 
 
 @pytest.mark.slow
 def test_missing_rank_times_out() -> None:
     with pytest.raises(Timeout):
-        meet(member(0, 2), ("127.0.0.1", 0), listener=listening(), timeout_seconds=SOON)
+        connect(member(0, 2), ("127.0.0.1", 0), listener=listening(), timeout_seconds=SOON)
     with listening() as listener:
         address = listener.getsockname()
     with pytest.raises(Timeout, match=str(address[1])):
-        meet(member(1, 2), address, timeout_seconds=SOON)
+        connect(member(1, 2), address, timeout_seconds=SOON)
 
 
 def test_on_wait_ends_the_rendezvous() -> None:
@@ -173,12 +182,12 @@ def test_on_wait_ends_the_rendezvous() -> None:
 
     listener = listening()
     with pytest.raises(KeyError):
-        meet(member(0, 2), ("127.0.0.1", 0), listener=listener, on_wait=on_wait)
+        connect(member(0, 2), ("127.0.0.1", 0), listener=listener, on_wait=on_wait)
     assert listener.fileno() == -1, "closed in any case"
     with pytest.raises(KeyError):
-        meet(member(1, 2), ("127.0.0.1", 1), on_wait=on_wait)
+        connect(member(1, 2), ("127.0.0.1", 1), on_wait=on_wait)
 
 
 def test_taken_address_is_named() -> None:
     with listening() as other, pytest.raises(TransportFailed, match=str(other.getsockname()[1])):
-        meet(member(0, 2), other.getsockname())
+        connect(member(0, 2), other.getsockname())

@@ -8,7 +8,7 @@ import pytest
 from muster.collectives.backend import Backend
 from muster.collectives.errors import ChannelClosed, PeerRefused, Timeout
 from muster.collectives.simulated import run_ranks
-from muster.collectives.transports.rendezvous import Meeting
+from muster.collectives.transports.rendezvous import Connections
 from muster.collectives.transports.sealed import SealedStream, derive_keys
 from muster.collectives.transports.tcp import TcpBackend
 from tests.support.groups import member
@@ -19,7 +19,7 @@ TALK = b"what both said"
 def backend_of(rank: int, end: socket.socket, token: bytes = b"secret") -> TcpBackend:
     keys = derive_keys(token, TALK, is_caller=rank == 1)
     peer = 1 - rank
-    return TcpBackend(member(rank, 2), Meeting({peer: SealedStream(end, peer, keys)}, ()))
+    return TcpBackend(member(rank, 2), Connections({peer: SealedStream(end, peer, keys)}, ()))
 
 
 class Network:

@@ -38,7 +38,7 @@ def test_peers_are_those_of_the_view() -> None:
         view.to_global(2)
 
 
-def test_messages_of_views_and_parent_never_meet() -> None:
+def test_messages_of_views_and_parent_never_match() -> None:
     """Even of two views of the same ranks, one of which is a view of the other."""
 
     def rank(parent: Backend) -> list[bytes]:

@@ -28,7 +28,8 @@ muster does not support this ReduceOp: use SUM, AVG, MIN or MAX, or all_gather t
 muster does not support a sparse tensor: use dense gradients (sparse=False)
 muster does not support sums of bool: use MAX for or, MIN for and
 muster does not support recv from any rank: give the src
-broadcast in group 0 failed: expected a message of 16 bytes, got 12: use the same size on both ends
+broadcast in group 0 failed: expected a message of 16 bytes from rank 0, got 12: \
+use the same size on both ends
 [2.0, 2.0, 2.0]""".splitlines()
 
 

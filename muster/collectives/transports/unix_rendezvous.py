@@ -1,4 +1,4 @@
-"""Ranks of one host meet at a Unix socket and exchange their memory, without an agent.
+"""The rendezvous of ranks of one host: they exchange their memory through a Unix socket.
 
 Every rank sends rank 0 a memfd, its arena, and a pidfd of itself; rank 0 sends all of them to all.
 A pidfd tells of a death at once, also if children of the rank live on and hold its files.
@@ -36,7 +36,7 @@ LARGEST_GROUP: Final = 64
 _PAIR: Final = 2  # a memfd and a pidfd of each rank
 
 
-class Shared(NamedTuple):
+class SharedArenas(NamedTuple):
     """What the ranks of one host share, in rank order."""
 
     arenas: list[Arena]
@@ -44,7 +44,7 @@ class Shared(NamedTuple):
     """A pidfd of each other rank; the caller closes them."""
 
 
-def meet(path: Path, rank: int, world_size: int, deadline: Deadline) -> Shared:
+def exchange_memory(path: Path, rank: int, world_size: int, deadline: Deadline) -> SharedArenas:
     """Return the memory of all ranks once all have met at `path`, where rank 0 listens.
 
     Processes of other users are refused. Raises `InvalidRank`, `PeerRefused`, `BackendUnavailable`,
@@ -57,7 +57,7 @@ def meet(path: Path, rank: int, world_size: int, deadline: Deadline) -> Shared:
         raise InvalidRank(rank, world_size)
     if not hasattr(os, "pidfd_open"):
         raise BackendUnavailable("shared memory without an agent needs Linux 5.3: use TCP")
-    geometry = Geometry(slot_count=1, elements=1, places=world_size)
+    geometry = Geometry(slot_count=1, elements=1, max_ranks=world_size)
     with ExitStack() as descriptors:
         memory = _owned(descriptors, os.memfd_create("arena"))
         own = Arena.create(memory, geometry)
@@ -72,9 +72,10 @@ def meet(path: Path, rank: int, world_size: int, deadline: Deadline) -> Shared:
                 f"the ranks could not meet at {path}: {error}. Check that path"
             ) from error
         peers = [peer for peer in range(world_size) if peer != rank]
+        # The stack closes all descriptors: a mapping needs none, and of pidfds we keep duplicates.
         arenas = {peer: Arena.attach(pairs[_PAIR * peer]) for peer in peers} | {rank: own}
         watches = {peer: io.FileIO(os.dup(pairs[_PAIR * peer + 1])) for peer in peers}
-        return Shared([arenas[peer] for peer in range(world_size)], watches)
+        return SharedArenas([arenas[peer] for peer in range(world_size)], watches)
 
 
 def _collect(
@@ -183,8 +184,8 @@ def _register(
         data, pairs = _receive(connection, _PAIR * world_size, deadline, descriptors)
     if len(data) != _HELLO.size or len(pairs) != _PAIR * world_size:
         raise PeerRefused(
-            f"rank 0 left the meeting at {path}: it has another world size, or it ended; see its "
-            "output"
+            f"rank 0 left the rendezvous at {path}: it has another world size, or it ended; see "
+            "its output"
         )
     return pairs
 

@@ -1,1 +1,0 @@
-"""Read log files: backwards for a tail, forwards for a stream."""

@@ -1,0 +1,46 @@
+"""The hosts on which ranks may run."""
+
+from collections import Counter
+
+from fastapi import APIRouter, Response
+
+from api.dependencies import READ, State
+from api.schema import operation, reply
+from muster.cluster.description import Cluster, ClusterNode
+from muster.contracts.agent import LOCAL_HOST
+from muster.contracts.rank import ProcessState
+from muster.contracts.views import HostList, HostView
+
+router = APIRouter(tags=["service"])
+
+
+@router.get("/hosts", **operation("The hosts on which ranks may run", READ, HostList))
+def list_hosts(state: State) -> Response:
+    """Return every host of the cluster, or this one alone, with what runs there."""
+    ids = [job.job_id for job in state.jobs.unfinished()]
+    running = {
+        job_id: Counter(rank.host for rank in ranks if rank.state != ProcessState.EXITED)
+        for job_id, ranks in state.history.ranks_by_job(ids).items()
+    }
+    agents = [it for rows in state.history.agents_by_job(ids).values() for it in rows]
+    cluster = state.submitter.cluster or _alone(state.submitter.settings.slots)
+    views = [
+        HostView(
+            host=node.name,
+            address=node.host,
+            transport=node.transport,
+            slots=node.rank_slots,
+            slots_in_use=sum(ranks[node.name] for ranks in running.values()),
+            jobs=[job_id for job_id, ranks in running.items() if ranks[node.name]],
+            gpu_count=len(node.gpus),
+            usable_vram_mb=sum(gpu.usable_vram_mb for gpu in node.gpus),
+            agents=Counter(it.state for it in agents if it.host == node.name),
+        )
+        for node in cluster.nodes
+    ]
+    return reply(HostList(hosts=views))
+
+
+def _alone(slots: int) -> Cluster:
+    node = ClusterNode(name=LOCAL_HOST, host="127.0.0.1", slots=min(slots, 4096))
+    return Cluster(nodes=(node,))

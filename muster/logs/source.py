@@ -1,0 +1,173 @@
+"""The interface to the logs of a job, wherever they lie, and what is exchanged with it."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from muster.contracts.job import JobUid
+from muster.contracts.paths import LogName
+
+LINE_LIMIT_BYTES: Final = 16 * 1024
+"""How much of one line is shown; the rest is counted."""
+
+GAP: Final = b"muster: lines are missing here (muster events tells why)"
+"""Takes the place of the lines at the beginning of a log that are gone."""
+
+Place = tuple[int, int]
+"""(attempt, offset of the next byte)"""
+
+Position = Mapping[int, Place]
+"""The place in each rank's logs; a rank that is missing starts at its beginning."""
+
+IsOver = Callable[[LogName], bool]
+"""True for logs to which nothing will be added."""
+
+Micros = int
+"""Microseconds since 1970 (UTC)."""
+
+_START: Final = "0.0:0"
+"""The empty position. An empty id would make a browser send no Last-Event-ID at all."""
+
+_PREFIX_LENGTH: Final = 8
+_RANKS_LIMIT: Final = 4096
+
+_PAIR: Final = re.compile(r"(\d{1,5})\.(\d{1,9}):(\d{1,20})", re.ASCII)
+
+
+def format_event_id(uid: JobUid, position: Position) -> str:
+    """Return the id of the event after which a reader of this job is at `position`.
+
+    In ``6f1c2ab9/0.2:4096,1.0:512`` it has everything of rank 0 before attempt 2 and the first 4096
+    bytes of that attempt. The prefix identifies the job, because an id can be used again.
+    """
+    pairs = (f"{rank}.{attempt}:{offset}" for rank, (attempt, offset) in sorted(position.items()))
+    return f"{uid[:_PREFIX_LENGTH]}/{','.join(pairs) or _START}"
+
+
+def parse_event_id(text: str) -> tuple[str, Position] | None:
+    """Return the beginning of the job's uid, perhaps empty, and the position; None if invalid."""
+    prefix, _, pairs = text.rpartition("/")
+    position: dict[int, Place] = {}
+    for pair in pairs.split(",", _RANKS_LIMIT):
+        found = _PAIR.fullmatch(pair)
+        if found is None or int(found[1]) in position:
+            return None
+        position[int(found[1])] = (int(found[2]), int(found[3]))
+    return prefix, position
+
+
+def shorten(line: bytes) -> bytes:
+    """Return what is shown of a line."""
+    cut = len(line) - LINE_LIMIT_BYTES
+    return line if cut <= 0 else line[:LINE_LIMIT_BYTES] + f" … [{cut} bytes cut]".encode()
+
+
+def decode(raw: bytes) -> str:
+    """Return lines, joined by line ends, as text; a carriage return never ends a line."""
+    if b"\r" in raw:
+        raw = raw.replace(b"\r\n", b"\n").removesuffix(b"\r").replace(b"\r", b"\\r")
+    return raw.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Adjacent lines of one log that were written at the same time, or a piece of a line.
+
+    They stay together, because handling a line by itself costs more than its content.
+    """
+
+    name: LogName
+    start: int
+    end: int
+    """The bytes [start, end) of the log, the last line end included."""
+    raw: bytes
+    """Without the last line end."""
+    micros: Micros | None
+    """When they had been written; None: not known yet."""
+
+    @property
+    def text(self) -> str:
+        """What is shown, with a note where bytes of a line were cut off."""
+        lines = self.raw.split(b"\n")
+        is_cut = max(map(len, lines)) > LINE_LIMIT_BYTES
+        return decode(b"\n".join(map(shorten, lines)) if is_cut else self.raw)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFilter:
+    """Which lines of a job's logs are wanted; by default all."""
+
+    rank: int | None = None
+    attempt: int | None = None
+    since: Micros | None = None
+    until: Micros | None = None
+    """Lines whose time is not known yet are later than this."""
+    text: str | None = None
+    after: Position = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The last lines that match a filter."""
+
+    lines: Sequence[Lines]
+    """Each is one line."""
+    is_complete: bool
+    """False if the search stopped at its limit, so earlier lines may match as well."""
+
+
+class LogFollower(Protocol):
+    """Reads logs forwards from a position: what is there, then what is added. For one thread."""
+
+    @property
+    def position(self) -> Position:
+        """The position after the last line that was returned."""
+
+    @property
+    def is_ahead(self) -> bool:
+        """True if the place of a rank is beyond `until`."""
+
+    def next_batch(self, is_over: IsOver) -> Sequence[Lines]:
+        """Return about 64 KiB of lines; nothing if there are none now.
+
+        `is_over` is what was known *before* this call: the unfinished last line of a log that is
+        over is a line as well.
+        """
+
+
+class LogSource(Protocol):
+    """What the ranks of one job print, by rank, attempt and offset. Thread-safe.
+
+    - The lines of a rank come in order, attempt by attempt. Lines of several ranks are merged by
+      the time at which they were written; a line whose time is not known yet is the newest.
+    - Followers return each line once, when it has ended or nothing is added to its log any more.
+    - A position is valid for every source of this job, in every process, and never means two
+      bytes: a follower that starts at another's position returns exactly the rest. A place that
+      does not exist means the beginning.
+    - The beginning of a log may be gone: discarded by the job's agent, or truncated by its program.
+      One line, `GAP`, takes its place.
+    - A rank may print anything. A very long line, of 256 KiB or more, comes as several, so that no
+      reader looks far for a line end.
+    - A log that cannot be read has no lines: no method raises an OSError.
+    """
+
+    def tail(self, wanted: LogFilter, count: int) -> Tail:
+        """Return the last `count` matching lines, oldest first, an unfinished last line included.
+
+        The search stops at a limit, so that an answer takes two seconds at most.
+        """
+
+    def tail_position(self, rank: int | None, count: int) -> Position:
+        """Return the position after which the last `count` complete lines and all later ones are.
+
+        It is fewer lines if those are very long.
+        """
+
+    def follow(
+        self, rank: int | None, position: Position, until: Position | None = None
+    ) -> LogFollower:
+        """Return a reader of all ranks or one from `position` on.
+
+        With `until` it reads exactly up to that position, below which everything is complete.
+        """
