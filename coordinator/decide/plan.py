@@ -120,8 +120,8 @@ def _lose_hosts(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
 
 def _dismiss_idle_agents(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
     """Dismiss the agents of hosts that a job has left, such as after shrinking."""
-    if len(snapshot.agents) == 1 or snapshot.is_ending:
-        return
+    if len(snapshot.agents) == 1 or snapshot.is_ending or snapshot.all_finished:
+        return  # `_finish_job` dismisses all of them
     for agent in snapshot.agents.values():
         if agent.is_wanted and not snapshot.needs_agent(agent.host):
             yield actions.DismissAgent(host=agent.host)

@@ -88,3 +88,14 @@ def test_observations_of_another_agent_are_ignored(generation: int) -> None:
     assert story.agent_disconnects(generation).job is before
     assert story.agent_connects(generation).job is before
     assert story.agent_is_lost(generation).job is before
+
+
+def test_a_completed_job_dismisses_each_agent_once() -> None:
+    story = Story.submitted(hosts=("a", "b"), world_size=3).is_admitted()
+    story.plans()
+    story.agents_connect().plans()
+    for rank in range(3):
+        story.says_hello(rank).exits(rank)
+    done = story.plans()
+    assert story.job.status is JobStatus.COMPLETED
+    assert [it.host for it in done if isinstance(it, DismissAgent)] == ["a", "b"]
