@@ -45,6 +45,7 @@ _COMPUTED_DEFAULTS: Final[Mapping[str, str]] = {
     "MUSTER_SLOTS": "twice the processors",
     "CHECKPOINT_DIR": "`checkpoints` in the data directory; `./checkpoints` by hand",
     "DATASET_DIR": "`./data/shards`",
+    "MUSTER_RANK_PORTS": "any free ports",
     "MUSTER_TLS_KEYFILE": "the certificate's file",
     "MUSTER_CACHE_DIR": "`~/.cache/muster/shards`",
     "MUSTER_URL": "this machine",

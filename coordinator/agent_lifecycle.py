@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Final
 
 from coordinator.decide.actions import AgentLost, JobFailed, Observation
-from coordinator.decide.state import AGENT_FAILURES_LIMIT, JobFailure, JobSnapshot
+from coordinator.decide.liveness import REMOTE_ORPHAN_SECONDS
+from coordinator.decide.state import AGENT_FAILURES_LIMIT, AgentSnapshot, JobFailure, JobSnapshot
 from coordinator.jobs import TrackedJob
-from coordinator.launcher import AgentProcess, Launcher
+from coordinator.launchers.launcher import AgentProcess, Launcher, NotStarted
 from database.records import AgentRecord
-from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.environ import agent_heartbeat_seconds, process_tag
 from muster.contracts.job import JobUid, Reason
 from muster.contracts.location import InvalidLocation
-from muster.contracts.messages import AdoptedRank, AgentAssignment
+from muster.contracts.messages import AdoptedRank, AgentAssignment, CoordinatorAddress
 from muster.contracts.paths import DataDir
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.retry import describe_status
@@ -31,7 +31,6 @@ from muster.datasets.errors import DatasetError
 from muster.datasets.sources import open_source
 from muster.datasets.synthetic import ensure_synthetic
 from muster.host.ports import group_port
-from muster.host.processes import is_running
 from muster.host.trace import stamp
 from muster.job_defaults import Completed, complete
 from muster.objects.errors import ObjectStoreError
@@ -57,11 +56,14 @@ class AgentLifecycle:
 
     def __init__(
         self,
-        launcher: Launcher,
+        local: Launcher,
+        launchers: Mapping[str, Launcher],
         settings: ServiceSettings,
         holds_lease: Callable[[], Awaitable[bool]],
     ) -> None:
-        self._launcher = launcher
+        """`launchers` are those of other hosts."""
+        self._local = local
+        self._launchers = launchers
         self._settings = settings
         self._holds_lease = holds_lease
         self._data = DataDir(settings.data_dir)
@@ -92,13 +94,17 @@ class AgentLifecycle:
 
     def start(self, job: TrackedJob, host: str, observe: Observe) -> None:
         """Start the job's next agent on a host."""
-        self._run(self._attend(job, host, observe, self._launch))
+        self._run(self._attend(job, host, observe, self._launch), job.snapshot.uid, host)
 
-    async def find(self, uid: JobUid, rows: Sequence[AgentRecord]) -> dict[str, AgentProcess]:
-        """Return the agents that the previous coordinator started for a job and that live."""
-        records = {LOCAL_HOST: None, **{row.host: row.process for row in rows}}
-        found = {host: await self._launcher.adopt(uid, it) for host, it in records.items()}
-        return {host: agent for host, agent in found.items() if agent is not None}
+    async def find(
+        self, snapshot: JobSnapshot, rows: Sequence[AgentRecord]
+    ) -> dict[str, AgentProcess]:
+        """Return the agents that the previous coordinator started for a job and that may live."""
+        records = {row.host: row.process for row in rows}
+        hosts = [it for it in snapshot.agents.values() if it.is_local or it.host in records]
+        looks = (self._launcher(it).adopt(snapshot.uid, records.get(it.host)) for it in hosts)
+        found = zip(hosts, await asyncio.gather(*looks), strict=True)
+        return {it.host: agent for it, agent in found if agent is not None}
 
     async def adopt(self, job: TrackedJob, observe: Observe) -> None:
         """Watch the agents that were found."""
@@ -107,16 +113,21 @@ class AgentLifecycle:
         except Unprepared as error:
             observe(job.snapshot.uid, JobFailed(failure=error.failure))
         for host in job.agents:
-            self._run(self._attend(job, host, observe, self._wait_for_end))
+            life = self._attend(job, host, observe, self._wait_for_end)
+            self._run(life, job.snapshot.uid, host)
 
     def kill(self, job: TrackedJob, host: str) -> None:
         """Kill an agent; its task cleans up."""
         if host in job.agents:
-            self._run(self._launcher.kill(job.agents[host]))
+            kill = self._launcher_of(job, host).kill(job.agents[host])
+            self._run(kill, job.snapshot.uid, host)
 
     def give_up(self, job: TrackedJob, host: str) -> None:
         """Forget the agent of a host that does not answer: what becomes of it changes nothing."""
         _set_agent(job, host, None)
+        for task in self._tasks:
+            if task.get_name() == _task_name(job.snapshot.uid, host):
+                task.cancel()
 
     def dismiss(self, job: TrackedJob, host: str) -> None:
         """Make sure that a dismissed agent ends, or is never started.
@@ -124,13 +135,12 @@ class AgentLifecycle:
         Killing it at once would save the time of its imports, but could orphan what it is starting.
         """
         if host in job.agents:  # otherwise `_launch` finds it dismissed
-            self._run(self._kill_if_it_stays(job.agents[host]))
+            end = self._kill_if_it_stays(job.agents[host], self._launcher_of(job, host))
+            self._run(end, job.snapshot.uid, host)
 
     async def sweep(self, leftovers: Mapping[JobUid, Sequence[ProcessRecord]]) -> None:
-        """End every process of these jobs, including the given known ones."""
-        await asyncio.gather(
-            *(self._launcher.sweep(uid, known) for uid, known in leftovers.items())
-        )
+        """End every process of these jobs here, including the given known ones."""
+        await asyncio.gather(*(self._local.sweep(uid, known) for uid, known in leftovers.items()))
 
     async def detach(self) -> None:
         """Stop watching; the agents run on."""
@@ -146,35 +156,36 @@ class AgentLifecycle:
         serve: Callable[[TrackedJob, str], Awaitable[str]],
     ) -> None:
         """Run one agent's life; `serve` returns when it has ended, with a sentence how."""
-        uid, generation = job.snapshot.uid, job.snapshot.agents[host].generation
+        uid, agent = job.snapshot.uid, job.snapshot.agents[host]
+        generation, launcher = agent.generation, self._launcher(agent)
+        is_swept = False
         try:
             message = await serve(job, host)
         except Unprepared as error:
             observe(uid, JobFailed(failure=error.failure))
             if any(rank.is_alive for rank in job.snapshot.ranks_on(host)):
-                await self._launcher.sweep(uid, job.known_processes(host))
+                await launcher.sweep(uid, job.known_processes(host))
                 self._report_ends(job, host, observe, frozenset())
             message = "the job's agent was not started again, and its ranks were ended"
             observe(uid, AgentLost(host=host, generation=generation, message=message))
             return
+        except NotStarted as error:
+            message = f"the job's agent could not be started: {error}"
+            # A host that is out of reach, and has nothing of the job, has nothing to sweep.
+            is_swept = not any(rank.is_alive for rank in job.snapshot.ranks_on(host))
         except Exception as error:  # noqa: BLE001  any failure to start counts as a lost agent
             message = f"the job's agent could not be started: {error!r}"
-        await self._clean_up(job, host, observe, generation, message)
-
-    async def _clean_up(
-        self, job: TrackedJob, host: str, observe: Observe, generation: int, message: str
-    ) -> None:
-        """Report the agent as lost, once it is known which of its ranks live."""
         if not await self._holds_lease():
             return  # the processes belong to the coordinator that took over
-        uid = job.snapshot.uid
         _set_agent(job, host, None)
         # Look before sweeping: a rank that ends after this look is found by the next agent.
-        living = _adoptable_ranks(job.snapshot, host)
-        if not living:
-            await self._launcher.sweep(uid, job.known_processes(host))
+        living = self._adoptable_ranks(job.snapshot, host)
+        if not living and not is_swept:
+            await launcher.sweep(uid, job.known_processes(host))
         self._report_ends(job, host, observe, living)
-        newest = newest_generation(self._data.job(job.snapshot.job_id).agent_socket(generation))
+        newest = 0
+        if agent.is_local:
+            newest = newest_generation(self._data.job(job.snapshot.job_id).agent_socket(generation))
         lost = AgentLost(
             host=host, generation=generation, message=message, living=living, newest=newest
         )
@@ -183,10 +194,26 @@ class AgentLifecycle:
     def _report_ends(
         self, job: TrackedJob, host: str, observe: Observe, living: frozenset[int]
     ) -> None:
+        if not job.snapshot.agents[host].is_local:
+            return  # the records are on the disk of that host, and its next agent reports them
         # The next agent reports those of the living.
         ranks = (rank for rank in job.snapshot.ranks_on(host) if rank.rank not in living)
         for end in job.unreported_ends(self._data.job(job.snapshot.job_id), ranks):
             observe(job.snapshot.uid, end)
+
+    def _adoptable_ranks(self, snapshot: JobSnapshot, host: str) -> frozenset[int]:
+        """Return the ranks that may run on without their agent and wait for the next one."""
+        # Ranks of a failed job wait, too: they are saving within its grace period.
+        agent = snapshot.agents[host]
+        if not agent.is_wanted or agent.failures >= AGENT_FAILURES_LIMIT:
+            return frozenset()
+        # A rank whose kill the agent did not carry out is swept, or killed by the next agent.
+        waiting = {
+            rank.attempt.identity: rank.rank
+            for rank in snapshot.ranks_on(host)
+            if rank.is_alive and not rank.attempt.intent.kill and rank.attempt.identity
+        }
+        return frozenset(waiting[it] for it in self._launcher(agent).living(waiting.keys()))
 
     async def _launch(self, job: TrackedJob, host: str) -> str:
         """Prepare the job, start the agent, and return how it ended.
@@ -201,7 +228,7 @@ class AgentLifecycle:
         if not _is_wanted(job, host):
             return "the job's agent was dismissed before it was started"
         stamp("agent launched", job=job.snapshot.uid)
-        agent = await self._launcher.start(self._assignment(job, host))
+        agent = await self._launcher_of(job, host).start(self._assignment(job, host))
         _set_agent(job, host, agent)
         if not _is_wanted(job, host):  # dismissed while it was being started
             self.dismiss(job, host)
@@ -215,16 +242,20 @@ class AgentLifecycle:
     async def _prepare(self, job: TrackedJob) -> Completed:
         return await asyncio.to_thread(prepare, job.snapshot.spec, self._settings)
 
-    async def _kill_if_it_stays(self, agent: AgentProcess) -> None:
+    async def _kill_if_it_stays(self, agent: AgentProcess, launcher: Launcher) -> None:
         while not (await asyncio.wait([agent.ended], timeout=DISMISSAL_SECONDS))[0]:
-            await self._launcher.kill(agent)
+            await launcher.kill(agent)
 
     def _assignment(self, job: TrackedJob, host: str) -> AgentAssignment:
-        snapshot = job.snapshot
+        snapshot, agent = job.snapshot, job.snapshot.agents[host]
+        orphan_seconds = self._settings.orphan_timeout_seconds
+        if not (agent.is_local or snapshot.is_synchronous):
+            # They are replaced after their lease, see `liveness`.
+            orphan_seconds = min(orphan_seconds, REMOTE_ORPHAN_SECONDS)
         return AgentAssignment(
             job_uid=snapshot.uid,
             host=host,
-            generation=snapshot.agents[host].generation,
+            generation=agent.generation,
             token=job.tokens.get(host, ""),
             job_root=str(self._data.job(snapshot.job_id).root),
             address_file=str(self._data.coordinator_address),
@@ -234,7 +265,8 @@ class AgentLifecycle:
             is_managed=snapshot.spec.command is None
             and not snapshot.spec.env
             and not snapshot.spec.secrets,
-            orphan_timeout_seconds=self._settings.orphan_timeout_seconds,
+            coordinators=() if agent.is_local else self._addresses(),
+            orphan_timeout_seconds=orphan_seconds,
             stop_grace_seconds=snapshot.spec.stop_grace_seconds,
             python=snapshot.spec.python,
             agent_heartbeat_seconds=agent_heartbeat_seconds(snapshot.spec),
@@ -261,8 +293,19 @@ class AgentLifecycle:
             ),
         )
 
-    def _run(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _addresses(self) -> tuple[CoordinatorAddress, ...]:
+        """Return where agents of other hosts connect."""
+        endpoint = self._settings.agent_endpoint
+        return () if endpoint is None else (CoordinatorAddress(host=endpoint[0], port=endpoint[1]),)
+
+    def _launcher_of(self, job: TrackedJob, host: str) -> Launcher:
+        return self._launcher(job.snapshot.agents[host])
+
+    def _launcher(self, agent: AgentSnapshot) -> Launcher:
+        return self._local if agent.is_local else self._launchers[agent.host]
+
+    def _run(self, work: Coroutine[object, object, None], uid: JobUid, host: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=_task_name(uid, host))
         self._tasks.add(task)
         task.add_done_callback(self._note_end)
 
@@ -270,6 +313,10 @@ class AgentLifecycle:
         self._tasks.discard(task)
         if not task.cancelled():
             self._error = self._error or task.exception()
+
+
+def _task_name(uid: JobUid, host: str) -> str:
+    return f"{uid}/{host}"
 
 
 def _is_wanted(job: TrackedJob, host: str) -> bool:
@@ -310,18 +357,3 @@ def prepare(spec: JobSpec, settings: ServiceSettings) -> Completed:
         message = f"the working directory {completed.working_dir} does not exist: create it first"
         raise Unprepared(JobFailure(reason=Reason.INVALID_PROGRAM, message=message))
     return completed
-
-
-def _adoptable_ranks(snapshot: JobSnapshot, host: str) -> frozenset[int]:
-    """Return the ranks that run on without their agent and wait for the next one."""
-    # Ranks of a failed job wait, too: they are saving within its grace period.
-    agent = snapshot.agents[host]
-    if not agent.is_wanted or agent.failures >= AGENT_FAILURES_LIMIT:
-        return frozenset()
-    # A rank whose kill the agent did not carry out is swept, or killed by the next agent.
-    ranks = (it for it in snapshot.ranks_on(host) if it.attempt.intent.kill is None)
-    return frozenset(
-        rank.rank
-        for rank in ranks
-        if rank.attempt.identity is not None and is_running(rank.attempt.identity)
-    )

@@ -1,6 +1,6 @@
 """From a durable decision to its effect: a request to an agent, or an agent's start and end."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
 from typing import Final, TypeAlias, assert_never
 
@@ -10,8 +10,10 @@ from coordinator.agent_lifecycle import AgentLifecycle
 from coordinator.agents import AgentServer
 from coordinator.decide import actions
 from coordinator.decide.actions import Observation
+from coordinator.decide.state import JobSnapshot
 from coordinator.jobs import TrackedJob
-from muster.contracts.environ import Assignment, rank_environment
+from muster.contracts.agent import LOCAL_HOST, LOOPBACK
+from muster.contracts.environ import Assignment, HostPlace, rank_environment
 from muster.contracts.job import JobUid
 from muster.contracts.messages import (
     AnnounceGroup,
@@ -31,17 +33,23 @@ Request: TypeAlias = (
     ListCheckpoints | StartRank | TerminateRank | KillRank | AnnounceGroup | Dismiss
 )
 
-LOOPBACK: Final = "127.0.0.1"  # where ranks of one host meet over TCP
+ONE_HOST: Final[Mapping[str, str]] = {LOCAL_HOST: LOOPBACK}
+"""The addresses of a service without other hosts."""
 
 
 class Executor:
     """Performs decided actions; what comes of them is observed later."""
 
     def __init__(
-        self, lifecycle: AgentLifecycle, observe: Callable[[JobUid, Observation], None]
+        self,
+        lifecycle: AgentLifecycle,
+        observe: Callable[[JobUid, Observation], None],
+        addresses: Mapping[str, str] = ONE_HOST,
     ) -> None:
+        """`addresses` says at which address the ranks of a host are reached from other hosts."""
         self._lifecycle = lifecycle
         self._observe = observe
+        self._addresses = addresses
         self._agents: AgentServer | None = None
 
     def attach(self, agents: AgentServer) -> None:
@@ -66,7 +74,7 @@ class Executor:
                 case actions.ListCheckpoints():
                     self._send(job, action.host, list_request(job))
                 case actions.Start():
-                    self._send_to_rank(job, action.rank, start_request)
+                    self._send_to_rank(job, action.rank, self._start_request)
                 case actions.Terminate():
                     self._send_to_rank(job, action.rank, terminate_request)
                 case actions.KillProcess():
@@ -100,7 +108,7 @@ class Executor:
         """
         while job.repeat_to and not job.decided:
             host = job.repeat_to.pop()
-            for request in pending_requests(job, host):
+            for request in pending_requests(job, host, self._addresses):
                 self._send(job, host, request)
 
     def dismiss(self, job: TrackedJob) -> None:
@@ -113,9 +121,12 @@ class Executor:
     ) -> None:
         self._send(job, job.snapshot.ranks[number].host, request(job, number))
 
+    def _start_request(self, job: TrackedJob, number: int) -> StartRank:
+        return start_request(job, number, self._addresses)
+
     def _send_group(self, job: TrackedJob) -> None:
         """Send the group to all hosts: a rank that is no member any more exits."""
-        request = group_request(job)
+        request = group_request(job, self._addresses)
         for host in job.snapshot.agents:
             self._send(job, host, request)
 
@@ -124,19 +135,19 @@ class Executor:
             self._agents.send(job.snapshot.uid, host, request)
 
 
-def pending_requests(job: TrackedJob, host: str) -> Iterator[Request]:
+def pending_requests(job: TrackedJob, host: str, addresses: Mapping[str, str]) -> Iterator[Request]:
     """Yield every request that an agent needs which has just connected."""
     if job.snapshot.agents[host].is_listing:
         yield list_request(job)
     for rank in job.snapshot.ranks_on(host):
         if rank.is_alive and rank.attempt.identity is None:
-            yield start_request(job, rank.rank)
+            yield start_request(job, rank.rank, addresses)
         if rank.is_alive and rank.attempt.intent.terminated_at is not None:
             yield terminate_request(job, rank.rank)
         if rank.is_alive and rank.attempt.intent.kill is not None:
             yield kill_request(job, rank.rank)
     if job.snapshot.group.workers:
-        yield group_request(job)
+        yield group_request(job, addresses)
 
 
 def list_request(job: TrackedJob) -> ListCheckpoints:
@@ -151,7 +162,7 @@ def list_request(job: TrackedJob) -> ListCheckpoints:
     )
 
 
-def start_request(job: TrackedJob, number: int) -> StartRank:
+def start_request(job: TrackedJob, number: int, addresses: Mapping[str, str]) -> StartRank:
     """Return the request to start the present attempt of a rank."""
     snapshot, places = job.snapshot, _places(job)
     rank = snapshot.ranks[number]
@@ -165,6 +176,7 @@ def start_request(job: TrackedJob, number: int) -> StartRank:
         master_port=job.attachment.master_port,
         generation=snapshot.next_attempt - 1 if snapshot.is_gang else rank.attempt.number,
         restore_from=str(point) if (point := snapshot.restore.point) else None,
+        place=host_place(snapshot, number, addresses),
     )
     # The present world size includes every rank there is.
     spec = msgspec.structs.replace(snapshot.spec, world_size=len(snapshot.ranks))
@@ -176,15 +188,37 @@ def start_request(job: TrackedJob, number: int) -> StartRank:
     )
 
 
-def group_request(job: TrackedJob) -> AnnounceGroup:
+def host_place(snapshot: JobSnapshot, number: int, addresses: Mapping[str, str]) -> HostPlace:
+    """Return a rank's place on its host. Hosts count in their order, the ranks of each in theirs.
+
+    Hosts without ranks have no place: torchrun's numbers of hosts have no gaps.
+    """
+    host = snapshot.ranks[number].host
+    beside = [rank.rank for rank in snapshot.ranks_on(host)]
+    hosts = [name for name in snapshot.agents if snapshot.ranks_on(name)]
+    return HostPlace(
+        local_rank=beside.index(number),
+        local_world_size=len(beside),
+        group_rank=hosts.index(host),
+        group_world_size=len(hosts),
+        host_count=len(snapshot.agents),
+        master_address=_address_of(snapshot, 0, addresses),
+    )
+
+
+def group_request(job: TrackedJob, addresses: Mapping[str, str]) -> AnnounceGroup:
     """Return the present group round; a repetition is identical, byte by byte."""
     group = job.snapshot.group
-    ready = [job.snapshot.ranks[rank].attempt.member.ready for rank in group.ranks]
+    ranks = [job.snapshot.ranks[rank] for rank in group.ranks]
     members = tuple(
         GroupMember(
-            worker_id=worker, rank=rank, host=LOOPBACK, port=0 if said is None else said.port
+            worker_id=worker,
+            rank=rank.rank,
+            host=rank.host,
+            address=_address_of(job.snapshot, rank.rank, addresses),
+            port=0 if (said := rank.attempt.member.ready) is None else said.port,
         )
-        for worker, rank, said in zip(group.workers, group.ranks, ready, strict=True)
+        for worker, rank in zip(group.workers, ranks, strict=True)
     )
     token = sha256(f"{job.group_secret}/{group.round}".encode()).hexdigest()
     message = WorkerGroup(
@@ -195,6 +229,15 @@ def group_request(job: TrackedJob) -> AnnounceGroup:
         save=group.save > 0,
     )
     return AnnounceGroup(group=message, incarnations=group.attempts)
+
+
+def _address_of(snapshot: JobSnapshot, number: int, addresses: Mapping[str, str]) -> str:
+    """Return where a rank is reached; on the only host of a job, or without a place, by loopback.
+
+    A rank whose host was lost has no place, and may still be in a group that is about to end.
+    """
+    own = addresses.get(snapshot.ranks[number].host, LOOPBACK)
+    return own if len(snapshot.agents) > 1 else LOOPBACK
 
 
 def _places(job: TrackedJob) -> Completed:

@@ -2,49 +2,62 @@
 
 Connections of other users are closed before anything is read of them: a flood of them costs little.
 A connection belongs to a job only after its first frame has named the job, the present agent number
-and that agent's token. Any other agent is dismissed and ends its ranks.
+and that agent's token. Any other agent is dismissed and ends its ranks. An agent on another host
+first agrees on keys, from its token's digest and a nonce of each; all that follows is sealed.
 """
 
 import asyncio
 import os
+import secrets
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
 import structlog
 
-from muster.contracts.errors import WireError
+from muster.contracts.errors import AuthenticationFailed, WireError
+from muster.contracts.interpreter import VERSION, is_compatible
 from muster.contracts.job import JobUid
 from muster.contracts.messages import (
+    NONCE_BYTES,
     AgentHello,
     AgentMessage,
+    AgentVersion,
     CoordinatorAddress,
     CoordinatorMessage,
     Dismiss,
+    KeyAnswer,
+    KeyRequest,
     Welcome,
 )
 from muster.contracts.wire import (
     PREFIX_BYTES,
     FrameReader,
     decode_agent_message,
+    decode_first_frame,
     encode,
     frame,
     frame_length,
 )
 from muster.host.files import read_coordinator_address
-from muster.host.peers import is_same_user
+from muster.host.peers import SEND_TIMEOUT_SECONDS, is_same_user, keep_alive
 
 HELLO_TIMEOUT_SECONDS: Final = 10.0  # a peer that has not said hello by then is disconnected
 
 HELLO_LIMIT_BYTES: Final = 4096  # ids and a token take a few hundred
 
+PENDING_LIMIT: Final = 64
+"""Connections from other hosts that have not said hello; above it the oldest is closed."""
+
 BACKLOG: Final = 1024
 
 ACCEPT_PAUSE_SECONDS: Final = 1.0
-"""Without a free descriptor: each attempt writes a line into the log."""
+"""Without a free descriptor, or the address for other hosts: each attempt writes a line into the
+log."""
 
 DISMISSAL_TIMEOUT_SECONDS: Final = 5.0
 """A dismissed agent that has not disconnected by then is disconnected."""
@@ -59,8 +72,14 @@ _LOG: Final = structlog.get_logger("coordinator")
 class Listener(Protocol):
     """Receives what agents report."""
 
+    def token_sha256(self, claim: AgentHello | KeyRequest) -> str | None:
+        """Return the digest of the token of the agent that `claim` names, if there is one."""
+
     def is_expected(self, hello: AgentHello) -> bool:
         """Return True for the agent that was started for its job."""
+
+    def on_refused(self, uid: JobUid, why: str) -> None:
+        """Write the sentence `why`, about a dismissed agent, into the log and the job's events."""
 
     def on_connected(self, hello: AgentHello) -> None: ...
 
@@ -70,22 +89,74 @@ class Listener(Protocol):
         """Take a message of the agent that said `hello` when it connected."""
 
 
+@dataclass(slots=True, kw_only=True)
+class _Connection:
+    """One connection of an agent; payloads are sealed once both ends have the keys."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    seal: Callable[[bytes], bytes] = bytes
+    open: Callable[[bytes], bytes] = bytes
+    frames: FrameReader = field(default_factory=FrameReader)
+    hello: AgentHello | None = None
+
+    def send(self, message: CoordinatorMessage | KeyAnswer) -> None:
+        self.writer.write(frame(self.seal(encode(message))))
+
+    async def receive_one(self) -> bytes:
+        """Return the payload of a frame before, or with, the hello.
+
+        Raises `WireError`, `EOFError`, OSError.
+        """
+        length = frame_length(await self.reader.readexactly(PREFIX_BYTES), HELLO_LIMIT_BYTES)
+        return self.open(await self.reader.readexactly(length))
+
+    async def receive(self) -> list[bytes] | None:
+        """Return the payloads that have come; None at the end.
+
+        Raises OSError, and `AuthenticationFailed` also for a length that is above the limit: it may
+        have been changed on the way.
+        """
+        data = await self.reader.read(READ_BYTES)
+        try:
+            return [self.open(payload) for payload in self.frames.feed(data)] if data else None
+        except WireError as error:
+            raise AuthenticationFailed(str(error)) from error
+
+    async def dismiss(self) -> None:
+        """Dismiss an agent and let it disconnect first.
+
+        It obeys only a peer whose process it can identify by the connection, which it cannot once
+        we have closed it.
+        """
+        self.send(Dismiss())
+        async with asyncio.timeout(DISMISSAL_TIMEOUT_SECONDS):
+            while await self.reader.read(READ_BYTES):
+                pass
+
+
 class AgentServer:
     """Accepts agents and keeps one connection per job and host."""
 
-    def __init__(self, epoch: int, listener: Listener) -> None:
+    def __init__(
+        self, epoch: int, listener: Listener, endpoint: tuple[str, int] | None = None
+    ) -> None:
+        """`endpoint` is where agents of other hosts connect, if there are any."""
         self._epoch = epoch
         self._listener = listener
-        self._writers: dict[tuple[JobUid, str], asyncio.StreamWriter] = {}
-        self._socket: socket.socket | None = None
+        self._endpoint = endpoint
+        self._connections: dict[tuple[JobUid, str], _Connection] = {}
+        self._sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._pending: dict[asyncio.Task[None], None] = {}  # from other hosts, in their order
 
     async def start(self) -> CoordinatorAddress:
         """Listen on a free port of the loopback interface and return its address."""
-        self._socket = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
-        self._socket.setblocking(False)  # noqa: FBT003  the standard library's signature
-        self._run(self._accept(self._socket))
-        host, port = self._socket.getsockname()[:2]
+        if self._endpoint is not None:
+            self._run(self._accept_others(*self._endpoint))
+        local = self._listen("127.0.0.1", 0)
+        self._run(self._accept(local, or_remote=False))
+        host, port = local.getsockname()[:2]
         return CoordinatorAddress(host=host, port=port)
 
     async def stop(self) -> None:
@@ -93,97 +164,166 @@ class AgentServer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._socket is not None:
-            self._socket.close()
+        for listening in self._sockets:
+            listening.close()
 
     async def flush(self) -> None:
         """Wait, at most a second per connection, until what was sent has left."""
-        for writer in list(self._writers.values()):
+        for connection in list(self._connections.values()):
             with suppress(OSError, TimeoutError):
                 async with asyncio.timeout(1.0):
-                    await writer.drain()
+                    await connection.writer.drain()
 
     def send(self, uid: JobUid, host: str, message: CoordinatorMessage) -> None:
         """Send to a job's agent; without a connection nothing is sent, as it will reconnect."""
-        writer = self._writers.get((uid, host))
-        if writer is not None:
-            writer.write(frame(encode(message)))
+        connection = self._connections.get((uid, host))
+        if connection is not None:
+            connection.send(message)
 
-    async def _accept(self, listener: socket.socket) -> None:
+    def _listen(self, host: str, port: int) -> socket.socket:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listening.setblocking(False)  # noqa: FBT003  the standard library's signature
+        self._sockets.append(listening)
+        return listening
+
+    async def _accept_others(self, host: str, port: int) -> None:
+        """Accept agents of other hosts; the coordinator before us may still have the port."""
+        while True:
+            try:
+                listening = self._listen(host, port)
+            except OSError as error:
+                words = f"cannot listen at {host}:{port} for agents of other hosts ({error}); "
+                words += "if that goes on, correct MUSTER_AGENT_ADDRESS"
+                _LOG.warning(words, action="not_accepting")
+                await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
+            else:
+                await self._accept(listening, or_remote=True)
+
+    async def _accept(self, listening: socket.socket, *, or_remote: bool) -> None:
         # Not `asyncio.start_server`, which starts to read before it asks, and writes a hundred
         # tracebacks at once when there is no descriptor left.
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, _ = await loop.sock_accept(listener)
+                peer, _ = await loop.sock_accept(listening)
             except OSError as error:
                 _LOG.warning("cannot accept agents", action="not_accepting", error=str(error))
                 await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
                 continue
-            if is_same_user(connection):
-                self._run(self._serve(connection))
+            if is_same_user(peer):
+                self._run(self._serve(peer, is_remote=False))
+            elif or_remote and is_same_user(peer, or_remote=True):
+                keep_alive(peer, SEND_TIMEOUT_SECONDS)
+                self._pending[self._run(self._serve(peer, is_remote=True))] = None
+                if len(self._pending) > PENDING_LIMIT:
+                    next(iter(self._pending)).cancel()
             else:
-                connection.close()
+                peer.close()
             await asyncio.sleep(0)  # the loop's other work has its turn, however many connect
 
-    def _run(self, work: Coroutine[object, object, None]) -> None:
+    def _run(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._forget)
+        return task
 
-    async def _serve(self, connection: socket.socket) -> None:
-        reader, writer = await asyncio.open_connection(sock=connection)
-        with closing(writer), suppress(OSError, EOFError, WireError):  # of a faulty peer
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._pending.pop(task, None)
+
+    async def _serve(self, peer: socket.socket, *, is_remote: bool) -> None:
+        reader, writer = await asyncio.open_connection(sock=peer)
+        connection = _Connection(reader=reader, writer=writer)
+        # of a faulty peer
+        with closing(writer), suppress(OSError, EOFError, WireError, AuthenticationFailed):
             async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
-                hello = await _receive_hello(reader)
-            await self._converse(hello, reader, writer)
+                said, payload = await self._receive_hello(connection, is_remote=is_remote)
+            if task := asyncio.current_task():
+                self._pending.pop(task, None)
+            await self._converse(said, payload, connection)
 
-    async def _converse(
-        self, hello: AgentHello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        writer.write(frame(encode(Welcome(epoch=self._epoch))))
+    async def _receive_hello(
+        self, connection: _Connection, *, is_remote: bool
+    ) -> tuple[AgentVersion, bytes]:
+        """Return what every version can read of an agent's hello, and all of it.
+
+        Raises `WireError` if it is no hello, `AuthenticationFailed`, `EOFError`, OSError.
+        """
+        payload = await connection.receive_one()
+        said = decode_first_frame(payload)
+        if isinstance(said, KeyRequest):
+            self._seal(connection, said, payload)
+            payload = await connection.receive_one()
+            said = decode_first_frame(payload)
+        elif is_remote:
+            raise WireError("an agent of another host has not asked for keys")
+        if isinstance(said, KeyRequest):
+            raise WireError("an agent asked for keys again")
+        return said, payload
+
+    def _seal(self, connection: _Connection, request: KeyRequest, payload: bytes) -> None:
+        """Answer a request for keys. Raises `WireError` if no such agent is known."""
+        # Here and not above: most coordinators have agents on their own host only.
+        from muster.contracts.sealing import agent_cipher  # noqa: PLC0415
+
+        digest = self._listener.token_sha256(request)
+        if digest is None:
+            raise WireError("an agent is not expected")
+        answer = KeyAnswer(nonce=secrets.token_bytes(NONCE_BYTES))
+        connection.send(answer)
+        cipher = agent_cipher(digest, payload, encode(answer), is_agent=False)
+        connection.seal, connection.open = cipher.seal, cipher.open
+
+    async def _converse(self, said: AgentVersion, payload: bytes, connection: _Connection) -> None:
+        hello = None
+        if is_compatible(said.version):
+            hello = decode_agent_message(payload)
+        else:
+            theirs = f"Muster {said.version}" if said.version else "an earlier Muster"
+            why = f"dismissed the agent on host {said.host}, which has {theirs}; the coordinator "
+            why += f"has {VERSION}: upgrade that host"
+            self._listener.on_refused(JobUid(said.job_uid), why)
+        connection.send(Welcome(epoch=self._epoch))
+        if isinstance(hello, AgentHello) and self._is_accepted(hello):
+            await self._listen_to(hello, connection)
+        else:
+            await connection.dismiss()
+
+    def _is_accepted(self, hello: AgentHello) -> bool:
+        """Return whether an agent is the expected one, and no other machine has its place."""
         if not self._listener.is_expected(hello):
-            await _dismiss(reader, writer)
-            return
+            return False
+        first = self._connections.get((JobUid(hello.job_uid), hello.host))
+        if first is None or first.hello is None or first.hello.machine_key == hello.machine_key:
+            return True
+        words = f"dismissed an agent of job {hello.job_uid} that runs on {hello.node}: the agent "
+        words += f"of host {hello.host} is connected from {first.hello.node}; give each machine a "
+        _LOG.warning(f"{words}name of its own", action="agent_dismissed")
+        return False
+
+    async def _listen_to(self, hello: AgentHello, connection: _Connection) -> None:
         key = JobUid(hello.job_uid), hello.host
-        self._writers[key] = writer
+        connection.hello = hello
+        self._connections[key] = connection
         self._listener.on_connected(hello)
         try:
-            frames = FrameReader()
-            while data := await reader.read(READ_BYTES):
-                for payload in frames.feed(data):
+            while (payloads := await connection.receive()) is not None:
+                for payload in payloads:
                     message = decode_agent_message(payload)
                     self._listener.on_message(hello, message)
         except WireError as error:
             # An agent of another version would reconnect for ever; a new one resumes its job.
             words = f"dismissed the agent of job {hello.job_uid} on {hello.host}: {error}"
             _LOG.warning(words, action="agent_dismissed")
-            await _dismiss(reader, writer)
+            await connection.dismiss()
+        except AuthenticationFailed as error:
+            words = f"disconnected the agent of job {hello.job_uid} on {hello.host}: {error}"
+            _LOG.warning(words, action="agent_disconnected")
         finally:
-            if self._writers.get(key) is writer:
-                del self._writers[key]
+            if self._connections.get(key) is connection:
+                del self._connections[key]
                 self._listener.on_disconnected(hello)
-
-
-async def _receive_hello(reader: asyncio.StreamReader) -> AgentHello:
-    """Return the first frame; raises `WireError` if it is no hello, `EOFError`, OSError."""
-    length = frame_length(await reader.readexactly(PREFIX_BYTES), HELLO_LIMIT_BYTES)
-    hello = decode_agent_message(await reader.readexactly(length))
-    if not isinstance(hello, AgentHello):
-        raise WireError("an agent sent another message before its hello")
-    return hello
-
-
-async def _dismiss(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Dismiss an agent and let it disconnect first.
-
-    It obeys only a peer whose process it can identify by the connection, which it cannot once we
-    have closed it.
-    """
-    writer.write(frame(encode(Dismiss())))
-    async with asyncio.timeout(DISMISSAL_TIMEOUT_SECONDS):
-        while await reader.read(READ_BYTES):
-            pass
 
 
 def publish_address(address: CoordinatorAddress, path: Path) -> None:

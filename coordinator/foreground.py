@@ -131,6 +131,7 @@ def play(
         data_dir=data.root,
         database_url=f"sqlite:///{data.root}/muster.db",
         slots=max(settings.slots, spec.world_size),
+        agent_address=None,  # a service may listen there
         # By hand the default is ./checkpoints, as for a script that runs alone.
         checkpoint_dir=read_fields(ServiceSettings, environ)["checkpoint_dir"],
     )

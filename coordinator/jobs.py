@@ -22,7 +22,7 @@ from coordinator.decide.state import (
     JobSnapshot,
     RankSnapshot,
 )
-from coordinator.launcher import AgentProcess
+from coordinator.launchers.launcher import AgentProcess
 from coordinator.persistence import (
     Attachment,
     Moment,
@@ -64,7 +64,7 @@ from muster.job_defaults import Completed
 from muster.runtime.exit_report import find_exit_record
 
 Result = TypeVar("Result")
-FindAgents = Callable[[JobUid, Sequence[AgentRecord]], Awaitable[dict[str, AgentProcess]]]
+FindAgents = Callable[[JobSnapshot, Sequence[AgentRecord]], Awaitable[dict[str, AgentProcess]]]
 Sweep = Callable[[Mapping[JobUid, Sequence[ProcessRecord]]], Awaitable[None]]
 
 BLIND_LOOK_SECONDS: Final = 0.5
@@ -294,8 +294,8 @@ class JobTable:
         # A queued job has no processes.
         started = [row for row in unfinished if row.status is not JobStatus.QUEUED]
         found = await wait_for_database(lambda: asyncio.to_thread(self._with_ranks, started))
-        for rows in found:
-            agents = await find_agents(rows.job.uid, rows.agents)
+        looks = (find_agents(snapshot_of(it, now, hosts=self._hosts), it.agents) for it in found)
+        for rows, agents in zip(found, await asyncio.gather(*looks), strict=True):
             self.tracked[rows.job.uid] = self._inherit(rows, agents, now)
         jobs = list(self.tracked.values())
         await wait_for_database(lambda: self._refresh(now))

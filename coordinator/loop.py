@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 
 from coordinator.agent_lifecycle import AgentLifecycle
-from coordinator.agent_requests import Executor
+from coordinator.agent_requests import ONE_HOST, Executor
 from coordinator.agents import AgentServer
 from coordinator.decide.actions import (
     AgentConnected,
@@ -32,6 +32,7 @@ from coordinator.jobs import Draft, JobTable, TrackedJob
 from coordinator.persistence import Moment, Urgency
 from database.errors import DatabaseUnavailable
 from database.fenced_writer import FencedWriter
+from database.records import Event
 from muster.contracts.job import JobUid
 from muster.contracts.messages import (
     AgentHeartbeat,
@@ -39,6 +40,7 @@ from muster.contracts.messages import (
     AgentMessage,
     CheckpointsListed,
     Heartbeat,
+    KeyRequest,
     RankDied,
     RankSaid,
 )
@@ -85,6 +87,7 @@ class CoordinatorLoop:
         writer: FencedWriter,
         jobs: JobTable,
         lifecycle: AgentLifecycle,
+        addresses: Mapping[str, str] = ONE_HOST,
         clock: Callable[[], float] = time.monotonic,
         database_wait_seconds: float = DATABASE_WAIT_SECONDS,
     ) -> None:
@@ -94,7 +97,7 @@ class CoordinatorLoop:
         self._clock = clock
         self._inbox: deque[tuple[JobUid, Observation, Moment]] = deque()
         self._woken = asyncio.Event()
-        self._executor = Executor(lifecycle, self.observe)
+        self._executor = Executor(lifecycle, self.observe, addresses)
         self._rests_until = 0.0
         self._is_wake_up_due = False
         self._committed_at = 0.0
@@ -114,14 +117,25 @@ class CoordinatorLoop:
 
     # What agents report (coordinator.agents.Listener)
 
+    def token_sha256(self, claim: AgentHello | KeyRequest) -> str | None:
+        job = self._jobs.tracked.get(JobUid(claim.job_uid))
+        agent = None if job is None else job.snapshot.agents.get(claim.host)
+        if job is None or agent is None or claim.generation != agent.generation:
+            return None
+        return job.attachment.tokens_sha256.get(claim.host)
+
     def is_expected(self, hello: AgentHello) -> bool:
-        job = self._jobs.tracked.get(JobUid(hello.job_uid))
-        agent = None if job is None else job.snapshot.agents.get(hello.host)
-        if job is None or agent is None or not agent.is_wanted:
+        digest = self.token_sha256(hello)
+        if digest is None or not matches(hello.token, digest):
             return False
-        digest = job.attachment.tokens_sha256.get(hello.host)
-        is_present = hello.generation == agent.generation
-        return is_present and digest is not None and matches(hello.token, digest)
+        return self._jobs.tracked[JobUid(hello.job_uid)].snapshot.agents[hello.host].is_wanted
+
+    def on_refused(self, uid: JobUid, why: str) -> None:
+        job = self._jobs.tracked.get(uid)
+        if job is not None:
+            job.events.append(Event(at=self._now().wall, kind="agent_refused", message=why))
+            job.revision += 1
+            self.wake()
 
     def on_connected(self, hello: AgentHello) -> None:
         connected = AgentConnected(host=hello.host, generation=hello.generation)

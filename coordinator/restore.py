@@ -82,9 +82,15 @@ def snapshot_of(
     def may_live(rank: RankRecord) -> bool:
         return rank.state != ProcessState.EXITED if rank.host in agents else rank.rank in living
 
+    known_agents = {row.host: row for row in rows.agents}
     known = [
         _adopted(job, rank, members, now) if may_live(rank) else _ended(job, rank)
         for rank in rows.ranks
+    ]
+    # Where the cluster's description has a host no more, its ranks wait for another one.
+    known = [
+        rank if rank.host in hosts else replace(rank, host=unplaced(hosts, rank.rank).host)
+        for rank in known
     ]
     ids = [it.attempt.worker_id for it in known if it.attempt.worker_id is not None]
     pool = _pool_of(job.spec, members, now, living=ids)
@@ -118,7 +124,12 @@ def snapshot_of(
         message=job.message,
         # The message of a job without a reason is its note.
         note=job.message if job.reason is None else None,
-        agents={**hosts, **{row.host: _agent_of(row, hosts, agents, now) for row in rows.agents}},
+        agents={
+            host: _agent_of(known_agents[host], agent, agents, now)
+            if host in known_agents
+            else agent
+            for host, agent in hosts.items()
+        },
         restore=_restore_of(job, rows.ranks),
         failure=failure,
         # The grace period starts again: its beginning is not recorded.
@@ -130,16 +141,9 @@ def snapshot_of(
 
 
 def _agent_of(
-    row: AgentRecord, hosts: Mapping[str, AgentSnapshot], living: Collection[str], now: Moment
+    row: AgentRecord, fresh: AgentSnapshot, living: Collection[str], now: Moment
 ) -> AgentSnapshot:
-    agent = AgentSnapshot(
-        host=row.host,
-        # A host that the cluster has no more is one that does not answer.
-        is_local=row.host in hosts and hosts[row.host].is_local,
-        generation=row.generation,
-        heard_at=now.monotonic,
-        is_inherited=True,
-    )
+    agent = replace(fresh, generation=row.generation, heard_at=now.monotonic, is_inherited=True)
     if row.host not in living:
         return agent
     return replace(agent, state=AgentState.UNREACHABLE, since=now.monotonic)

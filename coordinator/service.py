@@ -14,9 +14,11 @@ from typing import Final
 import structlog
 
 from coordinator.agent_lifecycle import AgentLifecycle
+from coordinator.agent_requests import ONE_HOST
 from coordinator.agents import AgentServer, keep_address_published, listen_for_wake_ups
 from coordinator.jobs import JobTable, wait_for_database
-from coordinator.launcher import LocalLauncher
+from coordinator.launchers.local import LocalLauncher
+from coordinator.launchers.remote import CommandLauncher, ssh_command
 from coordinator.lease import LeaseCandidate
 from coordinator.loop import CoordinatorLoop
 from database.engine import Database
@@ -25,6 +27,8 @@ from database.fenced_writer import FencedWriter
 from database.leases import COORDINATOR_LEASE, Leases
 from database.records import Lease
 from muster.cluster.description import cluster_of_service
+from muster.contracts.agent import LOOPBACK
+from muster.contracts.errors import InvalidEnvironment
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
 from muster.host.limits import ShellLimits
@@ -52,13 +56,21 @@ class Service:
         self._database = database
         self._settings = settings
         self._environ = environ
+        self._cluster = cluster_of_service(settings.cluster, settings.slots)
+        nodes = () if self._cluster is None else self._cluster.nodes
+        self._other_nodes = [node for node in nodes if node.transport != "local"]
+        if self._other_nodes and settings.agent_endpoint is None:
+            name = self._other_nodes[0].name
+            wanted = f"an address of this host that {name} reaches, such as 10.0.0.1:7400"
+            way = "set it for the coordinator"
+            raise InvalidEnvironment("MUSTER_AGENT_ADDRESS", "", wanted, way)
         self._leases = Leases(database)
         self._data = DataDir(settings.data_dir)
         self._jobs = JobTable(
             database,
             self._data,
             slots=settings.slots,
-            cluster=cluster_of_service(settings.cluster, settings.slots),
+            cluster=self._cluster,
         )
         self._loop: CoordinatorLoop | None = None
         self._candidate: LeaseCandidate | None = None
@@ -102,17 +114,22 @@ class Service:
     async def _serve(self, lease: Lease) -> None:
         stamp("lease won")
         launcher = LocalLauncher(self._environ, self._limits)
-        lifecycle = AgentLifecycle(launcher, self._settings, lambda: self._holds(lease))
+        others = {
+            node.name: CommandLauncher(node.name, ssh_command(node), self._environ)
+            for node in self._other_nodes
+        }
+        lifecycle = AgentLifecycle(launcher, others, self._settings, lambda: self._holds(lease))
         self._loop = CoordinatorLoop(
             writer=FencedWriter(self._database, lease),
             jobs=self._jobs,
             lifecycle=lifecycle,
+            addresses=self._addresses(),
         )
         if self._is_shutting_down:
             self._loop.drain()
         await self._loop.take_over()
         stamp("jobs loaded")
-        agents = AgentServer(lease.epoch, self._loop)
+        agents = AgentServer(lease.epoch, self._loop, self._settings.agent_endpoint)
         self._loop.attach(agents)
         address = await agents.start()
         publishing = asyncio.ensure_future(
@@ -139,6 +156,17 @@ class Service:
             await agents.stop()
             await lifecycle.detach()
             launcher.close()
+            for other in others.values():
+                other.close()
+
+    def _addresses(self) -> dict[str, str]:
+        """Return where the ranks of each host reach those of the others."""
+        if self._cluster is None:
+            return {**ONE_HOST}
+        # Of this host the description may say localhost.
+        here = (self._settings.agent_endpoint or (LOOPBACK, 0))[0]
+        nodes = self._cluster.nodes
+        return {it.name: here if it.transport == "local" else it.host for it in nodes}
 
     async def _holds(self, lease: Lease) -> bool:
         """Return True if the lease is still ours; waits for the database while it is away."""

@@ -13,6 +13,7 @@ SIGCHLD through a wake-up descriptor or as pidfds.
 import ctypes
 import math
 import os
+import platform
 import selectors
 import signal
 import socket
@@ -48,7 +49,7 @@ from muster.contracts.retry import REPLACED_CODE
 from muster.contracts.storage import StorageAssignment
 from muster.host.files import rotate
 from muster.host.limits import ShellLimits
-from muster.host.processes import module_command
+from muster.host.processes import boot_id, machine_id, module_command
 from muster.host.trace import stamp
 from muster.runtime.stderr_messages import print_stderr
 from worker.containment import kill_descendants, kill_leftovers
@@ -87,9 +88,7 @@ class Agent:
         """`prefork` is the pid of a prefork server that is warm already, and the channel to it."""
         self._assignment = assignment
         self._selector = selectors.DefaultSelector()
-        self._link = CoordinatorLink(
-            Path(assignment.address_file), self._selector, self._on_message
-        )
+        self._link = CoordinatorLink(assignment, self._selector, self._on_message)
         files = JobFiles(Path(assignment.job_root))
         self._logs = files.agent_log, files.storage_log
         limits = ShellLimits.replaced()
@@ -106,7 +105,7 @@ class Agent:
         self._ranks = RankTable(
             assignment, self._selector, self._starter, self._report, self._secrets
         )
-        self._groups = GroupPublisher(self._ranks)
+        self._groups = GroupPublisher(self._ranks, assignment.host)
         self._epoch = 0
         self._is_leaving = self._is_listing = False
         self._exit_code = 0
@@ -231,6 +230,9 @@ class Agent:
                 host=self._assignment.host,
                 generation=self._assignment.generation,
                 token=self._assignment.token,
+                machine=machine_id(),
+                boot_id=boot_id(),
+                node=platform.node(),
             )
         )
         for message in self._ranks.state():
@@ -247,7 +249,7 @@ class Agent:
         match message:
             case Welcome():
                 # Refuse another user's process, and a coordinator that has been replaced.
-                if message.epoch < self._epoch or not self._link.is_same_user:
+                if message.epoch < self._epoch or not self._link.is_authentic:
                     self._link.close()
                 else:
                     self._epoch = message.epoch

@@ -5,20 +5,40 @@ whole state again.
 """
 
 import errno
+import secrets
 import selectors
 import socket
+import time
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Final
 
-from muster.contracts.errors import WireError
-from muster.contracts.messages import AgentMessage, CoordinatorAddress, CoordinatorMessage
-from muster.contracts.wire import FrameReader, decode_coordinator_message, encode, frame
+from muster.contracts.errors import AuthenticationFailed, WireError
+from muster.contracts.messages import (
+    NONCE_BYTES,
+    AgentAssignment,
+    AgentMessage,
+    CoordinatorAddress,
+    CoordinatorMessage,
+    KeyRequest,
+)
+from muster.contracts.token import sha256_of
+from muster.contracts.wire import (
+    FrameReader,
+    decode_coordinator_message,
+    decode_key_answer,
+    encode,
+    frame,
+)
 from muster.host.files import read_coordinator_address
-from muster.host.peers import is_same_user
+from muster.host.peers import SEND_TIMEOUT_SECONDS, is_same_user, keep_alive
 
 UNSENT_LIMIT_BYTES: Final = 4 << 20
 """A coordinator that reads nothing for so long is treated as gone."""
+
+RETRY_SECONDS: Final = 0.5
+"""At least, between two attempts to connect to fixed addresses."""
 
 _BOTH: Final = selectors.EVENT_READ | selectors.EVENT_WRITE
 
@@ -28,17 +48,24 @@ class CoordinatorLink:
 
     def __init__(
         self,
-        address_file: Path,
+        assignment: AgentAssignment,
         selector: selectors.BaseSelector,
         on_message: Callable[[CoordinatorMessage], None],
     ) -> None:
-        self._address_file = address_file
+        self._assignment = assignment
+        self._address_file = Path(assignment.address_file)
+        self._fixed = cycle(assignment.coordinators)
+        self._retry_at = 0.0
         self._selector = selector
         self._on_message = on_message
         self._socket: socket.socket | None = None
         self._address: CoordinatorAddress | None = None
         self._reader = FrameReader()
         self._unsent = bytearray()
+        self._request = b""  # for the keys of this connection, until they are known
+        self._unsealed: list[bytes] = []  # payloads that wait for the keys
+        self._seal: Callable[[bytes], bytes] = bytes
+        self._open: Callable[[bytes], bytes] = bytes
         self.is_welcome = False
         """Whether the coordinator has accepted us; set by the owner, reset with the connection."""
 
@@ -49,17 +76,28 @@ class CoordinatorLink:
 
     def connect(self) -> bool:
         """Try once; return whether a connection is being established."""
-        address = read_coordinator_address(self._address_file)
+        address = next(self._fixed, None) or read_coordinator_address(self._address_file)
         if address is None:
             return False
-        attempt = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        attempt = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         attempt.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._is_sealed:
+            keep_alive(attempt, SEND_TIMEOUT_SECONDS)
         if attempt.connect_ex((address.host, address.port)) not in {0, errno.EINPROGRESS}:
             attempt.close()
             return False
         self._socket = attempt
         self._address = address
         self._reader = FrameReader()
+        if self._is_sealed:
+            own, nonce = self._assignment, secrets.token_bytes(NONCE_BYTES)
+            request = KeyRequest(
+                job_uid=own.job_uid, host=own.host, generation=own.generation, nonce=nonce
+            )
+            self._request = encode(request)
+            self._unsent += frame(self._request)
         self._selector.register(attempt, _BOTH, self._on_ready)
         return True
 
@@ -68,21 +106,34 @@ class CoordinatorLink:
         """Whether another address is published than the one we connected to last.
 
         A coordinator that is suspended keeps its connections although another one has taken over.
+        Of fixed addresses, whether the next one may be tried.
         """
+        if self._assignment.coordinators:
+            return self._socket is None and time.monotonic() >= self._retry_at
         address = read_coordinator_address(self._address_file)
         return address is not None and address != self._address
 
     @property
-    def is_same_user(self) -> bool:
-        """Whether the peer's process belongs to our user: any user can bind a freed port."""
-        return self._socket is not None and is_same_user(self._socket)
+    def is_authentic(self) -> bool:
+        """Whether the peer has the keys, or its process belongs to our user.
+
+        Any user can bind a freed port.
+        """
+        return self._socket is not None and (self._is_sealed or is_same_user(self._socket))
+
+    @property
+    def _is_sealed(self) -> bool:
+        return bool(self._assignment.coordinators)
 
     def send(self, message: AgentMessage) -> None:
         """Send now or as soon as there is room; dropped without a connection."""
         if self._socket is None:
             return
-        self._unsent += frame(encode(message))
-        if len(self._unsent) > UNSENT_LIMIT_BYTES:
+        if self._request:
+            self._unsealed.append(encode(message))
+        else:
+            self._unsent += frame(self._seal(encode(message)))
+        if len(self._unsent) + sum(map(len, self._unsealed)) > UNSENT_LIMIT_BYTES:
             self.close()
         else:
             self._flush()
@@ -94,6 +145,8 @@ class CoordinatorLink:
             self._socket.close()
         self._socket = None
         self._unsent.clear()
+        self._unsealed.clear()
+        self._request = b""
         self.is_welcome = False
 
     def _on_ready(self) -> None:
@@ -124,9 +177,26 @@ class CoordinatorLink:
             data = self._socket.recv(1 << 16)
             if not data:
                 raise ConnectionResetError
-            return [decode_coordinator_message(payload) for payload in self._reader.feed(data)]
+            payloads = self._reader.feed(data)
+            if self._request and payloads:
+                self._agree(payloads.pop(0))
+            return [decode_coordinator_message(self._open(payload)) for payload in payloads]
         except BlockingIOError:
             return []
-        except (OSError, WireError):
+        except (OSError, WireError, AuthenticationFailed):
             self.close()
             return []
+
+    def _agree(self, answer: bytes) -> None:
+        """Derive the keys, and seal what waits for them. Raises `WireError`."""
+        # Here and not above: on the coordinator's host the ciphers would only cost time and memory.
+        from muster.contracts.sealing import agent_cipher  # noqa: PLC0415
+
+        decode_key_answer(answer)
+        digest = sha256_of(self._assignment.token)
+        cipher = agent_cipher(digest, self._request, answer, is_agent=True)
+        self._seal, self._open = cipher.seal, cipher.open
+        self._request = b""
+        self._unsent += b"".join(frame(self._seal(payload)) for payload in self._unsealed)
+        self._unsealed.clear()
+        self._flush()

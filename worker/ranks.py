@@ -17,6 +17,7 @@ from typing import Final
 
 import msgspec
 
+from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.environ import AGENT_SOCKET, ERROR_FILE, ORPHAN_TIMEOUT, STORAGE_SOCKET
 from muster.contracts.messages import (
     AdoptedRank,
@@ -353,11 +354,14 @@ class GroupPublisher:
     The memory is anonymous (memfd), so only ranks that get a descriptor can see it. An arena
     belongs to one attempt and is never reused. The result, which all members write, is created anew
     for each group round: a rank of an older round that was suspended still writes into memory that
-    nothing reads.
+    nothing reads. In a group of several hosts each member gets its own arena alone, for the sums
+    that it holds.
     """
 
-    def __init__(self, ranks: RankTable) -> None:
+    def __init__(self, ranks: RankTable, host: str = LOCAL_HOST) -> None:
+        """`host` is the coordinator's name for this one."""
         self._ranks = ranks
+        self._host = host
         self._order: AnnounceGroup | None = None
         self._result: int | None = None
         self._recipients: list[RankProcess] = []
@@ -383,25 +387,23 @@ class GroupPublisher:
         """
         if self._order is None or not any(map(self._is_pending, self._recipients)):
             return
-        found = [
-            self._ranks.find(member.rank, attempt)
-            for member, attempt in zip(
-                self._order.group.members, self._order.incarnations, strict=True
-            )
-        ]
+        seats = list(zip(self._order.group.members, self._order.incarnations, strict=True))
+        here = [(seat.rank, attempt) for seat, attempt in seats if seat.host == self._host]
+        found = [self._ranks.find(*attempt) for attempt in here]
         members = [member for member in found if member is not None]
         if len(members) < len(found):
             self._recipients = []
             return
-        if self._result is None:
-            self._result = os.memfd_create("muster-result", os.MFD_CLOEXEC)
-        memory = [self._result, *(member.arena for member in members)]
+        memory: list[int] = []
+        if len(here) == len(seats):
+            if self._result is None:
+                self._result = os.memfd_create("muster-result", os.MFD_CLOEXEC)
+            memory = [self._result, *(member.arena for member in members)]
         self._recipients = [rank for rank in self._ranks.running if rank in self._recipients]
         for rank in self._recipients:
-            # Only members get the memory.
-            if self._is_pending(rank) and rank.send_group(
-                self._order.group, memory if rank in members else []
-            ):
+            # Only members get memory; those of several hosts share none.
+            own = (memory or [rank.arena]) if rank in members else []
+            if self._is_pending(rank) and rank.send_group(self._order.group, own):
                 self._sent_on[rank] = rank.channel
 
     def _is_pending(self, rank: RankProcess) -> bool:

@@ -314,7 +314,9 @@ class RankSecrets:
         return {**values, SECRET_VARIABLES: ",".join(values)}
 
     def _read(self, reference: Reference) -> str:
-        if reference.source == "file":
+        if str(reference) in self._shared_env:  # of a file on the coordinator's host
+            value = self._shared_env[str(reference)]
+        elif reference.source == "file":
             value = self._store.read(reference.name)
         elif reference.name in self._shared_env:
             value = self._shared_env[reference.name]

@@ -9,6 +9,7 @@ CollectiveError
 ├── CallMismatch          ranks called different operations, or with other options
 ├── Unsupported           this backend or operation cannot do that, or has no such route
 ├── Timeout               nothing arrived in time; the backend stays usable
+├── PeerUnreachable       no connection to a rank comes about
 ├── Aborted               another rank left the operation, with the reason
 ├── ChannelClosed         the other end is gone, or this one was closed
 ├── TransportFailed       the operating system reported an error
@@ -88,6 +89,16 @@ class Timeout(CollectiveError):
         )
         self.seconds = seconds
         self.waited_for = waited_for
+
+
+class PeerUnreachable(CollectiveError):
+    def __init__(self, rank: int, place: str, reason: str) -> None:
+        super().__init__(
+            f"rank {rank} cannot be reached at {place} ({reason}): check that its host is up and "
+            "that no firewall blocks the port"
+        )
+        self.rank = rank
+        self.reason = reason
 
 
 class Aborted(CollectiveError):

@@ -12,6 +12,9 @@ LOCAL_HOST: Final = "local"
 UNPLACED: Final = ""
 """In place of a host's name: a rank that waits for a free slot on any host."""
 
+LOOPBACK: Final = "127.0.0.1"
+"""The address at which ranks of one host reach each other."""
+
 
 class AgentState(StrEnum):
     """The coordinator's relation to an agent, see `TRANSITIONS`."""

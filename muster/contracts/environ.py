@@ -24,6 +24,7 @@ from typing import (
 import msgspec
 from msgspec import Meta
 
+from muster.contracts.agent import LOOPBACK
 from muster.contracts.errors import InvalidEnvironment
 from muster.contracts.location import (
     SCHEME,
@@ -96,6 +97,9 @@ STORE_KEYS: Final = (
     "AWS_SESSION_TOKEN",
 )
 """The keys of an object store. Of a job's processes only its storage process gets them."""
+ARITHMETIC: Final = ("OPENBLAS_", "NPY_", "MKL_", "ATEN_", "NVPL_BLAS_")
+"""How the variables begin that choose how numbers are computed. They are alike on all hosts."""
+
 SERVICE_ONLY: Final = frozenset(
     {
         "MUSTER_DATABASE_URL",
@@ -111,9 +115,14 @@ SERVICE_ONLY: Final = frozenset(
 )
 """Variables of the service that no rank inherits."""
 
+HOST_COUNT: Final = "MUSTER_HOST_COUNT"
 ATTEMPT_VARIABLES: Final = frozenset(
-    ["RANK", "LOCAL_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT", "MUSTER_GENERATION"]
-) | {PROCESS_TAG, ERROR_FILE, "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"}
+    {
+        *("RANK", "LOCAL_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT", "MUSTER_GENERATION"),
+        *(PROCESS_TAG, ERROR_FILE, "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+        *("GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", HOST_COUNT),
+    }
+)
 """Variables that differ between the attempts of a job. A spare process gets them last."""
 
 SINGLE_THREADED: Final[Mapping[str, str]] = {
@@ -128,9 +137,13 @@ RANK_DEFAULTS: Final[Mapping[str, str]] = {
     **SINGLE_THREADED,
     "PYTHONUNBUFFERED": "1",  # live logs
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # a group that lost a rank fails instead of hanging
-    "GLOO_SOCKET_IFNAME": "lo",  # all ranks are on one host, whose name need not resolve
 }
 """Variables of a rank unless the user has set them."""
+
+ONE_HOST_DEFAULTS: Final[Mapping[str, str]] = {
+    "GLOO_SOCKET_IFNAME": "lo",  # the name of the host need not resolve
+}
+"""Further ones, of a rank whose job has one host."""
 
 
 JOB_VARIABLES: Final[Mapping[str, str]] = {
@@ -184,6 +197,8 @@ class Variable(NamedTuple):
         try:
             if bare == Location:
                 return parse_location(text, Path().absolute())
+            if bare is range:
+                return _port_range(text)
             if bare is Path and text.startswith(SCHEME):
                 raise InvalidEnvironment(
                     self.name, text, "a path, as this cannot be in a store yet"
@@ -195,7 +210,7 @@ class Variable(NamedTuple):
             elif bare is bool:
                 value = {"yes": "true", "no": "false"}.get(text.lower(), text)
             return msgspec.convert(value, limited, strict=False, dec_hook=_path)
-        except (msgspec.MsgspecError, InvalidLocation, UnicodeError, RecursionError):
+        except (msgspec.MsgspecError, InvalidLocation, ValueError, RecursionError):
             raise InvalidEnvironment(self.name, text, self._wanted(bare)) from None
 
     def _wanted(self, kind: Any) -> str:  # noqa: ANN401  a type
@@ -208,6 +223,8 @@ class Variable(NamedTuple):
         if get_origin(kind) in _UNIONS:
             number, words = get_args(kind)
             return f"{self._wanted(_bare(number))}, or {' or '.join(get_args(words))}"
+        if kind is range:
+            return "two ports, such as 29600-29999"
         words = {bool: "1 or 0", int: "an integer", float: "a number"}[kind]
         if kind is bool or self.high is None:
             return words
@@ -231,6 +248,11 @@ ORPHAN_VARIABLE: Final = Variable(
     "Seconds that ranks go on without a coordinator before they checkpoint and exit.",
     0,
     SECONDS_LIMIT,
+)
+
+RANK_PORTS: Final = Variable(
+    "MUSTER_RANK_PORTS",
+    "Ports at which the ranks of a host accept those of other hosts, such as `29600-29999`.",
 )
 
 TRACE: Final = Variable(
@@ -267,6 +289,10 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     storage_socket: Annotated[Path | None, Variable(STORAGE_SOCKET)] = None
     """Where the job's storage process listens. None: the rank talks to the store itself."""
     orphan_timeout_seconds: Annotated[float, ORPHAN_VARIABLE] = ORPHAN_TIMEOUT_SECONDS
+    host_count: Annotated[int, Variable(HOST_COUNT, "", 1, INTEGER_MAX)] = 1
+    """On how many hosts the job may have ranks."""
+    rank_ports: Annotated[range | None, RANK_PORTS] = None
+    """None: any free port."""
     is_spare: Annotated[bool, Variable(SPARE)] = False
     checkpoint_dir: Annotated[Location, Variable("CHECKPOINT_DIR")]
     dataset_dir: Annotated[Location, Variable("DATASET_DIR")]
@@ -310,6 +336,17 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**own, **fields | {"batch_size": spec.effective_batch_size})
 
 
+class HostPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """The place of a rank on its host, and of that among the hosts of its job."""
+
+    local_rank: int
+    local_world_size: int
+    group_rank: int = 0  # of its host, among those that have ranks
+    group_world_size: int = 1  # how many hosts have ranks
+    host_count: int = 1  # how many may have
+    master_address: str = LOOPBACK  # of the host of rank 0
+
+
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """What one attempt of one rank is given beside the spec of its job."""
 
@@ -324,6 +361,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """Fencing token of its checkpoints. It is equal for all ranks of a gang, so that the name of a
     checkpoint says which ones were saved together."""
     restore_from: str | None = None
+    place: HostPlace | None = None  # None: all ranks are on one host
 
 
 def spec_from_environment(environ: Mapping[str, str]) -> JobSpec:
@@ -339,10 +377,12 @@ def spec_from_environment(environ: Mapping[str, str]) -> JobSpec:
 def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
     """Return every variable of a supervised rank; the job's own `env` cannot replace ours.
 
-    The torchrun names let an unmodified script find its place. All ranks are on one host, so the
-    local rank is the rank.
+    The torchrun names let an unmodified script find its place.
     """
     rank, attempt = str(assignment.rank), str(assignment.incarnation)
+    place = assignment.place or HostPlace(
+        local_rank=assignment.rank, local_world_size=spec.world_size
+    )
     job = msgspec.structs.asdict(spec) | {"batch_size": spec.effective_batch_size}
     job |= dict.fromkeys(spec.left_to_script)
     if spec.restart_scope == "gang":
@@ -352,6 +392,7 @@ def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
     heartbeat = min(HEARTBEAT_SECONDS, spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT)
     return {
         **RANK_DEFAULTS,
+        **(ONE_HOST_DEFAULTS if place.host_count == 1 else {}),
         **spec.env,
         # Written even when empty, so that a rank does not read the service's own variables.
         **{
@@ -361,15 +402,15 @@ def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
         },
         "JOB_ID": assignment.job_id,
         "RANK": rank,
-        "LOCAL_RANK": rank,
-        "LOCAL_WORLD_SIZE": str(spec.world_size),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        "NODE_RANK": "0",
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
+        "GROUP_RANK": str(place.group_rank),
+        "GROUP_WORLD_SIZE": str(place.group_world_size),
+        "NODE_RANK": str(place.group_rank),
         "ROLE_NAME": "default",
         "ROLE_RANK": rank,
         "ROLE_WORLD_SIZE": str(spec.world_size),
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": place.master_address,
         "MASTER_PORT": str(assignment.master_port),
         "TORCHELASTIC_RUN_ID": assignment.job_id,
         "TORCHELASTIC_RESTART_COUNT": attempt,
@@ -382,6 +423,7 @@ def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
         "MUSTER_HEARTBEAT_SECONDS": str(heartbeat),
         "MUSTER_JOB_UID": assignment.job_uid,
         "MUSTER_GENERATION": str(assignment.generation),
+        HOST_COUNT: str(place.host_count),
         RESTORE_FROM: assignment.restore_from or "",
         PROCESS_TAG: process_tag(assignment.job_uid, assignment.rank, assignment.incarnation),
     }
@@ -430,6 +472,13 @@ def _bare(kind: Any) -> Any:  # noqa: ANN401  a type
     if NoneType in get_args(kind):
         return _bare(next(part for part in get_args(kind) if part is not NoneType))
     return kind
+
+
+def _port_range(text: str) -> range:
+    low, high = map(int, text.split("-"))
+    if not 0 < low <= high < 1 << 16:
+        raise ValueError(text)
+    return range(low, high + 1)
 
 
 def _path(_: type, text: str) -> Path:

@@ -7,6 +7,7 @@ MusterError
 ├── InvalidEnvironment     an environment variable with an unusable value
 ├── JobDiffers             an unfinished job was resumed with another description
 ├── WireError              a peer sent an invalid frame or message
+├── AuthenticationFailed   a sealed message does not open
 ├── InvalidLocation        muster/contracts/location.py
 ├── SecretUnavailable      muster/contracts/secrets.py
 ├── PoolError              muster/contracts/pool.py
@@ -105,3 +106,7 @@ class JobDiffers(MusterError):
 
 class WireError(MusterError):
     """A peer sent an invalid frame or message."""
+
+
+class AuthenticationFailed(MusterError):
+    """A sealed message is not from its sender, or not what it sent; close the connection."""

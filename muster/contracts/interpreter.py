@@ -9,9 +9,14 @@ VERSION = "0.1.0"
 _MISSING: Final = re.compile(r"No module named '?([\w.]+)")
 
 
+def is_compatible(version: str) -> bool:
+    """Return whether a process of Muster `version` works with ours: of the same minor version."""
+    return version.split(".")[:2] == VERSION.split(".")[:2]
+
+
 def version_problem(python: str, found: str | None) -> str | None:
     """Return why this interpreter, with Muster `found` or none, cannot work with our version."""
-    if found is not None and found.split(".")[:2] == VERSION.split(".")[:2]:
+    if found is not None and is_compatible(found):
         return None
     what = "which has no muster" if found is None else f"whose muster is {found}, not {VERSION}"
     return (

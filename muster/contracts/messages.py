@@ -2,16 +2,16 @@
 
 A rank and its agent share an inherited socket pair; an agent and the coordinator share one TCP
 connection. `muster.contracts.wire` encodes a message and puts it into a frame. An unknown tag or
-field is an error: both ends run the same version. The tags and the encoded field names are the
-wire format and stay when a Python name changes.
+field is an error, except in an agent's first frame: both ends run the same version. The tags and
+the encoded field names are the wire format and stay when a Python name changes.
 """
 
 import struct
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
-from muster.contracts.agent import LOCAL_HOST
+from muster.contracts.agent import LOCAL_HOST, LOOPBACK
 from muster.contracts.interpreter import VERSION
 from muster.contracts.job import Reason
 from muster.contracts.rank import Count, ProcessRecord, RankProgress
@@ -22,6 +22,8 @@ class _Message(
 ):
     """Common shape: immutable, named fields only, tagged."""
 
+
+NONCE_BYTES: Final = 16
 
 METRICS_LIMIT: Final = 64
 METRIC_NAME_LIMIT: Final = 128
@@ -178,20 +180,22 @@ RankMessage: TypeAlias = (
 # Agent → rank
 
 
-class GroupMember(_Message, frozen=True, tag="seat"):
+class GroupMember(_Message, frozen=True, omit_defaults=True, tag="seat"):
     """One worker of a group. Its index in the group is its index in `WorkerGroup.members`."""
 
     worker_id: int
     rank: int
-    host: str
+    host: str  # the coordinator's name for it
     port: int
+    address: str = LOOPBACK  # where members on other hosts reach it
 
 
 class WorkerGroup(_Message, frozen=True, omit_defaults=True, tag="layout"):
     """The workers that train together from now on. A rank that is not a member exits.
 
-    File descriptors of shared memory travel with it: first the memory that all members write
-    results to, made for this round alone, then each member's own arena in the order of `members`.
+    File descriptors of shared memory travel with it. If all members are on one host, first the
+    memory that all members write results to, made for this round alone, then each member's own
+    arena in the order of `members`. Else the recipient's own arena alone.
     """
 
     generation: int  # the group round: counts up with every change of the group
@@ -211,6 +215,38 @@ class AgentHello(_Message, frozen=True, tag="agent_hello"):
     host: str  # as its assignment names it
     generation: int
     token: str
+    machine: str = ""  # `muster.host.processes.machine_id`
+    boot_id: str = ""
+    node: str = ""  # the name of its machine, for people
+    version: str = VERSION
+
+    @property
+    def machine_key(self) -> tuple[str, str]:
+        """The machine that it runs on: an id may be copied with its image, a boot has its own."""
+        return self.machine, self.boot_id
+
+
+class _FirstFrame(msgspec.Struct, frozen=True, kw_only=True, tag_field="is"):
+    """Readable by every version: fields that it does not know are ignored."""
+
+    job_uid: str
+    host: str = ""
+
+
+class AgentVersion(_FirstFrame, frozen=True, tag="agent_hello"):
+    """What an `AgentHello` of any version says."""
+
+    version: str = ""  # none before there were agents on other hosts
+
+
+Nonce: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+
+
+class KeyRequest(_FirstFrame, frozen=True, tag="key_request"):
+    """First frame of an agent on another host, in clear; all but the answer to it is sealed."""
+
+    generation: int
+    nonce: Nonce
 
 
 class RankSpawned(_Message, frozen=True, tag="rank_spawned"):
@@ -297,6 +333,12 @@ AgentMessage: TypeAlias = (
 # Coordinator → agent
 
 
+class KeyAnswer(_Message, frozen=True, tag="key_answer"):
+    """The coordinator's part of the keys, in clear (`muster.contracts.sealing.agent_cipher`)."""
+
+    nonce: Nonce
+
+
 class Welcome(_Message, frozen=True, tag="welcome"):
     """The coordinator's first frame, to every agent; `epoch` is that of its lease and only grows.
 
@@ -357,6 +399,13 @@ CoordinatorMessage: TypeAlias = (
 # What an agent reads from its standard input, which other users of the machine cannot read
 
 
+class CoordinatorAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """An address where a coordinator accepts agents."""
+
+    host: str
+    port: int
+
+
 class AdoptedRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A rank's process that an earlier agent started and the new agent supervises."""
 
@@ -375,6 +424,9 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     token: str  # proves to the coordinator that it started this agent
     job_root: str  # the job's directory, see `muster.contracts.paths.JobFiles`
     address_file: str  # holds a `CoordinatorAddress`; read again at every attempt to connect
+    coordinators: tuple[CoordinatorAddress, ...] = ()
+    """Tried in turn, with sealed connections, instead of that in the file. Each `host` is an IP
+    address: the agent, which has one thread, must not wait for a name to be looked up."""
     is_managed: bool  # the ranks run a managed program, so they may be forked from a prefork server
     orphan_timeout_seconds: float
     """After this long without a coordinator, ranks are asked to save and exit."""
@@ -389,19 +441,13 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The job's references by variable name, see `muster.contracts.secrets`."""
     secrets_dir: str = ""  # the directory of ``file:`` references
     shared_env: dict[str, str] = {}
-    """The values of the job's ``env:`` references by name, as far as the service shares them.
-    They are in this message and in the environment of ranks only."""
+    """The values of the job's ``env:`` references by name, as far as the service shares them; on
+    another host those of ``file:`` references as well, by the whole reference. They are in this
+    message and in the environment of ranks only."""
     store_keys: dict[str, str] | None = None
     """Variables for the job's storage process alone; None for a job that needs none."""
     adopted: tuple[AdoptedRank, ...] = ()
     """The job's processes that live on. Any other process of the job is ended first."""
-
-
-class CoordinatorAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """The address where the current coordinator accepts agents."""
-
-    host: str
-    port: int
 
 
 # What a coordinator sends to its fork server

@@ -14,6 +14,7 @@ from muster.contracts.environ import (
     INTEGER_MAX,
     ORPHAN_TIMEOUT_SECONDS,
     ORPHAN_VARIABLE,
+    RANK_PORTS,
     S3_BUCKET,
     SERVICE_ONLY,
     TRACE,
@@ -65,6 +66,14 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[
         int, Variable("MUSTER_PORT", "Port of the API; 0 takes any free port.", 0, 65535)
     ] = DEFAULT_PORT
+    agent_address: Annotated[
+        str | None,
+        Variable(
+            "MUSTER_AGENT_ADDRESS",
+            "`host:port` where agents of other hosts reach the coordinator. Their connections are "
+            "encrypted, and each agent proves that this service started it.",
+        ),
+    ] = None
     slots: Annotated[
         int,
         Variable("MUSTER_SLOTS", "Ranks that run at once; a larger job runs alone.", 1, 1_000_000),
@@ -77,6 +86,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
         Path | None, Variable(CLUSTER, "The `cluster.yaml` that describes the machines.")
     ] = None
     orphan_timeout_seconds: Annotated[float, ORPHAN_VARIABLE] = ORPHAN_TIMEOUT_SECONDS
+    rank_ports: Annotated[range | None, RANK_PORTS] = None
     trace: Annotated[Path | None, TRACE] = None
 
     @classmethod
@@ -93,7 +103,20 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
         if not (environ.get("CHECKPOINT_DIR") or store.use_s3):
             # The same wherever the services are started, unlike the default by hand.
             found["checkpoint_dir"] = DataDir(found["data_dir"]).checkpoints
-        return cls(**found)
+        settings = cls(**found)
+        settings.agent_endpoint  # noqa: B018  raises for an invalid address
+        return settings
+
+    @property
+    def agent_endpoint(self) -> tuple[str, int] | None:
+        """Host and port of `agent_address`. Raises `InvalidEnvironment`."""
+        if self.agent_address is None:
+            return None
+        found = re.fullmatch(r"\[?([^\s/@\[\]]+)\]?:([0-9]{1,5})", self.agent_address)
+        if found is None or not 0 < int(found[2]) < 1 << 16:
+            wanted = "host:port, such as 10.0.0.1:7000"
+            raise InvalidEnvironment("MUSTER_AGENT_ADDRESS", self.agent_address, wanted)
+        return found[1], int(found[2])
 
 
 class S3Settings(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,10 @@ import msgspec
 from muster.contracts.errors import WireError
 from muster.contracts.messages import (
     AgentMessage,
+    AgentVersion,
     CoordinatorMessage,
+    KeyAnswer,
+    KeyRequest,
     RankExited,
     RankMessage,
     RankSaid,
@@ -102,6 +105,8 @@ def encode(
     message: RankMessage
     | AgentMessage
     | CoordinatorMessage
+    | KeyRequest
+    | KeyAnswer
     | WorkerGroup
     | StorageRequest
     | StorageReply,
@@ -126,6 +131,10 @@ class _Decode(Generic[Message]):
 
 decode_rank_message: Final = _Decode[RankMessage](RankMessage, "a rank")
 decode_agent_message: Final = _Decode[AgentMessage](AgentMessage, "an agent")
+decode_first_frame: Final = _Decode[AgentVersion | KeyRequest](
+    AgentVersion | KeyRequest, "an agent"
+)
+decode_key_answer: Final = _Decode[KeyAnswer](KeyAnswer, "a coordinator")
 decode_coordinator_message: Final = _Decode[CoordinatorMessage](CoordinatorMessage, "a coordinator")
 decode_group: Final = _Decode[WorkerGroup](WorkerGroup, "an agent")
 decode_storage_request: Final = _Decode[StorageRequest](StorageRequest, "a rank")

@@ -14,7 +14,7 @@ import ctypes
 import math
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
@@ -30,6 +30,7 @@ from muster.host.processes import (
     identify,
     is_running,
     kill,
+    process_tree,
     read_environment,
 )
 
@@ -45,6 +46,9 @@ _ENV_START_FIELD: Final = 47
 
 KILL_LIMIT: Final = PollLimit(seconds=0.05, pause_seconds=0.001)
 """Killed processes disappear within a few milliseconds, and the agent's loop waits meanwhile."""
+
+SWEEP_PATIENCE: Final = PollLimit(seconds=2.0, pause_seconds=0.02)
+"""A process that survives SIGKILL for longer hangs in the kernel; agents wait as long."""
 
 
 def contain_self(tag: str) -> None:
@@ -106,6 +110,19 @@ def kill_attempt(tag: str) -> bool:
         return cgroups_left + sum(kill(record) for record in _members(tag))
 
     return KILL_LIMIT.poll(kill_each) == 0
+
+
+def kill_job(job_uid: str, known: Sequence[ProcessRecord]) -> int:
+    """Kill tagged and known processes and their descendants; return how many do not disappear."""
+    members = list(known)
+
+    def kill_all() -> int:
+        # Find all of them first: killing a parent hides its descendants.
+        found = process_tree([*tagged_processes(f"{job_uid}/"), *members])
+        members[:] = [record for record in found if kill(record)]
+        return len(members) + sum(not kill_cgroup(cell) for cell in cgroups_of_job(job_uid))
+
+    return SWEEP_PATIENCE.poll(kill_all)
 
 
 def tagged_processes(prefix: str) -> list[ProcessRecord]:

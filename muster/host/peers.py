@@ -1,4 +1,4 @@
-"""Find out which process or user is at the other end of a connection within this machine.
+"""Find out who is at the other end of a connection: a process of this machine, or a lost host.
 
 For a Unix socket, SO_PEERCRED tells. For a loopback TCP connection the kernel is asked about that
 one socket over netlink (sock_diag(7)), which takes 30 microseconds; /proc/net/tcp lists all sockets
@@ -43,6 +43,13 @@ _FOUND: Final = struct.Struct("=B3x36s12x12xII")
 """inet_diag_msg: family, socket id, uid, inode."""
 
 ANSWER_BYTES: Final = 4096
+
+SEND_TIMEOUT_SECONDS: Final = 10.0
+"""Of a connection between an agent and its coordinator: both always read."""
+
+_KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
+"""Probes after 5 idle seconds, every 2 s, and gives up after three. Options that the system does
+not have are skipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +138,20 @@ def is_same_user(connection: socket.socket, *, or_remote: bool = False) -> bool:
         return uid_of_connection(peer, own) == os.geteuid()
     except OSError:
         return False
+
+
+def keep_alive(connection: socket.socket, send_timeout_seconds: float | None = None) -> None:
+    """Have a TCP connection fail about 10 s after its other host was lost.
+
+    Without a timeout that holds only while nothing is to be sent: a peer may be slow to read.
+    """
+    if send_timeout_seconds is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
+        milliseconds = int(1000 * send_timeout_seconds)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEP_ALIVE.items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 @lru_cache(maxsize=256)  # parsing costs microseconds, and the API asks four times for each request

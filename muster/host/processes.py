@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from io import FileIO
@@ -44,6 +44,14 @@ def module_command(module: str, *words: str, python: str | None = None) -> list[
 def boot_id() -> str:
     """Return the identifier of the machine's current boot."""
     return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
+@cache
+def machine_id() -> str:
+    """Return the identifier of the machine's installation; empty if it has none."""
+    with suppress(OSError):
+        return Path("/etc/machine-id").read_text().strip()
+    return ""
 
 
 @cache

@@ -3,6 +3,8 @@
 import os
 import socket
 import time
+import weakref
+from contextlib import suppress
 from typing import Final, Protocol, Self, TypeVar
 
 import msgspec
@@ -10,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.collectives.backend import Backend
-from muster.collectives.errors import PeerRefused
+from muster.collectives.errors import PeerRefused, PeerUnreachable, TransportFailed
 from muster.collectives.operations import all_gather_bytes
 from muster.collectives.reduction.arena_reducer import ArenaReducer
 from muster.collectives.reduction.message_reducer import MessageReducer
@@ -18,10 +20,11 @@ from muster.collectives.reduction.reducer import Reducer
 from muster.collectives.transports.arena import Arena, Geometry
 from muster.collectives.transports.flags import Flags
 from muster.collectives.transports.handshake import Membership
-from muster.collectives.transports.rendezvous import rendezvous
+from muster.collectives.transports.rendezvous import Endpoint, rendezvous
 from muster.collectives.transports.shared_memory import SharedMemoryBackend
 from muster.collectives.transports.tcp import TcpBackend
-from muster.contracts.environ import RankSettings
+from muster.contracts.agent import LOOPBACK
+from muster.contracts.environ import RANK_PORTS, RankSettings
 from muster.contracts.messages import WorkerGroup
 from muster.contracts.spec import GROUP_LIMIT
 from muster.training.group_updates import GroupUpdate, GroupUpdates
@@ -30,7 +33,9 @@ PEER_TIMEOUT_SECONDS: Final = 30 * 24 * 3600.0
 """Practically unlimited. The coordinator decides which peer is gone, and a newer group ends every
 wait."""
 
-LOOPBACK: Final = "127.0.0.1"
+UNREACHABLE_SECONDS: Final = 10.0
+"""A peer to which no connection comes about for this long is lost. The kernel accepts connections
+while a peer computes, so a peer that does not answer them is not."""
 
 ATTACH_POLL_SECONDS: Final = 0.001
 """Between attempts to attach to the memory of a peer that has not initialised it yet."""
@@ -64,43 +69,6 @@ class GroupFactory(Protocol):
 
         Raises `CollectiveError`, and `GroupChanged` or `StopRequested` while it waits for peers.
         """
-
-
-class TcpGroupFactory:
-    """Connects ranks over TCP: each one listens, all call the first member of the group."""
-
-    def __init__(self, rank: int, slots: NDArray[np.float32], updates: GroupUpdates) -> None:
-        self._rank: Final = rank
-        self._slots: Final = slots
-        self._updates: Final = updates
-        self._listener: Final = socket.create_server((LOOPBACK, 0))
-
-    @property
-    def port(self) -> int:
-        port: int = self._listener.getsockname()[1]
-        return port
-
-    def create(self, update: GroupUpdate) -> Group | None:
-        group_rank = group_rank_of(self._rank, update.group)
-        if group_rank is None:
-            return None
-        first = update.group.members[0]
-        membership = Membership(
-            rank=group_rank,
-            world_size=len(update.group.members),
-            generation=update.group.generation,
-            token=update.group.token.encode(),
-        )
-        connections = rendezvous(
-            membership,
-            (first.host, first.port),
-            # `rendezvous` closes the listener it gets, and the next group needs ours again.
-            listener=self._listener.dup(),
-            timeout_seconds=PEER_TIMEOUT_SECONDS,
-            on_wait=self._updates.check,
-        )
-        backend = TcpBackend(membership, connections, on_wait=self._updates.check)
-        return Group(backend, MessageReducer(backend, self._slots))
 
 
 class SharedMemoryGroupFactory:
@@ -142,6 +110,16 @@ class SharedMemoryGroupFactory:
             self._own, self._own_file = Arena.create(descriptor, self._geometry), file
         return self._own
 
+    def leave_peers(self, update: GroupUpdate) -> NDArray[np.float32]:
+        """Return the slots for a group over TCP, whose memory is this rank's own arena.
+
+        Ranks of an earlier group that still sum these slots see that this one has left it.
+        """
+        own = self._own_arena(update.memory[0])
+        generation = update.group.generation
+        Flags(arenas=[own], rank=0, generation=generation, on_wait=self._updates.check)
+        return own.slots
+
     def _attach(self, descriptor: int) -> Arena:
         """Map a peer's arena. A peer in its first group may still be initialising it."""
         while True:
@@ -152,15 +130,104 @@ class SharedMemoryGroupFactory:
                 time.sleep(ATTACH_POLL_SECONDS)
 
 
+class TcpGroupFactory:
+    """Connects ranks over TCP: each one listens, and calls those before it in the group.
+
+    With `shared` a group on one host shares memory. The slots are then those of this rank's arena
+    in any case, so the sums it holds stay valid when a group grows to another host or shrinks to
+    one.
+    """
+
+    def __init__(
+        self,
+        settings: RankSettings,
+        geometry: Geometry,
+        updates: GroupUpdates,
+        shared: SharedMemoryGroupFactory | None,
+    ) -> None:
+        """Raises `TransportFailed` if all ports that the settings allow are taken."""
+        self._rank: Final = settings.rank
+        self._slots: Final = np.zeros((geometry.slot_count, geometry.elements), np.float32)
+        self._updates: Final = updates
+        self._shared: Final = shared
+        self._listener: Final = _listen(settings)
+        weakref.finalize(self, self._listener.close)
+
+    @property
+    def port(self) -> int:
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    def create(self, update: GroupUpdate) -> Group | None:
+        group_rank = group_rank_of(self._rank, update.group)
+        if group_rank is None:
+            return None
+        members, slots = update.group.members, self._slots
+        hosts = list(dict.fromkeys(member.host for member in members))
+        if self._shared is not None:
+            if len(hosts) == 1:
+                return self._shared.create(update)
+            slots = self._shared.leave_peers(update)
+        endpoints = [
+            Endpoint(
+                LOOPBACK if member.host == members[group_rank].host else member.address,
+                member.port,
+                hosts.index(member.host),
+            )
+            for member in members
+        ]
+        membership = Membership(
+            rank=group_rank,
+            world_size=len(members),
+            generation=update.group.generation,
+            token=update.group.token.encode(),
+        )
+        try:
+            connections = rendezvous(
+                membership,
+                endpoints[0][:2],
+                endpoints=endpoints,
+                # `rendezvous` closes the listener it gets, and the next group needs ours again.
+                listener=self._listener.dup(),
+                timeout_seconds=PEER_TIMEOUT_SECONDS,
+                unreachable_seconds=UNREACHABLE_SECONDS,
+                on_wait=self._updates.check,
+            )
+        except PeerUnreachable as error:
+            peer = members[error.rank]
+            place = f"{endpoints[error.rank].host}:{peer.port} on host {peer.host}"
+            raise PeerUnreachable(peer.rank, place, error.reason) from error
+        backend = TcpBackend(membership, connections, on_wait=self._updates.check)
+        return Group(backend, MessageReducer(backend, slots))
+
+
 def group_factory(
     settings: RankSettings, leaves: int, elements: int, updates: GroupUpdates
 ) -> GroupFactory:
     """Return how this rank meets its peers, to sum so many leaves of so many elements."""
-    if settings.agent_fd is not None and settings.backend != "tcp":
-        geometry = Geometry(slot_count=leaves, elements=elements, max_ranks=GROUP_LIMIT)
-        return SharedMemoryGroupFactory(settings.rank, geometry, updates)
-    slots = np.zeros((leaves, elements), np.float32)
-    return TcpGroupFactory(settings.rank, slots, updates)
+    geometry = Geometry(slot_count=leaves, elements=elements, max_ranks=GROUP_LIMIT)
+    if settings.agent_fd is None or settings.backend == "tcp":
+        return TcpGroupFactory(settings, geometry, updates, None)
+    shared = SharedMemoryGroupFactory(settings.rank, geometry, updates)
+    if settings.host_count == 1:
+        return shared
+    return TcpGroupFactory(settings, geometry, updates, shared)
+
+
+def _listen(settings: RankSettings) -> socket.socket:
+    """Listen for peers: of this host alone, or on all interfaces in the range of the settings."""
+    if settings.host_count == 1:
+        return socket.create_server((LOOPBACK, 0))
+    is_dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dual else socket.AF_INET
+    ports = settings.rank_ports or range(1)  # port 0 is any free one
+    for port in ports:
+        with suppress(OSError):
+            return socket.create_server(("", port), family=family, dualstack_ipv6=is_dual)
+    raise TransportFailed(
+        f"no port from {ports[0]} to {ports[-1]} is free for this rank: let {RANK_PORTS.name} name "
+        "more ports"
+    )
 
 
 def gather_values(backend: Backend, own: Value, kind: type[Value]) -> list[Value]:

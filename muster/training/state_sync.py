@@ -18,6 +18,7 @@ needed. In a later group without the newcomer it is not: the digest shows that t
 
 import mmap
 import os
+import platform
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,7 @@ from muster.collectives.reduction.tree import Block, BlockAssignment, assign_blo
 from muster.contracts.errors import MusterError
 from muster.contracts.messages import EpochDone
 from muster.contracts.shards import Position
+from muster.datasets.index import Totals
 from muster.host.processes import boot_id, pid_namespace
 from muster.training.fingerprint import Fingerprint, explain
 from muster.training.group import gather_values
@@ -217,6 +219,10 @@ class SyncResult:
     """The blocks whose sums exist already."""
 
 
+UNKNOWN: Final = Totals(lines=0, hash_sum=0)
+"""Of a data set that is not compared."""
+
+
 class _Report(msgspec.Struct, frozen=True):
     """What one member sends to the others."""
 
@@ -231,6 +237,11 @@ class _Report(msgspec.Struct, frozen=True):
     """Of the state, see `Replica`."""
     namespace: str = ""
     """Of the address; empty in a rank of an earlier version."""
+    node: str = ""
+    """The name of its machine."""
+    lines: int = 0
+    """Of its data set, as the hash sum; 0 in a rank of an earlier version."""
+    hash_sum: int = 0
 
 
 def sync_state(
@@ -240,12 +251,13 @@ def sync_state(
     leaves: int,
     arithmetic: Fingerprint,
     load: Callable[[], None],
+    totals: Totals = UNKNOWN,
 ) -> SyncResult:
     """Bring every member to the same step and state; all members call this.
 
     `held` are the blocks of the unfinished step whose sums this rank has. `load` fills the replica
-    if no member has a state; the first member calls it. Raises `WorkersDiverged`, and what the
-    backend raises; the replica stays whole in any case.
+    if no member has a state; the first member calls it. `totals` are those of this rank's data set.
+    Raises `WorkersDiverged`, and what the backend raises; the replica stays whole in any case.
     """
     report = _Report(
         replica.position.step,
@@ -255,9 +267,13 @@ def sync_state(
         dict(arithmetic.facts),
         replica.address,
         replica.namespace,
+        platform.node(),
+        totals.lines,
+        totals.hash_sum,
     )
     reports = gather_values(backend, report, _Report)
     _compare_arithmetic(reports, backend.rank)
+    _compare_data(reports, backend.rank)
     furthest = max(report.step for report in reports)
     source = next(member for member, report in enumerate(reports) if report.step == furthest)
     if furthest < 0 and backend.rank == source:
@@ -346,6 +362,20 @@ def _compare_arithmetic(reports: Sequence[_Report], rank: int) -> None:
     if divergent:
         right = next(it for member, it in enumerate(prints) if member not in divergent)
         raise WorkersDiverged(explain(prints[divergent[0]], right), divergent, rank)
+
+
+def _compare_data(reports: Sequence[_Report], rank: int) -> None:
+    """Refuse members whose host has other data, as far as the totals tell."""
+    data = [f"{report.lines} lines (hash sum {report.hash_sum:016x})" for report in reports]
+    divergent = divergent_members(data) if all(report.lines for report in reports) else []
+    if divergent:
+        wrong, right = divergent[0], next(it for it in range(len(data)) if it not in divergent)
+        raise WorkersDiverged(
+            f"the data set on {reports[wrong].node} has {data[wrong]}, that on "
+            f"{reports[right].node} {data[right]}: give every host the same shards",
+            divergent,
+            rank,
+        )
 
 
 def _compare_states(digests: Sequence[str], is_behind: Sequence[bool], rank: int) -> None:

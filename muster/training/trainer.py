@@ -192,6 +192,7 @@ class Trainer:
             self._schedule.virtual_shards,
             self._arithmetic,
             lambda: self._callbacks.load_state(worker_group, self._replica),
+            self._schedule.totals,
         )
         # Its position does not tell: it may be from an exchange that failed after it had come.
         if self._replica.committed is not self._taken:

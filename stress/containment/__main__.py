@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cli.output import table
-from coordinator.launcher import LocalLauncher
+from coordinator.launchers.local import LocalLauncher
 from muster.contracts.environ import process_tag
 from muster.contracts.rank import ProcessRecord
 from muster.host.containment import cgroups_of_job, kill_attempt

@@ -12,8 +12,15 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.launcher import LocalLauncher
-from muster.contracts.environ import PROCESS_TAG, Assignment, process_tag, rank_environment
+from coordinator.launchers.local import LocalLauncher
+from muster.contracts.agent import LOCAL_HOST
+from muster.contracts.environ import (
+    PROCESS_TAG,
+    Assignment,
+    HostPlace,
+    process_tag,
+    rank_environment,
+)
 from muster.contracts.messages import (
     AdoptedRank,
     AgentAssignment,
@@ -100,8 +107,9 @@ class Conversation:
 class Stage:
     """An agent, the address file it reads, and the sockets a coordinator would listen on."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, host: str = LOCAL_HOST) -> None:
         self.root = root
+        self.host = host
         self.uid = uuid.uuid4().hex
         self.files = JobFiles(root / "job")
         self.files.root.mkdir()  # as its coordinator has done
@@ -131,6 +139,7 @@ class Stage:
         """
         assignment = AgentAssignment(
             job_uid=self.uid,
+            host=self.host,
             generation=GENERATION,
             token="a token",  # noqa: S106  no secret: this test is the only one to be convinced
             job_root=str(self.files.root),
@@ -229,6 +238,7 @@ def order_of(
     *,
     rank: int = 0,
     incarnation: int = 0,
+    place: HostPlace | None = None,
     **spec: object,
 ) -> StartRank:
     """Return the order to start a rank of a job that has its files in `root`."""
@@ -241,6 +251,7 @@ def order_of(
         dataset_dir=root / "shards",
         master_port=1,
         generation=incarnation,
+        place=place,
     )
     wanted = {"world_size": 4, "command": command and tuple(command), **spec}
     return StartRank(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.messages import (
     AdoptedRank,
     AgentHello,
@@ -50,7 +51,9 @@ def hear_training(agent: Conversation, rank: int = 0, above: int = 0) -> Heartbe
 
 def announced(generation: int, *ranks: int, attempts: Sequence[int] | None = None) -> AnnounceGroup:
     """Return the order to send a group of these ranks."""
-    members = tuple(GroupMember(worker_id=rank, rank=rank, host="", port=0) for rank in ranks)
+    members = tuple(
+        GroupMember(worker_id=rank, rank=rank, host=LOCAL_HOST, port=0) for rank in ranks
+    )
     group = WorkerGroup(generation=generation, token="", members=members, paused=False)
     return AnnounceGroup(group=group, incarnations=tuple(attempts or [0] * len(ranks)))
 

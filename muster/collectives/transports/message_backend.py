@@ -47,6 +47,11 @@ ANNOUNCE_SECONDS: Final = 0.05
 may wait for what another one never sends."""
 
 
+SILENCE_CHECK_ATTEMPTS: Final = 50
+"""After so many polls without news, about a second, all peers are looked after: a connection whose
+host is gone is never ready."""
+
+
 class MessageBackend(Backend):
     """A `Backend` over streams, one for each peer, which it owns.
 
@@ -203,10 +208,10 @@ class MessageBackend(Backend):
         transfer.is_waiting = True
         self.on_wait()
         deadline.check()
+        ready: Sequence[Channel] = self._all
         if self._must_spin:
             self._pause(attempts - SPINS)
-            ready: Sequence[Channel] = self._all
-        else:
+        elif attempts % SILENCE_CHECK_ATTEMPTS:
             ready = self._poll(deadline)
         transfer.is_waiting = False
         if self._is_closed:

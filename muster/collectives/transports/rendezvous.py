@@ -7,6 +7,7 @@ before anything else is read (`handshake`).
 
 import errno
 import ipaddress
+import math
 import socket
 import struct
 import time
@@ -19,22 +20,20 @@ from muster.collectives.deadline import Deadline
 from muster.collectives.errors import (
     InvalidRank,
     PeerRefused,
+    PeerUnreachable,
     TransportFailed,
     Unsupported,
 )
 from muster.collectives.transports.handshake import Membership, answer, call
 from muster.collectives.transports.pending_peers import PendingPeers
 from muster.collectives.transports.streams import SocketStream, Stream
-from muster.host.peers import is_same_user
+from muster.host.peers import is_same_user, keep_alive
 
 Address: TypeAlias = tuple[str, int]
 
-CONNECT_SECONDS: Final = 5.0
-"""Timeout of one connection attempt; attempts repeat until the deadline."""
-
-KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
-"""Detects a host that vanished: probes after 5 idle seconds, every 2 s, and gives up after three.
-Options that the system does not have are skipped."""
+CONNECT_SECONDS: Final = 1.0
+"""Timeout of one connection attempt; attempts repeat until the deadline. `on_wait` is not called
+meanwhile."""
 
 _ENDPOINT: Final = struct.Struct("<46sHH")  # the longest numeric address, a port, a host's number
 
@@ -61,6 +60,7 @@ def rendezvous(
     endpoints: Sequence[Endpoint] | None = None,
     listener: socket.socket | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
+    unreachable_seconds: float = math.inf,
     on_wait: OnWait = lambda: None,
 ) -> Connections:
     """Connect rank `own.rank` with all others, which meet at rank 0's `address`.
@@ -68,16 +68,19 @@ def rendezvous(
     If the `endpoints` of all ranks are known, these connect to each other at once. `listener` is
     this rank's own bound socket; it is closed in any case. Connections between hosts are sealed.
 
+    With `unreachable_seconds`, a rank to which no connection comes about for that long ends the
+    rendezvous, and one that refuses ours is called again: it may still be in another group. A rank
+    that is connected and does not answer may compute; only `on_wait` ends that wait.
+
     Raises `InvalidWorldSize`, `InvalidRank`, `PeerRefused` if a rank has another token, generation
-    or world size, `Timeout` if not all ranks connect, `Unsupported` without a token where one is
-    needed, `TransportFailed` for system errors, and what `on_wait` raises.
+    or world size, `Timeout` if not all ranks connect, `PeerUnreachable`, `Unsupported` without a
+    token where one is needed, `TransportFailed` for system errors, and what `on_wait` raises.
     """
     with listener or nullcontext():
         if not 0 <= own.rank < own.world_size:
             raise InvalidRank(own.rank, own.world_size)
-        attempt = _Rendezvous(
-            own, Deadline(timeout_seconds, f"the ranks at {address[0]}:{address[1]}"), on_wait
-        )
+        deadline = Deadline(timeout_seconds, f"the ranks at {address[0]}:{address[1]}")
+        attempt = _Rendezvous(own, deadline, unreachable_seconds, on_wait)
         try:
             return attempt.connect_all(address, endpoints, listener)
         except OSError as error:
@@ -91,9 +94,12 @@ def rendezvous(
 class _Rendezvous:
     """Connects one rank with all others."""
 
-    def __init__(self, own: Membership, deadline: Deadline, on_wait: OnWait) -> None:
+    def __init__(
+        self, own: Membership, deadline: Deadline, unreachable_seconds: float, on_wait: OnWait
+    ) -> None:
         self._own = own
         self._deadline = deadline
+        self._unreachable_seconds = unreachable_seconds
         self.on_wait = on_wait
         self._connections: dict[int, socket.socket] = {}
         self._transcripts: dict[int, bytes] = {}
@@ -117,8 +123,7 @@ class _Rendezvous:
                     endpoints = self._register(bound) if rank else self._send_endpoints(bound)
                 for peer in range(rank):
                     if peer not in self._connections:
-                        self._connect(peer, endpoints[peer][:2])
-                        self._handshake(peer, 0)
+                        self._call(peer, endpoints[peer][:2])
                 if rank + 1 not in self._connections:
                     self._admit(bound)
             streams = {peer: self._stream(peer) for peer in self._connections}
@@ -139,7 +144,8 @@ class _Rendezvous:
                 "ranks of different hosts need a token, the same secret on all ranks: pass token="
             )
         # Here and not above: on one host the ciphers would only cost time and memory.
-        from muster.collectives.transports.sealed import SealedStream, derive_keys  # noqa: PLC0415
+        from muster.collectives.transports.sealed import SealedStream  # noqa: PLC0415
+        from muster.contracts.sealing import derive_keys  # noqa: PLC0415
 
         is_caller = peer < self._own.rank
         keys = derive_keys(self._own.token, self._transcripts[peer], is_caller=is_caller)
@@ -180,8 +186,23 @@ class _Rendezvous:
             for host, port, number in _ENDPOINT.iter_unpack(table)
         ]
 
+    def _call(self, rank: int, address: Address) -> None:
+        """Connect to a rank and run the handshake."""
+        while True:
+            connection = self._connect(rank, address)
+            try:
+                self._handshake(rank, 0)
+            except (PeerRefused, ConnectionError):
+                if self._unreachable_seconds == math.inf:
+                    raise
+                connection.close()
+                time.sleep(ON_WAIT_SECONDS)
+            else:
+                return
+
     def _connect(self, rank: int, address: Address) -> socket.socket:
         """Return a connection; retry while the rank does not listen yet."""
+        until = time.monotonic() + self._unreachable_seconds
         while True:
             self.on_wait()
             self._deadline.check()
@@ -189,7 +210,11 @@ class _Rendezvous:
                 limit_seconds = min(CONNECT_SECONDS, self._deadline.left_seconds)
                 connection = socket.create_connection(address, limit_seconds or CONNECT_SECONDS)
             except OSError as error:
-                if isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME:
+                if time.monotonic() >= until:
+                    place = f"{address[0]}:{address[1]}"
+                    raise PeerUnreachable(rank, place, str(error)) from error
+                is_unknown = isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
+                if is_unknown and until == math.inf:
                     raise  # a name that does not exist, in contrast to a rank that is not up yet
                 time.sleep(ON_WAIT_SECONDS)
                 continue
@@ -197,6 +222,7 @@ class _Rendezvous:
                 connection.close()  # a TCP self-connect: no process listened on this ephemeral port
                 continue
             self._connections[rank] = connection
+            _tune(connection)
             connection.settimeout(ON_WAIT_SECONDS)
             return connection
 
@@ -256,10 +282,7 @@ def is_loopback(host: str) -> bool:
 def _tune(connection: socket.socket) -> None:
     """Send small frames at once, and detect lost hosts."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in KEEP_ALIVE.items():
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    keep_alive(connection)
 
 
 def _listen(address: Address) -> socket.socket:

@@ -2,6 +2,7 @@
 
 import select
 import socket
+import struct
 from collections.abc import Iterable
 from itertools import islice
 from typing import Final, Protocol
@@ -18,6 +19,15 @@ BUFFERS_AT_ONCE: Final = 16
 
 HANG_UP: Final = getattr(select, "POLLRDHUP", 0)
 """Linux: the peer has closed its sending side; data it sent may still be unread."""
+
+
+SILENT_MILLISECONDS: Final = 11_000
+"""A host that acknowledges nothing for this long is gone; as keepalive counts where nothing is sent
+(`rendezvous.KEEP_ALIVE`). TCP_USER_TIMEOUT would also end a connection to a rank that computes for
+longer and meanwhile reads nothing."""
+
+_TCP_INFO: Final = struct.Struct("=24xI28xI")
+"""tcp_info of Linux: segments in flight, and milliseconds since the last acknowledgement."""
 
 
 class Stream(Protocol):
@@ -115,6 +125,11 @@ class SocketStream(Stream):
             raise ChannelClosed(self.peer)
         return count
 
+    def has_left(self) -> bool:
+        if _is_silent(self.socket):
+            raise ChannelClosed(self.peer)
+        return False
+
     def has_hung_up(self) -> bool:
         poll = select.poll()
         poll.register(self.socket, HANG_UP)
@@ -133,6 +148,16 @@ def beginning_of(parts: Iterable[memoryview], size_bytes: int) -> list[memoryvie
         if size_bytes == 0:
             break
     return beginning
+
+
+def _is_silent(connection: socket.socket) -> bool:
+    """True if what was sent is not acknowledged: a host that lost its power sends no reset."""
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    except OSError:  # a Unix socket, or closed
+        return False
+    in_flight, milliseconds = _TCP_INFO.unpack(info)
+    return bool(in_flight) and milliseconds >= SILENT_MILLISECONDS
 
 
 def failure_of(peer: int, error: OSError) -> CollectiveError:

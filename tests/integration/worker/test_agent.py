@@ -1,6 +1,7 @@
 """A real agent, with a test as its coordinator over a real socket."""
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -34,7 +35,7 @@ from muster.contracts.shards import Position
 from muster.contracts.wire import encode, frame
 from muster.host.containment import tag_of
 from muster.host.files import LOG_LIMIT_BYTES
-from muster.host.processes import identify, is_stopped, send_signal
+from muster.host.processes import boot_id, identify, is_stopped, machine_id, send_signal
 from tests.support.agent_stage import GENERATION, Conversation, Stage
 from tests.support.installation import await_value
 from tests.support.storage_processes import session_of
@@ -168,6 +169,9 @@ def test_a_new_coordinator_gets_the_whole_state(stage: Stage) -> None:
         host="local",
         generation=GENERATION,
         token="a token",  # noqa: S106
+        machine=machine_id(),
+        boot_id=boot_id(),
+        node=platform.node(),
     )
     assert second.hear() == spawned
     assert second.hear() == RankSaid(rank=0, incarnation=0, message=Executing())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.environ import SPARE_RANK
 from muster.contracts.messages import (
     AnnounceGroup,
@@ -81,7 +82,7 @@ def start(stage: Stage, agent: Conversation, attempt: int, **spec: object) -> in
     group = WorkerGroup(
         generation=attempt + 1,
         token="",
-        members=(GroupMember(worker_id=attempt, rank=0, host="", port=0),),
+        members=(GroupMember(worker_id=attempt, rank=0, host=LOCAL_HOST, port=0),),
         paused=False,
     )
     announced = AnnounceGroup(group=group, incarnations=(attempt,))

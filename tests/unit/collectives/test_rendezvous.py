@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from muster.collectives.errors import PeerRefused, Timeout, TransportFailed
+from muster.collectives.errors import PeerRefused, PeerUnreachable, Timeout, TransportFailed
 from muster.collectives.simulated import run_ranks
 from muster.collectives.transports.handshake import Membership
 from muster.collectives.transports.pending_peers import PENDING_LIMIT
-from muster.collectives.transports.rendezvous import Address, rendezvous
+from muster.collectives.transports.rendezvous import Address, Endpoint, rendezvous
 from muster.collectives.transports.tcp import RingBackend, TcpBackend
 from muster.host.ports import free_port
 from tests.support.strangers import STRANGER, needs_root, socket_of
@@ -186,6 +186,35 @@ def test_on_wait_ends_the_rendezvous() -> None:
     assert listener.fileno() == -1, "closed in any case"
     with pytest.raises(KeyError):
         connect(member(1, 2), ("127.0.0.1", 1), on_wait=on_wait)
+
+
+def meet_at(rank: int, zero: socket.socket, **options: object) -> TcpBackend:
+    """Meet as rank 0 or 1 in a group whose rank 0 listens at this socket."""
+    address = zero.getsockname()
+    endpoints = [Endpoint(*address, 0), Endpoint("127.0.0.1", 0, 0)]
+    own = zero.dup() if rank == 0 else listening()
+    return connect(member(rank, 2), address, endpoints=endpoints, listener=own, **options)
+
+
+def test_rank_that_is_not_there_is_unreachable() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # and does not listen
+        with pytest.raises(PeerUnreachable, match=str(bound.getsockname()[1])):
+            meet_at(1, bound, unreachable_seconds=0.0)
+
+
+def test_rank_that_does_not_answer_is_not_lost() -> None:
+    waits = iter(range(20))
+    with listening() as computes, pytest.raises(StopIteration):
+        meet_at(1, computes, unreachable_seconds=0.0, on_wait=lambda: next(waits))
+
+
+def test_rank_that_is_still_in_another_group_is_called_again() -> None:
+    with listening() as listener, ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(meet_at, 1, listener, unreachable_seconds=10.0)
+        refused, _ = listener.accept()
+        refused.close()
+        all_talk([meet_at(0, listener), waiting.result()])
 
 
 def test_taken_address_is_named() -> None:

@@ -9,8 +9,9 @@ from muster.collectives.backend import Backend
 from muster.collectives.errors import ChannelClosed, PeerRefused, Timeout
 from muster.collectives.simulated import run_ranks
 from muster.collectives.transports.rendezvous import Connections
-from muster.collectives.transports.sealed import SealedStream, derive_keys
+from muster.collectives.transports.sealed import SealedStream
 from muster.collectives.transports.tcp import TcpBackend
+from muster.contracts.sealing import derive_keys
 from tests.support.groups import member
 
 TALK = b"what both said"

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from muster.contracts.environ import (
     PROCESS_TAG,
     Assignment,
+    HostPlace,
     RankSettings,
     process_tag,
     rank_environment,
@@ -118,6 +119,45 @@ def test_torchrun_variables_are_set() -> None:
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
     assert {name: environ[name] for name in wanted} == wanted
+
+
+def test_place_among_hosts_is_set() -> None:
+    place = HostPlace(
+        local_rank=1,
+        local_world_size=2,
+        group_rank=1,
+        group_world_size=2,
+        host_count=3,
+        master_address="10.0.0.1",
+    )
+    environ = rank_environment(SPEC, replace(ASSIGNMENT, place=place))
+    wanted = {
+        "RANK": "2",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "3",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "NODE_RANK": "1",
+        "MASTER_ADDR": "10.0.0.1",
+    }
+    assert {name: environ[name] for name in wanted} == wanted
+    assert "GLOO_SOCKET_IFNAME" not in environ, "lo reaches no other host"
+    assert (read_rank(environ).host_count, read_rank(wanted).host_count) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "ports"), [("29600-29601", [29600, 29601]), ("7-7", [7]), ("", None)]
+)
+def test_range_of_ports_is_read(text: str, ports: list[int] | None) -> None:
+    found = read_rank({"MUSTER_RANK_PORTS": text}).rank_ports
+    assert (found and list(found)) == ports
+
+
+@pytest.mark.parametrize("text", ["29600", "2-1", "0-5", "1-65536", "a-b", "1-2-3"])
+def test_bad_range_of_ports_is_refused(text: str) -> None:
+    with pytest.raises(InvalidEnvironment, match="two ports, such as 29600-29999"):
+        read_rank({"MUSTER_RANK_PORTS": text})
 
 
 @pytest.mark.parametrize(
@@ -252,6 +292,19 @@ def test_services_save_below_their_data(environ: dict[str, str], place: Location
     assert settings.checkpoint_dir == place
 
 
+@pytest.mark.parametrize(
+    ("text", "endpoint"),
+    [
+        ("", None),
+        ("10.0.0.1:7000", ("10.0.0.1", 7000)),
+        ("head.example:65535", ("head.example", 65535)),
+        ("[::1]:7000", ("::1", 7000)),
+    ],
+)
+def test_the_address_for_agents_is_read(text: str, endpoint: tuple[str, int] | None) -> None:
+    assert read_service({"MUSTER_AGENT_ADDRESS": text}).agent_endpoint == endpoint
+
+
 def test_service_refuses_unusable_store_settings() -> None:
     with pytest.raises(InvalidEnvironment, match=r"MUSTER_CACHE_BYTES.*1048576 or more"):
         ServiceSettings.read({"MUSTER_CACHE_BYTES": "1000"}, cores=4)
@@ -376,6 +429,7 @@ WRONG = [
     (api_url, "MUSTER_PORT", ["0"]),
     (read_service, "MUSTER_PORT", ["65536", "http"]),
     (read_service, "MUSTER_SLOTS", ["0"]),
+    (read_service, "MUSTER_AGENT_ADDRESS", ["7000", "host", "host:0", "host:65536", "a@b:1", ":1"]),
     (read_service, "MUSTER_ORPHAN_TIMEOUT", ["-1"]),
 ]
 

@@ -1,7 +1,7 @@
 """From the preparation of a job to the end of its agent."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from threading import Event
 
@@ -12,7 +12,7 @@ from coordinator.agent_lifecycle import AgentLifecycle, Unprepared, prepare
 from coordinator.decide.actions import AgentLost, DismissAgent, JobFailed, Observation
 from coordinator.decide.state import JobFailure
 from coordinator.jobs import TrackedJob
-from coordinator.launcher import AgentProcess
+from coordinator.launchers.launcher import AgentProcess
 from coordinator.persistence import Attachment
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import JobUid, Reason
@@ -68,6 +68,9 @@ class Sweeper:
     async def sweep(self, _job_uid: str, _known: Sequence[ProcessRecord]) -> None:
         self._sweep()
 
+    def living(self, _records: Collection[ProcessRecord]) -> frozenset[ProcessRecord]:
+        return frozenset()
+
 
 async def serve(_job: TrackedJob, _host: str) -> str:
     return "the agent has ended"
@@ -84,7 +87,7 @@ def test_a_lost_agent_is_reported_after_the_sweep(finished: TrackedJob, tmp_path
             assert observation.exit_code == 0
 
     launcher = Sweeper(lambda: happened.append("swept"))
-    lifecycle = AgentLifecycle(launcher, service_settings(tmp_path), holds_lease)
+    lifecycle = AgentLifecycle(launcher, {}, service_settings(tmp_path), holds_lease)
     asyncio.run(lifecycle._attend(finished, LOCAL_HOST, observe, serve))  # noqa: SLF001
     assert happened == ["swept", "RankExited", "AgentLost"]
 
@@ -96,10 +99,10 @@ def test_a_failed_sweep_reports_nothing_and_is_raised(finished: TrackedJob, tmp_
     observed: list[Observation] = []
 
     async def attend() -> None:
-        lifecycle = AgentLifecycle(Sweeper(fail), service_settings(tmp_path), holds_lease)
+        lifecycle = AgentLifecycle(Sweeper(fail), {}, service_settings(tmp_path), holds_lease)
         lifecycle.raise_error()
         life = lifecycle._attend(finished, LOCAL_HOST, lambda _, o: observed.append(o), serve)  # noqa: SLF001
-        lifecycle._run(life)  # noqa: SLF001
+        lifecycle._run(life, finished.snapshot.uid, LOCAL_HOST)  # noqa: SLF001
         async with asyncio.timeout(DEADLINE_SECONDS):
             while not lifecycle.is_idle:  # noqa: ASYNC110
                 await asyncio.sleep(0)
@@ -120,10 +123,11 @@ class Launcher:
         self._on_start = on_start
         self.calls: list[str] = []
 
-    async def start(self, _assignment: AgentAssignment) -> AgentProcess:
+    async def start(self, assignment: AgentAssignment) -> AgentProcess:
         self.calls.append("started")
         self._on_start()
-        return AgentProcess(record=None, ended=asyncio.get_running_loop().create_future())
+        ended = asyncio.get_running_loop().create_future()
+        return AgentProcess(job_uid=assignment.job_uid, record=None, ended=ended)
 
     async def kill(self, agent: AgentProcess) -> None:
         self.calls.append("killed")
@@ -131,6 +135,9 @@ class Launcher:
 
     async def sweep(self, _job_uid: str, _known: Sequence[ProcessRecord]) -> None:
         self.calls.append("swept")
+
+    def living(self, _records: Collection[ProcessRecord]) -> frozenset[ProcessRecord]:
+        return frozenset()
 
 
 class Dismissal:
@@ -145,7 +152,7 @@ class Dismissal:
         self.observed: list[Observation] = []
         self.launcher = Launcher(self._is_starting)
         self._job = TrackedJob(snapshot=job, attachment=Attachment(started_at=None))
-        self._lifecycle = AgentLifecycle(self.launcher, settings, holds_lease)
+        self._lifecycle = AgentLifecycle(self.launcher, {}, settings, holds_lease)
         self._moment = moment
         self._dismissed = Event()
         self._lost = asyncio.Event()

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from coordinator.agents import (
     HELLO_LIMIT_BYTES,
@@ -15,6 +18,7 @@ from coordinator.agents import (
     keep_address_published,
     publish_address,
 )
+from muster.contracts.interpreter import VERSION
 from muster.contracts.job import JobUid
 from muster.contracts.messages import (
     AgentHello,
@@ -23,17 +27,29 @@ from muster.contracts.messages import (
     CoordinatorMessage,
     Dismiss,
     Hello,
+    KeyRequest,
     RankSaid,
     TerminateRank,
     Welcome,
 )
-from muster.contracts.wire import FrameReader, decode_coordinator_message, encode, frame
+from muster.contracts.sealing import agent_cipher
+from muster.contracts.token import sha256_of
+from muster.contracts.wire import (
+    PREFIX_BYTES,
+    FrameReader,
+    decode_coordinator_message,
+    encode,
+    frame,
+    frame_length,
+)
 from muster.host.files import read_coordinator_address
 from muster.host.peers import normalize_address, uid_of_connection
 from tests.support.strangers import STRANGER, needs_root, socket_of
 
 HELLO = AgentHello(job_uid="uid", host="local", generation=3, token="right")  # noqa: S106  for a test
+ORDER = TerminateRank(rank=1, incarnation=0)
 NEWS = RankSaid(rank=1, incarnation=0, message=Hello())
+REQUEST = KeyRequest(job_uid="uid", host="local", generation=3, nonce=bytes(16))
 PATIENCE_SECONDS = 20.0
 
 
@@ -43,8 +59,16 @@ class Notebook:
 
     entries: asyncio.Queue[object] = field(default_factory=asyncio.Queue)
 
+    def token_sha256(self, claim: AgentHello | KeyRequest) -> str | None:
+        known = (HELLO.job_uid, HELLO.host, HELLO.generation)
+        is_known = (claim.job_uid, claim.host, claim.generation) == known
+        return sha256_of(HELLO.token) if is_known else None
+
     def is_expected(self, hello: AgentHello) -> bool:
-        return hello == HELLO
+        return self.token_sha256(hello) == sha256_of(hello.token)
+
+    def on_refused(self, uid: JobUid, why: str) -> None:
+        self.entries.put_nowait((uid, why))
 
     def on_connected(self, hello: AgentHello) -> None:
         self.entries.put_nowait(("joined", hello))
@@ -63,16 +87,27 @@ class Peer:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     frames: FrameReader = field(default_factory=FrameReader)
+    seal: Callable[[bytes], bytes] = bytes
+    open: Callable[[bytes], bytes] = bytes
 
-    def sends(self, *messages: AgentMessage) -> None:
-        self.writer.write(b"".join(frame(encode(message)) for message in messages))
+    def sends(self, *messages: AgentMessage | KeyRequest) -> None:
+        for message in messages:
+            self.writer.write(frame(self.seal(encode(message))))
+
+    async def gets_keys(self, token: str = HELLO.token) -> None:
+        """Say what an agent on another host says first."""
+        self.sends(REQUEST)
+        prefix = await self.reader.readexactly(PREFIX_BYTES)
+        answer = await self.reader.readexactly(frame_length(prefix, HELLO_LIMIT_BYTES))
+        cipher = agent_cipher(sha256_of(token), encode(REQUEST), answer, is_agent=True)
+        self.seal, self.open = cipher.seal, cipher.open
 
     async def hears(self, count: int) -> list[CoordinatorMessage]:
         heard: list[CoordinatorMessage] = []
         while len(heard) < count:
             data = await self.reader.read(1 << 16)
             assert data, "the server hung up"
-            heard += map(decode_coordinator_message, self.frames.feed(data))
+            heard += self._decoded(data)
         return heard
 
     def can_identify_its_peer(self) -> bool:
@@ -91,7 +126,10 @@ class Peer:
             data = await self.reader.read()
         except ConnectionResetError:  # something was left unread
             data = b""
-        return [decode_coordinator_message(payload) for payload in self.frames.feed(data)]
+        return self._decoded(data)
+
+    def _decoded(self, data: bytes) -> list[CoordinatorMessage]:
+        return [decode_coordinator_message(self.open(it)) for it in self.frames.feed(data)]
 
 
 @dataclass
@@ -139,12 +177,11 @@ def test_an_expected_agent_can_talk_both_ways() -> None:
             assert await agent.hears(1) == [Welcome(epoch=5)]
             assert await stage.entry() == ("joined", HELLO)
             assert await stage.entry() == (NEWS, HELLO)
-            order = TerminateRank(rank=1, incarnation=0)
-            stage.server.send(JobUid("uid"), "local", order)
+            stage.server.send(JobUid("uid"), "local", ORDER)
             await stage.server.flush()
-            assert await agent.hears(1) == [order]
+            assert await agent.hears(1) == [ORDER]
         assert await stage.entry() == ("dropped", HELLO)
-        stage.server.send(JobUid("uid"), "local", order)  # without a connection
+        stage.server.send(JobUid("uid"), "local", ORDER)  # without a connection
 
     play(story)
 
@@ -187,6 +224,9 @@ def test_a_dismissed_agent_that_stays_is_disconnected(monkeypatch: pytest.Monkey
         frame(encode(NEWS)),  # before the hello
         b"\xff" * 8,
         frame(encode(msgspec.structs.replace(HELLO, job_uid="x" * HELLO_LIMIT_BYTES))),
+        frame(encode(msgspec.structs.replace(REQUEST, job_uid="other"))),
+        frame(encode(msgspec.structs.replace(REQUEST, generation=2))),
+        frame(encode(msgspec.structs.replace(REQUEST, nonce=b"short"))),
     ],
 )
 def test_a_peer_without_a_hello_is_disconnected(words: bytes) -> None:
@@ -220,6 +260,124 @@ def test_an_agent_of_another_version_is_dismissed() -> None:
             assert agent.can_identify_its_peer(), "it obeys only a peer it can identify"
         assert await stage.entry() == ("dropped", HELLO)
         async with stage.peer() as agent:
+            agent.sends(HELLO)
+            assert await stage.entry() == ("joined", HELLO)
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    ("version", "theirs"),
+    [("0.0.9", "Muster 0.0.9"), ("9.1.0", "Muster 9.1.0"), ("", "an earlier Muster")],
+)
+def test_an_agent_of_another_minor_version_is_dismissed(version: str, theirs: str) -> None:
+    hello = msgspec.structs.asdict(HELLO) | {"is": "agent_hello", "version": version, "new": 1}
+
+    async def story(stage: Stage) -> None:
+        async with stage.peer() as agent:
+            agent.writer.write(frame(msgspec.msgpack.encode(hello)))
+            assert await agent.hears(2) == [Welcome(epoch=5), Dismiss()]
+        uid, why = await stage.entry()
+        assert uid == HELLO.job_uid
+        assert why == (
+            f"dismissed the agent on host local, which has {theirs}; the coordinator has "
+            f"{VERSION}: upgrade that host"
+        )
+        assert stage.notebook.entries.empty(), "it is not believed"
+
+    play(story)
+
+
+def test_a_second_machine_of_a_host_is_dismissed() -> None:
+    first, second = (
+        msgspec.structs.replace(HELLO, boot_id=name, node=name) for name in ("alpha", "beta")
+    )
+
+    async def story(stage: Stage) -> None:
+        async with stage.peer() as agent, stage.peer() as other:
+            agent.sends(first)
+            assert await stage.entry() == ("joined", first)
+            with capture_logs() as log:
+                other.sends(second)
+                assert await other.hears(2) == [Welcome(epoch=5), Dismiss()]
+            assert (
+                "runs on beta: the agent of host local is connected from alpha" in log[0]["event"]
+            )
+            agent.sends(NEWS)
+            assert await stage.entry() == (NEWS, first)
+
+    play(story)
+
+
+def test_a_sealed_agent_can_talk_both_ways() -> None:
+    async def story(stage: Stage) -> None:
+        async with stage.peer() as agent:
+            await agent.gets_keys()
+            agent.sends(HELLO, NEWS)
+            assert await agent.hears(1) == [Welcome(epoch=5)]
+            assert await stage.entry() == ("joined", HELLO)
+            assert await stage.entry() == (NEWS, HELLO)
+            stage.server.send(JobUid("uid"), "local", ORDER)
+            assert await agent.hears(1) == [ORDER]
+
+    play(story)
+
+
+@pytest.mark.parametrize("first", [HELLO, REQUEST])
+def test_a_sealed_agent_without_the_token_is_disconnected(first: AgentHello | KeyRequest) -> None:
+    async def story(stage: Stage) -> None:
+        async with stage.peer() as agent:
+            await agent.gets_keys(token="wrong" if first == HELLO else HELLO.token)
+            agent.sends(first)
+            assert await agent.is_hung_up_on() == []
+        assert stage.notebook.entries.empty()
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    "deliver",
+    [
+        lambda one, two: [one, one, two],
+        lambda one, two: [two, one],
+        lambda _, two: [two],
+        lambda one, _: [one[:9] + bytes([one[9] ^ 1]) + one[10:]],
+        lambda one, _: [b"\xff" * 8 + one],
+        lambda one, _: [frame(one[8:-1])],
+        lambda _one, _two: [frame(encode(NEWS))],
+    ],
+    ids=["repeated", "out of order", "left out", "changed", "length", "cut short", "in clear"],
+)
+def test_what_the_network_changed_ends_a_sealed_connection(
+    deliver: Callable[[bytes, bytes], list[bytes]],
+) -> None:
+    """It is closed and not dismissed: whoever can change a frame must not end the ranks."""
+
+    async def story(stage: Stage) -> None:
+        async with stage.peer() as agent:
+            await agent.gets_keys()
+            agent.sends(HELLO)
+            assert await agent.hears(1) == [Welcome(epoch=5)]
+            assert await stage.entry() == ("joined", HELLO)
+            one, two = (frame(agent.seal(encode(NEWS))) for _ in range(2))
+            agent.writer.write(b"".join(deliver(one, two)))
+            assert await agent.is_hung_up_on() == []
+            assert await stage.entry() == ("dropped", HELLO), "nothing after a changed frame counts"
+
+    play(story)
+
+
+@settings(max_examples=50, deadline=None)
+@given(place=st.integers(0, 200), byte=st.integers(0, 255), length=st.integers(0, 200))
+def test_no_first_frame_harms_the_server(place: int, byte: int, length: int) -> None:
+    words = bytearray(encode(REQUEST))
+    words[place % len(words)] = byte
+
+    async def story(stage: Stage) -> None:
+        async with stage.peer() as stranger, stage.peer() as agent:
+            stranger.writer.write(frame(bytes(words[: length or None])))
+            stranger.writer.write_eof()
+            await stranger.reader.read()
             agent.sends(HELLO)
             assert await stage.entry() == ("joined", HELLO)
 

@@ -18,7 +18,7 @@ from database.errors import DatabaseUnavailable
 from database.records import JobWrite
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import JobUid
-from muster.contracts.messages import AgentHeartbeat, AgentHello, RankSaid, Warned
+from muster.contracts.messages import AgentHeartbeat, AgentHello, KeyRequest, RankSaid, Warned
 from muster.contracts.token import sha256_of
 from tests.support.stories import Story, beat
 
@@ -134,6 +134,25 @@ def test_an_agent_is_expected_only_with_its_token(
     hello = AgentHello(job_uid=job.uid, host=LOCAL_HOST, generation=1, token=token)
     assert stage.loop.is_expected(hello) == is_expected
     assert not stage.loop.is_expected(replace(hello, generation=2))
+
+
+def test_an_agent_gets_keys_only_for_its_own_number() -> None:
+    stage = Stage(Story.running(world_size=1).job)
+    stage.job.attach(tokens_sha256={LOCAL_HOST: "digest"})
+    known = KeyRequest(
+        job_uid=stage.job.snapshot.uid, host=LOCAL_HOST, generation=1, nonce=bytes(16)
+    )
+    assert stage.loop.token_sha256(known) == "digest"
+    for other in ({"job_uid": "other"}, {"host": "other"}, {"generation": 2}):
+        assert stage.loop.token_sha256(replace(known, **other)) is None
+
+
+def test_a_refused_agent_is_an_event_of_its_job() -> None:
+    stage = Stage(Story.running(world_size=1).job, Clock())
+    stage.loop.on_refused(JobUid("other"), "of no job of ours")
+    stage.loop.on_refused(stage.job.snapshot.uid, "upgrade that host")
+    stage.run(lambda events: events.call_soon_threadsafe(stage.loop.hand_over))
+    assert stage.writer.events == ["upgrade that host"]
 
 
 def test_heartbeats_during_a_long_commit_count(monkeypatch: pytest.MonkeyPatch) -> None:

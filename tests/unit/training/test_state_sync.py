@@ -1,6 +1,7 @@
 """The members of a new group reach one step and one state."""
 
 import os
+import platform
 import threading
 from collections.abc import Callable, Sequence
 
@@ -11,9 +12,17 @@ from muster.collectives.errors import PeerRefused
 from muster.collectives.reduction.tree import Block, assign_blocks
 from muster.collectives.simulated import SimulatedBackend, run_ranks
 from muster.contracts.shards import Position
+from muster.datasets.index import Totals
 from muster.training import state_sync
 from muster.training.fingerprint import Fingerprint, fingerprint
-from muster.training.state_sync import Committed, Replica, SyncResult, WorkersDiverged, sync_state
+from muster.training.state_sync import (
+    UNKNOWN,
+    Committed,
+    Replica,
+    SyncResult,
+    WorkersDiverged,
+    sync_state,
+)
 
 LEAVES = 8
 SHAPE = {"weights": np.zeros(3, np.float32)}
@@ -33,6 +42,7 @@ def taken_up(
     prints: Sequence[Fingerprint] | None = None,
     begin: Callable[[int], None] = lambda _: None,
     end: Callable[[int], object] = lambda _: None,
+    totals: Sequence[Totals] | None = None,
 ) -> list[SyncResult | WorkersDiverged | PeerRefused]:
     """Return the result of each member."""
 
@@ -46,6 +56,7 @@ def taken_up(
                 LEAVES,
                 prints[rank] if prints else fingerprint(),
                 lambda: begin(rank),
+                totals[rank] if totals else UNKNOWN,
             )
         except (WorkersDiverged, PeerRefused) as error:
             return error
@@ -168,3 +179,20 @@ def test_member_with_other_arithmetic_is_refused() -> None:
     found = taken_up(replicas, prints=[ours, ours, other])
     assert [one.members for one in found] == [(2,)] * 3
     assert replicas[2].is_empty
+
+
+@pytest.mark.parametrize("other", [Totals(lines=64, hash_sum=2), Totals(lines=63, hash_sum=1)])
+def test_member_with_other_data_is_refused(other: Totals) -> None:
+    same = Totals(lines=64, hash_sum=1)
+    replicas = [at(5), at(5), at(-1)]
+    found = taken_up(replicas, totals=[same, same, other])
+    assert [one.members for one in found] == [(2,)] * 3
+    assert f"{other.lines} lines (hash sum {other.hash_sum:016x})" in str(found[0])
+    assert "64 lines (hash sum 0000000000000001)" in str(found[0])
+    assert platform.node() in str(found[0])
+    assert replicas[2].is_empty
+
+
+def test_member_of_an_earlier_version_tells_no_totals() -> None:
+    found = taken_up([at(5), at(5)], totals=[UNKNOWN, Totals(lines=64, hash_sum=1)])
+    assert all(isinstance(one, SyncResult) for one in found)

@@ -7,15 +7,26 @@ import msgspec
 import pytest
 
 from muster.contracts.messages import (
+    AgentAssignment,
     AgentHello,
     AgentMessage,
     CoordinatorAddress,
     CoordinatorMessage,
     Dismiss,
+    KeyAnswer,
+    KeyRequest,
     TerminateRank,
     Welcome,
 )
-from muster.contracts.wire import FrameReader, decode_agent_message, encode, frame
+from muster.contracts.sealing import Cipher, agent_cipher
+from muster.contracts.token import sha256_of
+from muster.contracts.wire import (
+    FrameReader,
+    decode_agent_message,
+    decode_first_frame,
+    encode,
+    frame,
+)
 from worker.coordinator_link import CoordinatorLink
 
 HELLO = AgentHello(job_uid="uid", host="local", generation=1, token="secret")  # noqa: S106  for a test
@@ -30,10 +41,33 @@ class Wire:
         self.selector = selectors.DefaultSelector()
         self.received: list[CoordinatorMessage] = []
         self.address_file = directory / "coordinator.json"
-        self.link = CoordinatorLink(self.address_file, self.selector, self.received.append)
+        self.link = self.link_to()
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._accepted: list[socket.socket] = []
-        self.is_published_at(self._listening.getsockname()[1])
+        port = self._listening.getsockname()[1]
+        self.address = CoordinatorAddress(host="127.0.0.1", port=port)
+        self.is_published_at(port)
+
+    def link_to(
+        self,
+        *coordinators: CoordinatorAddress,
+        on_message: Callable[[CoordinatorMessage], None] | None = None,
+    ) -> CoordinatorLink:
+        """Return the link of an agent that was given these addresses, or the address file."""
+        assignment = AgentAssignment(
+            job_uid=HELLO.job_uid,
+            generation=HELLO.generation,
+            token=HELLO.token,
+            job_root="",
+            address_file=str(self.address_file),
+            coordinators=coordinators,
+            is_managed=False,
+            orphan_timeout_seconds=0,
+            stop_grace_seconds=0,
+            agent_heartbeat_seconds=1,
+            max_log_bytes=0,
+        )
+        return CoordinatorLink(assignment, self.selector, on_message or self.received.append)
 
     def is_published_at(self, port: int) -> None:
         address = CoordinatorAddress(host="127.0.0.1", port=port)
@@ -130,7 +164,7 @@ def test_messages_after_closing_are_ignored(wire: Wire) -> None:
         wire.received.append(message)
         wire.link.close()
 
-    wire.link = CoordinatorLink(wire.address_file, wire.selector, close_link)
+    wire.link = wire.link_to(on_message=close_link)
     wire.link.connect()
     wire.accepts().sendall(frame(encode(Welcome(epoch=1))) + frame(encode(Dismiss())))
     wire.turns_until(lambda: bool(wire.received))
@@ -177,3 +211,99 @@ def test_a_new_published_address_is_noticed(wire: Wire) -> None:
     wire.link.close()
     wire.is_published_at(1)
     assert wire.link.has_new_address, "without a connection too"
+
+
+ANSWER = encode(KeyAnswer(nonce=bytes(16)))
+
+
+@pytest.fixture
+def sealed(wire: Wire) -> Wire:
+    """The wire of an agent that was given the coordinator's address."""
+    wire.address_file.unlink()
+    wire.link = wire.link_to(wire.address)
+    return wire
+
+
+def agree(wire: Wire, *, token: str = HELLO.token) -> tuple[socket.socket, Cipher]:
+    """Accept the link's connection, and answer its request for keys."""
+    coordinator = wire.accepts()
+    [request] = FrameReader().feed(coordinator.recv(1 << 16))
+    asked = decode_first_frame(request)
+    assert isinstance(asked, KeyRequest)
+    assert (asked.job_uid, asked.generation) == (HELLO.job_uid, HELLO.generation)
+    coordinator.sendall(frame(ANSWER))
+    return coordinator, agent_cipher(sha256_of(token), request, ANSWER, is_agent=False)
+
+
+def test_what_was_sent_before_the_keys_arrives_sealed(sealed: Wire) -> None:
+    assert sealed.link.connect()
+    sealed.link.send(HELLO)
+    sealed.turns_until(lambda: not sealed.link._unsent)  # noqa: SLF001
+    coordinator, cipher = agree(sealed)
+    sealed.turns_until(lambda: not sealed.link._request)  # noqa: SLF001
+    sealed.link.send(HELLO)
+    frames = FrameReader()
+    payloads: list[bytes] = []
+    while len(payloads) < 2:
+        payloads += frames.feed(coordinator.recv(1 << 16))
+    assert [decode_agent_message(cipher.open(it)) for it in payloads] == [HELLO, HELLO]
+    coordinator.sendall(
+        b"".join(frame(cipher.seal(encode(it))) for it in (Welcome(epoch=1), ORDER))
+    )
+    sealed.turns_until(lambda: len(sealed.received) == 2)
+    assert sealed.link.is_authentic
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        lambda _: [encode(Welcome(epoch=1))],
+        lambda cipher: [cipher.seal(encode(Welcome(epoch=1)))[:-1]],
+        lambda cipher: [cipher.seal(encode(Welcome(epoch=1)))] * 2,
+        lambda cipher: [cipher.seal(encode(it)) for it in (ORDER, Welcome(epoch=1))][::-1],
+    ],
+    ids=["in clear", "cut short", "repeated", "out of order"],
+)
+def test_a_changed_frame_closes_a_sealed_connection(
+    sealed: Wire, answers: Callable[[Cipher], list[bytes]]
+) -> None:
+    sealed.link.connect()
+    sealed.turns_until(lambda: not sealed.link._unsent)  # noqa: SLF001
+    coordinator, cipher = agree(sealed)
+    sealed.turns_until(lambda: not sealed.link._request)  # noqa: SLF001
+    coordinator.sendall(b"".join(map(frame, answers(cipher))))
+    sealed.turns_until(lambda: not sealed.link.is_open)
+    assert Dismiss() not in sealed.received
+
+
+def test_a_coordinator_without_the_token_is_not_believed(sealed: Wire) -> None:
+    sealed.link.connect()
+    sealed.turns_until(lambda: not sealed.link._unsent)  # noqa: SLF001
+    coordinator, cipher = agree(sealed, token="another")  # noqa: S106  for a test
+    coordinator.sendall(frame(cipher.seal(encode(Welcome(epoch=1)))))
+    sealed.turns_until(lambda: not sealed.link.is_open)
+    assert sealed.received == []
+
+
+@pytest.mark.parametrize("answer", [encode(Welcome(epoch=1)), b"", ANSWER[:-1], b"\xff" * 40])
+def test_no_answer_in_clear_is_obeyed(sealed: Wire, answer: bytes) -> None:
+    sealed.link.connect()
+    sealed.accepts().sendall(frame(answer))
+    sealed.turns_until(lambda: not sealed.link.is_open)
+    assert sealed.received == []
+
+
+def test_fixed_addresses_are_tried_in_turn(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.coordinator_link.RETRY_SECONDS", 3600.0)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nobody = CoordinatorAddress(host="127.0.0.1", port=taken.getsockname()[1])
+    wire.link = wire.link_to(nobody, wire.address)
+    if wire.link.connect():
+        wire.turns_until(lambda: not wire.link.is_open)
+    assert not wire.link.has_new_address, "a pause is kept"
+    monkeypatch.setattr("worker.coordinator_link.RETRY_SECONDS", 0.0)
+    assert wire.link.connect()
+    wire.accepts()
+    assert not wire.link.has_new_address, "it is connected"
+    wire.link.close()
+    assert wire.link.has_new_address

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
+from msgspec.structs import replace
 
+from muster.contracts.agent import LOCAL_HOST
+from muster.contracts.messages import AnnounceGroup
 from muster.runtime.agent_client import AgentSocket
 from muster.training.group_updates import AgentGroupUpdates, GroupUpdate
 from tests.support.takeovers import announced
@@ -105,6 +108,32 @@ def test_every_member_gets_the_group_and_all_arenas_in_announced(
         assert os.path.sameopenfile(one.memory[0], received[0].memory[0]), "one result for all"
         for member, arena in zip(table.running, one.memory[1:], strict=True):
             assert os.path.sameopenfile(arena, member.arena)
+
+
+def over_hosts(generation: int, *hosts: str) -> AnnounceGroup:
+    """Return the order to send a group with a rank on each of these hosts."""
+    order = announced(generation, *range(len(hosts)))
+    members = tuple(
+        replace(member, host=host) for member, host in zip(order.group.members, hosts, strict=True)
+    )
+    return replace(order, group=replace(order.group, members=members))
+
+
+def test_member_of_several_hosts_gets_its_own_arena_alone(
+    table: Table, publisher: GroupPublisher
+) -> None:
+    publisher.publish(over_hosts(1, LOCAL_HOST, LOCAL_HOST, "another", "another"))
+    for member in table.running[:2]:
+        (arena,) = member.receives().memory
+        assert os.path.sameopenfile(arena, member.arena)
+    assert table.running[2].receives().memory == (), "the group's rank 2 is on another host"
+
+
+def test_group_of_several_hosts_with_a_missing_member_here_is_not_sent(
+    table: Table, publisher: GroupPublisher
+) -> None:
+    publisher.publish(over_hosts(1, LOCAL_HOST, "another", "another", LOCAL_HOST))
+    assert all(member.has_nothing_to_read() for member in table.running)
 
 
 def test_each_round_has_a_new_result_and_the_same_arenas(

@@ -1,38 +1,26 @@
-"""Starts and kills agents, and ends the processes they leave behind; one launcher per environment.
-
-A launcher promises: an agent returned by `start` runs until its `ended` future is done, and after
-`sweep` no process of that job is left where this launcher starts them.
-"""
+"""Agents as processes of the coordinator's own machine, forked from a warm process."""
 
 import asyncio
 import os
 import socket
 import struct
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final, Protocol
+from typing import IO, Final
 
 import msgspec
 import structlog
 
-from muster.contracts.environ import (
-    PROCESS_TAG,
-    PROCESS_TAG_WIDTH,
-    SERVICE_ONLY,
-    STORE_KEYS,
-)
+from coordinator.launchers.launcher import AgentProcess, AgentValues
+from muster.contracts.environ import PROCESS_TAG, PROCESS_TAG_WIDTH
 from muster.contracts.messages import FORKED_PID, AgentAssignment, ForkAgent
 from muster.contracts.paths import JobFiles
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.secrets import Reference
-from muster.contracts.settings import shared_variables
-from muster.host.containment import cgroups_of_job, kill_cgroup, tagged_processes
+from muster.host.containment import kill_job, tagged_processes
 from muster.host.limits import ShellLimits
 from muster.host.processes import (
-    PollLimit,
     identify,
     is_running,
     kill,
@@ -40,41 +28,12 @@ from muster.host.processes import (
     process_tree,
     shares_network,
 )
-
-SWEEP_PATIENCE: Final = PollLimit(seconds=2.0, pause_seconds=0.02)
-"""A process that survives SIGKILL for longer hangs in the kernel; agents wait as long."""
+from muster.runtime.agent_process import agent_tag, start_agent
 
 ANSWER_SECONDS: Final = 6.0
 """Timeout of a fork server: the first answer waits for its imports, others take milliseconds."""
 
 _LOG: Final = structlog.get_logger("coordinator")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentProcess:
-    """A started agent."""
-
-    record: ProcessRecord | None  # none if it ended before it could be identified
-    ended: "asyncio.Future[int | None]"
-    """Its exit status once it has ended; None if it is not our child."""
-
-
-class Launcher(Protocol):
-    """Where agents run."""
-
-    async def start(self, assignment: AgentAssignment) -> AgentProcess: ...
-
-    async def adopt(self, job_uid: str, record: ProcessRecord | None) -> AgentProcess | None:
-        """Return a job's agent that another coordinator has started, if it lives.
-
-        `record` identifies it; None if that was not recorded. One that cannot reach us is ended,
-        with its ranks: those that we start could not reach them either.
-        """
-
-    async def kill(self, agent: AgentProcess) -> None: ...
-
-    async def sweep(self, job_uid: str, known: Sequence[ProcessRecord]) -> None:
-        """End every process of a job, and the `known` ones, which may have lost their tag."""
 
 
 class ForkServer:
@@ -127,31 +86,30 @@ class LocalLauncher:
         `limits` are those that agents start with and give to their ranks.
         """
         self._limits = limits
-        shared = shared_variables(environ)
-        self._shared = {name: environ[name] for name in shared if environ.get(name)}
-        self._store_keys = {name: environ[name] for name in STORE_KEYS if environ.get(name)}
-        self._environ = {
-            name: value for name, value in environ.items() if name not in SERVICE_ONLY | shared
-        }
+        self._values = AgentValues(environ)
         self._server: ForkServer | None = None
 
     def start_fork_server(self) -> None:
         """Fork agents from now on, which pays off from the second one on. Raises OSError."""
-        self._server = ForkServer(self._environ, self._limits)
+        self._server = ForkServer(self._values.environ, self._limits)
 
     async def start(self, assignment: AgentAssignment) -> AgentProcess:
         """Start an agent. Raises OSError if no process can be started."""
         log = JobFiles(Path(assignment.job_root)).agent_log
         log.parent.mkdir(parents=True, exist_ok=True)
-        content = self._complete(assignment)
+        complete = self._values.complete(assignment)
         with log.open("ab") as output:
-            forked = await self._fork(assignment, content, output.fileno())
-            return self._exec(assignment, content, output) if forked is None else forked
+            forked = await self._fork(complete, output.fileno())
+            return self._exec(complete, output) if forked is None else forked
 
     async def adopt(self, job_uid: str, record: ProcessRecord | None) -> AgentProcess | None:
+        """Return it, see `Launcher`. One that cannot reach us is ended, with its ranks.
+
+        Those that we start could not reach them either.
+        """
         found = record if record is not None and is_running(record) else None
         if found is None:
-            found = next(iter(await asyncio.to_thread(tagged_processes, _tag(job_uid))), None)
+            found = next(iter(await asyncio.to_thread(tagged_processes, agent_tag(job_uid))), None)
         if found is None:
             return None
         if not shares_network(found.pid):
@@ -166,34 +124,37 @@ class LocalLauncher:
         if not is_running(found):  # the pid was reused before the descriptor was open
             os.close(pidfd)
             return None
-        return AgentProcess(record=found, ended=_watch(pidfd, lambda: None))
+        return AgentProcess(job_uid=job_uid, record=found, ended=_watch(pidfd, lambda: None))
 
     async def kill(self, agent: AgentProcess) -> None:
         if agent.record is not None:
             kill(agent.record)
 
     async def sweep(self, job_uid: str, known: Sequence[ProcessRecord]) -> None:
-        await asyncio.to_thread(_end_processes, job_uid, known)
+        if left := await asyncio.to_thread(kill_job, job_uid, known):
+            message = f"{left} processes or cgroups survive SIGKILL"
+            _LOG.error(message, action="sweep_failed", tag=f"{job_uid}/")
+
+    def living(self, records: Collection[ProcessRecord]) -> frozenset[ProcessRecord]:
+        return frozenset(record for record in records if is_running(record))
 
     def close(self) -> None:
         """End the fork server; agents run on."""
         if self._server is not None:
             self._server.close()
 
-    async def _fork(
-        self, assignment: AgentAssignment, content: bytes, log: int
-    ) -> AgentProcess | None:
+    async def _fork(self, assignment: AgentAssignment, log: int) -> AgentProcess | None:
         """Return a fork of the fork server; None without one, and where it fails."""
         if (server := self._server) is None:
             return None
         has_prefork = assignment.is_managed and assignment.python is None
         request = ForkAgent(job_uid=assignment.job_uid, has_prefork=has_prefork)
         reading, writing = os.pipe()
-        with suppress(BrokenPipeError), os.fdopen(writing, "wb") as pipe:  # as in `_exec`
+        with suppress(BrokenPipeError), os.fdopen(writing, "wb") as pipe:  # as in `start_agent`
             with os.fdopen(reading, "rb"):
                 pid = await server.ask(msgspec.msgpack.encode(request), reading, log)
             if pid is not None:
-                pipe.write(content)
+                pipe.write(msgspec.json.encode(assignment))
         if pid is None:  # an agent that it has forked nevertheless reads nothing, and ends
             if self._server is server:
                 self.start_fork_server()
@@ -204,43 +165,20 @@ class LocalLauncher:
             await ended
             return await server.ask(FORKED_PID.pack(pid))
 
-        return AgentProcess(record=identify(pid), ended=asyncio.ensure_future(reap()))
-
-    def _exec(self, assignment: AgentAssignment, content: bytes, log: IO[bytes]) -> AgentProcess:
-        process = subprocess.Popen(
-            module_command("worker.agent"),
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            env={**self._environ, PROCESS_TAG: _tag(assignment.job_uid)},
-            umask=self._limits.umask,
-            start_new_session=True,
+        return AgentProcess(
+            job_uid=assignment.job_uid,
+            record=identify(pid),
+            ended=asyncio.ensure_future(reap()),
         )
-        self._limits.apply_to(process.pid)  # before the assignment, after which it reads its limits
-        assert process.stdin is not None  # noqa: S101  it is a pipe
-        # An agent that dies at once breaks the pipe; its pidfd reports that.
-        with suppress(BrokenPipeError), process.stdin as pipe:
-            pipe.write(content)
+
+    def _exec(self, assignment: AgentAssignment, log: IO[bytes]) -> AgentProcess:
+        process = start_agent(assignment, log, self._values.environ, self._limits)
         pidfd = os.pidfd_open(process.pid)
-        return AgentProcess(record=identify(process.pid), ended=_watch(pidfd, process.wait))
-
-    def _complete(self, assignment: AgentAssignment) -> bytes:
-        """Return the encoded assignment with the values that the job's agent alone may have."""
-        references = map(Reference.parse, assignment.secrets.values())
-        shared = {
-            reference.name: self._shared[reference.name]
-            for reference in references
-            if reference is not None
-            and reference.source == "env"
-            and reference.name in self._shared
-        }
-        keys = None if assignment.store_keys is None else self._store_keys
-        complete = msgspec.structs.replace(assignment, shared_env=shared, store_keys=keys)
-        return msgspec.json.encode(complete)
-
-
-def _tag(job_uid: str) -> str:
-    return f"{job_uid}/agent"
+        return AgentProcess(
+            job_uid=assignment.job_uid,
+            record=identify(process.pid),
+            ended=_watch(pidfd, process.wait),
+        )
 
 
 def _watch(pidfd: int, reap: Callable[[], int | None]) -> "asyncio.Future[int | None]":
@@ -255,19 +193,3 @@ def _watch(pidfd: int, reap: Callable[[], int | None]) -> "asyncio.Future[int | 
 
     loop.add_reader(pidfd, on_end)
     return ended
-
-
-def _end_processes(job_uid: str, known: Sequence[ProcessRecord]) -> None:
-    """Kill tagged and known processes and their descendants until none is left."""
-    prefix = f"{job_uid}/"
-    members = list(known)
-
-    def kill_all() -> int:
-        # Find all of them first: killing a parent hides its descendants.
-        found = process_tree([*tagged_processes(prefix), *members])
-        members[:] = [record for record in found if kill(record)]
-        return len(members) + sum(not kill_cgroup(cell) for cell in cgroups_of_job(job_uid))
-
-    if left := SWEEP_PATIENCE.poll(kill_all):
-        message = f"{left} processes or cgroups survive SIGKILL"
-        _LOG.error(message, action="sweep_failed", tag=prefix)

@@ -9,75 +9,18 @@ import uuid
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Self
 
 import msgspec
 import pytest
 
-from coordinator.launcher import AgentProcess, LocalLauncher
+from coordinator.launchers.launcher import AgentProcess
 from muster.contracts.environ import PROCESS_TAG, PROCESS_TAG_WIDTH
-from muster.contracts.messages import AgentAssignment, ForkAgent
-from muster.contracts.paths import JobFiles
-from muster.contracts.secrets import SHARED_VARIABLES
+from muster.contracts.messages import ForkAgent
 from muster.host.containment import tag_of, tagged_processes
-from muster.host.limits import ShellLimits
 from muster.host.processes import descendants, environment_of, is_stopped, module_command
 from tests.support.hosts import USER, needs_hosts
 from tests.support.installation import await_value
-
-ENVIRON = {"PATH": os.environ["PATH"], "API_KEY": "shared", SHARED_VARIABLES: "API_KEY"}
-
-
-class Scene:
-    """Launchers, and the agents that they start, each of a job of its own."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._uids: list[str] = []
-        self._launchers: list[LocalLauncher] = []
-        self._agents: list[AgentProcess] = []
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        by = self.launcher(forks=False)
-        await asyncio.gather(*(by.sweep(uid, ()) for uid in self._uids))
-        await asyncio.gather(*(agent.ended for agent in self._agents))
-        for each in self._launchers:
-            each.close()
-
-    def launcher(self, *, forks: bool = True) -> LocalLauncher:
-        launcher = LocalLauncher(ENVIRON, ShellLimits(1024, 1024))
-        if forks:
-            launcher.start_fork_server()
-        self._launchers.append(launcher)
-        return launcher
-
-    def assignment(self) -> AgentAssignment:
-        """Return the assignment of an agent that waits for a coordinator."""
-        uid = uuid.uuid4().hex
-        self._uids.append(uid)
-        return AgentAssignment(
-            job_uid=uid,
-            generation=1,
-            token="a token",  # noqa: S106  no secret
-            job_root=str(self._root / uid[:8]),
-            address_file=str(self._root / "coordinator.json"),
-            is_managed=True,
-            orphan_timeout_seconds=600.0,
-            stop_grace_seconds=1.0,
-            agent_heartbeat_seconds=1.0,
-            max_log_bytes=1 << 20,
-        )
-
-    async def start(self, by: LocalLauncher, assignment: AgentAssignment) -> AgentProcess:
-        """Return the agent once it serves."""
-        agent = await by.start(assignment)
-        self._agents.append(agent)
-        path = JobFiles(Path(assignment.job_root)).agent_socket(1)
-        await asyncio.to_thread(await_value, path.is_socket, lambda: f"no {path}")
-        return agent
+from tests.support.launchers import Scene, local
 
 
 def pid_of(agent: AgentProcess) -> int:
@@ -112,7 +55,7 @@ def test_a_forked_agent_has_nothing_of_its_coordinator(tmp_path: Path) -> None:
             (prefork,) = tagged_processes(f"{assignment.job_uid}/template")
             assert os.getsid(prefork.pid) == prefork.pid
             assert len(open_files(prefork.pid)) == 2  # the agent's log and its channel
-            successor = scene.launcher(forks=False)
+            successor = scene.launcher(local)
             found = await successor.adopt(assignment.job_uid, None)
             assert found is not None
             assert found.record == agent.record
@@ -162,7 +105,7 @@ def test_an_agent_of_another_network_is_ended_not_awaited(tmp_path: Path) -> Non
 
     async def adopted() -> AgentProcess | None:
         async with Scene(tmp_path) as scene:
-            return await scene.launcher(forks=False).adopt(uid, None)
+            return await scene.launcher(local).adopt(uid, None)
 
     with subprocess.Popen(words, env=environ, stdout=subprocess.PIPE) as agent:
         assert agent.stdout is not None

@@ -1,0 +1,65 @@
+"""What a coordinator and `worker.attach` on another host say to each other: JSON, one line each.
+
+The coordinator gives one order once the host has said that it is ready. A line that ends without an
+answer is evidence of nothing.
+"""
+
+from typing import Final, TypeAlias
+
+import msgspec
+
+from muster.contracts.messages import AgentAssignment
+from muster.contracts.rank import ProcessRecord
+
+REPEAT_SECONDS: Final = 10.0
+"""How often `AgentRuns` is repeated, so that each side notices when the other one is gone."""
+
+
+class LaunchAgent(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
+    """Start an agent, and watch it."""
+
+    assignment: AgentAssignment
+    environment: dict[str, str] = {}  # on top of that of the host
+
+
+class WatchAgent(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
+    """Say that the job's agent runs until it has ended."""
+
+    job_uid: str
+    process: ProcessRecord | None  # None if it is known by the job alone
+    kills: bool = False  # end it first
+
+
+class CleanHost(msgspec.Struct, frozen=True, kw_only=True, tag="clean"):
+    """End every process of a job, and the `known` ones, which may have lost their tag."""
+
+    job_uid: str
+    known: tuple[ProcessRecord, ...]
+
+
+Order: TypeAlias = LaunchAgent | WatchAgent | CleanHost
+
+
+class HostReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The host takes an order. Nothing of one is done before this was said."""
+
+    version: str  # of Muster there
+
+
+class AgentRuns(msgspec.Struct, frozen=True, kw_only=True, tag="running"):
+    process: ProcessRecord
+
+
+class AgentEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
+    status: int | None = None  # None if the agent was started by another process
+
+
+class HostClean(msgspec.Struct, frozen=True, kw_only=True, tag="clean"):
+    left: int  # processes and cgroups that hang in the kernel
+
+
+class OrderFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    message: str
+
+
+Answer: TypeAlias = HostReady | AgentRuns | AgentEnded | HostClean | OrderFailed

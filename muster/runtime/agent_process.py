@@ -1,0 +1,39 @@
+"""Start the process of an agent: on the coordinator's host by itself, elsewhere by another."""
+
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import IO
+
+import msgspec
+
+from muster.contracts.environ import PROCESS_TAG
+from muster.contracts.messages import AgentAssignment
+from muster.host.limits import ShellLimits
+from muster.host.processes import module_command
+
+
+def agent_tag(job_uid: str) -> str:
+    """Return the process tag of a job's agent."""
+    return f"{job_uid}/agent"
+
+
+def start_agent(
+    assignment: AgentAssignment, log: IO[bytes], environ: Mapping[str, str], limits: ShellLimits
+) -> subprocess.Popen[bytes]:
+    """Start an agent in a session of its own, so that it outlives us. Raises OSError."""
+    process = subprocess.Popen(  # noqa: S603  our own module
+        module_command("worker.agent"),
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=log,
+        env={**environ, PROCESS_TAG: agent_tag(assignment.job_uid)},
+        umask=limits.umask,
+        start_new_session=True,
+    )
+    limits.apply_to(process.pid)  # before the assignment, after which it reads its limits
+    assert process.stdin is not None  # noqa: S101  it is a pipe
+    # An agent that dies at once breaks the pipe; its pidfd reports that.
+    with suppress(BrokenPipeError), process.stdin as pipe:
+        pipe.write(msgspec.json.encode(assignment))
+    return process

@@ -1,0 +1,199 @@
+"""Agents on other hosts: what is evidence there, and hosts that do not answer."""
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from coordinator.agent_lifecycle import AgentLifecycle
+from coordinator.launchers import remote
+from coordinator.launchers.launcher import NotStarted
+from coordinator.launchers.remote import CommandLauncher
+from database.records import AgentRecord
+from muster.contracts.agent import LOCAL_HOST
+from muster.contracts.interpreter import VERSION
+from muster.contracts.job import JobUid
+from muster.contracts.messages import AgentAssignment
+from muster.contracts.rank import ProcessRecord
+from muster.contracts.settings import ServiceSettings
+from muster.host.processes import boot_id, descendants, environment_of
+from muster.runtime.secrets import SecretStore
+from stress.frozen_hosts import command_of
+from tests.support.installation import await_value
+from tests.support.launchers import ENVIRON, Scene, agents_of, by_command, local
+from tests.support.stories import queued_job
+from worker.start import RankSecrets
+
+DEADLINE_SECONDS = 20.0
+
+SILENT = ("sh", "-c", "sleep 60; exit 1")
+
+VALUES = ("shared", "of a file", "of the store")
+
+
+def clients() -> list[int]:
+    """Return the pids of the programs through which hosts are reached."""
+    return [pid for pid in descendants(os.getpid()) if "worker.attach" in command_of(pid)]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    await asyncio.to_thread(await_value, condition, lambda: f"clients: {clients()}")
+
+
+def refusal(root: Path, *command: str) -> str:
+    """Return why an agent is not started through a command."""
+
+    async def check() -> str:
+        scene = Scene(root, by_command(*command))
+        with pytest.raises(NotStarted) as caught:
+            await scene.launcher().start(scene.assignment())
+        return str(caught.value)
+
+    return asyncio.run(check())
+
+
+def test_a_broken_line_is_no_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "FIRST_PAUSE_SECONDS", 0.01)
+
+    async def check() -> None:
+        async with Scene(tmp_path, by_command("env")) as scene:
+            by, assignment = scene.launcher(), scene.assignment()
+            agent = await scene.start(by, assignment)
+            for _ in range(3):
+                broken = clients()
+                for pid in broken:
+                    os.kill(pid, signal.SIGKILL)
+                await until(lambda broken=broken: set(clients()) - set(broken))
+                assert not agent.ended.done()
+            assert len(agents_of(assignment.job_uid)) == 1
+            os.kill(*agents_of(assignment.job_uid), signal.SIGKILL)
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                assert await agent.ended is None
+
+    asyncio.run(check())
+    assert clients() == []
+
+
+def test_an_agent_without_an_answer_may_run(tmp_path: Path) -> None:
+    """The line breaks after the order was given, before the host says that the agent runs."""
+    words = "import sys; print(sys.argv[1], flush=True); sys.stdin.readline()"
+    ready = json.dumps({"type": "ready", "version": VERSION})
+
+    async def check() -> None:
+        command = (sys.executable, "-c", words, ready)
+        scene = Scene(tmp_path, by_command(*command))
+        by = scene.launcher()
+        agent = await by.start(scene.assignment())
+        assert agent.record is None
+        assert not agent.ended.done()
+        by.close()
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("exec /nowhere/ssh", "/nowhere/ssh: not found"),
+        ("echo hello; echo first >&2; echo no route >&2; exit 255", "failed: no route"),
+        ("exit 1", "it ended without a word"),
+        ("""echo Hello; echo '{"type":"ready","version":"0.0.1"}'""", "its Muster is 0.0.1"),
+        ("sleep 60; exit 0", "no answer within 0.5 s"),
+    ],
+)
+def test_a_failed_start_says_where_and_why(
+    script: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "READY_SECONDS", 0.5)
+    message = refusal(tmp_path, "sh", "-c", script)
+    assert message.startswith("elsewhere cannot be used: `sh -c ")
+    assert shlex.quote(script) in message
+    assert why in message
+
+
+def test_a_client_that_is_missing_starts_nothing(tmp_path: Path) -> None:
+    assert "No such file" in refusal(tmp_path, "/nowhere/ssh")
+
+
+def test_a_silent_host_delays_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "KILL_SECONDS", 0.1)
+    settings = ServiceSettings.read({"MUSTER_DATA_DIR": str(tmp_path)}, cores=2)
+
+    async def holds_lease() -> bool:
+        return True
+
+    async def check() -> None:
+        async with Scene(tmp_path, local) as scene:
+            by, silent = scene.launcher(), scene.launcher(by_command(*SILENT))
+            lifecycle = AgentLifecycle(by, {"gpu-box": silent}, settings, holds_lease)
+            assignment = scene.assignment()
+            agent = await scene.start(by, assignment)
+            rows = [AgentRecord(host="gpu-box", generation=1, process=agent.record)]
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                job = queued_job(hosts=(LOCAL_HOST, "gpu-box"))
+                job = replace(job, uid=JobUid(assignment.job_uid))
+                found = await lifecycle.find(job, rows)
+                assert set(found) == {LOCAL_HOST, "gpu-box"}
+                assert found[LOCAL_HOST].record == agent.record
+                await silent.kill(found["gpu-box"])
+            assert not found["gpu-box"].ended.done()
+
+    asyncio.run(check())
+    assert clients() == []
+
+
+def test_a_rank_elsewhere_may_live() -> None:
+    gone = ProcessRecord(pid=1, start_ticks=1, boot_id=boot_id(), node="elsewhere")
+    assert local().living([gone]) == frozenset()
+    assert by_command("env")().living([gone]) == {gone}
+
+
+def test_secrets_travel_by_standard_input_only(tmp_path: Path) -> None:
+    """The host is a script that keeps what it is sent."""
+    kept = tmp_path / "kept"
+    SecretStore(tmp_path / "secrets").put("token", "of a file")
+    words = (
+        "import sys, pathlib, time; print(sys.argv[2], flush=True); "
+        "pathlib.Path(sys.argv[1]).write_text(sys.stdin.readline()); time.sleep(60)"
+    )
+    ready = json.dumps({"type": "ready", "version": VERSION})
+    environ = {**ENVIRON, "S3_SECRET_KEY": "of the store"}
+    secrets = {"ONE": "env:API_KEY", "TWO": "file:token", "THREE": "file:missing"}
+
+    async def check() -> None:
+        scene = Scene(tmp_path)
+        given = msgspec.structs.replace(
+            scene.assignment(),
+            secrets=secrets,
+            secrets_dir=str(tmp_path / "secrets"),
+            store_keys={},
+        )
+        command = [sys.executable, "-c", words, str(kept), ready]
+        by = CommandLauncher("elsewhere", command, environ)
+        starting = asyncio.ensure_future(by.start(given))
+        await until(lambda: kept.exists() and kept.read_text().endswith("\n"))
+        (client,) = clients()
+        seen = f"{environment_of(client)} {command_of(client)}"
+        assert not [value for value in VALUES if value in seen]
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        by.close()
+
+    asyncio.run(check())
+    assert clients() == []
+    order = json.loads(kept.read_text())
+    received = msgspec.convert(order["assignment"], AgentAssignment)
+    assert received.store_keys == {"S3_SECRET_KEY": "of the store"}
+    two = msgspec.structs.replace(
+        received, secrets={"ONE": secrets["ONE"], "TWO": secrets["TWO"]}, secrets_dir="/nowhere"
+    )
+    variables = RankSecrets(two).variables()
+    assert (variables["ONE"], variables["TWO"]) == ("shared", "of a file")

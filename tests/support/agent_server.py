@@ -1,0 +1,61 @@
+"""A coordinator's server for agents of other hosts, as a process that prints what it hears.
+
+``python -m tests.support.agent_server HOST:PORT AGENT ORDER``: the hello of the one agent that is
+expected, as JSON, and what it is told when it connects, encoded and in hexadecimal digits.
+"""
+
+import asyncio
+import sys
+
+import msgspec
+
+from coordinator.agents import AgentServer
+from muster.contracts.job import JobUid
+from muster.contracts.messages import AgentHeartbeat, AgentHello, AgentMessage, KeyRequest
+from muster.contracts.token import sha256_of
+from muster.contracts.wire import decode_coordinator_message
+from muster.runtime.stderr_messages import print_stdout
+
+
+class Printer:
+    """The listener of the server."""
+
+    def __init__(self, expected: AgentHello, order: bytes) -> None:
+        self._expected = expected
+        self._order = decode_coordinator_message(order)
+        self.server: AgentServer
+
+    def token_sha256(self, claim: AgentHello | KeyRequest) -> str | None:
+        is_known = claim.job_uid == self._expected.job_uid
+        return sha256_of(self._expected.token) if is_known else None
+
+    def is_expected(self, hello: AgentHello) -> bool:
+        return hello.token == self._expected.token
+
+    def on_refused(self, _uid: JobUid, why: str) -> None:
+        print_stdout(why)
+
+    def on_connected(self, hello: AgentHello) -> None:
+        print_stdout(f"connected {hello.machine} {hello.boot_id} {hello.node}")
+        self.server.send(JobUid(hello.job_uid), hello.host, self._order)
+
+    def on_disconnected(self, _hello: AgentHello) -> None:
+        print_stdout("disconnected")
+
+    def on_message(self, _hello: AgentHello, message: AgentMessage) -> None:
+        if not isinstance(message, AgentHeartbeat):
+            print_stdout(str(message))
+
+
+async def main(address: str, expected: str, order: str) -> None:
+    host, _, port = address.rpartition(":")
+    hello = msgspec.json.decode(expected, type=AgentHello)
+    printer = Printer(hello, bytes.fromhex(order))
+    printer.server = AgentServer(epoch=1, listener=printer, endpoint=(host, int(port)))
+    await printer.server.start()
+    print_stdout("listens")
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

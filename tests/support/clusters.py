@@ -1,0 +1,162 @@
+"""An installation whose jobs run on several test hosts, reached by a real sshd on each.
+
+The coordinator runs on the first host. The API runs outside and shares only its files: the data
+directory is on that host's own disk.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.hosts import Host, Process, hosts, refusal
+from tests.support.installation import (
+    DEADLINE_SECONDS,
+    Installation,
+    Service,
+    end_of,
+    write_small_dataset,
+)
+
+SSHD = Path("/usr/sbin/sshd")
+AGENT_PORT = 7400
+
+
+def needs_cluster() -> pytest.MarkDecorator:
+    reason = refusal()
+    if os.geteuid() != 0:
+        reason = "sshd lets root alone log others in"
+    if not SSHD.exists():
+        reason = "openssh-server is not installed"
+    return pytest.mark.skipif(bool(reason), reason=f"no cluster can be made here: {reason}")
+
+
+class HostService(Service):
+    """A service that runs on a test host."""
+
+    host: Host
+    _running: Process | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            argv = [sys.executable, "-P", "-m", self.module, *self.words]
+            self._running = self.host.start(argv, self.environment, cwd=self.directory, output=log)
+        self.process = self._running  # type: ignore[assignment]  what `Installation` uses of it
+
+    def end(self, number: signal.Signals) -> int:
+        assert self._running is not None, f"{self.module} was not started"
+        self._running.send_signal(number)
+        try:
+            return self._running.wait(DEADLINE_SECONDS)
+        finally:
+            self.process = self._running = None
+
+
+class ClusterInstallation(Installation):
+    """Services over several hosts; `machines` are the hosts, the coordinator's own first."""
+
+    def __init__(self, root: Path, machines: Sequence[Host], slots: int = 2) -> None:
+        self.machines = machines
+        first, *_ = machines
+        local = first.local
+        description = root / "cluster.yaml"
+        description.write_text(_description(machines, slots))
+        super().__init__(
+            root,
+            MUSTER_CLUSTER=str(description),
+            CHECKPOINT_DIR=str(local / "checkpoints"),
+            DATASET_DIR=str(root / "shared" / "shards"),
+        )
+        write_small_dataset(root / "shared" / "shards")
+        self.checkpoint_dir = first.directory / "checkpoints"  # as seen from outside
+        api = {**self.environment, "MUSTER_DATA_DIR": str(first.directory / "data")}
+        self.environment |= {
+            "MUSTER_DATA_DIR": str(local / "data"),
+            "MUSTER_AGENT_ADDRESS": f"{first.address}:{AGENT_PORT}",
+            "PATH": f"{_ssh_client(root)}:{os.environ['PATH']}",
+        }
+        self.api = Service("api", root, api)
+        self.coordinator = self._service("coordinator")
+        self.standby = self._service("standby")
+        for host in machines:
+            start_sshd(host, root)
+
+    def start_api(self) -> None:
+        super().start_api()
+        self.api.environment["MUSTER_PORT"] = self.environment.pop("MUSTER_PORT")
+
+    def host(self, name: str) -> Host:
+        return next(host for host in self.machines if host.name == name)
+
+    def _service(self, name: str) -> HostService:
+        service = HostService("coordinator", self.root, self.environment, name=name)
+        service.host = self.machines[0]
+        return service
+
+
+@contextmanager
+def cluster(root: Path, count: int = 3, slots: int = 2) -> Iterator[ClusterInstallation]:
+    """Yield an installation that runs, over so many hosts."""
+    with ExitStack() as stack:
+        machines = stack.enter_context(hosts(count, root))
+        installation = stack.enter_context(ClusterInstallation(root, machines, slots))
+        yield installation
+
+
+def start_sshd(host: Host, root: Path) -> Process:
+    """Start a real sshd, which lets in whoever has the key of `_ssh_client`."""
+    Path("/run/sshd").mkdir(exist_ok=True)
+    key = host.directory / "host_key"
+    if not key.exists():
+        _make_key(key)
+    config = host.directory / "sshd_config"
+    config.write_text(
+        f"HostKey {key}\nAuthorizedKeysFile {root}/ssh/key.pub\nPasswordAuthentication no\n"
+        "UsePAM no\nStrictModes no\nPermitRootLogin yes\nPidFile none\n"
+        "ClientAliveInterval 2\nClientAliveCountMax 2\nMaxStartups 100\n"
+    )
+    return host.start([str(SSHD), "-D", "-e", "-f", str(config)], cwd=root)
+
+
+def _ssh_client(root: Path) -> Path:
+    """Return the directory of an ``ssh`` that uses its own key and configuration."""
+    directory = root / "ssh"
+    directory.mkdir(exist_ok=True)
+    _make_key(directory / "key")
+    config = directory / "config"
+    config.write_text(
+        f"IdentityFile {directory}/key\nStrictHostKeyChecking no\nUserKnownHostsFile /dev/null\n"
+        "LogLevel ERROR\n"
+    )
+    client = directory / "ssh"
+    client.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {config} "$@"\n')
+    client.chmod(0o755)
+    return directory
+
+
+def _make_key(path: Path) -> None:
+    words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)]
+    subprocess.run(words, check=True)
+
+
+def _description(machines: Sequence[Host], slots: int) -> str:
+    lines = ["nodes:"]
+    for number, host in enumerate(machines):
+        transport = "ssh" if number else "local"
+        lines += [
+            f"  - name: {host.name}",
+            f"    host: {host.address}",
+            f"    transport: {transport}",
+            f"    slots: {slots}",
+            "    max_adapters: 8",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+__all__ = ["ClusterInstallation", "cluster", "end_of", "needs_cluster", "start_sshd"]

@@ -1,0 +1,122 @@
+"""Carries out one order about a job's agent for a coordinator on another host.
+
+That one runs ``python -P -m muster worker.attach`` here through ssh, for example. Orders come on
+standard input, answers go to standard output, see `muster.contracts.attach`. Agents are detached:
+they live on when the line breaks.
+"""
+
+import os
+import platform
+import select
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from muster.contracts.attach import (
+    REPEAT_SECONDS,
+    AgentEnded,
+    AgentRuns,
+    Answer,
+    CleanHost,
+    HostClean,
+    HostReady,
+    LaunchAgent,
+    Order,
+    OrderFailed,
+    WatchAgent,
+)
+from muster.contracts.environ import SERVICE_ONLY
+from muster.contracts.interpreter import VERSION
+from muster.contracts.job import JobUid
+from muster.contracts.messages import AgentAssignment
+from muster.contracts.paths import JobFiles
+from muster.contracts.rank import ProcessRecord
+from muster.host.containment import kill_job, tagged_processes
+from muster.host.files import closing
+from muster.host.limits import ShellLimits
+from muster.host.processes import boot_id, identify, is_provably_gone, is_running, kill
+from muster.runtime.agent_process import agent_tag, start_agent
+from muster.runtime.archive import claim_directory
+
+
+def main() -> None:
+    """Read the order, carry it out and answer."""
+    limits = ShellLimits.replaced()
+    with suppress(BrokenPipeError):
+        _say(HostReady(version=VERSION))
+        content = sys.stdin.buffer.readline()
+        if not content.endswith(b"\n"):
+            return  # its sender is gone
+        try:
+            _carry_out(msgspec.json.decode(content, type=Order), limits)
+        except (OSError, msgspec.DecodeError) as error:
+            _say(OrderFailed(message=str(error)))
+
+
+def _carry_out(order: Order, limits: ShellLimits) -> None:
+    match order:
+        case LaunchAgent():
+            _launch(order.assignment, order.environment, limits)
+        case WatchAgent():
+            agent = _find(order)
+            if agent is None:
+                _say(AgentEnded())
+                return
+            if order.kills:
+                kill(agent)
+            _watch(agent, lambda: None)
+        case CleanHost():
+            _say(HostClean(left=kill_job(order.job_uid, order.known)))
+
+
+def _launch(assignment: AgentAssignment, environment: dict[str, str], limits: ShellLimits) -> None:
+    files = JobFiles(Path(assignment.job_root))
+    claim_directory(files, JobUid(assignment.job_uid))
+    files.run.mkdir(exist_ok=True)
+    environ = {name: value for name, value in os.environ.items() if name not in SERVICE_ONLY}
+    environ |= environment
+    with files.agent_log.open("ab") as log:
+        process = start_agent(assignment, log, environ, limits)
+    agent = identify(process.pid, or_zombie=True)
+    if agent is not None:  # always: it is not reaped yet
+        _watch(agent, process.wait)
+
+
+def _find(order: WatchAgent) -> ProcessRecord | None:
+    """Return the agent; None if it is gone. Raises OSError if that cannot be told here."""
+    agent = order.process
+    if agent is not None and is_running(agent):
+        return agent
+    # We are on the host that the order is for. One of the agent's name has been booted since;
+    # under another name its address may lead to another machine now.
+    has_booted = agent is None or (agent.boot_id != boot_id() and agent.node == platform.node())
+    if agent is not None and not (has_booted or is_provably_gone(agent)):
+        raise OSError(f"this is {platform.node()}, where an agent of {agent.node} cannot be seen")
+    return next(iter(tagged_processes(agent_tag(order.job_uid))), None)
+
+
+def _watch(agent: ProcessRecord, reap: Callable[[], int | None]) -> None:
+    """Answer that an agent runs until it has ended, or nobody listens any more."""
+    _say(AgentRuns(process=agent))
+    with suppress(ProcessLookupError), closing(os.pidfd_open(agent.pid)) as pidfd:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.register(sys.stdin.fileno(), select.POLLIN)
+        while is_running(agent):
+            ready = [descriptor for descriptor, _ in poll.poll(REPEAT_SECONDS * 1000)]
+            if sys.stdin.fileno() in ready:  # nothing follows an order: this is the end
+                return
+            if not ready:
+                _say(AgentRuns(process=agent))
+    _say(AgentEnded(status=reap()))
+
+
+def _say(answer: Answer) -> None:
+    os.write(sys.stdout.fileno(), msgspec.json.encode(answer) + b"\n")
+
+
+if __name__ == "__main__":
+    main()
