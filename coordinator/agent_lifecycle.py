@@ -209,9 +209,9 @@ class AgentLifecycle:
             return frozenset()
         # A rank whose kill the agent did not carry out is swept, or killed by the next agent.
         waiting = {
-            rank.identity: rank.rank
+            rank.attempt.identity: rank.rank
             for rank in snapshot.ranks_on(host)
-            if rank.is_alive and rank.kill is None and rank.identity is not None
+            if rank.is_alive and not rank.attempt.intent.kill and rank.attempt.identity
         }
         return frozenset(waiting[it] for it in self._launcher(agent).living(waiting.keys()))
 
@@ -284,12 +284,12 @@ class AgentLifecycle:
             adopted=tuple(
                 AdoptedRank(
                     rank=rank.rank,
-                    incarnation=rank.attempt,
-                    process=rank.identity,
-                    process_tag=process_tag(snapshot.uid, rank.rank, rank.attempt),
+                    incarnation=rank.attempt.number,
+                    process=rank.attempt.identity,
+                    process_tag=process_tag(snapshot.uid, rank.rank, rank.attempt.number),
                 )
                 for rank in snapshot.ranks_on(host)
-                if rank.is_alive and rank.identity is not None
+                if rank.is_alive and rank.attempt.identity is not None
             ),
         )
 

@@ -140,11 +140,11 @@ def pending_requests(job: TrackedJob, host: str, addresses: Mapping[str, str]) -
     if job.snapshot.agents[host].is_listing:
         yield list_request(job)
     for rank in job.snapshot.ranks_on(host):
-        if rank.is_alive and rank.identity is None:
+        if rank.is_alive and rank.attempt.identity is None:
             yield start_request(job, rank.rank, addresses)
-        if rank.is_alive and rank.terminated:
+        if rank.is_alive and rank.attempt.intent.terminated_at is not None:
             yield terminate_request(job, rank.rank)
-        if rank.is_alive and rank.kill is not None:
+        if rank.is_alive and rank.attempt.intent.kill is not None:
             yield kill_request(job, rank.rank)
     if job.snapshot.group.workers:
         yield group_request(job, addresses)
@@ -170,11 +170,11 @@ def start_request(job: TrackedJob, number: int, addresses: Mapping[str, str]) ->
         job_id=snapshot.job_id,
         job_uid=snapshot.uid,
         rank=number,
-        incarnation=rank.attempt,
+        incarnation=rank.attempt.number,
         checkpoint_dir=places.checkpoint_dir,
         dataset_dir=places.dataset_dir,
         master_port=job.attachment.master_port,
-        generation=snapshot.next_attempt - 1 if snapshot.is_gang else rank.attempt,
+        generation=snapshot.next_attempt - 1 if snapshot.is_gang else rank.attempt.number,
         restore_from=str(point) if (point := snapshot.restore.point) else None,
         place=host_place(snapshot, number, addresses),
     )
@@ -182,7 +182,7 @@ def start_request(job: TrackedJob, number: int, addresses: Mapping[str, str]) ->
     spec = msgspec.structs.replace(snapshot.spec, world_size=len(snapshot.ranks))
     return StartRank(
         rank=number,
-        incarnation=rank.attempt,
+        incarnation=rank.attempt.number,
         environment=rank_environment(spec, assignment),
         working_dir=str(places.working_dir),
     )
@@ -216,7 +216,7 @@ def group_request(job: TrackedJob, addresses: Mapping[str, str]) -> AnnounceGrou
             rank=rank.rank,
             host=rank.host,
             address=_address_of(job.snapshot, rank.rank, addresses),
-            port=0 if rank.ready is None else rank.ready.port,
+            port=0 if (said := rank.attempt.member.ready) is None else said.port,
         )
         for worker, rank in zip(group.workers, ranks, strict=True)
     )
@@ -247,8 +247,8 @@ def _places(job: TrackedJob) -> Completed:
 
 
 def terminate_request(job: TrackedJob, number: int) -> TerminateRank:
-    return TerminateRank(rank=number, incarnation=job.snapshot.ranks[number].attempt)
+    return TerminateRank(rank=number, incarnation=job.snapshot.ranks[number].attempt.number)
 
 
 def kill_request(job: TrackedJob, number: int) -> KillRank:
-    return KillRank(rank=number, incarnation=job.snapshot.ranks[number].attempt)
+    return KillRank(rank=number, incarnation=job.snapshot.ranks[number].attempt.number)

@@ -119,7 +119,7 @@ class TrackedJob:
         self.revision += 1
         before = self.snapshot
         self.snapshot = fold(before, observation, now.monotonic)
-        self.add_attempts(attempt_rows(before, observation, self.snapshot, now))
+        self.add_attempts(attempt_rows(before, self.snapshot, now))
         if isinstance(observation, RankSaid) and isinstance(observation.message, Saved):
             # A checkpoint on the disk stays true however late the report comes, also if its writer
             # was replaced: the checkpoint manager fences off writers of earlier group rounds.
@@ -210,8 +210,8 @@ class TrackedJob:
 
     def known_processes(self, host: str) -> list[ProcessRecord]:
         """Return the processes of its ranks that may run on a host."""
-        ranks = self.snapshot.ranks_on(host)
-        return [rank.identity for rank in ranks if rank.identity is not None]
+        attempts = (rank.attempt for rank in self.snapshot.ranks_on(host))
+        return [attempt.identity for attempt in attempts if attempt.identity is not None]
 
     def unreported_ends(
         self, files: JobFiles, ranks: Iterable[RankSnapshot]
@@ -220,7 +220,8 @@ class TrackedJob:
         ends: list[RankSaid | RankExited] = []
         for rank in ranks:
             if rank.is_alive:
-                record = find_exit_record(files, rank.rank, rank.attempt, rank.identity)
+                attempt = rank.attempt
+                record = find_exit_record(files, rank.rank, attempt.number, attempt.identity)
                 if record is not None:
                     ends += [*record.said, record.exited]
         return ends

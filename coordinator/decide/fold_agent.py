@@ -82,14 +82,11 @@ def record(snapshot: JobSnapshot, change: AgentChange, now: float) -> JobSnapsho
         case actions.AgentConnected():
             # Silence until now was the connection's, so every deadline of its ranks starts again.
             connected = agent.move(AgentState.CONNECTED, now)
-            ranks = tuple(
-                replace(rank, heard_at=now, progressed_at=now, stopped_at=None)
-                if rank.is_alive and rank.host == agent.host
-                else rank
-                for rank in snapshot.ranks
-            )
-            heard = replace(connected, heard_at=now, is_inherited=False)
-            return replace(snapshot, ranks=ranks).with_agent(heard)
+            for rank in snapshot.ranks_on(agent.host):
+                if rank.is_alive:
+                    heard = replace(rank.attempt, heard_at=now, progressed_at=now, stopped_at=None)
+                    snapshot = snapshot.with_attempt(rank, heard)
+            return snapshot.with_agent(replace(connected, heard_at=now, is_inherited=False))
         case actions.AgentDisconnected():
             return snapshot.with_agent(agent.move(AgentState.UNREACHABLE, now))
         case actions.AgentLost():
@@ -136,10 +133,10 @@ def _record_heartbeat(
         snapshot = shift_deadlines(snapshot, unheard_seconds, now, agent.host)
     stopped = set(beat.stopped)
     for rank in snapshot.ranks_on(agent.host):
-        is_stopped = rank.is_alive and (rank.rank, rank.attempt) in stopped
-        if is_stopped != (rank.stopped_at is not None):
-            stopped_at = now if is_stopped else None
-            snapshot = snapshot.with_rank(replace(rank, stopped_at=stopped_at))
+        is_stopped = rank.is_alive and (rank.rank, rank.attempt.number) in stopped
+        if is_stopped != (rank.attempt.stopped_at is not None):
+            changed = replace(rank.attempt, stopped_at=now if is_stopped else None)
+            snapshot = snapshot.with_attempt(rank, changed)
     return snapshot.with_agent(replace(agent, heard_at=now))
 
 
@@ -159,7 +156,7 @@ def _lose(
         rank.rank
         for rank in snapshot.ranks_on(agent.host)
         # Before a rank has a process, the failure counts for the agent alone.
-        if rank.identity is not None and rank.rank not in lost.living
+        if rank.attempt.identity is not None and rank.rank not in lost.living
     ]
     snapshot = _give_up(snapshot, agent, AGENT_LOST, now, lost.living)
     for number in gone:
@@ -192,9 +189,9 @@ def _give_up(
         is_living = rank.rank in living
         left = fold_rank.orphan(rank, now) if is_living else fold_rank.end_unobserved(rank, ending)
         snapshot = snapshot.with_rank(left)
-    alive = {rank.worker_id for rank in snapshot.ranks if rank.is_alive}
+    alive = {rank.attempt.worker_id for rank in snapshot.ranks if rank.is_alive}
     snapshot = replace(snapshot, pool=fold_pool.keep_living(snapshot.pool, alive))
-    if {rank.worker_id for rank in on_host} & {*snapshot.group.workers}:
+    if {rank.attempt.worker_id for rank in on_host} & {*snapshot.group.workers}:
         # The next agent creates new shared memory, which takes another group round.
         snapshot = replace(snapshot, group=GroupSnapshot(round=snapshot.group.round))
     return snapshot

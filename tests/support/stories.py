@@ -207,7 +207,7 @@ class Story:
 
     def pulses(self, host: str = LOCAL_HOST) -> Self:
         ranks = [self.rank(rank) for rank in sorted(self.stopped)]
-        stopped = tuple((rank.rank, rank.attempt) for rank in ranks if rank.host == host)
+        stopped = tuple((rank.rank, rank.attempt.number) for rank in ranks if rank.host == host)
         return self._agent_says(host, messages.AgentHeartbeat(stopped=stopped))
 
     def _agent_says(
@@ -238,14 +238,14 @@ class Story:
 
     def rank_says(self, rank: int, message: RankMessage, attempt: int | None = None) -> Self:
         if attempt is None:
-            attempt = self.rank(rank).attempt
+            attempt = self.rank(rank).attempt.number
         return self.observes(messages.RankSaid(rank=rank, incarnation=attempt, message=message))
 
     def is_spawned(self, rank: int, pid: int = 4711) -> Self:
         return self.observes(
             messages.RankSpawned(
                 rank=rank,
-                incarnation=self.rank(rank).attempt,
+                incarnation=self.rank(rank).attempt.number,
                 pid=pid,
                 start_ticks=99,
                 boot_id="boot",
@@ -274,20 +274,21 @@ class Story:
         return self
 
     def exits(self, rank: int, *, code: int = 0, lines: Sequence[str] = ()) -> Self:
-        attempt = self.rank(rank).attempt
+        attempt = self.rank(rank).attempt.number
         return self.observes(exited(rank, attempt, code=code, lines=lines))
 
     def dies(self, rank: int, *, signal: int = 9, lines: Sequence[str] = ()) -> Self:
-        attempt = self.rank(rank).attempt
+        attempt = self.rank(rank).attempt.number
         return self.observes(exited(rank, attempt, signal=signal, lines=lines))
 
     def loses_process(self, rank: int) -> Self:
         """Let the agent report a death, before it has contained the rank."""
-        return self.observes(messages.RankDied(rank=rank, incarnation=self.rank(rank).attempt))
+        attempt = self.rank(rank).attempt.number
+        return self.observes(messages.RankDied(rank=rank, incarnation=attempt))
 
     def is_ended(self, rank: int, **end: object) -> Self:
         """Let a process end in any way that `exited` knows."""
-        return self.observes(exited(rank, self.rank(rank).attempt, **end))
+        return self.observes(exited(rank, self.rank(rank).attempt.number, **end))
 
     def fails_in_step(self, rank: int, step: int, message: str = "update() failed") -> Self:
         return self.raises(rank, step, message).exits(rank, code=1, lines=[message])
@@ -443,7 +444,7 @@ class Story:
         for _ in range(ROUNDS):
             before = self.job
             living = [it for it in before.ranks if it.is_alive and it.host not in self.frozen]
-            self.is_ready(*(rank.rank for rank in living if not rank.ready))
+            self.is_ready(*(rank.rank for rank in living if not rank.attempt.member.ready))
             done += self.plans()
             for rank in self.job.ranks:
                 if rank.is_alive and rank.host not in self.frozen:
@@ -454,12 +455,13 @@ class Story:
         raise AssertionError("the pool does not come to rest")
 
     def _does_its_part(self, rank: RankSnapshot, step: int) -> None:
-        group = self.job.group
-        if rank.kill is not None:
+        group, attempt = self.job.group, rank.attempt
+        is_member = attempt.worker_id in group.workers
+        if attempt.intent.kill is not None:
             self.dies(rank.rank)
-        elif rank.terminated or (rank.joined_round >= 0 and rank.worker_id not in group.workers):
+        elif attempt.intent.terminated_at is not None or (rank.has_joined and not is_member):
             self.exits(rank.rank)
-        elif rank.joined_round < group.round and rank.worker_id in group.workers:
+        elif attempt.member.joined_round < group.round and is_member:
             self.joins_group(rank.rank, step=step)
 
     def passes(self, seconds: float) -> Self:

@@ -52,7 +52,7 @@ def finished(tmp_path: Path) -> TrackedJob:
     job = Story.running(world_size=1).job
     files = DataDir(service_settings(tmp_path).data_dir).job(job.job_id)
     files.run.mkdir(parents=True)
-    identity = job.ranks[0].identity
+    identity = job.ranks[0].attempt.identity
     assert identity is not None
     record = ExitRecord(pid=identity.pid, at="", said=(), exited=exited(0, 0, code=0))
     write_own_record(files, record)

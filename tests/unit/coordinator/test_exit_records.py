@@ -51,7 +51,7 @@ def account(files: JobFiles, said: Sequence[RankMessage], end: RankExited, pid: 
 
 
 def pid_of(snapshot: JobSnapshot, rank: int) -> int:
-    identity = snapshot.ranks[rank].identity
+    identity = snapshot.ranks[rank].attempt.identity
     assert identity is not None
     return identity.pid
 

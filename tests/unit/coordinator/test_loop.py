@@ -170,7 +170,7 @@ def test_heartbeats_during_a_long_commit_count(monkeypatch: pytest.MonkeyPatch) 
 
     stage.run(disk_is_slow)
     assert stage.job.snapshot.ranks[0].progress.step == 3
-    assert stage.job.snapshot.ranks[0].kill is None
+    assert stage.job.snapshot.ranks[0].attempt.intent.kill is None
 
 
 def test_a_stalled_loop_blames_no_rank() -> None:
@@ -182,7 +182,7 @@ def test_a_stalled_loop_blames_no_rank() -> None:
         events.call_soon_threadsafe(stage.loop.hand_over)
 
     stage.run(is_stopped)
-    assert stage.job.snapshot.ranks[0].kill is None
+    assert stage.job.snapshot.ranks[0].attempt.intent.kill is None
     assert stage.job.decided == []
 
 
