@@ -158,7 +158,7 @@ class AgentLifecycle:
         """Run one agent's life; `serve` returns when it has ended, with a sentence how."""
         uid, agent = job.snapshot.uid, job.snapshot.agents[host]
         generation, launcher = agent.generation, self._launcher(agent)
-        is_swept = False
+        name, is_swept = job.snapshot.agent_name(host), False
         try:
             message = await serve(job, host)
         except Unprepared as error:
@@ -166,15 +166,15 @@ class AgentLifecycle:
             if any(rank.is_alive for rank in job.snapshot.ranks_on(host)):
                 await launcher.sweep(uid, job.known_processes(host))
                 self._report_ends(job, host, observe, frozenset())
-            message = "the job's agent was not started again, and its ranks were ended"
+            message = f"{name} was not started again, and its ranks were ended"
             observe(uid, AgentLost(host=host, generation=generation, message=message))
             return
         except NotStarted as error:
-            message = f"the job's agent could not be started: {error}"
+            message = f"{name} could not be started: {error}"
             # A host that is out of reach, and has nothing of the job, has nothing to sweep.
             is_swept = not any(rank.is_alive for rank in job.snapshot.ranks_on(host))
         except Exception as error:  # noqa: BLE001  any failure to start counts as a lost agent
-            message = f"the job's agent could not be started: {error!r}"
+            message = f"{name} could not be started: {error!r}"
         if not await self._holds_lease():
             return  # the processes belong to the coordinator that took over
         _set_agent(job, host, None)
@@ -226,7 +226,7 @@ class AgentLifecycle:
             files = self._data.job(job.snapshot.job_id)
             await asyncio.to_thread(claim_directory, files, job.snapshot.uid)
         if not _is_wanted(job, host):
-            return "the job's agent was dismissed before it was started"
+            return f"{job.snapshot.agent_name(host)} was dismissed before it was started"
         stamp("agent launched", job=job.snapshot.uid)
         agent = await self._launcher_of(job, host).start(self._assignment(job, host))
         _set_agent(job, host, agent)
@@ -237,7 +237,7 @@ class AgentLifecycle:
     async def _wait_for_end(self, job: TrackedJob, host: str) -> str:
         status = await job.agents[host].ended if host in job.agents else None
         ending = "ended" if status is None else describe_status(status)
-        return f"the job's agent {ending}; another one is started"
+        return f"{job.snapshot.agent_name(host)} {ending}; another one is started"
 
     async def _prepare(self, job: TrackedJob) -> Completed:
         return await asyncio.to_thread(prepare, job.snapshot.spec, self._settings)

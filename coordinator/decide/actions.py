@@ -49,10 +49,13 @@ class ListCheckpoints(OfHost, frozen=True):
 
 
 class LoseHost(OfHost, frozen=True):
-    """Give up a host that does not answer; its ranks are started elsewhere.
+    """Give up a host that does not answer, or that other hosts cannot reach.
 
-    Whether they run there is not known. If the agent comes back it is dismissed, and ends them.
+    Its ranks are started where there is room. Whether they run there is not known. If the agent
+    comes back it is dismissed, and ends them.
     """
+
+    cause: Cause
 
 
 class PlaceRank(OfRank, frozen=True):

@@ -64,8 +64,8 @@ def event_of(  # noqa: C901, PLR0911  one return for each kind of observation
             return _of_rank(after, rank, "rank_started", f"runs as pid {observation.pid}")
         case RankExited():
             return _of_exit(before, observation, after)
-        case actions.AgentConnected() if after.any_alive:
-            sentence = "the job's agent has connected, its ranks go on"
+        case actions.AgentConnected(host=host) if any(it.is_alive for it in after.ranks_on(host)):
+            sentence = f"{after.agent_name(host)} has connected, its ranks go on"
             if before.agents[observation.host].is_inherited:
                 sentence = f"a new coordinator has taken over; {sentence}"
             return NewEvent(kind="agent_adopted", message=sentence)
@@ -144,11 +144,12 @@ def _of_action(before: JobSnapshot, action: actions.Action, after: JobSnapshot) 
     match action:
         case actions.KillProcess():
             return _of_rank(after, action.rank, "rank_killed", action.cause.message)
-        case actions.KillAgent():
-            message = "the job's agent does not answer and is replaced"
+        case actions.KillAgent(host=host):
+            message = f"{after.agent_name(host)} does not answer and is replaced"
             return NewEvent(kind="agent_killed", message=message)
-        case actions.LoseHost(host=host):
-            message = f"host {host} does not answer; its ranks are started elsewhere"
+        case actions.LoseHost(host=host, cause=cause):
+            ranks = ", ".join(str(it.rank) for it in before.ranks_on(host) if it.is_alive)
+            message = f"host {host} is lost: each of its ranks ({ranks or 'none'}) {cause.message}"
             return NewEvent(kind="host_lost", message=message)
         case actions.PublishGroup():
             return NewEvent(kind="layout_announced", message=describe_group(action.group))

@@ -21,9 +21,9 @@ from muster.contracts.job import Reason
 from muster.contracts.messages import AgentHeartbeat, CheckpointsListed
 
 AGENT_LOST: Final = Cause(reason=Reason.AGENT_LOST, message="was ended with its agent")
-HOST_LOST: Final = Cause(
-    reason=Reason.HOST_LOST, message="was given up with its host, which did not answer"
-)
+
+CUT_PAUSE_SECONDS: Final = 60.0
+"""A host that others cannot reach is tried again after this; each trial stops training."""
 
 AgentChange: TypeAlias = actions.AgentConnected | actions.AgentDisconnected | actions.AgentLost
 
@@ -47,7 +47,7 @@ def apply(snapshot: JobSnapshot, action: actions.AgentAction, now: float) -> Job
             # AgentLost follows when it is gone; if the kill has missed, it is repeated.
             changed = replace(agent, since=now, listing_since=NEVER)
         case actions.LoseHost():
-            return _give_up(snapshot, agent, HOST_LOST, now)
+            return replace(_give_up(snapshot, agent, action.cause, now), cut=None)
         case actions.DismissAgent():
             # A connected agent exits. Any other is known to be gone only with `AgentLost`.
             target = AgentState.ABSENT if agent.is_connected else AgentState.LEAVING
@@ -174,8 +174,10 @@ def _give_up(
     """Return the job without this agent: ranks that live wait for the next one, others are gone."""
     pause = 0.0  # the first loss after a working agent is repaired at once
     # A lost host is set aside for a moment, in which its ranks get another one.
-    if failures := agent.failures + (cause is HOST_LOST):
+    if failures := agent.failures + (cause.reason is Reason.HOST_LOST):
         pause = snapshot.backoff.delay_seconds(failures, f"{snapshot.uid}/agent")
+    if snapshot.cut is not None and agent.host in snapshot.cut.hosts:
+        pause = max(pause, CUT_PAUSE_SECONDS)
     absent = replace(
         agent.move(AgentState.ABSENT, agent.since),
         failures=agent.failures + 1,

@@ -7,7 +7,7 @@ from typing import Final, TypeAlias, assert_never
 import msgspec
 
 from coordinator.decide import actions
-from coordinator.decide.state import Cause, JobSnapshot, RankSnapshot, unplaced
+from coordinator.decide.state import Cause, CutPair, JobSnapshot, RankSnapshot, unplaced
 from muster.contracts import pool as pools
 from muster.contracts.job import Reason
 from muster.contracts.messages import JoinedGroup, PeerLost, Ready, Saved, StateMismatch
@@ -84,7 +84,8 @@ def apply_message(
             return _join_group(snapshot, rank, message, now)
         case PeerLost():
             member = replace(member, peer_lost_round=message.generation)
-            return snapshot.with_attempt(rank, replace(attempt, member=member))
+            lost = snapshot.with_attempt(rank, replace(attempt, member=member))
+            return replace(lost, cut=_cut_after(snapshot, rank, message))
         case StateMismatch():
             return replace(snapshot, divergent=snapshot.divergent | set(message.workers))
         case Saved():
@@ -93,6 +94,19 @@ def apply_message(
             done = max(snapshot.checkpoint_requests_done, served)
             return replace(snapshot, checkpoint_requests_done=done)
     assert_never(message)
+
+
+def _cut_after(snapshot: JobSnapshot, rank: RankSnapshot, lost: PeerLost) -> CutPair | None:
+    """Return the two hosts that cannot reach each other once a rank has reported a lost peer."""
+    cut, number = snapshot.cut, lost.unreachable
+    is_known = number is not None and 0 <= number < len(snapshot.ranks)
+    if number is None or not is_known or lost.generation != snapshot.group.round:
+        return cut
+    hosts = frozenset({rank.host, snapshot.ranks[number].host})
+    if len(hosts) == 1 or (cut is not None and cut.round == lost.generation):
+        return cut
+    is_same = cut is not None and cut.hosts == hosts
+    return CutPair(hosts, lost.generation, cut.count + 1 if cut and is_same else 1)
 
 
 def locate(snapshot: JobSnapshot, rank: RankSnapshot, node: str) -> JobSnapshot:
@@ -177,7 +191,7 @@ def _join_group(
     is_waiting = any(member.state is WorkerState.SYNCING for member in pool.members)
     if is_waiting or not changed.has_joined_group:
         return changed
-    return replace(changed, pool=pools.mark_published(pool))
+    return replace(changed, pool=pools.mark_published(pool), cut=None)
 
 
 def _add(snapshot: JobSnapshot, number: int) -> JobSnapshot:

@@ -22,6 +22,12 @@ They exit at the same moment. One that was just told of a new group round waits 
 gone, and has to be asked.
 """
 
+CUTS_LIMIT: Final = 2
+"""Group rounds in a row in which the same two hosts cannot reach each other: one is given up."""
+
+_SILENT: Final = Cause(
+    reason=Reason.HOST_LOST, message="was given up with its host, which did not answer"
+)
 _STUBBORN: Final = Cause(
     reason=Reason.GANG_RESTARTED,
     message="did not end within the grace period after its gang had lost a rank, and was killed",
@@ -115,7 +121,9 @@ def _end_of_job(snapshot: JobSnapshot) -> Cause:
 def _lose_hosts(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     for agent in snapshot.agents.values():
         if now >= liveness.host_deadline(snapshot, agent):
-            yield actions.LoseHost(host=agent.host)
+            yield actions.LoseHost(host=agent.host, cause=_SILENT)
+    if snapshot.cut is not None and snapshot.cut.count >= CUTS_LIMIT:
+        yield plan_pool.lose_cut_host(snapshot, snapshot.cut)
 
 
 def _dismiss_idle_agents(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:

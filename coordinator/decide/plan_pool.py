@@ -10,7 +10,7 @@ from coordinator.decide import actions
 from coordinator.decide.actions import Action, SetStatus
 from coordinator.decide.events import describe_recovery
 from coordinator.decide.fold_pool import DIVERGED
-from coordinator.decide.state import GroupSnapshot, JobSnapshot, RankSnapshot
+from coordinator.decide.state import Cause, CutPair, GroupSnapshot, JobSnapshot, RankSnapshot
 from muster.contracts.agent import UNPLACED
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.location import parse_location
@@ -185,6 +185,19 @@ def _saver(snapshot: JobSnapshot) -> RankSnapshot | None:
         return None
     first = snapshot.ranks[group.ranks[0]]
     return first if first.attempt.number == group.attempts[0] else None
+
+
+def lose_cut_host(snapshot: JobSnapshot, cut: CutPair) -> Action:
+    """Give up the host with fewer members of two that cannot reach each other, never our own."""
+    hosts = [snapshot.ranks[number].host for number in snapshot.group.ranks]
+    order = list(snapshot.agents)
+
+    def worth(host: str) -> tuple[bool, int, int]:
+        return snapshot.agents[host].is_local, hosts.count(host), -order.index(host)
+
+    lost, kept = sorted(cut.hosts, key=worth)
+    words = f"was given up with its host, as {lost} and {kept} cannot reach each other"
+    return actions.LoseHost(host=lost, cause=Cause(reason=Reason.HOST_LOST, message=words))
 
 
 def _saves_on_local_host(snapshot: JobSnapshot) -> bool:

@@ -119,6 +119,15 @@ class GroupSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class CutPair:
+    """Two hosts whose ranks could not reach each other."""
+
+    hosts: frozenset[str]
+    round: int  # the last group round in which that happened
+    count: int = 1  # rounds in a row
+
+
+@dataclass(frozen=True, slots=True)
 class GangRestore:
     """From where an attempt of a gang resumes (`coordinator.decide.gang_restore`)."""
 
@@ -277,6 +286,7 @@ class JobSnapshot:
     failure: JobFailure | None = None
     pool: Pool = _NO_POOL  # the workers of a synchronous job; empty for any other
     group: GroupSnapshot = GroupSnapshot()
+    cut: CutPair | None = None  # None once a group has come together
     wanted_world_size: int = 0  # how many ranks should be in service
     pause_requested: bool = False
     checkpoint_requests: int = 0  # made so far; only the last one can be pending
@@ -307,6 +317,10 @@ class JobSnapshot:
     def agent_of(self, rank: RankSnapshot) -> AgentSnapshot:
         """Return the agent of the host that a rank runs on, or is to run on."""
         return self.agents.get(rank.host, _NO_AGENT)
+
+    def agent_name(self, host: str) -> str:
+        """Return what messages call the agent of a host."""
+        return "the job's agent" if len(self.agents) == 1 else f"the job's agent on {host}"
 
     def host_order(self, rank: RankSnapshot) -> int:
         """Return the position of a rank's host in the order in which hosts fill."""

@@ -119,6 +119,7 @@ class PeerLost(_Message, frozen=True, tag="stranded"):
 
     generation: Count
     message: str
+    unreachable: int | None = None  # the rank to which no connection came about
 
 
 class StateMismatch(_Message, frozen=True, tag="disputed"):

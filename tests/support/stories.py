@@ -411,6 +411,13 @@ class Story:
             self.rank_says(rank, lost)
         return self
 
+    def cannot_reach(self, rank: int, peer: int) -> Self:
+        """Let a rank report that no connection to another one came about."""
+        lost = messages.PeerLost(
+            generation=self.job.group.round, message="no connection", unreachable=peer
+        )
+        return self.rank_says(rank, lost)
+
     def reports_mismatch(self, rank: int, *workers: int) -> Self:
         said = messages.StateMismatch(
             generation=self.job.group.round, workers=workers, message="other bits"
