@@ -177,6 +177,8 @@ class AgentLifecycle:
             message = f"{name} could not be started: {error!r}"
         if not await self._holds_lease():
             return  # the processes belong to the coordinator that took over
+        if job.snapshot.agents[host].generation != generation:
+            return  # it was dismissed or given up: the next agent is there, and has ended its rest
         _set_agent(job, host, None)
         # Look before sweeping: a rank that ends after this look is found by the next agent.
         living = self._adoptable_ranks(job.snapshot, host)
