@@ -52,7 +52,7 @@ from database.records import (
     MemberRecord,
     RankRecord,
 )
-from muster.cluster.description import Cluster
+from muster.cluster.description import Cluster, one_host
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import TERMINAL, JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.messages import RankExited, RankSaid, Saved
@@ -333,8 +333,7 @@ class JobTable:
             for job in self.tracked.values()
             if job.snapshot.status is JobStatus.QUEUED and job.snapshot.stop is None
         ]
-        if self._cluster is not None:
-            self._place_lost(self._cluster, now)
+        self._place_lost(now)
         if waiting:
             for job, places in zip(waiting, self._admissions(waiting), strict=True):
                 self._start_or_wait(job, places, now)
@@ -363,9 +362,12 @@ class JobTable:
             reason = Reason.WAITING_FOR_SLOTS
             job.decide([SetStatus(status=JobStatus.QUEUED, reason=reason, message=places)], now)
 
-    def _place_lost(self, cluster: Cluster, now: Moment) -> None:
+    def _place_lost(self, now: Moment) -> None:
         """Choose hosts for ranks of admitted jobs that have none, or have lost it."""
         for job in self.admitted():
+            if not any(placement.homeless(job.snapshot, now.monotonic)):
+                continue
+            cluster = self._cluster or one_host(self._slots)
             holding = [it.snapshot for it in self.admitted()]
             job.decide(list(placement.place(job.snapshot, holding, cluster, now.monotonic)), now)
 

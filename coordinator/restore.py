@@ -82,15 +82,9 @@ def snapshot_of(
     def may_live(rank: RankRecord) -> bool:
         return rank.state != ProcessState.EXITED if rank.host in agents else rank.rank in living
 
-    known_agents = {row.host: row for row in rows.agents}
     known = [
         _adopted(job, rank, members, now) if may_live(rank) else _ended(job, rank)
         for rank in rows.ranks
-    ]
-    # Where the cluster's description has a host no more, its ranks wait for another one.
-    known = [
-        rank if rank.host in hosts else replace(rank, host=unplaced(hosts, rank.rank).host)
-        for rank in known
     ]
     ids = [it.attempt.worker_id for it in known if it.attempt.worker_id is not None]
     pool = _pool_of(job.spec, members, now, living=ids)
@@ -124,12 +118,7 @@ def snapshot_of(
         message=job.message,
         # The message of a job without a reason is its note.
         note=job.message if job.reason is None else None,
-        agents={
-            host: _agent_of(known_agents[host], agent, agents, now)
-            if host in known_agents
-            else agent
-            for host, agent in hosts.items()
-        },
+        agents={**hosts, **{row.host: _agent_of(row, hosts, agents, now) for row in rows.agents}},
         restore=_restore_of(job, rows.ranks),
         failure=failure,
         # The grace period starts again: its beginning is not recorded.
@@ -141,8 +130,10 @@ def snapshot_of(
 
 
 def _agent_of(
-    row: AgentRecord, fresh: AgentSnapshot, living: Collection[str], now: Moment
+    row: AgentRecord, hosts: Mapping[str, AgentSnapshot], living: Collection[str], now: Moment
 ) -> AgentSnapshot:
+    # A host that the cluster's description has no more is one that does not answer.
+    fresh = hosts.get(row.host, AgentSnapshot(host=row.host, is_local=False))
     agent = replace(fresh, generation=row.generation, heard_at=now.monotonic, is_inherited=True)
     if row.host not in living:
         return agent

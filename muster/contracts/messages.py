@@ -114,7 +114,7 @@ class JoinedGroup(_Message, frozen=True, tag="took_up"):
     step: Count
 
 
-class PeerLost(_Message, frozen=True, tag="stranded"):
+class PeerLost(_Message, frozen=True, omit_defaults=True, tag="stranded"):
     """The rank lost a peer, or never reached it, and waits for the next group round."""
 
     generation: Count
