@@ -14,8 +14,8 @@ from typing import Final
 from coordinator.decide.actions import AgentLost, JobFailed, Observation
 from coordinator.decide.liveness import REMOTE_ORPHAN_SECONDS
 from coordinator.decide.state import AGENT_FAILURES_LIMIT, AgentSnapshot, JobFailure, JobSnapshot
-from coordinator.jobs import TrackedJob
 from coordinator.launchers.launcher import AgentProcess, Launcher, NotStarted
+from coordinator.tracked_job import TrackedJob
 from database.records import AgentRecord
 from muster.contracts.environ import agent_heartbeat_seconds, process_tag
 from muster.contracts.job import JobUid, Reason

@@ -11,7 +11,7 @@ from coordinator.agents import AgentServer
 from coordinator.decide import actions
 from coordinator.decide.actions import Observation
 from coordinator.decide.state import JobSnapshot
-from coordinator.jobs import TrackedJob
+from coordinator.tracked_job import TrackedJob
 from muster.contracts.agent import LOCAL_HOST, LOOPBACK
 from muster.contracts.environ import Assignment, HostPlace, rank_environment
 from muster.contracts.job import JobUid

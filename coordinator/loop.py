@@ -28,8 +28,9 @@ from coordinator.decide.actions import (
     LoopStalled,
     Observation,
 )
-from coordinator.jobs import Draft, JobTable, TrackedJob
+from coordinator.jobs import JobTable
 from coordinator.persistence import Moment, Urgency
+from coordinator.tracked_job import Draft, TrackedJob
 from database.errors import DatabaseUnavailable
 from database.fenced_writer import FencedWriter
 from database.records import Event

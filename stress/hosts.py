@@ -43,14 +43,19 @@ class Schedule:
         self._draw = draw
 
     def strike(self, fault: str) -> None:
-        """Do it, and wait until the job has gone on."""
-        before, began = self._step(), time.monotonic()
-        FAULTS[fault](self)
-        self._installation.wait_until(
-            self.job_id, lambda seen: is_over(seen) or seen["step"] >= before + NEW_STEPS
+        """Do it once all ranks train, and wait until the job has gone on."""
+        running = self._installation.wait_until(
+            self.job_id, lambda seen: is_over(seen) or seen["status"] == "RUNNING"
         )
+        if is_over(running):
+            return
+        began = time.monotonic()
+        undo = FAULTS[fault](self)
+        self._await_steps()
         self.seconds.setdefault(fault, []).append(time.monotonic() - began)
         say(f"{self.job_id}: {fault}, new steps after {self.seconds[fault][-1]:.1f} s")
+        if undo is not None:
+            undo()
 
     def kill_rank(self) -> None:
         host = self._draw.choice(self._installation.machines)
@@ -59,12 +64,15 @@ class Schedule:
         if ranks:
             os.kill(self._draw.choice(ranks), signal.SIGKILL)
 
-    def power_off(self) -> None:
+    def power_off(self) -> Callable[[], None]:
         host = self._other_host()
         host.power_off()
-        self._await_steps()
-        host.power_on()
-        self._installation.boot(host)
+
+        def power_on() -> None:
+            host.power_on()
+            self._installation.boot(host)
+
+        return power_on
 
     def cut(self) -> None:
         host, one_way = self._other_host(), self._draw.random() < 0.5
@@ -93,7 +101,7 @@ class Schedule:
         )
 
 
-FAULTS: Final[dict[str, Callable[[Schedule], None]]] = {
+FAULTS: Final[dict[str, Callable[[Schedule], Callable[[], None] | None]]] = {
     "rank killed": Schedule.kill_rank,
     "host without power": Schedule.power_off,
     "host cut off": Schedule.cut,

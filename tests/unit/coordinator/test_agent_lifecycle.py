@@ -12,9 +12,9 @@ from coordinator import agent_lifecycle
 from coordinator.agent_lifecycle import AgentLifecycle, Unprepared, prepare
 from coordinator.decide.actions import AgentLost, DismissAgent, JobFailed, Observation
 from coordinator.decide.state import Cause, JobFailure
-from coordinator.jobs import TrackedJob
 from coordinator.launchers.launcher import AgentProcess, NotStarted
 from coordinator.persistence import Attachment
+from coordinator.tracked_job import TrackedJob
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import JobUid, Reason
 from muster.contracts.messages import AgentAssignment, RankExited

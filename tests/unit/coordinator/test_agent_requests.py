@@ -6,8 +6,8 @@ import pytest
 
 from coordinator.agent_requests import group_request, host_place
 from coordinator.decide.state import Attempt, GroupSnapshot, JobSnapshot, Membership
-from coordinator.jobs import TrackedJob
 from coordinator.persistence import Attachment
+from coordinator.tracked_job import TrackedJob
 from muster.contracts.agent import LOCAL_HOST, UNPLACED
 from muster.contracts.messages import Ready
 from tests.support.stories import queued_job

@@ -6,8 +6,8 @@ import pytest
 
 from coordinator.decide.actions import ActionTaken, AgentLost, LoseHost, Start
 from coordinator.decide.state import Cause
-from coordinator.jobs import TrackedJob
 from coordinator.persistence import Attachment, Moment, Urgency, ended_attempt_rows
+from coordinator.tracked_job import TrackedJob
 from database.records import Attempt, ProcessRecord, RankRecord
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import Reason

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.decide.state import JobSnapshot
-from coordinator.jobs import TrackedJob
 from coordinator.persistence import Attachment
+from coordinator.tracked_job import TrackedJob
 from muster.contracts.job import Reason
 from muster.contracts.messages import PermanentFailure, RankExited, RankMessage, RankSaid
 from muster.contracts.paths import JobFiles

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from coordinator import loop as module
 from coordinator.decide.actions import AgentSaid, LoopStalled, Observation, StartAgent
 from coordinator.decide.state import NEVER, JobSnapshot
-from coordinator.jobs import TrackedJob
 from coordinator.loop import CoordinatorLoop
 from coordinator.persistence import Attachment
+from coordinator.tracked_job import TrackedJob
 from database.errors import DatabaseUnavailable
 from database.records import JobWrite
 from muster.contracts.agent import LOCAL_HOST
