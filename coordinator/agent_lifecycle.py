@@ -101,7 +101,8 @@ class AgentLifecycle:
     ) -> dict[str, AgentProcess]:
         """Return the agents that the previous coordinator started for a job and that may live."""
         records = {row.host: row.process for row in rows}
-        hosts = [it for it in snapshot.agents.values() if it.is_local or it.host in records]
+        known = {**snapshot.hosts, **snapshot.agents}.values()
+        hosts = [it for it in known if it.is_local or it.host in records]
         looks = (self._launcher(it).adopt(snapshot.uid, records.get(it.host)) for it in hosts)
         found = zip(hosts, await asyncio.gather(*looks), strict=True)
         return {it.host: agent for it, agent in found if agent is not None}

@@ -196,13 +196,13 @@ def host_place(snapshot: JobSnapshot, number: int, addresses: Mapping[str, str])
     """
     host = snapshot.ranks[number].host
     beside = [rank.rank for rank in snapshot.ranks_on(host)]
-    hosts = [name for name in snapshot.agents if snapshot.ranks_on(name)]
+    hosts = [name for name, ranks in snapshot.ranks_by_host().items() if ranks]
     return HostPlace(
         local_rank=beside.index(number),
         local_world_size=len(beside),
         group_rank=hosts.index(host),
         group_world_size=len(hosts),
-        host_count=len(snapshot.agents),
+        host_count=len(snapshot.hosts),
         master_address=_address_of(snapshot, 0, addresses),
     )
 
@@ -238,7 +238,7 @@ def _address_of(snapshot: JobSnapshot, number: int, addresses: Mapping[str, str]
     A rank whose host was lost has no place, and may still be in a group that is about to end.
     """
     own = addresses.get(snapshot.ranks[number].host, LOOPBACK)
-    return own if len(snapshot.agents) > 1 else LOOPBACK
+    return own if snapshot.spans_hosts else LOOPBACK
 
 
 def _places(job: TrackedJob) -> Completed:

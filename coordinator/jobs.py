@@ -72,9 +72,13 @@ class JobTable:
         self._hosts = ONE_HOST
         if cluster is not None:
             self._hosts = {
-                node.name: AgentSnapshot(host=node.name, is_local=node.transport == "local")
+                node.name: AgentSnapshot(
+                    host=node.name, is_local=node.transport == "local", order=order
+                )
                 # This host first: of the members of a group the first one saves.
-                for node in sorted(cluster.nodes, key=lambda node: node.transport != "local")
+                for order, node in enumerate(
+                    sorted(cluster.nodes, key=lambda node: node.transport != "local")
+                )
             }
         self._rows: Sequence[Job] = ()  # of the last look
         self._seen: int | None = None

@@ -12,6 +12,7 @@ from coordinator.decide.events import describe_exit
 from coordinator.decide.fold_pool import keep_living
 from coordinator.decide.fold_rank import end_unobserved
 from coordinator.decide.state import (
+    LAST,
     NEVER,
     ONE_HOST,
     AgentSnapshot,
@@ -86,6 +87,7 @@ def snapshot_of(
         _adopted(job, rank, members, now) if may_live(rank) else _ended(job, rank)
         for rank in rows.ranks
     ]
+    fresh = hosts if len(hosts) == 1 else {}  # others get an agent with their first rank
     ids = [it.attempt.worker_id for it in known if it.attempt.worker_id is not None]
     pool = _pool_of(job.spec, members, now, living=ids)
     failure = _failure_of(job)
@@ -118,7 +120,8 @@ def snapshot_of(
         message=job.message,
         # The message of a job without a reason is its note.
         note=job.message if job.reason is None else None,
-        agents={**hosts, **{row.host: _agent_of(row, hosts, agents, now) for row in rows.agents}},
+        hosts=hosts,
+        agents={**fresh, **{row.host: _agent_of(row, hosts, agents, now) for row in rows.agents}},
         restore=_restore_of(job, rows.ranks),
         failure=failure,
         # The grace period starts again: its beginning is not recorded.
@@ -133,7 +136,7 @@ def _agent_of(
     row: AgentRecord, hosts: Mapping[str, AgentSnapshot], living: Collection[str], now: Moment
 ) -> AgentSnapshot:
     # A host that the cluster's description has no more is one that does not answer.
-    fresh = hosts.get(row.host, AgentSnapshot(host=row.host, is_local=False))
+    fresh = hosts.get(row.host, AgentSnapshot(host=row.host, is_local=False, order=LAST))
     agent = replace(fresh, generation=row.generation, heard_at=now.monotonic, is_inherited=True)
     if row.host not in living:
         return agent

@@ -104,10 +104,10 @@ class SetStatus(_Value, frozen=True):
     message: str | None = None
 
 
-RankAction: TypeAlias = PlaceRank | Start | Terminate | KillProcess | Suspect
+RankAction: TypeAlias = Start | Terminate | KillProcess | Suspect
 PoolAction: TypeAlias = AddRank | RemoveRank | PublishGroup
 AgentAction: TypeAlias = StartAgent | KillAgent | DismissAgent | LoseHost | ListCheckpoints
-Action: TypeAlias = AgentAction | SetStatus | PoolAction | RankAction
+Action: TypeAlias = AgentAction | PlaceRank | SetStatus | PoolAction | RankAction
 
 
 class ActionTaken(_Value, frozen=True):

@@ -69,7 +69,7 @@ def event_of(  # noqa: C901, PLR0911  one return for each kind of observation
             if before.agents[observation.host].is_inherited:
                 sentence = f"a new coordinator has taken over; {sentence}"
             return NewEvent(kind="agent_adopted", message=sentence)
-        case actions.AgentLost(host=host) if before.needs_agent(host):
+        case actions.AgentLost(host=host) if before.needs_agent(before.ranks_on(host)):
             return NewEvent(kind="agent_lost", message=observation.message)
         case actions.ActionTaken():
             return _of_action(before, observation.action, after)

@@ -69,6 +69,8 @@ def _apply(snapshot: JobSnapshot, action: actions.Action, now: float) -> JobSnap
             return replace(moved, interrupting=False) if status is JobStatus.QUEUED else moved
         case actions.AddRank() | actions.RemoveRank() | actions.PublishGroup():
             return fold_pool.apply(snapshot, action, now)
+        case actions.PlaceRank():
+            return fold_agent.place(snapshot, snapshot.ranks[action.rank], action.host)
         case _:
             rank = fold_rank.apply(snapshot.ranks[action.rank], action, now)
             return fold_pool.follow(snapshot.with_rank(rank), rank, action, now)

@@ -57,6 +57,15 @@ def apply(snapshot: JobSnapshot, action: actions.AgentAction, now: float) -> Job
     return snapshot.with_agent(changed)
 
 
+def place(snapshot: JobSnapshot, rank: RankSnapshot, host: str) -> JobSnapshot:
+    """Put a rank on a host, and give that host an agent if it has none yet."""
+    placed = snapshot.with_rank(replace(rank, host=host))
+    if host in placed.agents:
+        return placed
+    agents = [*placed.agents.values(), placed.hosts[host]]
+    return replace(placed, agents={it.host: it for it in sorted(agents, key=lambda it: it.order)})
+
+
 def hear(snapshot: JobSnapshot, said: actions.AgentSaid, now: float) -> JobSnapshot:
     """Take in what an agent reports about itself or its host."""
     match said.message:
@@ -146,8 +155,8 @@ def _lose(
     """Ranks wait for the next agent or are gone. That is not their failure and not a restart."""
     # If another coordinator numbers agents now, it holds our lease: this is never committed.
     agent = replace(agent, generation=max(agent.generation, lost.newest))
-    others = (it.failures for it in snapshot.agents.values() if it.host != agent.host)
-    if min([agent.failures, *others]) >= AGENT_FAILURES_LIMIT:
+    all_hosts = {**snapshot.hosts, **snapshot.agents}.values()
+    if min(it.failures for it in all_hosts) >= AGENT_FAILURES_LIMIT:
         count = agent.failures + 1
         message = f"{count} agents in a row were lost before a rank came alive: {lost.message}"
         failure = JobFailure(reason=Reason.AGENT_LOST, message=message)

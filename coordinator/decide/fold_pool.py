@@ -196,7 +196,7 @@ def _join_group(
 
 def _add(snapshot: JobSnapshot, number: int) -> JobSnapshot:
     missing = range(len(snapshot.ranks), number + 1)
-    fresh = (replace(unplaced(snapshot.agents, rank), in_service=False) for rank in missing)
+    fresh = (replace(unplaced(snapshot.hosts, rank), in_service=False) for rank in missing)
     grown = replace(snapshot, ranks=(*snapshot.ranks, *fresh))
     return grown.with_rank(replace(grown.ranks[number], in_service=True, finished=False))
 

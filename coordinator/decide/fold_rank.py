@@ -23,8 +23,6 @@ def apply(rank: RankSnapshot, action: actions.RankAction, now: float) -> RankSna
     """Note an action that was decided about this rank."""
     attempt = rank.attempt
     match action:
-        case actions.PlaceRank():
-            return replace(rank, host=action.host)
         case actions.Start():
             return _begin_attempt(rank, now)
         case actions.Terminate():

@@ -4,7 +4,7 @@ Ranks are heard through their agent, so the agent is judged first: silence of a 
 while its agent was heard. A silent agent is replaced; its ranks run on.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from coordinator.decide.actions import Action, KillProcess, Suspect
@@ -52,19 +52,22 @@ REMOTE_ORPHAN_SECONDS: Final = 20.0
 NEVER_DUE: Final = float("inf")
 
 
-def agent_deadline(snapshot: JobSnapshot, agent: AgentSnapshot) -> float:
-    """Return when an agent that does not respond is killed; its ranks wait for the next one."""
+def agent_deadline(
+    snapshot: JobSnapshot, agent: AgentSnapshot, ranks: Sequence[RankSnapshot]
+) -> float:
+    """Return when an agent that does not respond is killed; its `ranks` wait for the next one."""
     if agent.state is AgentState.LEAVING:
         return NEVER_DUE  # its dismissal ends it
     listed = agent.listing_since + LISTING_SECONDS if agent.is_listing else NEVER_DUE
-    return min(listed, _answer_deadline(snapshot, agent))
+    return min(listed, _answer_deadline(snapshot, agent, ranks))
 
 
-def _answer_deadline(snapshot: JobSnapshot, agent: AgentSnapshot) -> float:
+def _answer_deadline(
+    snapshot: JobSnapshot, agent: AgentSnapshot, ranks: Sequence[RankSnapshot]
+) -> float:
     if not agent.is_connected:
         grace = FORCED_STOP_SECONDS if snapshot.is_forced else AGENT_CONNECT_SECONDS
         return agent.since + grace
-    ranks = snapshot.ranks_on(agent.host)
     intents = (rank.attempt.intent for rank in ranks if rank.is_alive)
     killed_at = min((it.killed_at for it in intents if it.kill), default=NEVER_DUE)
     # Both counts begin no earlier than when the agent connected, or was last killed.
@@ -76,10 +79,14 @@ def _answer_deadline(snapshot: JobSnapshot, agent: AgentSnapshot) -> float:
     return min(obeyed + KILL_GRACE_SECONDS, heard + silence)
 
 
-def host_deadline(snapshot: JobSnapshot, agent: AgentSnapshot) -> float:
+def host_deadline(
+    snapshot: JobSnapshot, agent: AgentSnapshot, ranks: Sequence[RankSnapshot]
+) -> float:
     """Return when a host is given up: no process of another machine is known to be gone."""
-    has_ranks = any(rank.is_alive for rank in snapshot.ranks_on(agent.host))
-    if agent.is_local or (agent.state is AgentState.ABSENT and not has_ranks):
+    if agent.is_local:
+        return NEVER_DUE
+    has_ranks = any(rank.is_alive for rank in ranks)
+    if agent.state is AgentState.ABSENT and not has_ranks:
         return NEVER_DUE
     is_fenced = snapshot.is_synchronous and has_ranks
     return agent.heard_at + (HOST_SILENCE_SECONDS if is_fenced else HOST_LEASE_SECONDS)

@@ -31,6 +31,8 @@ def admit(
         request = RankRequest(job.job_id, job.spec)
         placements = place_requests(cluster, [request] * len(ranks), use_of(cluster, placed))
         hosts = [it.chosen.node for it in placements if it.chosen is not None]
+        # Scripts for torchrun expect that the ranks of a host follow each other.
+        hosts.sort(key=list(job.hosts).index)
         if len(hosts) == len(ranks):
             placed += [(request, host) for host in hosts]
             pairs = zip(ranks, hosts, strict=True)
@@ -49,7 +51,11 @@ def place(
     `holding` are all admitted jobs, this one included.
     """
     waiting = list(homeless(job, now))
-    nodes = [node for node in cluster.nodes if not is_set_aside(job.agents[node.name], now)]
+    nodes = [
+        node
+        for node in cluster.nodes
+        if not is_set_aside(job.agents.get(node.name, job.hosts[node.name]), now)
+    ]
     if not nodes:
         return
     requests = [RankRequest(job.job_id, job.spec)] * len(waiting)
@@ -67,7 +73,7 @@ def is_set_aside(agent: AgentSnapshot, now: float) -> bool:
 
 def homeless(job: JobSnapshot, now: float) -> Iterator[RankSnapshot]:
     """Yield the ranks that are to start and have no host, or have lost it."""
-    if len(job.agents) == 1 or job.is_ending:
+    if job.is_ending or (job.agents.keys() == job.hosts.keys() and not job.spans_hosts):
         return
     for rank in job.ranks:
         agent = job.agents.get(rank.host)

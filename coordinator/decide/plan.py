@@ -54,12 +54,13 @@ def wake_at(snapshot: JobSnapshot, now: float) -> float:
 
 
 def _deadlines(snapshot: JobSnapshot) -> Iterator[float]:
-    for agent in snapshot.agents.values():
+    ranks = snapshot.ranks_by_host()
+    for host, agent in snapshot.agents.items():
         if agent.state is AgentState.ABSENT:
             yield agent.start_at
         else:
-            yield liveness.agent_deadline(snapshot, agent)
-        yield liveness.host_deadline(snapshot, agent)
+            yield liveness.agent_deadline(snapshot, agent, ranks[host])
+        yield liveness.host_deadline(snapshot, agent, ranks[host])
     yield liveness.agent_late_at(snapshot)
     yield from plan_pool.group_deadlines(snapshot)
     if snapshot.is_ending:
@@ -119,31 +120,34 @@ def _end_of_job(snapshot: JobSnapshot) -> Cause:
 
 
 def _lose_hosts(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
-    for agent in snapshot.agents.values():
-        if now >= liveness.host_deadline(snapshot, agent):
-            yield actions.LoseHost(host=agent.host, cause=_SILENT)
+    ranks = snapshot.ranks_by_host() if snapshot.spans_hosts else {}
+    for host, agent in snapshot.agents.items():
+        if now >= liveness.host_deadline(snapshot, agent, ranks.get(host, ())):
+            yield actions.LoseHost(host=host, cause=_SILENT)
     if snapshot.cut is not None and snapshot.cut.count >= CUTS_LIMIT:
         yield plan_pool.lose_cut_host(snapshot, snapshot.cut)
 
 
 def _dismiss_idle_agents(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
     """Dismiss the agents of hosts that a job has left, such as after shrinking."""
-    if len(snapshot.agents) == 1 or snapshot.is_ending or snapshot.all_finished:
+    if not snapshot.spans_hosts or snapshot.is_ending or snapshot.all_finished:
         return  # `_finish_job` dismisses all of them
-    for agent in snapshot.agents.values():
-        if agent.is_wanted and not snapshot.needs_agent(agent.host):
-            yield actions.DismissAgent(host=agent.host)
+    ranks = snapshot.ranks_by_host()
+    for host, agent in snapshot.agents.items():
+        if agent.is_wanted and not snapshot.needs_agent(ranks[host]):
+            yield actions.DismissAgent(host=host)
 
 
 def _ensure_agents(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
-    for agent in snapshot.agents.values():
-        if not snapshot.needs_agent(agent.host):
+    ranks = snapshot.ranks_by_host()
+    for host, agent in snapshot.agents.items():
+        if not snapshot.needs_agent(ranks[host]):
             continue
         if agent.state is AgentState.ABSENT:
             if now >= agent.start_at:
-                yield actions.StartAgent(host=agent.host)
-        elif now >= liveness.agent_deadline(snapshot, agent):
-            yield actions.KillAgent(host=agent.host)
+                yield actions.StartAgent(host=host)
+        elif now >= liveness.agent_deadline(snapshot, agent, ranks[host]):
+            yield actions.KillAgent(host=host)
 
 
 def _start_ranks(snapshot: JobSnapshot, now: float) -> Iterator[Action]:

@@ -45,8 +45,8 @@ def _leaving_order(snapshot: JobSnapshot, rank: RankSnapshot) -> tuple[bool, int
     Those of the coordinator's own host leave last: one of them saves.
     """
     count = sum(other.host == rank.host for other in snapshot.in_service)
-    is_saver = len(snapshot.agents) > 1 and snapshot.agent_of(rank).is_local
-    return is_saver, count * (rank.host != UNPLACED), -snapshot.host_order(rank), -rank.rank
+    is_saver = snapshot.spans_hosts and snapshot.agent_of(rank).is_local
+    return is_saver, count * (rank.host != UNPLACED), -snapshot.agent_of(rank).order, -rank.rank
 
 
 def release_removed_ranks(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
@@ -76,7 +76,7 @@ def publish_group(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     requested, done = snapshot.checkpoint_requests, snapshot.checkpoint_requests_done
     members = sorted(
         filter(_can_train, snapshot.ranks),
-        key=lambda rank: (snapshot.host_order(rank), rank.attempt.worker_id or 0),
+        key=lambda rank: (snapshot.agent_of(rank).order, rank.attempt.worker_id or 0),
     )
     if len(members) < (1 if snapshot.is_ending else max(1, snapshot.spec.min_workers)):
         return  # the remaining members wait at their present step
@@ -190,10 +190,10 @@ def _saver(snapshot: JobSnapshot) -> RankSnapshot | None:
 def lose_cut_host(snapshot: JobSnapshot, cut: CutPair) -> Action:
     """Give up the host with fewer members of two that cannot reach each other, never our own."""
     hosts = [snapshot.ranks[number].host for number in snapshot.group.ranks]
-    order = list(snapshot.agents)
 
     def worth(host: str) -> tuple[bool, int, int]:
-        return snapshot.agents[host].is_local, hosts.count(host), -order.index(host)
+        agent = snapshot.agents[host]
+        return agent.is_local, hosts.count(host), -agent.order
 
     lost, kept = sorted(cut.hosts, key=worth)
     words = f"was given up with its host, as {lost} and {kept} cannot reach each other"
@@ -203,7 +203,7 @@ def lose_cut_host(snapshot: JobSnapshot, cut: CutPair) -> Action:
 def _saves_on_local_host(snapshot: JobSnapshot) -> bool:
     """True if a job of several hosts saves on a disk: that of the coordinator's host."""
     place = snapshot.spec.checkpoint_dir
-    return len(snapshot.agents) > 1 and isinstance(parse_location(place or ""), Path)
+    return snapshot.spans_hosts and isinstance(parse_location(place or ""), Path)
 
 
 def _are_agents_connected(snapshot: JobSnapshot) -> bool:

@@ -3,7 +3,7 @@
 Times are seconds on the coordinator's monotonic clock.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -44,6 +44,7 @@ class AgentSnapshot:
 
     host: str
     is_local: bool = True  # of the coordinator's own host, whose processes it sees itself
+    order: int = 0  # of the host, among those on which a job may have ranks
     state: AgentState = AgentState.ABSENT
     generation: int = 0  # its number; the agents of a host count up
     since: float = NEVER
@@ -77,7 +78,10 @@ class AgentSnapshot:
 ONE_HOST: Final[Mapping[str, AgentSnapshot]] = {LOCAL_HOST: AgentSnapshot(host=LOCAL_HOST)}
 """The agents of a job that runs where its coordinator does, before the first one is started."""
 
-_NO_AGENT: Final = AgentSnapshot(host=UNPLACED)
+LAST: Final = 1 << 30
+"""The order of a host that the cluster's description has no more, or of none at all."""
+
+_NO_AGENT: Final = AgentSnapshot(host=UNPLACED, order=LAST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,8 +281,10 @@ class JobSnapshot:
     reason: Reason | None = None
     message: str | None = None
     note: str | None = None  # about a job that goes well, such as which data set was chosen
+    hosts: Mapping[str, AgentSnapshot] = field(default_factory=lambda: ONE_HOST)
+    """Every host on which the job may have ranks, with an agent that was never started."""
     agents: Mapping[str, AgentSnapshot] = field(default_factory=lambda: ONE_HOST)
-    """By host: every host on which the job may have ranks, in the order in which they fill."""
+    """By host: of those on which the job has, or had, ranks."""
     stop: StopRequest | None = None
     stop_grace_seconds: float = 0.0
     stop_at: float = NEVER  # when this coordinator learned of the stop request or the failure
@@ -307,8 +313,13 @@ class JobSnapshot:
         return replace(self, ranks=tuple(ranks))
 
     def with_agent(self, changed: AgentSnapshot) -> "JobSnapshot":
-        """Return this job with the agent of one host replaced."""
+        """Return this job with the agent of one host replaced, or with one for a new host."""
         return replace(self, agents={**self.agents, changed.host: changed})
+
+    @property
+    def spans_hosts(self) -> bool:
+        """True if ranks of the job may be on several hosts."""
+        return len(self.hosts) > 1
 
     def with_attempt(self, rank: RankSnapshot, changed: Attempt) -> "JobSnapshot":
         """Return this job with the attempt of one rank replaced."""
@@ -320,15 +331,18 @@ class JobSnapshot:
 
     def agent_name(self, host: str) -> str:
         """Return what messages call the agent of a host."""
-        return "the job's agent" if len(self.agents) == 1 else f"the job's agent on {host}"
-
-    def host_order(self, rank: RankSnapshot) -> int:
-        """Return the position of a rank's host in the order in which hosts fill."""
-        return [*self.agents, UNPLACED].index(rank.host)
+        return f"the job's agent on {host}" if self.spans_hosts else "the job's agent"
 
     def ranks_on(self, host: str) -> tuple[RankSnapshot, ...]:
         """Return the ranks that a host has, or is to have."""
         return tuple(rank for rank in self.ranks if rank.host == host)
+
+    def ranks_by_host(self) -> Mapping[str, Sequence[RankSnapshot]]:
+        """Return the ranks of every host that has an agent, or had one, in one pass."""
+        found: dict[str, list[RankSnapshot]] = {host: [] for host in self.agents}
+        for rank in self.ranks:
+            found.setdefault(rank.host, []).append(rank)
+        return found
 
     def fresh_until(self, agent: AgentSnapshot) -> float:
         """Until when an agent's last heartbeat proves that a silent rank of it is silent itself."""
@@ -427,11 +441,9 @@ class JobSnapshot:
     def any_alive(self) -> bool:
         return any(rank.is_alive for rank in self.ranks)
 
-    def needs_agent(self, host: str) -> bool:
-        """True if a host has ranks to watch or to start."""
-        return any(
-            rank.is_alive or (rank.is_down and not self.is_ending) for rank in self.ranks_on(host)
-        )
+    def needs_agent(self, ranks: Iterable[RankSnapshot]) -> bool:
+        """True if the host of these ranks has any to watch or to start."""
+        return any(rank.is_alive or (rank.is_down and not self.is_ending) for rank in ranks)
 
     @property
     def all_finished(self) -> bool:

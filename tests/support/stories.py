@@ -38,14 +38,18 @@ HEARTBEAT_SECONDS = 2.0
 def queued_job(hosts: Sequence[str] = (LOCAL_HOST,), **spec: object) -> JobSnapshot:
     """Return a job that may use these hosts; the first one is the coordinator's."""
     job = JobSpec(**spec)
-    agents = {host: AgentSnapshot(host=host, is_local=host == hosts[0]) for host in hosts}
+    known = {
+        host: AgentSnapshot(host=host, is_local=host == hosts[0], order=order)
+        for order, host in enumerate(hosts)
+    }
     return JobSnapshot(
-        agents=agents,
+        hosts=known,
+        agents=known if len(known) == 1 else {},
         job_id=JobId("job"),
         uid=JobUid("uid"),
         spec=job,
         status=JobStatus.QUEUED,
-        ranks=tuple(unplaced(agents, rank) for rank in range(job.world_size)),
+        ranks=tuple(unplaced(known, rank) for rank in range(job.world_size)),
         wanted_world_size=job.world_size,
         pool=Pool(
             min_workers=job.min_workers,
@@ -510,11 +514,11 @@ class Story:
         raise AssertionError(f"the plan does not come to rest: {planned}")
 
     def _places(self) -> Iterator[Action]:
-        if len(self.job.agents) == 1 or self.job.status is JobStatus.QUEUED:
+        if not self.job.spans_hosts or self.job.status is JobStatus.QUEUED:
             return
         nodes = (
             ClusterNode(name=host, host=host, slots=self.slots, max_adapters=2)
-            for host in self.job.agents
+            for host in self.job.hosts
         )
         yield from place(self.job, [self.job], Cluster(nodes=tuple(nodes)), self.now)
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.agent_requests import group_request, host_place
+from coordinator.decide.fold_agent import place
 from coordinator.decide.state import Attempt, GroupSnapshot, JobSnapshot, Membership
 from coordinator.persistence import Attachment
 from coordinator.tracked_job import TrackedJob
@@ -20,7 +21,9 @@ def job_on(*hosts: str, names: tuple[str, ...] = ("a", "b", "c")) -> JobSnapshot
     job = queued_job(names, world_size=len(hosts), mode="synchronous")
     for rank, host in zip(job.ranks, hosts, strict=True):
         ready = Attempt(member=Membership(ready=Ready(port=100 + rank.rank)))
-        job = job.with_rank(replace(rank, host=host, attempt=ready))
+        job = job.with_rank(replace(rank, attempt=ready))
+        if host != UNPLACED:
+            job = place(job, job.ranks[rank.rank], host)
     return job
 
 
