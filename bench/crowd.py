@@ -1,14 +1,16 @@
-"""CPU time of a coordinator with a thousand ranks: ``python bench/crowd.py [seconds]``.
+"""CPU time of a coordinator with thousands of ranks: ``python bench/crowd.py [seconds]``.
 
-A real coordinator over real SQLite takes over 125 jobs of eight ranks. This script simulates their
-agents, each over its own connection: every rank takes a step and sends a heartbeat once a second,
-each at a different moment, and every agent sends heartbeats too.
+A real coordinator over real SQLite takes over 125 jobs of eight ranks on one host each, then 20
+jobs on 25 hosts each. This script simulates their agents, each over its own connection: every rank
+takes a step and sends a heartbeat once a second, each at a different moment, and every agent sends
+heartbeats too. What the connections of other hosts cost beyond that, their encryption, is left out.
 """
 
 import asyncio
 import random
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Sequence
@@ -22,7 +24,7 @@ from database.fenced_writer import FencedWriter
 from database.history import History
 from database.jobs import Jobs, NewJob
 from database.leases import COORDINATOR_LEASE, Leases
-from database.records import JobChange, JobWrite, RankRecord
+from database.records import AgentRecord, JobChange, JobWrite, RankRecord
 from muster.contracts.job import JobId, JobStatus, JobUid
 from muster.contracts.messages import (
     AgentHeartbeat,
@@ -42,7 +44,8 @@ from muster.contracts.token import sha256_of
 from muster.contracts.wire import encode, frame
 from muster.host.processes import identify, this_process
 
-AGENTS = 125
+CROWDS = (125, 1), (20, 25)
+"""Jobs, and hosts of each."""
 RANKS = 8
 """Of each agent."""
 
@@ -51,7 +54,9 @@ SETTLING_SECONDS = 5.0
 BEAT_SECONDS = 1.0
 GENERATION = 1
 TOKEN = "of all agents here"  # noqa: S105  no secret: the installation is temporary
-SPEC = JobSpec(mode="independent", world_size=RANKS, command=("sleep", "3600"))
+
+Agent = tuple[JobUid, str, int]
+"""A job, a host, and the first of the ranks that the job has there."""
 
 
 def main(seconds: float) -> None:
@@ -61,27 +66,46 @@ def main(seconds: float) -> None:
     if process is None:
         raise RuntimeError("the stand-in process for all agents has already ended")
     try:
-        with Services(slots=AGENTS * RANKS) as services:
-            services.stop_coordinator()
-            jobs = write_jobs(services, process)
-            services.start_coordinator()
-            share = asyncio.run(
-                measure(
-                    wait_for_address(services), services.coordinator.pid, jobs, process, seconds
-                )
-            )
-            check(services, jobs, seconds)
-            services.stop_coordinator()
+        for jobs, hosts in CROWDS:
+            show(jobs, hosts, process, seconds)
     finally:
         stand_in.kill()
         stand_in.wait()
-    what = f"coordinator with {AGENTS * RANKS} ranks on {AGENTS} agents, % of a core"
+
+
+def show(count: int, hosts: int, process: ProcessRecord, seconds: float) -> None:
+    """Measure so many jobs on so many hosts each, and print the figure."""
+    names = ["local"] if hosts == 1 else [f"host-{number:03}" for number in range(count * hosts)]
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as cluster:
+        cluster.write("nodes:\n")
+        for name in names:
+            cluster.write(f"  - {{name: {name}, host: localhost, slots: {RANKS}}}\n")
+        cluster.flush()
+        environ = {} if hosts == 1 else {"MUSTER_CLUSTER": cluster.name}
+        with Services(slots=count * RANKS, environ=environ) as services:
+            services.stop_coordinator()
+            jobs = write_jobs(services, process, count, hosts, names)
+            agents = [
+                (uid, names[0] if hosts == 1 else names[number * hosts + place], place * RANKS)
+                for number, (_, uid) in enumerate(jobs)
+                for place in range(hosts)
+            ]
+            services.start_coordinator()
+            address, pid = wait_for_address(services), services.coordinator.pid
+            share = asyncio.run(measure(address, pid, agents, process, seconds))
+            check(services, jobs, seconds, len(agents) * RANKS)
+            services.stop_coordinator()
+    what = f"coordinator with {len(agents) * RANKS} ranks on {len(agents)} agents, % of a core"
     print(f"{what:<62} {100 * share:>10.3f}   <= 50", flush=True)
 
 
-def write_jobs(services: Services, process: ProcessRecord) -> list[tuple[JobId, JobUid]]:
+def write_jobs(
+    services: Services, process: ProcessRecord, count: int, hosts: int, names: Sequence[str]
+) -> list[tuple[JobId, JobUid]]:
     """Write the rows of an earlier coordinator; return the jobs."""
-    jobs = [(JobId(f"crowd-{n:03}"), JobUid(uuid.uuid4().hex)) for n in range(AGENTS)]
+    jobs = [(JobId(f"crowd-{n:03}"), JobUid(uuid.uuid4().hex)) for n in range(count)]
+    spec = JobSpec(mode="independent", world_size=hosts * RANKS, command=("sleep", "3600"))
+    places = [names if hosts == 1 else names[n * hosts : (n + 1) * hosts] for n in range(count)]
     with_rows = [
         JobWrite(
             change=JobChange(
@@ -93,21 +117,33 @@ def write_jobs(services: Services, process: ProcessRecord) -> list[tuple[JobId, 
                 started_at=datetime.now(UTC),
                 finished_at=None,
                 exit_code=None,
-                generation=GENERATION,
-                agent=process,
-                agent_token_sha256=sha256_of(TOKEN),
             ),
+            agents=[
+                AgentRecord(
+                    host=host,
+                    generation=GENERATION,
+                    process=process,
+                    token_sha256=sha256_of(TOKEN),
+                )
+                for host in place
+            ],
             ranks=[
-                RankRecord(rank=rank, incarnation=0, state=ProcessState.LIVE, process=process)
-                for rank in range(RANKS)
+                RankRecord(
+                    rank=rank,
+                    host=place[rank // RANKS],
+                    incarnation=0,
+                    state=ProcessState.LIVE,
+                    process=process,
+                )
+                for rank in range(hosts * RANKS)
             ],
         )
-        for job_id, uid in jobs
+        for (job_id, uid), place in zip(jobs, places, strict=True)
     ]
     database = Database.open(services.database_url)
     try:
         for job_id, uid in jobs:
-            Jobs(database).create(NewJob(job_id, uid, SPEC))
+            Jobs(database).create(NewJob(job_id, uid, spec))
         leases = Leases(database)
         lease = leases.take(COORDINATOR_LEASE, "bench", this_process(), "", displacing=None)
         FencedWriter(database, lease).commit(with_rows)
@@ -120,14 +156,14 @@ def write_jobs(services: Services, process: ProcessRecord) -> list[tuple[JobId, 
 async def measure(
     address: CoordinatorAddress,
     pid: int,
-    jobs: Sequence[tuple[JobId, JobUid]],
+    simulated: Sequence[Agent],
     process: ProcessRecord,
     seconds: float,
 ) -> float:
     """Simulate all agents for `seconds`; return the coordinator's CPU seconds per second."""
     chance = random.Random(0)  # noqa: S311  repeatable on purpose, no secret
     agents = [
-        asyncio.ensure_future(play(address, uid, process, chance.random())) for _, uid in jobs
+        asyncio.ensure_future(play(address, agent, process, chance.random())) for agent in simulated
     ]
     await wait(agents, SETTLING_SECONDS)
     began, before = time.monotonic(), cpu_seconds(pid, with_children=False)
@@ -155,14 +191,14 @@ def wait_for_address(services: Services) -> CoordinatorAddress:
 
 
 async def play(
-    address: CoordinatorAddress, uid: JobUid, process: ProcessRecord, phase: float
+    address: CoordinatorAddress, agent: Agent, process: ProcessRecord, phase: float
 ) -> None:
     """Simulate an agent whose ranks send heartbeats in turn, until the connection closes."""
     reader, writer = await asyncio.open_connection(address.host, address.port)
-    for message in introduction(uid, process):
+    for message in introduction(agent, process):
         writer.write(frame(encode(message)))
     await asyncio.sleep(phase * BEAT_SECONDS)
-    beating = asyncio.ensure_future(beat(writer))
+    beating = asyncio.ensure_future(beat(writer, agent[2]))
     try:
         while await reader.read(1 << 16):
             pass  # welcome, and what it repeats after joining
@@ -171,21 +207,23 @@ async def play(
         writer.close()
 
 
-async def beat(writer: asyncio.StreamWriter) -> None:
+async def beat(writer: asyncio.StreamWriter, first: int) -> None:
     loop = asyncio.get_running_loop()
     due = loop.time()
     step = 0
     while True:
         step += 1
-        for rank in range(RANKS):
+        for rank in range(first, first + RANKS):
             writer.write(frame(encode(said(rank, at_step(step)))))
             due += BEAT_SECONDS / RANKS
             await asyncio.sleep(due - loop.time())
         writer.write(frame(encode(AgentHeartbeat(stopped=()))))
 
 
-def introduction(uid: JobUid, process: ProcessRecord) -> list[AgentMessage]:
-    hello = AgentHello(job_uid=uid, generation=GENERATION, token=TOKEN)
+def introduction(agent: Agent, process: ProcessRecord) -> list[AgentMessage]:
+    uid, host, first = agent
+    ranks = range(first, first + RANKS)
+    hello = AgentHello(job_uid=uid, host=host, generation=GENERATION, token=TOKEN)
     spawned = [
         RankSpawned(
             rank=rank,
@@ -195,9 +233,9 @@ def introduction(uid: JobUid, process: ProcessRecord) -> list[AgentMessage]:
             boot_id=process.boot_id,
             node=process.node,
         )
-        for rank in range(RANKS)
+        for rank in ranks
     ]
-    return [hello, *spawned, *(said(rank, Hello()) for rank in range(RANKS))]
+    return [hello, *spawned, *(said(rank, Hello()) for rank in ranks)]
 
 
 def said(rank: int, message: RankMessage) -> RankSaid:
@@ -222,7 +260,9 @@ def at_step(step: int) -> Heartbeat:
     )
 
 
-def check(services: Services, jobs: Sequence[tuple[JobId, JobUid]], seconds: float) -> None:
+def check(
+    services: Services, jobs: Sequence[tuple[JobId, JobUid]], seconds: float, ranks: int
+) -> None:
     """Check that every heartbeat was recorded and no rank was restarted."""
     database = Database.open(services.database_url)
     try:
@@ -230,7 +270,7 @@ def check(services: Services, jobs: Sequence[tuple[JobId, JobUid]], seconds: flo
     finally:
         database.close()
     workers = [worker for of_job in rows.values() for worker in of_job]
-    if len(workers) != AGENTS * RANKS or any(w.incarnation or w.restarts for w in workers):
+    if len(workers) != ranks or any(w.incarnation or w.restarts for w in workers):
         raise RuntimeError("a rank was restarted although all ranks sent heartbeats")
     least = min(worker.progress.step for worker in workers)
     if least < seconds / BEAT_SECONDS:
