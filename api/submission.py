@@ -29,7 +29,7 @@ from muster.checkpoints.listing import (
     values_of_newest,
 )
 from muster.cluster.description import Cluster
-from muster.cluster.placement import RankRequest, place
+from muster.cluster.placement import RankRequest, place, requests_of
 from muster.contracts.errors import InvalidDescription
 from muster.contracts.job import JobId
 from muster.contracts.location import InvalidLocation, parse_location
@@ -184,25 +184,20 @@ def _check_hosts(job_id: JobId, completed: Completed, cluster: Cluster | None) -
             cluster.node(name)
     except InvalidDescription as error:
         raise invalid_field("body", "hosts", str(error)) from error
-    placements = place(cluster, [RankRequest(job_id, spec)] * spec.world_size)
-    hosts = [cluster.node(it.chosen.node) for it in placements if it.chosen is not None]
-    if len(hosts) < spec.world_size:
-        why = next(it for it in placements if it.chosen is None)
+    anywhere = place(cluster, [RankRequest(job_id, spec)] * spec.world_size)
+    if missing := [it for it in anywhere if it.chosen is None]:
         raise invalid_field(
             "body",
             "world_size",
-            f"only {len(hosts)} of {spec.world_size} ranks fit on the cluster while it is free "
-            f"({why}): ask for fewer, or see muster plan",
+            f"only {spec.world_size - len(missing)} of {spec.world_size} ranks fit on the cluster "
+            f"while it is free ({missing[0]}): ask for fewer, or see muster plan",
         )
-    is_here = [node.transport == "local" for node in hosts]
-    # The one writer of a synchronous job is a rank of this host; others save where they run.
-    is_safe = any(is_here) if spec.mode == "synchronous" else all(is_here)
-    if isinstance(completed.checkpoint_dir, Path) and not is_safe:
+    if not all(it.chosen for it in place(cluster, requests_of(cluster, job_id, spec))):
         raise invalid_field(
             "body",
             "checkpoint_dir",
             f"{completed.checkpoint_dir} is a directory of this host, and ranks of the job would "
-            "run on others: use s3://BUCKET/PREFIX, or allow only this host with hosts",
+            "run on others: use s3://BUCKET/PREFIX, or ask for as many ranks as fit here",
         )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from coordinator.decide.actions import AgentLost, JobFailed, Observation
-from coordinator.decide.liveness import REMOTE_ORPHAN_SECONDS
+from coordinator.decide.liveness import REMOTE_GRACE_SECONDS, REMOTE_ORPHAN_SECONDS
 from coordinator.decide.state import AGENT_FAILURES_LIMIT, AgentSnapshot, JobFailure, JobSnapshot
 from coordinator.launchers.launcher import AgentProcess, Launcher, NotStarted
 from coordinator.tracked_job import TrackedJob
@@ -252,9 +252,11 @@ class AgentLifecycle:
     def _assignment(self, job: TrackedJob, host: str) -> AgentAssignment:
         snapshot, agent = job.snapshot, job.snapshot.agents[host]
         orphan_seconds = self._settings.orphan_timeout_seconds
+        grace_seconds = snapshot.spec.stop_grace_seconds
         if not (agent.is_local or snapshot.is_synchronous):
             # They are replaced after their lease, see `liveness`.
             orphan_seconds = min(orphan_seconds, REMOTE_ORPHAN_SECONDS)
+            grace_seconds = min(grace_seconds, REMOTE_GRACE_SECONDS)
         return AgentAssignment(
             job_uid=snapshot.uid,
             host=host,
@@ -270,7 +272,7 @@ class AgentLifecycle:
             and not snapshot.spec.secrets,
             coordinators=() if agent.is_local else self._addresses(),
             orphan_timeout_seconds=orphan_seconds,
-            stop_grace_seconds=snapshot.spec.stop_grace_seconds,
+            stop_grace_seconds=grace_seconds,
             python=snapshot.spec.python,
             agent_heartbeat_seconds=agent_heartbeat_seconds(snapshot.spec),
             max_log_bytes=snapshot.spec.max_log_bytes,

@@ -297,6 +297,8 @@ class AgentServer:
         first = self._connections.get((JobUid(hello.job_uid), hello.host))
         if first is None or first.hello is None or first.hello.machine_key == hello.machine_key:
             return True
+        if first.hello.generation != hello.generation:
+            return True  # the host has booted again, and the old connection is still open
         words = f"dismissed an agent of job {hello.job_uid} that runs on {hello.node}: the agent "
         words += f"of host {hello.host} is connected from {first.hello.node}; give each machine a "
         _LOG.warning(f"{words}name of its own", action="agent_dismissed")

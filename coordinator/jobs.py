@@ -35,7 +35,6 @@ from database.records import (
     MemberRecord,
 )
 from muster.cluster.description import Cluster, one_host
-from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.paths import DataDir
 from muster.contracts.pool import WorkerState
@@ -115,7 +114,12 @@ class JobTable:
                 job.observe(message, now)
         await sweep(
             {
-                job.snapshot.uid: job.known_processes(LOCAL_HOST)
+                job.snapshot.uid: [
+                    process
+                    for host, agent in job.snapshot.agents.items()
+                    if agent.is_local
+                    for process in job.known_processes(host)
+                ]
                 for job in jobs
                 if not job.snapshot.any_alive
             }

@@ -31,7 +31,7 @@ from coordinator.persistence import SAME_OF_ATTEMPT, SAME_OF_BUDGET, SAME_OF_RAN
 from database.records import AgentRecord, Job, MemberRecord, RankRecord
 from muster.checkpoints.manifest import RestorePoint
 from muster.contracts import pool as pools
-from muster.contracts.agent import AgentState
+from muster.contracts.agent import LOCAL_HOST, AgentState
 from muster.contracts.job import JobStatus, Reason
 from muster.contracts.pool import Newcomer, Pool, WorkerId, WorkerState
 from muster.contracts.rank import ProcessState
@@ -136,7 +136,9 @@ def _agent_of(
     row: AgentRecord, hosts: Mapping[str, AgentSnapshot], living: Collection[str], now: Moment
 ) -> AgentSnapshot:
     # A host that the cluster's description has no more is one that does not answer.
-    fresh = hosts.get(row.host, AgentSnapshot(host=row.host, is_local=False, order=LAST))
+    # One of before there was a description is on this host.
+    unknown = AgentSnapshot(host=row.host, is_local=row.host == LOCAL_HOST, order=LAST)
+    fresh = hosts.get(row.host, unknown)
     agent = replace(fresh, generation=row.generation, heard_at=now.monotonic, is_inherited=True)
     if row.host not in living:
         return agent

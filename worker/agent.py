@@ -110,7 +110,8 @@ class Agent:
         self._is_leaving = self._is_listing = False
         self._exit_code = 0
         now = time.monotonic()
-        self._last_connected = self._next_connect = self._next_tick = now
+        self._last_connected = _since_boot()
+        self._next_connect = self._next_tick = now
         self._next_address_check = self._next_pulse = now
         self._settle_at = math.inf
         self._wake_up = _wake_on_sigchld()
@@ -180,7 +181,7 @@ class Agent:
         if not self._link.is_welcome:
             self._on_time_alone(now)
             return
-        self._last_connected = now
+        self._last_connected = _since_boot()
         if now >= self._next_pulse:
             self._next_pulse = now + self._assignment.agent_heartbeat_seconds
             self._link.send(self._ranks.pulse())
@@ -193,7 +194,7 @@ class Agent:
             self._connect()
             wait_seconds = WELCOME_SECONDS if self._link.is_open else RECONNECT_SECONDS
             self._next_connect = now + wait_seconds
-        alone_seconds = now - self._last_connected
+        alone_seconds = _since_boot() - self._last_connected
         timeout = self._assignment.orphan_timeout_seconds
         if alone_seconds >= timeout + self._assignment.stop_grace_seconds:
             self._ranks.signal_all(signal.SIGKILL)
@@ -305,6 +306,11 @@ class Agent:
         self._next_address_check = 0.0  # a new coordinator sends this signal, too
         is_group_due = self._link.is_welcome and self._ranks.report_deaths()
         self._settle_at = time.monotonic() + GROUP_SECONDS * is_group_due
+
+
+def _since_boot() -> float:
+    """Return seconds that go on while the machine is suspended: others do not wait for it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class StorageProcess:

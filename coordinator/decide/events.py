@@ -120,9 +120,11 @@ def _of_message(before: JobSnapshot, said: RankSaid, after: JobSnapshot) -> NewE
 def _is_first_step(before: JobSnapshot, number: int, after: JobSnapshot) -> bool:
     """True if a rank is the first of its group that reports a new step."""
     present = after.group.round
-    is_new = all(rank.attempt.member.stepped_round < present for rank in before.ranks)
-    is_known = bool(after.group.ranks)  # a new coordinator has not announced one yet
-    return is_known and is_new and after.ranks[number].attempt.member.stepped_round == present
+    if not after.group.ranks:  # a new coordinator has not announced one yet
+        return False
+    if after.ranks[number].attempt.member.stepped_round != present:
+        return False
+    return all(rank.attempt.member.stepped_round < present for rank in before.ranks)
 
 
 def _of_lost_peer(before: JobSnapshot, rank: int, lost: PeerLost) -> NewEvent | None:

@@ -155,8 +155,12 @@ def _lose(
     """Ranks wait for the next agent or are gone. That is not their failure and not a restart."""
     # If another coordinator numbers agents now, it holds our lease: this is never committed.
     agent = replace(agent, generation=max(agent.generation, lost.newest))
-    all_hosts = {**snapshot.hosts, **snapshot.agents}.values()
-    if min(it.failures for it in all_hosts) >= AGENT_FAILURES_LIMIT:
+    all_hosts = {**snapshot.hosts, **snapshot.agents}
+    allowed = {*(snapshot.spec.hosts or all_hosts), agent.host}
+    if (
+        min(all_hosts[host].failures for host in allowed if host in all_hosts)
+        >= AGENT_FAILURES_LIMIT
+    ):
         count = agent.failures + 1
         message = f"{count} agents in a row were lost before a rank came alive: {lost.message}"
         failure = JobFailure(reason=Reason.AGENT_LOST, message=message)
@@ -182,10 +186,11 @@ def _give_up(
 ) -> JobSnapshot:
     """Return the job without this agent: ranks that live wait for the next one, others are gone."""
     pause = 0.0  # the first loss after a working agent is repaired at once
+    is_given_up = cause.reason is Reason.HOST_LOST
     # A lost host is set aside for a moment, in which its ranks get another one.
-    if failures := agent.failures + (cause.reason is Reason.HOST_LOST):
+    if failures := agent.failures + is_given_up:
         pause = snapshot.backoff.delay_seconds(failures, f"{snapshot.uid}/agent")
-    if snapshot.cut is not None and agent.host in snapshot.cut.hosts:
+    if is_given_up and snapshot.cut is not None and agent.host in snapshot.cut.hosts:
         pause = max(pause, CUT_PAUSE_SECONDS)
     absent = replace(
         agent.move(AgentState.ABSENT, agent.since),

@@ -44,10 +44,12 @@ HOST_SILENCE_SECONDS: Final = 10.0
 HOST_LEASE_SECONDS: Final = 30.0
 """Silence after which any other ranks of a host are started elsewhere.
 
-Its agent ends them after `REMOTE_ORPHAN_SECONDS` without a coordinator: two copies never count.
+Its agent has killed them by then, so two copies never count: it notices the silence after at most
+11 s (`muster.host.peers`), then waits `REMOTE_ORPHAN_SECONDS`, then `REMOTE_GRACE_SECONDS`.
 """
 
-REMOTE_ORPHAN_SECONDS: Final = 20.0
+REMOTE_ORPHAN_SECONDS: Final = 10.0
+REMOTE_GRACE_SECONDS: Final = 5.0
 
 NEVER_DUE: Final = float("inf")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from coordinator.decide.actions import PlaceRank
 from coordinator.decide.state import AgentSnapshot, JobSnapshot, RankSnapshot
 from muster.cluster.description import Cluster
-from muster.cluster.placement import RankRequest, use_of
+from muster.cluster.placement import RankRequest, requests_of, use_of
 from muster.cluster.placement import place as place_requests
 from muster.contracts.agent import AgentState
 
@@ -29,7 +29,8 @@ def admit(
             ahead += 1
             continue
         request = RankRequest(job.job_id, job.spec)
-        placements = place_requests(cluster, [request] * len(ranks), use_of(cluster, placed))
+        requests = requests_of(cluster, job.job_id, job.spec, len(ranks))
+        placements = place_requests(cluster, requests, use_of(cluster, placed))
         hosts = [it.chosen.node for it in placements if it.chosen is not None]
         # Scripts for torchrun expect that the ranks of a host follow each other.
         hosts.sort(key=list(job.hosts).index)
@@ -58,7 +59,8 @@ def place(
     ]
     if not nodes:
         return
-    requests = [RankRequest(job.job_id, job.spec)] * len(waiting)
+    has_local = any(job.agent_of(rank).is_local for rank in job.in_service if rank not in waiting)
+    requests = requests_of(cluster, job.job_id, job.spec, len(waiting), has_local=has_local)
     uses = use_of(cluster, _placed(holding))
     placements = place_requests(Cluster(nodes=tuple(nodes)), requests, uses)
     for rank, placement in zip(waiting, placements, strict=True):
@@ -67,8 +69,12 @@ def place(
 
 
 def is_set_aside(agent: AgentSnapshot, now: float) -> bool:
-    """True if a host was lost, or has lost its agents, and is not tried again yet."""
-    return agent.state is AgentState.ABSENT and agent.failures > 0 and now < agent.start_at
+    """True if a host was lost, or has lost its agents, and is not tried again yet.
+
+    Never our own: that a job saves there is worth more than a start elsewhere.
+    """
+    is_lost = agent.state is AgentState.ABSENT and agent.failures > 0 and now < agent.start_at
+    return is_lost and not agent.is_local
 
 
 def homeless(job: JobSnapshot, now: float) -> Iterator[RankSnapshot]:

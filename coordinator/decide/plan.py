@@ -25,9 +25,6 @@ gone, and has to be asked.
 CUTS_LIMIT: Final = 2
 """Group rounds in a row in which the same two hosts cannot reach each other: one is given up."""
 
-_SILENT: Final = Cause(
-    reason=Reason.HOST_LOST, message="was given up with its host, which did not answer"
-)
 _STUBBORN: Final = Cause(
     reason=Reason.GANG_RESTARTED,
     message="did not end within the grace period after its gang had lost a rank, and was killed",
@@ -123,7 +120,11 @@ def _lose_hosts(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     ranks = snapshot.ranks_by_host() if snapshot.spans_hosts else {}
     for host, agent in snapshot.agents.items():
         if now >= liveness.host_deadline(snapshot, agent, ranks.get(host, ())):
-            yield actions.LoseHost(host=host, cause=_SILENT)
+            words = (
+                f"was given up with host {host}, which does not answer: check its power and network"
+            )
+            cause = Cause(reason=Reason.HOST_LOST, message=words)
+            yield actions.LoseHost(host=host, cause=cause)
     if snapshot.cut is not None and snapshot.cut.count >= CUTS_LIMIT:
         yield plan_pool.lose_cut_host(snapshot, snapshot.cut)
 

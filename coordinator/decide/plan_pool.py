@@ -45,8 +45,8 @@ def _leaving_order(snapshot: JobSnapshot, rank: RankSnapshot) -> tuple[bool, int
     Those of the coordinator's own host leave last: one of them saves.
     """
     count = sum(other.host == rank.host for other in snapshot.in_service)
-    is_saver = snapshot.spans_hosts and snapshot.agent_of(rank).is_local
-    return is_saver, count * (rank.host != UNPLACED), -snapshot.agent_of(rank).order, -rank.rank
+    is_local = snapshot.spans_hosts and snapshot.agent_of(rank).is_local
+    return is_local, count * (rank.host != UNPLACED), -snapshot.agent_of(rank).order, -rank.rank
 
 
 def release_removed_ranks(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
@@ -196,7 +196,10 @@ def lose_cut_host(snapshot: JobSnapshot, cut: CutPair) -> Action:
         return agent.is_local, hosts.count(host), -agent.order
 
     lost, kept = sorted(cut.hosts, key=worth)
-    words = f"was given up with its host, as {lost} and {kept} cannot reach each other"
+    words = (
+        f"was given up with host {lost}, as {lost} and {kept} cannot reach each other: open the "
+        "ports of MUSTER_RANK_PORTS between them"
+    )
     return actions.LoseHost(host=lost, cause=Cause(reason=Reason.HOST_LOST, message=words))
 
 

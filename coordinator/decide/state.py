@@ -443,6 +443,8 @@ class JobSnapshot:
 
     def needs_agent(self, ranks: Iterable[RankSnapshot]) -> bool:
         """True if the host of these ranks has any to watch or to start."""
+        if self.is_gang and not (self.is_ending or self.all_finished):
+            return any(rank.in_service for rank in ranks)  # finished ones may start again
         return any(rank.is_alive or (rank.is_down and not self.is_ending) for rank in ranks)
 
     @property

@@ -121,14 +121,14 @@ class _Line:
         if not isinstance(answer, HostReady):
             return self._last_error()
         if answer.version != VERSION:
-            return f"its Muster is {answer.version}, not {VERSION}: install that there"
+            return f"it has Muster {answer.version}: install {VERSION} there, as here"
         return ""
 
     def _last_error(self) -> str:
         """Return the last line that the client wrote to its standard error."""
         size = os.fstat(self._errors.fileno()).st_size
         end = os.pread(self._errors.fileno(), 2000, max(0, size - 2000)).decode(errors="replace")
-        return printable(next(iter(end.strip().splitlines()[-1:]), "it ended without a word"))
+        return printable(next(iter(end.strip().splitlines()[-1:]), "it wrote no error"))
 
     def close(self) -> None:
         """End the client; what it has started on the host runs on."""

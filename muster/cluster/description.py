@@ -113,6 +113,12 @@ def cluster_of_service(path: Path | None, slots: int) -> Cluster | None:
     from muster.cluster.reading import read_cluster  # noqa: PLC0415
 
     cluster = read_cluster(path)
+    local = [node.name for node in cluster.nodes if node.transport == "local"]
+    if len(local) > 1:
+        raise InvalidDescription(
+            f"{path}: {' and '.join(local)} have the transport local, which is this one machine: "
+            "write transport: ssh for the others"
+        )
     nodes = (
         replace(node, slots=slots)
         if node.transport == "local" and node.rank_slots is None

@@ -7,11 +7,15 @@ budget the ratio is 1. The best GPU of a node counts.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+import msgspec
+
 from muster.cluster.description import Cluster, ClusterNode, Gpu
 from muster.cluster.speed import CPU_FACTOR, flops_factor
+from muster.contracts.location import parse_location
 from muster.contracts.spec import JobSpec
 
 
@@ -76,6 +80,30 @@ def place(
     return placements
 
 
+def requests_of(
+    cluster: Cluster,
+    job_id: str,
+    spec: JobSpec,
+    count: int | None = None,
+    *,
+    has_local: bool = False,
+) -> list[RankRequest]:
+    """Return requests for so many ranks of a job, None: for all of them.
+
+    A job that saves on a disk saves on that of the coordinator's host.
+    Of ranks that train together one saves: the first one, unless the job `has_local` ones already.
+    """
+    request, count = RankRequest(job_id, spec), spec.world_size if count is None else count
+    if not isinstance(parse_location(spec.checkpoint_dir or ""), Path):
+        return [request] * count
+    local = tuple(node.name for node in cluster.nodes if node.transport == "local")
+    allowed = local if spec.hosts is None else tuple(it for it in spec.hosts if it in local)
+    here = RankRequest(job_id, msgspec.structs.replace(spec, hosts=allowed))
+    if spec.mode == "synchronous":
+        return [request] * count if has_local else [here, *[request] * (count - 1)]
+    return [here] * count
+
+
 def use_of(cluster: Cluster, placed: Iterable[tuple[RankRequest, str]]) -> dict[str, NodeUse]:
     """Return what ranks take on the nodes on which they run; names of other nodes are left out."""
     uses = {node.name: NodeUse() for node in cluster.nodes}
@@ -111,6 +139,8 @@ def _missing_slot(node: ClusterNode, request: RankRequest, use: NodeUse) -> str:
     """Return why no rank of the job may start on a node; empty if one may."""
     hosts = request.spec.hosts
     if hosts is not None and node.name not in hosts:
+        if not hosts:
+            return "its checkpoints are on the disk of the coordinator's host"
         return f"the job allows only {', '.join(hosts)}"
     if request.job_id not in use.jobs and len(use.jobs) >= node.max_adapters:
         return f"jobs there: {len(use.jobs)} of {node.max_adapters} (max_adapters)"

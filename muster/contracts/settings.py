@@ -70,8 +70,8 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Variable(
             "MUSTER_AGENT_ADDRESS",
-            "`host:port` where agents of other hosts reach the coordinator. Their connections are "
-            "encrypted, and each agent proves that this service started it.",
+            "`address:port` where agents of other hosts reach the coordinator. Their connections "
+            "are encrypted, and each agent proves that this service started it.",
         ),
     ] = None
     slots: Annotated[
@@ -113,10 +113,20 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.agent_address is None:
             return None
         found = re.fullmatch(r"\[?([^\s/@\[\]]+)\]?:([0-9]{1,5})", self.agent_address)
-        if found is None or not 0 < int(found[2]) < 1 << 16:
-            wanted = "host:port, such as 10.0.0.1:7000"
+        if found is None or not 0 < int(found[2]) < 1 << 16 or not _is_address(found[1]):
+            wanted = "an IP address of this host and a port, such as 10.0.0.1:7000"
             raise InvalidEnvironment("MUSTER_AGENT_ADDRESS", self.agent_address, wanted)
         return found[1], int(found[2])
+
+
+def _is_address(text: str) -> bool:
+    """True if others can use it: agents look up no names, and 0.0.0.0 means each itself."""
+    import ipaddress  # noqa: PLC0415  few services have agents elsewhere
+
+    try:
+        return not ipaddress.ip_address(text).is_unspecified
+    except ValueError:
+        return False
 
 
 class S3Settings(msgspec.Struct, frozen=True, kw_only=True):

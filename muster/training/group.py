@@ -1,10 +1,10 @@
 """Turns a worker group into a backend and a reducer that connect its members."""
 
+import errno
 import os
 import socket
 import time
 import weakref
-from contextlib import suppress
 from typing import Final, Protocol, Self, TypeVar
 
 import msgspec
@@ -222,8 +222,11 @@ def _listen(settings: RankSettings) -> socket.socket:
     family = socket.AF_INET6 if is_dual else socket.AF_INET
     ports = settings.rank_ports or range(1)  # port 0 is any free one
     for port in ports:
-        with suppress(OSError):
+        try:
             return socket.create_server(("", port), family=family, dualstack_ipv6=is_dual)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
     raise TransportFailed(
         f"no port from {ports[0]} to {ports[-1]} is free for this rank: let {RANK_PORTS.name} name "
         "more ports"

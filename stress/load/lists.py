@@ -69,9 +69,6 @@ def _over(number: int) -> Job:
         exit_code=0,
         stop_request=None,
         stop_grace_seconds=None,
-        generation=1,
-        agent=None,
-        agent_token_sha256=None,
         version=7,
     )
 

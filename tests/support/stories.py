@@ -37,6 +37,8 @@ HEARTBEAT_SECONDS = 2.0
 
 def queued_job(hosts: Sequence[str] = (LOCAL_HOST,), **spec: object) -> JobSnapshot:
     """Return a job that may use these hosts; the first one is the coordinator's."""
+    if len(hosts) > 1:
+        spec.setdefault("checkpoint_dir", "s3://bucket/runs")
     job = JobSpec(**spec)
     known = {
         host: AgentSnapshot(host=host, is_local=host == hosts[0], order=order)
@@ -517,8 +519,14 @@ class Story:
         if not self.job.spans_hosts or self.job.status is JobStatus.QUEUED:
             return
         nodes = (
-            ClusterNode(name=host, host=host, slots=self.slots, max_adapters=2)
-            for host in self.job.hosts
+            ClusterNode(
+                name=host,
+                host=host,
+                transport="local" if agent.is_local else "ssh",
+                slots=self.slots,
+                max_adapters=2,
+            )
+            for host, agent in self.job.hosts.items()
         )
         yield from place(self.job, [self.job], Cluster(nodes=tuple(nodes)), self.now)
 

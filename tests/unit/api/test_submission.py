@@ -108,7 +108,7 @@ OTHER_HOSTS: dict[str, tuple[dict[str, object], str | None]] = {
     ),
     "no saver here": (
         {"world_size": 2, "mode": "synchronous", "hosts": ("box",)},
-        "use s3://BUCKET/PREFIX, or allow only this host with hosts",
+        "use s3://BUCKET/PREFIX, or ask for as many ranks as fit here",
     ),
 }
 

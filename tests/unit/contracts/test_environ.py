@@ -297,7 +297,6 @@ def test_services_save_below_their_data(environ: dict[str, str], place: Location
     [
         ("", None),
         ("10.0.0.1:7000", ("10.0.0.1", 7000)),
-        ("head.example:65535", ("head.example", 65535)),
         ("[::1]:7000", ("::1", 7000)),
     ],
 )
@@ -429,7 +428,11 @@ WRONG = [
     (api_url, "MUSTER_PORT", ["0"]),
     (read_service, "MUSTER_PORT", ["65536", "http"]),
     (read_service, "MUSTER_SLOTS", ["0"]),
-    (read_service, "MUSTER_AGENT_ADDRESS", ["7000", "host", "host:0", "host:65536", "a@b:1", ":1"]),
+    (
+        read_service,
+        "MUSTER_AGENT_ADDRESS",
+        ["7000", "host:7000", "0.0.0.0:7000", "10.0.0.1:0", "10.0.0.1:65536", "a@b:1", ":1"],
+    ),
     (read_service, "MUSTER_ORPHAN_TIMEOUT", ["-1"]),
 ]
 
