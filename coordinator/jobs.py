@@ -275,6 +275,10 @@ class JobTable:
         self._seen: int | None = None
         self._next_blind_look = 0.0
 
+    def files(self, uid: JobUid) -> JobFiles:
+        """Return where a job's files lie on this host."""
+        return self._files.job(self.tracked[uid].snapshot.job_id)
+
     def admitted(self) -> list[TrackedJob]:
         """Return the jobs that have left the queue."""
         return [job for job in self.tracked.values() if job.is_admitted]

@@ -6,6 +6,7 @@ import msgspec
 
 from coordinator.decide.state import Cause, GroupSnapshot, JobFailure
 from muster.contracts.job import JobStatus, Reason, StopRequest
+from muster.contracts.log_parts import LogsDrained
 from muster.contracts.messages import (
     AgentHeartbeat,
     CheckpointsListed,
@@ -40,6 +41,12 @@ class DismissAgent(_Value, frozen=True):
 
 class ListCheckpoints(_Value, frozen=True):
     """Ask an agent what the ranks of a gang have saved."""
+
+    host: str
+
+
+class DrainLogs(_Value, frozen=True):
+    """Ask a host, whose ranks have ended, for the last of their logs."""
 
     host: str
 
@@ -113,7 +120,9 @@ class SetStatus(_Value, frozen=True):
 
 RankAction: TypeAlias = PlaceRank | Start | Terminate | KillProcess | Suspect
 PoolAction: TypeAlias = AddRank | RemoveRank | PublishGroup
-AgentAction: TypeAlias = StartAgent | KillAgent | DismissAgent | LoseHost | ListCheckpoints
+AgentAction: TypeAlias = (
+    StartAgent | KillAgent | DismissAgent | LoseHost | ListCheckpoints | DrainLogs
+)
 Action: TypeAlias = AgentAction | SetStatus | PoolAction | RankAction
 
 
@@ -151,7 +160,7 @@ class AgentSaid(_Value, frozen=True):
     """An agent reports about itself or its host."""
 
     host: str
-    message: AgentHeartbeat | CheckpointsListed
+    message: AgentHeartbeat | CheckpointsListed | LogsDrained
 
 
 class StopRequested(_Value, frozen=True):

@@ -71,6 +71,7 @@ def _apply(snapshot: JobSnapshot, action: actions.Action, now: float) -> JobSnap
             | actions.DismissAgent()
             | actions.LoseHost()
             | actions.ListCheckpoints()
+            | actions.DrainLogs()
         ):
             return fold_agent.apply(snapshot, action, now)
         case actions.SetStatus(status=status):

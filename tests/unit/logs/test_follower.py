@@ -8,12 +8,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK, JobFiles, LogName
+from muster.host.files import KEEP_SIZE, PUNCH_HOLE, fallocate
 from muster.logs import log_file
 from muster.logs.follower import IDLE_READS, FileFollower
 from muster.logs.log_file import PIECE_BYTES, LogFile, TimeIndex
 from muster.logs.source import GAP, LINE_LIMIT_BYTES, Lines
 from tests.support.logs import JobLogs
-from worker.log_index import KEEP_SIZE, PUNCH_HOLE, fallocate
 
 PATCHED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
