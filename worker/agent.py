@@ -351,11 +351,14 @@ class HelperProcess:
 
     def stop(self) -> bool:
         """Let it finish its work within its grace; return whether it has."""
-        if self._process is None:
+        # One that has ended before may have been reaped by another: its exit code is lost.
+        if self._process is None or self._process.poll() is not None:
             return False
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
-            self._process.communicate(timeout=self._grace_seconds)
+            self._process.wait(
+                self._grace_seconds
+            )  # its input stays open: the end of that would kill it
         return self._process.returncode == 0
 
     def _start(self) -> None:

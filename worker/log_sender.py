@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from itertools import cycle
@@ -166,7 +166,7 @@ class Channel:
 class _Sent:
     """How far one attempt's files were sent."""
 
-    log: int = 0
+    log: int | None = None  # None: not even its existence is known
     times: int = 0
     begin: int = 0
     epoch: int | None = None  # of the log; None until the marks at home were looked up
@@ -174,13 +174,21 @@ class _Sent:
 
 
 class LogPasses:
-    """Sends what is new in a job's files on one connection, pass by pass."""
+    """Sends what is new in a job's files on one connection, pass by pass. No socket here."""
 
-    def __init__(self, files: JobFiles, channel: Channel) -> None:
+    def __init__(
+        self,
+        files: JobFiles,
+        sizes: Mapping[tuple[LogName, Kind], int],
+        send: Callable[[LogPart], None],
+        part_bytes: int = PART_BYTES,
+    ) -> None:
+        """`sizes` are those at home. A part is as long as several time marks."""
         self._files = files
-        self._channel = channel
+        self._send_part = send
+        self._part_bytes = part_bytes
         self._sent: dict[LogName, _Sent] = defaultdict(_Sent)
-        for (name, kind), size in channel.sizes_at_home().items():
+        for (name, kind), size in sizes.items():
             match kind:
                 case "log":
                     self._sent[name].log = size
@@ -194,9 +202,8 @@ class LogPasses:
         # An exit is recorded after the last line: found here, the log read below is complete.
         ended = set(_names(self._files.exits, ".exit"))
         names = sorted(ended.union(_names(self._files.logs, ".log")))
-        is_more = [self._send_attempt(name, has_ended=name in ended) for name in names]
-        self._channel.flush()
-        return any(is_more)
+        left = [name for name in names if self._send_attempt(name, has_ended=name in ended)]
+        return bool(left)
 
     def _send_attempt(self, name: LogName, *, has_ended: bool) -> bool:
         sent = self._sent[name]
@@ -226,16 +233,17 @@ class LogPasses:
         if sent.epoch is None:
             sent.epoch = _epoch(times, min(sent.times, marked))
         size = os.fstat(log).st_size
-        # Truncated, or a power cut has taken the end.
-        is_new = epoch != sent.epoch or size < sent.log or marked < sent.times
-        begin = _first_byte(log, size)
-        start = max(begin, 0 if is_new else sent.log)
-        data = os.pread(log, PART_BYTES, start)
+        begin, start = _first_byte(log, size), sent.log or 0
+        # Otherwise it was truncated, or a power cut has taken its end.
+        is_grown = epoch == sent.epoch and start <= size and sent.times <= marked
+        is_new = sent.log is None or not is_grown
+        start = max(begin, start if is_grown else 0)
+        data = os.pread(log, self._part_bytes, start)
         if data or is_new or begin > sent.begin:
             self._send(name, "log", start, data, begin)
         sent.epoch, sent.begin, sent.log = epoch, begin, start + len(data)
         sent.times = min(sent.times, marked)
-        marks = os.pread(times, min(PART_BYTES, marked - sent.times), sent.times)
+        marks = os.pread(times, min(self._part_bytes, marked - sent.times), sent.times)
         covered = _covered(marks, epoch * LOG_EPOCH_BYTES + sent.log)
         if covered:
             self._send(name, "times", sent.times, covered)
@@ -243,7 +251,7 @@ class LogPasses:
         return sent.log < size or (bool(covered) and sent.times < marked)
 
     def _send(self, name: LogName, kind: Kind, start: int, data: bytes, begin: int = 0) -> None:
-        self._channel.send(
+        self._send_part(
             LogPart(
                 rank=name.rank,
                 attempt=name.incarnation,
@@ -309,7 +317,7 @@ class LogSender:
             time.sleep(RETRY_SECONDS)
 
     def _serve(self, channel: Channel) -> None:
-        passes = LogPasses(self._files, channel)
+        passes = LogPasses(self._files, channel.sizes_at_home(), channel.send)
         while True:
             began, is_last, is_draining = (
                 time.monotonic(),
@@ -317,6 +325,7 @@ class LogSender:
                 channel.is_asked_to_drain,
             )
             is_more = passes.send_new()
+            channel.flush()
             if is_more:
                 continue
             if is_draining:
@@ -340,6 +349,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda _number, _frame: sender.end())
     os.chdir("/")
     sender.run()
+    os._exit(0)  # a thread still reads standard input
 
 
 if __name__ == "__main__":
