@@ -41,6 +41,7 @@ from muster.host.files import (
 
 SIZES_LIMIT: Final = 4096  # files in one message, which then is well below the limit of a frame
 FULL_PAUSE_SECONDS: Final = 1.0
+BLOCK_BYTES: Final = 1 << 16  # no file system has larger ones
 
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT}
 _APPEND: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -201,5 +202,7 @@ def _write(file: int, part: LogPart) -> None:
     while data:
         data = data[os.pwrite(file, data, part.start + len(part.data) - len(data)) :]
     if part.begin:
+        # A block beyond the end goes with it: otherwise the last one would not become a hole.
+        is_all_gone = part.begin == part.start + len(part.data)
         with suppress(OSError):  # this file system has no holes
-            fallocate(file, KEEP_SIZE | PUNCH_HOLE, 0, part.begin)
+            fallocate(file, KEEP_SIZE | PUNCH_HOLE, 0, part.begin + BLOCK_BYTES * is_all_gone)

@@ -351,15 +351,16 @@ class HelperProcess:
 
     def stop(self) -> bool:
         """Let it finish its work within its grace; return whether it has."""
-        # One that has ended before may have been reaped by another: its exit code is lost.
-        if self._process is None or self._process.poll() is not None:
+        if self._process is None:
             return False
+        # One that has ended before may have been reaped by another: its exit code is lost.
+        is_running = self._process.poll() is None
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(
-                self._grace_seconds
-            )  # its input stays open: the end of that would kill it
-        return self._process.returncode == 0
+            self._process.wait(self._grace_seconds)
+        if self._process.stdin is not None:  # only now: it takes that for the end of its agent
+            self._process.stdin.close()
+        return is_running and self._process.returncode == 0
 
     def _start(self) -> None:
         if self._process is not None:

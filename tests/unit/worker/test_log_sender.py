@@ -76,8 +76,14 @@ class Away:
             times.write(TIME_MARK.pack(size, times.tell()))
 
     def loses_its_beginning(self, blocks: int, *_: object) -> None:
+        blocks = min(blocks, self.log.stat().st_size // BLOCK)
+        if blocks:  # a running attempt keeps its last block
+            with self.log.open("rb+") as log:
+                fallocate(log.fileno(), KEEP_SIZE | PUNCH_HOLE, 0, blocks * BLOCK)
+
+    def loses_all(self) -> None:
         with self.log.open("rb+") as log:
-            fallocate(log.fileno(), KEEP_SIZE | PUNCH_HOLE, 0, (blocks + 1) * BLOCK)
+            fallocate(log.fileno(), KEEP_SIZE | PUNCH_HOLE, 0, self.log.stat().st_size + BLOCK)
 
     def sends(self, parts: int, *_: object) -> None:
         """Make a pass, which breaks off after so many parts, unless there are fewer."""
@@ -104,6 +110,9 @@ class Away:
     def ends(self) -> None:
         self.is_noted()
         self.files.exit_record(*NAME.key).write_bytes(b"how it ended")
+        self.arrives()
+
+    def arrives(self) -> None:
         self.until_cut = -1
         self.passes = self.passes or self.connects()
         assert any(not self.passes.send_new() for _ in range(ROUNDS)), "it never comes to rest"
@@ -126,7 +135,7 @@ ACTS: list[Callable[[Away, int, bytes], None]] = [
     Away.sends,
 ]
 HISTORIES = st.lists(
-    st.tuples(st.sampled_from(ACTS), st.integers(0, 3), st.sampled_from([b"a\n", b"bc\n", b"d"])),
+    st.tuples(st.sampled_from(ACTS), st.integers(0, 4), st.sampled_from([b"a\n", b"bc\n", b"d"])),
     max_size=30,
 )
 
@@ -140,6 +149,9 @@ def test_logs_come_home_as_they_are(
     for act, number, text in history:
         act(away, number, text)
     away.ends()
+    assert list(seen(away.home)) == list(seen(away.files))
+    away.loses_all()
+    away.arrives()
     assert list(seen(away.home)) == list(seen(away.files))
 
 
