@@ -242,10 +242,10 @@ class LogPasses:
         if data or is_new or begin > sent.begin:
             self._send(name, "log", start, data, begin)
         sent.epoch, sent.begin, sent.log = epoch, begin, start + len(data)
-        sent.times = min(sent.times, marked)
+        has_marks_lost, sent.times = sent.times > marked, min(sent.times, marked)
         marks = os.pread(times, min(self._part_bytes, marked - sent.times), sent.times)
         covered = _covered(marks, epoch * LOG_EPOCH_BYTES + sent.log)
-        if covered:
+        if covered or has_marks_lost:
             self._send(name, "times", sent.times, covered)
             sent.times += len(covered)
         return sent.log < size or (bool(covered) and sent.times < marked)

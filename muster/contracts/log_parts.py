@@ -18,8 +18,8 @@ PART_BYTES: Final = FRAME_LIMIT_BYTES - 1024
 """Most data of one part, which leaves room for the rest of its frame."""
 
 Kind: TypeAlias = Literal["log", "times", "exit"]
-Rank = Annotated[int, Meta(ge=0, lt=100_000)]  # as many as the names of files have digits for
-Offset = Annotated[int, Meta(ge=0, lt=LOG_EPOCH_BYTES)]  # in the file itself
+Rank = Annotated[int, Meta(ge=0, le=99_999)]  # as many as the names of files have digits for
+Offset = Annotated[int, Meta(ge=0, le=LOG_EPOCH_BYTES - 1)]  # in the file itself
 
 
 class _Message(

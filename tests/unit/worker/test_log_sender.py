@@ -175,6 +175,18 @@ def test_the_end_is_told_after_the_last_line(tmp_path: Path) -> None:
     assert away.home.exit_record(*NAME.key).exists()
 
 
+def test_an_end_that_a_power_cut_has_taken_goes_at_home(tmp_path: Path) -> None:
+    away = Away.below(tmp_path)
+    for text in (b"a\n", b"b\n"):
+        away.prints(0, text)
+        away.is_noted()
+    away.ends()
+    for path in (away.log, away.times):
+        os.truncate(path, path.stat().st_size // 2)
+    away.arrives()
+    assert list(seen(away.home)) == list(seen(away.files))
+
+
 def part_of(name: LogName, **fields: object) -> LogPart:
     values = {"kind": "log", "start": 0, "data": b"x", **fields}
     return LogPart(rank=name.rank, attempt=name.incarnation, **values)  # type: ignore[arg-type]
