@@ -14,8 +14,8 @@ from typing import Final
 from coordinator.decide.actions import AgentLost, JobFailed, Observation
 from coordinator.decide.liveness import REMOTE_ORPHAN_SECONDS
 from coordinator.decide.state import AGENT_FAILURES_LIMIT, AgentSnapshot, JobFailure, JobSnapshot
-from coordinator.jobs import TrackedJob
 from coordinator.launchers.launcher import AgentProcess, Launcher, NotStarted
+from coordinator.tracked_job import TrackedJob
 from database.records import AgentRecord
 from muster.contracts.environ import agent_heartbeat_seconds, process_tag
 from muster.contracts.job import JobUid, Reason
@@ -101,7 +101,8 @@ class AgentLifecycle:
     ) -> dict[str, AgentProcess]:
         """Return the agents that the previous coordinator started for a job and that may live."""
         records = {row.host: row.process for row in rows}
-        hosts = [it for it in snapshot.agents.values() if it.is_local or it.host in records]
+        known = {**snapshot.hosts, **snapshot.agents}.values()
+        hosts = [it for it in known if it.is_local or it.host in records]
         looks = (self._launcher(it).adopt(snapshot.uid, records.get(it.host)) for it in hosts)
         found = zip(hosts, await asyncio.gather(*looks), strict=True)
         return {it.host: agent for it, agent in found if agent is not None}
@@ -158,7 +159,7 @@ class AgentLifecycle:
         """Run one agent's life; `serve` returns when it has ended, with a sentence how."""
         uid, agent = job.snapshot.uid, job.snapshot.agents[host]
         generation, launcher = agent.generation, self._launcher(agent)
-        is_swept = False
+        name, is_swept = job.snapshot.agent_name(host), False
         try:
             message = await serve(job, host)
         except Unprepared as error:
@@ -166,17 +167,19 @@ class AgentLifecycle:
             if any(rank.is_alive for rank in job.snapshot.ranks_on(host)):
                 await launcher.sweep(uid, job.known_processes(host))
                 self._report_ends(job, host, observe, frozenset())
-            message = "the job's agent was not started again, and its ranks were ended"
+            message = f"{name} was not started again, and its ranks were ended"
             observe(uid, AgentLost(host=host, generation=generation, message=message))
             return
         except NotStarted as error:
-            message = f"the job's agent could not be started: {error}"
+            message = f"{name} could not be started: {error}"
             # A host that is out of reach, and has nothing of the job, has nothing to sweep.
             is_swept = not any(rank.is_alive for rank in job.snapshot.ranks_on(host))
         except Exception as error:  # noqa: BLE001  any failure to start counts as a lost agent
-            message = f"the job's agent could not be started: {error!r}"
+            message = f"{name} could not be started: {error!r}"
         if not await self._holds_lease():
             return  # the processes belong to the coordinator that took over
+        if job.snapshot.agents[host].generation != generation:
+            return  # it was dismissed or given up: the next agent is there, and has ended its rest
         _set_agent(job, host, None)
         # Look before sweeping: a rank that ends after this look is found by the next agent.
         living = self._adoptable_ranks(job.snapshot, host)
@@ -209,9 +212,9 @@ class AgentLifecycle:
             return frozenset()
         # A rank whose kill the agent did not carry out is swept, or killed by the next agent.
         waiting = {
-            rank.identity: rank.rank
+            rank.attempt.identity: rank.rank
             for rank in snapshot.ranks_on(host)
-            if rank.is_alive and rank.kill is None and rank.identity is not None
+            if rank.is_alive and not rank.attempt.intent.kill and rank.attempt.identity
         }
         return frozenset(waiting[it] for it in self._launcher(agent).living(waiting.keys()))
 
@@ -226,7 +229,7 @@ class AgentLifecycle:
             files = self._data.job(job.snapshot.job_id)
             await asyncio.to_thread(claim_directory, files, job.snapshot.uid)
         if not _is_wanted(job, host):
-            return "the job's agent was dismissed before it was started"
+            return f"{job.snapshot.agent_name(host)} was dismissed before it was started"
         stamp("agent launched", job=job.snapshot.uid)
         agent = await self._launcher_of(job, host).start(self._assignment(job, host))
         _set_agent(job, host, agent)
@@ -237,7 +240,7 @@ class AgentLifecycle:
     async def _wait_for_end(self, job: TrackedJob, host: str) -> str:
         status = await job.agents[host].ended if host in job.agents else None
         ending = "ended" if status is None else describe_status(status)
-        return f"the job's agent {ending}; another one is started"
+        return f"{job.snapshot.agent_name(host)} {ending}; another one is started"
 
     async def _prepare(self, job: TrackedJob) -> Completed:
         return await asyncio.to_thread(prepare, job.snapshot.spec, self._settings)
@@ -284,12 +287,12 @@ class AgentLifecycle:
             adopted=tuple(
                 AdoptedRank(
                     rank=rank.rank,
-                    incarnation=rank.attempt,
-                    process=rank.identity,
-                    process_tag=process_tag(snapshot.uid, rank.rank, rank.attempt),
+                    incarnation=rank.attempt.number,
+                    process=rank.attempt.identity,
+                    process_tag=process_tag(snapshot.uid, rank.rank, rank.attempt.number),
                 )
                 for rank in snapshot.ranks_on(host)
-                if rank.is_alive and rank.identity is not None
+                if rank.is_alive and rank.attempt.identity is not None
             ),
         )
 

@@ -11,7 +11,7 @@ from coordinator.agents import AgentServer
 from coordinator.decide import actions
 from coordinator.decide.actions import Observation
 from coordinator.decide.state import JobSnapshot
-from coordinator.jobs import TrackedJob
+from coordinator.tracked_job import TrackedJob
 from muster.contracts.agent import LOCAL_HOST, LOOPBACK
 from muster.contracts.environ import Assignment, HostPlace, rank_environment
 from muster.contracts.job import JobUid
@@ -70,6 +70,7 @@ class Executor:
                     self._send(job, action.host, Dismiss())
                     self._lifecycle.dismiss(job, action.host)
                 case actions.LoseHost():
+                    self._send(job, action.host, Dismiss())  # it may hear us, see `CutPair`
                     self._lifecycle.give_up(job, action.host)
                 case actions.DrainLogs():
                     self._drain_logs(job, action.host)
@@ -146,11 +147,11 @@ def pending_requests(job: TrackedJob, host: str, addresses: Mapping[str, str]) -
     if job.snapshot.agents[host].is_listing:
         yield list_request(job)
     for rank in job.snapshot.ranks_on(host):
-        if rank.is_alive and rank.identity is None:
+        if rank.is_alive and rank.attempt.identity is None:
             yield start_request(job, rank.rank, addresses)
-        if rank.is_alive and rank.terminated:
+        if rank.is_alive and rank.attempt.intent.terminated_at is not None:
             yield terminate_request(job, rank.rank)
-        if rank.is_alive and rank.kill is not None:
+        if rank.is_alive and rank.attempt.intent.kill is not None:
             yield kill_request(job, rank.rank)
     if job.snapshot.group.workers:
         yield group_request(job, addresses)
@@ -176,11 +177,11 @@ def start_request(job: TrackedJob, number: int, addresses: Mapping[str, str]) ->
         job_id=snapshot.job_id,
         job_uid=snapshot.uid,
         rank=number,
-        incarnation=rank.attempt,
+        incarnation=rank.attempt.number,
         checkpoint_dir=places.checkpoint_dir,
         dataset_dir=places.dataset_dir,
         master_port=job.attachment.master_port,
-        generation=snapshot.next_attempt - 1 if snapshot.is_gang else rank.attempt,
+        generation=snapshot.next_attempt - 1 if snapshot.is_gang else rank.attempt.number,
         restore_from=str(point) if (point := snapshot.restore.point) else None,
         place=host_place(snapshot, number, addresses),
     )
@@ -188,7 +189,7 @@ def start_request(job: TrackedJob, number: int, addresses: Mapping[str, str]) ->
     spec = msgspec.structs.replace(snapshot.spec, world_size=len(snapshot.ranks))
     return StartRank(
         rank=number,
-        incarnation=rank.attempt,
+        incarnation=rank.attempt.number,
         environment=rank_environment(spec, assignment),
         working_dir=str(places.working_dir),
     )
@@ -201,13 +202,13 @@ def host_place(snapshot: JobSnapshot, number: int, addresses: Mapping[str, str])
     """
     host = snapshot.ranks[number].host
     beside = [rank.rank for rank in snapshot.ranks_on(host)]
-    hosts = [name for name in snapshot.agents if snapshot.ranks_on(name)]
+    hosts = [name for name, ranks in snapshot.ranks_by_host().items() if ranks]
     return HostPlace(
         local_rank=beside.index(number),
         local_world_size=len(beside),
         group_rank=hosts.index(host),
         group_world_size=len(hosts),
-        host_count=len(snapshot.agents),
+        host_count=len(snapshot.hosts),
         master_address=_address_of(snapshot, 0, addresses),
     )
 
@@ -222,7 +223,7 @@ def group_request(job: TrackedJob, addresses: Mapping[str, str]) -> AnnounceGrou
             rank=rank.rank,
             host=rank.host,
             address=_address_of(job.snapshot, rank.rank, addresses),
-            port=0 if rank.ready is None else rank.ready.port,
+            port=0 if (said := rank.attempt.member.ready) is None else said.port,
         )
         for worker, rank in zip(group.workers, ranks, strict=True)
     )
@@ -243,7 +244,7 @@ def _address_of(snapshot: JobSnapshot, number: int, addresses: Mapping[str, str]
     A rank whose host was lost has no place, and may still be in a group that is about to end.
     """
     own = addresses.get(snapshot.ranks[number].host, LOOPBACK)
-    return own if len(snapshot.agents) > 1 else LOOPBACK
+    return own if snapshot.spans_hosts else LOOPBACK
 
 
 def _places(job: TrackedJob) -> Completed:
@@ -253,8 +254,8 @@ def _places(job: TrackedJob) -> Completed:
 
 
 def terminate_request(job: TrackedJob, number: int) -> TerminateRank:
-    return TerminateRank(rank=number, incarnation=job.snapshot.ranks[number].attempt)
+    return TerminateRank(rank=number, incarnation=job.snapshot.ranks[number].attempt.number)
 
 
 def kill_request(job: TrackedJob, number: int) -> KillRank:
-    return KillRank(rank=number, incarnation=job.snapshot.ranks[number].attempt)
+    return KillRank(rank=number, incarnation=job.snapshot.ranks[number].attempt.number)

@@ -28,8 +28,9 @@ from coordinator.decide.actions import (
     LoopStalled,
     Observation,
 )
-from coordinator.jobs import Draft, JobTable, TrackedJob
+from coordinator.jobs import JobTable
 from coordinator.persistence import Moment, Urgency
+from coordinator.tracked_job import Draft, TrackedJob
 from database.errors import DatabaseUnavailable
 from database.fenced_writer import FencedWriter
 from database.records import Event
@@ -176,11 +177,12 @@ class CoordinatorLoop:
         rank = job.snapshot.ranks[name.rank]
         # The host of an attempt that has ended is known from its log alone.
         is_here = rank.host == hello.host or not rank.is_alive
-        return name.incarnation < rank.attempt or (name.incarnation == rank.attempt and is_here)
+        return name.incarnation < rank.attempt.number + is_here
 
     def is_draining(self, uid: JobUid, host: str) -> bool:
         job = self._jobs.tracked.get(uid)
-        return job is not None and job.snapshot.agents[host].is_draining
+        agent = None if job is None else job.snapshot.agents.get(host)
+        return agent is not None and agent.is_draining
 
     def on_drained(self, hello: LogHello, message: LogsDrained) -> None:
         self.observe(JobUid(hello.job_uid), AgentSaid(host=hello.host, message=message))

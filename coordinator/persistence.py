@@ -3,17 +3,15 @@
 Rows hold wall-clock times for people, snapshots hold monotonic times for decisions.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from coordinator.decide import actions
-from coordinator.decide.actions import Observation
 from coordinator.decide.state import NEVER, JobSnapshot, RankSnapshot
 from database.records import (
     AgentRecord,
@@ -26,21 +24,15 @@ from database.records import (
 from muster.checkpoints.manifest import RestorePoint
 from muster.contracts.job import TERMINAL, JobStatus
 from muster.contracts.messages import (
-    Heartbeat,
-    JoinedGroup,
-    RankExited,
-    RankSaid,
-    RankSpawned,
     Saved,
 )
 from muster.contracts.pool import WorkerState
 from muster.contracts.rank import ProcessRecord, ProcessState
 
-SAME_IN_ROW: Final = (
-    *("rank", "host", "restarts", "failures", "fruitless", "proven_step", "finished"),
-    *("progress", "exit_code", "exit_signal"),
-)
-"""Fields that a rank's snapshot and its row have in common; a successor starts from them."""
+SAME_OF_RANK: Final = ("rank", "host", "finished", "progress")
+SAME_OF_ATTEMPT: Final = ("exit_code", "exit_signal")
+SAME_OF_BUDGET: Final = ("restarts", "failures", "fruitless", "proven_step")
+"""Fields that a rank, its attempt and its budget share with its row; a successor starts there."""
 
 _NO_TIME: Final = datetime.fromtimestamp(0, UTC)
 
@@ -126,22 +118,29 @@ def agent_rows(snapshot: JobSnapshot, attachment: Attachment) -> list[AgentRecor
     ]
 
 
+def fields_of(value: object, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
+
+
 def rank_rows(snapshot: JobSnapshot, now: Moment) -> list[RankRecord]:
     """Return the rows of the job's ranks; a rank that was never started has none."""
-    return [_rank_row(rank, now) for rank in snapshot.ranks if rank.attempt >= 0]
+    return [_rank_row(rank, now) for rank in snapshot.ranks if rank.attempt.number >= 0]
 
 
 def _rank_row(rank: RankSnapshot, now: Moment) -> RankRecord:
+    attempt, budget = rank.attempt, rank.budget
     return RankRecord(
-        **{name: getattr(rank, name) for name in SAME_IN_ROW},
-        incarnation=rank.attempt,
-        state=rank.process,
-        process=rank.identity,
-        endings={kind.value: number for kind, number in rank.endings.items()},
-        throughput_steps_per_sec=rank.throughput_steps_per_sec,
-        checkpoints_saved=rank.checkpoints_before + rank.checkpoints_saved,
+        **fields_of(rank, SAME_OF_RANK),
+        **fields_of(attempt, SAME_OF_ATTEMPT),
+        **fields_of(budget, SAME_OF_BUDGET),
+        incarnation=attempt.number,
+        state=attempt.process,
+        process=attempt.identity,
+        endings={kind.value: number for kind, number in budget.endings.items()},
+        throughput_steps_per_sec=attempt.throughput.steps_per_sec,
+        checkpoints_saved=rank.checkpoints_before + attempt.checkpoints_saved,
         checkpoints_before=rank.checkpoints_before,
-        last_heartbeat_at=now.wall_of(rank.heard_at) if rank.beats else None,
+        last_heartbeat_at=now.wall_of(attempt.heard_at) if attempt.beats else None,
     )
 
 
@@ -165,7 +164,8 @@ _essentials: Final = attrgetter(
 
 def member_rows(snapshot: JobSnapshot, now: Moment) -> list[MemberRecord]:
     """Return the rows of all present and former members of the pool."""
-    heard_at = {rank.worker_id: rank.heard_at for rank in snapshot.ranks if rank.is_alive}
+    attempts = (rank.attempt for rank in snapshot.ranks if rank.is_alive)
+    heard_at = {attempt.worker_id: attempt.heard_at for attempt in attempts}
     return [
         MemberRecord(
             worker_id=member.worker_id,
@@ -201,14 +201,12 @@ def commit_row(saved: Saved, now: Moment) -> CheckpointRecord:
 # Attempts: when each began, how it ended, what that means
 
 
-def attempt_rows(
-    before: JobSnapshot, observation: Observation, after: JobSnapshot, now: Moment
-) -> list[Attempt]:
-    """Return the rows that an observation has changed, which led from `before` to `after`."""
+def attempt_rows(before: JobSnapshot, after: JobSnapshot, now: Moment) -> list[Attempt]:
+    """Return the rows of attempts that began, told their process or first step, or ended."""
     return [
-        _attempt_row(after.ranks[number], _pid(before.ranks[number], after.ranks[number]), now)
-        for number in _touched(before, observation, after)
-        if after.ranks[number] != before.ranks[number]
+        _attempt_row(new, _pid(old, new), now)
+        for old, new in zip(before.ranks, after.ranks, strict=False)
+        if old is not new and _milestones(old) != _milestones(new)
     ]
 
 
@@ -223,52 +221,39 @@ def ended_attempt_rows(
     ]
 
 
-def _touched(before: JobSnapshot, observation: Observation, after: JobSnapshot) -> Iterator[int]:
-    match observation:
-        case actions.ActionTaken(action=actions.Start(rank=rank)):
-            yield rank
-        case RankSpawned() | RankExited():
-            if 0 <= observation.rank < len(before.ranks):
-                yield observation.rank
-        case RankSaid(rank=rank, message=Heartbeat() | JoinedGroup()):
-            # A rank reports its step again and again; where it began is news once.
-            is_known = 0 <= rank < len(before.ranks)
-            if is_known and before.ranks[rank].step_at_start != after.ranks[rank].step_at_start:
-                yield rank
-        case actions.AgentLost(host=host):
-            yield from (rank.rank for rank in before.ranks_on(host) if rank.is_alive)
-        case _:
-            return
+def _milestones(rank: RankSnapshot) -> tuple[object, ...]:
+    attempt = rank.attempt
+    return attempt.number, attempt.identity, attempt.step_at_start, rank.is_alive
 
 
 def _pid(before: RankSnapshot, after: RankSnapshot) -> int | None:
     """Return the attempt's pid; at its end the snapshot has lost it already."""
-    is_same = before.attempt == after.attempt
-    identity = after.identity or (before.identity if is_same else None)
+    is_same = before.attempt.number == after.attempt.number
+    identity = after.attempt.identity or (before.attempt.identity if is_same else None)
     return identity.pid if identity else None
 
 
 def _attempt_row(rank: RankSnapshot, pid: int | None, now: Moment) -> Attempt:
+    attempt = rank.attempt
     row = Attempt(
         rank=rank.rank,
-        incarnation=rank.attempt,
+        incarnation=attempt.number,
         pid=pid,
-        started_at=now.wall_of(rank.spawned_at) or now.wall,
-        step_at_start=rank.step_at_start,
+        started_at=now.wall_of(attempt.spawned_at) or now.wall,
+        step_at_start=attempt.step_at_start,
     )
     if rank.is_alive:
         return row
     row = msgspec.structs.replace(
-        row, ended_at=now.wall, exit_code=rank.exit_code, exit_signal=rank.exit_signal
+        row, ended_at=now.wall, exit_code=attempt.exit_code, exit_signal=attempt.exit_signal
     )
-    if rank.has_told_step:
+    if attempt.has_told_step:
         # An attempt that never reported where it began has made no progress.
         step = rank.progress.step
         began = step if row.step_at_start is None else row.step_at_start
         row = msgspec.structs.replace(row, step_at_start=began, step_at_end=step)
-    if rank.ending is None:
+    if (end := rank.ending) is None:
         return row
-    end = rank.ending
     return msgspec.structs.replace(
         row, retry_class=end.retry_class, reason=end.reason, message=end.message
     )

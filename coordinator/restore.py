@@ -12,9 +12,11 @@ from coordinator.decide.events import describe_exit
 from coordinator.decide.fold_pool import keep_living
 from coordinator.decide.fold_rank import end_unobserved
 from coordinator.decide.state import (
+    LAST,
     NEVER,
     ONE_HOST,
     AgentSnapshot,
+    Attempt,
     AttemptEnd,
     Cause,
     GangRestore,
@@ -22,9 +24,10 @@ from coordinator.decide.state import (
     JobFailure,
     JobSnapshot,
     RankSnapshot,
+    RetryBudget,
     unplaced,
 )
-from coordinator.persistence import SAME_IN_ROW, Moment
+from coordinator.persistence import SAME_OF_ATTEMPT, SAME_OF_BUDGET, SAME_OF_RANK, Moment, fields_of
 from database.records import AgentRecord, Job, MemberRecord, RankRecord
 from muster.checkpoints.manifest import RestorePoint
 from muster.contracts import pool as pools
@@ -80,26 +83,18 @@ def snapshot_of(
     def may_live(rank: RankRecord) -> bool:
         return rank.state != ProcessState.EXITED if rank.host in agents else rank.rank in living
 
-    known_agents = {row.host: row for row in rows.agents}
     known = [
         _adopted(job, rank, members, now) if may_live(rank) else _ended(job, rank)
         for rank in rows.ranks
     ]
-    # Where the cluster's description has a host no more, its ranks wait for another one.
-    known = [
-        rank if rank.host in hosts else replace(rank, host=unplaced(hosts, rank.rank).host)
-        for rank in known
-    ]
-    ids = [rank.worker_id for rank in known if rank.worker_id is not None]
+    fresh = hosts if len(hosts) == 1 else {}  # others get an agent with their first rank
+    ids = [it.attempt.worker_id for it in known if it.attempt.worker_id is not None]
     pool = _pool_of(job.spec, members, now, living=ids)
     failure = _failure_of(job)
     ranks = {rank.rank: rank for rank in known}
-    staying = sorted(
-        rank.rank
-        for rank in known
-        if rank.is_alive
-        and (rank.worker_id is None or pool.members[rank.worker_id].state in _STAYING)
-    )
+    leaving = {it.worker_id for it in pool.members if it.state not in _STAYING}
+    alive = (rank for rank in known if rank.is_alive)
+    staying = sorted(rank.rank for rank in alive if rank.attempt.worker_id not in leaving)
     # The ranks the job should have: living ones first, then the lowest numbers.
     in_service = set(staying[: job.world_size])
     vacant = (rank for rank in count() if rank not in in_service)
@@ -125,12 +120,8 @@ def snapshot_of(
         message=job.message,
         # The message of a job without a reason is its note.
         note=job.message if job.reason is None else None,
-        agents={
-            host: _agent_of(known_agents[host], agent, agents, now)
-            if host in known_agents
-            else agent
-            for host, agent in hosts.items()
-        },
+        hosts=hosts,
+        agents={**fresh, **{row.host: _agent_of(row, hosts, agents, now) for row in rows.agents}},
         restore=_restore_of(job, rows.ranks),
         failure=failure,
         # The grace period starts again: its beginning is not recorded.
@@ -142,8 +133,10 @@ def snapshot_of(
 
 
 def _agent_of(
-    row: AgentRecord, fresh: AgentSnapshot, living: Collection[str], now: Moment
+    row: AgentRecord, hosts: Mapping[str, AgentSnapshot], living: Collection[str], now: Moment
 ) -> AgentSnapshot:
+    # A host that the cluster's description has no more is one that does not answer.
+    fresh = hosts.get(row.host, AgentSnapshot(host=row.host, is_local=False, order=LAST))
     agent = replace(fresh, generation=row.generation, heard_at=now.monotonic, is_inherited=True)
     if row.host not in living:
         return agent
@@ -169,21 +162,22 @@ def _adopted(
 ) -> RankSnapshot:
     """Return a rank that lives on; all its deadlines start again."""
     rank = _rank_of(worker)
-    key = (rank.rank, rank.attempt)
+    key = (rank.rank, rank.attempt.number)
     ids = [member.worker_id for member in members if (member.rank, member.incarnation) == key]
-    return replace(
-        rank,
+    is_starting = rank.attempt.process is ProcessState.SPAWNED
+    attempt = replace(
+        rank.attempt,
         worker_id=next(iter(ids), None),
         # A managed program sends heartbeats once it is alive; a command may never do so, and one
         # that joins a group only then.
-        beats=job.spec.command is None and rank.process is not ProcessState.SPAWNED,
+        beats=job.spec.command is None and not is_starting,
         spawned_at=now.monotonic,
         heard_at=now.monotonic,
         progressed_at=now.monotonic,
-        live_at=NEVER if rank.process is ProcessState.SPAWNED else now.monotonic,
-        checkpoints_before=worker.checkpoints_before,
+        live_at=NEVER if is_starting else now.monotonic,
         checkpoints_saved=worker.checkpoints_saved - worker.checkpoints_before,
     )
+    return replace(rank, attempt=attempt, checkpoints_before=worker.checkpoints_before)
 
 
 def _ended(job: Job, worker: RankRecord) -> RankSnapshot:
@@ -197,19 +191,22 @@ def _ended(job: Job, worker: RankRecord) -> RankSnapshot:
     is_named = job.spec.restart_scope == "gang" and job.status is JobStatus.RECOVERING
     if rank.finished or is_named:
         return rank
-    return replace(rank, trouble=Cause(reason=Reason.WORKER_EXITED, message=describe_exit(rank)))
+    words = describe_exit(rank.attempt)
+    return replace(rank, trouble=Cause(reason=Reason.WORKER_EXITED, message=words))
 
 
 def _rank_of(worker: RankRecord) -> RankSnapshot:
-    return RankSnapshot(
-        **{name: getattr(worker, name) for name in SAME_IN_ROW},
-        attempt=worker.incarnation,
+    attempt = Attempt(
+        **fields_of(worker, SAME_OF_ATTEMPT),
+        number=worker.incarnation,
         process=ProcessState(worker.state),
         identity=worker.process,
-        endings={RetryClass(kind): number for kind, number in worker.endings.items()},
         has_told_step=worker.last_heartbeat_at is not None,
         checkpoints_saved=worker.checkpoints_saved,
     )
+    endings = {RetryClass(kind): number for kind, number in worker.endings.items()}
+    budget = RetryBudget(**fields_of(worker, SAME_OF_BUDGET), endings=endings)
+    return RankSnapshot(**fields_of(worker, SAME_OF_RANK), attempt=attempt, budget=budget)
 
 
 def _pool_of(

@@ -18,7 +18,7 @@ from coordinator.agent_requests import ONE_HOST
 from coordinator.agents import AgentServer, keep_address_published, listen_for_wake_ups
 from coordinator.jobs import JobTable, wait_for_database
 from coordinator.launchers.local import LocalLauncher
-from coordinator.launchers.remote import CommandLauncher, ssh_command
+from coordinator.launchers.remote import CommandLaunchers
 from coordinator.lease import LeaseCandidate
 from coordinator.loop import CoordinatorLoop
 from database.engine import Database
@@ -114,10 +114,7 @@ class Service:
     async def _serve(self, lease: Lease) -> None:
         stamp("lease won")
         launcher = LocalLauncher(self._environ, self._limits)
-        others = {
-            node.name: CommandLauncher(node.name, ssh_command(node), self._environ)
-            for node in self._other_nodes
-        }
+        others = CommandLaunchers(self._other_nodes, self._environ)
         lifecycle = AgentLifecycle(launcher, others, self._settings, lambda: self._holds(lease))
         self._loop = CoordinatorLoop(
             writer=FencedWriter(self._database, lease),

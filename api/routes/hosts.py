@@ -6,8 +6,7 @@ from fastapi import APIRouter, Response
 
 from api.dependencies import READ, State
 from api.schema import operation, reply
-from muster.cluster.description import Cluster, ClusterNode
-from muster.contracts.agent import LOCAL_HOST
+from muster.cluster.description import one_host
 from muster.contracts.rank import ProcessState
 from muster.contracts.views import HostList, HostView
 
@@ -23,7 +22,7 @@ def list_hosts(state: State) -> Response:
         for job_id, ranks in state.history.ranks_by_job(ids).items()
     }
     agents = [it for rows in state.history.agents_by_job(ids).values() for it in rows]
-    cluster = state.submitter.cluster or _alone(state.submitter.settings.slots)
+    cluster = state.submitter.cluster or one_host(state.submitter.settings.slots)
     views = [
         HostView(
             host=node.name,
@@ -39,8 +38,3 @@ def list_hosts(state: State) -> Response:
         for node in cluster.nodes
     ]
     return reply(HostList(hosts=views))
-
-
-def _alone(slots: int) -> Cluster:
-    node = ClusterNode(name=LOCAL_HOST, host="127.0.0.1", slots=min(slots, 4096))
-    return Cluster(nodes=(node,))

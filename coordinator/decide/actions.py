@@ -21,81 +21,74 @@ class _Value(msgspec.Struct, frozen=True, kw_only=True):
     """Common shape: immutable, named fields only."""
 
 
-class StartAgent(_Value, frozen=True):
+class OfHost(_Value, frozen=True):
+    """About the agent of one host."""
+
+    host: str
+
+
+class OfRank(_Value, frozen=True):
+    """About one rank."""
+
+    rank: int
+
+
+class StartAgent(OfHost, frozen=True):
     """Start the job's next agent on a host."""
 
-    host: str
 
-
-class KillAgent(_Value, frozen=True):
+class KillAgent(OfHost, frozen=True):
     """Kill an agent that does not respond; its ranks wait for the next one."""
 
-    host: str
 
-
-class DismissAgent(_Value, frozen=True):
+class DismissAgent(OfHost, frozen=True):
     """Tell the agent of a host to exit: the job needs none there."""
 
-    host: str
 
-
-class ListCheckpoints(_Value, frozen=True):
+class ListCheckpoints(OfHost, frozen=True):
     """Ask an agent what the ranks of a gang have saved."""
 
-    host: str
 
-
-class DrainLogs(_Value, frozen=True):
+class DrainLogs(OfHost, frozen=True):
     """Ask a host, whose ranks have ended, for the last of their logs."""
 
-    host: str
 
+class LoseHost(OfHost, frozen=True):
+    """Give up a host that does not answer, or that other hosts cannot reach.
 
-class LoseHost(_Value, frozen=True):
-    """Give up a host that does not answer; its ranks are started elsewhere.
-
-    Whether they run there is not known. If the agent comes back it is dismissed, and ends them.
+    Its ranks are started where there is room. Whether they run there is not known. If the agent
+    comes back it is dismissed, and ends them.
     """
 
-    host: str
-
-
-class PlaceRank(_Value, frozen=True):
-    """Choose the host on which the next attempt of a rank is started."""
-
-    rank: int
-    host: str
-
-
-class Start(_Value, frozen=True):
-    """Start the next attempt of a rank."""
-
-    rank: int
-
-
-class Terminate(_Value, frozen=True):
-    """Ask a rank to save and exit."""
-
-    rank: int
-
-
-class KillProcess(_Value, frozen=True):
-    """Kill a rank's process and its descendants."""
-
-    rank: int
     cause: Cause
 
 
-class AddRank(_Value, frozen=True):
+class PlaceRank(OfRank, frozen=True):
+    """Choose the host on which the next attempt of a rank is started."""
+
+    host: str
+
+
+class Start(OfRank, frozen=True):
+    """Start the next attempt of a rank."""
+
+
+class Terminate(OfRank, frozen=True):
+    """Ask a rank to save and exit."""
+
+
+class KillProcess(OfRank, frozen=True):
+    """Kill a rank's process and its descendants."""
+
+    cause: Cause
+
+
+class AddRank(OfRank, frozen=True):
     """Put a rank into service; `plan` then starts it."""
 
-    rank: int
 
-
-class RemoveRank(_Value, frozen=True):
+class RemoveRank(OfRank, frozen=True):
     """Take a rank out of service; its worker leaves with the next group round."""
-
-    rank: int
 
 
 class PublishGroup(_Value, frozen=True):
@@ -104,10 +97,8 @@ class PublishGroup(_Value, frozen=True):
     group: GroupSnapshot
 
 
-class Suspect(_Value, frozen=True):
+class Suspect(OfRank, frozen=True):
     """Mark a rank whose heartbeat is overdue."""
-
-    rank: int
 
 
 class SetStatus(_Value, frozen=True):
@@ -118,12 +109,12 @@ class SetStatus(_Value, frozen=True):
     message: str | None = None
 
 
-RankAction: TypeAlias = PlaceRank | Start | Terminate | KillProcess | Suspect
+RankAction: TypeAlias = Start | Terminate | KillProcess | Suspect
 PoolAction: TypeAlias = AddRank | RemoveRank | PublishGroup
 AgentAction: TypeAlias = (
     StartAgent | KillAgent | DismissAgent | LoseHost | ListCheckpoints | DrainLogs
 )
-Action: TypeAlias = AgentAction | SetStatus | PoolAction | RankAction
+Action: TypeAlias = AgentAction | PlaceRank | SetStatus | PoolAction | RankAction
 
 
 class ActionTaken(_Value, frozen=True):
@@ -132,34 +123,30 @@ class ActionTaken(_Value, frozen=True):
     action: Action
 
 
-class AgentConnected(_Value, frozen=True):
+class AgentConnected(OfHost, frozen=True):
     """An agent said hello with the right token."""
 
-    host: str
     generation: int
 
 
-class AgentDisconnected(_Value, frozen=True):
+class AgentDisconnected(OfHost, frozen=True):
     """The connection to an agent broke; its process lives."""
 
-    host: str
     generation: int
 
 
-class AgentLost(_Value, frozen=True):
+class AgentLost(OfHost, frozen=True):
     """An agent's process has ended, with everything it had started except the `living` ranks."""
 
-    host: str
     generation: int
     message: str
     living: frozenset[int] = frozenset()
     newest: int = 0  # the highest number of an agent socket in the job's directory
 
 
-class AgentSaid(_Value, frozen=True):
+class AgentSaid(OfHost, frozen=True):
     """An agent reports about itself or its host."""
 
-    host: str
     message: AgentHeartbeat | CheckpointsListed | LogsDrained
 
 

@@ -44,7 +44,7 @@ def classify(
     """
     kind = _retry_class(snapshot, rank, exited, cause)
     if kind is RetryClass.INVALID_PROGRAM:
-        cause = rank.refused
+        cause = rank.attempt.refused
     if cause is not None:
         return AttemptEnd(retry_class=kind, reason=cause.reason, message=cause.message)
     if exited.unstarted is not None and kind is RetryClass.INFRASTRUCTURE:
@@ -56,7 +56,7 @@ def classify(
         reason=reason,
         message=_describe(kind, snapshot, rank, exited),
         is_mistake=is_mistake(exited),
-        is_raised=rank.raised is not None,
+        is_raised=rank.attempt.raised is not None,
     )
 
 
@@ -72,12 +72,13 @@ def classify_unobserved(snapshot: JobSnapshot, cause: Cause) -> AttemptEnd:
 def _retry_class(  # noqa: PLR0911  one return for each class
     snapshot: JobSnapshot, rank: RankSnapshot, exited: RankExited, cause: Cause | None
 ) -> RetryClass:
+    intent = rank.attempt.intent
     if rank.finished:
         return RetryClass.FINISHED
-    if rank.refused is not None:
+    if rank.attempt.refused is not None:
         return RetryClass.INVALID_PROGRAM
     is_gang_over = snapshot.is_ending or snapshot.is_gang_broken
-    if is_gang_over or not rank.in_service or rank.terminated:
+    if is_gang_over or not rank.in_service or intent.terminated_at is not None:
         return RetryClass.STOPPED
     if cause is not None:
         return RetryClass.HANG if cause.reason in _HANGS else RetryClass.CRASH
@@ -85,10 +86,10 @@ def _retry_class(  # noqa: PLR0911  one return for each class
         return RetryClass.INFRASTRUCTURE
     if exited.exit_code == DO_NOT_RETRY_CODE:
         return RetryClass.DO_NOT_RETRY
-    if rank.orphaned_by is not None:
+    if intent.orphaned_by is not None:
         return RetryClass.INFRASTRUCTURE
     # A shell or a container whose program was killed by signal n exits with 128 + n.
-    if rank.stopping or exited.signal == SIGTERM or exited.exit_code == SIGNAL_BASE + SIGTERM:
+    if intent.stopping or exited.signal == SIGTERM or exited.exit_code == SIGNAL_BASE + SIGTERM:
         return RetryClass.PREEMPTION
     if _lacked_memory(exited):
         return RetryClass.OUT_OF_MEMORY
@@ -141,7 +142,7 @@ def _describe(
     kind: RetryClass, snapshot: JobSnapshot, rank: RankSnapshot, exited: RankExited
 ) -> str:
     """Return a verb phrase, with the end of the log if that says why."""
-    end = describe_exit(rank)
+    end, intent = describe_exit(rank.attempt), rank.attempt.intent
     if kind is RetryClass.STOPPED and snapshot.is_gang_broken and not snapshot.is_ending:
         lost = (one.rank for one in snapshot.ranks if one.is_down and one.trouble is not None)
         first = next((f"rank {number}" for number in lost), "another rank")
@@ -149,12 +150,13 @@ def _describe(
     # A program that exits logs why in its last line; one that a signal kills logs no reason.
     last_words = _first_error_line(exited) or (exited.last_lines if exited.signal is None else ())
     quote = quote_end(last_words)
-    asked_by = rank.orphaned_by or ("another process" if rank.stopping else None)
+    asked_by = intent.orphaned_by or ("another process" if intent.stopping else None)
     match kind:
         case RetryClass.INFRASTRUCTURE if _is_unobserved(exited):
             return "ended while it had no agent, so its exit status is unknown"
         case RetryClass.INFRASTRUCTURE | RetryClass.PREEMPTION if asked_by is not None:
-            is_saved = rank.has_told_step and snapshot.durable_step(rank) == rank.progress.step
+            has_told = rank.attempt.has_told_step
+            is_saved = has_told and snapshot.durable_step(rank) == rank.progress.step
             also = "saved its work" if is_saved and exited.exit_code == 0 else end
             return f"was asked to stop by {asked_by} and {also}"
         case RetryClass.PREEMPTION:

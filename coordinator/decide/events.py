@@ -11,7 +11,7 @@ from typing import Final
 
 from coordinator.decide import actions
 from coordinator.decide.actions import Observation
-from coordinator.decide.state import Cause, GroupSnapshot, JobSnapshot, RankSnapshot
+from coordinator.decide.state import Attempt, Cause, GroupSnapshot, JobSnapshot, RankSnapshot
 from muster.contracts.job import JobStatus
 from muster.contracts.messages import (
     CheckpointsListed,
@@ -25,7 +25,6 @@ from muster.contracts.messages import (
     StateMismatch,
     Warned,
 )
-from muster.contracts.rank import ProcessRecord
 from muster.contracts.retry import RETRIES, describe_end
 
 QUOTE_LIMIT: Final = 200  # most characters of a log line that a status message repeats
@@ -57,18 +56,20 @@ def event_of(  # noqa: C901, PLR0911  one return for each kind of observation
             return NewEvent(kind="checkpoint_chosen", message=after.restore.message)
         case RankSaid():
             return _of_message(before, observation, after)
-        case RankSpawned(rank=rank) if _identity(before, rank) != _identity(after, rank):
-            if after.ranks[rank].kill is not None:
-                return None  # its kill was an event already
+        case RankSpawned(rank=rank):
+            attempt = after.ranks[rank].attempt
+            is_known = before.ranks[rank].attempt.identity == attempt.identity
+            if is_known or attempt.intent.kill is not None:
+                return None  # this, or its kill, was an event already
             return _of_rank(after, rank, "rank_started", f"runs as pid {observation.pid}")
         case RankExited():
             return _of_exit(before, observation, after)
-        case actions.AgentConnected() if after.any_alive:
-            sentence = "the job's agent has connected, its ranks go on"
+        case actions.AgentConnected(host=host) if any(it.is_alive for it in after.ranks_on(host)):
+            sentence = f"{after.agent_name(host)} has connected, its ranks go on"
             if before.agents[observation.host].is_inherited:
                 sentence = f"a new coordinator has taken over; {sentence}"
             return NewEvent(kind="agent_adopted", message=sentence)
-        case actions.AgentLost(host=host) if before.needs_agent(host):
+        case actions.AgentLost(host=host) if before.needs_agent(before.ranks_on(host)):
             return NewEvent(kind="agent_lost", message=observation.message)
         case actions.ActionTaken():
             return _of_action(before, observation.action, after)
@@ -77,9 +78,9 @@ def event_of(  # noqa: C901, PLR0911  one return for each kind of observation
 
 
 def _of_exit(before: JobSnapshot, exited: RankExited, after: JobSnapshot) -> NewEvent | None:
-    if before.ranks[exited.rank].kill is not None and exited.signal == SIGKILL:
+    if before.ranks[exited.rank].attempt.intent.kill is not None and exited.signal == SIGKILL:
         return None  # its kill was an event already
-    ended = describe_exit(after.ranks[exited.rank])
+    ended = describe_exit(after.ranks[exited.rank].attempt)
     words = ended if exited.unstarted is None else printable(exited.unstarted)
     trouble = before.ranks[exited.rank].trouble
     is_known = before.is_gang_broken or (trouble is not None and trouble.message == words)
@@ -89,7 +90,7 @@ def _of_exit(before: JobSnapshot, exited: RankExited, after: JobSnapshot) -> New
 
 
 def _of_message(before: JobSnapshot, said: RankSaid, after: JobSnapshot) -> NewEvent | None:
-    is_replacement = after.ranks[said.rank].attempt > 0
+    is_replacement = after.ranks[said.rank].attempt.number > 0
     if is_replacement and after.is_ready(said.rank) and not before.is_ready(said.rank):
         return _of_rank(after, said.rank, "rank_ready", "is ready")
     match said.message:
@@ -99,7 +100,7 @@ def _of_message(before: JobSnapshot, said: RankSaid, after: JobSnapshot) -> NewE
             step = after.ranks[said.rank].progress.step
             return NewEvent(kind="step_taken", message=f"{who} taken step {step}")
         case Warned(message=warning) | RestoreFailed(message=warning):
-            attempt = before.ranks[said.rank].attempt
+            attempt = before.ranks[said.rank].attempt.number
             message = f"rank {said.rank}: {warning}"
             return NewEvent(kind="warned", message=message, rank=said.rank, incarnation=attempt)
         case StateMismatch() as mismatch:
@@ -119,9 +120,9 @@ def _of_message(before: JobSnapshot, said: RankSaid, after: JobSnapshot) -> NewE
 def _is_first_step(before: JobSnapshot, number: int, after: JobSnapshot) -> bool:
     """True if a rank is the first of its group that reports a new step."""
     present = after.group.round
-    is_new = before.ranks[number].stepped_round < after.ranks[number].stepped_round == present
+    is_new = all(rank.attempt.member.stepped_round < present for rank in before.ranks)
     is_known = bool(after.group.ranks)  # a new coordinator has not announced one yet
-    return is_known and is_new and all(rank.stepped_round < present for rank in before.ranks)
+    return is_known and is_new and after.ranks[number].attempt.member.stepped_round == present
 
 
 def _of_lost_peer(before: JobSnapshot, rank: int, lost: PeerLost) -> NewEvent | None:
@@ -130,7 +131,7 @@ def _of_lost_peer(before: JobSnapshot, rank: int, lost: PeerLost) -> NewEvent | 
     Members of an ending job lose each other as they exit one after the other.
     """
     group = before.group
-    is_known = any(other.peer_lost_round >= group.round for other in before.ranks)
+    is_known = any(other.attempt.member.peer_lost_round >= group.round for other in before.ranks)
     if before.is_ending or is_known or lost.generation != group.round:
         return None
     ranks = ", ".join(map(str, group.ranks))
@@ -143,11 +144,12 @@ def _of_action(before: JobSnapshot, action: actions.Action, after: JobSnapshot) 
     match action:
         case actions.KillProcess():
             return _of_rank(after, action.rank, "rank_killed", action.cause.message)
-        case actions.KillAgent():
-            message = "the job's agent does not answer and is replaced"
+        case actions.KillAgent(host=host):
+            message = f"{after.agent_name(host)} does not answer and is replaced"
             return NewEvent(kind="agent_killed", message=message)
-        case actions.LoseHost(host=host):
-            message = f"host {host} does not answer; its ranks are started elsewhere"
+        case actions.LoseHost(host=host, cause=cause):
+            ranks = ", ".join(str(it.rank) for it in before.ranks_on(host) if it.is_alive)
+            message = f"host {host} is lost: each of its ranks ({ranks or 'none'}) {cause.message}"
             return NewEvent(kind="host_lost", message=message)
         case actions.PublishGroup():
             return NewEvent(kind="layout_announced", message=describe_group(action.group))
@@ -171,12 +173,8 @@ def _of_status(after: JobSnapshot) -> NewEvent:
     return NewEvent(kind=f"job_{after.status.lower()}", message=message)
 
 
-def _identity(snapshot: JobSnapshot, rank: int) -> ProcessRecord | None:
-    return snapshot.ranks[rank].identity if 0 <= rank < len(snapshot.ranks) else None
-
-
 def _of_rank(snapshot: JobSnapshot, rank: int, kind: str, words: str) -> NewEvent:
-    attempt = snapshot.ranks[rank].attempt
+    attempt = snapshot.ranks[rank].attempt.number
     return NewEvent(kind=kind, message=f"rank {rank} {words}", rank=rank, incarnation=attempt)
 
 
@@ -206,9 +204,9 @@ def quote_lines(last_lines: Sequence[str]) -> str:
     return f"; the last lines of its log:{lines}" if lines else "; its log is empty"
 
 
-def describe_exit(rank: RankSnapshot) -> str:
-    """Return how the last process of a rank ended: a verb phrase."""
-    return describe_end(rank.exit_code, rank.exit_signal)
+def describe_exit(attempt: Attempt) -> str:
+    """Return how the process of an attempt ended: a verb phrase."""
+    return describe_end(attempt.exit_code, attempt.exit_signal)
 
 
 def describe_group(group: GroupSnapshot) -> str:
@@ -237,7 +235,7 @@ def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -
         return f"{sentence}; {_next_start(snapshot, rank)}"
     count = snapshot.count_endings(rank, rank.ending.retry_class)
     limit = getattr(snapshot.spec, retry.budget)
-    fruitless, most = rank.fruitless, snapshot.spec.max_fruitless
+    fruitless, most = rank.budget.fruitless, snapshot.spec.max_fruitless
     again = "all ranks are" if snapshot.is_gang else "it is"
     is_first = rank.ending.is_mistake and fruitless and snapshot.count_attempts(rank) == 1
     if is_first or rank.ending.is_raised:  # see `fold_exit.MISTAKES_LIMIT` and `record_error`
@@ -262,9 +260,7 @@ def _next_start(snapshot: JobSnapshot, rank: RankSnapshot) -> str:
     if snapshot.is_gang:
         return "all ranks are started again"
     if snapshot.is_synchronous and any(
-        other.is_alive and other.joined_round >= 0
-        for other in snapshot.ranks
-        if other.rank != rank.rank
+        other.is_alive and other.has_joined for other in snapshot.ranks if other.rank != rank.rank
     ):
         return "it gets its state from the others"
     if snapshot.durable_step(rank) is not None:

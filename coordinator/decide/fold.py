@@ -43,13 +43,6 @@ def fold(  # noqa: PLR0911  one return for each kind of observation
             return fold_agent.hear(snapshot, observation, now)
         case actions.StopRequested():
             return _request_stop(snapshot, observation, now)
-        case (
-            actions.ScaleRequested()
-            | actions.PauseRequested()
-            | actions.CheckpointRequested()
-            | actions.LeaveRequested()
-        ):
-            return fold_pool.note_request(snapshot, observation)
         case actions.Interrupted():
             grace = snapshot.spec.stop_grace_seconds
             stopped = replace(snapshot, interrupting=True, stop_grace_seconds=grace, stop_at=now)
@@ -60,19 +53,13 @@ def fold(  # noqa: PLR0911  one return for each kind of observation
             return fold_exit.fail_job(snapshot, observation.failure, now)
         case RankSpawned() | RankSaid() | RankDied() | RankExited():
             return _hear_rank(snapshot, observation, now)
-    assert_never(observation)
+        case _:
+            return fold_pool.note_request(snapshot, observation)
 
 
 def _apply(snapshot: JobSnapshot, action: actions.Action, now: float) -> JobSnapshot:
     match action:
-        case (
-            actions.StartAgent()
-            | actions.KillAgent()
-            | actions.DismissAgent()
-            | actions.LoseHost()
-            | actions.ListCheckpoints()
-            | actions.DrainLogs()
-        ):
+        case actions.OfHost():
             return fold_agent.apply(snapshot, action, now)
         case actions.SetStatus(status=status):
             if status is not snapshot.status:
@@ -82,6 +69,8 @@ def _apply(snapshot: JobSnapshot, action: actions.Action, now: float) -> JobSnap
             return replace(moved, interrupting=False) if status is JobStatus.QUEUED else moved
         case actions.AddRank() | actions.RemoveRank() | actions.PublishGroup():
             return fold_pool.apply(snapshot, action, now)
+        case actions.PlaceRank():
+            return fold_agent.place(snapshot, snapshot.ranks[action.rank], action.host)
         case _:
             rank = fold_rank.apply(snapshot.ranks[action.rank], action, now)
             return fold_pool.follow(snapshot.with_rank(rank), rank, action, now)
@@ -110,7 +99,7 @@ def _hear_rank(
     if not 0 <= message.rank < len(snapshot.ranks):
         return snapshot
     rank = snapshot.ranks[message.rank]
-    if message.incarnation != rank.attempt or not rank.is_alive:
+    if message.incarnation != rank.attempt.number or not rank.is_alive:
         return snapshot
     match message:
         case RankSpawned():
@@ -122,17 +111,17 @@ def _hear_rank(
                 pid_namespace=message.pid_namespace,
             )
             located = fold_pool.locate(fold_agent.note_working(snapshot, rank), rank, message.node)
-            return located.with_rank(replace(rank, identity=identity))
+            return located.with_attempt(rank, replace(rank.attempt, identity=identity))
         case RankSaid():
             return _apply_message(snapshot, rank, message.message, now)
         case RankDied():
-            return snapshot.with_rank(replace(rank, died=True))
+            return snapshot.with_attempt(rank, replace(rank.attempt, died=True))
         case RankExited():
             return fold_exit.end_attempt(snapshot, rank, message, now)
     assert_never(message)
 
 
-def _apply_message(  # noqa: C901, PLR0911  one return for each kind of message
+def _apply_message(  # noqa: PLR0911  one return for each kind of message
     snapshot: JobSnapshot, rank: RankSnapshot, message: RankMessage, now: float
 ) -> JobSnapshot:
     match message:
@@ -149,21 +138,16 @@ def _apply_message(  # noqa: C901, PLR0911  one return for each kind of message
                 changed = fold_rank.record_first_step(changed, message)
             return snapshot.with_rank(changed)
         case messages.Warned():
-            return snapshot.with_rank(replace(rank, warning=printable(message.message)))
+            warned = replace(rank.attempt, warning=printable(message.message))
+            return snapshot.with_attempt(rank, warned)
         case messages.Orphaned():
-            return snapshot.with_rank(replace(rank, orphaned_by=printable(message.by)))
-        case (
-            messages.Ready()
-            | messages.JoinedGroup()
-            | messages.PeerLost()
-            | messages.StateMismatch()
-            | messages.Saved()
-        ):
-            return fold_pool.apply_message(snapshot, rank, message, now)
+            intent = replace(rank.attempt.intent, orphaned_by=printable(message.by))
+            return snapshot.with_attempt(rank, replace(rank.attempt, intent=intent))
         case messages.PermanentFailure():
             return fold_exit.record_permanent_error(snapshot, rank, message, now)
         case messages.RestoreFailed():
             return gang_restore.record_damage(snapshot, rank, message)
         case messages.Raised():
             return fold_exit.record_error(snapshot, rank, message, now)
-    assert_never(message)
+        case _:
+            return fold_pool.apply_message(snapshot, rank, message, now)

@@ -22,9 +22,9 @@ from muster.contracts.log_parts import LogsDrained
 from muster.contracts.messages import AgentHeartbeat, CheckpointsListed
 
 AGENT_LOST: Final = Cause(reason=Reason.AGENT_LOST, message="was ended with its agent")
-HOST_LOST: Final = Cause(
-    reason=Reason.HOST_LOST, message="was given up with its host, which did not answer"
-)
+
+CUT_PAUSE_SECONDS: Final = 60.0
+"""A host that others cannot reach is tried again after this; each trial stops training."""
 
 AgentChange: TypeAlias = actions.AgentConnected | actions.AgentDisconnected | actions.AgentLost
 
@@ -52,7 +52,7 @@ def apply(snapshot: JobSnapshot, action: actions.AgentAction, now: float) -> Job
             # AgentLost follows when it is gone; if the kill has missed, it is repeated.
             changed = replace(agent, since=now, listing_since=NEVER)
         case actions.LoseHost():
-            return _give_up(snapshot, agent, HOST_LOST, now)
+            return replace(_give_up(snapshot, agent, action.cause, now), cut=None)
         case actions.DismissAgent():
             # A connected agent exits. Any other is known to be gone only with `AgentLost`.
             target = AgentState.ABSENT if agent.is_connected else AgentState.LEAVING
@@ -60,6 +60,15 @@ def apply(snapshot: JobSnapshot, action: actions.AgentAction, now: float) -> Job
         case _:
             assert_never(action)
     return snapshot.with_agent(changed)
+
+
+def place(snapshot: JobSnapshot, rank: RankSnapshot, host: str) -> JobSnapshot:
+    """Put a rank on a host, and give that host an agent if it has none yet."""
+    placed = snapshot.with_rank(replace(rank, host=host))
+    if host in placed.agents:
+        return placed
+    agents = [*placed.agents.values(), placed.hosts[host]]
+    return replace(placed, agents={it.host: it for it in sorted(agents, key=lambda it: it.order)})
 
 
 def hear(snapshot: JobSnapshot, said: actions.AgentSaid, now: float) -> JobSnapshot:
@@ -90,14 +99,11 @@ def record(snapshot: JobSnapshot, change: AgentChange, now: float) -> JobSnapsho
         case actions.AgentConnected():
             # Silence until now was the connection's, so every deadline of its ranks starts again.
             connected = agent.move(AgentState.CONNECTED, now)
-            ranks = tuple(
-                replace(rank, heard_at=now, progressed_at=now, stopped_at=None)
-                if rank.is_alive and rank.host == agent.host
-                else rank
-                for rank in snapshot.ranks
-            )
-            heard = replace(connected, heard_at=now, is_inherited=False)
-            return replace(snapshot, ranks=ranks).with_agent(heard)
+            for rank in snapshot.ranks_on(agent.host):
+                if rank.is_alive:
+                    heard = replace(rank.attempt, heard_at=now, progressed_at=now, stopped_at=None)
+                    snapshot = snapshot.with_attempt(rank, heard)
+            return snapshot.with_agent(replace(connected, heard_at=now, is_inherited=False))
         case actions.AgentDisconnected():
             return snapshot.with_agent(agent.move(AgentState.UNREACHABLE, now))
         case actions.AgentLost():
@@ -146,10 +152,10 @@ def _record_heartbeat(
         snapshot = shift_deadlines(snapshot, unheard_seconds, now, agent.host)
     stopped = set(beat.stopped)
     for rank in snapshot.ranks_on(agent.host):
-        is_stopped = rank.is_alive and (rank.rank, rank.attempt) in stopped
-        if is_stopped != (rank.stopped_at is not None):
-            stopped_at = now if is_stopped else None
-            snapshot = snapshot.with_rank(replace(rank, stopped_at=stopped_at))
+        is_stopped = rank.is_alive and (rank.rank, rank.attempt.number) in stopped
+        if is_stopped != (rank.attempt.stopped_at is not None):
+            changed = replace(rank.attempt, stopped_at=now if is_stopped else None)
+            snapshot = snapshot.with_attempt(rank, changed)
     return snapshot.with_agent(replace(agent, heard_at=now))
 
 
@@ -159,8 +165,8 @@ def _lose(
     """Ranks wait for the next agent or are gone. That is not their failure and not a restart."""
     # If another coordinator numbers agents now, it holds our lease: this is never committed.
     agent = replace(agent, generation=max(agent.generation, lost.newest))
-    others = (it.failures for it in snapshot.agents.values() if it.host != agent.host)
-    if min([agent.failures, *others]) >= AGENT_FAILURES_LIMIT:
+    all_hosts = {**snapshot.hosts, **snapshot.agents}.values()
+    if min(it.failures for it in all_hosts) >= AGENT_FAILURES_LIMIT:
         count = agent.failures + 1
         message = f"{count} agents in a row were lost before a rank came alive: {lost.message}"
         failure = JobFailure(reason=Reason.AGENT_LOST, message=message)
@@ -169,7 +175,7 @@ def _lose(
         rank.rank
         for rank in snapshot.ranks_on(agent.host)
         # Before a rank has a process, the failure counts for the agent alone.
-        if rank.identity is not None and rank.rank not in lost.living
+        if rank.attempt.identity is not None and rank.rank not in lost.living
     ]
     snapshot = _give_up(snapshot, agent, AGENT_LOST, now, lost.living)
     for number in gone:
@@ -187,8 +193,10 @@ def _give_up(
     """Return the job without this agent: ranks that live wait for the next one, others are gone."""
     pause = 0.0  # the first loss after a working agent is repaired at once
     # A lost host is set aside for a moment, in which its ranks get another one.
-    if failures := agent.failures + (cause is HOST_LOST):
+    if failures := agent.failures + (cause.reason is Reason.HOST_LOST):
         pause = snapshot.backoff.delay_seconds(failures, f"{snapshot.uid}/agent")
+    if snapshot.cut is not None and agent.host in snapshot.cut.hosts:
+        pause = max(pause, CUT_PAUSE_SECONDS)
     absent = replace(
         agent.move(AgentState.ABSENT, agent.since),
         failures=agent.failures + 1,
@@ -202,9 +210,9 @@ def _give_up(
         is_living = rank.rank in living
         left = fold_rank.orphan(rank, now) if is_living else fold_rank.end_unobserved(rank, ending)
         snapshot = snapshot.with_rank(left)
-    alive = {rank.worker_id for rank in snapshot.ranks if rank.is_alive}
+    alive = {rank.attempt.worker_id for rank in snapshot.ranks if rank.is_alive}
     snapshot = replace(snapshot, pool=fold_pool.keep_living(snapshot.pool, alive))
-    if {rank.worker_id for rank in on_host} & {*snapshot.group.workers}:
+    if {rank.attempt.worker_id for rank in on_host} & {*snapshot.group.workers}:
         # The next agent creates new shared memory, which takes another group round.
         snapshot = replace(snapshot, group=GroupSnapshot(round=snapshot.group.round))
     return snapshot

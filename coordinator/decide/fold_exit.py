@@ -15,7 +15,7 @@ import msgspec
 from coordinator.decide import fold_pool, fold_rank
 from coordinator.decide.classify_exit import classify
 from coordinator.decide.events import describe_exit, printable, quote_lines
-from coordinator.decide.state import NEVER, AttemptEnd, Cause, JobFailure, JobSnapshot, RankSnapshot
+from coordinator.decide.state import AttemptEnd, Cause, JobFailure, JobSnapshot, RankSnapshot
 from muster.contracts.interpreter import import_advice
 from muster.contracts.job import Reason
 from muster.contracts.messages import PermanentFailure, Raised, RankExited
@@ -53,10 +53,10 @@ def record_error(
 
     An agent that reconnects repeats an attempt's error, which proves nothing.
     """
-    if rank.raised is not None:
+    if rank.attempt.raised is not None:
         return snapshot
     before, by = snapshot.raised, snapshot.raised_by
-    rank = replace(rank, raised=message)
+    rank = replace(rank, attempt=replace(rank.attempt, raised=message))
     snapshot = replace(snapshot.with_rank(rank), raised=message, raised_by=rank.rank)
     if before != message:
         return snapshot
@@ -71,7 +71,8 @@ def _fail_for_program(
 ) -> JobSnapshot:
     message = f"rank {rank.rank}: {cause.message}"
     failure = JobFailure(reason=cause.reason, message=message, exit_code=1)
-    return fail_job(snapshot.with_rank(replace(rank, refused=cause)), failure, now)
+    refused = replace(rank.attempt, refused=cause)
+    return fail_job(snapshot.with_attempt(rank, refused), failure, now)
 
 
 def end_attempt(
@@ -79,8 +80,8 @@ def end_attempt(
 ) -> JobSnapshot:
     """The process of `rank` was reaped: the rank is finished, restarts, or fails the job."""
     gone = fold_pool.confirm_finished(snapshot, fold_rank.record_exit(rank, message))
-    diverged = fold_pool.DIVERGED if rank.worker_id in snapshot.divergent else None
-    cause = rank.kill or diverged
+    diverged = fold_pool.DIVERGED if rank.attempt.worker_id in snapshot.divergent else None
+    cause = rank.attempt.intent.kill or diverged
     ending = classify(snapshot, gone, message, cause)
     gone = fold_rank.count_end(gone, ending)
     snapshot = fold_pool.end_worker(snapshot, rank, gone, now)
@@ -104,7 +105,7 @@ def count_end_with_agent(snapshot: JobSnapshot, rank: RankSnapshot, now: float) 
     """Count the end of a process that was gone when its agent's successor looked."""
     if snapshot.is_ending or not rank.in_service:
         return snapshot
-    if rank.trouble is None or rank.is_asked_to_stop:
+    if rank.trouble is None or rank.attempt.intent.is_ours:
         return snapshot
     counted = _count_failure(snapshot, rank, now)
     snapshot = snapshot.with_rank(counted)
@@ -119,38 +120,36 @@ def count_end_with_agent(snapshot: JobSnapshot, rank: RankSnapshot, now: float) 
 def _restart_or_fail(
     snapshot: JobSnapshot, rank: RankSnapshot, ending: AttemptEnd, message: RankExited, now: float
 ) -> JobSnapshot:
-    retry = RETRIES.get(ending.retry_class)
-    is_from_outside = retry is not None and retry.is_from_outside
-    is_unobserved = ending.retry_class is RetryClass.INFRASTRUCTURE and not rank.is_asked_to_stop
-    is_unobserved &= not message.is_waiting
-    is_long = _healthy_seconds(rank, now) >= snapshot.backoff.reset_after_seconds
-    if is_unobserved or not (retry is None or is_from_outside):
-        rank = _count_failure(snapshot, rank, now)
-    elif rank.has_progressed or is_long:
-        rank = replace(rank, proven_step=max(rank.proven_step, 0))
-    if snapshot.is_gang:
-        fruitless, proven = rank.fruitless, rank.proven_step
-        ranks = (replace(it, fruitless=fruitless, proven_step=proven) for it in snapshot.ranks)
-        snapshot = replace(snapshot, ranks=tuple(ranks))
+    rank = _count_end(snapshot, rank, ending, message, now)
+    fruitless, proven = rank.budget.fruitless, rank.budget.proven_step
+    for it in snapshot.ranks if snapshot.is_gang else ():
+        shared = replace(it.budget, fruitless=fruitless, proven_step=proven)
+        snapshot = snapshot.with_rank(replace(it, budget=shared))
     snapshot = snapshot.with_rank(rank)
     limit = _exhausted_limit(snapshot, rank, ending.retry_class)
     # Only of the first attempts: a program that has worked may miss a file for a moment.
-    is_unproven = rank.fruitless >= MISTAKES_LIMIT >= snapshot.count_attempts(rank)
+    is_unproven = rank.budget.fruitless >= MISTAKES_LIMIT >= snapshot.count_attempts(rank)
     if limit is None and is_unproven and ending.is_mistake:
         limit = Reason.INVALID_PROGRAM, "a restart did not help"
     if limit is not None:
         failure = _failure(rank, ending, _with_advice(snapshot.spec, message), *limit)
         return fail_job(snapshot, failure, now)
-    failures = 1 + snapshot.backoff.failures_after(rank.failures, _healthy_seconds(rank, now))
-    if is_from_outside:
-        failures = int(not rank.has_progressed)  # a longer wait does not keep a signal away
-    elif rank.has_progressed:
-        failures = 1
-    delay = snapshot.backoff.delay_seconds(failures, f"{snapshot.uid}/{rank.rank}")
-    restarts = rank.restarts + (retry is not None and retry.is_restart)
-    return snapshot.with_rank(
-        replace(rank, failures=failures, start_at=now + delay, restarts=restarts)
-    )
+    return snapshot.with_rank(_count_restart(snapshot, rank, ending.retry_class, now))
+
+
+def _count_end(
+    snapshot: JobSnapshot, rank: RankSnapshot, ending: AttemptEnd, message: RankExited, now: float
+) -> RankSnapshot:
+    """Count an end that the program may have caused, or note that the program has worked."""
+    retry = RETRIES.get(ending.retry_class)
+    is_unobserved = ending.retry_class is RetryClass.INFRASTRUCTURE and not message.is_waiting
+    is_unobserved &= not rank.attempt.intent.is_ours
+    if is_unobserved or (retry is not None and not retry.is_from_outside):
+        return _count_failure(snapshot, rank, now)
+    if not (rank.has_progressed or _has_lived_long(snapshot, rank, now)):
+        return rank
+    worked = replace(rank.budget, proven_step=max(rank.budget.proven_step, 0))
+    return replace(rank, budget=worked)
 
 
 def _count_failure(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> RankSnapshot:
@@ -160,19 +159,34 @@ def _count_failure(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> Ran
     the same step each time makes no progress. For a program that never reports checkpoints a long
     enough life counts as one.
     """
-    reached = snapshot.durable_step(rank)
+    budget, reached = rank.budget, snapshot.durable_step(rank)
     if snapshot.is_synchronous and rank.has_progressed:
         reached = max(reached or 0, rank.progress.step)
     if reached is None:
-        is_progress = _healthy_seconds(rank, now) >= snapshot.backoff.reset_after_seconds
+        is_progress, proven = _has_lived_long(snapshot, rank, now), budget.proven_step
     else:
-        is_progress = reached > rank.proven_step
-    proven = rank.proven_step if reached is None else max(reached, rank.proven_step)
-    return replace(rank, fruitless=0 if is_progress else rank.fruitless + 1, proven_step=proven)
+        is_progress, proven = reached > budget.proven_step, max(reached, budget.proven_step)
+    fruitless = 0 if is_progress else budget.fruitless + 1
+    return replace(rank, budget=replace(budget, fruitless=fruitless, proven_step=proven))
 
 
-def _healthy_seconds(rank: RankSnapshot, now: float) -> float:
-    return 0.0 if rank.live_at == NEVER else now - rank.live_at
+def _count_restart(
+    snapshot: JobSnapshot, rank: RankSnapshot, kind: RetryClass, now: float
+) -> RankSnapshot:
+    """Count a restart and delay it by the failures in a row."""
+    retry, budget = RETRIES.get(kind), rank.budget
+    is_healthy = rank.has_progressed or _has_lived_long(snapshot, rank, now)
+    failures = 1 if is_healthy else 1 + budget.failures
+    if retry is not None and retry.is_from_outside:
+        failures = int(not rank.has_progressed)  # a longer wait does not keep a signal away
+    start_at = now + snapshot.backoff.delay_seconds(failures, f"{snapshot.uid}/{rank.rank}")
+    restarts = budget.restarts + (retry is not None and retry.is_restart)
+    spent = replace(budget, failures=failures, start_at=start_at, restarts=restarts)
+    return replace(rank, budget=spent)
+
+
+def _has_lived_long(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> bool:
+    return rank.attempt.healthy_seconds(now) >= snapshot.backoff.reset_after_seconds
 
 
 def _exhausted_limit(
@@ -189,8 +203,8 @@ def _exhausted_limit(
             used_up = {0: "may not be restarted", 1: f"{has} used its one restart"}
             words = used_up.get(most, f"{has} used its {most} restarts")
             return Reason.RESTART_LIMIT, f"{words}{retry.occasion}"
-    if rank.fruitless >= snapshot.spec.max_fruitless:
-        words = f"{has} failed {rank.fruitless} times in a row without progress"
+    if rank.budget.fruitless >= snapshot.spec.max_fruitless:
+        words = f"{has} failed {rank.budget.fruitless} times in a row without progress"
         return Reason.NO_PROGRESS, words
     return None
 
@@ -199,15 +213,16 @@ def _failure(
     rank: RankSnapshot, ending: AttemptEnd, message: RankExited, reason: Reason, limit: str
 ) -> JobFailure:
     """Return the job's failure: what happened to the rank, the limit, the end of its log."""
-    if rank.kill is not None:
-        what = rank.kill.message
+    intent = rank.attempt.intent
+    if intent.kill is not None:
+        what = intent.kill.message
     elif ending.retry_class is RetryClass.INFRASTRUCTURE:
         what = ending.message
-    elif ending.retry_class is RetryClass.PREEMPTION and rank.stopping:
+    elif ending.retry_class is RetryClass.PREEMPTION and intent.stopping:
         what = "was asked to stop by another process"
     else:
         # The end of the log follows, so the program's own report is enough only if it has one.
-        what = describe_exit(rank) if message.error is None else ending.message
+        what = describe_exit(rank.attempt) if message.error is None else ending.message
     # No lines are kept of an exit with code 0, nor of a process that never started.
     has_lines = message.exit_code != 0 and message.unstarted is None
     quote = quote_lines(message.last_lines) if has_lines else ""

@@ -7,7 +7,7 @@ from typing import Final, TypeAlias, assert_never
 import msgspec
 
 from coordinator.decide import actions
-from coordinator.decide.state import Cause, JobSnapshot, RankSnapshot, unplaced
+from coordinator.decide.state import Cause, CutPair, JobSnapshot, RankSnapshot, unplaced
 from muster.contracts import pool as pools
 from muster.contracts.job import Reason
 from muster.contracts.messages import JoinedGroup, PeerLost, Ready, Saved, StateMismatch
@@ -34,7 +34,7 @@ def note_request(snapshot: JobSnapshot, observation: actions.PoolRequest) -> Job
             return replace(snapshot, checkpoint_requests=observation.number)
         case actions.LeaveRequested():
             for rank in snapshot.in_service:
-                if rank.worker_id == observation.worker_id:
+                if rank.attempt.worker_id == observation.worker_id:
                     return _remove(snapshot, rank)
             return snapshot
     assert_never(observation)
@@ -49,8 +49,10 @@ def apply(snapshot: JobSnapshot, action: actions.PoolAction, now: float) -> JobS
             return _remove(snapshot, snapshot.ranks[action.rank])
         case actions.PublishGroup():
             # Members that waited for this round have the full timeout for their next step.
-            ranks = tuple(replace(rank, progressed_at=now) for rank in snapshot.ranks)
-            return replace(snapshot, group=action.group, ranks=ranks)
+            for rank in snapshot.ranks:
+                waiting = replace(rank.attempt, progressed_at=now)
+                snapshot = snapshot.with_attempt(rank, waiting)
+            return replace(snapshot, group=action.group)
     assert_never(action)
 
 
@@ -73,13 +75,17 @@ def apply_message(
     snapshot: JobSnapshot, rank: RankSnapshot, message: PoolMessage, now: float
 ) -> JobSnapshot:
     """Take in what a member of the pool reports."""
+    attempt, member = rank.attempt, rank.attempt.member
     match message:
         case Ready():
-            return snapshot.with_rank(replace(rank, ready=message))
+            member = replace(member, ready=message)
+            return snapshot.with_attempt(rank, replace(attempt, member=member))
         case JoinedGroup():
             return _join_group(snapshot, rank, message, now)
         case PeerLost():
-            return snapshot.with_rank(replace(rank, peer_lost_round=message.generation))
+            member = replace(member, peer_lost_round=message.generation)
+            lost = snapshot.with_attempt(rank, replace(attempt, member=member))
+            return replace(lost, cut=_cut_after(snapshot, rank, message))
         case StateMismatch():
             return replace(snapshot, divergent=snapshot.divergent | set(message.workers))
         case Saved():
@@ -90,11 +96,25 @@ def apply_message(
     assert_never(message)
 
 
+def _cut_after(snapshot: JobSnapshot, rank: RankSnapshot, lost: PeerLost) -> CutPair | None:
+    """Return the two hosts that cannot reach each other once a rank has reported a lost peer."""
+    cut, number = snapshot.cut, lost.unreachable
+    is_known = number is not None and 0 <= number < len(snapshot.ranks)
+    if number is None or not is_known or lost.generation != snapshot.group.round:
+        return cut
+    hosts = frozenset({rank.host, snapshot.ranks[number].host})
+    if len(hosts) == 1 or (cut is not None and cut.round == lost.generation):
+        return cut
+    is_same = cut is not None and cut.hosts == hosts
+    return CutPair(hosts, lost.generation, cut.count + 1 if cut and is_same else 1)
+
+
 def locate(snapshot: JobSnapshot, rank: RankSnapshot, node: str) -> JobSnapshot:
     """Record on which machine a worker's process runs."""
-    if not snapshot.is_synchronous or rank.worker_id is None:
+    worker_id = rank.attempt.worker_id
+    if not snapshot.is_synchronous or worker_id is None:
         return snapshot
-    return replace(snapshot, pool=pools.set_node(snapshot.pool, rank.worker_id, node))
+    return replace(snapshot, pool=pools.set_node(snapshot.pool, worker_id, node))
 
 
 def keep_living(pool: Pool, living: Collection[int | None]) -> Pool:
@@ -113,7 +133,7 @@ def confirm_finished(snapshot: JobSnapshot, ended: RankSnapshot) -> RankSnapshot
     if not snapshot.is_synchronous or not ended.finished:
         return ended
     total = ended.progress.total_steps
-    is_through = ended.joined_round >= 0 and total is not None and snapshot.step >= total
+    is_through = ended.has_joined and total is not None and snapshot.step >= total
     return replace(ended, finished=is_through and ended.in_service)
 
 
@@ -121,11 +141,11 @@ def end_worker(
     snapshot: JobSnapshot, rank: RankSnapshot, ended: RankSnapshot, now: float
 ) -> JobSnapshot:
     """Record that a worker's process has ended; `rank` is the rank before, `ended` after that."""
-    if not snapshot.is_synchronous or rank.worker_id is None:
+    if not snapshot.is_synchronous or rank.attempt.worker_id is None:
         return snapshot
     # A worker that exits with code 0 was finished, or asked to leave.
-    pool = _leave(snapshot.pool, rank) if ended.exit_code == 0 else snapshot.pool
-    changed = replace(snapshot, pool=pools.process_ended(pool, rank.worker_id))
+    pool = _leave(snapshot.pool, rank) if ended.attempt.exit_code == 0 else snapshot.pool
+    changed = replace(snapshot, pool=pools.process_ended(pool, rank.attempt.worker_id))
     if snapshot.is_ending or not ended.finished:
         return changed
     return replace(
@@ -137,47 +157,46 @@ def _join(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> JobSnapshot:
     """Every new attempt is a new worker."""
     newcomer = Newcomer(
         rank=rank.rank,
-        incarnation=rank.attempt,
+        incarnation=rank.attempt.number,
         node=LOCAL_NODE,
         gpus=0,
         backend=snapshot.spec.effective_backend,
         epoch=rank.progress.epoch,
     )
     pool = pools.join(snapshot.pool, newcomer, now=now, step=snapshot.step)
-    changed = replace(rank, worker_id=pool.members[-1].worker_id)
-    return replace(snapshot.with_rank(changed), pool=pool)
+    changed = replace(rank.attempt, worker_id=pool.members[-1].worker_id)
+    return replace(snapshot.with_attempt(rank, changed), pool=pool)
 
 
 def _join_group(
     snapshot: JobSnapshot, rank: RankSnapshot, message: JoinedGroup, now: float
 ) -> JobSnapshot:
-    group = snapshot.group
-    joined = replace(
-        rank,
-        joined_round=message.generation,
-        progress=msgspec.structs.replace(rank.progress, step=message.step),
-        step_at_start=message.step if rank.step_at_start is None else rank.step_at_start,
-        has_told_step=True,
-    )
+    group, attempt, worker_id = snapshot.group, rank.attempt, rank.attempt.worker_id
+    began = message.step if attempt.step_at_start is None else attempt.step_at_start
+    member = replace(attempt.member, joined_round=message.generation)
+    attempt = replace(attempt, member=member, step_at_start=began, has_told_step=True)
+    progress = msgspec.structs.replace(rank.progress, step=message.step)
+    joined = replace(rank, attempt=attempt, progress=progress)
     if not group.workers:
         # A round of the previous coordinator: its members are unknown, but this rank holds state.
         return snapshot.with_rank(joined)
-    if rank.worker_id not in group.workers:
+    if worker_id not in group.workers:
         return snapshot
     # Also of an earlier round: a short training may be over before its members see the next one.
     pool = snapshot.pool
-    if pool.members[rank.worker_id].state is WorkerState.SYNCING:
-        pool = pools.activate(pool, rank.worker_id, now=now, step=message.step)
+    if pool.members[worker_id].state is WorkerState.SYNCING:
+        pool = pools.activate(pool, worker_id, now=now, step=message.step)
     changed = replace(snapshot, pool=pool).with_rank(joined)
-    is_complete = all(changed.ranks[number].joined_round == group.round for number in group.ranks)
     # A new rank that waits for its own round keeps the request for one.
-    is_complete &= all(member.state is not WorkerState.SYNCING for member in pool.members)
-    return replace(changed, pool=pools.mark_published(pool)) if is_complete else changed
+    is_waiting = any(member.state is WorkerState.SYNCING for member in pool.members)
+    if is_waiting or not changed.has_joined_group:
+        return changed
+    return replace(changed, pool=pools.mark_published(pool), cut=None)
 
 
 def _add(snapshot: JobSnapshot, number: int) -> JobSnapshot:
     missing = range(len(snapshot.ranks), number + 1)
-    fresh = (replace(unplaced(snapshot.agents, rank), in_service=False) for rank in missing)
+    fresh = (replace(unplaced(snapshot.hosts, rank), in_service=False) for rank in missing)
     grown = replace(snapshot, ranks=(*snapshot.ranks, *fresh))
     return grown.with_rank(replace(grown.ranks[number], in_service=True, finished=False))
 
@@ -189,6 +208,7 @@ def _remove(snapshot: JobSnapshot, rank: RankSnapshot) -> JobSnapshot:
 
 def _leave(pool: Pool, rank: RankSnapshot) -> Pool:
     """Return the pool with the rank's worker draining, if it was active."""
-    if rank.worker_id is None or not pool.is_active(rank.worker_id):
+    worker_id = rank.attempt.worker_id
+    if worker_id is None or not pool.is_active(worker_id):
         return pool
-    return pools.leave(pool, rank.worker_id)
+    return pools.leave(pool, worker_id)

@@ -7,8 +7,7 @@ from typing import Final, assert_never
 import msgspec
 
 from coordinator.decide import actions
-from coordinator.decide.state import NEVER, AttemptEnd, Cause, RankSnapshot
-from muster.contracts import rank as rank_rules
+from coordinator.decide.state import Attempt, AttemptEnd, Cause, RankSnapshot, Throughput
 from muster.contracts.job import Reason
 from muster.contracts.messages import Heartbeat, RankExited
 from muster.contracts.rank import COUNT_MAX, ProcessState
@@ -22,47 +21,26 @@ THROUGHPUT_WEIGHT: Final = 0.5  # weight of the newest window in the exponential
 
 def apply(rank: RankSnapshot, action: actions.RankAction, now: float) -> RankSnapshot:
     """Note an action that was decided about this rank."""
+    attempt = rank.attempt
     match action:
-        case actions.PlaceRank():
-            return replace(rank, host=action.host)
         case actions.Start():
             return _begin_attempt(rank, now)
         case actions.Terminate():
-            return replace(rank, terminated=True, terminated_at=now)
+            intent = replace(attempt.intent, terminated_at=now)
+            return replace(rank, attempt=replace(attempt, intent=intent))
         case actions.KillProcess():
-            return replace(rank, kill=action.cause, killed_at=now)
+            intent = replace(attempt.intent, kill=action.cause, killed_at=now)
+            return replace(rank, attempt=replace(attempt, intent=intent))
         case actions.Suspect():
-            return _move(rank, ProcessState.SUSPECT)
+            return replace(rank, attempt=attempt.move(ProcessState.SUSPECT))
     assert_never(action)
 
 
 def _begin_attempt(rank: RankSnapshot, now: float) -> RankSnapshot:
-    """Return the rank with a new attempt; everything that is not named here starts afresh."""
-    return RankSnapshot(
-        rank=rank.rank,
-        host=rank.host,
-        attempt=rank.attempt + 1,
-        process=ProcessState.SPAWNED,
-        spawned_at=now,
-        heard_at=now,
-        ending=rank.ending,
-        trouble=rank.trouble,
-        start_at=rank.start_at,
-        restarts=rank.restarts,
-        failures=rank.failures,
-        endings=rank.endings,
-        fruitless=rank.fruitless,
-        proven_step=rank.proven_step,
-        progress=rank.progress,
-        checkpoints_before=rank.checkpoints_before + rank.checkpoints_saved,
-        in_service=rank.in_service,
-    )
-
-
-def _move(rank: RankSnapshot, target: ProcessState) -> RankSnapshot:
-    if rank.process is target:
-        return rank
-    return replace(rank, process=rank_rules.move(rank.process, target))
+    number = rank.attempt.number + 1
+    started = Attempt(number=number, process=ProcessState.SPAWNED, spawned_at=now, heard_at=now)
+    checkpoints = rank.checkpoints_before + rank.attempt.checkpoints_saved
+    return replace(rank, attempt=started, checkpoints_before=checkpoints, finished=False)
 
 
 # Signs of life
@@ -70,19 +48,18 @@ def _move(rank: RankSnapshot, target: ProcessState) -> RankSnapshot:
 
 def mark_alive(rank: RankSnapshot, now: float) -> RankSnapshot:
     """Record a sign of life."""
-    is_first = rank.process is ProcessState.SPAWNED
-    return replace(
-        _move(rank, ProcessState.LIVE),
-        heard_at=now,
-        live_at=now if is_first else rank.live_at,
-        trouble=None,
-    )
+    live = replace(rank.attempt.move(ProcessState.LIVE), heard_at=now)
+    if rank.attempt.process is ProcessState.SPAWNED:
+        live = replace(live, live_at=now)
+    return replace(rank, attempt=live, trouble=None)
 
 
 def record_hello(rank: RankSnapshot, now: float) -> RankSnapshot:
     """From the first hello on, silence and lack of progress count."""
-    progressed_at = rank.progressed_at if rank.beats else now
-    return replace(mark_alive(rank, now), beats=True, progressed_at=progressed_at)
+    rank = mark_alive(rank, now)
+    if rank.attempt.beats:
+        return rank
+    return replace(rank, attempt=replace(rank.attempt, beats=True, progressed_at=now))
 
 
 def record_heartbeat(
@@ -90,25 +67,30 @@ def record_heartbeat(
 ) -> RankSnapshot:
     """Take over the progress that a heartbeat reports."""
     rank = record_hello(rank, now)
+    attempt, member = rank.attempt, rank.attempt.member
     before, progress = rank.progress, beat.progress
     # Waiting for other ranks is not a lack of progress; the timeout restarts when it ends.
-    is_progress = progress.step != before.step or beat.waiting or rank.waiting
+    is_progress = progress.step != before.step or beat.waiting or attempt.waiting
     if progress.last_checkpoint_step is None:
         # Checkpoints of earlier attempts stay, also while this one has not restored any.
         saved = before.last_checkpoint_step
         progress = msgspec.structs.replace(progress, last_checkpoint_step=saved)
+    if progress.step > before.step:
+        member = replace(member, stepped_round=member.joined_round)
     beaten = replace(
-        _measure_throughput(rank, progress.step, now),
-        progress=progress,
-        stepped_round=rank.joined_round if progress.step > before.step else rank.stepped_round,
-        stopping=beat.stopping,
+        attempt,
+        throughput=_measure(attempt.throughput, progress.step, now),
+        member=member,
+        intent=replace(attempt.intent, stopping=beat.stopping),
         waiting=beat.waiting,
-        progressed_at=now if is_progress else rank.progressed_at,
+        progressed_at=now if is_progress else attempt.progressed_at,
         # The sum of both goes into the database.
         checkpoints_saved=min(beat.checkpoints_saved, COUNT_MAX - rank.checkpoints_before),
     )
-    healthy_seconds = math.inf if beaten.has_progressed else now - rank.live_at
-    return replace(beaten, failures=backoff.failures_after(rank.failures, healthy_seconds))
+    rank = replace(rank, attempt=beaten, progress=progress)
+    healthy_seconds = math.inf if rank.has_progressed else beaten.healthy_seconds(now)
+    failures = backoff.failures_after(rank.budget.failures, healthy_seconds)
+    return replace(rank, budget=replace(rank.budget, failures=failures))
 
 
 def record_first_step(rank: RankSnapshot, beat: Heartbeat) -> RankSnapshot:
@@ -117,43 +99,48 @@ def record_first_step(rank: RankSnapshot, beat: Heartbeat) -> RankSnapshot:
     Before its first save an attempt names the checkpoint it was restored from; without one it began
     at step 0. An attempt that has taken no step may still be reading a checkpoint.
     """
-    began = rank.step_at_start
+    began = rank.attempt.step_at_start
     if began is None:
         step, restored = beat.progress.step, beat.progress.last_checkpoint_step
         first = 0 if restored is None and step else restored
         began = step if beat.checkpoints_saved else first
-    return replace(rank, has_told_step=True, step_at_start=began)
+    return replace(rank, attempt=replace(rank.attempt, has_told_step=True, step_at_start=began))
 
 
-def _measure_throughput(rank: RankSnapshot, step: int, now: float) -> RankSnapshot:
-    if rank.measured_at == NEVER:
-        return replace(rank, measured_at=now, measured_step=step)
-    seconds = now - rank.measured_at
+def _measure(measured: Throughput, step: int, now: float) -> Throughput:
+    # Infinite at first: the rate stays 0 and the first window begins.
+    seconds = now - measured.at
     if seconds < THROUGHPUT_WINDOW_SECONDS:
-        return rank
-    newest = max(0, step - rank.measured_step) / seconds
-    before = rank.throughput_steps_per_sec or newest
-    return replace(
-        rank,
-        throughput_steps_per_sec=THROUGHPUT_WEIGHT * newest + (1 - THROUGHPUT_WEIGHT) * before,
-        measured_at=now,
-        measured_step=step,
-    )
+        return measured
+    newest = max(0, step - measured.step) / seconds
+    before = measured.steps_per_sec or newest
+    average = THROUGHPUT_WEIGHT * newest + (1 - THROUGHPUT_WEIGHT) * before
+    return Throughput(steps_per_sec=average, step=step, at=now)
 
 
 def shift_deadlines(rank: RankSnapshot, seconds: float, now: float) -> RankSnapshot:
     """Shift every deadline of a living rank by `seconds`, none of them into the future."""
     if not rank.is_alive:
         return rank
-    return replace(
-        rank,
-        spawned_at=min(now, rank.spawned_at + seconds),
-        heard_at=min(now, rank.heard_at + seconds),
-        progressed_at=min(now, rank.progressed_at + seconds),
-        stopped_at=None if rank.stopped_at is None else min(now, rank.stopped_at + seconds),
-        terminated_at=min(now, rank.terminated_at + seconds),
-        killed_at=min(now, rank.killed_at + seconds),
+    attempt, asked, stopped = (
+        rank.attempt,
+        rank.attempt.intent.terminated_at,
+        rank.attempt.stopped_at,
     )
+    intent = replace(
+        attempt.intent,
+        terminated_at=None if asked is None else min(now, asked + seconds),
+        killed_at=min(now, attempt.intent.killed_at + seconds),
+    )
+    shifted = replace(
+        attempt,
+        spawned_at=min(now, attempt.spawned_at + seconds),
+        heard_at=min(now, attempt.heard_at + seconds),
+        progressed_at=min(now, attempt.progressed_at + seconds),
+        stopped_at=None if stopped is None else min(now, stopped + seconds),
+        intent=intent,
+    )
+    return replace(rank, attempt=shifted)
 
 
 # Ends
@@ -164,23 +151,18 @@ def record_exit(rank: RankSnapshot, message: RankExited) -> RankSnapshot:
 
     Code 0 means finished, unless the attempt was asked to stop: then work may be left.
     """
-    gone = replace(
-        _move(rank, ProcessState.EXITED),
-        identity=None,
-        exit_code=message.exit_code,
-        exit_signal=message.signal,
-        throughput_steps_per_sec=0.0,
-    )
-    if message.exit_code != 0 or rank.is_asked_to_stop or rank.stopping:
-        return gone
-    return replace(gone, finished=True, trouble=None)
+    code, intent = message.exit_code, rank.attempt.intent
+    gone = replace(_without_process(rank.attempt), exit_code=code, exit_signal=message.signal)
+    if code != 0 or intent.is_ours or intent.stopping:
+        return replace(rank, attempt=gone)
+    return replace(rank, attempt=gone, finished=True, trouble=None)
 
 
 def count_end(rank: RankSnapshot, ending: AttemptEnd) -> RankSnapshot:
     """Record how the last attempt ended and count it in its class."""
-    kind = ending.retry_class
-    counted = {**rank.endings, kind: rank.endings.get(kind, 0) + 1}
-    return replace(rank, ending=ending, endings=counted)
+    kind, endings = ending.retry_class, rank.budget.endings
+    counted = {**endings, kind: endings.get(kind, 0) + 1}
+    return replace(rank, ending=ending, budget=replace(rank.budget, endings=counted))
 
 
 def end_unobserved(rank: RankSnapshot, ending: AttemptEnd) -> RankSnapshot:
@@ -189,16 +171,16 @@ def end_unobserved(rank: RankSnapshot, ending: AttemptEnd) -> RankSnapshot:
         return rank
     is_missed = ending.retry_class is RetryClass.INFRASTRUCTURE
     reason = ending.reason or Reason.AGENT_LOST
-    gone = replace(
-        rank,
-        process=ProcessState.EXITED,
-        identity=None,
-        throughput_steps_per_sec=0.0,
-        trouble=Cause(reason=reason, message=ending.message) if is_missed else None,
-    )
+    trouble = Cause(reason=reason, message=ending.message) if is_missed else None
+    gone = replace(rank, attempt=_without_process(rank.attempt), trouble=trouble)
     return count_end(gone, ending)
+
+
+def _without_process(attempt: Attempt) -> Attempt:
+    return replace(attempt.move(ProcessState.EXITED), identity=None, throughput=Throughput())
 
 
 def orphan(rank: RankSnapshot, now: float) -> RankSnapshot:
     """Return a rank that runs on without an agent; it reports to the next one from the start."""
-    return replace(rank, ready=None, peer_lost_round=-1, spawned_at=now)
+    member = replace(rank.attempt.member, ready=None, peer_lost_round=-1)
+    return replace(rank, attempt=replace(rank.attempt, member=member, spawned_at=now))

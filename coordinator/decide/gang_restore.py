@@ -62,8 +62,10 @@ def record_listing(snapshot: JobSnapshot, listed: CheckpointsListed, now: float)
     snapshot = replace(snapshot, agents=agents)
     if listed.problem is not None:
         again = now + LIST_AGAIN_SECONDS
-        ranks = tuple(replace(rank, start_at=max(rank.start_at, again)) for rank in snapshot.ranks)
-        return replace(snapshot, ranks=ranks)
+        for rank in snapshot.ranks:
+            delayed = replace(rank.budget, start_at=max(rank.budget.start_at, again))
+            snapshot = snapshot.with_rank(replace(rank, budget=delayed))
+        return snapshot
     try:
         return replace(snapshot, restore=choose(snapshot, listed))
     except NoCommonCheckpoint as none:
@@ -78,7 +80,8 @@ def record_listing(snapshot: JobSnapshot, listed: CheckpointsListed, now: float)
 
 def record_damage(snapshot: JobSnapshot, rank: RankSnapshot, failed: RestoreFailed) -> JobSnapshot:
     """A rank could not read the chosen checkpoint: the next attempt resumes from another one."""
-    noted = snapshot.with_rank(replace(rank, warning=printable(failed.message)))
+    warned = replace(rank.attempt, warning=printable(failed.message))
+    noted = snapshot.with_attempt(rank, warned)
     point = snapshot.restore.point
     if point is None or failed.restore_from != str(point):
         return noted
@@ -88,11 +91,8 @@ def record_damage(snapshot: JobSnapshot, rank: RankSnapshot, failed: RestoreFail
 def _missing(snapshot: JobSnapshot, ranks: Sequence[RankCheckpoints]) -> list[int]:
     """Return the ranks that have saved and whose place is empty: it is away, or was removed."""
     pairs = zip(snapshot.ranks, ranks, strict=False)
-    return [
-        rank.rank
-        for rank, held in pairs
-        if rank.checkpoints_before + rank.checkpoints_saved and not (held.intact or held.damaged)
-    ]
+    empty = (rank for rank, held in pairs if not (held.intact or held.damaged))
+    return [rank.rank for rank in empty if rank.checkpoints_before + rank.attempt.checkpoints_saved]
 
 
 def _newest_in_common(

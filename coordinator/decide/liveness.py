@@ -4,22 +4,18 @@ Ranks are heard through their agent, so the agent is judged first: silence of a 
 while its agent was heard. A silent agent is replaced; its ranks run on.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from coordinator.decide.actions import Action, KillProcess, Suspect
 from coordinator.decide.plan_pool import is_step_expected
-from coordinator.decide.state import (
-    NEVER,
-    SUSPECT_SHARE,
-    AgentSnapshot,
-    Cause,
-    JobSnapshot,
-    RankSnapshot,
-)
+from coordinator.decide.state import NEVER, AgentSnapshot, Attempt, Cause, JobSnapshot, RankSnapshot
 from muster.contracts.agent import AgentState
 from muster.contracts.job import JobStatus, Reason
 from muster.contracts.rank import ProcessState
+
+SUSPECT_SHARE: Final = 0.5
+"""Share of the heartbeat timeout after which a rank without a heartbeat becomes a suspect."""
 
 AGENT_CONNECT_SECONDS: Final = 30.0
 """An agent imports little and connects, or reconnects, at once; one that takes longer is broken."""
@@ -56,22 +52,26 @@ REMOTE_ORPHAN_SECONDS: Final = 20.0
 NEVER_DUE: Final = float("inf")
 
 
-def agent_deadline(snapshot: JobSnapshot, agent: AgentSnapshot) -> float:
-    """Return when an agent that does not respond is killed; its ranks wait for the next one."""
+def agent_deadline(
+    snapshot: JobSnapshot, agent: AgentSnapshot, ranks: Sequence[RankSnapshot]
+) -> float:
+    """Return when an agent that does not respond is killed; its `ranks` wait for the next one."""
     if agent.state is AgentState.LEAVING:
         return NEVER_DUE  # its dismissal ends it
     listed = agent.listing_since + LISTING_SECONDS if agent.is_listing else NEVER_DUE
-    return min(listed, _answer_deadline(snapshot, agent))
+    return min(listed, _answer_deadline(snapshot, agent, ranks))
 
 
-def _answer_deadline(snapshot: JobSnapshot, agent: AgentSnapshot) -> float:
+def _answer_deadline(
+    snapshot: JobSnapshot, agent: AgentSnapshot, ranks: Sequence[RankSnapshot]
+) -> float:
     if not agent.is_connected:
         grace = FORCED_STOP_SECONDS if snapshot.is_forced else AGENT_CONNECT_SECONDS
         return agent.since + grace
-    ranks = snapshot.ranks_on(agent.host)
-    killed_at = [rank.killed_at for rank in ranks if rank.is_alive and rank.kill]
+    intents = (rank.attempt.intent for rank in ranks if rank.is_alive)
+    killed_at = min((it.killed_at for it in intents if it.kill), default=NEVER_DUE)
     # Both counts begin no earlier than when the agent connected, or was last killed.
-    obeyed = max(agent.since, min(killed_at, default=NEVER_DUE))
+    obeyed = max(agent.since, killed_at)
     heard = max(agent.since, agent.heard_at)
     silence = max(AGENT_SILENCE_SECONDS, snapshot.spec.heartbeat_timeout)
     if snapshot.is_forced:
@@ -79,10 +79,14 @@ def _answer_deadline(snapshot: JobSnapshot, agent: AgentSnapshot) -> float:
     return min(obeyed + KILL_GRACE_SECONDS, heard + silence)
 
 
-def host_deadline(snapshot: JobSnapshot, agent: AgentSnapshot) -> float:
+def host_deadline(
+    snapshot: JobSnapshot, agent: AgentSnapshot, ranks: Sequence[RankSnapshot]
+) -> float:
     """Return when a host is given up: no process of another machine is known to be gone."""
-    has_ranks = any(rank.is_alive for rank in snapshot.ranks_on(agent.host))
-    if agent.is_local or (agent.state is AgentState.ABSENT and not has_ranks):
+    if agent.is_local:
+        return NEVER_DUE
+    has_ranks = any(rank.is_alive for rank in ranks)
+    if agent.state is AgentState.ABSENT and not has_ranks:
         return NEVER_DUE
     is_fenced = snapshot.is_synchronous and has_ranks
     return agent.heard_at + (HOST_SILENCE_SECONDS if is_fenced else HOST_LEASE_SECONDS)
@@ -103,53 +107,54 @@ def judge_silent_ranks(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     """Yield actions for ranks that do not start, send no heartbeat or take no step."""
     for rank in snapshot.ranks:
         agent = snapshot.agent_of(rank)
-        if agent.is_connected and rank.is_alive and rank.kill is None:
+        if agent.is_connected and rank.is_alive and rank.attempt.intent.kill is None:
             yield from _judge(snapshot, rank, min(now, snapshot.fresh_until(agent)))
 
 
 def silence_deadlines(snapshot: JobSnapshot, rank: RankSnapshot) -> Iterator[float]:
     """Yield when a living rank has to be judged again if it stays silent."""
-    spec = snapshot.spec
-    if rank.process is ProcessState.SPAWNED:
-        yield rank.spawned_at + spec.start_grace_seconds
-    if rank.beats:
-        yield rank.heard_at + SUSPECT_SHARE * spec.heartbeat_timeout
-    yield _silent_since(rank) + spec.heartbeat_timeout
+    spec, attempt = snapshot.spec, rank.attempt
+    if attempt.process is ProcessState.SPAWNED:
+        yield attempt.spawned_at + spec.start_grace_seconds
+    if attempt.beats:
+        yield attempt.heard_at + SUSPECT_SHARE * spec.heartbeat_timeout
+    yield _silent_since(attempt) + spec.heartbeat_timeout
 
 
 def _judge(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> Iterator[Action]:
-    spec = snapshot.spec
-    if rank.process is ProcessState.SPAWNED and now >= rank.spawned_at + spec.start_grace_seconds:
+    spec, attempt = snapshot.spec, rank.attempt
+    start_by = attempt.spawned_at + spec.start_grace_seconds
+    if attempt.process is ProcessState.SPAWNED and now >= start_by:
         message = f"gave no sign of life within {spec.start_grace_seconds:g} s and was killed"
         cause = Cause(reason=Reason.START_TIMEOUT, message=message)
         yield KillProcess(rank=rank.rank, cause=cause)
-    elif now >= _silent_since(rank) + spec.heartbeat_timeout:
-        what = "sent no heartbeat" if rank.beats else "was stopped (SIGSTOP)"
+    elif now >= _silent_since(attempt) + spec.heartbeat_timeout:
+        what = "sent no heartbeat" if attempt.beats else "was stopped (SIGSTOP)"
         message = f"{what} for {spec.heartbeat_timeout:g} s and was killed"
         cause = Cause(reason=Reason.HEARTBEAT_TIMEOUT, message=message)
         yield KillProcess(rank=rank.rank, cause=cause)
     elif _is_stuck(snapshot, rank):
-        is_starting = snapshot.is_synchronous and rank.ready is None
+        is_starting = snapshot.is_synchronous and attempt.member.ready is None
         what = "was not ready to train" if is_starting else "took no step"
         seconds = _step_timeout(snapshot, rank)
         message = f"sent heartbeats but {what} for {seconds:g} s and was killed"
         yield KillProcess(rank=rank.rank, cause=Cause(reason=Reason.NO_PROGRESS, message=message))
     elif (
-        rank.beats
-        and rank.process is ProcessState.LIVE
-        and now >= rank.heard_at + SUSPECT_SHARE * spec.heartbeat_timeout
+        attempt.beats
+        and attempt.process is ProcessState.LIVE
+        and now >= attempt.heard_at + SUSPECT_SHARE * spec.heartbeat_timeout
     ):
         yield Suspect(rank=rank.rank)
 
 
-def _silent_since(rank: RankSnapshot) -> float:
+def _silent_since(attempt: Attempt) -> float:
     """Return the time of the last sign of life: a heartbeat, or that the process runs at all.
 
     A program that has never sent a heartbeat may never do so: only being stopped counts.
     """
-    if rank.beats:
-        return rank.heard_at
-    return NEVER_DUE if rank.stopped_at is None else rank.stopped_at
+    if attempt.beats:
+        return attempt.heard_at
+    return NEVER_DUE if attempt.stopped_at is None else attempt.stopped_at
 
 
 def _is_stuck(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
@@ -157,9 +162,10 @@ def _is_stuck(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
 
     Silence does not count here: the next heartbeat may report a step, or that the rank waits.
     """
-    if not rank.beats or not is_step_expected(snapshot, rank):
+    attempt = rank.attempt
+    if not attempt.beats or not is_step_expected(snapshot, rank):
         return False
-    return rank.heard_at >= rank.progressed_at + _step_timeout(snapshot, rank)
+    return attempt.heard_at >= attempt.progressed_at + _step_timeout(snapshot, rank)
 
 
 def _step_timeout(snapshot: JobSnapshot, rank: RankSnapshot) -> float:
@@ -167,6 +173,6 @@ def _step_timeout(snapshot: JobSnapshot, rank: RankSnapshot) -> float:
     spec = snapshot.spec
     if spec.progress_timeout_seconds is None:
         return NEVER_DUE
-    if snapshot.is_synchronous and rank.ready is None:
+    if snapshot.is_synchronous and rank.attempt.member.ready is None:
         return max(spec.progress_timeout_seconds, spec.start_grace_seconds)
     return spec.progress_timeout_seconds

@@ -31,6 +31,8 @@ def admit(
         request = RankRequest(job.job_id, job.spec)
         placements = place_requests(cluster, [request] * len(ranks), use_of(cluster, placed))
         hosts = [it.chosen.node for it in placements if it.chosen is not None]
+        # Scripts for torchrun expect that the ranks of a host follow each other.
+        hosts.sort(key=list(job.hosts).index)
         if len(hosts) == len(ranks):
             placed += [(request, host) for host in hosts]
             pairs = zip(ranks, hosts, strict=True)
@@ -48,18 +50,18 @@ def place(
 
     `holding` are all admitted jobs, this one included.
     """
-    if job.is_ending:
-        return
-    homeless = [rank for rank in job.ranks if rank.is_down and _needs_place(job, rank, now)]
-    if not homeless:
-        return
-    nodes = [node for node in cluster.nodes if not is_set_aside(job.agents[node.name], now)]
+    waiting = list(homeless(job, now))
+    nodes = [
+        node
+        for node in cluster.nodes
+        if not is_set_aside(job.agents.get(node.name, job.hosts[node.name]), now)
+    ]
     if not nodes:
         return
-    requests = [RankRequest(job.job_id, job.spec)] * len(homeless)
+    requests = [RankRequest(job.job_id, job.spec)] * len(waiting)
     uses = use_of(cluster, _placed(holding))
     placements = place_requests(Cluster(nodes=tuple(nodes)), requests, uses)
-    for rank, placement in zip(homeless, placements, strict=True):
+    for rank, placement in zip(waiting, placements, strict=True):
         if placement.chosen is not None:
             yield PlaceRank(rank=rank.rank, host=placement.chosen.node)
 
@@ -69,9 +71,14 @@ def is_set_aside(agent: AgentSnapshot, now: float) -> bool:
     return agent.state is AgentState.ABSENT and agent.failures > 0 and now < agent.start_at
 
 
-def _needs_place(job: JobSnapshot, rank: RankSnapshot, now: float) -> bool:
-    agent = job.agents.get(rank.host)
-    return agent is None or is_set_aside(agent, now)
+def homeless(job: JobSnapshot, now: float) -> Iterator[RankSnapshot]:
+    """Yield the ranks that are to start and have no host, or have lost it."""
+    if job.is_ending or (job.agents.keys() == job.hosts.keys() and not job.spans_hosts):
+        return
+    for rank in job.ranks:
+        agent = job.agents.get(rank.host)
+        if rank.is_down and (agent is None or is_set_aside(agent, now)):
+            yield rank
 
 
 def _placed(jobs: Iterable[JobSnapshot]) -> Iterator[tuple[RankRequest, str]]:

@@ -25,6 +25,12 @@ gone, and has to be asked.
 DRAIN_SECONDS: Final = 10.0
 """How long the last lines of ranks on another host may take to come."""
 
+CUTS_LIMIT: Final = 2
+"""Group rounds in a row in which the same two hosts cannot reach each other: one is given up."""
+
+_SILENT: Final = Cause(
+    reason=Reason.HOST_LOST, message="was given up with its host, which did not answer"
+)
 _STUBBORN: Final = Cause(
     reason=Reason.GANG_RESTARTED,
     message="did not end within the grace period after its gang had lost a rank, and was killed",
@@ -51,12 +57,13 @@ def wake_at(snapshot: JobSnapshot, now: float) -> float:
 
 
 def _deadlines(snapshot: JobSnapshot) -> Iterator[float]:
-    for agent in snapshot.agents.values():
+    ranks = snapshot.ranks_by_host()
+    for host, agent in snapshot.agents.items():
         if agent.state is AgentState.ABSENT:
             yield agent.start_at
         else:
-            yield liveness.agent_deadline(snapshot, agent)
-        yield liveness.host_deadline(snapshot, agent)
+            yield liveness.agent_deadline(snapshot, agent, ranks[host])
+        yield liveness.host_deadline(snapshot, agent, ranks[host])
         yield agent.draining_since + DRAIN_SECONDS
     yield liveness.agent_late_at(snapshot)
     yield from plan_pool.group_deadlines(snapshot)
@@ -65,11 +72,11 @@ def _deadlines(snapshot: JobSnapshot) -> Iterator[float]:
         yield snapshot.stop_at + EXIT_SECONDS
     for rank in snapshot.ranks:
         if rank.is_down:
-            yield rank.start_at
+            yield rank.budget.start_at
         elif rank.is_alive:
             yield from liveness.silence_deadlines(snapshot, rank)
-            if snapshot.is_gang_broken and rank.terminated:
-                yield rank.terminated_at + snapshot.spec.stop_grace_seconds
+            if snapshot.is_gang_broken and rank.attempt.intent.terminated_at is not None:
+                yield rank.attempt.intent.terminated_at + snapshot.spec.stop_grace_seconds
 
 
 # Ranks and their agents
@@ -86,12 +93,13 @@ def _end_ranks(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
         return
     is_grace_over = _is_grace_over(snapshot, now)
     for rank in snapshot.ranks:
-        if not rank.is_alive or rank.kill is not None:
+        intent = rank.attempt.intent
+        if not rank.is_alive or intent.kill is not None:
             continue
         if is_grace_over:
             yield actions.KillProcess(rank=rank.rank, cause=_end_of_job(snapshot))
         elif (
-            not rank.terminated
+            intent.terminated_at is None
             and not _is_exiting(snapshot, rank, now)
             and plan_pool.may_terminate(snapshot, rank)
         ):
@@ -100,8 +108,7 @@ def _end_ranks(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
 
 def _is_exiting(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> bool:
     """True if a member of a finished synchronous job may be about to exit by itself."""
-    is_early = now < snapshot.stop_at + EXIT_SECONDS
-    return snapshot.done and rank.joined_round >= 0 and is_early
+    return snapshot.done and rank.has_joined and now < snapshot.stop_at + EXIT_SECONDS
 
 
 def _is_grace_over(snapshot: JobSnapshot, now: float) -> bool:
@@ -117,33 +124,37 @@ def _end_of_job(snapshot: JobSnapshot) -> Cause:
 
 
 def _lose_hosts(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
-    for agent in snapshot.agents.values():
-        if now >= liveness.host_deadline(snapshot, agent):
-            yield actions.LoseHost(host=agent.host)
+    ranks = snapshot.ranks_by_host() if snapshot.spans_hosts else {}
+    for host, agent in snapshot.agents.items():
+        if now >= liveness.host_deadline(snapshot, agent, ranks.get(host, ())):
+            yield actions.LoseHost(host=host, cause=_SILENT)
+    if snapshot.cut is not None and snapshot.cut.count >= CUTS_LIMIT:
+        yield plan_pool.lose_cut_host(snapshot, snapshot.cut)
 
 
 def _dismiss_idle_agents(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     """Dismiss the agents of hosts that a job has left, such as after shrinking."""
-    is_over = snapshot.is_ending or _last_status(snapshot) is not None  # see `_finish_job`
-    if len(snapshot.agents) == 1 or is_over:
-        return
-    for agent in snapshot.agents.values():
-        if agent.is_wanted and not snapshot.needs_agent(agent.host):
+    if not snapshot.spans_hosts or snapshot.is_ending or snapshot.all_finished:
+        return  # `_finish_job` dismisses all of them
+    ranks = snapshot.ranks_by_host()
+    for host, agent in snapshot.agents.items():
+        if agent.is_wanted and not snapshot.needs_agent(ranks[host]):
             if _has_logs(agent, now):
                 yield from _ask_for_logs([agent])
             else:
-                yield actions.DismissAgent(host=agent.host)
+                yield actions.DismissAgent(host=host)
 
 
 def _ensure_agents(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
-    for agent in snapshot.agents.values():
-        if not snapshot.needs_agent(agent.host):
+    ranks = snapshot.ranks_by_host()
+    for host, agent in snapshot.agents.items():
+        if not snapshot.needs_agent(ranks[host]):
             continue
         if agent.state is AgentState.ABSENT:
             if now >= agent.start_at:
-                yield actions.StartAgent(host=agent.host)
-        elif now >= liveness.agent_deadline(snapshot, agent):
-            yield actions.KillAgent(host=agent.host)
+                yield actions.StartAgent(host=host)
+        elif now >= liveness.agent_deadline(snapshot, agent, ranks[host]):
+            yield actions.KillAgent(host=host)
 
 
 def _start_ranks(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
@@ -152,7 +163,7 @@ def _start_ranks(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     due = (
         rank
         for rank in snapshot.ranks
-        if rank.is_down and now >= rank.start_at and snapshot.agent_of(rank).is_connected
+        if rank.is_down and now >= rank.budget.start_at and snapshot.agent_of(rank).is_connected
     )
     most = snapshot.pool.room if snapshot.is_synchronous else None
     yield from (actions.Start(rank=rank.rank) for rank in islice(due, most))
@@ -167,11 +178,12 @@ def _end_broken_gang(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     if not snapshot.is_gang_broken or snapshot.is_ending:
         return
     for rank in snapshot.ranks:
-        if not rank.is_alive or rank.kill is not None or not snapshot.agent_of(rank).is_connected:
+        intent = rank.attempt.intent
+        if not rank.is_alive or intent.kill is not None or not snapshot.agent_of(rank).is_connected:
             continue
-        if not rank.terminated:
+        if intent.terminated_at is None:
             yield actions.Terminate(rank=rank.rank)
-        elif now >= rank.terminated_at + snapshot.spec.stop_grace_seconds:
+        elif now >= intent.terminated_at + snapshot.spec.stop_grace_seconds:
             yield actions.KillProcess(rank=rank.rank, cause=_STUBBORN)
 
 
@@ -183,7 +195,7 @@ def _start_gang(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     if not all(agent.is_connected for agent in agents):
         return
     is_down = not snapshot.any_alive and any(rank.is_down for rank in snapshot.ranks)
-    if not is_down or now < max(rank.start_at for rank in snapshot.ranks):
+    if not is_down or now < max(rank.budget.start_at for rank in snapshot.ranks):
         return
     if snapshot.is_restore_known:
         yield from (actions.Start(rank=rank.rank) for rank in snapshot.ranks)
@@ -258,25 +270,18 @@ def _update_status(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
 
 
 def _ending_status(snapshot: JobSnapshot) -> SetStatus | None:
-    failure = snapshot.failure
-    if snapshot.stop is None and not snapshot.interrupting and failure is None:
+    if snapshot.stop is None and not snapshot.interrupting and snapshot.failure is None:
         return None
     if snapshot.status is JobStatus.QUEUED:
         return _same_status(snapshot)  # nothing runs, so there is no STOPPING in between
-    if failure is not None:
+    reason = Reason.INTERRUPTED
+    message = "the service is shutting down; ranks are saving and exiting"
+    if snapshot.failure is not None:
         # Durable with the status, so that a successor does not restart a job that failed for good.
-        return SetStatus(status=JobStatus.STOPPING, reason=failure.reason, message=failure.message)
-    if snapshot.stop is not None:
-        return SetStatus(
-            status=JobStatus.STOPPING,
-            reason=Reason.STOPPED_BY_USER,
-            message="stop requested; ranks are saving and exiting",
-        )
-    return SetStatus(
-        status=JobStatus.STOPPING,
-        reason=Reason.INTERRUPTED,
-        message="the service is shutting down; ranks are saving and exiting",
-    )
+        reason, message = snapshot.failure.reason, snapshot.failure.message
+    elif snapshot.stop is not None:
+        reason, message = Reason.STOPPED_BY_USER, "stop requested; ranks are saving and exiting"
+    return SetStatus(status=JobStatus.STOPPING, reason=reason, message=message)
 
 
 def _going_status(snapshot: JobSnapshot, now: float) -> SetStatus:
@@ -293,8 +298,7 @@ def _going_status(snapshot: JobSnapshot, now: float) -> SetStatus:
     # In a synchronous job a rank works only once it has joined the group.
     is_group_needed = snapshot.is_synchronous
     if all(
-        rank.is_well and (rank.joined_round >= 0 or not is_group_needed)
-        for rank in snapshot.in_service
+        rank.is_well and (rank.has_joined or not is_group_needed) for rank in snapshot.in_service
     ):
         return SetStatus(status=JobStatus.RUNNING, message=snapshot.note)
     if now >= liveness.agent_late_at(snapshot):

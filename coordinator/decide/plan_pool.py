@@ -10,7 +10,7 @@ from coordinator.decide import actions
 from coordinator.decide.actions import Action, SetStatus
 from coordinator.decide.events import describe_recovery
 from coordinator.decide.fold_pool import DIVERGED
-from coordinator.decide.state import GroupSnapshot, JobSnapshot, RankSnapshot
+from coordinator.decide.state import Cause, CutPair, GroupSnapshot, JobSnapshot, RankSnapshot
 from muster.contracts.agent import UNPLACED
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.location import parse_location
@@ -45,8 +45,8 @@ def _leaving_order(snapshot: JobSnapshot, rank: RankSnapshot) -> tuple[bool, int
     Those of the coordinator's own host leave last: one of them saves.
     """
     count = sum(other.host == rank.host for other in snapshot.in_service)
-    is_saver = len(snapshot.agents) > 1 and snapshot.agent_of(rank).is_local
-    return is_saver, count * (rank.host != UNPLACED), -snapshot.host_order(rank), -rank.rank
+    is_saver = snapshot.spans_hosts and snapshot.agent_of(rank).is_local
+    return is_saver, count * (rank.host != UNPLACED), -snapshot.agent_of(rank).order, -rank.rank
 
 
 def release_removed_ranks(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
@@ -54,15 +54,16 @@ def release_removed_ranks(snapshot: JobSnapshot, _now: float) -> Iterator[Action
     if not snapshot.is_synchronous or snapshot.is_ending:
         return
     for rank in snapshot.ranks:
-        is_removed = rank.is_alive and not rank.in_service and rank.joined_round < 0
-        if is_removed and not rank.terminated:
+        is_removed = rank.is_alive and not rank.in_service and not rank.has_joined
+        if is_removed and rank.attempt.intent.terminated_at is None:
             yield actions.Terminate(rank=rank.rank)
 
 
 def stop_divergent_ranks(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
     """Kill ranks whose state differs from that of the others."""
     for rank in snapshot.ranks:
-        if rank.is_alive and rank.kill is None and rank.worker_id in snapshot.divergent:
+        is_divergent = rank.attempt.worker_id in snapshot.divergent
+        if rank.is_alive and is_divergent and rank.attempt.intent.kill is None:
             yield actions.KillProcess(rank=rank.rank, cause=DIVERGED)
 
 
@@ -75,7 +76,7 @@ def publish_group(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     requested, done = snapshot.checkpoint_requests, snapshot.checkpoint_requests_done
     members = sorted(
         filter(_can_train, snapshot.ranks),
-        key=lambda rank: (snapshot.host_order(rank), rank.worker_id or 0),
+        key=lambda rank: (snapshot.agent_of(rank).order, rank.attempt.worker_id or 0),
     )
     if len(members) < (1 if snapshot.is_ending else max(1, snapshot.spec.min_workers)):
         return  # the remaining members wait at their present step
@@ -83,9 +84,9 @@ def publish_group(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
         return  # no other host may write checkpoints; a rank here starts again soon
     wanted = GroupSnapshot(
         round=snapshot.group.round + 1,
-        workers=tuple(rank.worker_id or 0 for rank in members),
+        workers=tuple(rank.attempt.worker_id or 0 for rank in members),
         ranks=tuple(rank.rank for rank in members),
-        attempts=tuple(rank.attempt for rank in members),
+        attempts=tuple(rank.attempt.number for rank in members),
         paused=snapshot.pause_requested or snapshot.is_ending,
         save=requested if requested > done else 0,
     )
@@ -102,14 +103,14 @@ def may_terminate(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
     """
     if not snapshot.is_synchronous or snapshot.done:
         return True
-    if rank.joined_round < 0 or not _can_train(rank):
+    if not rank.has_joined or not _can_train(rank):
         return True
     saver = _saver(snapshot)
     if saver is None:
         return False
     if saver.rank == rank.rank:
-        return rank.joined_round == snapshot.group.round
-    return not saver.is_alive and saver.exit_code == 0
+        return rank.attempt.member.joined_round == snapshot.group.round
+    return not saver.is_alive and saver.attempt.exit_code == 0
 
 
 def pool_status(snapshot: JobSnapshot) -> SetStatus | None:
@@ -131,8 +132,7 @@ def pool_status(snapshot: JobSnapshot) -> SetStatus | None:
         message = ". ".join([*islice(troubles, 1), count])
         return SetStatus(status=JobStatus.PAUSED, reason=Reason.TOO_FEW_WORKERS, message=message)
     is_saving = group.save > 0 and snapshot.reason is Reason.PAUSED_BY_USER  # paused before
-    has_joined = all(snapshot.ranks[n].joined_round == group.round for n in group.ranks)
-    if group.paused and (is_saving or has_joined):
+    if group.paused and (is_saving or snapshot.has_joined_group):
         return SetStatus(
             status=JobStatus.PAUSED,
             reason=Reason.PAUSED_BY_USER,
@@ -146,18 +146,18 @@ def is_step_expected(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
 
     A rank that is not ready yet waits only for its own program.
     """
-    if not snapshot.is_synchronous or rank.ready is None:
+    if not snapshot.is_synchronous or rank.attempt.member.ready is None:
         return True
     is_held = snapshot.group.paused or snapshot.pool.is_paused
-    return not is_held and rank.worker_id in snapshot.group.workers
+    return not is_held and rank.attempt.worker_id in snapshot.group.workers
 
 
 def group_deadlines(snapshot: JobSnapshot) -> Iterator[float]:
     """Yield when `publish_group` has to run again."""
     if snapshot.is_synchronous:
         for rank in snapshot.ranks:
-            if rank.is_alive and rank.ready is None:
-                yield rank.spawned_at + GATHER_SECONDS
+            if rank.is_alive and rank.attempt.member.ready is None:
+                yield rank.attempt.spawned_at + GATHER_SECONDS
 
 
 def _needs_another_saver(snapshot: JobSnapshot) -> bool:
@@ -167,14 +167,15 @@ def _needs_another_saver(snapshot: JobSnapshot) -> bool:
     saver = _saver(snapshot)
     if saver is not None and _has_saved_or_will(saver, snapshot.group):
         return False
-    return any(_can_train(rank) and rank.joined_round >= 0 for rank in snapshot.ranks)
+    return any(_can_train(rank) and rank.has_joined for rank in snapshot.ranks)
 
 
 def _has_saved_or_will(saver: RankSnapshot, group: GroupSnapshot) -> bool:
     if not saver.is_alive:
-        return saver.exit_code == 0
-    is_asked = saver.terminated or saver.stopping
-    return saver.kill is None and (is_asked or saver.joined_round == group.round)
+        return saver.attempt.exit_code == 0
+    intent, member = saver.attempt.intent, saver.attempt.member
+    is_asked = intent.terminated_at is not None or intent.stopping
+    return intent.kill is None and (is_asked or member.joined_round == group.round)
 
 
 def _saver(snapshot: JobSnapshot) -> RankSnapshot | None:
@@ -183,13 +184,26 @@ def _saver(snapshot: JobSnapshot) -> RankSnapshot | None:
     if not group.ranks:
         return None
     first = snapshot.ranks[group.ranks[0]]
-    return first if first.attempt == group.attempts[0] else None
+    return first if first.attempt.number == group.attempts[0] else None
+
+
+def lose_cut_host(snapshot: JobSnapshot, cut: CutPair) -> Action:
+    """Give up the host with fewer members of two that cannot reach each other, never our own."""
+    hosts = [snapshot.ranks[number].host for number in snapshot.group.ranks]
+
+    def worth(host: str) -> tuple[bool, int, int]:
+        agent = snapshot.agents[host]
+        return agent.is_local, hosts.count(host), -agent.order
+
+    lost, kept = sorted(cut.hosts, key=worth)
+    words = f"was given up with its host, as {lost} and {kept} cannot reach each other"
+    return actions.LoseHost(host=lost, cause=Cause(reason=Reason.HOST_LOST, message=words))
 
 
 def _saves_on_local_host(snapshot: JobSnapshot) -> bool:
     """True if a job of several hosts saves on a disk: that of the coordinator's host."""
     place = snapshot.spec.checkpoint_dir
-    return len(snapshot.agents) > 1 and isinstance(parse_location(place or ""), Path)
+    return snapshot.spans_hosts and isinstance(parse_location(place or ""), Path)
 
 
 def _are_agents_connected(snapshot: JobSnapshot) -> bool:
@@ -198,12 +212,13 @@ def _are_agents_connected(snapshot: JobSnapshot) -> bool:
 
 
 def _is_staying(rank: RankSnapshot) -> bool:
-    is_wanted = rank.in_service and not rank.terminated and rank.kill is None
-    return is_wanted and rank.is_alive and not rank.died and not rank.stopping
+    intent = rank.attempt.intent
+    is_asked = intent.terminated_at is not None or intent.stopping or intent.kill is not None
+    return rank.in_service and rank.is_alive and not rank.attempt.died and not is_asked
 
 
 def _can_train(rank: RankSnapshot) -> bool:
-    return _is_staying(rank) and rank.ready is not None
+    return _is_staying(rank) and rank.attempt.member.ready is not None
 
 
 def _is_change(snapshot: JobSnapshot, wanted: GroupSnapshot) -> bool:
@@ -214,7 +229,8 @@ def _is_change(snapshot: JobSnapshot, wanted: GroupSnapshot) -> bool:
 
 def _is_peer_lost(snapshot: JobSnapshot) -> bool:
     present = snapshot.group.round
-    return any(rank.is_alive and rank.peer_lost_round >= present for rank in snapshot.ranks)
+    members = (rank.attempt.member for rank in snapshot.ranks if rank.is_alive)
+    return any(member.peer_lost_round >= present for member in members)
 
 
 def _are_members_joining(snapshot: JobSnapshot, wanted: GroupSnapshot) -> bool:
@@ -225,22 +241,24 @@ def _are_members_joining(snapshot: JobSnapshot, wanted: GroupSnapshot) -> bool:
     present = snapshot.group
     if not set(wanted.workers).issuperset(present.workers) or _is_peer_lost(snapshot):
         return False
-    joined = [snapshot.ranks[number].joined_round for number in present.ranks]
-    return wanted.paused == present.paused and any(it < present.round for it in joined)
+    members = (snapshot.ranks[number].attempt.member for number in present.ranks)
+    is_joining = any(member.joined_round < present.round for member in members)
+    return wanted.paused == present.paused and is_joining
 
 
 def _is_gathering(snapshot: JobSnapshot, now: float) -> bool:
     """True if a rank is about to be ready and no member waits for the round within a step."""
     if any(_is_rejoining(snapshot, rank) for rank in snapshot.ranks):
         return True
-    alive = {rank.worker_id for rank in snapshot.ranks if rank.is_alive and not rank.died}
+    attempts = (rank.attempt for rank in snapshot.ranks if rank.is_alive)
+    alive = {attempt.worker_id for attempt in attempts if not attempt.died}
     if not alive.issuperset(snapshot.group.workers):
         return False
     return any(
         rank.is_alive
         and rank.in_service
-        and rank.ready is None
-        and now < rank.spawned_at + GATHER_SECONDS
+        and rank.attempt.member.ready is None
+        and now < rank.attempt.spawned_at + GATHER_SECONDS
         for rank in snapshot.ranks
     )
 
@@ -250,5 +268,6 @@ def _is_rejoining(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
 
     A group round without it would remove it. If it never comes, its silence ends it.
     """
-    is_away = _is_staying(rank) and rank.ready is None
-    return is_away and rank.worker_id is not None and snapshot.pool.is_active(rank.worker_id)
+    worker_id = rank.attempt.worker_id
+    is_away = _is_staying(rank) and rank.attempt.member.ready is None
+    return is_away and worker_id is not None and snapshot.pool.is_active(worker_id)

@@ -3,12 +3,13 @@
 Times are seconds on the coordinator's monotonic clock.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from muster.checkpoints.manifest import RestorePoint
 from muster.contracts import agent as agents
+from muster.contracts import rank as rank_rules
 from muster.contracts.agent import LOCAL_HOST, UNPLACED, AgentState
 from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.messages import Raised, Ready
@@ -23,9 +24,6 @@ from muster.contracts.retry import DEFAULT_BACKOFF, RETRIES, Backoff, RetryClass
 from muster.contracts.spec import JobSpec
 
 NEVER: Final = float("-inf")
-
-SUSPECT_SHARE: Final = 0.5
-"""Share of the heartbeat timeout after which a rank without a heartbeat becomes a suspect."""
 
 AGENT_FRESHNESS_SHARE: Final = 0.25
 """Share of the heartbeat timeout for which one agent pulse proves that the agent hears its ranks.
@@ -46,6 +44,7 @@ class AgentSnapshot:
 
     host: str
     is_local: bool = True  # of the coordinator's own host, whose processes it sees itself
+    order: int = 0  # of the host, among those on which a job may have ranks
     state: AgentState = AgentState.ABSENT
     generation: int = 0  # its number; the agents of a host count up
     since: float = NEVER
@@ -87,16 +86,10 @@ class AgentSnapshot:
 ONE_HOST: Final[Mapping[str, AgentSnapshot]] = {LOCAL_HOST: AgentSnapshot(host=LOCAL_HOST)}
 """The agents of a job that runs where its coordinator does, before the first one is started."""
 
-_NO_AGENT: Final = AgentSnapshot(host=UNPLACED)
+LAST: Final = 1 << 30
+"""The order of a host that the cluster's description has no more, or of none at all."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFailure:
-    """Why a job cannot go on; its ranks save and exit, then its status is FAILED."""
-
-    reason: Reason
-    message: str
-    exit_code: int | None = None
+_NO_AGENT: Final = AgentSnapshot(host=UNPLACED, order=LAST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +98,13 @@ class Cause:
 
     reason: Reason
     message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFailure(Cause):
+    """Why a job cannot go on; its ranks save and exit, then its status is FAILED."""
+
+    exit_code: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +123,20 @@ class GroupSnapshot:
     """The workers that train together, as last published."""
 
     round: int = 0
-    workers: tuple[int, ...] = ()
-    """Worker ids in ascending order; the index is the position in the group."""
+    workers: tuple[int, ...] = ()  # worker ids; the index is the position in the group
     ranks: tuple[int, ...] = ()  # the rank of each worker
     attempts: tuple[int, ...] = ()  # the attempt of each rank
     paused: bool = False
     save: int = 0  # number of the request for a checkpoint that this round serves; 0: none
+
+
+@dataclass(frozen=True, slots=True)
+class CutPair:
+    """Two hosts whose ranks could not reach each other."""
+
+    hosts: frozenset[str]
+    round: int  # the last group round in which that happened
+    count: int = 1  # rounds in a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,80 +149,122 @@ class GangRestore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndIntent:
+    """Who has asked an attempt to end, and how."""
+
+    terminated_at: float | None = None  # when we asked it to save and exit
+    kill: Cause | None = None  # why we sent it SIGKILL
+    killed_at: float = NEVER
+    orphaned_by: str | None = None  # who stopped it while it had no coordinator or agent
+    stopping: bool = False  # it reports that it was asked to stop, by us or by another process
+
+    @property
+    def is_ours(self) -> bool:
+        """True if one of our processes (coordinator or agent) asked it to save and exit."""
+        return self.terminated_at is not None or self.orphaned_by is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """The part that an attempt takes in the group of a synchronous job."""
+
+    ready: Ready | None = None  # the message with which it said that it can join a group
+    joined_round: int = -1  # the group round that it has joined
+    stepped_round: int = -1  # the group round in which it last reported a new step
+    peer_lost_round: int = -1  # the group round in which it has lost a peer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """Steps per second, and where and when they were last measured."""
+
+    steps_per_sec: float = 0.0
+    step: int = 0
+    at: float = NEVER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """The present or last process of a rank; the next start replaces it whole."""
+
+    number: int = -1  # -1 before the first
+    process: ProcessState = ProcessState.EXITED
+    identity: ProcessRecord | None = None
+    died: bool = False  # the process is gone; what it has started may still run
+    exit_code: int | None = None
+    exit_signal: int | None = None
+    spawned_at: float = NEVER
+    live_at: float = NEVER  # when it first gave a sign of life
+    heard_at: float = NEVER
+    progressed_at: float = NEVER
+    stopped_at: float | None = None  # when its agent first saw it stopped (SIGSTOP)
+    beats: bool = False  # it has said hello, so a missing heartbeat means something
+    waiting: bool = False  # it reports that it waits for other ranks
+    intent: EndIntent = EndIntent()
+    refused: Cause | None = None  # the permanent error that it reported
+    raised: Raised | None = None  # the error that the program raised in a step
+    warning: str | None = None  # its last one; an agent that reconnects repeats it
+    step_at_start: int | None = None  # the step at which it began; None while unknown
+    has_told_step: bool = False  # until then the rank's progress is of the previous attempt
+    checkpoints_saved: int = 0
+    throughput: Throughput = Throughput()
+    worker_id: int | None = None  # in the pool of a synchronous job
+    member: Membership = Membership()
+
+    def healthy_seconds(self, now: float) -> float:
+        """Return for how long it has given signs of life."""
+        return 0.0 if self.live_at == NEVER else now - self.live_at
+
+    def move(self, target: ProcessState) -> "Attempt":
+        """Return the attempt with its process in another state, or still in the same one."""
+        if self.process is target:
+            return self
+        return replace(self, process=rank_rules.move(self.process, target))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryBudget:
+    """What the ends of a rank's attempts leave of its retries (`coordinator.decide.fold_exit`)."""
+
+    endings: Mapping[RetryClass, int] = field(default_factory=dict)  # attempts by class
+    restarts: int = 0
+    failures: int = 0  # failures in a row, for the backoff
+    fruitless: int = 0  # failures in a row without progress that the program may have caused
+    proven_step: int = -1  # where the job was at the last of those; at least 0 if it ever worked
+    start_at: float = NEVER  # earliest start of the next attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankSnapshot:
-    """One rank: its present attempt, if any, and its counters."""
+    """One rank: its present attempt, if any, and what outlives attempts."""
 
     rank: int
     host: str = LOCAL_HOST  # kept until that host is lost; `UNPLACED` before the first
-    attempt: int = -1  # number of the present or last attempt; -1 before the first
-    process: ProcessState = ProcessState.EXITED
-    identity: ProcessRecord | None = None
-    beats: bool = False  # the attempt has said hello, so a missing heartbeat means something
-    spawned_at: float = NEVER
-    heard_at: float = NEVER
-    progressed_at: float = NEVER
-    stopped_at: float | None = None
-    """When the agent first saw the process stopped (SIGSTOP) if it has never sent a heartbeat."""
-    live_at: float = NEVER  # when this attempt first gave a sign of life
-    terminated: bool = False  # we asked this attempt to save and exit
-    terminated_at: float = NEVER
-    stopping: bool = False
-    """The rank reports that it was asked to stop, by us or by another process."""
-    orphaned_by: str | None = None
-    """Which of our processes stopped this attempt while it had no coordinator or agent."""
-    waiting: bool = False  # the rank reports that it waits for other ranks
-    kill: Cause | None = None  # why this attempt was sent SIGKILL, if it was
-    killed_at: float = NEVER
-    refused: Cause | None = None  # the permanent error that this attempt reported
-    raised: Raised | None = None  # the error that the program raised in a step
-    ending: AttemptEnd | None = None  # how the last ended attempt ended
-    trouble: Cause | None = None  # why the last attempt is gone; None once the next one is alive
-    warning: str | None = None  # the attempt's last warning; an agent that reconnects repeats it
+    in_service: bool = True  # False: the job has left it out, it exits and is not replaced
     finished: bool = False  # exited with code 0: this rank has no work left
-    start_at: float = NEVER  # earliest start of the next attempt
-    restarts: int = 0
-    failures: int = 0  # failures in a row, for the backoff
-    endings: Mapping[RetryClass, int] = field(default_factory=dict)
-    """How many attempts ended in each class."""
-    fruitless: int = 0
-    """Failures in a row without progress that the program may have caused."""
-    proven_step: int = -1
-    """How far the job had got at the last of those failures; at least 0 if it has ever worked."""
-    step_at_start: int | None = None  # the step at which this attempt began; None while unknown
-    has_told_step: bool = False
-    """This attempt has reported its step; before that, `progress` is of the previous attempt."""
-    exit_code: int | None = None
-    exit_signal: int | None = None
     progress: RankProgress = NO_PROGRESS
     checkpoints_before: int = 0  # saved by earlier attempts
-    checkpoints_saved: int = 0  # saved by this attempt
-    throughput_steps_per_sec: float = 0.0
-    measured_step: int = 0
-    measured_at: float = NEVER  # step and time of the last throughput measurement
-    worker_id: int | None = None  # the attempt's worker id in the pool of a synchronous job
-    in_service: bool = True
-    """The job should have this rank; a rank out of service leaves and is not replaced."""
-    ready: Ready | None = None  # the message with which this attempt said that it can join a group
-    joined_round: int = -1  # the group round that this attempt has joined
-    stepped_round: int = -1  # the group round in which this attempt last reported a new step
-    died: bool = False  # the process is gone; what it has started may still run
-    peer_lost_round: int = -1  # the group round in which this attempt has lost a peer
+    ending: AttemptEnd | None = None  # how the last ended attempt ended
+    trouble: Cause | None = None  # why the last attempt is gone; None once the next one is alive
+    attempt: Attempt = Attempt()
+    budget: RetryBudget = RetryBudget()
 
     @property
     def is_alive(self) -> bool:
         """True if a process of this rank may exist."""
-        return self.process is not ProcessState.EXITED
+        return self.attempt.process is not ProcessState.EXITED
 
     @property
     def has_progressed(self) -> bool:
         """True if this attempt has taken a step or saved a checkpoint."""
-        has_stepped = self.step_at_start is not None and self.progress.step > self.step_at_start
-        return self.checkpoints_saved > 0 or (self.has_told_step and has_stepped)
+        began = self.attempt.step_at_start
+        has_stepped = began is not None and self.progress.step > began
+        return has_stepped or self.attempt.checkpoints_saved > 0
 
     @property
-    def is_asked_to_stop(self) -> bool:
-        """True if one of our processes (coordinator or agent) asked this attempt to stop."""
-        return self.terminated or self.orphaned_by is not None
+    def has_joined(self) -> bool:
+        """True if this attempt has joined a group of its job."""
+        return self.attempt.member.joined_round >= 0
 
     @property
     def is_down(self) -> bool:
@@ -224,7 +274,7 @@ class RankSnapshot:
     @property
     def is_well(self) -> bool:
         """True if the attempt has given a sign of life, or the rank has no work left."""
-        return self.finished or self.process in {ProcessState.LIVE, ProcessState.SUSPECT}
+        return self.finished or self.attempt.process in {ProcessState.LIVE, ProcessState.SUSPECT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,22 +288,22 @@ class JobSnapshot:
     ranks: tuple[RankSnapshot, ...]
     reason: Reason | None = None
     message: str | None = None
-    note: str | None = None
-    """Information about a job that goes well, such as which data set was chosen."""
+    note: str | None = None  # about a job that goes well, such as which data set was chosen
+    hosts: Mapping[str, AgentSnapshot] = field(default_factory=lambda: ONE_HOST)
+    """Every host on which the job may have ranks, with an agent that was never started."""
     agents: Mapping[str, AgentSnapshot] = field(default_factory=lambda: ONE_HOST)
-    """By host: every host on which the job may have ranks, in the order in which they fill."""
+    """By host: of those on which the job has, or had, ranks."""
     stop: StopRequest | None = None
     stop_grace_seconds: float = 0.0
     stop_at: float = NEVER  # when this coordinator learned of the stop request or the failure
-    interrupting: bool = False
-    """The service shuts down: ranks save and exit, the job goes back to the queue."""
+    interrupting: bool = False  # the service shuts down: ranks save, the job goes to the queue
     failure: JobFailure | None = None
     pool: Pool = _NO_POOL  # the workers of a synchronous job; empty for any other
     group: GroupSnapshot = GroupSnapshot()
+    cut: CutPair | None = None  # None once a group has come together
     wanted_world_size: int = 0  # how many ranks should be in service
     pause_requested: bool = False
-    checkpoint_requests: int = 0
-    """Requests for a checkpoint so far; only the last one can be pending."""
+    checkpoint_requests: int = 0  # made so far; only the last one can be pending
     checkpoint_requests_done: int = 0
     divergent: frozenset[int] = frozenset()  # workers whose state differs from that of the others
     raised: Raised | None = None  # the last error that the program raised in any rank
@@ -271,20 +321,36 @@ class JobSnapshot:
         return replace(self, ranks=tuple(ranks))
 
     def with_agent(self, changed: AgentSnapshot) -> "JobSnapshot":
-        """Return this job with the agent of one host replaced."""
+        """Return this job with the agent of one host replaced, or with one for a new host."""
         return replace(self, agents={**self.agents, changed.host: changed})
+
+    @property
+    def spans_hosts(self) -> bool:
+        """True if ranks of the job may be on several hosts."""
+        return len(self.hosts) > 1
+
+    def with_attempt(self, rank: RankSnapshot, changed: Attempt) -> "JobSnapshot":
+        """Return this job with the attempt of one rank replaced."""
+        return self.with_rank(replace(rank, attempt=changed))
 
     def agent_of(self, rank: RankSnapshot) -> AgentSnapshot:
         """Return the agent of the host that a rank runs on, or is to run on."""
         return self.agents.get(rank.host, _NO_AGENT)
 
-    def host_order(self, rank: RankSnapshot) -> int:
-        """Return the position of a rank's host in the order in which hosts fill."""
-        return [*self.agents, UNPLACED].index(rank.host)
+    def agent_name(self, host: str) -> str:
+        """Return what messages call the agent of a host."""
+        return f"the job's agent on {host}" if self.spans_hosts else "the job's agent"
 
     def ranks_on(self, host: str) -> tuple[RankSnapshot, ...]:
         """Return the ranks that a host has, or is to have."""
         return tuple(rank for rank in self.ranks if rank.host == host)
+
+    def ranks_by_host(self) -> Mapping[str, Sequence[RankSnapshot]]:
+        """Return the ranks of every host that has an agent, or had one, in one pass."""
+        found: dict[str, list[RankSnapshot]] = {host: [] for host in self.agents}
+        for rank in self.ranks:
+            found.setdefault(rank.host, []).append(rank)
+        return found
 
     def fresh_until(self, agent: AgentSnapshot) -> float:
         """Until when an agent's last heartbeat proves that a silent rank of it is silent itself."""
@@ -307,7 +373,7 @@ class JobSnapshot:
     @property
     def next_attempt(self) -> int:
         """The number of the next start of a gang, which is one for all its ranks."""
-        return 1 + max(rank.attempt for rank in self.ranks)
+        return 1 + max(rank.attempt.number for rank in self.ranks)
 
     @property
     def is_listing(self) -> bool:
@@ -337,8 +403,14 @@ class JobSnapshot:
     def is_ready(self, number: int) -> bool:
         """True if the process of a rank can train, or is alive if we do not manage its training."""
         rank = self.ranks[number]
-        is_ready = rank.ready is not None or rank.joined_round >= 0
+        is_ready = rank.attempt.member.ready is not None or rank.has_joined
         return is_ready if self.is_synchronous else rank.is_well
+
+    @property
+    def has_joined_group(self) -> bool:
+        """True if all members have joined the present group round."""
+        members = (self.ranks[number].attempt.member for number in self.group.ranks)
+        return all(member.joined_round == self.group.round for member in members)
 
     def durable_step(self, rank: RankSnapshot) -> int | None:
         """Return the newest known checkpoint from which `rank` would resume."""
@@ -349,13 +421,13 @@ class JobSnapshot:
     def count_endings(self, rank: RankSnapshot, kind: RetryClass) -> int:
         """Return how many attempts of `rank` ended in this class; a gang counts all its ranks'."""
         counted = self.ranks if self.is_gang else (rank,)
-        return sum(one.endings.get(kind, 0) for one in counted)
+        return sum(one.budget.endings.get(kind, 0) for one in counted)
 
     def count_attempts(self, rank: RankSnapshot) -> int:
         """Return how many attempts of `rank` have ended, without kills until the job has worked."""
         outside = (kind for kind, retry in RETRIES.items() if retry.is_from_outside)
         killed = sum(self.count_endings(rank, kind) for kind in outside)
-        return sum(rank.endings.values()) - (killed if rank.proven_step < 0 else 0)
+        return sum(rank.budget.endings.values()) - (killed if rank.budget.proven_step < 0 else 0)
 
     @property
     def in_service(self) -> tuple[RankSnapshot, ...]:
@@ -377,11 +449,9 @@ class JobSnapshot:
     def any_alive(self) -> bool:
         return any(rank.is_alive for rank in self.ranks)
 
-    def needs_agent(self, host: str) -> bool:
-        """True if a host has ranks to watch or to start."""
-        return any(
-            rank.is_alive or (rank.is_down and not self.is_ending) for rank in self.ranks_on(host)
-        )
+    def needs_agent(self, ranks: Iterable[RankSnapshot]) -> bool:
+        """True if the host of these ranks has any to watch or to start."""
+        return any(rank.is_alive or (rank.is_down and not self.is_ending) for rank in ranks)
 
     @property
     def all_finished(self) -> bool:

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Final
@@ -30,7 +30,7 @@ from muster.contracts.attach import (
     OrderFailed,
     WatchAgent,
 )
-from muster.contracts.environ import ARITHMETIC
+from muster.contracts.environ import ARITHMETIC, RANK_PORTS
 from muster.contracts.errors import printable
 from muster.contracts.interpreter import VERSION
 from muster.contracts.messages import AgentAssignment
@@ -144,13 +144,16 @@ class _Line:
 class CommandLauncher:
     """Agents on a host where our checkout and interpreter have the same paths as here."""
 
-    def __init__(self, host: str, command: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, host: str, command: Sequence[str] | None, environ: Mapping[str, str]
+    ) -> None:
         """`command` runs the words that follow it on the host: ``["ssh", "user@host", "--"]``.
 
-        `environ` is the service's own environment. The command gets it without secrets.
+        None: no way leads there. `environ` is the service's own environment, which the command gets
+        without secrets.
         """
         self._host = host
-        self._command = [*command, *module_command("worker.attach")]
+        self._command = command and [*command, *module_command("worker.attach")]
         self._values = AgentValues(environ)
         self._connecting = asyncio.Semaphore(CONNECTING_LIMIT)
         self._watching: set[asyncio.Task[int | None]] = set()
@@ -160,8 +163,9 @@ class CommandLauncher:
         secrets_dir = Path(assignment.secrets_dir)
         complete = await asyncio.to_thread(self._values.complete, assignment, secrets_dir)
         environ = self._values.environ.items()
-        arithmetic = {name: value for name, value in environ if name.startswith(ARITHMETIC)}
-        line = await self._give(LaunchAgent(assignment=complete, environment=arithmetic))
+        alike = (*ARITHMETIC, RANK_PORTS.name)
+        given = {name: value for name, value in environ if name.startswith(alike)}
+        line = await self._give(LaunchAgent(assignment=complete, environment=given))
         with ExitStack() as opened:
             opened.enter_context(closing(line))
             answer = await line.answer()
@@ -181,10 +185,12 @@ class CommandLauncher:
             async with asyncio.timeout(KILL_SECONDS):
                 with closing(await self._give(order)) as line:
                     answer = await line.answer()
-        except (TimeoutError, NotStarted) as error:
-            self._note(str(error) or f"{self._host} did not answer within {KILL_SECONDS:g} s")
-        else:
-            self._note(answer.message if isinstance(answer, OrderFailed) else "")
+            if isinstance(answer, OrderFailed):
+                self._note(f"{self._host}: {answer.message}")
+        except TimeoutError:
+            self._note(f"{self._host} did not answer within {KILL_SECONDS:g} s")
+        except NotStarted:
+            pass  # noted
 
     async def sweep(self, job_uid: str, known: Sequence[ProcessRecord]) -> None:
         answer = await self._insist(CleanHost(job_uid=job_uid, known=tuple(known)))
@@ -226,7 +232,7 @@ class CommandLauncher:
                             return answer
                         case AgentRuns():
                             order = WatchAgent(job_uid=order.job_uid, process=answer.process)
-                            pause_seconds = FIRST_PAUSE_SECONDS
+                            pause_seconds, self._problem = FIRST_PAUSE_SECONDS, ""
                         case OrderFailed():
                             self._note(f"{self._host}: {answer.message}")
                         case HostReady():
@@ -237,6 +243,10 @@ class CommandLauncher:
 
     async def _give(self, order: Order) -> _Line:
         """Return a line on which the order was given. Raises `NotStarted`, which is noted."""
+        if self._command is None:
+            message = f"{self._host} is not in the cluster any more: add it again, or stop its jobs"
+            self._note(message)
+            raise NotStarted(message)
         async with self._connecting:
             with ExitStack() as opened:
                 try:
@@ -252,11 +262,24 @@ class CommandLauncher:
                     self._note(f"{what}: {why}")
                     raise NotStarted(f"{what}: {why}")
                 opened.pop_all()
-        self._problem = ""
         return line
 
     def _note(self, problem: str) -> None:
-        """Log a problem that is new."""
-        if problem and problem != self._problem:
+        """Log a problem that is new since an agent there was last heard of."""
+        if problem != self._problem:
             _LOG.warning(problem, action="host_unreachable", host=self._host)
         self._problem = problem
+
+
+class CommandLaunchers(dict[str, CommandLauncher]):
+    """The launchers of a cluster's other nodes by name."""
+
+    def __init__(self, nodes: Iterable[ClusterNode], environ: Mapping[str, str]) -> None:
+        super().__init__(
+            (node.name, CommandLauncher(node.name, ssh_command(node), environ)) for node in nodes
+        )
+        self._environ = environ
+
+    def __missing__(self, host: str) -> CommandLauncher:
+        # A job was there when the cluster still had it: now it is one that does not answer.
+        return self.setdefault(host, CommandLauncher(host, None, self._environ))

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta
 
+from muster.contracts.agent import LOCAL_HOST, LOOPBACK
 from muster.contracts.errors import InvalidDescription
 from muster.contracts.settings import LOOPBACK_NAMES, SLOTS_PER_CORE
 from muster.contracts.spec import Megabytes, NodeName
@@ -93,6 +94,12 @@ class Cluster:
     def __str__(self) -> str:
         header = f"nodes: {len(self.nodes)}, adapter slots: {self.capacity}"
         return "\n".join([header, *map(_line, self.nodes)])
+
+
+def one_host(slots: int) -> Cluster:
+    """Return the cluster of a service without a description: its own machine."""
+    node = ClusterNode(name=LOCAL_HOST, host=LOOPBACK, slots=min(slots, 4096), max_adapters=4096)
+    return Cluster(nodes=(node,))
 
 
 def cluster_of_service(path: Path | None, slots: int) -> Cluster | None:

@@ -114,11 +114,12 @@ class JoinedGroup(_Message, frozen=True, tag="took_up"):
     step: Count
 
 
-class PeerLost(_Message, frozen=True, tag="stranded"):
+class PeerLost(_Message, frozen=True, omit_defaults=True, tag="stranded"):
     """The rank lost a peer, or never reached it, and waits for the next group round."""
 
     generation: Count
     message: str
+    unreachable: int | None = None  # the rank to which no connection came about
 
 
 class StateMismatch(_Message, frozen=True, tag="disputed"):

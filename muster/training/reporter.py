@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Final
 
 from muster.checkpoints.errors import CheckpointFailed
-from muster.collectives.errors import CollectiveError
+from muster.collectives.errors import CollectiveError, PeerUnreachable
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import (
     Heartbeat,
@@ -108,7 +108,12 @@ class Reporter:
         self._print(step, f"{verb} with {len(worker_group.members)} workers")
 
     def on_peer_lost(self, worker_group: WorkerGroup, error: CollectiveError) -> None:
-        self.supervision.send(PeerLost(generation=worker_group.generation, message=str(error)))
+        unreachable = error.rank if isinstance(error, PeerUnreachable) else None
+        self.supervision.send(
+            PeerLost(
+                generation=worker_group.generation, message=str(error), unreachable=unreachable
+            )
+        )
 
     def on_state_mismatch(self, worker_group: WorkerGroup, error: WorkersDiverged) -> None:
         workers = tuple(worker_group.members[member].worker_id for member in error.members)

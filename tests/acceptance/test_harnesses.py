@@ -7,7 +7,7 @@ import pytest
 
 import stress.chaos.__main__ as chaos
 import stress.stale.__main__ as stale
-from stress import collective_kills, detection, gangs, log_gaps, lost_replies, two_hosts
+from stress import collective_kills, detection, gangs, hosts, log_gaps, lost_replies, two_hosts
 from stress.load.figures import Figure
 from stress.load.lists import list_figures
 from stress.load.submissions import sqlite_figures
@@ -15,6 +15,7 @@ from stress.security import canaries, injection
 from stress.security.overload import overload_figures
 from stress.security.strangers import strangers_figures
 from tests.support.certificates import needs_openssl
+from tests.support.clusters import needs_cluster
 from tests.support.hosts import needs_hosts
 from tests.support.strangers import needs_root
 
@@ -53,6 +54,12 @@ def test_resumed_stale_processes_exit_and_change_nothing(tmp_path: Path) -> None
 @needs_hosts(network=False)
 def test_a_lease_that_moves_between_hosts_costs_nothing(tmp_path: Path) -> None:
     report = two_hosts.run(tmp_path, faults=3, seed=1)
+    assert not report.faults, report
+
+
+@needs_cluster()
+def test_jobs_over_hosts_keep_their_bits(tmp_path: Path) -> None:
+    report = hosts.run(tmp_path, schedules=1, seed=28, faults=3, epochs=60)
     assert not report.faults, report
 
 

@@ -14,7 +14,7 @@ import pytest
 from coordinator.launchers.launcher import AgentProcess, NotStarted
 from muster.contracts.environ import PROCESS_TAG
 from muster.host.processes import identify, is_running
-from tests.support.hosts import refusal
+from tests.support.hosts import Host, refusal
 from tests.support.launchers import (
     Make,
     Scene,
@@ -22,7 +22,6 @@ from tests.support.launchers import (
     by_command,
     forking,
     local,
-    namespace_host,
 )
 
 DEADLINE_SECONDS = 20.0
@@ -42,14 +41,15 @@ def here(request: pytest.FixtureRequest) -> Make:
 
 
 @pytest.fixture(params=[*HERE, "namespaces"])
-def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     if request.param in HERE:
         yield HERE[request.param]
         return
-    if refusal(network=False):
-        pytest.skip("this machine has no name spaces")
-    with namespace_host() as elsewhere:
-        yield elsewhere
+    if why := refusal(network=False):
+        pytest.skip(f"no test hosts can be made here: {why}")
+    host = Host("elsewhere", tmp_path)
+    yield by_command(*host.prefix)
+    host.power_off()
 
 
 async def end_of(agent: AgentProcess | None) -> int | None:

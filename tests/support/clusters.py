@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from muster.host.containment import tag_of
 from tests.support.hosts import Host, Process, hosts, refusal
 from tests.support.installation import (
     DEADLINE_SECONDS,
     Installation,
     Service,
-    end_of,
     write_small_dataset,
 )
 
@@ -88,14 +88,20 @@ class ClusterInstallation(Installation):
         self.coordinator = self._service("coordinator")
         self.standby = self._service("standby")
         for host in machines:
-            start_sshd(host, root)
+            self.boot(host)
 
     def start_api(self) -> None:
         super().start_api()
         self.api.environment["MUSTER_PORT"] = self.environment.pop("MUSTER_PORT")
 
-    def host(self, name: str) -> Host:
-        return next(host for host in self.machines if host.name == name)
+    def boot(self, host: Host) -> None:
+        """Let others log in on a host that is on."""
+        start_sshd(host, self.root)
+
+    def marked(self, host: Host) -> dict[int, str]:
+        """Return the processes of jobs on a host, by their pids outside: what each is."""
+        tags = {pid: tag_of(pid) or "" for pid in host.processes()}
+        return {pid: tag.partition("/")[2] for pid, tag in tags.items() if tag}
 
     def _service(self, name: str) -> HostService:
         service = HostService("coordinator", self.root, self.environment, name=name)
@@ -164,6 +170,3 @@ def _description(machines: Sequence[Host], slots: int) -> str:
             "    max_adapters: 8",
         ]
     return "\n".join(lines) + "\n"
-
-
-__all__ = ["ClusterInstallation", "cluster", "end_of", "needs_cluster", "start_sshd"]

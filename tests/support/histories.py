@@ -28,6 +28,7 @@ from types import NoneType
 
 from coordinator.decide import actions
 from coordinator.decide.actions import Action
+from coordinator.decide.state import RankSnapshot
 from muster.checkpoints.manifest import RestorePoint
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import Reason, StopRequest
@@ -36,6 +37,12 @@ from tests.support.successors import successor
 
 ARROW_COLUMN = 48
 OF_LOCAL_AGENT = {"agent": "state", "generation": "generation", "agent_failures": "failures"}
+OF_RANK = {
+    "attempt": "attempt.number",
+    "joined_round": "attempt.member.joined_round",
+    "kill.message": "attempt.intent.kill.message",
+    "throughput_steps_per_sec": "attempt.throughput.steps_per_sec",
+}
 
 
 class History:
@@ -86,7 +93,7 @@ class History:
             return " ".join(member.state for member in job.pool.members)
         if hasattr(job, path.split(".", maxsplit=1)[0]) and not path.startswith("ranks."):
             return _read(job, path)
-        values = [_read(rank, path.removeprefix("ranks.")) for rank in job.ranks]
+        values = [_read_rank(rank, path.removeprefix("ranks.")) for rank in job.ranks]
         return (" | " if any(" " in value for value in values) else " ").join(values)
 
 
@@ -152,6 +159,13 @@ def _words(action: Action) -> tuple[str, str]:  # noqa: PLR0911  one return for 
             return "place", f"{action.rank}@{action.host}"
         case _:
             return re.sub("(Rank)?$", "", type(action).__name__).lower(), str(action.rank)
+
+
+def _read_rank(rank: RankSnapshot, path: str) -> str:
+    """Return a value of a rank, of its attempt or of its retry budget."""
+    path = OF_RANK.get(path, path)
+    owners = (rank, rank.attempt, rank.budget)
+    return _read(next(it for it in owners if hasattr(it, path.split(".", maxsplit=1)[0])), path)
 
 
 def _read(value: object, path: str) -> str:

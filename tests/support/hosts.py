@@ -223,6 +223,12 @@ class Host:
             _, [fd], *_ = socket.recv_fds(answers, 10, 1)
         return socket.socket(fileno=fd)
 
+    @property
+    def prefix(self) -> list[str]:
+        """The words before a command that run it on the host, as those of ssh do."""
+        net = [] if self._network is None else ["--net"]
+        return [*_entering(self._pid), *net, "--pid", "--mount", "--uts", "--"]
+
     def processes(self) -> list[int]:
         """Return the pids outside of all that live, but the first one."""
         return [pid for pid in descendants(self._pid) if identify(pid)] if self._pid else []

@@ -2,10 +2,8 @@
 
 import asyncio
 import os
-import subprocess
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -17,9 +15,7 @@ from muster.contracts.paths import JobFiles
 from muster.contracts.secrets import SHARED_VARIABLES
 from muster.host.containment import tagged_processes
 from muster.host.limits import ShellLimits
-from muster.host.processes import descendants
 from muster.runtime.agent_process import agent_tag
-from tests.support.hosts import NAMESPACES, USER
 from tests.support.installation import await_value
 
 ENVIRON = {"PATH": os.environ["PATH"], "API_KEY": "shared", SHARED_VARIABLES: "API_KEY"}
@@ -40,20 +36,6 @@ def forking() -> LocalLauncher:
 
 def by_command(*command: str) -> Make:
     return lambda: CommandLauncher("elsewhere", command, ENVIRON)
-
-
-@contextmanager
-def namespace_host() -> Iterator[Make]:
-    """Yield what makes launchers of a host with processes and a name of its own."""
-    words = [*NAMESPACES, "sh", "-c", "hostname elsewhere; echo; exec cat"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        holder.stdout.readline()  # it is up
-        (first,) = descendants(holder.pid)
-        user = ["--user", "--preserve-credentials"] if USER else []
-        entry = [*user, "--pid", "--mount", "--uts", "--"]
-        yield by_command("nsenter", f"--target={first}", *entry)
-        holder.kill()  # and the kernel ends what is left in there
 
 
 class Scene:

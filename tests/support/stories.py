@@ -39,14 +39,18 @@ HEARTBEAT_SECONDS = 2.0
 def queued_job(hosts: Sequence[str] = (LOCAL_HOST,), **spec: object) -> JobSnapshot:
     """Return a job that may use these hosts; the first one is the coordinator's."""
     job = JobSpec(**spec)
-    agents = {host: AgentSnapshot(host=host, is_local=host == hosts[0]) for host in hosts}
+    known = {
+        host: AgentSnapshot(host=host, is_local=host == hosts[0], order=order)
+        for order, host in enumerate(hosts)
+    }
     return JobSnapshot(
-        agents=agents,
+        hosts=known,
+        agents=known if len(known) == 1 else {},
         job_id=JobId("job"),
         uid=JobUid("uid"),
         spec=job,
         status=JobStatus.QUEUED,
-        ranks=tuple(unplaced(agents, rank) for rank in range(job.world_size)),
+        ranks=tuple(unplaced(known, rank) for rank in range(job.world_size)),
         wanted_world_size=job.world_size,
         pool=Pool(
             min_workers=job.min_workers,
@@ -209,7 +213,7 @@ class Story:
 
     def pulses(self, host: str = LOCAL_HOST) -> Self:
         ranks = [self.rank(rank) for rank in sorted(self.stopped)]
-        stopped = tuple((rank.rank, rank.attempt) for rank in ranks if rank.host == host)
+        stopped = tuple((rank.rank, rank.attempt.number) for rank in ranks if rank.host == host)
         return self._agent_says(host, messages.AgentHeartbeat(stopped=stopped))
 
     def _agent_says(
@@ -240,14 +244,14 @@ class Story:
 
     def rank_says(self, rank: int, message: RankMessage, attempt: int | None = None) -> Self:
         if attempt is None:
-            attempt = self.rank(rank).attempt
+            attempt = self.rank(rank).attempt.number
         return self.observes(messages.RankSaid(rank=rank, incarnation=attempt, message=message))
 
     def is_spawned(self, rank: int, pid: int = 4711) -> Self:
         return self.observes(
             messages.RankSpawned(
                 rank=rank,
-                incarnation=self.rank(rank).attempt,
+                incarnation=self.rank(rank).attempt.number,
                 pid=pid,
                 start_ticks=99,
                 boot_id="boot",
@@ -276,20 +280,21 @@ class Story:
         return self
 
     def exits(self, rank: int, *, code: int = 0, lines: Sequence[str] = ()) -> Self:
-        attempt = self.rank(rank).attempt
+        attempt = self.rank(rank).attempt.number
         return self.observes(exited(rank, attempt, code=code, lines=lines))
 
     def dies(self, rank: int, *, signal: int = 9, lines: Sequence[str] = ()) -> Self:
-        attempt = self.rank(rank).attempt
+        attempt = self.rank(rank).attempt.number
         return self.observes(exited(rank, attempt, signal=signal, lines=lines))
 
     def loses_process(self, rank: int) -> Self:
         """Let the agent report a death, before it has contained the rank."""
-        return self.observes(messages.RankDied(rank=rank, incarnation=self.rank(rank).attempt))
+        attempt = self.rank(rank).attempt.number
+        return self.observes(messages.RankDied(rank=rank, incarnation=attempt))
 
     def is_ended(self, rank: int, **end: object) -> Self:
         """Let a process end in any way that `exited` knows."""
-        return self.observes(exited(rank, self.rank(rank).attempt, **end))
+        return self.observes(exited(rank, self.rank(rank).attempt.number, **end))
 
     def fails_in_step(self, rank: int, step: int, message: str = "update() failed") -> Self:
         return self.raises(rank, step, message).exits(rank, code=1, lines=[message])
@@ -419,6 +424,13 @@ class Story:
             self.rank_says(rank, lost)
         return self
 
+    def cannot_reach(self, rank: int, peer: int) -> Self:
+        """Let a rank report that no connection to another one came about."""
+        lost = messages.PeerLost(
+            generation=self.job.group.round, message="no connection", unreachable=peer
+        )
+        return self.rank_says(rank, lost)
+
     def reports_mismatch(self, rank: int, *workers: int) -> Self:
         said = messages.StateMismatch(
             generation=self.job.group.round, workers=workers, message="other bits"
@@ -452,7 +464,7 @@ class Story:
         for _ in range(ROUNDS):
             before = self.job
             living = [it for it in before.ranks if it.is_alive and it.host not in self.frozen]
-            self.is_ready(*(rank.rank for rank in living if not rank.ready))
+            self.is_ready(*(rank.rank for rank in living if not rank.attempt.member.ready))
             done += self.plans()
             for rank in self.job.ranks:
                 if rank.is_alive and rank.host not in self.frozen:
@@ -463,12 +475,13 @@ class Story:
         raise AssertionError("the pool does not come to rest")
 
     def _does_its_part(self, rank: RankSnapshot, step: int) -> None:
-        group = self.job.group
-        if rank.kill is not None:
+        group, attempt = self.job.group, rank.attempt
+        is_member = attempt.worker_id in group.workers
+        if attempt.intent.kill is not None:
             self.dies(rank.rank)
-        elif rank.terminated or (rank.joined_round >= 0 and rank.worker_id not in group.workers):
+        elif attempt.intent.terminated_at is not None or (rank.has_joined and not is_member):
             self.exits(rank.rank)
-        elif rank.joined_round < group.round and rank.worker_id in group.workers:
+        elif attempt.member.joined_round < group.round and is_member:
             self.joins_group(rank.rank, step=step)
 
     def passes(self, seconds: float) -> Self:
@@ -512,11 +525,11 @@ class Story:
         raise AssertionError(f"the plan does not come to rest: {planned}")
 
     def _places(self) -> Iterator[Action]:
-        if len(self.job.agents) == 1 or self.job.status is JobStatus.QUEUED:
+        if not self.job.spans_hosts or self.job.status is JobStatus.QUEUED:
             return
         nodes = (
             ClusterNode(name=host, host=host, slots=self.slots, max_adapters=2)
-            for host in self.job.agents
+            for host in self.job.hosts
         )
         yield from place(self.job, [self.job], Cluster(nodes=tuple(nodes)), self.now)
 

@@ -53,7 +53,7 @@ OF_A_RANK: Final[dict[str, Step]] = {
         rank, story.rank(rank).progress.step, last_checkpoint_step=story.rank(rank).progress.step
     ),
     "speaks as an earlier attempt": lambda story, rank: story.rank_says(
-        rank, Hello(), story.rank(rank).attempt - 1
+        rank, Hello(), story.rank(rank).attempt.number - 1
     ),
     "refuses": lambda story, rank: story.refuses(rank, Reason.INVALID_PROGRAM, "no"),
 }
@@ -282,25 +282,26 @@ def check(job: JobSnapshot) -> None:
     if job.is_synchronous:
         check_pool(job)
     if job.is_gang:
-        assert len({rank.attempt for rank in job.ranks}) == 1, "all ranks are of the same attempt"
+        numbers = {rank.attempt.number for rank in job.ranks}
+        assert len(numbers) == 1, "all ranks are of the same attempt"
 
 
 def check_budgets(job: JobSnapshot, rank: RankSnapshot) -> None:
     """No budget is exceeded in a running job, and only by one end in a failed one."""
     for kind, retry in RETRIES.items():
         limit = getattr(job.spec, retry.budget)
-        assert rank.endings.get(kind, 0) <= limit + (job.failure is not None)
-    assert rank.fruitless <= job.spec.max_fruitless
-    assert rank.restarts <= sum(rank.endings.get(kind, 0) for kind in RETRIES)
+        assert rank.budget.endings.get(kind, 0) <= limit + (job.failure is not None)
+    assert rank.budget.fruitless <= job.spec.max_fruitless
+    assert rank.budget.restarts <= sum(rank.budget.endings.get(kind, 0) for kind in RETRIES)
 
 
 def is_working(job: JobSnapshot, rank: RankSnapshot) -> bool:
-    return not job.is_synchronous or job.pool.is_active(rank.worker_id)
+    return not job.is_synchronous or job.pool.is_active(rank.attempt.worker_id)
 
 
 def check_pool(job: JobSnapshot) -> None:
     living = {one.worker_id: one.rank for one in job.pool.members if one.state in LIVING}
-    assert living == {rank.worker_id: rank.rank for rank in job.ranks if rank.is_alive}
+    assert living == {rank.attempt.worker_id: rank.rank for rank in job.ranks if rank.is_alive}
     assert job.pool.room >= 0
     assert len(job.in_service) <= MAX_WORKERS
     if job.done:
@@ -314,9 +315,9 @@ def check_group(job: JobSnapshot, announced: PublishGroup) -> None:
     assert len(group.workers) >= job.spec.min_workers
     for worker, number, incarnation in zip(group.workers, group.ranks, group.attempts, strict=True):
         rank = job.ranks[number]
-        assert (rank.worker_id, rank.attempt) == (worker, incarnation)
+        assert (rank.attempt.worker_id, rank.attempt.number) == (worker, incarnation)
         assert rank.is_alive
-        assert rank.ready
+        assert rank.attempt.member.ready
         assert rank.in_service
         assert job.pool.members[worker].state in {WorkerState.SYNCING, WorkerState.ACTIVE}
 
@@ -330,11 +331,11 @@ def compare(before: JobSnapshot, after: JobSnapshot) -> None:
         assert new.rank == old.rank
         assert new.state in reachable(old.state)
     for old, new in zip(before.ranks, after.ranks, strict=False):
-        assert new.attempt - old.attempt in {0, 1}, "attempts rise one by one"
-        assert new.restarts - old.restarts in {0, 1}
-        is_restarted = after.is_gang and new.attempt > old.attempt
+        assert new.attempt.number - old.attempt.number in {0, 1}, "attempts rise one by one"
+        assert new.budget.restarts - old.budget.restarts in {0, 1}
+        is_restarted = after.is_gang and new.attempt.number > old.attempt.number
         assert new.finished >= old.finished or is_restarted, "a finished rank stays finished"
-        if new.attempt > old.attempt:
+        if new.attempt.number > old.attempt.number:
             assert not old.is_alive, "one living process per rank"
 
 

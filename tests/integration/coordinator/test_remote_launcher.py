@@ -12,11 +12,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from coordinator.agent_lifecycle import AgentLifecycle
 from coordinator.launchers import remote
 from coordinator.launchers.launcher import NotStarted
-from coordinator.launchers.remote import CommandLauncher
+from coordinator.launchers.remote import CommandLauncher, CommandLaunchers
 from database.records import AgentRecord
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.interpreter import VERSION
@@ -27,6 +28,7 @@ from muster.contracts.settings import ServiceSettings
 from muster.host.processes import boot_id, descendants, environment_of
 from muster.runtime.secrets import SecretStore
 from stress.frozen_hosts import command_of
+from tests.support.hosts import Host, needs_hosts
 from tests.support.installation import await_value
 from tests.support.launchers import ENVIRON, Scene, agents_of, by_command, local
 from tests.support.stories import queued_job
@@ -99,6 +101,41 @@ def test_an_agent_without_an_answer_may_run(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
+@needs_hosts(network=False)
+def test_only_a_host_that_answers_tells_of_an_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host loses its power; then it is booted."""
+    monkeypatch.setattr(remote, "FIRST_PAUSE_SECONDS", 0.01)
+    host, other = Host("gpu-box", tmp_path), Host("other", tmp_path)
+
+    async def check() -> None:
+        async with Scene(tmp_path, by_command(*host.prefix)) as scene:
+            first, assignment = scene.launcher(), scene.assignment()
+            agent = await scene.start(first, assignment)
+            await asyncio.to_thread(host.power_off)
+            await until(lambda: "No such file" in str(logs))
+            assert not agent.ended.done()
+            await asyncio.to_thread(host.power_on)
+            elsewhere = scene.launcher(by_command(*other.prefix))
+            unknown = await elsewhere.adopt(assignment.job_uid, agent.record)
+            assert unknown is not None
+            await until(lambda: "of gpu-box cannot be seen" in str(logs))
+            assert not unknown.ended.done()
+            gone = await scene.launcher(by_command(*host.prefix)).adopt(
+                assignment.job_uid, agent.record
+            )
+            assert gone is not None
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                assert await gone.ended is None
+            agent.ended.cancel()
+
+    with capture_logs() as logs:
+        asyncio.run(check())
+    host.power_off()
+    other.power_off()
+
+
 @pytest.mark.parametrize(
     ("script", "why"),
     [
@@ -148,6 +185,21 @@ def test_a_silent_host_delays_no_other(tmp_path: Path, monkeypatch: pytest.Monke
 
     asyncio.run(check())
     assert clients() == []
+
+
+def test_a_host_that_the_cluster_has_no_more_does_not_answer(tmp_path: Path) -> None:
+    async def check() -> None:
+        scene = Scene(tmp_path)
+        launchers = CommandLaunchers([], ENVIRON)
+        agent = await launchers["gpu-box"].adopt("uid", None)
+        assert agent is not None
+        await launchers["gpu-box"].kill(agent)
+        with pytest.raises(NotStarted, match="gpu-box is not in the cluster any more"):
+            await launchers["gpu-box"].start(scene.assignment())
+        assert not agent.ended.done()
+        launchers["gpu-box"].close()
+
+    asyncio.run(check())
 
 
 def test_a_rank_elsewhere_may_live() -> None:

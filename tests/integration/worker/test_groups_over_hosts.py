@@ -12,7 +12,6 @@ from muster.contracts.environ import HostPlace
 from muster.contracts.messages import (
     AnnounceGroup,
     GroupMember,
-    JoinedGroup,
     RankDied,
     RankSpawned,
     Ready,
@@ -72,21 +71,15 @@ def start(job: Stage, host: Host, number: int, attempt: int = 0) -> Rank:
 
 
 def train(hosts: list[Host], generation: int, *ranks: Rank) -> Saved:
-    """Publish a group of these ranks, and return its first checkpoint."""
+    """Publish a group of these ranks, and return its first checkpoint: all have taken a step."""
     members = tuple(rank.member for rank in ranks)
     group = WorkerGroup(generation=generation, token="", members=members, paused=False)
     for host in hosts:
         attempts = tuple(rank.attempt for rank in ranks)
         host.agent.say(AnnounceGroup(group=group, incarnations=attempts))
-    for rank in reversed(ranks):
-        joined = hear_said(
-            rank.host.agent, rank.member.rank, JoinedGroup, lambda it: it.generation == generation
-        )
+    first = ranks[0]
     return hear_said(
-        ranks[0].host.agent,
-        ranks[0].member.rank,
-        Saved,
-        lambda it: it.generation == generation and it.step > joined.step,
+        first.host.agent, first.member.rank, Saved, lambda it: it.generation == generation
     )
 
 

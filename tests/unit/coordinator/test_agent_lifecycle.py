@@ -1,7 +1,8 @@
 """From the preparation of a job to the end of its agent."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
@@ -10,15 +11,15 @@ import pytest
 from coordinator import agent_lifecycle
 from coordinator.agent_lifecycle import AgentLifecycle, Unprepared, prepare
 from coordinator.decide.actions import AgentLost, DismissAgent, JobFailed, Observation
-from coordinator.decide.state import JobFailure
-from coordinator.jobs import TrackedJob
-from coordinator.launchers.launcher import AgentProcess
+from coordinator.decide.state import Cause, JobFailure
+from coordinator.launchers.launcher import AgentProcess, NotStarted
 from coordinator.persistence import Attachment
+from coordinator.tracked_job import TrackedJob
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import JobUid, Reason
 from muster.contracts.messages import AgentAssignment, RankExited
 from muster.contracts.paths import DataDir
-from muster.contracts.rank import ProcessRecord
+from muster.contracts.rank import ProcessRecord, ProcessState
 from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import JobSpec
 from muster.contracts.wire import ExitRecord
@@ -52,7 +53,7 @@ def finished(tmp_path: Path) -> TrackedJob:
     job = Story.running(world_size=1).job
     files = DataDir(service_settings(tmp_path).data_dir).job(job.job_id)
     files.run.mkdir(parents=True)
-    identity = job.ranks[0].identity
+    identity = job.ranks[0].attempt.identity
     assert identity is not None
     record = ExitRecord(pid=identity.pid, at="", said=(), exited=exited(0, 0, code=0))
     write_own_record(files, record)
@@ -111,6 +112,103 @@ def test_a_failed_sweep_reports_nothing_and_is_raised(finished: TrackedJob, tmp_
     with pytest.raises(OSError, match="Too many open files"):
         asyncio.run(attend())
     assert observed == []
+
+
+# Another host
+
+
+ELSEWHERE = "gpu-box"
+
+
+@pytest.fixture
+def elsewhere(finished: TrackedJob) -> TrackedJob:
+    """The same job on a host whose files are not those that are seen here."""
+    job = finished.snapshot
+    agent = replace(job.agents[LOCAL_HOST], host=ELSEWHERE, is_local=False)
+    ranks = tuple(replace(rank, host=ELSEWHERE) for rank in job.ranks)
+    finished.snapshot = replace(job, agents={ELSEWHERE: agent}, ranks=ranks)
+    return finished
+
+
+class OtherHost:
+    """A launcher of a host of which nothing is known."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    async def sweep(self, _job_uid: str, _known: Sequence[ProcessRecord]) -> None:
+        self.calls.append("swept")
+
+    def living(self, records: Collection[ProcessRecord]) -> frozenset[ProcessRecord]:
+        return frozenset(records)
+
+
+def lost_elsewhere(
+    root: Path, job: TrackedJob, serve: Callable[[TrackedJob, str], Awaitable[str]]
+) -> tuple[list[Observation], list[str]]:
+    """Return what is observed of an agent's end there, and what its launcher has done."""
+    observed: list[Observation] = []
+    launcher = OtherHost()
+    lifecycle = AgentLifecycle(launcher, {ELSEWHERE: launcher}, service_settings(root), holds_lease)
+    asyncio.run(lifecycle._attend(job, ELSEWHERE, lambda _, it: observed.append(it), serve))  # noqa: SLF001
+    return observed, launcher.calls
+
+
+def test_an_ended_agent_elsewhere_tells_nothing_of_its_ranks(
+    elsewhere: TrackedJob, tmp_path: Path
+) -> None:
+    (lost,), calls = lost_elsewhere(tmp_path, elsewhere, serve)
+    assert isinstance(lost, AgentLost)
+    assert (lost.living, lost.newest, calls) == (frozenset({0}), 0, [])
+
+
+@pytest.mark.parametrize("has_ranks", [True, False])
+def test_a_host_out_of_reach_is_swept_for_ranks_only(
+    elsewhere: TrackedJob, tmp_path: Path, *, has_ranks: bool
+) -> None:
+    job = elsewhere.snapshot
+    attempt = job.ranks[0].attempt
+    kill = Cause(reason=Reason.STOPPED_BY_USER, message="too late")
+    left = replace(attempt, intent=replace(attempt.intent, kill=kill))
+    gone = replace(attempt, process=ProcessState.EXITED)
+    rank = replace(job.ranks[0], attempt=left if has_ranks else gone)
+    elsewhere.snapshot = job.with_rank(rank)
+
+    async def refuse(_job: TrackedJob, _host: str) -> str:
+        raise NotStarted("gpu-box cannot be used: no route")
+
+    (lost,), calls = lost_elsewhere(tmp_path, elsewhere, refuse)
+    assert isinstance(lost, AgentLost)
+    assert lost.message.endswith("gpu-box cannot be used: no route")
+    assert calls == ["swept"] * has_ranks
+
+
+def test_the_late_end_of_an_agent_does_not_touch_the_next_one(
+    elsewhere: TrackedJob, tmp_path: Path
+) -> None:
+    async def serve_late(job: TrackedJob, host: str) -> str:
+        agent = job.snapshot.agents[host]
+        job.snapshot = job.snapshot.with_agent(replace(agent, generation=agent.generation + 1))
+        return await serve(job, host)
+
+    assert lost_elsewhere(tmp_path, elsewhere, serve_late) == ([], [])
+
+
+def test_nobody_waits_for_an_agent_that_was_given_up(elsewhere: TrackedJob, tmp_path: Path) -> None:
+    async def give_up() -> None:
+        others = {ELSEWHERE: OtherHost()}
+        lifecycle = AgentLifecycle(OtherHost(), others, service_settings(tmp_path), holds_lease)
+        ended = asyncio.get_running_loop().create_future()
+        elsewhere.agents[ELSEWHERE] = AgentProcess(job_uid="", record=None, ended=ended)
+        await lifecycle.adopt(elsewhere, lambda *_: None)
+        assert not lifecycle.is_idle
+        lifecycle.give_up(elsewhere, ELSEWHERE)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not lifecycle.is_idle:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        assert elsewhere.agents == {}
+
+    asyncio.run(give_up())
 
 
 # Dismissal before the agent was ever connected

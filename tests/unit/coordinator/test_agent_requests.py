@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from coordinator.agent_requests import group_request, host_place
-from coordinator.decide.state import GroupSnapshot, JobSnapshot
-from coordinator.jobs import TrackedJob
+from coordinator.decide.fold_agent import place
+from coordinator.decide.state import Attempt, GroupSnapshot, JobSnapshot, Membership
 from coordinator.persistence import Attachment
+from coordinator.tracked_job import TrackedJob
 from muster.contracts.agent import LOCAL_HOST, UNPLACED
 from muster.contracts.messages import Ready
 from tests.support.stories import queued_job
@@ -18,13 +19,12 @@ ADDRESSES = {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}
 def job_on(*hosts: str, names: tuple[str, ...] = ("a", "b", "c")) -> JobSnapshot:
     """Return a job with a rank on each of these hosts."""
     job = queued_job(names, world_size=len(hosts), mode="synchronous")
-    return replace(
-        job,
-        ranks=tuple(
-            replace(rank, host=host, ready=Ready(port=100 + rank.rank))
-            for rank, host in zip(job.ranks, hosts, strict=True)
-        ),
-    )
+    for rank, host in zip(job.ranks, hosts, strict=True):
+        ready = Attempt(member=Membership(ready=Ready(port=100 + rank.rank)))
+        job = job.with_rank(replace(rank, attempt=ready))
+        if host != UNPLACED:
+            job = place(job, job.ranks[rank.rank], host)
+    return job
 
 
 @pytest.mark.parametrize(

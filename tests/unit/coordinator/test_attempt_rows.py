@@ -4,9 +4,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from coordinator.decide.actions import ActionTaken, AgentLost, Start
-from coordinator.jobs import TrackedJob
+from coordinator.decide.actions import ActionTaken, AgentLost, LoseHost, Start
+from coordinator.decide.state import Cause
 from coordinator.persistence import Attachment, Moment, Urgency, ended_attempt_rows
+from coordinator.tracked_job import TrackedJob
 from database.records import Attempt, ProcessRecord, RankRecord
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import Reason
@@ -106,6 +107,15 @@ def test_a_lost_agent_ends_all_its_attempts() -> None:
     assert (row.rank, row.retry_class, row.reason) == (1, "infrastructure", "agent_lost")
 
 
+def test_a_lost_host_ends_its_attempts() -> None:
+    job = tracked(Story.running(world_size=1))
+    silent = Cause(reason=Reason.HOST_LOST, message="was given up with its host")
+    job.observe(ActionTaken(action=LoseHost(host=LOCAL_HOST, cause=silent)), after(3))
+    (row,) = rows(job)
+    assert (row.retry_class, row.reason) == ("infrastructure", "host_lost")
+    assert row.ended_at == NOON + timedelta(seconds=3)
+
+
 def test_a_group_member_begins_at_the_groups_step() -> None:
     story = Story.gathering(world_size=1).is_ready(0).passes(2)
     story.plans()
@@ -138,7 +148,7 @@ def test_an_independent_rank_reports_where_it_began(
     story.comes_back(0)
     for message in said:
         story.rank_says(0, message)
-    assert story.rank(0).step_at_start == step
+    assert story.rank(0).attempt.step_at_start == step
 
 
 def test_the_first_step_is_written_once(job: TrackedJob) -> None:

@@ -45,18 +45,18 @@ def test_an_exit_is_classified_by_its_status(
     rank = Story.running(world_size=2).is_ended(1, **end).rank(1)
     assert rank.ending is not None
     assert (rank.ending.retry_class, rank.ending.reason) == (kind, reason)
-    assert rank.endings == {kind: 1}
+    assert rank.budget.endings == {kind: 1}
 
 
 @pytest.mark.parametrize("end", [{"code": 0}, {"code": 1}, {"signal": SIGKILL}])
 def test_a_stop_from_outside_is_a_preemption(end: Mapping[str, Any]) -> None:
     story = Story.running(world_size=1, max_restarts=0, max_fruitless=1)
     planned = story.beats(0, step=3, stopping=True).is_ended(0, **end).plans()
-    assert story.rank(0).endings == {PREEMPTION: 1}
+    assert story.rank(0).budget.endings == {PREEMPTION: 1}
     assert story.job.status is JobStatus.RECOVERING
     assert story.job.message is not None
     assert story.job.message.startswith("rank 0 was asked to stop by another process and ")
-    assert (story.rank(0).restarts, story.rank(0).fruitless) == (0, 0)
+    assert (story.rank(0).budget.restarts, story.rank(0).budget.fruitless) == (0, 0)
     assert starts(planned) == [0]
 
 
@@ -70,8 +70,8 @@ def test_a_stop_by_an_orphaned_agent_is_no_preemption(
     story.beats(0, step=3, stopping=is_stopping)
     story.rank_says(0, Orphaned(by="its agent (no coordinator for 300 s)"))
     story.is_ended(0, **end).plans()
-    assert story.rank(0).endings == {RetryClass.INFRASTRUCTURE: 1}
-    assert (story.rank(0).restarts, story.rank(0).fruitless) == (0, 0)
+    assert story.rank(0).budget.endings == {RetryClass.INFRASTRUCTURE: 1}
+    assert (story.rank(0).budget.restarts, story.rank(0).budget.fruitless) == (0, 0)
     assert story.job.status is JobStatus.RECOVERING
     assert story.job.message is not None
     asked = "rank 0 was asked to stop by its agent (no coordinator for 300 s) and "

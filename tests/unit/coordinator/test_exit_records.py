@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.decide.state import JobSnapshot
-from coordinator.jobs import TrackedJob
 from coordinator.persistence import Attachment
+from coordinator.tracked_job import TrackedJob
 from muster.contracts.job import Reason
 from muster.contracts.messages import PermanentFailure, RankExited, RankMessage, RankSaid
 from muster.contracts.paths import JobFiles
@@ -51,7 +51,7 @@ def account(files: JobFiles, said: Sequence[RankMessage], end: RankExited, pid: 
 
 
 def pid_of(snapshot: JobSnapshot, rank: int) -> int:
-    identity = snapshot.ranks[rank].identity
+    identity = snapshot.ranks[rank].attempt.identity
     assert identity is not None
     return identity.pid
 

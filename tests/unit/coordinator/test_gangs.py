@@ -29,7 +29,7 @@ MOMENTS: dict[str, Callable[[Story], object]] = {
 def is_idle(story: Story) -> None:
     story.plans()
     for rank in story.job.ranks:
-        if rank.is_alive and rank.terminated:
+        if rank.is_alive and rank.attempt.intent.terminated_at is not None:
             story.dies(rank.rank, signal=15)
     story.plans()
 
@@ -47,9 +47,9 @@ def test_a_takeover_during_a_restart_completes_it(moment: str, agents: list[str]
     if not story.job.any_alive:
         assert starts(story.passes(60).plans()) == [0, 1, 2]
     live(story)
-    (attempt,) = {rank.attempt for rank in story.job.ranks}
+    (attempt,) = {rank.attempt.number for rank in story.job.ranks}
     assert attempt >= 1
-    assert sum(rank.restarts for rank in story.job.ranks) == 1
+    assert sum(rank.budget.restarts for rank in story.job.ranks) == 1
     for rank in story.job.ranks:
         story.exits(rank.rank)
     story.plans()

@@ -14,7 +14,7 @@ def test_messages_of_another_attempt_are_ignored(incarnation: int) -> None:
     story = Story.running(world_size=2).dies(1)
     story.plans()
     story.wakes()
-    assert story.rank(1).attempt == 1
+    assert story.rank(1).attempt.number == 1
     before = story.job
     story.rank_says(1, Hello(), incarnation).rank_says(1, Executing(), incarnation)
     story.rank_says(1, Warned(message="late"), incarnation)
@@ -51,7 +51,7 @@ def test_a_heartbeat_updates_the_progress() -> None:
         last_checkpoint_step=10,
     )
     rank = story.rank(0)
-    assert rank.checkpoints_saved == 2
+    assert rank.attempt.checkpoints_saved == 2
     assert rank.progress == RankProgress(
         step=12,
         total_steps=100,
@@ -68,6 +68,6 @@ def test_throughput_is_steps_per_second() -> None:
     story = Story.running(world_size=1)
     for step in range(0, 100, 10):
         story.beats(0, step=step).passes(1)
-    assert story.rank(0).throughput_steps_per_sec == pytest.approx(10)
+    assert story.rank(0).attempt.throughput.steps_per_sec == pytest.approx(10)
     story.dies(0)
-    assert story.rank(0).throughput_steps_per_sec == 0
+    assert story.rank(0).attempt.throughput.steps_per_sec == 0

@@ -35,26 +35,26 @@ def test_a_minute_of_health_resets_the_backoff() -> None:
         story.exits(0, code=1).plans()
         story.wakes()
         story.says_hello(0).plans()
-    assert story.rank(0).failures == 3
+    assert story.rank(0).budget.failures == 3
     story.runs_for(59)
-    assert story.rank(0).failures == 3
+    assert story.rank(0).budget.failures == 3
     story.runs_for(2)
-    assert story.rank(0).failures == 0
+    assert story.rank(0).budget.failures == 0
     story.exits(0, code=1)
-    assert story.rank(0).failures == 1
-    assert story.rank(0).restarts == 4, "restarts are never reset"
+    assert story.rank(0).budget.failures == 1
+    assert story.rank(0).budget.restarts == 4, "restarts are never reset"
 
 
 def test_the_51st_failure_fails_the_job_with_its_log() -> None:
     story = Story.running(world_size=2, max_fruitless=99)
     for number in range(50):
         story.dies(1, signal=11, lines=["not these"]).all_beat()
-        assert story.rank(1).restarts == number + 1
+        assert story.rank(1).budget.restarts == number + 1
         story.plans()
         assert starts(story.runs_for(31)) == [1]
         story.says_hello(1)
     planned = story.dies(1, signal=11, lines=["Traceback:", "it broke"]).plans()
-    assert story.rank(1).restarts == 50
+    assert story.rank(1).budget.restarts == 50
     assert terminations(planned) == [0], "the other rank is ended with the job"
     assert story.job.status is JobStatus.STOPPING, "as long as a process is left"
     assert DismissAgent(host=LOCAL_HOST) in story.dies(0, signal=15).plans()
@@ -88,3 +88,14 @@ def test_observations_of_another_agent_are_ignored(generation: int) -> None:
     assert story.agent_disconnects(generation).job is before
     assert story.agent_connects(generation).job is before
     assert story.agent_is_lost(generation).job is before
+
+
+def test_a_completed_job_dismisses_each_agent_once() -> None:
+    story = Story.submitted(hosts=("a", "b"), world_size=3).is_admitted()
+    story.plans()
+    story.agents_connect().plans()
+    for rank in range(3):
+        story.says_hello(rank).exits(rank)
+    done = story.plans()
+    assert story.job.status is JobStatus.COMPLETED
+    assert [it.host for it in done if isinstance(it, DismissAgent)] == ["a", "b"]

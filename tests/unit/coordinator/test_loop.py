@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from coordinator import loop as module
 from coordinator.decide.actions import AgentSaid, LoopStalled, Observation, StartAgent
 from coordinator.decide.state import NEVER, JobSnapshot
-from coordinator.jobs import TrackedJob
 from coordinator.loop import CoordinatorLoop
 from coordinator.persistence import Attachment
+from coordinator.tracked_job import TrackedJob
 from database.errors import DatabaseUnavailable
 from database.records import JobWrite
 from muster.contracts.agent import LOCAL_HOST
@@ -198,7 +198,7 @@ def test_heartbeats_during_a_long_commit_count(monkeypatch: pytest.MonkeyPatch) 
 
     stage.run(disk_is_slow)
     assert stage.job.snapshot.ranks[0].progress.step == 3
-    assert stage.job.snapshot.ranks[0].kill is None
+    assert stage.job.snapshot.ranks[0].attempt.intent.kill is None
 
 
 def test_a_stalled_loop_blames_no_rank() -> None:
@@ -210,7 +210,7 @@ def test_a_stalled_loop_blames_no_rank() -> None:
         events.call_soon_threadsafe(stage.loop.hand_over)
 
     stage.run(is_stopped)
-    assert stage.job.snapshot.ranks[0].kill is None
+    assert stage.job.snapshot.ranks[0].attempt.intent.kill is None
     assert stage.job.decided == []
 
 

@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 import pytest
 
 from coordinator.decide.actions import SetStatus, Start, StartAgent
-from coordinator.jobs import TrackedJob
 from coordinator.persistence import Attachment, Moment, Urgency
+from coordinator.tracked_job import TrackedJob
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import JobStatus
 from muster.contracts.messages import RankSaid

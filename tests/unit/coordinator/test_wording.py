@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.decide.events import describe_exit, describe_recovery, quote_end, quote_lines
-from coordinator.decide.state import AttemptEnd, Cause, RankSnapshot
+from coordinator.decide.state import Attempt, AttemptEnd, Cause, RankSnapshot, RetryBudget
 from muster.contracts.job import Reason
 from muster.contracts.retry import RetryClass, describe_status
 from tests.support.stories import beat, queued_job
@@ -23,7 +23,7 @@ from tests.support.stories import beat, queued_job
 def test_an_exit_is_described_by_a_verb_phrase(
     code: int | None, signal: int | None, words: str
 ) -> None:
-    assert describe_exit(RankSnapshot(rank=0, exit_code=code, exit_signal=signal)) == words
+    assert describe_exit(Attempt(exit_code=code, exit_signal=signal)) == words
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,8 @@ def test_a_recovery_names_rank_cause_and_budget(
     job = queued_job(max_restarts=5, max_hangs=7)
     cause = Cause(reason=Reason.WORKER_EXITED, message="died")
     ending = kind and AttemptEnd(retry_class=kind, reason=cause.reason, message=cause.message)
-    rank = RankSnapshot(rank=3, ending=ending, endings={kind: count} if kind else {})
+    budget = RetryBudget(endings={kind: count} if kind else {})
+    rank = RankSnapshot(rank=3, ending=ending, budget=budget)
     assert describe_recovery(job, rank, cause) == sentence
 
 
@@ -88,8 +89,7 @@ def test_the_nearer_limit_is_named(
     rank = RankSnapshot(
         rank=0,
         ending=AttemptEnd(retry_class=kind, reason=cause.reason, message=cause.message),
-        endings={kind: restarts},
-        fruitless=fruitless,
+        budget=RetryBudget(endings={kind: restarts}, fruitless=fruitless),
     )
     assert describe_recovery(queued_job(), rank, cause) == f"rank 0 died; {words}"
 
@@ -97,15 +97,17 @@ def test_the_nearer_limit_is_named(
 def test_a_gang_counts_the_failures_of_all_its_ranks() -> None:
     cause = Cause(reason=Reason.WORKER_EXITED, message="died")
     ending = AttemptEnd(retry_class=RetryClass.CRASH, reason=cause.reason, message=cause.message)
-    rank = RankSnapshot(rank=1, ending=ending, endings={RetryClass.CRASH: 2}, fruitless=2)
+    budget = RetryBudget(endings={RetryClass.CRASH: 2}, fruitless=2)
+    rank = RankSnapshot(rank=1, ending=ending, budget=budget)
     gang = queued_job(restart_scope="gang", mode="independent", command=("a",))
     again = "rank 1 died; all ranks are started again"
     gang = gang.with_rank(rank)
     assert describe_recovery(gang, rank, cause) == (
         f"{again} (failure 2 of 5 in a row without progress)"
     )
-    gang = gang.with_rank(RankSnapshot(rank=0, endings={RetryClass.CRASH: 1}))
-    restarted = replace(rank, fruitless=0)
+    other = RankSnapshot(rank=0, budget=RetryBudget(endings={RetryClass.CRASH: 1}))
+    gang = gang.with_rank(other)
+    restarted = replace(rank, budget=replace(budget, fruitless=0))
     assert describe_recovery(gang, restarted, cause) == f"{again}, restart 3 of 50"
 
 

@@ -1,0 +1,181 @@
+"""Jobs over three hosts, which lose ranks, power, links and the coordinator: no bit changes.
+
+``python -m stress.hosts [SCHEDULES] [SEED] [--faults 5]`` needs root, namespaces and sshd. The
+ranks of one job are on three hosts that are network, process and mount namespaces with a disk and a
+boot of their own. Each schedule strikes one job several times at random moments, and its result is
+compared with that of one rank on one host that nothing has disturbed.
+"""
+
+import os
+import random
+import signal
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from cli.checkpoints import digests
+from muster.checkpoints.listing import checkpoint_dirs
+from muster.contracts.job import JobId
+from muster.contracts.paths import checkpoints_of_job
+from stress.runner import Report, chance, main, say
+from tests.support.clusters import ClusterInstallation, cluster
+from tests.support.hosts import Host
+from tests.support.installation import await_value, is_over
+
+RANKS: Final = 6
+FIELDS: Final[dict[str, Any]] = {"mode": "synchronous", "batch_size": 32, "virtual_shards": 8}
+PACE_SECONDS: Final = 0.02
+NEW_STEPS: Final = 150  # what is shown of a job is a second or two old
+ANSWERS: Final = {
+    "rank killed": "step_taken",
+    "host without power": "step_taken",
+    "host cut off": "step_taken",
+    "coordinator killed": "agent_adopted",
+    "scaled": "step_taken",
+}
+"""The event by which a job has got over a fault: the first step of a new group, for example."""
+CUT_SECONDS: Final = 5, 20
+DEADLINE_SECONDS: Final = 240.0  # a job that was disturbed little takes two minutes
+
+
+class Schedule:
+    """One job and what is done to it."""
+
+    def __init__(self, installation: ClusterInstallation, job_id: str, draw: random.Random) -> None:
+        self.job_id = job_id
+        self.seconds: dict[str, list[float]] = {}
+        """By fault: until its event in `ANSWERS`."""
+        self._installation = installation
+        self._draw = draw
+
+    def strike(self, fault: str) -> None:
+        """Do it once all ranks train, and wait until the job has gone on."""
+        running = self._installation.wait_until(
+            self.job_id, lambda seen: is_over(seen) or seen["status"] == "RUNNING"
+        )
+        if is_over(running):
+            return
+        began = datetime.now(UTC)
+        undo = FAULTS[fault](self)
+        self._await_steps()
+        for seconds in self._seconds_until(ANSWERS.get(fault), began):
+            self.seconds.setdefault(fault, []).append(seconds)
+        say(f"{self.job_id}: {fault} {self.seconds.get(fault, [])[-1:]}")
+        if undo is not None:
+            undo()
+
+    def kill_rank(self) -> None:
+        host = self._draw.choice(self._installation.machines)
+        marks = self._installation.marked(host).items()
+        ranks = [pid for pid, mark in marks if mark.partition("/")[0] in map(str, range(RANKS))]
+        if ranks:
+            os.kill(self._draw.choice(ranks), signal.SIGKILL)
+
+    def power_off(self) -> Callable[[], None]:
+        host = self._other_host()
+        host.power_off()
+
+        def power_on() -> None:
+            host.power_on()
+            self._installation.boot(host)
+
+        return power_on
+
+    def cut(self) -> None:
+        host, one_way = self._other_host(), self._draw.random() < 0.5
+        others = [it for it in self._installation.machines if it is not host]
+        host.cut(*others, one_way=one_way)
+        time.sleep(self._draw.uniform(*CUT_SECONDS))
+        host.heal()
+
+    def kill_coordinator(self) -> None:
+        self._installation.restart_coordinator()
+
+    def scale(self) -> None:
+        size = self._draw.randint(2, RANKS)
+        self._installation.request("PATCH", f"/jobs/{self.job_id}", json={"world_size": size})
+
+    def _seconds_until(self, kind: str | None, began: datetime) -> Iterator[float]:
+        """Yield after how long the first event of a kind came, if it came."""
+        events = self._installation.events(self.job_id)
+        times = (datetime.fromisoformat(it["at"]) for it in events if it["kind"] == kind)
+        yield from islice(((at - began).total_seconds() for at in times if at > began), 1)
+
+    def _other_host(self) -> Host:
+        return self._draw.choice(self._installation.machines[1:])
+
+    def _step(self) -> int:
+        return int(self._installation.see(self.job_id)["step"])
+
+    def _await_steps(self) -> None:
+        before = self._step()
+        self._installation.wait_until(
+            self.job_id, lambda seen: is_over(seen) or seen["step"] >= before + NEW_STEPS
+        )
+
+
+FAULTS: Final[dict[str, Callable[[Schedule], Callable[[], None] | None]]] = {
+    "rank killed": Schedule.kill_rank,
+    "host without power": Schedule.power_off,
+    "host cut off": Schedule.cut,
+    "coordinator killed": Schedule.kill_coordinator,
+    "scaled": Schedule.scale,
+}
+
+
+def run(
+    directory: Path, schedules: int = 10, seed: int = 0, *, faults: int = 5, epochs: int = 200
+) -> Report:
+    """Run so many jobs, each with so many faults; a job of so many epochs outlasts them."""
+    report, seconds = Report(), dict[str, list[float]]()
+    with cluster(directory) as installation:
+        installation.deadline_seconds = DEADLINE_SECONDS
+        fields = FIELDS | {"epochs": epochs}
+        calm = installation.submit(world_size=1, **fields)
+        installation.complete(calm)
+        wanted = _result(installation, calm)
+        for number in range(schedules):
+            draw = chance((seed, number))
+            size = {"world_size": RANKS, "max_workers": RANKS, "min_workers": 1}
+            job_id = installation.submit(sleep_sec=PACE_SECONDS, **size, **fields)
+            installation.wait_until(job_id, lambda seen: seen["step"] >= NEW_STEPS)
+            schedule = Schedule(installation, job_id, draw)
+            for fault in [draw.choice(list(FAULTS)) for _ in range(faults)]:
+                time.sleep(draw.random())
+                schedule.strike(fault)
+            report.faults += _problems(installation, job_id, wanted)
+            for fault, taken in schedule.seconds.items():
+                seconds.setdefault(fault, []).extend(taken)
+    report.lines += [
+        f"{fault}: {len(taken)} times, {ANSWERS[fault]} after {statistics.median(taken):.2f} s "
+        f"(median), {max(taken):.2f} s (worst)"
+        for fault, taken in seconds.items()
+    ]
+    return report
+
+
+def _problems(installation: ClusterInstallation, job_id: str, wanted: object) -> Iterator[str]:
+    """Complete a job, and yield what must not be."""
+    installation.complete(job_id)
+    if _result(installation, job_id) != wanted:
+        yield f"{job_id}: other bits than one rank that was not disturbed"
+    audit = installation.request("GET", f"/jobs/{job_id}/audit").json()
+    if not (audit["complete"] and audit["exactly_once"]):
+        yield f"{job_id}: {audit}"
+    await_value(
+        lambda: not any(installation.marked(host) for host in installation.machines),
+        lambda: f"left behind: {[installation.marked(it) for it in installation.machines]}",
+    )
+
+
+def _result(installation: ClusterInstallation, job_id: str) -> object:
+    place = checkpoints_of_job(installation.checkpoint_dir, JobId(job_id))
+    return list(digests(checkpoint_dirs(place)))
+
+
+if __name__ == "__main__":
+    main(run)
