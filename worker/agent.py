@@ -131,9 +131,9 @@ class Agent:
             self._on_time(time.monotonic())
         self._ranks.close()
         self._starter.close()
+        are_logs_home = self._sender is not None and self._sender.stop()
         if self._storage is not None:
             self._storage.stop()
-        are_logs_home = self._sender is not None and self._sender.stop()
         kill_descendants()
         self._link.close()
         if are_logs_home and self._is_dismissed and not self._ranks.is_succeeded:
