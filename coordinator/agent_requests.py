@@ -56,7 +56,7 @@ class Executor:
         """Set the server that sends requests; without one nothing is sent."""
         self._agents = agents
 
-    def perform(self, job: TrackedJob) -> None:  # noqa: C901  one case for each action
+    def perform(self, job: TrackedJob) -> None:  # noqa: C901, PLR0912  one case for each action
         """Perform what was decided for a job."""
         decided, job.decided = job.decided, []
         for action in decided:
@@ -72,6 +72,8 @@ class Executor:
                 case actions.LoseHost():
                     self._send(job, action.host, Dismiss())  # it may hear us, see `CutPair`
                     self._lifecycle.give_up(job, action.host)
+                case actions.DrainLogs():
+                    self._drain_logs(job, action.host)
                 case actions.ListCheckpoints():
                     self._send(job, action.host, list_request(job))
                 case actions.Start():
@@ -130,6 +132,10 @@ class Executor:
         request = group_request(job, self._addresses)
         for host in job.snapshot.agents:
             self._send(job, host, request)
+
+    def _drain_logs(self, job: TrackedJob, host: str) -> None:
+        if self._agents is not None:
+            self._agents.drain_logs(job.snapshot.uid, host)
 
     def _send(self, job: TrackedJob, host: str, request: Request) -> None:
         if self._agents is not None:

@@ -13,15 +13,18 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
 import structlog
 
+from coordinator.log_receiver import Disk, LogListener, receive_logs
 from muster.contracts.errors import AuthenticationFailed, WireError
 from muster.contracts.interpreter import VERSION, is_compatible
 from muster.contracts.job import JobUid
+from muster.contracts.log_parts import FRAME_LIMIT_BYTES, DrainLogs, ReceiverMessage
 from muster.contracts.messages import (
     NONCE_BYTES,
     AgentHello,
@@ -32,6 +35,7 @@ from muster.contracts.messages import (
     Dismiss,
     KeyAnswer,
     KeyRequest,
+    LogHello,
     Welcome,
 )
 from muster.contracts.wire import (
@@ -69,7 +73,7 @@ ADDRESS_LOOK_SECONDS: Final = 2.0  # between looks at the address file
 _LOG: Final = structlog.get_logger("coordinator")
 
 
-class Listener(Protocol):
+class Listener(LogListener, Protocol):
     """Receives what agents report."""
 
     def token_sha256(self, claim: AgentHello | KeyRequest) -> str | None:
@@ -100,15 +104,15 @@ class _Connection:
     frames: FrameReader = field(default_factory=FrameReader)
     hello: AgentHello | None = None
 
-    def send(self, message: CoordinatorMessage | KeyAnswer) -> None:
+    def send(self, message: CoordinatorMessage | KeyAnswer | ReceiverMessage) -> None:
         self.writer.write(frame(self.seal(encode(message))))
 
-    async def receive_one(self) -> bytes:
-        """Return the payload of a frame before, or with, the hello.
+    async def receive_one(self, limit_bytes: int = HELLO_LIMIT_BYTES) -> bytes:
+        """Return the payload of a frame, by default one before, or with, the hello.
 
         Raises `WireError`, `EOFError`, OSError.
         """
-        length = frame_length(await self.reader.readexactly(PREFIX_BYTES), HELLO_LIMIT_BYTES)
+        length = frame_length(await self.reader.readexactly(PREFIX_BYTES), limit_bytes)
         return self.open(await self.reader.readexactly(length))
 
     async def receive(self) -> list[bytes] | None:
@@ -146,6 +150,9 @@ class AgentServer:
         self._listener = listener
         self._endpoint = endpoint
         self._connections: dict[tuple[JobUid, str], _Connection] = {}
+        self._senders: dict[tuple[JobUid, str], tuple[asyncio.Task[None], _Connection]] = {}
+        """Of logs, by job and host."""
+        self._disk = Disk()
         self._sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._pending: dict[asyncio.Task[None], None] = {}  # from other hosts, in their order
@@ -166,6 +173,7 @@ class AgentServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for listening in self._sockets:
             listening.close()
+        self._disk.close()
 
     async def flush(self) -> None:
         """Wait, at most a second per connection, until what was sent has left."""
@@ -179,6 +187,11 @@ class AgentServer:
         connection = self._connections.get((uid, host))
         if connection is not None:
             connection.send(message)
+
+    def drain_logs(self, uid: JobUid, host: str) -> None:
+        """Ask a host for its last logs; a sender that connects later is asked then."""
+        if (uid, host) in self._senders:
+            self._senders[uid, host][1].send(DrainLogs())
 
     def _listen(self, host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -241,18 +254,21 @@ class AgentServer:
                 said, payload = await self._receive_hello(connection, is_remote=is_remote)
             if task := asyncio.current_task():
                 self._pending.pop(task, None)
-            await self._converse(said, payload, connection)
+            if isinstance(said, LogHello):
+                await self._receive_logs(said, connection)
+            else:
+                await self._converse(said, payload, connection)
 
     async def _receive_hello(
         self, connection: _Connection, *, is_remote: bool
-    ) -> tuple[AgentVersion, bytes]:
+    ) -> tuple[AgentVersion | LogHello, bytes]:
         """Return what every version can read of an agent's hello, and all of it.
 
         Raises `WireError` if it is no hello, `AuthenticationFailed`, `EOFError`, OSError.
         """
         payload = await connection.receive_one()
         said = decode_first_frame(payload)
-        if isinstance(said, KeyRequest):
+        if is_sealed := isinstance(said, KeyRequest):
             self._seal(connection, said, payload)
             payload = await connection.receive_one()
             said = decode_first_frame(payload)
@@ -260,6 +276,8 @@ class AgentServer:
             raise WireError("an agent of another host has not asked for keys")
         if isinstance(said, KeyRequest):
             raise WireError("an agent asked for keys again")
+        if isinstance(said, LogHello) and not is_sealed:
+            raise WireError("a sender of logs has not asked for keys")
         return said, payload
 
     def _seal(self, connection: _Connection, request: KeyRequest, payload: bytes) -> None:
@@ -274,6 +292,23 @@ class AgentServer:
         connection.send(answer)
         cipher = agent_cipher(digest, payload, encode(answer), is_agent=False)
         connection.seal, connection.open = cipher.seal, cipher.open
+
+    async def _receive_logs(self, hello: LogHello, connection: _Connection) -> None:
+        key, task = (JobUid(hello.job_uid), hello.host), asyncio.current_task()
+        if self._listener.log_home(hello) is None or task is None:
+            return
+        if key in self._senders:  # its connection is broken, or its process was killed
+            self._senders[key][0].cancel()
+        self._senders[key] = task, connection
+        try:
+            receive = partial(connection.receive_one, FRAME_LIMIT_BYTES)
+            await receive_logs(hello, self._listener, self._disk, receive, connection.send)
+        except (OSError, WireError, AuthenticationFailed) as error:
+            words = f"the logs of job {hello.job_uid} on {hello.host} do not come: {error}"
+            _LOG.warning(words, action="logs_missing")
+        finally:
+            if self._senders.get(key) == (task, connection):
+                del self._senders[key]
 
     async def _converse(self, said: AgentVersion, payload: bytes, connection: _Connection) -> None:
         hello = None

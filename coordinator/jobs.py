@@ -36,7 +36,7 @@ from database.records import (
 )
 from muster.cluster.description import Cluster, one_host
 from muster.contracts.job import JobStatus, JobUid, Reason, StopRequest
-from muster.contracts.paths import DataDir
+from muster.contracts.paths import DataDir, JobFiles
 from muster.contracts.pool import WorkerState
 from muster.contracts.rank import ProcessRecord, ProcessState
 from muster.host.processes import is_running, send_signal
@@ -82,6 +82,10 @@ class JobTable:
         self._rows: Sequence[Job] = ()  # of the last look
         self._seen: int | None = None
         self._next_blind_look = 0.0
+
+    def files(self, uid: JobUid) -> JobFiles:
+        """Return where a job's files lie on this host."""
+        return self._files.job(self.tracked[uid].snapshot.job_id)
 
     def admitted(self) -> list[TrackedJob]:
         """Return the jobs that have left the queue."""

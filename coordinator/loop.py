@@ -35,6 +35,7 @@ from database.errors import DatabaseUnavailable
 from database.fenced_writer import FencedWriter
 from database.records import Event
 from muster.contracts.job import JobUid
+from muster.contracts.log_parts import LogsDrained
 from muster.contracts.messages import (
     AgentHeartbeat,
     AgentHello,
@@ -42,9 +43,11 @@ from muster.contracts.messages import (
     CheckpointsListed,
     Heartbeat,
     KeyRequest,
+    LogHello,
     RankDied,
     RankSaid,
 )
+from muster.contracts.paths import JobFiles, LogName
 from muster.contracts.token import matches
 from muster.host.trace import stamp
 
@@ -118,7 +121,7 @@ class CoordinatorLoop:
 
     # What agents report (coordinator.agents.Listener)
 
-    def token_sha256(self, claim: AgentHello | KeyRequest) -> str | None:
+    def token_sha256(self, claim: AgentHello | KeyRequest | LogHello) -> str | None:
         job = self._jobs.tracked.get(JobUid(claim.job_uid))
         agent = None if job is None else job.snapshot.agents.get(claim.host)
         if job is None or agent is None or claim.generation != agent.generation:
@@ -158,6 +161,31 @@ class CoordinatorLoop:
                 self.observe(uid, AgentSaid(host=hello.host, message=message))
             case _:
                 self.observe(uid, message)
+
+    # What their senders of logs need (coordinator.log_receiver.LogListener)
+
+    def log_home(self, hello: LogHello) -> JobFiles | None:
+        digest = self.token_sha256(hello)
+        if digest is None or not matches(hello.token, digest):
+            return None
+        return self._jobs.files(JobUid(hello.job_uid))
+
+    def may_send(self, hello: LogHello, name: LogName) -> bool:
+        job = self._jobs.tracked.get(JobUid(hello.job_uid))
+        if job is None or name.rank >= len(job.snapshot.ranks):
+            return False
+        rank = job.snapshot.ranks[name.rank]
+        # The host of an attempt that has ended is known from its log alone.
+        is_here = rank.host == hello.host or not rank.is_alive
+        return name.incarnation < rank.attempt.number + is_here
+
+    def is_draining(self, uid: JobUid, host: str) -> bool:
+        job = self._jobs.tracked.get(uid)
+        agent = None if job is None else job.snapshot.agents.get(host)
+        return agent is not None and agent.is_draining
+
+    def on_drained(self, hello: LogHello, message: LogsDrained) -> None:
+        self.observe(JobUid(hello.job_uid), AgentSaid(host=hello.host, message=message))
 
     def observe(self, uid: JobUid, observation: Observation) -> None:
         """Put an observation into the inbox, with the present time."""

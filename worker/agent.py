@@ -15,6 +15,7 @@ import math
 import os
 import platform
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -73,8 +74,11 @@ RECONNECT_SECONDS: Final = 0.5
 WELCOME_SECONDS: Final = 5.0
 """How long a coordinator may take to accept us; it does not need its database for that."""
 
-STORAGE_PAUSE_SECONDS: Final = 1.0
-"""At least, between two starts of the storage process."""
+SENDER_GRACE_SECONDS: Final = 3.0
+"""For the last lines of a host that its job leaves; a dismissed agent is killed after 5 s."""
+
+HELPER_PAUSE_SECONDS: Final = 1.0
+"""At least, between two starts of a helper process."""
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
@@ -89,11 +93,12 @@ class Agent:
         self._assignment = assignment
         self._selector = selectors.DefaultSelector()
         self._link = CoordinatorLink(assignment, self._selector, self._on_message)
-        files = JobFiles(Path(assignment.job_root))
+        self._files = files = JobFiles(Path(assignment.job_root))
         self._logs = files.agent_log, files.storage_log
         limits = ShellLimits.replaced()
         self._secrets = RankSecrets(assignment)
         self._storage = _storage_process(assignment, files)
+        self._sender = _log_sender(assignment, files)
         self._secrets.redaction.add((assignment.store_keys or {}).values())
         self._starter: Starter = (
             PreforkStarter(assignment.job_uid, limits, assignment.python)
@@ -107,7 +112,7 @@ class Agent:
         )
         self._groups = GroupPublisher(self._ranks, assignment.host)
         self._epoch = 0
-        self._is_leaving = self._is_listing = False
+        self._is_leaving = self._is_dismissed = self._is_listing = False
         self._exit_code = 0
         now = time.monotonic()
         self._last_connected = _since_boot()
@@ -127,10 +132,13 @@ class Agent:
             self._on_time(time.monotonic())
         self._ranks.close()
         self._starter.close()
+        are_logs_home = self._sender is not None and self._sender.stop()
         if self._storage is not None:
             self._storage.stop()
         kill_descendants()
         self._link.close()
+        if are_logs_home and self._is_dismissed and not self._ranks.is_succeeded:
+            shutil.rmtree(self._files.root, ignore_errors=True)
         return self._exit_code
 
     def _take_over(self, prefork_pid: int) -> None:
@@ -140,23 +148,24 @@ class Agent:
             self._resign("no process was touched")
             return
         adopted = self._assignment.adopted
-        spared = {*(rank.process_tag for rank in adopted), _storage_tag(self._assignment)}
+        spared = {*(rank.process_tag for rank in adopted), _helper_tag(self._assignment, "storage")}
         if self._assignment.generation > 1:
             kill_leftovers(self._assignment.job_uid, spared, {os.getpid(), prefork_pid})
         for rank in adopted:
             self._ranks.adopt(rank)
         # Listen only now: when a rank has reconnected, its exit must be seen.
         self._ranks.listen()
-        self._keep_storage_running()
+        self._keep_helpers_running()
         stamp("agent adopts")
         if not adopted:
             # Not where ranks run already: the next start may be hours away.
             with suppress(OSError):  # no process at the moment: the first start tries again
                 self._starter.warm_up()
 
-    def _keep_storage_running(self) -> None:
-        if self._storage is not None:
-            self._storage.ensure_running()
+    def _keep_helpers_running(self) -> None:
+        for helper in self._storage, self._sender:
+            if helper is not None:
+                helper.ensure_running()
 
     def _timeout(self) -> float:
         moments = [self._next_address_check]
@@ -171,7 +180,7 @@ class Agent:
             self._ranks.settle()
         if now >= self._next_tick:
             self._next_tick = now + TICK_SECONDS
-            self._keep_storage_running()
+            self._keep_helpers_running()
             self._ranks.tick()
             for log in self._logs:
                 rotate(log)
@@ -267,7 +276,7 @@ class Agent:
                 self._groups.publish(message)
                 self._settle_at = 0.0
             case Dismiss():
-                self._is_leaving = True
+                self._is_leaving = self._is_dismissed = True
                 self._ranks.signal_all(signal.SIGKILL)
             case _:
                 assert_never(message)
@@ -282,10 +291,11 @@ class Agent:
         self._is_listing = True
         wake_up, theirs = socket.socketpair()
         answers: list[CheckpointsListed] = []
+        address = None if self._storage is None else self._files.storage_socket
 
         def look() -> None:
             with theirs:  # at its end `wake_up` becomes readable
-                answers.append(_listed(order, self._assignment.job_uid, self._storage))
+                answers.append(_listed(order, self._assignment.job_uid, address))
 
         thread = threading.Thread(target=look, daemon=True)
 
@@ -302,7 +312,7 @@ class Agent:
 
     def _on_sigchld(self) -> None:
         self._wake_up.recv(4096)
-        self._keep_storage_running()  # before zombies are reaped
+        self._keep_helpers_running()  # before zombies are reaped
         self._next_address_check = 0.0  # a new coordinator sends this signal, too
         is_group_due = self._link.is_welcome and self._ranks.report_deaths()
         self._settle_at = time.monotonic() + GROUP_SECONDS * is_group_due
@@ -313,47 +323,57 @@ def _since_boot() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class StorageProcess:
-    """The job's storage process, a child that ends some time after this process does."""
+class HelperProcess:
+    """A child that runs one of our modules, and ends some time after this process does."""
 
     def __init__(
-        self, assignment: StorageAssignment, environ: Mapping[str, str], log: Path
+        self,
+        module: str,
+        assignment: msgspec.Struct,
+        *,
+        environ: Mapping[str, str],
+        log: Path,
+        grace_seconds: float,
     ) -> None:
+        """`assignment` is the first line of its standard input, which then stays open."""
+        self._module: Final = module
         self._assignment: Final = assignment
         self._environ: Final = environ
         self._log: Final = log
+        self._grace_seconds: Final = grace_seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._next_start = time.monotonic()
-
-    @property
-    def address(self) -> Path:
-        """Where it listens."""
-        return Path(self._assignment.socket)
 
     def ensure_running(self) -> None:
         """Start it if it does not run, but not too often."""
         now = time.monotonic()
         if now < self._next_start or (self._process and self._process.poll() is None):
             return
-        self._next_start = now + STORAGE_PAUSE_SECONDS
+        self._next_start = now + HELPER_PAUSE_SECONDS
         try:
             self._start()
         except OSError as error:  # no process, descriptor or disk space at the moment
-            print_stderr(f"the storage process cannot be started, it is tried again: {error}")
+            print_stderr(f"{self._module} cannot be started, it is tried again: {error}")
 
-    def stop(self) -> None:
-        """Let it finish what ranks have sent, within the stop grace."""
-        if self._process is not None:
-            self._process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.communicate(timeout=self._assignment.stop_grace_seconds)
+    def stop(self) -> bool:
+        """Let it finish its work within its grace; return whether it has."""
+        if self._process is None:
+            return False
+        # One that has ended before may have been reaped by another: its exit code is lost.
+        is_running = self._process.poll() is None
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(self._grace_seconds)
+        if self._process.stdin is not None:  # only now: it takes that for the end of its agent
+            self._process.stdin.close()
+        return is_running and self._process.returncode == 0
 
     def _start(self) -> None:
         if self._process is not None:
             self._process.communicate()  # closes the pipe
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603  our own module
-                module_command("worker.storage"),
+                module_command(self._module),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -366,11 +386,8 @@ class StorageProcess:
             self._process.stdin.flush()
 
 
-def _listed(
-    order: ListCheckpoints, job_uid: str, storage: StorageProcess | None
-) -> CheckpointsListed:
+def _listed(order: ListCheckpoints, job_uid: str, address: Path | None) -> CheckpointsListed:
     """Return what the places of all ranks hold, or why they cannot be listed."""
-    address = None if storage is None else storage.address
     found: dict[bool, tuple[RankCheckpoints, ...]] = {}
     problem = None
     try:
@@ -391,11 +408,11 @@ def _listed(
     )
 
 
-def _storage_tag(assignment: AgentAssignment) -> str:
-    return f"{assignment.job_uid}/storage"
+def _helper_tag(assignment: AgentAssignment, name: str) -> str:
+    return f"{assignment.job_uid}/{name}"
 
 
-def _storage_process(assignment: AgentAssignment, files: JobFiles) -> StorageProcess | None:
+def _storage_process(assignment: AgentAssignment, files: JobFiles) -> HelperProcess | None:
     """Return what keeps the job's storage process alive; that of an earlier agent goes on."""
     if assignment.store_keys is None:
         return None
@@ -404,8 +421,27 @@ def _storage_process(assignment: AgentAssignment, files: JobFiles) -> StoragePro
         stop_grace_seconds=assignment.stop_grace_seconds,
         keys=assignment.store_keys,
     )
-    environ = {**os.environ, PROCESS_TAG: _storage_tag(assignment)}
-    return StorageProcess(order, environ, files.storage_log)
+    return HelperProcess(
+        "worker.storage",
+        order,
+        environ={**os.environ, PROCESS_TAG: _helper_tag(assignment, "storage")},
+        log=files.storage_log,
+        grace_seconds=assignment.stop_grace_seconds,
+    )
+
+
+def _log_sender(assignment: AgentAssignment, files: JobFiles) -> HelperProcess | None:
+    """Return what sends the logs of this host to that of the coordinator."""
+    if not assignment.coordinators:
+        return None
+    without_secrets = msgspec.structs.replace(assignment, shared_env={}, store_keys=None)
+    return HelperProcess(
+        "worker.log_sender",
+        without_secrets,
+        environ={**os.environ, PROCESS_TAG: _helper_tag(assignment, "logs")},
+        log=files.agent_log,
+        grace_seconds=SENDER_GRACE_SECONDS,
+    )
 
 
 def _wake_on_sigchld() -> socket.socket:

@@ -7,7 +7,6 @@ appends (size, time) to an index. A line's time is that of the first entry that 
 prevents that, so it is detected by a block far beyond the end, which every truncation frees.
 """
 
-import ctypes
 import fcntl
 import os
 import struct
@@ -17,13 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK, LogName
-from muster.host.files import closing
+from muster.host.files import KEEP_SIZE, PUNCH_HOLE, closing, fallocate
 from muster.runtime.exit_report import last_lines
 
 _FLAGS: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-
-KEEP_SIZE: Final = 1  # fallocate(2)
-PUNCH_HOLE: Final = 2
 
 _FIEMAP: Final = struct.Struct("=QQLLLL")
 """struct fiemap: start, length, flags, number of extents there, room for extents, reserved."""
@@ -135,10 +131,3 @@ def _discard(log: Path, count: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def fallocate(descriptor: int, mode: int, start: int, length: int) -> None:
-    """Call the system; the standard library has only one of the modes. Raises OSError."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.fallocate(descriptor, mode, ctypes.c_int64(start), ctypes.c_int64(length)) != 0:
-        raise OSError(ctypes.get_errno(), "fallocate failed")

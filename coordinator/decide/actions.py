@@ -6,6 +6,7 @@ import msgspec
 
 from coordinator.decide.state import Cause, GroupSnapshot, JobFailure
 from muster.contracts.job import JobStatus, Reason, StopRequest
+from muster.contracts.log_parts import LogsDrained
 from muster.contracts.messages import (
     AgentHeartbeat,
     CheckpointsListed,
@@ -46,6 +47,10 @@ class DismissAgent(OfHost, frozen=True):
 
 class ListCheckpoints(OfHost, frozen=True):
     """Ask an agent what the ranks of a gang have saved."""
+
+
+class DrainLogs(OfHost, frozen=True):
+    """Ask a host, whose ranks have ended, for the last of their logs."""
 
 
 class LoseHost(OfHost, frozen=True):
@@ -106,7 +111,9 @@ class SetStatus(_Value, frozen=True):
 
 RankAction: TypeAlias = Start | Terminate | KillProcess | Suspect
 PoolAction: TypeAlias = AddRank | RemoveRank | PublishGroup
-AgentAction: TypeAlias = StartAgent | KillAgent | DismissAgent | LoseHost | ListCheckpoints
+AgentAction: TypeAlias = (
+    StartAgent | KillAgent | DismissAgent | LoseHost | ListCheckpoints | DrainLogs
+)
 Action: TypeAlias = AgentAction | PlaceRank | SetStatus | PoolAction | RankAction
 
 
@@ -140,7 +147,7 @@ class AgentLost(OfHost, frozen=True):
 class AgentSaid(OfHost, frozen=True):
     """An agent reports about itself or its host."""
 
-    message: AgentHeartbeat | CheckpointsListed
+    message: AgentHeartbeat | CheckpointsListed | LogsDrained
 
 
 class StopRequested(_Value, frozen=True):

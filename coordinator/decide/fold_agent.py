@@ -18,6 +18,7 @@ from coordinator.decide.state import (
 )
 from muster.contracts.agent import AgentState
 from muster.contracts.job import Reason
+from muster.contracts.log_parts import LogsDrained
 from muster.contracts.messages import AgentHeartbeat, CheckpointsListed
 
 AGENT_LOST: Final = Cause(reason=Reason.AGENT_LOST, message="was ended with its agent")
@@ -40,9 +41,13 @@ def apply(snapshot: JobSnapshot, action: actions.AgentAction, now: float) -> Job
                 started,
                 generation=agent.generation + 1,
                 heard_at=agent.heard_at if has_ranks else now,
+                draining_since=NEVER,
+                is_drained=False,
             )
         case actions.ListCheckpoints():
             changed = replace(agent, listing_since=now)
+        case actions.DrainLogs():
+            changed = replace(agent, draining_since=now)
         case actions.KillAgent():
             # AgentLost follows when it is gone; if the kill has missed, it is repeated.
             changed = replace(agent, since=now, listing_since=NEVER)
@@ -73,6 +78,9 @@ def hear(snapshot: JobSnapshot, said: actions.AgentSaid, now: float) -> JobSnaps
             return _record_heartbeat(snapshot, snapshot.agents[said.host], said.message, now)
         case CheckpointsListed():
             return gang_restore.record_listing(snapshot, said.message, now)
+        case LogsDrained():
+            agent = snapshot.agents[said.host]
+            return snapshot.with_agent(replace(agent, is_drained=agent.is_draining))
     assert_never(said.message)
 
 
@@ -106,7 +114,9 @@ def record(snapshot: JobSnapshot, change: AgentChange, now: float) -> JobSnapsho
 def note_working(snapshot: JobSnapshot, rank: RankSnapshot) -> JobSnapshot:
     """An agent with a running rank works; the agents lost before it do not count any more."""
     agent = snapshot.agent_of(rank)
-    return snapshot.with_agent(replace(agent, failures=0)) if agent.failures else snapshot
+    if not agent.failures and agent.draining_since == NEVER:
+        return snapshot
+    return snapshot.with_agent(replace(agent, failures=0, draining_since=NEVER, is_drained=False))
 
 
 def shift_deadlines(

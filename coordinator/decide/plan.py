@@ -4,14 +4,14 @@ The rules run in order. Each looks at one concern and yields actions or nothing.
 action at every look until the world agrees with it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from typing import Final
 
 from coordinator.decide import actions, liveness, plan_pool
 from coordinator.decide.actions import Action, SetStatus
 from coordinator.decide.events import describe_late_agent, describe_recovery, describe_stop
-from coordinator.decide.state import Cause, JobSnapshot, RankSnapshot
+from coordinator.decide.state import NEVER, AgentSnapshot, Cause, JobSnapshot, RankSnapshot
 from muster.contracts.agent import AgentState
 from muster.contracts.job import TERMINAL, JobStatus, Reason
 
@@ -21,6 +21,9 @@ EXIT_SECONDS: Final = 2.0
 They exit at the same moment. One that was just told of a new group round waits for peers that are
 gone, and has to be asked.
 """
+
+DRAIN_SECONDS: Final = 10.0
+"""How long the last lines of ranks on another host may take to come."""
 
 CUTS_LIMIT: Final = 2
 """Group rounds in a row in which the same two hosts cannot reach each other: one is given up."""
@@ -58,6 +61,7 @@ def _deadlines(snapshot: JobSnapshot) -> Iterator[float]:
         else:
             yield liveness.agent_deadline(snapshot, agent, ranks[host])
         yield liveness.host_deadline(snapshot, agent, ranks[host])
+        yield agent.draining_since + DRAIN_SECONDS
     yield liveness.agent_late_at(snapshot)
     yield from plan_pool.group_deadlines(snapshot)
     if snapshot.is_ending:
@@ -129,14 +133,17 @@ def _lose_hosts(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
         yield plan_pool.lose_cut_host(snapshot, snapshot.cut)
 
 
-def _dismiss_idle_agents(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
+def _dismiss_idle_agents(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     """Dismiss the agents of hosts that a job has left, such as after shrinking."""
     if not snapshot.spans_hosts or snapshot.is_ending or snapshot.all_finished:
         return  # `_finish_job` dismisses all of them
     ranks = snapshot.ranks_by_host()
     for host, agent in snapshot.agents.items():
         if agent.is_wanted and not snapshot.needs_agent(ranks[host]):
-            yield actions.DismissAgent(host=host)
+            if _has_logs(agent, now):
+                yield from _ask_for_logs([agent])
+            else:
+                yield actions.DismissAgent(host=host)
 
 
 def _ensure_agents(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
@@ -200,18 +207,37 @@ def _start_gang(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
 # The status of the job
 
 
-def _finish_job(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
+def _finish_job(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     """Give the job its last status once no agent can create files of it: they may then be deleted.
 
-    A connected agent has created its files and exits when told. Any other may be about to.
+    A connected agent has created its files and exits when told. Any other may be about to. Before
+    that, the last lines have to come from other hosts: readers stop at the last status.
     """
     last = _last_status(snapshot)
     if last is None:
         return
     agents = snapshot.agents.values()
+    missing = [agent for agent in agents if _has_logs(agent, now)]
+    yield from _ask_for_logs(missing)
+    if missing:
+        return
     if all(agent.is_connected or agent.state is AgentState.ABSENT for agent in agents):
         yield last
     yield from (actions.DismissAgent(host=agent.host) for agent in agents if agent.is_wanted)
+
+
+def _ask_for_logs(agents: Iterable[AgentSnapshot]) -> Iterator[Action]:
+    yield from (actions.DrainLogs(host=it.host) for it in agents if it.draining_since == NEVER)
+
+
+def _has_logs(agent: AgentSnapshot, now: float) -> bool:
+    """Return True while the last lines of ranks on another host are missing here and may come."""
+    has_sender = not agent.is_local and agent.state in {
+        AgentState.CONNECTED,
+        AgentState.UNREACHABLE,
+    }
+    is_over = agent.is_draining and now >= agent.draining_since + DRAIN_SECONDS
+    return has_sender and not agent.is_drained and not is_over
 
 
 def _last_status(snapshot: JobSnapshot) -> SetStatus | None:

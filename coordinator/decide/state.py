@@ -55,6 +55,9 @@ class AgentSnapshot:
     failures: int = 0  # agents lost in a row before a rank came alive
     start_at: float = NEVER  # earliest start of the next agent
     listing_since: float = NEVER  # since when it lists what the ranks of a gang have saved
+    draining_since: float = NEVER
+    """Since when its host was asked to send the last logs of ranks that have ended."""
+    is_drained: bool = False  # they are at home
 
     @property
     def is_connected(self) -> bool:
@@ -69,6 +72,11 @@ class AgentSnapshot:
     def is_listing(self) -> bool:
         """True if it lists what the ranks of a gang have saved."""
         return self.listing_since != NEVER
+
+    @property
+    def is_draining(self) -> bool:
+        """True if its host sends the last logs."""
+        return self.draining_since != NEVER and not self.is_drained
 
     def move(self, target: AgentState, now: float) -> "AgentSnapshot":
         """Return the agent in another state, or again in the same one, since `now`."""

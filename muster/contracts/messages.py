@@ -250,6 +250,18 @@ class KeyRequest(_FirstFrame, frozen=True, tag="key_request"):
     nonce: Nonce
 
 
+class LogHello(_FirstFrame, frozen=True, tag="log_hello"):
+    """First sealed frame of the process that sends home the logs of a host's ranks.
+
+    The rest of the conversation is in `muster.contracts.log_parts`.
+    """
+
+    generation: int
+    token: str
+    directory: tuple[int, int]
+    """Inode and time of the job's `uid` file, by which a disk is noticed that both hosts share."""
+
+
 class RankSpawned(_Message, frozen=True, tag="rank_spawned"):
     """A process was started; the fields of its `ProcessRecord` identify it for ever."""
 

@@ -13,6 +13,7 @@
     uid                           the job that owns this directory: an id may be reused, a uid not
     logs/rank_00000.000.log       stdout and stderr of rank 0, attempt 0
     logs/rank_00000.000.times     when each byte of it was written
+    logs/rank_00000.000.host      a link that names the host that has sent both, if another has
     run/agent.log, agent.log.1    output of the agent itself
     run/agent.0003.sock           where ranks reconnect to the third agent after a takeover
     run/storage.log, storage.sock output of the storage process, and where it listens; its lock
@@ -69,6 +70,10 @@ class LogName:
 
     rank: int
     incarnation: int
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.rank, self.incarnation
 
     @property
     def stem(self) -> str:
@@ -128,6 +133,9 @@ class JobFiles:
 
     def times(self, rank: int, attempt: int) -> Path:
         return self.logs / f"{LogName(rank, attempt).stem}.times"
+
+    def log_host(self, rank: int, attempt: int) -> Path:
+        return self.logs / f"{LogName(rank, attempt).stem}.host"
 
     def exit_record(self, rank: int, attempt: int) -> Path:
         return self.exits / f"{LogName(rank, attempt).stem}.exit"

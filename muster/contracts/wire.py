@@ -11,12 +11,14 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from muster.contracts.errors import WireError
+from muster.contracts.log_parts import ReceiverMessage, SenderMessage
 from muster.contracts.messages import (
     AgentMessage,
     AgentVersion,
     CoordinatorMessage,
     KeyAnswer,
     KeyRequest,
+    LogHello,
     RankExited,
     RankMessage,
     RankSaid,
@@ -109,7 +111,10 @@ def encode(
     | KeyAnswer
     | WorkerGroup
     | StorageRequest
-    | StorageReply,
+    | StorageReply
+    | LogHello
+    | SenderMessage
+    | ReceiverMessage,
 ) -> bytes:
     """Return the bytes of one message, without its frame."""
     return _ENCODER.encode(message)
@@ -131,11 +136,13 @@ class _Decode(Generic[Message]):
 
 decode_rank_message: Final = _Decode[RankMessage](RankMessage, "a rank")
 decode_agent_message: Final = _Decode[AgentMessage](AgentMessage, "an agent")
-decode_first_frame: Final = _Decode[AgentVersion | KeyRequest](
-    AgentVersion | KeyRequest, "an agent"
+decode_first_frame: Final = _Decode[AgentVersion | KeyRequest | LogHello](
+    AgentVersion | KeyRequest | LogHello, "an agent"
 )
 decode_key_answer: Final = _Decode[KeyAnswer](KeyAnswer, "a coordinator")
 decode_coordinator_message: Final = _Decode[CoordinatorMessage](CoordinatorMessage, "a coordinator")
+decode_sender_message: Final = _Decode[SenderMessage](SenderMessage, "a sender of logs")
+decode_receiver_message: Final = _Decode[ReceiverMessage](ReceiverMessage, "a coordinator")
 decode_group: Final = _Decode[WorkerGroup](WorkerGroup, "an agent")
 decode_storage_request: Final = _Decode[StorageRequest](StorageRequest, "a rank")
 decode_storage_reply: Final = _Decode[StorageReply](StorageReply, "a storage process")

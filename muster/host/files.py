@@ -1,5 +1,6 @@
-"""Open files that a job's program may have replaced: no links, no pipes."""
+"""Open files that a job's program may have replaced (no links, no pipes), and other file calls."""
 
+import ctypes
 import errno
 import os
 import shutil
@@ -16,6 +17,9 @@ from muster.contracts.messages import CoordinatorAddress
 # O_NONBLOCK: opening a named pipe must not wait for a writer.
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 LOG_LIMIT_BYTES: Final = 8 << 20
+
+KEEP_SIZE: Final = 1  # fallocate(2)
+PUNCH_HOLE: Final = 2
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -40,6 +44,13 @@ def open_directory(path: Path | str, where: int | None = None) -> int:
 def open_named_directory(path: Path) -> int:
     """Return a descriptor of a directory that a person has named, which may be a link."""
     return os.open(path, _DIRECTORY)
+
+
+def fallocate(descriptor: int, mode: int, start: int, length: int) -> None:
+    """Call the system; the standard library has only one of the modes. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.fallocate(descriptor, mode, ctypes.c_int64(start), ctypes.c_int64(length)) != 0:
+        raise OSError(ctypes.get_errno(), "fallocate failed")
 
 
 def rotate(log: Path) -> None:

@@ -119,8 +119,9 @@ class _RankFollower:
         while not self.queue:
             current = self._file.name
             later = [name for name in names if name > current]
-            self.queue += self._file.read(is_over=bool(later) or is_over(current))
-            if self.queue or not later:
+            is_complete = self._file.is_complete(has_ended=bool(later) or is_over(current))
+            self.queue += self._file.read(is_over=is_complete)
+            if self.queue or not (later and is_complete):
                 break
             self._file = self._open(later[0])
         if not self.queue:
@@ -146,6 +147,12 @@ class FileFollower:
         self._read_bytes = offset
         """How long the log was when it was read to its end; a log that stays so is not opened."""
         self._reads = 0
+        self._has_arrived = False
+
+    def is_complete(self, *, has_ended: bool) -> bool:
+        """Return True if all lines of an attempt that has ended are here."""
+        self._has_arrived |= has_ended and not self._log.is_arriving()
+        return has_ended and self._has_arrived
 
     def read(self, *, is_over: bool = False) -> list[Lines]:
         """Return the complete lines of a block, or one long line; nothing if there is none.

@@ -8,6 +8,7 @@ hole, or truncated by the program, after which offsets count from the next multi
 
 import io
 import os
+import time
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
@@ -25,6 +26,9 @@ BLOCK_BYTES: Final = 32 * 1024
 
 PIECE_BYTES: Final = 8 * BLOCK_BYTES
 """A stretch of this length without a line end counts as a line."""
+
+ARRIVAL_SECONDS: Final = 10.0
+"""A log from another host that has not grown for so long is complete."""
 
 _JOB_DIRECTORIES: Final = 2
 """The last directories of a log's path that the job can write to."""
@@ -77,6 +81,8 @@ class LogFile:
         self.name = name
         self.times = TimeIndex(files.times(name.rank, name.incarnation))
         self._path = files.log(name.rank, name.incarnation)
+        self._sender = files.log_host(name.rank, name.incarnation)
+        self._exit = files.exit_record(name.rank, name.incarnation)
 
     def exists(self) -> bool:
         return self._path.exists()
@@ -86,6 +92,16 @@ class LogFile:
         with suppress(OSError):
             return self._path.stat().st_size
         return 0
+
+    def is_arriving(self) -> bool:
+        """Return True while another host may still send lines of an attempt that has ended.
+
+        Its exit record comes after the last line. A host that was lost sends nothing more.
+        """
+        with suppress(OSError):
+            is_sent = self._sender.is_symlink() and not self._exit.exists()
+            return is_sent and time.time() < self._path.stat().st_mtime + ARRIVAL_SECONDS
+        return False
 
     def extent(self) -> tuple[int, int]:
         """Return the offsets at which the bytes begin that still exist, and end."""

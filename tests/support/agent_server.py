@@ -1,17 +1,21 @@
 """A coordinator's server for agents of other hosts, as a process that prints what it hears.
 
-``python -m tests.support.agent_server HOST:PORT AGENT ORDER``: the hello of the one agent that is
-expected, as JSON, and what it is told when it connects, encoded and in hexadecimal digits.
+``python -m tests.support.agent_server HOST:PORT AGENT ORDER [DIRECTORY]``: the hello of the one
+agent that is expected, as JSON, and what it is told when it connects, encoded and in hexadecimal
+digits; where its logs go.
 """
 
 import asyncio
 import sys
+from pathlib import Path
 
 import msgspec
 
 from coordinator.agents import AgentServer
 from muster.contracts.job import JobUid
-from muster.contracts.messages import AgentHeartbeat, AgentHello, AgentMessage, KeyRequest
+from muster.contracts.log_parts import LogsDrained
+from muster.contracts.messages import AgentHeartbeat, AgentHello, AgentMessage, KeyRequest, LogHello
+from muster.contracts.paths import JobFiles, LogName
 from muster.contracts.token import sha256_of
 from muster.contracts.wire import decode_coordinator_message
 from muster.runtime.stderr_messages import print_stdout
@@ -20,17 +24,30 @@ from muster.runtime.stderr_messages import print_stdout
 class Printer:
     """The listener of the server."""
 
-    def __init__(self, expected: AgentHello, order: bytes) -> None:
+    def __init__(self, expected: AgentHello, order: bytes, home: str = "") -> None:
         self._expected = expected
+        self._home = JobFiles(Path(home)) if home else None
         self._order = decode_coordinator_message(order)
         self.server: AgentServer
 
-    def token_sha256(self, claim: AgentHello | KeyRequest) -> str | None:
+    def token_sha256(self, claim: AgentHello | KeyRequest | LogHello) -> str | None:
         is_known = claim.job_uid == self._expected.job_uid
         return sha256_of(self._expected.token) if is_known else None
 
     def is_expected(self, hello: AgentHello) -> bool:
         return hello.token == self._expected.token
+
+    def log_home(self, hello: LogHello) -> JobFiles | None:
+        return self._home if hello.token == self._expected.token else None
+
+    def may_send(self, _hello: LogHello, _name: LogName) -> bool:
+        return True
+
+    def is_draining(self, _uid: JobUid, _host: str) -> bool:
+        return True
+
+    def on_drained(self, _hello: LogHello, _message: LogsDrained) -> None:
+        print_stdout("drained")
 
     def on_refused(self, _uid: JobUid, why: str) -> None:
         print_stdout(why)
@@ -47,10 +64,10 @@ class Printer:
             print_stdout(str(message))
 
 
-async def main(address: str, expected: str, order: str) -> None:
+async def main(address: str, expected: str, order: str, home: str = "") -> None:
     host, _, port = address.rpartition(":")
     hello = msgspec.json.decode(expected, type=AgentHello)
-    printer = Printer(hello, bytes.fromhex(order))
+    printer = Printer(hello, bytes.fromhex(order), home)
     printer.server = AgentServer(epoch=1, listener=printer, endpoint=(host, int(port)))
     await printer.server.start()
     print_stdout("listens")

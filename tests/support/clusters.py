@@ -61,7 +61,9 @@ class HostService(Service):
 class ClusterInstallation(Installation):
     """Services over several hosts; `machines` are the hosts, the coordinator's own first."""
 
-    def __init__(self, root: Path, machines: Sequence[Host], slots: int = 2) -> None:
+    def __init__(
+        self, root: Path, machines: Sequence[Host], slots: int = 2, **environment: str
+    ) -> None:
         self.machines = machines
         first, *_ = machines
         local = first.local
@@ -72,6 +74,7 @@ class ClusterInstallation(Installation):
             MUSTER_CLUSTER=str(description),
             CHECKPOINT_DIR=str(local / "checkpoints"),
             DATASET_DIR=str(root / "shared" / "shards"),
+            **environment,
         )
         write_small_dataset(root / "shared" / "shards")
         self.checkpoint_dir = first.directory / "checkpoints"  # as seen from outside
@@ -107,11 +110,15 @@ class ClusterInstallation(Installation):
 
 
 @contextmanager
-def cluster(root: Path, count: int = 3, slots: int = 2) -> Iterator[ClusterInstallation]:
+def cluster(
+    root: Path, count: int = 3, slots: int = 2, **environment: str
+) -> Iterator[ClusterInstallation]:
     """Yield an installation that runs, over so many hosts."""
     with ExitStack() as stack:
         machines = stack.enter_context(hosts(count, root))
-        installation = stack.enter_context(ClusterInstallation(root, machines, slots))
+        installation = stack.enter_context(
+            ClusterInstallation(root, machines, slots, **environment)
+        )
         yield installation
 
 

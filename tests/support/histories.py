@@ -134,7 +134,7 @@ def _shown(done: list[Action]) -> Iterator[str]:
         yield " ".join([verb, *(word for word in (word for _, word in words) if word)])
 
 
-def _words(action: Action) -> tuple[str, str]:
+def _words(action: Action) -> tuple[str, str]:  # noqa: PLR0911  one return for each kind
     """Return a verb, and its object if there is one."""
     match action:
         case actions.SetStatus(status=status, reason=reason):
@@ -153,6 +153,8 @@ def _words(action: Action) -> tuple[str, str]:
             return f"{verb} agent", "" if action.host == LOCAL_HOST else action.host
         case actions.LoseHost():
             return "lose host", action.host
+        case actions.DrainLogs():
+            return "drain logs", action.host
         case actions.PlaceRank():
             return "place", f"{action.rank}@{action.host}"
         case _:

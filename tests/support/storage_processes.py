@@ -13,7 +13,7 @@ from muster.contracts.storage import OpenCheckpoints, StorageAssignment
 from muster.host.peers import peer_of, short_socket_path
 from muster.runtime.storage_client import RemoteCheckpoints, StorageConnection
 from tests.support.installation import await_value
-from worker.agent import StorageProcess
+from worker.agent import HelperProcess
 
 KEY = "a key that stays with the process"
 
@@ -31,18 +31,20 @@ class StorageStage:
         self.log = root / "storage.log"
         self.warnings: list[str] = []
         self._ranks: list[RemoteCheckpoints] = []
-        self._processes: list[StorageProcess] = []
+        self._processes: list[HelperProcess] = []
         self._connections: list[StorageConnection] = []
         self._is_closed = threading.Event()
         self._keeper = threading.Thread(target=self._keep_running, daemon=True)
         self._keeper.start()
 
-    def start(self, environ: Mapping[str, str] = os.environ) -> StorageProcess:
+    def start(self, environ: Mapping[str, str] = os.environ) -> HelperProcess:
         """Start a process as an agent does; a second one is its standby."""
         assignment = StorageAssignment(
             socket=str(self.socket), stop_grace_seconds=10.0, keys=self._keys
         )
-        process = StorageProcess(assignment, environ, self.log)
+        process = HelperProcess(
+            "worker.storage", assignment, environ=environ, log=self.log, grace_seconds=10.0
+        )
         process.ensure_running()
         self._processes.append(process)
         return process

@@ -24,6 +24,7 @@ from muster.cluster.description import Cluster, ClusterNode
 from muster.contracts import messages
 from muster.contracts.agent import LOCAL_HOST, AgentState
 from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
+from muster.contracts.log_parts import LogsDrained
 from muster.contracts.messages import Heartbeat, RankExited, RankMessage, Saved
 from muster.contracts.pool import Pool
 from muster.contracts.rank import NO_PROGRESS
@@ -104,6 +105,7 @@ class Story:
     damaged: set[int] = field(default_factory=set)  # ranks whose checkpoints are damaged
     problem: str | None = None  # why they cannot be listed
     can_list: bool = True  # the agent is of this build
+    can_send_logs: bool = True  # the hosts have what sends home their logs
 
     @classmethod
     def submitted(cls, **spec: object) -> Self:
@@ -375,6 +377,13 @@ class Story:
         self.can_list = True
         return self
 
+    def holds_back_logs(self) -> Self:
+        self.can_send_logs = False
+        return self
+
+    def logs_come(self, host: str) -> Self:
+        return self.observes(actions.AgentSaid(host=host, message=LogsDrained()))
+
     def _lists(self, host: str) -> None:
         def places(saved: dict[int, set[str]]) -> tuple[messages.RankCheckpoints, ...]:
             ranks = (rank.rank for rank in self.job.ranks)
@@ -513,6 +522,8 @@ class Story:
             for action in planned:
                 if isinstance(action, actions.ListCheckpoints) and self.can_list:
                     self._lists(action.host)
+                if isinstance(action, actions.DrainLogs) and self.can_send_logs:
+                    self.logs_come(action.host)
         raise AssertionError(f"the plan does not come to rest: {planned}")
 
     def _places(self) -> Iterator[Action]:

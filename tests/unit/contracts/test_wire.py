@@ -14,6 +14,7 @@ from msgspec import inspect
 
 from muster.contracts.errors import WireError
 from muster.contracts.job import Reason
+from muster.contracts.log_parts import ReceiverMessage, SenderMessage
 from muster.contracts.messages import (
     METRIC_NAME_LIMIT,
     METRICS_LIMIT,
@@ -40,6 +41,8 @@ from muster.contracts.wire import (
     decode_coordinator_message,
     decode_group,
     decode_rank_message,
+    decode_receiver_message,
+    decode_sender_message,
     decode_storage_reply,
     decode_storage_request,
     encode,
@@ -54,11 +57,14 @@ SIMPLE: dict[type[inspect.Type], st.SearchStrategy[Any]] = {
     inspect.NoneType: st.none(),
     inspect.BoolType: st.booleans(),
     inspect.StrType: st.text(max_size=128),
+    inspect.BytesType: st.binary(max_size=128),
     inspect.FloatType: st.floats(allow_nan=False),
 }
 
 
-def values(declared: inspect.Type) -> st.SearchStrategy[Any]:
+def values(  # noqa: PLR0911  one return for each kind
+    declared: inspect.Type,
+) -> st.SearchStrategy[Any]:
     """Return a strategy for what a declaration allows."""
     if isinstance(declared, inspect.Metadata):
         declared = declared.type
@@ -74,6 +80,8 @@ def values(declared: inspect.Type) -> st.SearchStrategy[Any]:
             return st.tuples(*map(values, items))
         case inspect.DictType(key_type=key, value_type=value):
             return st.dictionaries(values(key), values(value), max_size=3)
+        case inspect.LiteralType(values=choices):
+            return st.sampled_from(choices)
         case inspect.EnumType(cls=kind):
             return st.sampled_from(kind)
         case inspect.StructType(cls=kind, fields=fields):
@@ -88,6 +96,8 @@ SENT = {
     decode_group: values(inspect.type_info(WorkerGroup)),
     decode_storage_request: values(inspect.type_info(StorageRequest)),
     decode_storage_reply: values(inspect.type_info(StorageReply)),
+    decode_sender_message: values(inspect.type_info(SenderMessage)),
+    decode_receiver_message: values(inspect.type_info(ReceiverMessage)),
 }
 DECODERS = list(SENT)
 

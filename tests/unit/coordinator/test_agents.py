@@ -20,6 +20,7 @@ from coordinator.agents import (
 )
 from muster.contracts.interpreter import VERSION
 from muster.contracts.job import JobUid
+from muster.contracts.log_parts import LogsDrained
 from muster.contracts.messages import (
     AgentHello,
     AgentMessage,
@@ -28,10 +29,12 @@ from muster.contracts.messages import (
     Dismiss,
     Hello,
     KeyRequest,
+    LogHello,
     RankSaid,
     TerminateRank,
     Welcome,
 )
+from muster.contracts.paths import LogName
 from muster.contracts.sealing import agent_cipher
 from muster.contracts.token import sha256_of
 from muster.contracts.wire import (
@@ -66,6 +69,17 @@ class Notebook:
 
     def is_expected(self, hello: AgentHello) -> bool:
         return self.token_sha256(hello) == sha256_of(hello.token)
+
+    def log_home(self, _hello: LogHello) -> None:
+        return None
+
+    def may_send(self, _hello: LogHello, _name: LogName) -> bool:
+        return False
+
+    def is_draining(self, _uid: JobUid, _host: str) -> bool:
+        return False
+
+    def on_drained(self, _hello: LogHello, _message: LogsDrained) -> None: ...
 
     def on_refused(self, uid: JobUid, why: str) -> None:
         self.entries.put_nowait((uid, why))

@@ -18,7 +18,15 @@ from database.errors import DatabaseUnavailable
 from database.records import JobWrite
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import JobUid
-from muster.contracts.messages import AgentHeartbeat, AgentHello, KeyRequest, RankSaid, Warned
+from muster.contracts.messages import (
+    AgentHeartbeat,
+    AgentHello,
+    KeyRequest,
+    LogHello,
+    RankSaid,
+    Warned,
+)
+from muster.contracts.paths import LogName
 from muster.contracts.token import sha256_of
 from tests.support.stories import Story, beat
 
@@ -145,6 +153,26 @@ def test_an_agent_gets_keys_only_for_its_own_number() -> None:
     assert stage.loop.token_sha256(known) == "digest"
     for other in ({"job_uid": "other"}, {"host": "other"}, {"generation": 2}):
         assert stage.loop.token_sha256(replace(known, **other)) is None
+
+
+def test_a_host_sends_only_logs_of_what_it_may_have_run() -> None:
+    story = Story.running(world_size=3, hosts=("a", "b", "c"))
+    story.dies(2).plans()
+    stage = Stage(story.job)
+    hello = LogHello(
+        job_uid=story.job.uid,
+        host="b",
+        generation=1,
+        token="",
+        directory=(0, 0),
+    )
+    allowed = {
+        (rank, attempt)
+        for rank in range(5)
+        for attempt in range(3)
+        if stage.loop.may_send(hello, LogName(rank, attempt))
+    }
+    assert allowed == {(1, 0), (2, 0)}, "of a rank elsewhere only attempts that have ended"
 
 
 def test_a_refused_agent_is_an_event_of_its_job() -> None:

@@ -1,6 +1,7 @@
 """Following one log: every line once, whatever happens to the file."""
 
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK, JobFiles, LogName
+from muster.host.files import KEEP_SIZE, PUNCH_HOLE, fallocate
 from muster.logs import log_file
 from muster.logs.follower import IDLE_READS, FileFollower
+from muster.logs.local import LocalLogs
 from muster.logs.log_file import PIECE_BYTES, LogFile, TimeIndex
 from muster.logs.source import GAP, LINE_LIMIT_BYTES, Lines
-from tests.support.logs import JobLogs
-from worker.log_index import KEEP_SIZE, PUNCH_HOLE, fallocate
+from tests.support.logs import JobLogs, rest_of
 
 PATCHED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
@@ -171,3 +173,25 @@ def test_one_read_takes_a_piece_of_an_endless_line(files: JobFiles) -> None:
     cut = PIECE_BYTES - LINE_LIMIT_BYTES
     assert piece.text == "\0" * LINE_LIMIT_BYTES + f" … [{cut} bytes cut]"
     assert follower.offset == PIECE_BYTES
+
+
+def test_last_lines_of_another_host_come_before_the_next_attempt(files: JobFiles) -> None:
+    logs = JobLogs(files)
+    files.log_host(0, 0).symlink_to("b")
+    logs.write(0, "one\n")
+    logs.write(0, "three\n", attempt=1)
+    follower = LocalLogs(files).follow(None, {})
+    assert rest_of(follower) == ["0 one"]
+    logs.write(0, "two")
+    files.exits.mkdir(parents=True)
+    files.exit_record(0, 0).touch()
+    assert rest_of(follower) == ["0 two", "0 three"]
+
+
+def test_a_lost_host_holds_up_no_reader(files: JobFiles) -> None:
+    logs = JobLogs(files)
+    files.log_host(0, 0).symlink_to("b")
+    logs.write(0, "one\n")
+    logs.write(0, "two\n", attempt=1)
+    os.utime(files.log(0, 0), (0, 0))
+    assert rest_of(LocalLogs(files).follow(None, {})) == ["0 one", "0 two"]

@@ -1,0 +1,70 @@
+"""The messages with which a host sends home the logs of its ranks: frames on a sealed connection.
+
+The first frames are a `muster.contracts.messages.KeyRequest` and a `LogHello`. Then the coordinator
+tells what it has at home. From there the sender goes on, in the order of offsets, whatever
+interrupted the connection before.
+"""
+
+from typing import Annotated, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from muster.contracts.paths import LOG_EPOCH_BYTES
+from muster.contracts.rank import Count
+
+FRAME_LIMIT_BYTES: Final = 1 << 18
+PART_BYTES: Final = FRAME_LIMIT_BYTES - 1024
+"""Most data of one part, which leaves room for the rest of its frame."""
+
+Kind: TypeAlias = Literal["log", "times", "exit"]
+Rank = Annotated[int, Meta(ge=0, le=99_999)]  # as many as the names of files have digits for
+Offset = Annotated[int, Meta(ge=0, le=LOG_EPOCH_BYTES - 1)]  # in the file itself
+
+
+class _Message(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="is"
+):
+    """Common shape: immutable, named fields only, tagged."""
+
+
+class LogPart(_Message, frozen=True, tag="log_part"):
+    """`data` goes to `start`, behind which the file ends. An exit record comes whole.
+
+    A start before the end at home begins anew: the program has truncated its log.
+    """
+
+    rank: Rank
+    attempt: Count
+    kind: Kind
+    start: Offset
+    data: Annotated[bytes, Meta(max_length=PART_BYTES)]
+    begin: Offset = 0
+    """Where the oldest bytes of the log begin that were not discarded."""
+
+
+class BatchSent(_Message, frozen=True, tag="log_batch"):
+    """Asks for `BatchKept`."""
+
+
+class LogsDrained(_Message, frozen=True, tag="logs_drained"):
+    """All logs are home as they were when `DrainLogs` came."""
+
+
+class LogsAtHome(_Message, frozen=True, tag="logs_at_home"):
+    """What the coordinator has: the size of each file that is not empty."""
+
+    sizes: tuple[tuple[Rank, Count, Kind, Count], ...]
+    is_last: bool  # no more of these messages follow
+
+
+class BatchKept(_Message, frozen=True, tag="log_batch_kept"):
+    """Everything before `BatchSent` is in the files at home."""
+
+
+class DrainLogs(_Message, frozen=True, tag="drain_logs"):
+    """No rank of the host runs: tell when all logs are home."""
+
+
+SenderMessage: TypeAlias = LogPart | BatchSent | LogsDrained
+ReceiverMessage: TypeAlias = LogsAtHome | BatchKept | DrainLogs

@@ -1,0 +1,141 @@
+"""The sender of logs and its coordinator as processes that are killed."""
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from muster.contracts.messages import AgentAssignment, AgentHello, CoordinatorAddress, TerminateRank
+from muster.contracts.paths import JobFiles
+from muster.contracts.wire import encode
+from muster.host.processes import module_command
+from tests.support.installation import await_value, end_of
+from worker.log_index import LogIndex
+
+HELLO = AgentHello(job_uid="uid", host="beta", generation=1, token="a token")  # noqa: S106  for a test
+ORDER = TerminateRank(rank=7, incarnation=0)
+LINES = 20_000  # between two interruptions: several batches
+ROUNDS = 6
+
+
+def free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as found:
+        return int(found.getsockname()[1])
+
+
+@dataclass
+class Way:
+    """Two directories, and the processes between them."""
+
+    root: Path
+    port: int = field(default_factory=free_port)
+    processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+
+    def files(self, name: str) -> JobFiles:
+        return JobFiles(self.root / name / "jobs" / "a-job")
+
+    @property
+    def heard(self) -> Path:
+        return self.root / "heard"
+
+    def start(self, name: str) -> None:
+        if name == "server":
+            words = [f"127.0.0.1:{self.port}", msgspec.json.encode(HELLO).decode()]
+            words += [encode(ORDER).hex(), str(self.files("home").root)]
+            argv = [sys.executable, "-m", "tests.support.agent_server", *words]
+        else:
+            argv = module_command("worker.log_sender")
+        with self.heard.open("ab") as heard:
+            process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=heard, stderr=heard)
+        self.processes[name] = process
+        if name == "sender":
+            assert process.stdin is not None
+            process.stdin.write(msgspec.json.encode(self.assignment()) + b"\n")
+            process.stdin.flush()
+
+    def assignment(self) -> AgentAssignment:
+        return AgentAssignment(
+            job_uid=HELLO.job_uid,
+            host=HELLO.host,
+            generation=HELLO.generation,
+            token=HELLO.token,
+            job_root=str(self.files("away").root),
+            address_file="",
+            coordinators=(CoordinatorAddress(host="127.0.0.1", port=self.port),),
+            is_managed=False,
+            orphan_timeout_seconds=600.0,
+            stop_grace_seconds=1.0,
+            agent_heartbeat_seconds=0.2,
+            max_log_bytes=1 << 20,
+        )
+
+    def end(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
+        process = self.processes.pop(name)
+        process.send_signal(number)
+        code = process.wait(20.0)
+        process.communicate()
+        return code
+
+    def size_at_home(self) -> int:
+        log = self.files("home").log(0, 0)
+        return log.stat().st_size if log.exists() else -1
+
+
+@pytest.fixture
+def way(tmp_path: Path) -> Iterator[Way]:
+    way = Way(tmp_path)
+    for name in ("home", "away"):
+        way.files(name).exits.mkdir(parents=True)
+        way.files(name).owner.write_text(HELLO.job_uid)
+    yield way
+    for name in [*way.processes]:
+        way.end(name)
+
+
+def test_nothing_is_lost_or_doubled_by_kills(way: Way) -> None:
+    away, home = way.files("away"), way.files("home")
+    index = LogIndex(away.log(0, 0), away.times(0, 0))
+    for name in ("server", "sender"):
+        way.start(name)
+    with away.log(0, 0).open("a") as log:
+        for number in range(ROUNDS):
+            before = way.size_at_home()
+            log.writelines(f"{number} {line}\n" for line in range(LINES))
+            log.flush()
+            index.note(number)
+            await_value(lambda: way.size_at_home() > before, lambda: end_of(way.heard))  # noqa: B023
+            name = ("server", "sender")[number % 2]
+            way.end(name)
+            way.start(name)
+    away.exit_record(0, 0).write_bytes(b"how it ended")
+    await_value(home.exit_record(0, 0).exists, lambda: end_of(way.heard))
+    assert way.end("sender", signal.SIGTERM) == 0, "everything is home"
+    for path in (JobFiles.log, JobFiles.times, JobFiles.exit_record):
+        assert path(home, 0, 0).read_bytes() == path(away, 0, 0).read_bytes()
+    assert "drained" in way.heard.read_text()
+
+
+def test_a_sender_that_is_told_to_end_first_sends_all(way: Way) -> None:
+    away, home = way.files("away"), way.files("home")
+    index = LogIndex(away.log(0, 0), away.times(0, 0))
+    for name in ("server", "sender"):
+        way.start(name)
+    await_value(home.log(0, 0).exists, lambda: end_of(way.heard))
+    away.log(0, 0).write_text("the last line\n")
+    index.note(1.0)
+    assert way.end("sender", signal.SIGTERM) == 0
+    assert home.log(0, 0).read_text() == "the last line\n"
+
+
+def test_a_sender_ends_with_its_agent(way: Way) -> None:
+    way.start("sender")
+    sender = way.processes.pop("sender")
+    sender.communicate(timeout=20.0)
+    assert sender.returncode == 1

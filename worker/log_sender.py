@@ -1,0 +1,356 @@
+"""The log sender: ``python -P -m muster worker.log_sender``, one per job and remote host.
+
+A child of the agent, with a connection of its own: the lines of all ranks delay no heartbeat. It
+tells only what is in the files, so nothing is lost with it: its successor, or itself on the next
+connection, first hears what the coordinator has.
+
+The agent notes each truncation of a log in its time index (`worker.log_index`). Between both the
+sender may mistake new lines for the continuation of old ones: once it sees the note, it sends the
+log anew. Of each log, bytes go before the time marks that cover them.
+"""
+
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from secrets import token_bytes
+from typing import Final
+
+import msgspec
+
+from muster.contracts.errors import AuthenticationFailed, WireError
+from muster.contracts.log_parts import (
+    FRAME_LIMIT_BYTES,
+    PART_BYTES,
+    BatchKept,
+    BatchSent,
+    DrainLogs,
+    Kind,
+    LogPart,
+    LogsAtHome,
+    LogsDrained,
+    ReceiverMessage,
+    SenderMessage,
+)
+from muster.contracts.messages import (
+    NONCE_BYTES,
+    AgentAssignment,
+    CoordinatorAddress,
+    KeyRequest,
+    LogHello,
+)
+from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK, JobFiles, LogName
+from muster.contracts.sealing import agent_cipher
+from muster.contracts.token import sha256_of
+from muster.contracts.wire import (
+    PREFIX_BYTES,
+    decode_key_answer,
+    decode_receiver_message,
+    encode,
+    frame,
+    frame_length,
+)
+from muster.host import files as host_files
+from muster.host.peers import SEND_TIMEOUT_SECONDS, keep_alive
+from muster.logs.log_file import open_log
+
+PASS_SECONDS: Final = 0.25  # between two looks at all files, as often as the agent notes times
+REST_FACTOR: Final = 10  # with many files a look takes longer, and its pause so many times that
+
+BATCH_BYTES: Final = 4 * PART_BYTES  # sent before what came before must be at home
+RETRY_SECONDS: Final = 0.5
+
+
+class Channel:
+    """A sealed connection to the coordinator. Its methods raise OSError and `WireError`."""
+
+    def __init__(self, own: AgentAssignment, address: CoordinatorAddress) -> None:
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        self.is_asked_to_drain = False
+        self._unkept_bytes = 0
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            self._socket.settimeout(SEND_TIMEOUT_SECONDS)
+            self._socket.connect((address.host, address.port))
+            self._agree(own)
+            self._socket.settimeout(None)  # a full disk at home may hold us up for any time
+            keep_alive(self._socket, SEND_TIMEOUT_SECONDS)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def _agree(self, own: AgentAssignment) -> None:
+        request = encode(
+            KeyRequest(
+                job_uid=own.job_uid,
+                host=own.host,
+                generation=own.generation,
+                nonce=token_bytes(NONCE_BYTES),
+            )
+        )
+        self._socket.sendall(frame(request))
+        answer = self._payload()
+        decode_key_answer(answer)
+        self._cipher = agent_cipher(sha256_of(own.token), request, answer, is_agent=True)
+        owner = JobFiles(Path(own.job_root)).owner.stat()
+        hello = LogHello(
+            job_uid=own.job_uid,
+            host=own.host,
+            generation=own.generation,
+            token=own.token,
+            directory=(owner.st_ino, owner.st_mtime_ns),
+        )
+        self._socket.sendall(frame(self._cipher.seal(encode(hello))))
+
+    def sizes_at_home(self) -> dict[tuple[LogName, Kind], int]:
+        """Return what the coordinator says first."""
+        sizes: dict[tuple[LogName, Kind], int] = {}
+        while isinstance(message := self.receive(), LogsAtHome):
+            sizes |= {(LogName(rank, attempt), kind): n for rank, attempt, kind, n in message.sizes}
+            if message.is_last:
+                break
+        return sizes
+
+    def send(self, message: SenderMessage) -> None:
+        """Send; returns after a while only once what was sent before is at home."""
+        self._socket.sendall(frame(self._cipher.seal(encode(message))))
+        if isinstance(message, LogPart):
+            self._unkept_bytes += len(message.data) + 1
+            if self._unkept_bytes >= BATCH_BYTES:
+                self.flush()
+
+    def flush(self) -> None:
+        """Return once everything that was sent is at home."""
+        if self._unkept_bytes:
+            self.send(BatchSent())
+            while not isinstance(self.receive(), BatchKept):
+                pass
+            self._unkept_bytes = 0
+
+    def receive(self) -> ReceiverMessage:
+        message = decode_receiver_message(self._cipher.open(self._payload()))
+        self.is_asked_to_drain |= isinstance(message, DrainLogs)
+        return message
+
+    def wait(self, seconds: float) -> None:
+        """Wait, at most until a message has come."""
+        if select.select([self._socket], [], [], seconds)[0]:
+            self.receive()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _payload(self) -> bytes:
+        return self._read(frame_length(self._read(PREFIX_BYTES), FRAME_LIMIT_BYTES))
+
+    def _read(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            more = self._socket.recv(count - len(data))
+            if not more:
+                raise ConnectionResetError
+            data += more
+        return data
+
+
+@dataclass(slots=True)
+class _Sent:
+    """How far one attempt's files were sent."""
+
+    log: int | None = None  # None: not even its existence is known
+    times: int = 0
+    begin: int = 0
+    epoch: int | None = None  # of the log; None until the marks at home were looked up
+    has_exit: bool = False
+
+
+class LogPasses:
+    """Sends what is new in a job's files on one connection, pass by pass. No socket here."""
+
+    def __init__(
+        self,
+        files: JobFiles,
+        sizes: Mapping[tuple[LogName, Kind], int],
+        send: Callable[[LogPart], None],
+        part_bytes: int = PART_BYTES,
+    ) -> None:
+        """`sizes` are those at home. A part is as long as several time marks."""
+        self._files = files
+        self._send_part = send
+        self._part_bytes = part_bytes
+        self._sent: dict[LogName, _Sent] = defaultdict(_Sent)
+        for (name, kind), size in sizes.items():
+            match kind:
+                case "log":
+                    self._sent[name].log = size
+                case "times":
+                    self._sent[name].times = size - size % TIME_MARK.size
+                case "exit":
+                    self._sent[name].has_exit = True
+
+    def send_new(self) -> bool:
+        """Send of each file at most one part that is new; return whether more is there."""
+        # An exit is recorded after the last line: found here, the log read below is complete.
+        ended = set(_names(self._files.exits, ".exit"))
+        names = sorted(ended.union(_names(self._files.logs, ".log")))
+        left = [name for name in names if self._send_attempt(name, has_ended=name in ended)]
+        return bool(left)
+
+    def _send_attempt(self, name: LogName, *, has_ended: bool) -> bool:
+        sent = self._sent[name]
+        with ExitStack() as opened:
+            try:
+                times, log = (
+                    opened.enter_context(host_files.closing(open_log(path)))
+                    for path in (self._files.times(*name.key), self._files.log(*name.key))
+                )
+            except OSError:  # it was never started, or its program has put something else there
+                pass
+            else:
+                if self._send_log(name, sent, times, log):
+                    return True
+        if has_ended and not sent.has_exit:
+            sent.has_exit = True
+            record = self._files.exit_record(*name.key).read_bytes()
+            if len(record) <= PART_BYTES:
+                self._send(name, "exit", 0, record)
+        return False
+
+    def _send_log(self, name: LogName, sent: _Sent, times: int, log: int) -> bool:
+        """Send a part of a log and of its time marks; return whether there is more."""
+        # The marks before the log: whatever they cover was written by then.
+        marked = os.fstat(times).st_size // TIME_MARK.size * TIME_MARK.size
+        epoch = _epoch(times, marked)
+        if sent.epoch is None:
+            sent.epoch = _epoch(times, min(sent.times, marked))
+        size = os.fstat(log).st_size
+        begin, start = _first_byte(log, size), sent.log or 0
+        # Otherwise it was truncated, or a power cut has taken its end.
+        is_grown = epoch == sent.epoch and start <= size and sent.times <= marked
+        is_new = sent.log is None or not is_grown
+        start = max(begin, start if is_grown else 0)
+        data = os.pread(log, self._part_bytes, start)
+        if data or is_new or begin > sent.begin:
+            self._send(name, "log", start, data, begin)
+        sent.epoch, sent.begin, sent.log = epoch, begin, start + len(data)
+        has_marks_lost, sent.times = sent.times > marked, min(sent.times, marked)
+        marks = os.pread(times, min(self._part_bytes, marked - sent.times), sent.times)
+        covered = _covered(marks, epoch * LOG_EPOCH_BYTES + sent.log)
+        if covered or has_marks_lost:
+            self._send(name, "times", sent.times, covered)
+            sent.times += len(covered)
+        return sent.log < size or (bool(covered) and sent.times < marked)
+
+    def _send(self, name: LogName, kind: Kind, start: int, data: bytes, begin: int = 0) -> None:
+        self._send_part(
+            LogPart(
+                rank=name.rank,
+                attempt=name.incarnation,
+                kind=kind,
+                start=start,
+                data=data,
+                begin=begin,
+            )
+        )
+
+
+def _names(directory: Path, suffix: str) -> Iterator[LogName]:
+    with suppress(FileNotFoundError):  # nothing was written yet
+        for path in directory.iterdir():
+            name = LogName.parse(f"{path.stem}.log") if path.suffix == suffix else None
+            if name is not None:
+                yield name
+
+
+def _epoch(times: int, end: int) -> int:
+    """Return how often the log had been truncated by the last of the marks before `end`."""
+    last = os.pread(times, TIME_MARK.size, end - TIME_MARK.size) if end else b""
+    return int(TIME_MARK.unpack(last)[0]) // LOG_EPOCH_BYTES if last else 0
+
+
+def _first_byte(log: int, size: int) -> int:
+    try:
+        return min(size, os.lseek(log, 0, os.SEEK_DATA))
+    except OSError:  # there is only a hole, or nothing
+        return size
+
+
+def _covered(marks: bytes, end: int) -> bytes:
+    """Return the first marks, as far as they cover nothing behind `end`."""
+    count = 0
+    for size, _ in TIME_MARK.iter_unpack(marks):
+        if size > end:
+            break
+        count += 1
+    return marks[: count * TIME_MARK.size]
+
+
+class LogSender:
+    """Keeps a connection to the coordinator and sends what is new."""
+
+    def __init__(self, assignment: AgentAssignment) -> None:
+        self._own = assignment
+        self._files = JobFiles(Path(assignment.job_root))
+        self._is_ending = False
+
+    def end(self) -> None:
+        """Return from `run` once everything is home."""
+        self._is_ending = True
+
+    def run(self) -> None:
+        for address in cycle(self._own.coordinators):
+            with (
+                suppress(OSError, WireError, AuthenticationFailed),
+                closing(Channel(self._own, address)) as channel,
+            ):
+                self._serve(channel)
+                return
+            time.sleep(RETRY_SECONDS)
+
+    def _serve(self, channel: Channel) -> None:
+        passes = LogPasses(self._files, channel.sizes_at_home(), channel.send)
+        while True:
+            began, is_last, is_draining = (
+                time.monotonic(),
+                self._is_ending,
+                channel.is_asked_to_drain,
+            )
+            is_more = passes.send_new()
+            channel.flush()
+            if is_more:
+                continue
+            if is_draining:
+                channel.send(LogsDrained())
+                channel.is_asked_to_drain = False
+            if is_last:
+                return
+            channel.wait(max(PASS_SECONDS, REST_FACTOR * (time.monotonic() - began)))
+
+
+def main() -> None:
+    """Read the assignment from standard input and serve it."""
+    assignment = msgspec.json.decode(sys.stdin.buffer.readline(), type=AgentAssignment)
+
+    def watch_agent() -> None:
+        sys.stdin.buffer.read()
+        os._exit(1)  # the next agent starts another sender
+
+    threading.Thread(target=watch_agent, daemon=True).start()
+    sender = LogSender(assignment)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sender.end())
+    os.chdir("/")
+    sender.run()
+    os._exit(0)  # a thread still reads standard input
+
+
+if __name__ == "__main__":
+    main()
