@@ -15,6 +15,7 @@ from coordinator.launchers.launcher import AgentProcess, NotStarted
 from muster.contracts.environ import PROCESS_TAG
 from muster.host.processes import identify, is_running
 from tests.support.hosts import Host, refusal
+from tests.support.installation import await_value
 from tests.support.launchers import (
     Make,
     Scene,
@@ -52,6 +53,10 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     host.power_off()
 
 
+def only(found: list[int]) -> list[int] | None:
+    return found if len(found) == 1 else None
+
+
 async def end_of(agent: AgentProcess | None) -> int | None:
     """Return the status of an agent that ends; None if that is not known."""
     async with asyncio.timeout(DEADLINE_SECONDS):
@@ -63,7 +68,8 @@ def test_a_started_agent_runs_until_it_is_killed(make: Make, tmp_path: Path) -> 
         async with Scene(tmp_path, make) as scene:
             by, assignment = scene.launcher(), scene.assignment()
             agent = await scene.start(by, assignment)
-            (pid,) = agents_of(assignment.job_uid)
+            # A fork that becomes its prefork server has its tag for a moment.
+            (pid,) = await_value(lambda: only(agents_of(assignment.job_uid)), lambda: "two agents")
             assert os.getsid(pid) == pid
             assert not agent.ended.done()
             assert agent.record is not None
