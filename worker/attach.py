@@ -31,7 +31,6 @@ from muster.contracts.attach import (
 from muster.contracts.environ import SERVICE_ONLY
 from muster.contracts.interpreter import VERSION
 from muster.contracts.job import JobUid
-from muster.contracts.messages import AgentAssignment
 from muster.contracts.paths import JobFiles
 from muster.contracts.rank import ProcessRecord
 from muster.host.containment import kill_job, tagged_processes
@@ -59,7 +58,7 @@ def main() -> None:
 def _carry_out(order: Order, limits: ShellLimits) -> None:
     match order:
         case LaunchAgent():
-            _launch(order.assignment, order.environment, limits)
+            _launch(order, limits)
         case WatchAgent():
             agent = _find(order)
             if agent is None:
@@ -72,12 +71,19 @@ def _carry_out(order: Order, limits: ShellLimits) -> None:
             _say(HostClean(left=kill_job(order.job_uid, order.known)))
 
 
-def _launch(assignment: AgentAssignment, environment: dict[str, str], limits: ShellLimits) -> None:
+def _launch(order: LaunchAgent, limits: ShellLimits) -> None:
+    assignment = order.assignment
     files = JobFiles(Path(assignment.job_root))
     claim_directory(files, JobUid(assignment.job_uid))
+    owner = files.owner.stat()
+    if (owner.st_ino, owner.st_mtime_ns) == order.home:
+        raise OSError(
+            f"{files.root.parents[1]} is shared with the coordinator's host: set MUSTER_DATA_DIR "
+            "to a path that is on a disk of its own on every host, such as /var/tmp/muster"
+        )
     files.run.mkdir(exist_ok=True)
     environ = {name: value for name, value in os.environ.items() if name not in SERVICE_ONLY}
-    environ |= environment
+    environ |= order.environment
     with files.agent_log.open("ab") as log:
         process = start_agent(assignment, log, environ, limits)
     agent = identify(process.pid, or_zombie=True)

@@ -34,6 +34,7 @@ from muster.contracts.environ import ARITHMETIC, RANK_PORTS
 from muster.contracts.errors import printable
 from muster.contracts.interpreter import VERSION
 from muster.contracts.messages import AgentAssignment
+from muster.contracts.paths import JobFiles
 from muster.contracts.rank import ProcessRecord
 from muster.host.processes import module_command
 
@@ -165,7 +166,11 @@ class CommandLauncher:
         environ = self._values.environ.items()
         alike = (*ARITHMETIC, RANK_PORTS.name)
         given = {name: value for name, value in environ if name.startswith(alike)}
-        line = await self._give(LaunchAgent(assignment=complete, environment=given))
+        home = None
+        with suppress(OSError):
+            owner = JobFiles(Path(assignment.job_root)).owner.stat()
+            home = owner.st_ino, owner.st_mtime_ns
+        line = await self._give(LaunchAgent(assignment=complete, environment=given, home=home))
         with ExitStack() as opened:
             opened.enter_context(closing(line))
             answer = await line.answer()

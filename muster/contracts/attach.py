@@ -20,6 +20,9 @@ class LaunchAgent(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
 
     assignment: AgentAssignment
     environment: dict[str, str] = {}  # on top of that of the host
+    home: tuple[int, int] | None = None
+    """Inode and modification time (ns) of what marks the job's directory on the coordinator's host.
+    Agents of two hosts in one directory would take each other for successors."""
 
 
 class WatchAgent(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):

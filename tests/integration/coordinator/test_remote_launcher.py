@@ -23,9 +23,11 @@ from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.interpreter import VERSION
 from muster.contracts.job import JobUid
 from muster.contracts.messages import AgentAssignment
+from muster.contracts.paths import JobFiles
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.settings import ServiceSettings
 from muster.host.processes import boot_id, descendants, environment_of
+from muster.runtime.archive import claim_directory
 from muster.runtime.secrets import SecretStore
 from stress.frozen_hosts import command_of
 from tests.support.hosts import Host, needs_hosts
@@ -198,6 +200,18 @@ def test_a_host_that_the_cluster_has_no_more_does_not_answer(tmp_path: Path) -> 
             await launchers["gpu-box"].start(scene.assignment())
         assert not agent.ended.done()
         launchers["gpu-box"].close()
+
+    asyncio.run(check())
+
+
+def test_a_directory_that_two_hosts_share_is_refused(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Scene(tmp_path, local) as scene:
+            by, assignment = scene.launcher(by_command("env")), scene.assignment()
+            claim_directory(JobFiles(Path(assignment.job_root)), JobUid(assignment.job_uid))
+            with pytest.raises(NotStarted, match="is shared with the coordinator's host"):
+                await by.start(assignment)
+            assert agents_of(assignment.job_uid) == []
 
     asyncio.run(check())
 
