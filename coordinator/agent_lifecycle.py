@@ -68,6 +68,8 @@ class AgentLifecycle:
         self._holds_lease = holds_lease
         self._data = DataDir(settings.data_dir)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._cleaning: dict[str, asyncio.Task[None]] = {}
+        """By job and host: hosts that were given up. No end of the service waits for them."""
         self._error: BaseException | None = None
 
     @property
@@ -93,7 +95,9 @@ class AgentLifecycle:
             job.attach(master_port=group_port(job.attachment.master_port))
 
     def start(self, job: TrackedJob, host: str, observe: Observe) -> None:
-        """Start the job's next agent on a host."""
+        """Start the job's next agent on a host, which ends what is left there of the job."""
+        if (clean := self._cleaning.pop(_task_name(job.snapshot.uid, host), None)) is not None:
+            clean.cancel()
         self._run(self._attend(job, host, observe, self._launch), job.snapshot.uid, host)
 
     async def find(
@@ -124,11 +128,19 @@ class AgentLifecycle:
             self._run(kill, job.snapshot.uid, host)
 
     def give_up(self, job: TrackedJob, host: str) -> None:
-        """Forget the agent of a host that does not answer: what becomes of it changes nothing."""
+        """Forget the agent of a host that does not answer, and clean the host once it does.
+
+        An agent that lives is dismissed when it connects, but it may have died: then nothing else
+        there ends a program that sends no heartbeats.
+        """
+        uid = job.snapshot.uid
+        launcher, known = self._launcher_of(job, host), job.known_processes(host)
         _set_agent(job, host, None)
         for task in self._tasks:
-            if task.get_name() == _task_name(job.snapshot.uid, host):
-                task.cancel()
+            if task.get_name() == _task_name(uid, host):
+                task.cancel()  # and with it the watch that it waits for
+        clean = asyncio.get_running_loop().create_task(launcher.sweep(uid, known))
+        self._cleaning[_task_name(uid, host)] = clean
 
     def dismiss(self, job: TrackedJob, host: str) -> None:
         """Make sure that a dismissed agent ends, or is never started.
@@ -145,9 +157,10 @@ class AgentLifecycle:
 
     async def detach(self) -> None:
         """Stop watching; the agents run on."""
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._cleaning.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _attend(
         self,

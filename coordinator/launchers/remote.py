@@ -30,7 +30,7 @@ from muster.contracts.attach import (
     OrderFailed,
     WatchAgent,
 )
-from muster.contracts.environ import ARITHMETIC, RANK_PORTS
+from muster.contracts.environ import SAME_ON_ALL_HOSTS
 from muster.contracts.errors import printable
 from muster.contracts.interpreter import VERSION
 from muster.contracts.messages import AgentAssignment
@@ -164,8 +164,7 @@ class CommandLauncher:
         secrets_dir = Path(assignment.secrets_dir)
         complete = await asyncio.to_thread(self._values.complete, assignment, secrets_dir)
         environ = self._values.environ.items()
-        alike = (*ARITHMETIC, RANK_PORTS.name)
-        given = {name: value for name, value in environ if name.startswith(alike)}
+        given = {name: value for name, value in environ if name.startswith(SAME_ON_ALL_HOSTS)}
         home = None
         with suppress(OSError):
             owner = JobFiles(Path(assignment.job_root)).owner.stat()

@@ -97,9 +97,6 @@ STORE_KEYS: Final = (
     "AWS_SESSION_TOKEN",
 )
 """The keys of an object store. Of a job's processes only its storage process gets them."""
-ARITHMETIC: Final = ("OPENBLAS_", "NPY_", "MKL_", "ATEN_", "NVPL_BLAS_")
-"""How the variables begin that choose how numbers are computed. They are alike on all hosts."""
-
 SERVICE_ONLY: Final = frozenset(
     {
         "MUSTER_DATABASE_URL",
@@ -254,6 +251,13 @@ RANK_PORTS: Final = Variable(
     "MUSTER_RANK_PORTS",
     "Ports at which the ranks of a host accept those of other hosts, such as `29600-29999`.",
 )
+
+SAME_ON_ALL_HOSTS: Final = (
+    *("OPENBLAS_", "NPY_", "MKL_", "ATEN_", "NVPL_BLAS_"),  # how numbers are computed
+    *("S3_", "AWS_"),  # which object store it is; its keys travel apart
+    RANK_PORTS.name,
+)
+"""How the variables of the coordinator begin that agents on other hosts get."""
 
 TRACE: Final = Variable(
     "MUSTER_TRACE", "Absolute path of a file to which every process appends its time stamps."

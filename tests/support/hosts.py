@@ -77,7 +77,9 @@ class Network:
 
     def plug(self, number: int, pid: int) -> None:
         port = f"port{number}"
-        pair = f"link add {port} type veth peer name eth0 netns {pid}"
+        # The same after a boot: neighbours remember it.
+        mac = f"02:00:00:00:00:{number + 1:02x}"
+        pair = f"link add {port} type veth peer name eth0 address {mac} netns {pid}"
         self._do("ip", pair, f"link set {port} master switch up")
         inside = ["link set lo up", f"address add {address(number)}/24 dev eth0"]
         inside += ["link set eth0 addrgenmode none"]  # no IPv6, which a cut would let pass
