@@ -60,7 +60,7 @@ class LoseHost(OfHost, frozen=True):
     comes back it is dismissed, and ends them.
     """
 
-    cause: Cause
+    why: str  # a sentence
 
 
 class PlaceRank(OfRank, frozen=True):

@@ -149,9 +149,9 @@ def _of_action(before: JobSnapshot, action: actions.Action, after: JobSnapshot) 
         case actions.KillAgent(host=host):
             message = f"{after.agent_name(host)} does not answer and is replaced"
             return NewEvent(kind="agent_killed", message=message)
-        case actions.LoseHost(host=host, cause=cause):
+        case actions.LoseHost(host=host, why=why):
             ranks = ", ".join(str(it.rank) for it in before.ranks_on(host) if it.is_alive)
-            message = f"host {host} is lost: each of its ranks ({ranks or 'none'}) {cause.message}"
+            message = f"{host} and its ranks ({ranks or 'none'}) were given up: {why}"
             return NewEvent(kind="host_lost", message=message)
         case actions.PublishGroup():
             return NewEvent(kind="layout_announced", message=describe_group(action.group))

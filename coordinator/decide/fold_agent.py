@@ -52,7 +52,9 @@ def apply(snapshot: JobSnapshot, action: actions.AgentAction, now: float) -> Job
             # AgentLost follows when it is gone; if the kill has missed, it is repeated.
             changed = replace(agent, since=now, listing_since=NEVER)
         case actions.LoseHost():
-            return replace(_give_up(snapshot, agent, action.cause, now), cut=None)
+            words = f"was given up with its host: {action.why}"
+            lost = Cause(reason=Reason.HOST_LOST, message=words)
+            return replace(_give_up(snapshot, agent, lost, now), cut=None)
         case actions.DismissAgent():
             # A connected agent exits. Any other is known to be gone only with `AgentLost`.
             target = AgentState.ABSENT if agent.is_connected else AgentState.LEAVING

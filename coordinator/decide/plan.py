@@ -124,11 +124,8 @@ def _lose_hosts(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     ranks = snapshot.ranks_by_host() if snapshot.spans_hosts else {}
     for host, agent in snapshot.agents.items():
         if now >= liveness.host_deadline(snapshot, agent, ranks.get(host, ())):
-            words = (
-                f"was given up with host {host}, which does not answer: check its power and network"
-            )
-            cause = Cause(reason=Reason.HOST_LOST, message=words)
-            yield actions.LoseHost(host=host, cause=cause)
+            why = f"{host} does not answer: check its power and network"
+            yield actions.LoseHost(host=host, why=why)
     if snapshot.cut is not None and snapshot.cut.count >= CUTS_LIMIT:
         yield plan_pool.lose_cut_host(snapshot, snapshot.cut)
 

@@ -10,7 +10,7 @@ from coordinator.decide import actions
 from coordinator.decide.actions import Action, SetStatus
 from coordinator.decide.events import describe_recovery
 from coordinator.decide.fold_pool import DIVERGED
-from coordinator.decide.state import Cause, CutPair, GroupSnapshot, JobSnapshot, RankSnapshot
+from coordinator.decide.state import CutPair, GroupSnapshot, JobSnapshot, RankSnapshot
 from muster.contracts.agent import UNPLACED
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.location import parse_location
@@ -196,11 +196,8 @@ def lose_cut_host(snapshot: JobSnapshot, cut: CutPair) -> Action:
         return agent.is_local, hosts.count(host), -agent.order
 
     lost, kept = sorted(cut.hosts, key=worth)
-    words = (
-        f"was given up with host {lost}, as {lost} and {kept} cannot reach each other: open the "
-        "ports of MUSTER_RANK_PORTS between them"
-    )
-    return actions.LoseHost(host=lost, cause=Cause(reason=Reason.HOST_LOST, message=words))
+    why = f"{lost} and {kept} cannot reach each other: open the ports of MUSTER_RANK_PORTS"
+    return actions.LoseHost(host=lost, why=why)
 
 
 def _saves_on_local_host(snapshot: JobSnapshot) -> bool:

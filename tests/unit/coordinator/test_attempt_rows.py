@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from coordinator.decide.actions import ActionTaken, AgentLost, LoseHost, Start
-from coordinator.decide.state import Cause
 from coordinator.persistence import Attachment, Moment, Urgency, ended_attempt_rows
 from coordinator.tracked_job import TrackedJob
 from database.records import Attempt, ProcessRecord, RankRecord
@@ -109,8 +108,7 @@ def test_a_lost_agent_ends_all_its_attempts() -> None:
 
 def test_a_lost_host_ends_its_attempts() -> None:
     job = tracked(Story.running(world_size=1))
-    silent = Cause(reason=Reason.HOST_LOST, message="was given up with its host")
-    job.observe(ActionTaken(action=LoseHost(host=LOCAL_HOST, cause=silent)), after(3))
+    job.observe(ActionTaken(action=LoseHost(host=LOCAL_HOST, why="it is silent")), after(3))
     (row,) = rows(job)
     assert (row.retry_class, row.reason) == ("infrastructure", "host_lost")
     assert row.ended_at == NOON + timedelta(seconds=3)
