@@ -62,7 +62,7 @@ def save(step, total):
     draft.replace(saved)
 
 
-# Nobody saves before all have met, so all read the same.
+# No rank saves before all have met, so all read the same.
 begun, total = json.loads(saved.read_text()) if saved.exists() else (0, 0)
 peers = meet()
 print(f"one of {world_size} ranks at port {meeting[1]} goes on from step {begun}", flush=True)

@@ -1,8 +1,8 @@
 """Carries out one order about a job's agent for a coordinator on another host.
 
-That one runs ``python -P -m muster worker.attach`` here through ssh, for example. Orders come on
-standard input, answers go to standard output, see `muster.contracts.attach`. Agents are detached:
-they live on when the line breaks.
+The coordinator runs ``python -P -m muster worker.attach`` here through ssh, for example.
+Orders come on standard input, answers go to standard output, see `muster.contracts.attach`. Agents
+are detached: they live on when the line breaks.
 """
 
 import os
@@ -105,7 +105,7 @@ def _find(order: WatchAgent) -> ProcessRecord | None:
 
 
 def _watch(agent: ProcessRecord, reap: Callable[[], int | None]) -> None:
-    """Answer that an agent runs until it has ended, or nobody listens any more."""
+    """Answer that an agent runs, until it ends or the connection breaks."""
     _say(AgentRuns(process=agent))
     with suppress(ProcessLookupError), closing(os.pidfd_open(agent.pid)) as pidfd:
         poll = select.poll()

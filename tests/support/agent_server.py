@@ -1,8 +1,8 @@
 """A coordinator's server for agents of other hosts, as a process that prints what it hears.
 
 ``python -m tests.support.agent_server HOST:PORT AGENT ORDER [DIRECTORY]``: the hello of the one
-agent that is expected, as JSON, and what it is told when it connects, encoded and in hexadecimal
-digits; where its logs go.
+agent that is expected, as JSON, and the messages it gets when it connects, encoded and in
+hexadecimal digits; where its logs go.
 """
 
 import asyncio

@@ -123,7 +123,7 @@ def cluster(
 
 
 def start_sshd(host: Host, root: Path) -> Process:
-    """Start a real sshd, which lets in whoever has the key of `_ssh_client`."""
+    """Start a real sshd, which lets in the key of `_ssh_client`."""
     Path("/run/sshd").mkdir(exist_ok=True)
     key = host.directory / "host_key"
     if not key.exists():

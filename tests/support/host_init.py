@@ -73,7 +73,7 @@ def answer(
 
 
 def reap(started: Started) -> None:
-    """Report the exit codes; what was left without a parent ends here too, and nobody asks."""
+    """Report the exit codes, and reap the orphans of the host."""
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             if ended[0] not in started:

@@ -64,7 +64,7 @@ class Network:
         )
         assert self._holder.stdout is not None
         self._holder.stdout.readline()  # it has entered its namespaces
-        bridge = "link add switch type bridge mcast_snooping 0"  # nobody asks for memberships
+        bridge = "link add switch type bridge mcast_snooping 0"  # no querier here
         self._do("ip", bridge, "link set switch up", "link set lo up")
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class Network:
 
     def _filter(self, verb: str, cuts: Iterable[tuple[int, int]]) -> None:
         # Not every kernel has the action "drop". Redirected to the bridge's own `lo`, a frame for
-        # somebody else's address is dropped, too.
+        # another address is dropped, too.
         lines = []
         for sender, receiver in cuts:
             one = f"filter {verb} dev port{receiver} egress pref {sender + 1} protocol ip u32"
@@ -149,7 +149,7 @@ class Process:
         """Return its exit code; if a signal ended it, the negative number."""
         if self._code is None:
             self._answers.settimeout(timeout_seconds)
-            self._code = int(self._answers.recv(100) or -signal.SIGKILL)  # nobody: a power cut
+            self._code = int(self._answers.recv(100) or -signal.SIGKILL)  # empty: a power cut
             self._answers.close()
         return self._code
 

@@ -61,7 +61,7 @@ class Pair:
             job_root=str(self.other.local),
             address_file="",
             coordinators=(
-                CoordinatorAddress(host="127.0.0.1", port=PORT),  # nobody listens there
+                CoordinatorAddress(host="127.0.0.1", port=PORT),  # no process listens there
                 CoordinatorAddress(host=self.control.address, port=PORT),
             ),
             is_managed=False,

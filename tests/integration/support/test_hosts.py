@@ -1,4 +1,4 @@
-"""Test hosts are apart from each other, fail as they are told to, and leave nothing behind."""
+"""Test hosts are apart from each other, fail on command, and leave nothing behind."""
 
 import os
 import select

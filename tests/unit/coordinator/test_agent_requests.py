@@ -1,4 +1,4 @@
-"""What the ranks of a job on several hosts are told about each other."""
+"""What the ranks of a job on several hosts get to know about each other."""
 
 from dataclasses import replace
 

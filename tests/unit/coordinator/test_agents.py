@@ -365,7 +365,7 @@ def test_a_sealed_agent_without_the_token_is_disconnected(first: AgentHello | Ke
 def test_what_the_network_changed_ends_a_sealed_connection(
     deliver: Callable[[bytes, bytes], list[bytes]],
 ) -> None:
-    """It is closed and not dismissed: whoever can change a frame must not end the ranks."""
+    """It is closed and not dismissed: a changed frame must not end the ranks."""
 
     async def story(stage: Stage) -> None:
         async with stage.peer() as agent:
