@@ -56,9 +56,9 @@ def finished_logs(state: JobState | None) -> IsOver:
 
     def is_over(name: LogName) -> bool:
         record = latest.get(name.rank)
-        if record is None or name.incarnation > record.incarnation:
+        if record is None or name.attempt > record.attempt:
             return False
-        return name.incarnation < record.incarnation or record.state == ProcessState.EXITED
+        return name.attempt < record.attempt or record.state == ProcessState.EXITED
 
     return is_over
 

@@ -109,7 +109,7 @@ def every_rank(started: Sequence[RankRecord], world_size: int) -> list[RankRecor
     """Return one worker per rank, in order, with a waiting one for each that never started."""
     known = {worker.rank: worker for worker in started}
     return [
-        known.get(rank) or RankRecord(rank=rank, incarnation=-1, state=WAITING, process=None)
+        known.get(rank) or RankRecord(rank=rank, attempt=-1, state=WAITING, process=None)
         for rank in range(world_size)
     ]
 
@@ -147,7 +147,7 @@ def _process(worker: RankRecord | None) -> dict[str, Any]:
 def _state(worker: RankRecord) -> str:
     if worker.finished:
         return FINISHED
-    return WAITING if worker.incarnation < 0 else worker.state
+    return WAITING if worker.attempt < 0 else worker.state
 
 
 def throughput(worker: RankRecord) -> float:
@@ -205,11 +205,11 @@ def member_list(
     if job.spec.mode == "independent":
         workers = [_rank_view(worker, now) for worker in every_rank(started, job.world_size)]
     else:
-        attempts = {(worker.rank, worker.incarnation): worker for worker in started}
+        attempts = {(worker.rank, worker.attempt): worker for worker in started}
         workers = [
             _member_view(
                 one,
-                attempts.get((one.rank, one.incarnation)),
+                attempts.get((one.rank, one.attempt)),
                 now,
                 is_leaving=one.worker_id in leaving,
             )

@@ -108,7 +108,7 @@ class Rank:
         members = [
             GroupMember(worker_id=n, rank=n, host="", port=0) for n in range(self.world_size)
         ]
-        group = WorkerGroup(generation=1, token="", members=tuple(members), paused=False)
+        group = WorkerGroup(round=1, token="", members=tuple(members), paused=False)
         half = len(memory) // 2
         self.update = GroupUpdate(group=group, memory=memory[:half])
         self.plain_update = GroupUpdate(group=group, memory=memory[half:])

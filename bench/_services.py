@@ -105,8 +105,8 @@ class Services:
             time.sleep(0.05)
         return summary
 
-    def log(self, job_id: str, rank: int, incarnation: int) -> Path:
-        return self.root / "jobs" / job_id / "logs" / f"rank_{rank:05d}.{incarnation:03d}.log"
+    def log(self, job_id: str, rank: int, attempt: int) -> Path:
+        return self.root / "jobs" / job_id / "logs" / f"rank_{rank:05d}.{attempt:03d}.log"
 
     def _start(self, module: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(

@@ -131,7 +131,7 @@ def write_jobs(
                 RankRecord(
                     rank=rank,
                     host=place[rank // RANKS],
-                    incarnation=0,
+                    attempt=0,
                     state=ProcessState.LIVE,
                     process=process,
                 )
@@ -227,7 +227,7 @@ def introduction(agent: Agent, process: ProcessRecord) -> list[AgentMessage]:
     spawned = [
         RankSpawned(
             rank=rank,
-            incarnation=0,
+            attempt=0,
             pid=process.pid,
             start_ticks=process.start_ticks,
             boot_id=process.boot_id,
@@ -239,7 +239,7 @@ def introduction(agent: Agent, process: ProcessRecord) -> list[AgentMessage]:
 
 
 def said(rank: int, message: RankMessage) -> RankSaid:
-    return RankSaid(rank=rank, incarnation=0, message=message)
+    return RankSaid(rank=rank, attempt=0, message=message)
 
 
 def at_step(step: int) -> Heartbeat:
@@ -270,7 +270,7 @@ def check(
     finally:
         database.close()
     workers = [worker for of_job in rows.values() for worker in of_job]
-    if len(workers) != ranks or any(w.incarnation or w.restarts for w in workers):
+    if len(workers) != ranks or any(w.attempt or w.restarts for w in workers):
         raise RuntimeError("a rank was restarted although all ranks sent heartbeats")
     least = min(worker.progress.step for worker in workers)
     if least < seconds / BEAT_SECONDS:

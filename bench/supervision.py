@@ -170,9 +170,9 @@ def memory(services: Services) -> None:
     services.wait_for("resident", "STOPPED")
 
 
-def first_step_at(services: Services, job_id: str, rank: int, incarnation: int) -> float:
+def first_step_at(services: Services, job_id: str, rank: int, attempt: int) -> float:
     """Return when a rank's log got its first line about a step it had taken."""
-    log = services.log(job_id, rank, incarnation)
+    log = services.log(job_id, rank, attempt)
     while not (log.exists() and "loss" in log.read_text()):
         time.sleep(0.002)
     return log.stat().st_mtime if "is done" not in log.read_text() else first_line_at(log)

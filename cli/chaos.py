@@ -213,7 +213,7 @@ def recovery_of(
     ends = (
         it
         for it in of_rank
-        if it.kind in {"rank_exited", "rank_killed"} and it.incarnation == strike.attempt
+        if it.kind in {"rank_exited", "rank_killed"} and it.attempt == strike.attempt
     )
     ready = (it for it in of_rank if it.kind == "rank_ready")
     # Every attempt is a new member.
@@ -221,7 +221,7 @@ def recovery_of(
     member = next(islice(attempts, strike.attempt, None), None)
     is_member = member is not None and member.joined_step is not None
     # A step that is reported late may be one of the group before.
-    since = dropwhile(lambda it: it.kind != "layout_announced", later if is_member else ())
+    since = dropwhile(lambda it: it.kind != "group_announced", later if is_member else ())
     steps = (it for it in since if it.kind == "step_taken")
     found = [next(ends, None), next(steps, None), next(ready, None)]
     return [round((it.at - strike.at) / MILLISECOND) if it else None for it in found]

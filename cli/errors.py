@@ -68,7 +68,7 @@ def exit_code_of(error: Exception) -> ExitCode:
         InvalidSecret,
         of_client.Invalid,
         of_client.Ambiguous,
-        of_client.Unsendable,
+        of_client.InvalidRequest,
         InvalidDescription,
         InvalidLocation,
         InvalidSpec,
@@ -78,7 +78,10 @@ def exit_code_of(error: Exception) -> ExitCode:
     wrong_path = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
     groups = (
         (ExitCode.USAGE, (*invalid_input, *invalid_setting, *wrong_path, *misuse)),
-        (ExitCode.UNREACHABLE, (of_client.Unreachable, of_client.Untrusted, of_client.NotMuster)),
+        (
+            ExitCode.UNREACHABLE,
+            (of_client.Unreachable, of_client.CertificateRejected, of_client.NotMuster),
+        ),
         (ExitCode.NOT_ALLOWED, (of_client.NotAllowed,)),
         (
             ExitCode.NOT_FOUND,

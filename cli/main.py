@@ -62,8 +62,8 @@ HEADINGS: Final = {
     },
     "Inside a job": {
         "workers": Entry("cli.workers:workers", "List the workers of a job's pool."),
-        "incarnations": Entry(
-            "cli.workers:incarnations", "List the processes of a job and how each ended."
+        "attempts": Entry(
+            "cli.workers:attempts", "List the processes of a job and how each ended."
         ),
         "audit": Entry("cli.workers:audit", "Check that every sample was read exactly once."),
         "chaos": Entry("cli.chaos:chaos", "Kill one rank and watch the job recover."),

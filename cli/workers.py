@@ -1,4 +1,4 @@
-"""``muster workers``, ``incarnations`` and ``audit``: the inside of a job."""
+"""``muster workers``, ``attempts`` and ``audit``: the inside of a job."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _WORKERS: Final[Mapping[str, Column]] = {
 }
 _ATTEMPTS: Final[Mapping[str, Column]] = {
     "rank": "rank",
-    "process": "incarnation",
+    "process": "attempt",
     "pid": "pid",
     "started (UTC)": lambda one: moment(one["started_at"])[5:],  # without the year
     "seconds": lambda one: _seconds(one["started_at"], one["ended_at"]),
@@ -98,18 +98,18 @@ def workers(job: str, output: Output) -> None:
     "--last", type=click.IntRange(1, 1000), default=20, help="Most processes to show. Default: 20."
 )
 @output_option
-def incarnations(job: str, last: int, output: Output) -> None:
+def attempts(job: str, last: int, output: Output) -> None:
     """List the processes of a job and how each ended.
 
     The newest process comes first.
     """
     with connected() as client:
         whole = client.job(job).view
-        path = job_path(whole.job_id, "incarnations")
+        path = job_path(whole.job_id, "attempts")
         answer = client.connection.ask("GET", path, query={"limit": last})
     found = answer.read_as(dict[str, Any])
-    attempts = found["incarnations"]
-    names = (f"{one['rank']}.{one['incarnation']}" for one in attempts)
+    attempts = found["attempts"]
+    names = (f"{one['rank']}.{one['attempt']}" for one in attempts)
     show(output, found, attempt_lines(whole, attempts), names)
     if answer.total is not None and answer.total > last:
         older = plural(answer.total - last, "older attempt")

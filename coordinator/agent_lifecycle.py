@@ -82,7 +82,7 @@ class AgentLifecycle:
         if self._error is not None:
             raise self._error
 
-    def equip(self, job: TrackedJob) -> None:
+    def prepare(self, job: TrackedJob) -> None:
         """Give agents that are about to start their tokens, and ranks that meet anew a free port.
 
         Both are committed together with the decision, so no two ranks get different ports.
@@ -302,7 +302,7 @@ class AgentLifecycle:
             adopted=tuple(
                 AdoptedRank(
                     rank=rank.rank,
-                    incarnation=rank.attempt.number,
+                    attempt=rank.attempt.number,
                     process=rank.attempt.identity,
                     process_tag=process_tag(snapshot.uid, rank.rank, rank.attempt.number),
                 )

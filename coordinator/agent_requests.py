@@ -177,7 +177,7 @@ def start_request(job: TrackedJob, number: int, addresses: Mapping[str, str]) ->
         job_id=snapshot.job_id,
         job_uid=snapshot.uid,
         rank=number,
-        incarnation=rank.attempt.number,
+        attempt=rank.attempt.number,
         checkpoint_dir=places.checkpoint_dir,
         dataset_dir=places.dataset_dir,
         master_port=job.attachment.master_port,
@@ -189,7 +189,7 @@ def start_request(job: TrackedJob, number: int, addresses: Mapping[str, str]) ->
     spec = msgspec.structs.replace(snapshot.spec, world_size=len(snapshot.ranks))
     return StartRank(
         rank=number,
-        incarnation=rank.attempt.number,
+        attempt=rank.attempt.number,
         environment=rank_environment(spec, assignment),
         working_dir=str(places.working_dir),
     )
@@ -229,13 +229,13 @@ def group_request(job: TrackedJob, addresses: Mapping[str, str]) -> AnnounceGrou
     )
     token = sha256(f"{job.group_secret}/{group.round}".encode()).hexdigest()
     message = WorkerGroup(
-        generation=group.round,
+        round=group.round,
         token=token,
         members=members,
         paused=group.paused,
         save=group.save > 0,
     )
-    return AnnounceGroup(group=message, incarnations=group.attempts)
+    return AnnounceGroup(group=message, attempts=group.attempts)
 
 
 def _address_of(snapshot: JobSnapshot, number: int, addresses: Mapping[str, str]) -> str:
@@ -254,8 +254,8 @@ def _places(job: TrackedJob) -> Completed:
 
 
 def terminate_request(job: TrackedJob, number: int) -> TerminateRank:
-    return TerminateRank(rank=number, incarnation=job.snapshot.ranks[number].attempt.number)
+    return TerminateRank(rank=number, attempt=job.snapshot.ranks[number].attempt.number)
 
 
 def kill_request(job: TrackedJob, number: int) -> KillRank:
-    return KillRank(rank=number, incarnation=job.snapshot.ranks[number].attempt.number)
+    return KillRank(rank=number, attempt=job.snapshot.ranks[number].attempt.number)

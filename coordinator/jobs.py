@@ -181,7 +181,7 @@ class JobTable:
     def _place_lost(self, now: Moment) -> None:
         """Choose hosts for ranks of admitted jobs that have none, or have lost it."""
         for job in self.admitted():
-            if not any(placement.homeless(job.snapshot, now.monotonic)):
+            if not any(placement.unplaced(job.snapshot, now.monotonic)):
                 continue
             cluster = self._cluster or one_host(self._slots)
             holding = [it.snapshot for it in self.admitted()]
@@ -239,7 +239,7 @@ class JobTable:
                 (record.process is not None and is_running(record.process))
                 or (
                     record.state != ProcessState.EXITED
-                    and find_exit_record(files, record.rank, record.incarnation, record.process)
+                    and find_exit_record(files, record.rank, record.attempt, record.process)
                     is not None
                 )
             )

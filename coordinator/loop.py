@@ -56,7 +56,7 @@ POLL_SECONDS: Final = 0.25
 
 LONG_ROUND_SECONDS: Final = 0.05  # a round through all jobs that takes longer is followed by a rest
 
-REST_FACTOR: Final = 2
+PAUSE_FACTOR: Final = 2
 """Length of that rest in rounds. It delays only wake-ups, never what agents report."""
 
 COMMIT_AFTER_SECONDS: Final[Mapping[Urgency, float]] = {
@@ -177,7 +177,7 @@ class CoordinatorLoop:
         rank = job.snapshot.ranks[name.rank]
         # The host of an attempt that has ended is known from its log alone.
         is_here = rank.host == hello.host or not rank.is_alive
-        return name.incarnation < rank.attempt.number + is_here
+        return name.attempt < rank.attempt.number + is_here
 
     def is_draining(self, uid: JobUid, host: str) -> bool:
         job = self._jobs.tracked.get(uid)
@@ -256,7 +256,7 @@ class CoordinatorLoop:
                 await self._act()
                 now = self._clock()
                 if now - began > LONG_ROUND_SECONDS:
-                    self._rests_until = now + REST_FACTOR * (now - began)
+                    self._rests_until = now + PAUSE_FACTOR * (now - began)
             await self._commit_at_end()
         finally:
             if self._ticker is not None:
@@ -341,7 +341,7 @@ class CoordinatorLoop:
         now, has_announced = self._now(), False
         for job in self._jobs.tracked.values():
             job.plan(now)
-            self._lifecycle.equip(job)
+            self._lifecycle.prepare(job)
             has_announced |= self._executor.announce(job)
         return has_announced
 

@@ -92,7 +92,7 @@ def job_row(snapshot: JobSnapshot, attachment: Attachment, now: Moment) -> JobCh
         started_at=attachment.started_at,
         finished_at=now.wall if snapshot.status in TERMINAL else None,
         exit_code=exit_code,
-        layout_generation=snapshot.group.round,
+        group_round=snapshot.group.round,
         master_port=attachment.master_port,
         restore_from=_text_of(snapshot.restore.point),
         checkpoint_requests_done=snapshot.checkpoint_requests_done,
@@ -133,14 +133,14 @@ def _rank_row(rank: RankSnapshot, now: Moment) -> RankRecord:
         **fields_of(rank, SAME_OF_RANK),
         **fields_of(attempt, SAME_OF_ATTEMPT),
         **fields_of(budget, SAME_OF_BUDGET),
-        incarnation=attempt.number,
+        attempt=attempt.number,
         state=attempt.process,
         process=attempt.identity,
         endings={kind.value: number for kind, number in budget.endings.items()},
         throughput_steps_per_sec=attempt.throughput.steps_per_sec,
         checkpoints_saved=rank.checkpoints_before + attempt.checkpoints_saved,
         checkpoints_before=rank.checkpoints_before,
-        last_heartbeat_at=now.wall_of(attempt.heard_at) if attempt.beats else None,
+        last_heartbeat_at=now.wall_of(attempt.heard_at) if attempt.sends_heartbeats else None,
     )
 
 
@@ -158,7 +158,7 @@ def rank_urgency(before: RankRecord | None, after: RankRecord) -> Urgency:
 
 # The fields without which a successor would go wrong.
 _essentials: Final = attrgetter(
-    *("incarnation", "restarts", "failures", "endings", "fruitless", "proven_step", "finished"),
+    *("attempt", "restarts", "failures", "endings", "fruitless", "proven_step", "finished"),
 )
 
 
@@ -170,7 +170,7 @@ def member_rows(snapshot: JobSnapshot, now: Moment) -> list[MemberRecord]:
         MemberRecord(
             worker_id=member.worker_id,
             rank=member.rank,
-            incarnation=member.newcomer.incarnation,
+            attempt=member.newcomer.attempt,
             state=member.state,
             node=member.newcomer.node,
             gpu_count=member.newcomer.gpus,
@@ -237,7 +237,7 @@ def _attempt_row(rank: RankSnapshot, pid: int | None, now: Moment) -> Attempt:
     attempt = rank.attempt
     row = Attempt(
         rank=rank.rank,
-        incarnation=attempt.number,
+        attempt=attempt.number,
         pid=pid,
         started_at=now.wall_of(attempt.spawned_at) or now.wall,
         step_at_start=attempt.step_at_start,

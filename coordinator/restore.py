@@ -111,7 +111,7 @@ def snapshot_of(
         done=job.spec.mode == "synchronous" and any(rank.finished for rank in ranks.values()),
         pool=pool,
         # The last coordinator may have announced one round more than it made durable.
-        group=GroupSnapshot(round=job.layout_generation and job.layout_generation + 1),
+        group=GroupSnapshot(round=job.group_round and job.group_round + 1),
         wanted_world_size=job.world_size,
         pause_requested=job.pause_request,
         checkpoint_requests=job.checkpoint_requests,
@@ -147,7 +147,7 @@ def _agent_of(
 
 def _restore_of(job: Job, rows: Sequence[RankRecord]) -> GangRestore:
     """Return from where the present attempt of a gang has resumed."""
-    attempt = max((worker.incarnation for worker in rows), default=-1)
+    attempt = max((worker.attempt for worker in rows), default=-1)
     point = None if job.restore_from is None else RestorePoint.parse(job.restore_from)
     return GangRestore(attempt=attempt, point=point)
 
@@ -165,14 +165,14 @@ def _adopted(
     """Return a rank that lives on; all its deadlines start again."""
     rank = _rank_of(worker)
     key = (rank.rank, rank.attempt.number)
-    ids = [member.worker_id for member in members if (member.rank, member.incarnation) == key]
+    ids = [member.worker_id for member in members if (member.rank, member.attempt) == key]
     is_starting = rank.attempt.process is ProcessState.SPAWNED
     attempt = replace(
         rank.attempt,
         worker_id=next(iter(ids), None),
         # A managed program sends heartbeats once it is alive; a command may never do so, and one
         # that joins a group only then.
-        beats=job.spec.command is None and not is_starting,
+        sends_heartbeats=job.spec.command is None and not is_starting,
         spawned_at=now.monotonic,
         heard_at=now.monotonic,
         progressed_at=now.monotonic,
@@ -200,7 +200,7 @@ def _ended(job: Job, worker: RankRecord) -> RankSnapshot:
 def _rank_of(worker: RankRecord) -> RankSnapshot:
     attempt = Attempt(
         **fields_of(worker, SAME_OF_ATTEMPT),
-        number=worker.incarnation,
+        number=worker.attempt,
         process=ProcessState(worker.state),
         identity=worker.process,
         has_told_step=worker.last_heartbeat_at is not None,
@@ -229,7 +229,7 @@ def _pool_member(row: MemberRecord, now: Moment) -> pools.Member:
         state=WorkerState(row.state),
         newcomer=Newcomer(
             rank=row.rank,
-            incarnation=row.incarnation,
+            attempt=row.attempt,
             node=row.node or "",
             gpus=row.gpu_count,
             backend=row.backend or "",

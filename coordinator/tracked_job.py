@@ -107,7 +107,7 @@ class TrackedJob:
 
     def add_attempts(self, rows: Sequence[Attempt]) -> None:
         """Have these rows written with the next draft."""
-        self.attempts |= {(row.rank, row.incarnation): row for row in rows}
+        self.attempts |= {(row.rank, row.attempt): row for row in rows}
 
     def decide(self, decided: Sequence[Action], now: Moment) -> None:
         """Take actions into the snapshot; they are performed once that is durable."""
@@ -164,7 +164,7 @@ class TrackedJob:
 
         A successor skips that round, so it may be sent before the commit: survivors do not wait.
         """
-        written = 0 if self.committed_change is None else self.committed_change.layout_generation
+        written = 0 if self.committed_change is None else self.committed_change.group_round
         is_decided = any(isinstance(action, actions.PublishGroup) for action in self.decided)
         return is_decided and 0 < written == self.snapshot.group.round - 1
 
@@ -177,7 +177,7 @@ class TrackedJob:
         del self.events[: len(write.events)]
         del self.saved[: len(write.commits)]
         for row in write.attempts:
-            key = (row.rank, row.incarnation)
+            key = (row.rank, row.attempt)
             if self.attempts[key] is row:  # not replaced since
                 del self.attempts[key]
         self.committed_agents |= {row.host: row for row in write.agents}

@@ -15,7 +15,7 @@ from database.history import prune_commits
 from database.jobs import append_events
 from database.leases import renew
 from database.records import Clock, JobChange, JobWrite, Lease, utc_now, values_of
-from database.tables import AGENTS, COMMITS, EPOCHS, INCARNATIONS, JOBS, MEMBERS, WORKERS
+from database.tables import AGENTS, ATTEMPTS, COMMITS, EPOCHS, JOBS, MEMBERS, WORKERS
 from muster.contracts.job import move
 
 _CHANGED: Final = [field.name for field in fields(JobChange) if field.name not in ("job_id", "uid")]
@@ -33,7 +33,7 @@ _CHANGE: Final = (
 _TABLES: Final = {
     "agents": AGENTS,
     "ranks": WORKERS,
-    "attempts": INCARNATIONS,
+    "attempts": ATTEMPTS,
     "members": MEMBERS,
     "commits": COMMITS,
     "epochs": EPOCHS,

@@ -26,11 +26,11 @@ from database.records import (
 )
 from database.tables import (
     AGENTS,
+    ATTEMPTS,
     COMMITS,
     DEPARTURES,
     EPOCHS,
     EVENTS,
-    INCARNATIONS,
     MEMBERS,
     WORKERS,
 )
@@ -69,8 +69,8 @@ def _last(table: sa.Table, *order: sa.Column[Any]) -> sa.Select[Any]:
 _AGENTS: Final = _of_jobs(AGENTS)
 _RANKS: Final = _of_jobs(WORKERS)
 _MEMBERS: Final = _of_jobs(MEMBERS)
-_POSITION: Final = (INCARNATIONS.c.started_at, INCARNATIONS.c.rank, INCARNATIONS.c.incarnation)
-_ATTEMPTS: Final = _last(INCARNATIONS, *_POSITION)
+_POSITION: Final = (ATTEMPTS.c.started_at, ATTEMPTS.c.rank, ATTEMPTS.c.attempt)
+_ATTEMPTS: Final = _last(ATTEMPTS, *_POSITION)
 _LAST_EVENTS: Final = _last(EVENTS, EVENTS.c.event_id)
 _NEXT_EVENTS: Final = (
     _of_job(EVENTS)
@@ -141,7 +141,7 @@ class History:
 
     def attempt_count(self, job_id: JobId) -> int:
         with self._database.reading() as connection:
-            return connection.execute(_count(INCARNATIONS), {"id": job_id}).scalar_one()
+            return connection.execute(_count(ATTEMPTS), {"id": job_id}).scalar_one()
 
     def members_by_job(self, job_ids: Collection[JobId]) -> dict[JobId, list[MemberRecord]]:
         """Return the present and former members of each of the jobs, by worker id."""

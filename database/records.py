@@ -16,7 +16,7 @@ from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.messages import EpochDone
 from muster.contracts.rank import NO_PROGRESS, ProcessRecord, RankProgress
 from muster.contracts.spec import JobSpec
-from muster.contracts.views import CheckpointView, EventView, IncarnationView
+from muster.contracts.views import AttemptView, CheckpointView, EventView
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -26,7 +26,7 @@ Clock: TypeAlias = Callable[[], datetime]  # returns the time as an aware value 
 RowVersion: TypeAlias = tuple[JobUid, int]  # identifies one state of one job's row
 
 # Rows that hold just what the API shows of them.
-Attempt: TypeAlias = IncarnationView
+Attempt: TypeAlias = AttemptView
 Event: TypeAlias = EventView
 
 
@@ -64,7 +64,7 @@ class Job:
     # A stored idempotent response of an earlier release may lack these fields.
     wanted_world_size: int | None = None
     """What the job was last scaled to; None: never scaled, the spec's size holds."""
-    layout_generation: int = 0
+    group_round: int = 0
     """Counts the group rounds published to the ranks of a synchronous job."""
     master_port: int = 0  # MASTER_PORT of a command's ranks
     restore_from: str | None = None  # from where the present attempts of a gang go on
@@ -116,7 +116,7 @@ class RankRecord:
 
     rank: int
     host: str = LOCAL_HOST
-    incarnation: int
+    attempt: int
     state: str
     process: ProcessRecord | None  # the running process; None once it is known to have exited
     restarts: int = 0  # failures counted against the job's `max_restarts`, over its whole life
@@ -137,7 +137,7 @@ class RankRecord:
     @property
     def worker_id(self) -> str:
         """``rank.attempt``, or the rank alone before its first attempt."""
-        return f"{self.rank}" if self.incarnation < 0 else f"{self.rank}.{self.incarnation}"
+        return f"{self.rank}" if self.attempt < 0 else f"{self.rank}.{self.attempt}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ class MemberRecord:
 
     worker_id: int  # counts up from 0 in each job; never reused
     rank: int
-    incarnation: int
+    attempt: int
     state: str  # a `muster.contracts.pool.WorkerState`
     node: str | None
     gpu_count: int = 0
@@ -187,7 +187,7 @@ class JobChange:
     started_at: datetime | None
     finished_at: datetime | None
     exit_code: int | None
-    layout_generation: int = 0
+    group_round: int = 0
     master_port: int = 0
     restore_from: str | None = None
     checkpoint_requests_done: int = 0

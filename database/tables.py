@@ -4,7 +4,7 @@ A new database gets these; a test compares them with what the migrations make of
 
 jobs ──< agents        the agent of a job on one host; deleted with the job, like all below
      ──< workers       a rank of the job
-     ──< incarnations  an attempt: one process of a rank, and how it ended
+     ──< attempts      one process of a rank, and how it ended
      ──< members       a worker of a synchronous job's pool; kept when it has left
      ──< departures    a member that was asked to leave
      ──< commits       a durable checkpoint of all ranks together
@@ -193,22 +193,18 @@ JOBS: Final = _table(
     "jobs",
     Job,
     ["job_id"],
-    # The release before this one reads these and writes the first; the next release drops them.
-    sa.Column("generation", sa.BigInteger, nullable=False, default=0),
-    sa.Column("agent", sa.Text),
-    sa.Column("agent_token_sha256", sa.String(64)),
     sa.UniqueConstraint("uid"),
     sa.Index(None, "created_at", "job_id"),
     sa.Index(None, "status", "created_at"),
 )
 AGENTS: Final = _table("agents", AgentRecord, ["host"], _job_id())
 WORKERS: Final = _table("workers", RankRecord, ["rank"], _job_id())
-INCARNATIONS: Final = _table(
-    "incarnations",
+ATTEMPTS: Final = _table(
+    "attempts",
     Attempt,
-    ["rank", "incarnation"],
+    ["rank", "attempt"],
     _job_id(),
-    sa.Index(None, "job_id", "started_at", "rank", "incarnation"),
+    sa.Index(None, "job_id", "started_at", "rank", "attempt"),
 )
 MEMBERS: Final = _table("members", MemberRecord, ["worker_id"], _job_id())
 DEPARTURES: Final = sa.Table(

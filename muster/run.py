@@ -299,7 +299,7 @@ class Run:
             flush_streams()
             os._exit(self._exit_code)
 
-    def _beat(self, stopping: bool) -> Heartbeat:  # noqa: FBT001  a field of Beat
+    def _beat(self, stopping: bool) -> Heartbeat:  # noqa: FBT001  a field of Heartbeat
         position = self._reader.committed
         return Heartbeat(
             progress=RankProgress(

@@ -69,7 +69,7 @@ ALARMS = frozenset({"rank_killed", "rank_exited", "agent_lost", "agent_killed", 
 LOOK_SECONDS = 5.0
 
 Process = tuple[str, int, int]
-"""Job, rank and incarnation."""
+"""Job, rank and attempt."""
 
 
 def run(
@@ -115,8 +115,8 @@ def killed(installation: Installation, kills: int, draw: random.Random) -> list[
     struck: dict[Process, float] = {}
     for number in range(kills):
         job_id, rank = jobs[number % len(jobs)]
-        pid, incarnation = live_rank(installation, job_id, rank)
-        struck[job_id, rank, incarnation] = time.time()
+        pid, attempt = live_rank(installation, job_id, rank)
+        struck[job_id, rank, attempt] = time.time()
         os.kill(pid, signal.SIGKILL)
         time.sleep(draw.uniform(*KILL_PAUSE_SECONDS))
     return delays(installation, "rank_exited", struck)
@@ -130,8 +130,8 @@ def frozen(installation: Installation, freezes: int, draw: random.Random) -> lis
     struck: dict[Process, float] = {}
     for job_id, rank in jobs:
         installation.wait_until(job_id, lambda seen, rank=rank: seen["workers"][rank]["step"])
-        pid, incarnation = live_rank(installation, job_id, rank)
-        struck[job_id, rank, incarnation + 1] = time.time()
+        pid, attempt = live_rank(installation, job_id, rank)
+        struck[job_id, rank, attempt + 1] = time.time()
         os.kill(pid, signal.SIGSTOP)
         time.sleep(draw.uniform(*FREEZE_PAUSE_SECONDS))
     return delays(installation, "rank_started", struck)
@@ -175,12 +175,12 @@ def start_ranks(installation: Installation, ranks: int, **fields: object) -> lis
 
 
 def live_rank(installation: Installation, job_id: str, rank: int) -> tuple[int, int]:
-    """Return pid and incarnation of a rank, once it is alive."""
+    """Return pid and attempt of a rank, once it is alive."""
     seen = installation.wait_until(
         job_id, lambda seen: seen["workers"][rank]["state"] == "live" and pids(seen)[rank]
     )
-    _, _, incarnation = seen["workers"][rank]["worker_id"].partition(".")
-    return pids(seen)[rank], int(incarnation)
+    _, _, attempt = seen["workers"][rank]["worker_id"].partition(".")
+    return pids(seen)[rank], int(attempt)
 
 
 def delays(installation: Installation, kind: str, struck: dict[Process, float]) -> list[float]:
@@ -193,7 +193,7 @@ def delays(installation: Installation, kind: str, struck: dict[Process, float]) 
             for event in installation.events(job_id):
                 if event["kind"] == kind:
                     at = datetime.fromisoformat(event["at"]).timestamp()
-                    found[job_id, event["rank"], event["incarnation"]] = at
+                    found[job_id, event["rank"], event["attempt"]] = at
             return all(process in found for process in struck if process[0] == job_id)
 
         return look

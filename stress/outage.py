@@ -171,7 +171,7 @@ def _doubled(installation: Installation, job_id: str) -> Iterator[str]:
     """Yield duplicate events, and a missing end of the job."""
     events = installation.events(job_id)
     found = Counter(
-        (event["kind"], event["rank"], event["incarnation"])
+        (event["kind"], event["rank"], event["attempt"])
         for event in events
         if event["kind"] in ONCE
     )

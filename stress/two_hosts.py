@@ -38,7 +38,7 @@ NEW_STEPS = 10
 FENCED = 75
 """The exit code of a coordinator that has lost its lease."""
 
-WATCHED = ("jobs", "workers", "incarnations", "members", "commits", "epochs", "events")
+WATCHED = ("jobs", "workers", "attempts", "members", "commits", "epochs", "events")
 RECORDER = """
 CREATE TABLE writes (writer text, epoch bigint);
 CREATE FUNCTION record_write() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN

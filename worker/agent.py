@@ -137,13 +137,13 @@ class Agent:
             self._storage.stop()
         kill_descendants()
         self._link.close()
-        if are_logs_home and self._is_dismissed and not self._ranks.is_succeeded:
+        if are_logs_home and self._is_dismissed and not self._ranks.is_replaced:
             shutil.rmtree(self._files.root, ignore_errors=True)
         return self._exit_code
 
     def _take_over(self, prefork_pid: int) -> None:
         """Adopt the ranks that are to go on, and kill what else an earlier agent has left."""
-        if self._ranks.is_succeeded:
+        if self._ranks.is_replaced:
             # A coordinator that was suspended has started us: a newer agent owns the ranks.
             self._resign("no process was touched")
             return
@@ -185,7 +185,7 @@ class Agent:
             for log in self._logs:
                 rotate(log)
             self._groups.deliver()
-            if self._ranks.is_succeeded and not self._is_leaving:
+            if self._ranks.is_replaced and not self._is_leaving:
                 self._resign("its ranks here are killed")
         if not self._link.is_welcome:
             self._on_time_alone(now)
@@ -269,9 +269,9 @@ class Agent:
             case StartRank():
                 self._ranks.start(message)
             case TerminateRank():
-                self._ranks.send_signal(message.rank, message.incarnation, signal.SIGTERM)
+                self._ranks.send_signal(message.rank, message.attempt, signal.SIGTERM)
             case KillRank():
-                self._ranks.send_signal(message.rank, message.incarnation, signal.SIGKILL)
+                self._ranks.send_signal(message.rank, message.attempt, signal.SIGKILL)
             case AnnounceGroup():
                 self._groups.publish(message)
                 self._settle_at = 0.0

@@ -74,7 +74,7 @@ class RankExit:
             reason = Reason.INVALID_PROGRAM
         exited = RankExited(
             rank=order.rank,
-            incarnation=order.incarnation,
+            attempt=order.attempt,
             exit_code=None if reason is None else CANNOT_START,
             signal=None,
             last_lines=(),
@@ -84,7 +84,7 @@ class RankExit:
         if reason is None:
             return cls(exited=exited)
         refused = PermanentFailure(reason=reason, message=message)
-        said = RankSaid(rank=order.rank, incarnation=order.incarnation, message=refused)
+        said = RankSaid(rank=order.rank, attempt=order.attempt, message=refused)
         return cls(said=(said,), exited=exited)
 
 
@@ -127,7 +127,7 @@ class ExitLog:
         was_killed = status.signal == signal.SIGKILL or status.exit_code == KILLED_IN_SHELL
         exited = RankExited(
             rank=rank.rank,
-            incarnation=rank.attempt,
+            attempt=rank.attempt,
             exit_code=status.exit_code,
             signal=status.signal,
             last_lines=lines,
@@ -151,7 +151,7 @@ class ExitLog:
 
     def recorded(self, adopted: AdoptedRank) -> RankExit | None:
         """Return the exit that an earlier agent has recorded, if any."""
-        record = read_exit_record(self._files, adopted.rank, adopted.incarnation, adopted.process)
+        record = read_exit_record(self._files, adopted.rank, adopted.attempt, adopted.process)
         return None if record is None else RankExit(said=record.said, exited=record.exited)
 
     def keep(self, exited: RankExit) -> None:
@@ -165,7 +165,7 @@ class ExitLog:
     def has_ended(self, rank: int, attempt: int) -> bool:
         """Return whether this attempt, or a later one, has ended."""
         last = self._last.get(rank)
-        return last is not None and attempt <= last.exited.incarnation
+        return last is not None and attempt <= last.exited.attempt
 
     def messages(self) -> Iterator[RankSaid | RankExited]:
         """Yield what was reported of all exits."""

@@ -64,7 +64,7 @@ from muster.host.peers import SEND_TIMEOUT_SECONDS, keep_alive
 from muster.logs.log_file import open_log
 
 PASS_SECONDS: Final = 0.25  # between two looks at all files, as often as the agent notes times
-REST_FACTOR: Final = 10  # with many files a look takes longer, and its pause so many times that
+PAUSE_FACTOR: Final = 10  # with many files a look takes longer, and its pause so many times that
 
 BATCH_BYTES: Final = 4 * PART_BYTES  # sent before what came before must be at home
 RETRY_SECONDS: Final = 0.5
@@ -254,7 +254,7 @@ class LogPasses:
         self._send_part(
             LogPart(
                 rank=name.rank,
-                attempt=name.incarnation,
+                attempt=name.attempt,
                 kind=kind,
                 start=start,
                 data=data,
@@ -333,7 +333,7 @@ class LogSender:
                 channel.is_asked_to_drain = False
             if is_last:
                 return
-            channel.wait(max(PASS_SECONDS, REST_FACTOR * (time.monotonic() - began)))
+            channel.wait(max(PASS_SECONDS, PAUSE_FACTOR * (time.monotonic() - began)))
 
 
 def main() -> None:

@@ -94,7 +94,7 @@ class RankProcess:
             theirs.close()
         return cls(
             rank=order.rank,
-            attempt=order.incarnation,
+            attempt=order.attempt,
             tag=order.environment[PROCESS_TAG],
             log=log,
             process=ChildProcess(pid),
@@ -110,7 +110,7 @@ class RankProcess:
             self.channel.send(msgspec.msgpack.encode(own))
         except OSError:
             return False
-        self.rank, self.attempt = order.rank, order.incarnation
+        self.rank, self.attempt = order.rank, order.attempt
         self.tag = own[PROCESS_TAG]
         self._latest = {kind: it for kind, it in self._latest.items() if kind is Executing}
         return True
@@ -179,7 +179,7 @@ class RankProcess:
     def say(self, message: RankMessage) -> RankSaid:
         """Keep and return a message on its behalf."""
         self.keep(message)
-        return RankSaid(rank=self.rank, incarnation=self.attempt, message=message)
+        return RankSaid(rank=self.rank, attempt=self.attempt, message=message)
 
     @cached_property
     def arena(self) -> int:
@@ -236,9 +236,9 @@ class RankProcess:
         """Yield its identity; nothing if it exited before it could be identified."""
         identity = self.process.identity
         if identity is not None:
-            yield RankSpawned(rank=self.rank, incarnation=self.attempt, **asdict(identity))
+            yield RankSpawned(rank=self.rank, attempt=self.attempt, **asdict(identity))
 
     def kept_messages(self) -> Iterator[RankSaid]:
         """Yield the last message of each type in order of arrival, then all saves."""
         for message in (*self._latest.values(), *self._saved):
-            yield RankSaid(rank=self.rank, incarnation=self.attempt, message=message)
+            yield RankSaid(rank=self.rank, attempt=self.attempt, message=message)

@@ -64,7 +64,7 @@ class ChannelReader:
             return  # removed in the same turn of the loop
         messages, is_open = rank.read(packets)
         for message in messages:
-            self._report(RankSaid(rank=rank.rank, incarnation=rank.attempt, message=message))
+            self._report(RankSaid(rank=rank.rank, attempt=rank.attempt, message=message))
         if not is_open:
             self._unregister(rank)
 

@@ -37,7 +37,7 @@ from muster.host.containment import is_contained, tag_of
 from muster.host.processes import is_stopped
 from muster.host.trace import stamp
 from muster.program import InvalidProgram
-from muster.runtime.agent_sockets import is_succeeded, newest_socket
+from muster.runtime.agent_sockets import is_replaced, newest_socket
 from muster.runtime.stderr_messages import print_stderr
 from worker.containment import reap_zombies
 from worker.exits import ExitLog, RankExit
@@ -122,8 +122,8 @@ class RankTable:
 
     def start(self, order: StartRank) -> None:
         """Start an attempt; ignored if its rank still runs, or the attempt has ended."""
-        has_ended = self._exits.has_ended(order.rank, order.incarnation)
-        if order.rank in self._running or has_ended or self.is_succeeded:
+        has_ended = self._exits.has_ended(order.rank, order.attempt)
+        if order.rank in self._running or has_ended or self.is_replaced:
             return
         try:
             with self._gpus.claimed(order, len(self._running)) as gpus:
@@ -151,10 +151,10 @@ class RankTable:
             AGENT_SOCKET: str(self._socket),
             STORAGE_SOCKET: str(self._files.storage_socket) if self._has_storage else "",
             ORPHAN_TIMEOUT: repr(self._orphan_timeout_seconds),
-            ERROR_FILE: str(self._files.error_file(order.rank, order.incarnation)),
+            ERROR_FILE: str(self._files.error_file(order.rank, order.attempt)),
         }
         complete = msgspec.structs.replace(order, environment=environment)
-        files = self._log_files(order.rank, order.incarnation)
+        files = self._log_files(order.rank, order.attempt)
         if (spare := self._spares.take(complete, *files)) is not None:
             return spare
         log = LogIndex(*files)
@@ -176,13 +176,13 @@ class RankTable:
             return
         process = AdoptedProcess(adopted.process)
         try:
-            log = LogIndex(*self._log_files(adopted.rank, adopted.incarnation))
+            log = LogIndex(*self._log_files(adopted.rank, adopted.attempt))
         except OSError as error:  # disk full: the rank itself is not affected
             print_stderr(f"rank {adopted.rank}: the times of its log lines are lost: {error}")
             log = None
         rank = RankProcess(
             rank=adopted.rank,
-            attempt=adopted.incarnation,
+            attempt=adopted.attempt,
             tag=adopted.process_tag,
             log=log,
             process=process,
@@ -215,9 +215,9 @@ class RankTable:
         self._listener = ReconnectListener(self._socket, self._selector, self._accept)
 
     @property
-    def is_succeeded(self) -> bool:
+    def is_replaced(self) -> bool:
         """True if a newer agent has replaced this one, for example after a suspend."""
-        return is_succeeded(self._socket)
+        return is_replaced(self._socket)
 
     @property
     def newest_socket(self) -> Path:
@@ -241,7 +241,7 @@ class RankTable:
         elif rank not in self._running and not self._exits.has_ended(rank, attempt):
             # The order to start it was lost, and the coordinator waits for its exit.
             exited = RankExited(
-                rank=rank, incarnation=attempt, exit_code=None, signal=number, last_lines=()
+                rank=rank, attempt=attempt, exit_code=None, signal=number, last_lines=()
             )
             self._report_exit(RankExit(exited=exited))
 
@@ -285,7 +285,7 @@ class RankTable:
             stamp("exit seen", rank=rank.rank, of=rank.pid)
             self._exited_at[rank.rank] = time.monotonic()
         for rank in died:
-            self._report(RankDied(rank=rank.rank, incarnation=rank.attempt))
+            self._report(RankDied(rank=rank.rank, attempt=rank.attempt))
         return bool(died)
 
     def _on_said(self, said: RankSaid) -> None:
@@ -370,7 +370,7 @@ class GroupPublisher:
 
     def publish(self, order: AnnounceGroup) -> None:
         """Send a group to all ranks; one that is not newer than the last is ignored."""
-        if self._order is not None and order.group.generation <= self._order.group.generation:
+        if self._order is not None and order.group.round <= self._order.group.round:
             return
         if self._result is not None:
             os.close(self._result)
@@ -387,7 +387,7 @@ class GroupPublisher:
         """
         if self._order is None or not any(map(self._is_pending, self._recipients)):
             return
-        seats = list(zip(self._order.group.members, self._order.incarnations, strict=True))
+        seats = list(zip(self._order.group.members, self._order.attempts, strict=True))
         here = [(seat.rank, attempt) for seat, attempt in seats if seat.host == self._host]
         found = [self._ranks.find(*attempt) for attempt in here]
         members = [member for member in found if member is not None]

@@ -85,7 +85,7 @@ class SpareRanks:
         """
         names = order.environment.keys() - ATTEMPT_VARIABLES
         common = {name: order.environment[name] for name in names}
-        wanted = replace(order, rank=SPARE_RANK, incarnation=0, environment=common)
+        wanted = replace(order, rank=SPARE_RANK, attempt=0, environment=common)
         if wanted != self._order:  # at first, or a secret has changed
             self._order = wanted
             self.end_all()

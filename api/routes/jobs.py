@@ -40,9 +40,9 @@ from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.shards import Reading, ranges
 from muster.contracts.spec import JobRequest, JobSpec
 from muster.contracts.views import (
+    AttemptList,
     AuditView,
     EventList,
-    IncarnationList,
     JobList,
     JobPlan,
     JobView,
@@ -226,10 +226,10 @@ def list_events(
 
 
 @router.get(
-    "/jobs/{job_id}/incarnations",
-    **operation("Every process of a job, the newest first", READ, IncarnationList, 404),
+    "/jobs/{job_id}/attempts",
+    **operation("Every process of a job, the newest first", READ, AttemptList, 404),
 )
-def list_incarnations(
+def list_attempts(
     job_id: KnownJobId,
     state: State,
     request: Request,
@@ -244,9 +244,9 @@ def list_incarnations(
         state.history.attempts(job_id, limit + 1, after),
         limit,
         state.history.attempt_count(job_id),
-        lambda last: (last.started_at, last.rank, last.incarnation),
+        lambda last: (last.started_at, last.rank, last.attempt),
     )
-    return reply(IncarnationList(job_id=job_id, incarnations=list(found)), headers=headers)
+    return reply(AttemptList(job_id=job_id, attempts=list(found)), headers=headers)
 
 
 @router.get(

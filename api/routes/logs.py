@@ -104,7 +104,7 @@ class LogPart:
 
 
 async def _log_filter(
-    incarnation: Annotated[
+    attempt: Annotated[
         int | None, Query(ge=0, description="Only this process of each rank; the first is 0.")
     ] = None,
     since: Annotated[
@@ -117,7 +117,7 @@ async def _log_filter(
         str | None, Query(max_length=GREP_LIMIT, description="Only lines with this text.")
     ] = None,
 ) -> LogFilter:
-    return LogFilter(attempt=incarnation, since=_micros(since), until=_micros(until), text=grep)
+    return LogFilter(attempt=attempt, since=_micros(since), until=_micros(until), text=grep)
 
 
 RequestedPart = Annotated[LogPart, Depends()]

@@ -39,7 +39,7 @@ class NewEvent:
     kind: str
     message: str
     rank: int | None = None
-    incarnation: int | None = None
+    attempt: int | None = None
 
 
 def event_of(  # noqa: C901, PLR0911  one return for each kind of observation
@@ -102,12 +102,12 @@ def _of_message(before: JobSnapshot, said: RankSaid, after: JobSnapshot) -> NewE
         case Warned(message=warning) | RestoreFailed(message=warning):
             attempt = before.ranks[said.rank].attempt.number
             message = f"rank {said.rank}: {warning}"
-            return NewEvent(kind="warned", message=message, rank=said.rank, incarnation=attempt)
+            return NewEvent(kind="warned", message=message, rank=said.rank, attempt=attempt)
         case StateMismatch() as mismatch:
             workers = ", ".join(map(str, mismatch.workers))
             plural = "" if len(mismatch.workers) == 1 else "s"
             message = f"worker{plural} {workers}: {printable(mismatch.message)}"
-            return NewEvent(kind="workers_disputed", message=message)
+            return NewEvent(kind="state_mismatch", message=message)
         case Saved(step=step) if before.checkpoint_requests_done < after.checkpoint_requests_done:
             words = f"the requested checkpoint of step {step} is durable"
             return NewEvent(kind="checkpoint_saved", message=words)
@@ -134,12 +134,12 @@ def _of_lost_peer(before: JobSnapshot, rank: int, lost: PeerLost) -> NewEvent | 
     """
     group = before.group
     is_known = any(other.attempt.member.peer_lost_round >= group.round for other in before.ranks)
-    if before.is_ending or is_known or lost.generation != group.round:
+    if before.is_ending or is_known or lost.round != group.round:
         return None
     ranks = ", ".join(map(str, group.ranks))
     name = f"the group of ranks {ranks}, in this order" if ranks else "its group"
     words = f"has lost {name}: {printable(lost.message)}"
-    return _of_rank(before, rank, "rank_stranded", words)
+    return _of_rank(before, rank, "peer_lost", words)
 
 
 def _of_action(before: JobSnapshot, action: actions.Action, after: JobSnapshot) -> NewEvent | None:
@@ -154,7 +154,7 @@ def _of_action(before: JobSnapshot, action: actions.Action, after: JobSnapshot) 
             message = f"{host} and its ranks ({ranks or 'none'}) were given up: {why}"
             return NewEvent(kind="host_lost", message=message)
         case actions.PublishGroup():
-            return NewEvent(kind="layout_announced", message=describe_group(action.group))
+            return NewEvent(kind="group_announced", message=describe_group(action.group))
         case actions.Suspect():
             return _of_rank(after, action.rank, "rank_suspected", "is late with its heartbeat")
         case actions.SetStatus() if before.status is not after.status:
@@ -177,7 +177,7 @@ def _of_status(after: JobSnapshot) -> NewEvent:
 
 def _of_rank(snapshot: JobSnapshot, rank: int, kind: str, words: str) -> NewEvent:
     attempt = snapshot.ranks[rank].attempt.number
-    return NewEvent(kind=kind, message=f"rank {rank} {words}", rank=rank, incarnation=attempt)
+    return NewEvent(kind=kind, message=f"rank {rank} {words}", rank=rank, attempt=attempt)
 
 
 # Sentences

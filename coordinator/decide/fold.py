@@ -99,7 +99,7 @@ def _hear_rank(
     if not 0 <= message.rank < len(snapshot.ranks):
         return snapshot
     rank = snapshot.ranks[message.rank]
-    if message.incarnation != rank.attempt.number or not rank.is_alive:
+    if message.attempt != rank.attempt.number or not rank.is_alive:
         return snapshot
     match message:
         case RankSpawned():

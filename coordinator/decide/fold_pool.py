@@ -83,7 +83,7 @@ def apply_message(
         case JoinedGroup():
             return _join_group(snapshot, rank, message, now)
         case PeerLost():
-            member = replace(member, peer_lost_round=message.generation)
+            member = replace(member, peer_lost_round=message.round)
             lost = snapshot.with_attempt(rank, replace(attempt, member=member))
             return replace(lost, cut=_cut_after(snapshot, rank, message))
         case StateMismatch():
@@ -100,13 +100,13 @@ def _cut_after(snapshot: JobSnapshot, rank: RankSnapshot, lost: PeerLost) -> Cut
     """Return the two hosts that cannot reach each other once a rank has reported a lost peer."""
     cut, number = snapshot.cut, lost.unreachable
     is_known = number is not None and 0 <= number < len(snapshot.ranks)
-    if number is None or not is_known or lost.generation != snapshot.group.round:
+    if number is None or not is_known or lost.round != snapshot.group.round:
         return cut
     hosts = frozenset({rank.host, snapshot.ranks[number].host})
-    if len(hosts) == 1 or (cut is not None and cut.round == lost.generation):
+    if len(hosts) == 1 or (cut is not None and cut.round == lost.round):
         return cut
     is_same = cut is not None and cut.hosts == hosts
-    return CutPair(hosts, lost.generation, cut.count + 1 if cut and is_same else 1)
+    return CutPair(hosts, lost.round, cut.count + 1 if cut and is_same else 1)
 
 
 def locate(snapshot: JobSnapshot, rank: RankSnapshot, node: str) -> JobSnapshot:
@@ -157,7 +157,7 @@ def _join(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> JobSnapshot:
     """Every new attempt is a new worker."""
     newcomer = Newcomer(
         rank=rank.rank,
-        incarnation=rank.attempt.number,
+        attempt=rank.attempt.number,
         node=LOCAL_NODE,
         gpus=0,
         backend=snapshot.spec.effective_backend,
@@ -173,7 +173,7 @@ def _join_group(
 ) -> JobSnapshot:
     group, attempt, worker_id = snapshot.group, rank.attempt, rank.attempt.worker_id
     began = message.step if attempt.step_at_start is None else attempt.step_at_start
-    member = replace(attempt.member, joined_round=message.generation)
+    member = replace(attempt.member, joined_round=message.round)
     attempt = replace(attempt, member=member, step_at_start=began, has_told_step=True)
     progress = msgspec.structs.replace(rank.progress, step=message.step)
     joined = replace(rank, attempt=attempt, progress=progress)

@@ -57,9 +57,9 @@ def mark_alive(rank: RankSnapshot, now: float) -> RankSnapshot:
 def record_hello(rank: RankSnapshot, now: float) -> RankSnapshot:
     """From the first hello on, silence and lack of progress count."""
     rank = mark_alive(rank, now)
-    if rank.attempt.beats:
+    if rank.attempt.sends_heartbeats:
         return rank
-    return replace(rank, attempt=replace(rank.attempt, beats=True, progressed_at=now))
+    return replace(rank, attempt=replace(rank.attempt, sends_heartbeats=True, progressed_at=now))
 
 
 def record_heartbeat(

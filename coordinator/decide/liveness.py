@@ -118,7 +118,7 @@ def silence_deadlines(snapshot: JobSnapshot, rank: RankSnapshot) -> Iterator[flo
     spec, attempt = snapshot.spec, rank.attempt
     if attempt.process is ProcessState.SPAWNED:
         yield attempt.spawned_at + spec.start_grace_seconds
-    if attempt.beats:
+    if attempt.sends_heartbeats:
         yield attempt.heard_at + SUSPECT_SHARE * spec.heartbeat_timeout
     yield _silent_since(attempt) + spec.heartbeat_timeout
 
@@ -131,7 +131,7 @@ def _judge(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> Iterator[Ac
         cause = Cause(reason=Reason.START_TIMEOUT, message=message)
         yield KillProcess(rank=rank.rank, cause=cause)
     elif now >= _silent_since(attempt) + spec.heartbeat_timeout:
-        what = "sent no heartbeat" if attempt.beats else "was stopped (SIGSTOP)"
+        what = "sent no heartbeat" if attempt.sends_heartbeats else "was stopped (SIGSTOP)"
         message = f"{what} for {spec.heartbeat_timeout:g} s and was killed"
         cause = Cause(reason=Reason.HEARTBEAT_TIMEOUT, message=message)
         yield KillProcess(rank=rank.rank, cause=cause)
@@ -142,7 +142,7 @@ def _judge(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> Iterator[Ac
         message = f"sent heartbeats but {what} for {seconds:g} s and was killed"
         yield KillProcess(rank=rank.rank, cause=Cause(reason=Reason.NO_PROGRESS, message=message))
     elif (
-        attempt.beats
+        attempt.sends_heartbeats
         and attempt.process is ProcessState.LIVE
         and now >= attempt.heard_at + SUSPECT_SHARE * spec.heartbeat_timeout
     ):
@@ -154,7 +154,7 @@ def _silent_since(attempt: Attempt) -> float:
 
     A program that has never sent a heartbeat may never do so: only being stopped counts.
     """
-    if attempt.beats:
+    if attempt.sends_heartbeats:
         return attempt.heard_at
     return NEVER_DUE if attempt.stopped_at is None else attempt.stopped_at
 
@@ -165,7 +165,7 @@ def _is_stuck(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
     Silence does not count here: the next heartbeat may report a step, or that the rank waits.
     """
     attempt = rank.attempt
-    if not attempt.beats or not is_step_expected(snapshot, rank):
+    if not attempt.sends_heartbeats or not is_step_expected(snapshot, rank):
         return False
     return attempt.heard_at >= attempt.progressed_at + _step_timeout(snapshot, rank)
 

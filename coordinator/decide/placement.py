@@ -51,7 +51,7 @@ def place(
 
     `holding` are all admitted jobs, this one included.
     """
-    waiting = list(homeless(job, now))
+    waiting = list(unplaced(job, now))
     nodes = [
         node
         for node in cluster.nodes
@@ -77,7 +77,7 @@ def is_set_aside(agent: AgentSnapshot, now: float) -> bool:
     return is_lost and not agent.is_local
 
 
-def homeless(job: JobSnapshot, now: float) -> Iterator[RankSnapshot]:
+def unplaced(job: JobSnapshot, now: float) -> Iterator[RankSnapshot]:
     """Yield the ranks that are to start and have no host, or have lost it."""
     if job.is_ending or (job.agents.keys() == job.hosts.keys() and not job.spans_hosts):
         return

@@ -198,7 +198,7 @@ class Attempt:
     heard_at: float = NEVER
     progressed_at: float = NEVER
     stopped_at: float | None = None  # when its agent first saw it stopped (SIGSTOP)
-    beats: bool = False  # it has said hello, so a missing heartbeat means something
+    sends_heartbeats: bool = False  # it has said hello, so a missing heartbeat means something
     waiting: bool = False  # it reports that it waits for other ranks
     intent: EndIntent = EndIntent()
     refused: Cause | None = None  # the permanent error that it reported

@@ -9,10 +9,12 @@ from urllib.parse import quote
 
 from muster.client.errors import Ambiguous as Ambiguous
 from muster.client.errors import Busy as Busy
+from muster.client.errors import CertificateRejected as CertificateRejected
 from muster.client.errors import ClientError as ClientError
 from muster.client.errors import Conflict as Conflict
-from muster.client.errors import HungUp as HungUp
+from muster.client.errors import ConnectionClosed as ConnectionClosed
 from muster.client.errors import Invalid as Invalid
+from muster.client.errors import InvalidRequest as InvalidRequest
 from muster.client.errors import NoCertificates as NoCertificates
 from muster.client.errors import NotAllowed as NotAllowed
 from muster.client.errors import NotFound as NotFound
@@ -21,8 +23,6 @@ from muster.client.errors import Refused as Refused
 from muster.client.errors import Replaced as Replaced
 from muster.client.errors import Unconfirmed as Unconfirmed
 from muster.client.errors import Unreachable as Unreachable
-from muster.client.errors import Unsendable as Unsendable
-from muster.client.errors import Untrusted as Untrusted
 from muster.client.errors import WaitTimedOut as WaitTimedOut
 from muster.client.errors import WrongPath as WrongPath
 

@@ -2,11 +2,11 @@
 
 ClientError
 ├── Unreachable        no answer
-│   └── HungUp         the server closed the connection instead of answering
+│   └── ConnectionClosed         the server closed the connection instead of answering
 ├── Unconfirmed        no answer any more, and the request may have been carried out: see `lost`
-├── Untrusted          the server has no trusted certificate, or does not speak TLS
+├── CertificateRejected          the server has no trusted certificate, or does not speak TLS
 ├── NoCertificates     the file of trusted certificates cannot be used
-├── Unsendable         a URL, a token or a value cannot be sent
+├── InvalidRequest         a URL, a token or a value cannot be sent
 ├── NotMuster          the server that answers is not a Muster API
 │   └── WrongPath      it is, but the URL has a path under which it serves nothing
 ├── Refused            the API answered with a problem document; the message says what to do next
@@ -35,7 +35,7 @@ class ClientError(MusterError):
     """A request failed."""
 
 
-class Unsendable(ClientError):
+class InvalidRequest(ClientError):
     """The request cannot be written as HTTP or JSON; nothing was sent."""
 
 
@@ -55,7 +55,7 @@ class Unreachable(ClientError):
         super().__init__(f"no answer from {url}: {advice}")
 
 
-class HungUp(Unreachable):
+class ConnectionClosed(Unreachable):
     """The server closed the connection instead of answering."""
 
     def __init__(self, url: str) -> None:
@@ -78,7 +78,7 @@ class Unconfirmed(ClientError):
         self.lost = lost
 
 
-class Untrusted(ClientError):
+class CertificateRejected(ClientError):
     """The TLS handshake failed; no request was sent."""
 
 

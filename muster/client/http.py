@@ -23,14 +23,14 @@ import msgspec
 
 from muster.client.errors import (
     Busy,
+    CertificateRejected,
     ClientError,
-    HungUp,
+    ConnectionClosed,
+    InvalidRequest,
     NoCertificates,
     NotMuster,
     Unconfirmed,
     Unreachable,
-    Unsendable,
-    Untrusted,
     WrongPath,
     refusal,
 )
@@ -115,7 +115,9 @@ class Connection:
                 trust_env=False,
             )
         except httpx.InvalidURL as error:
-            raise Unsendable(f"{url} is not a valid URL: {error}; correct MUSTER_URL") from error
+            raise InvalidRequest(
+                f"{url} is not a valid URL: {error}; correct MUSTER_URL"
+            ) from error
 
     def close(self) -> None:
         self._http.close()
@@ -138,8 +140,8 @@ class Connection:
         `is_repeatable` says whether it is (None: if the method is GET). `read_seconds` replaces the
         read timeout. `deadline`, on the clock `monotonic`, ends the retries.
 
-        Raises `Unsendable`, `Unreachable`, `Untrusted`, `NotMuster` or a `Refused`, and
-        `Unconfirmed` if a request with a key may have been carried out.
+        Raises `InvalidRequest`, `Unreachable`, `CertificateRejected`, `NotMuster` or a `Refused`,
+        and `Unconfirmed` if a request with a key may have been carried out.
         """
         if is_repeatable is None:
             is_repeatable = method == "GET" or key is not None
@@ -162,7 +164,7 @@ class Connection:
                 now, wait_seconds = self.monotonic(), max(pause, retry_after(error))
                 if lost_at is None:
                     # A server that closes the connection during a long answer was there until now.
-                    lost_at = now if isinstance(error, HungUp | Busy) else asked_at
+                    lost_at = now if isinstance(error, ConnectionClosed | Busy) else asked_at
                 until = min(lost_at + self._retry_seconds, deadline)
                 if not is_repeatable or now + wait_seconds > until:
                     if key is not None and may_be_done:
@@ -208,9 +210,9 @@ class Connection:
                 method, path, params=query or None, headers=headers, content=content
             )
         except UnicodeEncodeError as error:
-            raise Unsendable("a text of this request is not valid Unicode") from error
+            raise InvalidRequest("a text of this request is not valid Unicode") from error
         except httpx.InvalidURL as error:
-            raise Unsendable(f"no URL can hold this request: {error}") from error
+            raise InvalidRequest(f"no URL can hold this request: {error}") from error
 
     def _send(self, request: httpx.Request) -> ApiResponse:
         try:
@@ -232,7 +234,7 @@ class Connection:
 
     def _unanswered(self, error: httpx.RequestError) -> ClientError:
         if isinstance(error, httpx.ReadError | httpx.RemoteProtocolError | httpx.DecodingError):
-            return HungUp(self.url)
+            return ConnectionClosed(self.url)
         if (cause := _cause(error, ssl.SSLError)) is not None:
             return _untrusted(self.url, cause)
         unresolved = _cause(error, socket.gaierror)
@@ -283,13 +285,13 @@ def tls_context(url: str, ca_file: str | None) -> ssl.SSLContext:
         ) from error
 
 
-def _untrusted(url: str, error: ssl.SSLError) -> Untrusted:
+def _untrusted(url: str, error: ssl.SSLError) -> CertificateRejected:
     if not isinstance(error, ssl.SSLCertVerificationError):
-        return Untrusted(
+        return CertificateRejected(
             f"the TLS handshake with {url} failed ({_reason(error)}): if the server does not speak "
             "TLS, write http:// in MUSTER_URL"
         )
-    return Untrusted(
+    return CertificateRejected(
         f"the certificate of {url} is not trusted ({error.verify_message}): if it is the "
         f"operator's own, set {CA_FILE} to it. Set MUSTER_URL to a name that its certificate is for"
     )
@@ -319,7 +321,7 @@ def _cause(error: BaseException, kind: type[Raised]) -> Raised | None:
 def _bearer(token: str) -> str:
     stripped = token.strip()  # a file that it was read from ends with a line feed
     if not (stripped.isascii() and stripped.isprintable()):
-        raise Unsendable("the token has characters that no token has: copy it again")
+        raise InvalidRequest("the token has characters that no token has: copy it again")
     return f"Bearer {stripped}"
 
 
@@ -327,6 +329,6 @@ def _encoded(body: object) -> bytes:
     try:
         return msgspec.json.encode(body, enc_hook=os.fspath)
     except TypeError as error:
-        raise Unsendable(f"this request holds a value that is not JSON: {error}") from error
+        raise InvalidRequest(f"this request holds a value that is not JSON: {error}") from error
     except RecursionError as error:
-        raise Unsendable("this request contains itself, or is nested too deeply") from error
+        raise InvalidRequest("this request contains itself, or is nested too deeply") from error

@@ -24,12 +24,12 @@ from muster.client.http import (
 )
 from muster.client.progress import Progress
 from muster.contracts.views import (
+    AttemptList,
+    AttemptView,
     AuditView,
     Deleted,
     EventList,
     EventView,
-    IncarnationList,
-    IncarnationView,
     JobView,
     LogLineView,
     LogTail,
@@ -104,12 +104,12 @@ class Job:
         query = _present(limit=limit, after=after)
         return self._get("events", **query).read_as(EventList).events
 
-    def incarnations(self) -> Iterator[IncarnationView]:
+    def attempts(self) -> Iterator[AttemptView]:
         """Yield every attempt of its ranks, newest first."""
-        page: str | None = self._path("incarnations")
+        page: str | None = self._path("attempts")
         while page:
             answer = self._connection.ask("GET", page)
-            yield from answer.read_as(IncarnationList).incarnations
+            yield from answer.read_as(AttemptList).attempts
             page = answer.next_page
 
     def follow_events(self, limit: int = 1000) -> Iterator[EventView]:

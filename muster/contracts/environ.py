@@ -357,7 +357,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
     job_uid: str
     rank: int
-    incarnation: int
+    attempt: int
     checkpoint_dir: Location
     dataset_dir: Location
     master_port: int
@@ -383,7 +383,7 @@ def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
 
     The torchrun names let an unmodified script find its place.
     """
-    rank, attempt = str(assignment.rank), str(assignment.incarnation)
+    rank, attempt = str(assignment.rank), str(assignment.attempt)
     place = assignment.place or HostPlace(
         local_rank=assignment.rank, local_world_size=spec.world_size
     )
@@ -429,7 +429,7 @@ def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
         "MUSTER_GENERATION": str(assignment.generation),
         HOST_COUNT: str(place.host_count),
         RESTORE_FROM: assignment.restore_from or "",
-        PROCESS_TAG: process_tag(assignment.job_uid, assignment.rank, assignment.incarnation),
+        PROCESS_TAG: process_tag(assignment.job_uid, assignment.rank, assignment.attempt),
     }
 
 

@@ -49,7 +49,7 @@ class Hello(_Message, frozen=True, tag="hello"):
     python: str = ""  # its interpreter
 
 
-class Heartbeat(_Message, frozen=True, tag="beat"):
+class Heartbeat(_Message, frozen=True, tag="heartbeat"):
     """The rank is alive. Sent at every interval, and earlier when there is news."""
 
     progress: RankProgress
@@ -73,7 +73,7 @@ class Orphaned(_Message, frozen=True, tag="orphaned"):
     by: str  # sender and reason; "itself (no agent for 300 s)"
 
 
-class PermanentFailure(_Message, frozen=True, tag="refused"):
+class PermanentFailure(_Message, frozen=True, tag="permanent_failure"):
     """The rank is about to exit, and a restart would not help."""
 
     reason: Reason
@@ -107,25 +107,25 @@ SPARE_READY: Final = Ready(port=-1)
 """A spare process has loaded its program and data, and waits for an order."""
 
 
-class JoinedGroup(_Message, frozen=True, tag="took_up"):
+class JoinedGroup(_Message, frozen=True, tag="joined_group"):
     """The rank trains in this group round: it has the state that all members have."""
 
-    generation: Count
+    round: Count
     step: Count
 
 
-class PeerLost(_Message, frozen=True, omit_defaults=True, tag="stranded"):
+class PeerLost(_Message, frozen=True, omit_defaults=True, tag="peer_lost"):
     """The rank lost a peer, or never reached it, and waits for the next group round."""
 
-    generation: Count
+    round: Count
     message: str
     unreachable: int | None = None  # the rank to which no connection came about
 
 
-class StateMismatch(_Message, frozen=True, tag="disputed"):
+class StateMismatch(_Message, frozen=True, tag="state_mismatch"):
     """Some members of the group hold, or compute, other bits than the rest."""
 
-    generation: Count
+    round: Count
     workers: tuple[int, ...]
     message: str
 
@@ -181,7 +181,7 @@ RankMessage: TypeAlias = (
 # Agent → rank
 
 
-class GroupMember(_Message, frozen=True, omit_defaults=True, tag="seat"):
+class GroupMember(_Message, frozen=True, omit_defaults=True, tag="group_member"):
     """One worker of a group. Its index in the group is its index in `WorkerGroup.members`."""
 
     worker_id: int
@@ -191,7 +191,7 @@ class GroupMember(_Message, frozen=True, omit_defaults=True, tag="seat"):
     address: str = LOOPBACK  # where members on other hosts reach it
 
 
-class WorkerGroup(_Message, frozen=True, omit_defaults=True, tag="layout"):
+class WorkerGroup(_Message, frozen=True, omit_defaults=True, tag="worker_group"):
     """The workers that train together from now on. A rank that is not a member exits.
 
     File descriptors of shared memory travel with it. If all members are on one host, first the
@@ -199,9 +199,9 @@ class WorkerGroup(_Message, frozen=True, omit_defaults=True, tag="layout"):
     arena in the order of `members`. Else the recipient's own arena alone.
     """
 
-    generation: int  # the group round: counts up with every change of the group
+    round: int  # counts up with every change of the group
     token: str  # members prove with it that they belong to the group
-    members: tuple[GroupMember, ...] = msgspec.field(name="seats")
+    members: tuple[GroupMember, ...]
     paused: bool  # no step is taken until the next round
     save: bool = False  # a checkpoint was requested: save the present step before the next one
 
@@ -266,7 +266,7 @@ class RankSpawned(_Message, frozen=True, tag="rank_spawned"):
     """A process was started; the fields of its `ProcessRecord` identify it for ever."""
 
     rank: int
-    incarnation: int
+    attempt: int
     pid: int
     start_ticks: int
     boot_id: str
@@ -278,7 +278,7 @@ class RankSaid(_Message, frozen=True, tag="rank_said"):
     """A message of a rank, forwarded unchanged."""
 
     rank: int
-    incarnation: int
+    attempt: int
     message: RankMessage
 
 
@@ -290,7 +290,7 @@ class RankExited(_Message, frozen=True, tag="rank_exited"):
     """
 
     rank: int
-    incarnation: int
+    attempt: int
     exit_code: int | None
     signal: int | None
     last_lines: tuple[str, ...]  # the end of its log
@@ -312,7 +312,7 @@ class RankDied(_Message, frozen=True, tag="rank_died"):
     """
 
     rank: int
-    incarnation: int
+    attempt: int
 
 
 class RankCheckpoints(msgspec.Struct, frozen=True, kw_only=True):
@@ -331,7 +331,7 @@ class CheckpointsListed(_Message, frozen=True, tag="checkpoints_listed"):
     problem: str | None = None  # why they cannot be listed at the moment
 
 
-class AgentHeartbeat(_Message, frozen=True, tag="pulse"):
+class AgentHeartbeat(_Message, frozen=True, tag="agent_heartbeat"):
     """The agent is alive and reads from its ranks: it does not cause the silence of a rank."""
 
     stopped: tuple[tuple[int, int], ...]
@@ -374,7 +374,7 @@ class StartRank(_Message, frozen=True, tag="start_rank"):
     """Start this attempt with exactly this environment (on top of the agent's own)."""
 
     rank: int
-    incarnation: int
+    attempt: int
     environment: dict[str, str]
     working_dir: str
 
@@ -383,21 +383,21 @@ class TerminateRank(_Message, frozen=True, tag="terminate_rank"):
     """Ask the process to save and exit (SIGTERM)."""
 
     rank: int
-    incarnation: int
+    attempt: int
 
 
 class KillRank(_Message, frozen=True, tag="kill_rank"):
     """End the process and everything it started (SIGKILL)."""
 
     rank: int
-    incarnation: int
+    attempt: int
 
 
-class AnnounceGroup(_Message, frozen=True, tag="announce"):
+class AnnounceGroup(_Message, frozen=True, tag="announce_group"):
     """Send the group to every rank; the attempt numbers say which processes are meant."""
 
-    group: WorkerGroup = msgspec.field(name="layout")
-    incarnations: tuple[int, ...]  # the attempt of each member's rank
+    group: WorkerGroup
+    attempts: tuple[int, ...]  # the attempt of each member's rank
 
 
 class Dismiss(_Message, frozen=True, tag="dismiss"):
@@ -423,7 +423,7 @@ class AdoptedRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A rank's process that an earlier agent started and the new agent supervises."""
 
     rank: int
-    incarnation: int
+    attempt: int
     process: ProcessRecord
     process_tag: str  # `muster.contracts.environ.PROCESS_TAG` in it and in its children
 

@@ -69,15 +69,15 @@ class LogName:
     """The process that wrote a log file; sorts by rank, then by attempt."""
 
     rank: int
-    incarnation: int
+    attempt: int
 
     @property
     def key(self) -> tuple[int, int]:
-        return self.rank, self.incarnation
+        return self.rank, self.attempt
 
     @property
     def stem(self) -> str:
-        return f"rank_{self.rank:05d}.{self.incarnation:03d}"
+        return f"rank_{self.rank:05d}.{self.attempt:03d}"
 
     @classmethod
     def parse(cls, file_name: str) -> "LogName | None":

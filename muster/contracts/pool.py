@@ -48,7 +48,7 @@ class Newcomer:
     """The facts with which a process joins."""
 
     rank: int  # a new rank, or that of a worker that failed or left
-    incarnation: int  # the attempt of that rank
+    attempt: int  # the attempt of that rank
     node: str
     gpus: int
     backend: str  # its array library, such as ``numpy``

@@ -2,7 +2,7 @@
 
 A *rank* is a place in the job; an *attempt* is one process that fills it. The attempts of a rank
 count up from 0 and are never reused, so a message, a log file and a checkpoint's generation say
-which process they come from. (Messages and tables call the number `incarnation`.)
+which process they come from.
 """
 
 from collections.abc import Mapping

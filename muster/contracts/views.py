@@ -119,9 +119,7 @@ class SummaryView(_JobHeading, frozen=True, kw_only=True):
     checkpoints_saved: int
     last_checkpoint_step: Annotated[int | None, _doc("The newest of any rank.")]
     restarts: int
-    endings: Annotated[
-        dict[str, int], _doc("Number of processes per kind of exit; see /incarnations.")
-    ]
+    endings: Annotated[dict[str, int], _doc("Number of processes per kind of exit; see /attempts.")]
     workers: list[WorkerView]
 
     @property
@@ -191,7 +189,7 @@ class EventView(View, frozen=True, kw_only=True):
     kind: Annotated[str, _doc("A past participle, such as submitted or rank_exited.")]
     message: str
     rank: int | None = None
-    incarnation: int | None = None
+    attempt: int | None = None
     actor: Annotated[
         str | None, _doc("Who asked for it, such as token:ci; null if the system did it.")
     ] = None
@@ -205,11 +203,11 @@ class EventList(View, frozen=True, kw_only=True):
     events: list[EventView]
 
 
-class IncarnationView(View, frozen=True, kw_only=True):
+class AttemptView(View, frozen=True, kw_only=True):
     """One attempt of a rank: one process. Fields about its exit are null while it lives."""
 
     rank: int
-    incarnation: int
+    attempt: int
     pid: Annotated[int | None, _doc("Kept after the exit; null before it is known.")]
     started_at: Moment
     ended_at: Moment | None = None
@@ -228,9 +226,9 @@ class IncarnationView(View, frozen=True, kw_only=True):
     step_at_end: int | None = None
 
 
-class IncarnationList(View, frozen=True, kw_only=True):
+class AttemptList(View, frozen=True, kw_only=True):
     job_id: str
-    incarnations: list[IncarnationView]
+    attempts: list[AttemptView]
 
 
 class EpochView(View, frozen=True, kw_only=True):

@@ -70,7 +70,7 @@ class JobFollower:
         while heads and size < BATCH_BYTES:
             _, _, rank = heapq.heappop(heads)
             lines = self._ranks[rank].queue.popleft()
-            self._position[rank] = (lines.name.incarnation, lines.end)
+            self._position[rank] = (lines.name.attempt, lines.end)
             found.append(lines)
             size += len(lines.raw) + 1
             push(rank)
@@ -81,7 +81,7 @@ class JobFollower:
         if self._until is None:
             return logs
         known = {
-            rank: [name for name in names if name.incarnation <= self._until[rank][0]]
+            rank: [name for name in names if name.attempt <= self._until[rank][0]]
             for rank, names in logs.items()
             if rank in self._until and not self._is_ahead(rank)
         }
@@ -114,7 +114,7 @@ class _RankFollower:
         Opens the next of `names` when the current one is over and read to its end.
         """
         if self._file is None:
-            first = (name for name in names if name.incarnation >= self._place[0])
+            first = (name for name in names if name.attempt >= self._place[0])
             self._file = self._open(next(first, names[0]))
         while not self.queue:
             current = self._file.name
@@ -130,8 +130,8 @@ class _RankFollower:
         return math.inf if micros is None else micros
 
     def _open(self, name: LogName) -> "FileFollower":
-        offset = self._place[1] if self._place[0] == name.incarnation else 0
-        limit = self._until[1] if self._until[0] == name.incarnation else math.inf
+        offset = self._place[1] if self._place[0] == name.attempt else 0
+        limit = self._until[1] if self._until[0] == name.attempt else math.inf
         return FileFollower(LogFile(self._files, name), offset, limit)
 
 

@@ -58,13 +58,13 @@ class LocalLogs:
         size = 0
         ranks = (_read_rank(self._complete(names)) for names in logs.values())
         for _, lines in islice(_merge(ranks), count):
-            position[lines.name.rank] = (lines.name.incarnation, lines.start)
+            position[lines.name.rank] = (lines.name.attempt, lines.start)
             size += lines.end - lines.start
             if size >= SEARCH_LIMIT_BYTES:
                 break
         for number in logs.keys() - position.keys():
             log, *_, end = next(self._complete(logs[number]))
-            position[number] = (log.name.incarnation, end)
+            position[number] = (log.name.attempt, end)
         return position
 
     def follow(
@@ -82,13 +82,13 @@ class LocalLogs:
     def _matching(self, names: Sequence[LogName], wanted: LogFilter) -> Iterator[_Span]:
         first_attempt, first_offset = wanted.after.get(names[0].rank, (0, 0))
         for name in reversed(names):
-            if wanted.attempt in {None, name.incarnation} and name.incarnation >= first_attempt:
+            if wanted.attempt in {None, name.attempt} and name.attempt >= first_attempt:
                 log = LogFile(self._files, name)
                 begin, end = log.extent()
                 written = end if wanted.until is None else log.times.size_at(wanted.until)
                 if written < end:
                     end = log.line_end_before(written, begin)
-                yield log, first_offset if name.incarnation == first_attempt else 0, begin, end
+                yield log, first_offset if name.attempt == first_attempt else 0, begin, end
 
 
 def _merge(ranks: Iterable[Iterator[_Dated]]) -> Iterator[_Dated]:

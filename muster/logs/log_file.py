@@ -79,10 +79,10 @@ class LogFile:
 
     def __init__(self, files: JobFiles, name: LogName) -> None:
         self.name = name
-        self.times = TimeIndex(files.times(name.rank, name.incarnation))
-        self._path = files.log(name.rank, name.incarnation)
-        self._sender = files.log_host(name.rank, name.incarnation)
-        self._exit = files.exit_record(name.rank, name.incarnation)
+        self.times = TimeIndex(files.times(name.rank, name.attempt))
+        self._path = files.log(name.rank, name.attempt)
+        self._sender = files.log_host(name.rank, name.attempt)
+        self._exit = files.exit_record(name.rank, name.attempt)
 
     def exists(self) -> bool:
         return self._path.exists()

@@ -20,7 +20,7 @@ from muster.contracts.environ import RankSettings
 from muster.contracts.messages import SAVED_LIMIT, RankMessage, Saved
 from muster.contracts.wire import encode
 from muster.host.peers import connect_to_own
-from muster.runtime.agent_sockets import is_succeeded, newest_socket
+from muster.runtime.agent_sockets import is_replaced, newest_socket
 
 CONNECT_SECONDS: Final = 1.0
 """Timeout of one attempt to reach a new agent; the heartbeat thread tries again."""
@@ -75,7 +75,7 @@ class AgentSocket:
             return True
 
     @property
-    def is_succeeded(self) -> bool:
+    def is_replaced(self) -> bool:
         """Whether a newer agent has started although ours lives.
 
         A new agent first kills its predecessor, or the ranks that it does not adopt. So ours was
@@ -84,7 +84,7 @@ class AgentSocket:
         if self._channel is None or self._address is None or self.is_broken:
             return False
         # Check again: an agent that has just died is an ordinary takeover.
-        return is_succeeded(self._address) and not self.is_broken
+        return is_replaced(self._address) and not self.is_broken
 
     def send(self, payload: bytes) -> None:
         """Send a packet, whole or not at all."""
@@ -214,7 +214,7 @@ class AgentClient:
     def is_replaced(self) -> bool:
         """True if a newer agent has replaced ours, and another process this one."""
         with self._reconnecting:
-            return self.socket.is_succeeded
+            return self.socket.is_replaced
 
     def wait_for_loss(self, seconds: float) -> None:
         """Wait until the agent is gone, or the time has passed; a moment if it is gone already."""

@@ -36,6 +36,6 @@ def newest_generation(socket: Path) -> int:
     return generation_of(newest_socket(socket))
 
 
-def is_succeeded(socket: Path) -> bool:
+def is_replaced(socket: Path) -> bool:
     """Return whether a newer agent than that of `socket` has started."""
     return newest_generation(socket) > generation_of(socket)

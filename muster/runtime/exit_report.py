@@ -46,7 +46,7 @@ def write_exit_record(files: JobFiles, record: ExitRecord) -> None:
 
     Not flushed: after a power cut no process is left, and an exit that is in no row starts again.
     """
-    path = files.exit_record(record.exited.rank, record.exited.incarnation)
+    path = files.exit_record(record.exited.rank, record.exited.attempt)
     if not path.exists():
         path.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
@@ -57,32 +57,32 @@ def write_exit_record(files: JobFiles, record: ExitRecord) -> None:
 
 def write_own_record(files: JobFiles, record: ExitRecord) -> None:
     """Write the process's own record; it survives the process, not the machine. Raises OSError."""
-    path = files.exit_report(record.exited.rank, record.exited.incarnation)
+    path = files.exit_report(record.exited.rank, record.exited.attempt)
     path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
     path.touch(mode=0o600)
     path.write_bytes(encode_exit_record(record))
 
 
 def read_exit_record(
-    files: JobFiles, rank: int, incarnation: int, process: ProcessRecord | None
+    files: JobFiles, rank: int, attempt: int, process: ProcessRecord | None
 ) -> ExitRecord | None:
     """Return the agent's record of this process; None without a valid one."""
-    return _read(files.exit_record(rank, incarnation), None if process is None else process.pid)
+    return _read(files.exit_record(rank, attempt), None if process is None else process.pid)
 
 
-def read_own_record(files: JobFiles, rank: int, incarnation: int, pid: int) -> ExitRecord | None:
+def read_own_record(files: JobFiles, rank: int, attempt: int, pid: int) -> ExitRecord | None:
     """Return the process's own record; the process may have been killed after writing it."""
-    return _read(files.exit_report(rank, incarnation), pid)
+    return _read(files.exit_report(rank, attempt), pid)
 
 
 def find_exit_record(
-    files: JobFiles, rank: int, incarnation: int, process: ProcessRecord | None
+    files: JobFiles, rank: int, attempt: int, process: ProcessRecord | None
 ) -> ExitRecord | None:
     """Return the best record of an exit that no agent will report any more."""
-    record = read_exit_record(files, rank, incarnation, process)
+    record = read_exit_record(files, rank, attempt, process)
     if record is not None or process is None or is_running(process):
         return record
-    return read_own_record(files, rank, incarnation, process.pid)
+    return read_own_record(files, rank, attempt, process.pid)
 
 
 def _read(path: Path, pid: int | None) -> ExitRecord | None:
@@ -126,10 +126,10 @@ class ExitReport:
             with suppress(OSError), files.log(rank, attempt).open("rb") as log:
                 lines = last_lines(log.fileno())
         exited = RankExited(
-            rank=rank, incarnation=attempt, exit_code=code, signal=None, last_lines=lines
+            rank=rank, attempt=attempt, exit_code=code, signal=None, last_lines=lines
         )
         said = (
-            RankSaid(rank=rank, incarnation=attempt, message=message)
+            RankSaid(rank=rank, attempt=attempt, message=message)
             for message in self._client.state()
         )
         record = make_exit_record(self._pid, map(redaction.redact, said), redaction.redact(exited))

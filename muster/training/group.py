@@ -96,7 +96,7 @@ class SharedMemoryGroupFactory:
         flags = Flags(
             arenas=arenas,
             rank=group_rank,
-            generation=update.group.generation,
+            generation=update.group.round,
             # The agent sees deaths, and the coordinator answers them with a newer group.
             on_wait=self._updates.check,
         )
@@ -116,7 +116,7 @@ class SharedMemoryGroupFactory:
         Ranks of an earlier group that still sum these slots see that this one has left it.
         """
         own = self._own_arena(update.memory[0])
-        generation = update.group.generation
+        generation = update.group.round
         Flags(arenas=[own], rank=0, generation=generation, on_wait=self._updates.check)
         return own.slots
 
@@ -179,7 +179,7 @@ class TcpGroupFactory:
         membership = Membership(
             rank=group_rank,
             world_size=len(members),
-            generation=update.group.generation,
+            generation=update.group.round,
             token=update.group.token.encode(),
         )
         try:

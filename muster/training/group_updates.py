@@ -55,7 +55,7 @@ class GroupUpdates(Protocol):
         """
 
 
-NO_GROUP: Final = WorkerGroup(generation=-1, token="", members=(), paused=False)
+NO_GROUP: Final = WorkerGroup(round=-1, token="", members=(), paused=False)
 """The current group before the first one arrives."""
 
 
@@ -107,7 +107,7 @@ class AgentGroupUpdates:
             _close(memory)
             return
         known = self._current if self._newest is None else self._newest.group
-        if update.group.generation <= known.generation:
+        if update.group.round <= known.round:
             update.close()
             return
         if self._newest is not None:
@@ -120,7 +120,7 @@ class SingleRankUpdates:
 
     def __init__(self, rank: int, should_stop: Callable[[], bool]) -> None:
         member = GroupMember(worker_id=0, rank=rank, host="", port=0)
-        self._group = WorkerGroup(generation=0, token="", members=(member,), paused=False)
+        self._group = WorkerGroup(round=0, token="", members=(member,), paused=False)
         self._should_stop = should_stop
         self.in_step = False
 

@@ -82,12 +82,12 @@ class Reporter:
 
     def load_state(self, worker_group: WorkerGroup, replica: Replica) -> None:
         with self.busy:
-            self._checkpointer.claim(worker_group.generation, len(worker_group.members))
+            self._checkpointer.claim(worker_group.round, len(worker_group.members))
             is_resumed = self._checkpointer.restore(self._initial, replica, self._schedule)
         if is_resumed:
             self._last_checkpoint_step = replica.position.step
             # The rank that saved it may have died before it could report it.
-            self._report_saved(worker_group.generation, replica.committed, replica.digest())
+            self._report_saved(worker_group.round, replica.committed, replica.digest())
             self._print(replica.position.step, "goes on from the checkpoint")
         else:
             initial = {name: array.copy() for name, array in self._initial.items()}
@@ -98,11 +98,11 @@ class Reporter:
         if worker_group.members[0].rank == self._settings.rank:
             # A full disk is reported by the first save, which fences as well.
             with self.busy, suppress(CheckpointFailed):
-                self._checkpointer.claim(worker_group.generation, len(worker_group.members))
+                self._checkpointer.claim(worker_group.round, len(worker_group.members))
         # A rank with nothing left to do reports no other step than this one.
         self._take_position(replica)
         step = replica.position.step
-        self.supervision.send(JoinedGroup(generation=worker_group.generation, step=step))
+        self.supervision.send(JoinedGroup(round=worker_group.round, step=step))
         self.supervision.report_next()  # the job's events tell when each group took its first step
         verb = "is paused" if worker_group.paused else "goes on"
         self._print(step, f"{verb} with {len(worker_group.members)} workers")
@@ -110,15 +110,13 @@ class Reporter:
     def on_peer_lost(self, worker_group: WorkerGroup, error: CollectiveError) -> None:
         unreachable = error.rank if isinstance(error, PeerUnreachable) else None
         self.supervision.send(
-            PeerLost(
-                generation=worker_group.generation, message=str(error), unreachable=unreachable
-            )
+            PeerLost(round=worker_group.round, message=str(error), unreachable=unreachable)
         )
 
     def on_state_mismatch(self, worker_group: WorkerGroup, error: WorkersDiverged) -> None:
         workers = tuple(worker_group.members[member].worker_id for member in error.members)
         self.supervision.send(
-            StateMismatch(generation=worker_group.generation, workers=workers, message=str(error))
+            StateMismatch(round=worker_group.round, workers=workers, message=str(error))
         )
 
     def on_step(self, replica: Replica, means: Means) -> None:
@@ -131,7 +129,7 @@ class Reporter:
             self._print(replica.position.step, f"loss {means.loss:.4f}")
 
     def save_checkpoint(self, worker_group: WorkerGroup, replica: Replica) -> None:
-        generation, committed = worker_group.generation, replica.committed
+        generation, committed = worker_group.round, replica.committed
         digest = replica.digest()
 
         def report_saved() -> None:

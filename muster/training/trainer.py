@@ -149,7 +149,7 @@ class Trainer:
     def _train_in_group(self, update: GroupUpdate) -> Tasks[Outcome | None]:
         """Train with the members of one group; return None if another group follows."""
         worker_group, is_newcomer = update.group, self._group is None
-        stamp("group received", round=worker_group.generation)
+        stamp("group received", round=worker_group.round)
         self.is_saver = False
         self._saved_step = -1  # a save for an earlier group may have failed since
         try:

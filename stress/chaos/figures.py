@@ -43,20 +43,20 @@ class Event:
     at: float
     kind: str
     rank: int | None
-    incarnation: int | None
+    attempt: int | None
     message: str = ""
 
     @classmethod
     def read(cls, event: Mapping[str, object]) -> "Event":
         at = datetime.fromisoformat(str(event["at"])).timestamp()
-        rank, incarnation = event["rank"], event["incarnation"]
+        rank, attempt = event["rank"], event["attempt"]
         assert isinstance(rank, int | None)
-        assert isinstance(incarnation, int | None)
+        assert isinstance(attempt, int | None)
         return cls(
             at=at,
             kind=str(event["kind"]),
             rank=rank,
-            incarnation=incarnation,
+            attempt=attempt,
             message=str(event["message"]),
         )
 
@@ -205,7 +205,7 @@ class History:
                     continue
                 before = started.get(event.rank)
                 started[event.rank] = event
-                if before is None or before.incarnation == event.incarnation:
+                if before is None or before.attempt == event.attempt:
                     continue  # its first process, or the same one reported again
                 cause = self._cause(job_id, before, event.at)
                 if cause is None or cause.fault.victim is not Victim.RANK:

@@ -69,9 +69,9 @@ class LoneAgent:
             pipe.write(msgspec.json.encode(assignment))
         return process
 
-    def start(self, rank: int, incarnation: int, *command: str) -> int:
+    def start(self, rank: int, attempt: int, *command: str) -> int:
         """Start an attempt; return its pid."""
-        self._say(order_of(self.root, self.uid, command, rank=rank, incarnation=incarnation))
+        self._say(order_of(self.root, self.uid, command, rank=rank, attempt=attempt))
         while not isinstance(message := self._hear(), RankSpawned):
             pass
         return message.pid

@@ -25,15 +25,15 @@ def neighbours(uid: str) -> Iterator[list[ProcessRecord]]:
 
 
 @contextmanager
-def relatives(uid: str, rank: int, incarnation: int) -> Iterator[list[ProcessRecord]]:
+def relatives(uid: str, rank: int, attempt: int) -> Iterator[list[ProcessRecord]]:
     """Start processes of other ranks, of the next attempt, and one with a copied environment.
 
     A person may copy the environment to reproduce a fault.
     """
-    others = [(rank + 1, incarnation), (rank + 10, incarnation), (rank, incarnation + 1)]
+    others = [(rank + 1, attempt), (rank + 10, attempt), (rank, attempt + 1)]
     with _started(
         limits=[tag_numbers(process_tag(uid, *other)).start for other in others],
-        marks=[process_tag(uid, *other) for other in [*others, (rank, incarnation)]],
+        marks=[process_tag(uid, *other) for other in [*others, (rank, attempt)]],
     ) as records:
         yield records
 

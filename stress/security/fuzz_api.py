@@ -99,7 +99,7 @@ class Caretaker:
         elif job.status is JobStatus.QUEUED:
             with suppress(FileNotFoundError):  # the API has deleted the job's directory
                 self._agent.write(job.job_id, 0, "one\ntwo\nthr", at_micros=1_700_000_000_000_000)
-            rank = RankRecord(rank=0, incarnation=0, state=ProcessState.LIVE, process=None)
+            rank = RankRecord(rank=0, attempt=0, state=ProcessState.LIVE, process=None)
             self._stand_in.run(job.job_id, rank)
         elif _age_seconds(job) > LIFE_SECONDS:
             self._stand_in.move(job.job_id, JobStatus.COMPLETED)

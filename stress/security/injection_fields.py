@@ -78,7 +78,7 @@ _QUERIES: Mapping[str, str] = {
     **dict.fromkeys(("force", "delete_checkpoints", "stop_first", "stop_running"), "false"),
     "follow": "false",
     **dict.fromkeys(("delete_logs", "dry_run"), "true"),
-    **dict.fromkeys(("rank", "incarnation", "wait"), "0"),
+    **dict.fromkeys(("rank", "attempt", "wait"), "0"),
     **dict.fromkeys(("status", "statuses"), "completed"),
     "name": ORDINARY,
     "label": "team:vision",
@@ -91,7 +91,7 @@ _QUERIES: Mapping[str, str] = {
 _OF_OTHER_KINDS: Mapping[tuple[str, str], str] = {
     ("/jobs/{job_id}", "until"): "running",
     ("/jobs/{job_id}/events", "after"): "0",
-    ("/jobs/{job_id}/incarnations", "cursor"): encode_cursor((NOON, 0, 0)),
+    ("/jobs/{job_id}/attempts", "cursor"): encode_cursor((NOON, 0, 0)),
 }
 
 

@@ -36,7 +36,7 @@ PLANTED = (
 """Named like what a job has, but for what would be taken for checkpoints of another job: beside
 those none is accepted."""
 
-LOOKS = ("", "/summary", "/events", "/logs", "/incarnations", "/audit", "/workers")
+LOOKS = ("", "/summary", "/events", "/logs", "/attempts", "/audit", "/workers")
 
 
 @dataclass

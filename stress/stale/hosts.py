@@ -273,24 +273,24 @@ class MovingInstallation:
         }
         for pid, seconds in let_go(whats, self.findings.in_time_seconds).items():
             if whats[pid] == "rank":
-                training, rank, incarnation = places[pid]
+                training, rank, attempt = places[pid]
                 what, instant = training.kind, instants[training.kind]
-                outcome = self._outcome(training, rank, incarnation)
+                outcome = self._outcome(training, rank, attempt)
                 if outcome == ENDED and part != "all":
                     self.findings.faults.append(f"{training}: rank {rank} did not say why")
             else:
                 what, instant, outcome = whats[pid], "", "exits"
             self.findings.note(Waking(what=what, instant=instant, outcome=outcome, seconds=seconds))
 
-    def _outcome(self, training: Training, rank: int, incarnation: int) -> str:
-        log = self.installation.files.job(training.job_id).log(rank, incarnation).read_text()
+    def _outcome(self, training: Training, rank: int, attempt: int) -> str:
+        log = self.installation.files.job(training.job_id).log(rank, attempt).read_text()
         return next((outcome for words, outcome in SENTENCES.items() if words in log), ENDED)
 
     def _place_of(self, mark: str) -> tuple[Training, int, int]:
-        uid, rank, incarnation = mark.split("/")
+        uid, rank, attempt = mark.split("/")
         for training in self._all():
             if self.installation.uids[training.job_id] == uid:
-                return training, int(rank), int(incarnation)
+                return training, int(rank), int(attempt)
         raise AssertionError(f"{mark} is of no job that trains")
 
     def _expect_fenced(self, host: CoordinatorHost) -> None:

@@ -25,11 +25,11 @@ class Failing(Classifier):
 """
 
 
-def incarnations(installation: Installation, job_id: str) -> list[Seen]:
+def attempts(installation: Installation, job_id: str) -> list[Seen]:
     """Return all processes of a job, the oldest first."""
-    answer = installation.request("GET", f"/jobs/{job_id}/incarnations")
-    assert answer.headers["x-total-count"] == str(len(answer.json()["incarnations"]))
-    return list(reversed(answer.json()["incarnations"]))
+    answer = installation.request("GET", f"/jobs/{job_id}/attempts")
+    assert answer.headers["x-total-count"] == str(len(answer.json()["attempts"]))
+    return list(reversed(answer.json()["attempts"]))
 
 
 def test_a_typo_in_a_script_costs_five_starts_and_not_fifty(
@@ -41,7 +41,7 @@ def test_a_typo_in_a_script_costs_five_starts_and_not_fifty(
     job = installation.fail(job_id)
     assert job["reason"] == "no_progress"
     assert "has failed 5 times in a row without progress" in job["message"]
-    ends = incarnations(installation, job_id)
+    ends = attempts(installation, job_id)
     assert [end["retry_class"] for end in ends] == 5 * ["crash"]
     assert all("AttributeError: " in end["message"] for end in ends)
     assert installation.see(job_id)["endings"]["crash"] == 5
@@ -54,7 +54,7 @@ def test_the_code_that_says_so_ends_the_job_at_its_first_start(installation: Ins
     assert (job["reason"], job["exit_code"]) == ("do_not_retry", 64)
     assert "exited with code 64 and is not to be started again" in job["message"]
     assert "bad arguments" in job["message"]
-    assert {end["incarnation"] for end in incarnations(installation, job_id)} == {0}
+    assert {end["attempt"] for end in attempts(installation, job_id)} == {0}
 
 
 def test_sigterm_from_outside_is_no_crash(installation: Installation) -> None:
@@ -64,7 +64,7 @@ def test_sigterm_from_outside_is_no_crash(installation: Installation) -> None:
     seen = installation.complete(job_id)
     assert seen["restarts"] == 0
     assert (seen["endings"]["preemption"], seen["endings"]["crash"]) == (1, 0)
-    first, second = (end for end in incarnations(installation, job_id) if end["rank"] == 1)
+    first, second = (end for end in attempts(installation, job_id) if end["rank"] == 1)
     assert (first["pid"], first["retry_class"], first["reason"]) == (pid, "preemption", "preempted")
     assert first["message"] == "was asked to stop by another process and saved its work"
     assert 0 < first["step_at_end"] <= second["step_at_start"] < second["step_at_end"] == 64
@@ -109,7 +109,7 @@ def test_heartbeats_without_steps_count_as_a_hang(installation: Installation) ->
         "rank 0 sent heartbeats but took no step for 1 s and was killed "
         "and may not be restarted after a hang"
     )
-    (hung,) = incarnations(installation, job_id)
+    (hung,) = attempts(installation, job_id)
     assert (hung["retry_class"], hung["reason"]) == ("hang", "no_progress")
 
 
@@ -123,8 +123,8 @@ def test_what_cannot_be_run_is_never_started_again(
     command = str(program)
     job_id = installation.submit(world_size=1, command=[command])
     assert installation.fail(job_id)["reason"] == "invalid_program"
-    (end,) = incarnations(installation, job_id)
-    assert (end["retry_class"], end["incarnation"]) == ("invalid_program", 0)
+    (end,) = attempts(installation, job_id)
+    assert (end["retry_class"], end["attempt"]) == ("invalid_program", 0)
     assert end["message"].startswith(f"the command '{command}' cannot be run: ")
 
 
@@ -136,7 +136,7 @@ def test_a_crash_shows_its_last_line_and_costs_a_restart(
     job_id = installation.submit(world_size=1, command=["sh", "-c", script])
     seen = installation.complete(job_id)
     assert (seen["restarts"], seen["endings"]["crash"]) == (1, 1)
-    crash, done = incarnations(installation, job_id)
+    crash, done = attempts(installation, job_id)
     assert crash["retry_class"] == "crash"
     assert crash["message"] == "exited with code 3 (out of cheese)"
     assert (done["retry_class"], done["reason"]) == ("finished", None)
@@ -149,7 +149,7 @@ def test_a_kill_without_evidence_is_no_lack_of_memory(
     script = f"test -e {again} && exit 0; touch {again}; sh -c 'kill -9 $$'; exit $?"
     job_id = installation.submit(world_size=1, command=["sh", "-c", script], max_out_of_memory=0)
     assert installation.complete(job_id)["endings"]["crash"] == 1
-    crash, _ = incarnations(installation, job_id)
+    crash, _ = attempts(installation, job_id)
     assert crash["message"].startswith("exited with code 137, as a shell or a container does")
 
 
@@ -159,7 +159,7 @@ def test_a_lack_of_memory_has_a_budget_of_its_own(installation: Installation) ->
     job = installation.fail(job_id)
     assert job["reason"] == "restart_limit"
     assert "has used its one restart for lack of memory" in job["message"]
-    ends = incarnations(installation, job_id)
+    ends = attempts(installation, job_id)
     assert [end["retry_class"] for end in ends] == 2 * ["out_of_memory"]
     assert ends[0]["message"] == "exited with code 1 for lack of memory (MemoryError)"
 
@@ -193,7 +193,7 @@ def test_a_kill_of_the_kernels_is_evidence_of_a_lack_of_memory(scarce: Installat
         job = scarce.fail(job_id)
         assert (job["reason"], job["exit_code"]) == ("restart_limit", 137)
         assert "and may not be restarted for lack of memory" in job["message"]
-        (end,) = incarnations(scarce, job_id)
+        (end,) = attempts(scarce, job_id)
         assert end["retry_class"] == "out_of_memory"
         assert (end["exit_code"], end["exit_signal"]) == end_seen
 
@@ -209,6 +209,6 @@ def test_an_error_repeated_at_the_same_step_is_final(
     assert job["reason"] == "invalid_program"
     assert "update() of the program failed at step 3: " in job["message"]
     assert "failing.py:7, ZeroDivisionError: the third is the last" in job["message"]
-    kinds = [end["retry_class"] for end in incarnations(installation, job_id)]
+    kinds = [end["retry_class"] for end in attempts(installation, job_id)]
     assert kinds == ["crash", "invalid_program"]
     assert "Traceback" in installation.log(job_id)

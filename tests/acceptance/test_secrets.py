@@ -214,7 +214,7 @@ def test_a_changed_secret_is_redacted_by_the_next_agent(
 
 def _is_in_its_log_alone(lending: Installation, job_id: str) -> None:
     told = [lending.job(job_id), lending.see(job_id), *lending.events(job_id)]
-    told.append(lending.request("GET", f"/jobs/{job_id}/incarnations").text)
+    told.append(lending.request("GET", f"/jobs/{job_id}/attempts").text)
     assert KEPT not in str(told)
     assert KEPT in lending.log(job_id)
     ends = [end.read_bytes() for end in lending.files.job(job_id).exits.glob("*.exit")]

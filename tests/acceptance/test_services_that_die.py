@@ -158,7 +158,7 @@ def test_a_recorded_exit_counts_like_a_reported_one(
     job = installation.fail(job_id)
     assert (job["reason"], job["exit_code"]) == ("do_not_retry", 64)
     assert "bad arguments" in job["message"]
-    (end,) = installation.request("GET", f"/jobs/{job_id}/incarnations").json()["incarnations"]
+    (end,) = installation.request("GET", f"/jobs/{job_id}/attempts").json()["attempts"]
     assert (end["retry_class"], end["exit_code"]) == ("do_not_retry", 64)
 
 
@@ -174,13 +174,13 @@ def test_an_exit_is_recorded_before_an_agent_dies(
     send_signal(agent, signal.SIGSTOP)  # it does what it would do next by our hand
     gate.touch()
     await_end([process])
-    end = RankExited(rank=0, incarnation=0, exit_code=0, signal=None, last_lines=())
+    end = RankExited(rank=0, attempt=0, exit_code=0, signal=None, last_lines=())
     record = ExitRecord(pid=process.pid, at="", said=(), exited=end)
     write_exit_record(installation.files.job(job_id), record)
     send_signal(agent, signal.SIGKILL)
     assert installation.complete(job_id)["restarts"] == 0
     assert started(installation, job_id) == 1
-    (end,) = installation.request("GET", f"/jobs/{job_id}/incarnations").json()["incarnations"]
+    (end,) = installation.request("GET", f"/jobs/{job_id}/attempts").json()["attempts"]
     assert end["retry_class"] == "finished"
 
 
@@ -199,7 +199,7 @@ def test_ranks_without_data_end_after_the_takeover(
     assert job["reason"] == "invalid_dataset"
     assert str(tmp_path / "shards") in job["message"]
     await_end(ranks)
-    ends = installation.request("GET", f"/jobs/{job_id}/incarnations").json()["incarnations"]
+    ends = installation.request("GET", f"/jobs/{job_id}/attempts").json()["attempts"]
     assert len(ends) == 2
     assert [(end["retry_class"], end["reason"]) for end in ends] == 2 * [
         ("stopped", "invalid_dataset")

@@ -95,7 +95,7 @@ def test_the_error_file_of_record_is_the_exit_message(installation: Installation
     job = installation.fail(job_id)
     why = "rank 0 exited with code 1 (ValueError: no such optimizer) and may not be restarted"
     assert job["message"].startswith(why)
-    found = installation.request("GET", f"/jobs/{job_id}/incarnations").json()["incarnations"]
+    found = installation.request("GET", f"/jobs/{job_id}/attempts").json()["attempts"]
     blamed = [one for one in found if one["retry_class"] == "crash"]
     assert [(one["rank"], one["reason"], one["message"]) for one in blamed] == [
         (0, "worker_exited", "exited with code 1 (ValueError: no such optimizer)")

@@ -205,8 +205,8 @@ class Stage:
         assert self._agent is not None
         return self._agent.wait(DEADLINE_SECONDS)
 
-    def record(self, rank: int, incarnation: int) -> ExitRecord:
-        content = self.files.exit_record(rank, incarnation).read_bytes()
+    def record(self, rank: int, attempt: int) -> ExitRecord:
+        content = self.files.exit_record(rank, attempt).read_bytes()
         record = decode_exit_record(content, None)
         assert record is not None
         return record
@@ -237,7 +237,7 @@ def order_of(
     command: Sequence[str] | None,
     *,
     rank: int = 0,
-    incarnation: int = 0,
+    attempt: int = 0,
     place: HostPlace | None = None,
     **spec: object,
 ) -> StartRank:
@@ -246,17 +246,17 @@ def order_of(
         job_id="job",
         job_uid=uid,
         rank=rank,
-        incarnation=incarnation,
+        attempt=attempt,
         checkpoint_dir=root,
         dataset_dir=root / "shards",
         master_port=1,
-        generation=incarnation,
+        generation=attempt,
         place=place,
     )
     wanted = {"world_size": 4, "command": command and tuple(command), **spec}
     return StartRank(
         rank=rank,
-        incarnation=incarnation,
+        attempt=attempt,
         environment=rank_environment(JobSpec(**wanted), assignment),
         working_dir=str(root),
     )
@@ -266,7 +266,7 @@ def adopted(uid: str, spawned: RankSpawned) -> AdoptedRank:
     """Return the next agent's record of a rank."""
     return AdoptedRank(
         rank=spawned.rank,
-        incarnation=spawned.incarnation,
+        attempt=spawned.attempt,
         process=ProcessRecord(
             pid=spawned.pid,
             start_ticks=spawned.start_ticks,
@@ -274,5 +274,5 @@ def adopted(uid: str, spawned: RankSpawned) -> AdoptedRank:
             node=spawned.node,
             pid_namespace=spawned.pid_namespace,
         ),
-        process_tag=process_tag(uid, spawned.rank, spawned.incarnation),
+        process_tag=process_tag(uid, spawned.rank, spawned.attempt),
     )

@@ -150,10 +150,10 @@ class Agent:
         text: str,
         *,
         at_micros: int | None = None,
-        incarnation: int = 0,
+        attempt: int = 0,
     ) -> None:
         logs = JobLogs(self._files.job(job_id))
-        logs.write(rank, text, at_micros=at_micros, attempt=incarnation)
+        logs.write(rank, text, at_micros=at_micros, attempt=attempt)
 
 
 def _unchanged(job: Job) -> JobChange:

@@ -86,7 +86,7 @@ def worker(rank: int, **new: object) -> RankRecord:
     """Return a rank that lives; `new` are fields of it or of its progress."""
     facts = {name: new.pop(name) for name in RankProgress.__struct_fields__ if name in new}
     progress = msgspec.structs.replace(NO_PROGRESS, **facts)
-    row = {"rank": rank, "incarnation": 0, "state": "live", "process": PROCESS, **new}
+    row = {"rank": rank, "attempt": 0, "state": "live", "process": PROCESS, **new}
     return RankRecord(**{"progress": progress, **row})
 
 
@@ -94,7 +94,7 @@ def attempt(rank: int, number: int, **new: object) -> Attempt:
     return Attempt(
         **{
             "rank": rank,
-            "incarnation": number,
+            "attempt": number,
             "pid": 4711,
             "started_at": NOON,
             "step_at_start": 5,
@@ -108,7 +108,7 @@ def member(worker_id: int, **new: object) -> MemberRecord:
         **{
             "worker_id": worker_id,
             "rank": worker_id,
-            "incarnation": 0,
+            "attempt": 0,
             "state": "active",
             "node": "höst-1",
             "joined_at": NOON,

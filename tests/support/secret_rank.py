@@ -34,7 +34,7 @@ def assignment(tmp_path: Path, *adopted: AdoptedRank, **secrets: str) -> AgentAs
 
 def redacted_by(secrets: RankSecrets, text: str) -> str:
     """Return what is left of a rank's warning when it is reported."""
-    said = RankSaid(rank=0, incarnation=0, message=Warned(message=text))
+    said = RankSaid(rank=0, attempt=0, message=Warned(message=text))
     redacted = secrets.redaction.redact(said).message
     assert isinstance(redacted, Warned)
     return redacted.message

@@ -349,7 +349,7 @@ class Stage:
             for player in self.members
         )
         layout = WorkerGroup(
-            generation=self.generation, token="", members=seats, paused=paused, save=save
+            round=self.generation, token="", members=seats, paused=paused, save=save
         )
         # Members that take a step finish it if others are only added.
         if not has_begun or any(player not in self.members for player in former):

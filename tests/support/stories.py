@@ -85,7 +85,7 @@ def exited(
     **more: object,
 ) -> RankExited:
     how = {"exit_code": code, "signal": signal, "last_lines": tuple(lines), **more}
-    return RankExited(rank=rank, incarnation=attempt, **how)
+    return RankExited(rank=rank, attempt=attempt, **how)
 
 
 @dataclass
@@ -247,13 +247,13 @@ class Story:
     def rank_says(self, rank: int, message: RankMessage, attempt: int | None = None) -> Self:
         if attempt is None:
             attempt = self.rank(rank).attempt.number
-        return self.observes(messages.RankSaid(rank=rank, incarnation=attempt, message=message))
+        return self.observes(messages.RankSaid(rank=rank, attempt=attempt, message=message))
 
     def is_spawned(self, rank: int, pid: int = 4711) -> Self:
         return self.observes(
             messages.RankSpawned(
                 rank=rank,
-                incarnation=self.rank(rank).attempt.number,
+                attempt=self.rank(rank).attempt.number,
                 pid=pid,
                 start_ticks=99,
                 boot_id="boot",
@@ -292,7 +292,7 @@ class Story:
     def loses_process(self, rank: int) -> Self:
         """Let the agent report a death, before it has contained the rank."""
         attempt = self.rank(rank).attempt.number
-        return self.observes(messages.RankDied(rank=rank, incarnation=attempt))
+        return self.observes(messages.RankDied(rank=rank, attempt=attempt))
 
     def is_ended(self, rank: int, **end: object) -> Self:
         """Let a process end in any way that `exited` knows."""
@@ -413,7 +413,7 @@ class Story:
         if generation is None:
             generation = self.job.group.round
         for rank in ranks:
-            self.rank_says(rank, messages.JoinedGroup(generation=generation, step=step))
+            self.rank_says(rank, messages.JoinedGroup(round=generation, step=step))
         return self
 
     def all_join_group(self, step: int = 0) -> Self:
@@ -422,20 +422,20 @@ class Story:
     def loses_peer(self, *ranks: int) -> Self:
         """Let these ranks report that they have lost a peer of the present group round."""
         for rank in ranks:
-            lost = messages.PeerLost(generation=self.job.group.round, message="a peer is gone")
+            lost = messages.PeerLost(round=self.job.group.round, message="a peer is gone")
             self.rank_says(rank, lost)
         return self
 
     def cannot_reach(self, rank: int, peer: int) -> Self:
         """Let a rank report that no connection to another one came about."""
         lost = messages.PeerLost(
-            generation=self.job.group.round, message="no connection", unreachable=peer
+            round=self.job.group.round, message="no connection", unreachable=peer
         )
         return self.rank_says(rank, lost)
 
     def reports_mismatch(self, rank: int, *workers: int) -> Self:
         said = messages.StateMismatch(
-            generation=self.job.group.round, workers=workers, message="other bits"
+            round=self.job.group.round, workers=workers, message="other bits"
         )
         return self.rank_says(rank, said)
 

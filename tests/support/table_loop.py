@@ -76,12 +76,12 @@ class TableLoop:
             given, self.selector, self.starter, self.reports.append, RankSecrets(given)
         )
 
-    def start(self, words: str, *, rank: int = 0, incarnation: int = 0, **new: str) -> None:
+    def start(self, words: str, *, rank: int = 0, attempt: int = 0, **new: str) -> None:
         self.starter.words = words
         order = {
             "rank": rank,
-            "incarnation": incarnation,
-            "environment": {PROCESS_TAG: f"{self.uid}/{rank}/{incarnation}"},
+            "attempt": attempt,
+            "environment": {PROCESS_TAG: f"{self.uid}/{rank}/{attempt}"},
             "working_dir": "/",
         }
         self.ranks.start(StartRank(**{**order, **new}))

@@ -54,8 +54,8 @@ def announced(generation: int, *ranks: int, attempts: Sequence[int] | None = Non
     members = tuple(
         GroupMember(worker_id=rank, rank=rank, host=LOCAL_HOST, port=0) for rank in ranks
     )
-    group = WorkerGroup(generation=generation, token="", members=members, paused=False)
-    return AnnounceGroup(group=group, incarnations=tuple(attempts or [0] * len(ranks)))
+    group = WorkerGroup(round=generation, token="", members=members, paused=False)
+    return AnnounceGroup(group=group, attempts=tuple(attempts or [0] * len(ranks)))
 
 
 def started(

@@ -55,7 +55,7 @@ def test_pool_views_are_typed(muster: Client, stand_in: StandIn, elastic: str) -
     )
     assert [one.worker_id for one in job.workers().workers] == ["0"]
     assert [one.step for one in job.audit().checkpoints] == [5]
-    assert len(list(job.incarnations())) == 2
+    assert len(list(job.attempts())) == 2
     assert job.scale(6).view.world_size == 6
     assert job.pause().view.pause_requested
     assert not job.resume().view.pause_requested

@@ -16,8 +16,8 @@ from cli.main import app
 from database.engine import Database
 from database.tokens import Tokens
 from muster import Client
-from muster.client import ClientError, Untrusted
-from muster.client.errors import HungUp
+from muster.client import CertificateRejected, ClientError
+from muster.client.errors import ConnectionClosed
 from muster.contracts.token import Scope
 from tests.support.api_service import DEADLINE_SECONDS, Service
 from tests.support.certificates import key_of, needs_openssl, own_certificate
@@ -170,10 +170,15 @@ def test_a_named_certificate_is_trusted(
 @pytest.mark.parametrize(
     ("url", "is_trusted", "error", "said"),
     [
-        ("https://127.0.0.1:{tls}", False, Untrusted, "self-signed .*set MUSTER_CA_FILE"),
-        ("https://localhost:{tls}", True, Untrusted, "a name that its certificate is for"),
-        ("https://127.0.0.1:{plain}", True, Untrusted, "write http:// in MUSTER_URL"),
-        ("http://127.0.0.1:{tls}", True, HungUp, "write https:// in MUSTER_URL"),
+        ("https://127.0.0.1:{tls}", False, CertificateRejected, "self-signed .*set MUSTER_CA_FILE"),
+        (
+            "https://localhost:{tls}",
+            True,
+            CertificateRejected,
+            "a name that its certificate is for",
+        ),
+        ("https://127.0.0.1:{plain}", True, CertificateRejected, "write http:// in MUSTER_URL"),
+        ("http://127.0.0.1:{tls}", True, ConnectionClosed, "write https:// in MUSTER_URL"),
     ],
 )
 def test_untrusted_server_gets_no_token(

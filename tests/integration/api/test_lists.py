@@ -117,13 +117,13 @@ def test_an_exit_is_shown_with_all_known_facts(
     client: httpx.Client, stand_in: StandIn, job: str
 ) -> None:
     stand_in.write(job, attempts=[attempt(0, 0, **ENDED)])
-    assert client.get(f"/jobs/{job}/incarnations").json() == {
+    assert client.get(f"/jobs/{job}/attempts").json() == {
         "job_id": job,
-        "incarnations": [
+        "attempts": [
             {
                 **ENDED,
                 "rank": 0,
-                "incarnation": 0,
+                "attempt": 0,
                 "exit_signal": None,
                 "started_at": "2026-03-01T12:00:00.123457Z",
                 "ended_at": "2026-03-01T12:00:09.123457Z",
@@ -135,10 +135,10 @@ def test_an_exit_is_shown_with_all_known_facts(
 def test_pages_lead_from_one_to_the_next(client: httpx.Client, stand_in: StandIn, job: str) -> None:
     # All started in the same moment, as they are.
     stand_in.write(job, attempts=[attempt(rank, 0) for rank in range(5)])
-    seen, path = [], f"/jobs/{job}/incarnations?limit=2"
+    seen, path = [], f"/jobs/{job}/attempts?limit=2"
     while path:
         answer = client.get(path)
         assert answer.headers["x-total-count"] == "5"
-        seen += [one["rank"] for one in answer.json()["incarnations"]]
+        seen += [one["rank"] for one in answer.json()["attempts"]]
         path = answer.links.get("next", {}).get("url")
     assert seen == [4, 3, 2, 1, 0]

@@ -29,7 +29,7 @@ def logged(agent: Agent, job: str) -> str:
     """A job with two attempts of rank 0, and an unfinished line of rank 1."""
     agent.write(job, 0, "a loss=1\n", at_micros=at(1))
     agent.write(job, 0, "b\n", at_micros=at(3))
-    agent.write(job, 0, "c loss=2\n", at_micros=at(5), incarnation=1)
+    agent.write(job, 0, "c loss=2\n", at_micros=at(5), attempt=1)
     agent.write(job, 1, "d\n", at_micros=at(2))
     agent.write(job, 1, "e loss=3")
     return job
@@ -49,9 +49,9 @@ def logged(agent: Agent, job: str) -> str:
         ({"grep": "loss="}, "ace"),
         ({"grep": "loss=", "tail": 2}, "ce"),
         ({"grep": ".*"}, ""),
-        ({"incarnation": 0}, "adbe"),
-        ({"incarnation": 1}, "c"),
-        ({"incarnation": 1, "rank": 1}, ""),
+        ({"attempt": 0}, "adbe"),
+        ({"attempt": 1}, "c"),
+        ({"attempt": 1, "rank": 1}, ""),
         ({"after": "0.0:9"}, "dbce"),
         ({"after": "0.1:0,1.0:2"}, "ce"),
         ({"after": "0.1:9,1.0:2", "grep": "c"}, ""),

@@ -51,10 +51,10 @@ def test_the_pool_shows_present_and_former_workers(
         members=[
             member(0, state="failed"),
             member(1, backend="shared_memory", gpu_count=2),
-            member(2, rank=0, incarnation=1, state="syncing", joined_step=None, node=None),
+            member(2, rank=0, attempt=1, state="syncing", joined_step=None, node=None),
         ],
         ranks=[
-            worker(0, incarnation=1, process=None, state="spawned"),
+            worker(0, attempt=1, process=None, state="spawned"),
             worker(1, process=mine, step=41),
         ],
     )
@@ -82,7 +82,7 @@ def test_the_pool_shows_present_and_former_workers(
 def test_the_workers_of_an_independent_job_are_its_ranks(
     client: httpx.Client, stand_in: StandIn, job: str
 ) -> None:
-    stand_in.run(job, worker(1, incarnation=3, process=stand_in.lease.process, step=7))
+    stand_in.run(job, worker(1, attempt=3, process=stand_in.lease.process, step=7))
     waiting, live = client.get(f"/jobs/{job}/workers").json()["workers"]
     assert (waiting["rank"], waiting["state"], waiting["pid"]) == (0, "waiting", None)
     assert (live["worker_id"], live["state"], live["step"]) == ("1.3", "live", 7)

@@ -88,12 +88,12 @@ def test_an_exited_rank_ends_its_unfinished_line(
     client: httpx.Client, stand_in: StandIn, agent: Agent, job: str
 ) -> None:
     agent.write(job, 0, "dying wor")
-    exited = RankRecord(rank=0, incarnation=0, state=ProcessState.EXITED, process=None)
+    exited = RankRecord(rank=0, attempt=0, state=ProcessState.EXITED, process=None)
     stand_in.run(job, exited)
     with client.stream("GET", f"/jobs/{job}/logs/stream") as response:
         stream = events(response.iter_raw())
         assert next(stream).data == ["[rank 0] dying wor"]
-        agent.write(job, 0, "reborn\n", incarnation=1)
+        agent.write(job, 0, "reborn\n", attempt=1)
         assert next(stream).data == ["[rank 0] reborn"]
 
 

@@ -51,7 +51,7 @@ def test_one_checkpoint_is_requested_at_a_time(
 def test_workers_table_fits_80_columns(muster: Muster, stand_in: StandIn, elastic: str) -> None:
     mine = replace(stand_in.lease.process, pid=4_194_304)
     gone = member(0, state="failed", node="a-node-of-a-rather-long-name.example")
-    young = member(17, rank=4095, incarnation=1, state="syncing", joined_step=None, node=None)
+    young = member(17, rank=4095, attempt=1, state="syncing", joined_step=None, node=None)
     busy = member(1, joined_step=99_999_999)
     workers = [worker(1, process=mine, step=99_999_999)]
     stand_in.write(elastic, members=[gone, busy, young], ranks=workers)
@@ -96,7 +96,7 @@ def test_audit_shows_epochs_and_checkpoints(
     assert "(1 earlier epoch not shown: --last)" in last
 
 
-def test_incarnations_show_each_process_and_its_end(
+def test_attempts_show_each_process_and_its_end(
     muster: Muster, stand_in: StandIn, elastic: str
 ) -> None:
     crashed = attempt(
@@ -110,8 +110,8 @@ def test_incarnations_show_each_process_and_its_end(
         step_at_end=99_999,
     )
     young = attempt(0, 1, started_at=NOON + timedelta(seconds=1))
-    stand_in.write(elastic, attempts=[crashed, young], ranks=[worker(0, incarnation=1, step=8)])
-    first, *lines = muster("incarnations", elastic).stdout.splitlines()
+    stand_in.write(elastic, attempts=[crashed, young], ranks=[worker(0, attempt=1, step=8)])
+    first, *lines = muster("attempts", elastic).stdout.splitlines()
     assert first.startswith(f"{elastic} is RUNNING: no data set was named")
     assert lines == [
         "rank  process      pid  started (UTC)   seconds  from  to step  class",
@@ -119,7 +119,7 @@ def test_incarnations_show_each_process_and_its_end(
         "4095       17  4194304  03-01 12:00:00    99999     -    99999  invalid_program",
         f"      exited with code 1 ({99 * 'x'})",
     ]
-    assert muster("incarnations", elastic, "--last", "1").stdout.splitlines()[1:] == [
+    assert muster("attempts", elastic, "--last", "1").stdout.splitlines()[1:] == [
         "rank  process   pid  started (UTC)   seconds  from  to step  class",
         "   0        1  4711  03-01 12:00:01  -           5  -        alive",
     ]

@@ -72,7 +72,7 @@ def test_url_with_a_wrong_path_is_refused(
         (["events", "JOB"], "/jobs/JOB/events"),
         (["workers", "JOB"], "/jobs/JOB/workers"),
         (["audit", "JOB"], "/jobs/JOB/audit?limit=10"),
-        (["incarnations", "JOB"], "/jobs/JOB/incarnations?limit=20"),
+        (["attempts", "JOB"], "/jobs/JOB/attempts?limit=20"),
     ],
     ids=lambda words: words[0] if isinstance(words, list) else "",
 )
@@ -183,7 +183,7 @@ def test_stored_control_characters_are_escaped(muster: Muster, stand_in: StandIn
     stand_in.run(job)
     stand_in.write(job, events=[Event(at=utc_now(), kind="lost", message=said)])
     stand_in.move(job, JobStatus.FAILED, message=said)
-    for words in (["show"], ["events"], ["events", "-f"], ["incarnations"], ["wait"]):
+    for words in (["show"], ["events"], ["events", "-f"], ["attempts"], ["wait"]):
         told = muster(*words, job).output
         assert r"lost\x1b]0;done\x07\x1b[2J\x9b1m" in told
         assert all(line.isprintable() for line in told.splitlines() if "lost" in line)

@@ -313,9 +313,9 @@ def check_group(job: JobSnapshot, announced: PublishGroup) -> None:
     assert group.round == job.group.round + 1
     assert list(group.workers) == sorted(set(group.workers))
     assert len(group.workers) >= job.spec.min_workers
-    for worker, number, incarnation in zip(group.workers, group.ranks, group.attempts, strict=True):
+    for worker, number, attempt in zip(group.workers, group.ranks, group.attempts, strict=True):
         rank = job.ranks[number]
-        assert (rank.attempt.worker_id, rank.attempt.number) == (worker, incarnation)
+        assert (rank.attempt.worker_id, rank.attempt.number) == (worker, attempt)
         assert rank.is_alive
         assert rank.attempt.member.ready
         assert rank.in_service

@@ -29,7 +29,7 @@ pytestmark = needs_hosts()
 PORT = 7000
 SYN_SENT = f":{PORT:04X} 02 "  # what /proc/net/tcp shows of an attempt to connect
 HELLO = AgentHello(job_uid="uid", host="beta", generation=1, token="a token")  # noqa: S106  for a test
-NOTHING = TerminateRank(rank=7, incarnation=0)
+NOTHING = TerminateRank(rank=7, attempt=0)
 
 
 @dataclass

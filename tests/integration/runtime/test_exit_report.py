@@ -94,7 +94,7 @@ def test_a_rank_with_a_permanent_error_records_it(run: Run, files: JobFiles) -> 
     code, own = run("-m", "worker", DATASET_DIR="nowhere")
     assert code == 1
     assert own is not None
-    assert (own.exited.rank, own.exited.incarnation, own.exited.exit_code) == (0, 3, 1)
+    assert (own.exited.rank, own.exited.attempt, own.exited.exit_code) == (0, 3, 1)
     assert own.exited.last_lines == tuple(files.log(0, 3).read_text().splitlines())
     (refused,) = (said.message for said in own.said if isinstance(said.message, PermanentFailure))
     assert refused.reason is Reason.INVALID_DATASET

@@ -52,7 +52,7 @@ signal.pause()
 def test_pulses_name_stopped_ranks_without_heartbeats(stage: Stage) -> None:
     stage.start_agent()
     agent = stage.meet()
-    agent.say(stage.order(list(FOREVER)), stage.order(list(FOREVER), rank=1, incarnation=3))
+    agent.say(stage.order(list(FOREVER)), stage.order(list(FOREVER), rank=1, attempt=3))
     sleeper = identify(agent.hear_of(RankSpawned, 1).pid)
     agent.hear_pulse()
     send_signal(sleeper, signal.SIGSTOP)
@@ -96,10 +96,10 @@ def test_an_attempt_whose_start_was_lost_is_reported_as_ended(stage: Stage) -> N
     """The coordinator would wait for its exit for ever."""
     stage.start_agent()
     agent = stage.meet()
-    agent.say(KillRank(rank=1, incarnation=5))
+    agent.say(KillRank(rank=1, attempt=5))
     exited = agent.hear_of(RankExited, 1)
-    assert (exited.incarnation, exited.exit_code, exited.signal) == (5, None, signal.SIGKILL)
-    agent.say(stage.order(["true"], rank=1, incarnation=5))  # too late: that one has ended
+    assert (exited.attempt, exited.exit_code, exited.signal) == (5, None, signal.SIGKILL)
+    agent.say(stage.order(["true"], rank=1, attempt=5))  # too late: that one has ended
     agent.say(stage.order(["true"], rank=0))
     agent.hear_of(RankExited, 0)
     assert not stage.files.log(1, 5).exists()
@@ -174,10 +174,10 @@ def test_a_new_coordinator_gets_the_whole_state(stage: Stage) -> None:
         node=platform.node(),
     )
     assert second.hear() == spawned
-    assert second.hear() == RankSaid(rank=0, incarnation=0, message=Executing())
-    assert second.hear() == RankSaid(rank=1, incarnation=0, message=Executing())
+    assert second.hear() == RankSaid(rank=0, attempt=0, message=Executing())
+    assert second.hear() == RankSaid(rank=1, attempt=0, message=Executing())
     assert second.hear() == exited
-    second.say(TerminateRank(rank=0, incarnation=0))
+    second.say(TerminateRank(rank=0, attempt=0))
     assert second.hear_of(RankExited, 0).signal == signal.SIGTERM
 
 
@@ -200,7 +200,7 @@ def test_a_replaced_coordinator_is_not_obeyed(stage: Stage) -> None:
     present.say(stage.order(FOREVER))
     pid = present.hear_of(RankSpawned, 0).pid
     present.close()
-    past = stage.meet(4, KillRank(rank=0, incarnation=0), stage.order(["touch", "it"], rank=1))
+    past = stage.meet(4, KillRank(rank=0, attempt=0), stage.order(["touch", "it"], rank=1))
     while past.hear():
         pass  # it sends its state until it has read the epoch
     assert [record.pid for record in stage.running(rank=0)] == [pid]
@@ -266,9 +266,9 @@ def test_ranks_of_managed_training_are_forked(stage: Stage) -> None:
 def test_a_forked_rank_can_be_killed_at_once(stage: Stage) -> None:
     stage.start_agent(is_managed=True)
     agent = stage.meet()
-    for incarnation in range(20):
-        start = stage.order(None, incarnation=incarnation, sleep_sec=60)  # it must not end first
-        agent.say(start, KillRank(rank=0, incarnation=incarnation))
+    for attempt in range(20):
+        start = stage.order(None, attempt=attempt, sleep_sec=60)  # it must not end first
+        agent.say(start, KillRank(rank=0, attempt=attempt))
         assert agent.hear_of(RankExited, 0).signal == signal.SIGKILL
     agent.say(Dismiss())
     assert stage.exit_code() == 0

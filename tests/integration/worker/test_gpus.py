@@ -77,7 +77,7 @@ def test_a_killed_rank_frees_its_gpu_for_its_replacement(stage: Stage, nvidia_sm
     agent = begun(stage, 1)
     for attempt in range(5):
         # What it has started holds the GPU too, until it is contained.
-        agent.say(stage.order(["sh", "-c", "sleep 600 & sleep 600"], incarnation=attempt))
+        agent.say(stage.order(["sh", "-c", "sleep 600 & sleep 600"], attempt=attempt))
         spawned = adopted(stage.uid, agent.hear_of(RankSpawned, 0))
         assert gpus_of(spawned.process) == set(uuids)
         send_signal(spawned.process, signal.SIGKILL)
@@ -94,7 +94,7 @@ def test_a_job_that_waits_starts_when_the_other_ends(
     assert waits(second) == "found 1 of 2 free GPUs on its host"
     send_signal(rank.process, signal.SIGTERM)
     first.hear_of(RankExited, 0)
-    started(other, second, FOREVER, incarnation=1)
+    started(other, second, FOREVER, attempt=1)
 
 
 def test_a_rank_keeps_its_gpu_without_its_agent(
@@ -107,11 +107,11 @@ def test_a_rank_keeps_its_gpu_without_its_agent(
     second.say(other.order(FOREVER))
     waits(second)
     first = taken_over(stage, rank, gpus_per_rank=1, gpus_at_once=1)
-    second.say(other.order(FOREVER, incarnation=1))
+    second.say(other.order(FOREVER, attempt=1))
     waits(second)
     send_signal(rank.process, signal.SIGKILL)
     first.hear_of(RankExited, 0)
-    started(other, second, FOREVER, incarnation=2)
+    started(other, second, FOREVER, attempt=2)
 
 
 def test_a_gang_takes_no_gpu_before_it_can_have_all(
@@ -124,7 +124,7 @@ def test_a_gang_takes_no_gpu_before_it_can_have_all(
     assert {waits(gang, each) for each in range(3)} == {"found 2 of 3 free GPUs on its host"}
     send_signal(rank.process, signal.SIGKILL)
     single.hear_of(RankExited, 0)
-    ranks = [started(stage, gang, FOREVER, rank=each, incarnation=1) for each in range(3)]
+    ranks = [started(stage, gang, FOREVER, rank=each, attempt=1) for each in range(3)]
     assert set.union(*(gpus_of(each.process) for each in ranks)) == set(uuids)
 
 

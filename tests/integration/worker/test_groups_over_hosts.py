@@ -57,7 +57,7 @@ def hosts(tmp_path: Path) -> Iterator[list[Host]]:
 def start(job: Stage, host: Host, number: int, attempt: int = 0) -> Rank:
     """Start a rank of the job on a host, and return it when it is ready."""
     place = HostPlace(local_rank=0, local_world_size=1, host_count=2)
-    host.agent.say(job.order(None, rank=number, incarnation=attempt, place=place, **TOGETHER))
+    host.agent.say(job.order(None, rank=number, attempt=attempt, place=place, **TOGETHER))
     spawned = host.agent.hear_of(RankSpawned, number)
     ready = hear_said(host.agent, number, Ready, lambda _: True)
     member = GroupMember(
@@ -73,10 +73,10 @@ def start(job: Stage, host: Host, number: int, attempt: int = 0) -> Rank:
 def train(hosts: list[Host], generation: int, *ranks: Rank) -> Saved:
     """Publish a group of these ranks, and return its first checkpoint: all have taken a step."""
     members = tuple(rank.member for rank in ranks)
-    group = WorkerGroup(generation=generation, token="", members=members, paused=False)
+    group = WorkerGroup(round=generation, token="", members=members, paused=False)
     for host in hosts:
         attempts = tuple(rank.attempt for rank in ranks)
-        host.agent.say(AnnounceGroup(group=group, incarnations=attempts))
+        host.agent.say(AnnounceGroup(group=group, attempts=attempts))
     first = ranks[0]
     return hear_said(
         first.host.agent, first.member.rank, Saved, lambda it: it.generation == generation

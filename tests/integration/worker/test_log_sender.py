@@ -20,7 +20,7 @@ from tests.support.installation import await_value, end_of
 from worker.log_index import LogIndex
 
 HELLO = AgentHello(job_uid="uid", host="beta", generation=1, token="a token")  # noqa: S106  for a test
-ORDER = TerminateRank(rank=7, incarnation=0)
+ORDER = TerminateRank(rank=7, attempt=0)
 LINES = 20_000  # between two interruptions: several batches
 ROUNDS = 6
 

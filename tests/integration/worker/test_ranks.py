@@ -42,11 +42,9 @@ from worker.ranks import LOGS_FULL, TRUNCATED
 
 
 def exit_of(
-    rank: int, incarnation: int, code: int | None, number: int | None, *lines: str
+    rank: int, attempt: int, code: int | None, number: int | None, *lines: str
 ) -> RankExited:
-    return RankExited(
-        rank=rank, incarnation=incarnation, exit_code=code, signal=number, last_lines=lines
-    )
+    return RankExited(rank=rank, attempt=attempt, exit_code=code, signal=number, last_lines=lines)
 
 
 def test_start_messages_and_exit_are_reported_in_order(loop: TableLoop) -> None:
@@ -58,7 +56,7 @@ def test_start_messages_and_exit_are_reported_in_order(loop: TableLoop) -> None:
     loop.run_until_empty()
     spawned, said, exited = loop.reports
     assert isinstance(spawned, RankSpawned)
-    assert said == RankSaid(rank=0, incarnation=0, message=Hello())
+    assert said == RankSaid(rank=0, attempt=0, message=Hello())
     assert exited == exit_of(0, 0, 3, None, "the end")
     record = decode_exit_record(loop.files.exit_record(0, 0).read_bytes(), spawned.pid)
     assert (record.said, record.exited) == ((said,), exited)
@@ -92,7 +90,7 @@ def test_the_death_of_a_member_is_reported_first(
     loop.run_until(loop.has_received_hello)
     loop.ranks.send_signal(0, 0, number)
     loop.run_until_empty()
-    assert (RankDied(rank=0, incarnation=0) in before) is is_death
+    assert (RankDied(rank=0, attempt=0) in before) is is_death
     assert isinstance(loop.reports[-1], RankExited)
 
 
@@ -123,8 +121,8 @@ def test_logs_that_reach_their_limit_lose_their_oldest_lines(
     write = "print(*range(1 << 17), sep='\\n', flush=True); "
     loop.start(write)
     loop.run_until_empty()
-    loop.start(write + write + SAY_HELLO + WAIT, incarnation=1)
-    hello = RankSaid(rank=0, incarnation=1, message=Hello())
+    loop.start(write + write + SAY_HELLO + WAIT, attempt=1)
+    hello = RankSaid(rank=0, attempt=1, message=Hello())
     loop.run_until(lambda: hello in loop.reports)
     sizes = [log.stat().st_size for log in logs]
     loop.ranks.tick()
@@ -133,7 +131,7 @@ def test_logs_that_reach_their_limit_lose_their_oldest_lines(
     assert ended <= 8192
     assert 0.8 * limit < running < limit
     assert sizes == [log.stat().st_size for log in logs], "offsets stay valid"
-    full = RankSaid(rank=0, incarnation=1, message=Warned(message=LOGS_FULL))
+    full = RankSaid(rank=0, attempt=1, message=Warned(message=LOGS_FULL))
     assert loop.reports.count(full) == 1
     batch = LocalLogs(loop.files).follow(0, {}).next_batch(lambda _: True)
     gap = GAP.decode()
@@ -163,7 +161,7 @@ def test_an_exit_is_recorded_before_its_process_is_reaped(
 
 
 def test_a_signal_reaches_only_the_attempt_it_names(loop: TableLoop) -> None:
-    loop.start(SAY_HELLO + WAIT, incarnation=4)
+    loop.start(SAY_HELLO + WAIT, attempt=4)
     loop.run_until(loop.has_received_hello)
     loop.ranks.send_signal(0, 3, signal.SIGKILL)
     loop.ranks.send_signal(1, 4, signal.SIGKILL)
@@ -175,19 +173,19 @@ def test_a_signal_reaches_only_the_attempt_it_names(loop: TableLoop) -> None:
 
 
 def test_a_repeated_or_old_start_is_ignored(loop: TableLoop) -> None:
-    loop.start(SAY_HELLO + WAIT, incarnation=1)
+    loop.start(SAY_HELLO + WAIT, attempt=1)
     loop.run_until(loop.has_received_hello)
     known = list(loop.reports)
-    loop.start("", incarnation=1)
-    loop.start("", incarnation=2)
+    loop.start("", attempt=1)
+    loop.start("", attempt=2)
     assert loop.reports == known, "it still runs"
     loop.ranks.send_signal(0, 1, signal.SIGKILL)
     loop.run_until_empty()
     known = list(loop.reports)
-    loop.start("", incarnation=0)
-    loop.start("", incarnation=1)
+    loop.start("", attempt=0)
+    loop.start("", attempt=1)
     assert loop.reports == known, "its attempt has ended"
-    loop.start("", incarnation=2)
+    loop.start("", attempt=2)
     loop.run_until_empty()
     assert loop.reports[-1] == exit_of(0, 2, 0, None)
 
@@ -195,7 +193,7 @@ def test_a_repeated_or_old_start_is_ignored(loop: TableLoop) -> None:
 def test_messages_are_repeated_in_their_order(loop: TableLoop) -> None:
     early, late = beat(step=3), beat(step=30)
     saves = [saved(step) for step in (5, 10)]
-    told = [Hello(), early, saves[0], JoinedGroup(generation=2, step=4), saves[1], late]
+    told = [Hello(), early, saves[0], JoinedGroup(round=2, step=4), saves[1], late]
     loop.start(f"import os; [os.write(CHANNEL, said) for said in {[*map(encode, told)]!r}]")
     loop.run_until_empty()
     *said, _ = loop.ranks.state()
@@ -240,7 +238,7 @@ def test_a_lack_of_resources_can_be_retried(
     why = f"cannot be started in /: [Errno {number}] {os.strerror(number)}"
     assert ended == msgspec.structs.replace(exit_of(0, 0, None, None), unstarted=why)
     assert list(loop.ranks.state()) == [ended]
-    loop.start("", incarnation=1)
+    loop.start("", attempt=1)
     loop.run_until_empty()
     assert loop.reports[-1] == exit_of(0, 1, 0, None)
 
@@ -265,7 +263,7 @@ def test_a_reconnecting_process_needs_the_tag_number_too(
         preexec_fn=partial(set_tag_limit, f"{loop.uid}/{tagged_rank}/0"),  # noqa: PLW1509  one thread
         stderr=subprocess.DEVNULL,
     )
-    said = RankSaid(rank=1, incarnation=0, message=Warned(message="not me"))
+    said = RankSaid(rank=1, attempt=0, message=Warned(message="not me"))
     loop.run_until(lambda: said in loop.reports if is_believed else caller.poll() is not None)
     assert (said in loop.reports) is is_believed
     rank_process = loop.ranks.find(1, 0)
@@ -279,8 +277,8 @@ def test_an_exited_rank_leaves_no_descriptor_open(loop: TableLoop) -> None:
     loop.start("")
     loop.run_until_empty()
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  names are enough
-    for incarnation in range(1, 4):
-        loop.start("", incarnation=incarnation)
+    for attempt in range(1, 4):
+        loop.start("", attempt=attempt)
         loop.run_until_empty()
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208  names are enough
 
@@ -318,7 +316,7 @@ def test_an_adopted_rank_without_a_log_is_supervised(loop: TableLoop) -> None:
     ) as process:
         record = identify(process.pid)
         assert record is not None
-        loop.ranks.adopt(AdoptedRank(rank=0, incarnation=0, process=record, process_tag=tag))
+        loop.ranks.adopt(AdoptedRank(rank=0, attempt=0, process=record, process_tag=tag))
         loop.ranks.signal_all(signal.SIGKILL)
         loop.run_until_empty()
     assert loop.reports[-1] == exit_of(0, 0, None, signal.SIGKILL)
@@ -345,7 +343,7 @@ def test_a_rank_that_floods_its_channel_does_not_silence_others(loop: TableLoop)
     flood = f"os.set_blocking(CHANNEL, True)\nwhile True: os.write(CHANNEL, {encode(beat())!r})"
     loop.start(f"import os; {flood}", rank=0)
     loop.start(SAY_HELLO + WAIT, rank=1)
-    hello = RankSaid(rank=1, incarnation=0, message=Hello())
+    hello = RankSaid(rank=1, attempt=0, message=Hello())
     loop.run_until(lambda: hello in loop.reports)
 
 

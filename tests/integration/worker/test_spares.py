@@ -71,7 +71,7 @@ def agent(stage: Stage, request: pytest.FixtureRequest) -> Conversation:
 def order(stage: Stage, attempt: int, **spec: object) -> StartRank:
     return stage.order(
         None,
-        incarnation=attempt,
+        attempt=attempt,
         **{"mode": "synchronous", "program": "program.py:Constant", "epochs": 100_000, **spec},
         sleep_sec=0.01,
     )
@@ -85,7 +85,7 @@ def start(stage: Stage, agent: Conversation, attempt: int, **spec: object) -> in
         members=(GroupMember(worker_id=attempt, rank=0, host=LOCAL_HOST, port=0),),
         paused=False,
     )
-    announced = AnnounceGroup(group=group, incarnations=(attempt,))
+    announced = AnnounceGroup(group=group, attempts=(attempt,))
     agent.say(order(stage, attempt, **spec), announced)
     spawned = agent.hear_of(RankSpawned, 0)
     assert isinstance(spawned, RankSpawned)

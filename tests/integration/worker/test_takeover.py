@@ -45,7 +45,7 @@ def test_a_rank_trains_on_under_the_next_agent(stage: Stage) -> None:
     assert is_running(rank.process)
     hear_said(second, 0, Hello, lambda _: True)
     hear_training(second, above=before.progress.step)
-    second.say(TerminateRank(rank=0, incarnation=0))
+    second.say(TerminateRank(rank=0, attempt=0))
     hear_said(second, 0, Heartbeat, lambda beat: beat.stopping)
     assert second.hear_of(RankExited, 0).exit_code == 0
     record = stage.record(0, 0)

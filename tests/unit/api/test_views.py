@@ -130,7 +130,7 @@ def test_a_summary_has_as_many_ranks_as_are_wanted_now() -> None:
 
 
 def test_a_rank_without_a_process_is_waiting() -> None:
-    never = worker(0, incarnation=-1, state="exited")
+    never = worker(0, attempt=-1, state="exited")
     for started in ([worker(1)], [never, worker(1)]):
         found = summary(JOB, started, NOW).workers
         assert [(one.worker_id, one.state) for one in found] == [("0", "waiting"), ("1.0", "live")]

@@ -161,7 +161,7 @@ def test_the_outcome_is_reported_last(
 
 
 EXIT, READY = ("rank_exited", 1, 3), ("rank_ready", 1, 4)
-GROUP, STEP = ("layout_announced", None, None), ("step_taken", None, None)
+GROUP, STEP = ("group_announced", None, None), ("step_taken", None, None)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_times_of_a_recovery_are_those_of_its_events(
 ) -> None:
     ats = (STRUCK + timedelta(milliseconds=10 * number) for number in count())
     events = [
-        EventView(at=at, kind=kind, message="", rank=rank, incarnation=attempt)
+        EventView(at=at, kind=kind, message="", rank=rank, attempt=attempt)
         for at, (kind, rank, attempt) in zip(ats, told, strict=False)
     ]
     joined = [5, 5, 5, 5 if is_member else None]

@@ -12,14 +12,14 @@ from muster.client.errors import (
     Busy,
     ClientError,
     Conflict,
-    HungUp,
+    ConnectionClosed,
+    InvalidRequest,
     NotAllowed,
     NotFound,
     NotMuster,
     Refused,
     Unconfirmed,
     Unreachable,
-    Unsendable,
     WrongPath,
 )
 from muster.client.http import (
@@ -171,7 +171,7 @@ def test_another_service_is_recognised(answer: httpx.Response) -> None:
 
 
 def test_a_body_that_cannot_be_unpacked_is_no_answer() -> None:
-    with pytest.raises(HungUp):
+    with pytest.raises(ConnectionClosed):
         Scene(httpx.DecodingError).client().job("a")
 
 
@@ -235,7 +235,7 @@ def test_the_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch)
 def test_an_invalid_address_is_reported_at_once() -> None:
     with pytest.raises(InvalidEnvironment, match="is not a URL such as"):
         Client("localhost:8000")
-    with pytest.raises(Unsendable, match="correct MUSTER_URL"):
+    with pytest.raises(InvalidRequest, match="correct MUSTER_URL"):
         Client("http://xn--é.é:80")
 
 
@@ -278,6 +278,6 @@ UNSENDABLE: dict[str, tuple[Callable[[Client], object], str]] = {
 @pytest.mark.parametrize(("ask", "error"), UNSENDABLE.values(), ids=UNSENDABLE)
 def test_an_invalid_request_is_not_sent(ask: Callable[[Client], object], error: str) -> None:
     scene = Scene(job())
-    with scene.client() as client, pytest.raises(Unsendable, match=error):
+    with scene.client() as client, pytest.raises(InvalidRequest, match=error):
         ask(client)
     assert scene.requests == []

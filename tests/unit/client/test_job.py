@@ -90,7 +90,7 @@ def test_early_answers_do_not_cause_a_busy_loop() -> None:
         return httpx.Response(200, json={"job_id": "a", "events": events})
 
     event = {"at": "2026-03-01T12:00:00Z", "kind": "ended", "message": "it is over"}
-    ended = happened({**event, "rank": None, "incarnation": None, "event_id": 1})
+    ended = happened({**event, "rank": None, "attempt": None, "event_id": 1})
     scene = Scene(job(), job(), happened(), job(), happened(), over(), ended, over(), happened())
     assert [each.message for each in scene.client().job("a").follow_events()] == ["it is over"]
     assert scene.now == pytest.approx(3 * PAUSE_SECONDS)

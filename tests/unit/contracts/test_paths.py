@@ -28,10 +28,10 @@ def test_paths_of_an_installation() -> None:
     assert checkpoints_of_rank(ROOT, "job", 3) == ROOT / "job" / "worker_3"
 
 
-@pytest.mark.parametrize(("rank", "incarnation"), [(0, 0), (3, 12), (4095, 999), (0, 1_000_050)])
-def test_log_name_round_trips(rank: int, incarnation: int) -> None:
-    log = JobFiles(ROOT).log(rank, incarnation)
-    assert LogName.parse(log.name) == LogName(rank, incarnation)
+@pytest.mark.parametrize(("rank", "attempt"), [(0, 0), (3, 12), (4095, 999), (0, 1_000_050)])
+def test_log_name_round_trips(rank: int, attempt: int) -> None:
+    log = JobFiles(ROOT).log(rank, attempt)
+    assert LogName.parse(log.name) == LogName(rank, attempt)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def pool(*events: Event, min_workers: int = 1, max_workers: int = 8) -> Pool:
 
 
 def newcomer(rank: int, epoch: int = 0) -> Newcomer:
-    return Newcomer(rank=rank, incarnation=0, node="kiwi", gpus=2, backend="numpy", epoch=epoch)
+    return Newcomer(rank=rank, attempt=0, node="kiwi", gpus=2, backend="numpy", epoch=epoch)
 
 
 def free_rank(after: Pool) -> int:

@@ -281,7 +281,7 @@ def test_the_largest_valid_job_fits_into_a_frame() -> None:
         job_id="job",
         job_uid="uid",
         rank=0,
-        incarnation=0,
+        attempt=0,
         checkpoint_dir=Path("/" + "c" * TEXT_LIMIT),
         dataset_dir=Path("/" + "d" * TEXT_LIMIT),
         master_port=1,
@@ -289,7 +289,7 @@ def test_the_largest_valid_job_fits_into_a_frame() -> None:
     )
     environment = rank_environment(spec, assignment)
     assert max(len(f"{name}={value}") for name, value in environment.items()) < LINUX_STRING_BYTES
-    order = StartRank(rank=0, incarnation=0, environment=environment, working_dir="/")
+    order = StartRank(rank=0, attempt=0, environment=environment, working_dir="/")
     assert frame(encode(order))
 
 

@@ -131,7 +131,7 @@ FIRST = Heartbeat(
     waiting=False,
 )
 GROUP = WorkerGroup(
-    generation=3,
+    round=3,
     token="secret",  # noqa: S106  for a test
     members=(GroupMember(worker_id=4, rank=1, host="127.0.0.1", port=4711),),
     paused=False,
@@ -140,28 +140,28 @@ ON_THE_WIRE = [
     (
         FIRST,
         (
-            '{"is":"beat","progress":{"step":0,"total_steps":null,"epoch":0,"shard_idx":0,'
+            '{"is":"heartbeat","progress":{"step":0,"total_steps":null,"epoch":0,"shard_idx":0,'
             '"line_idx":0,"loss":null,"metrics":{},"last_checkpoint_step":null},'
             '"checkpoints_saved":0,"stopping":false,"waiting":false}'
         ),
     ),
     (
         PermanentFailure(reason=Reason.INVALID_PROGRAM, message="m"),
-        '{"is":"refused","reason":"invalid_program","message":"m"}',
+        '{"is":"permanent_failure","reason":"invalid_program","message":"m"}',
     ),
-    (JoinedGroup(generation=3, step=12), '{"is":"took_up","generation":3,"step":12}'),
-    (PeerLost(generation=3, message="m"), '{"is":"stranded","generation":3,"message":"m"}'),
+    (JoinedGroup(round=3, step=12), '{"is":"joined_group","round":3,"step":12}'),
+    (PeerLost(round=3, message="m"), '{"is":"peer_lost","round":3,"message":"m"}'),
     (
-        StateMismatch(generation=3, workers=(4,), message="m"),
-        '{"is":"disputed","generation":3,"workers":[4],"message":"m"}',
+        StateMismatch(round=3, workers=(4,), message="m"),
+        '{"is":"state_mismatch","round":3,"workers":[4],"message":"m"}',
     ),
-    (AgentHeartbeat(stopped=((3, 7),)), '{"is":"pulse","stopped":[[3,7]]}'),
+    (AgentHeartbeat(stopped=((3, 7),)), '{"is":"agent_heartbeat","stopped":[[3,7]]}'),
     (
-        AnnounceGroup(group=GROUP, incarnations=(2,)),
+        AnnounceGroup(group=GROUP, attempts=(2,)),
         (
-            '{"is":"announce","layout":{"is":"layout","generation":3,"token":"secret","seats":'
-            '[{"is":"seat","worker_id":4,"rank":1,"host":"127.0.0.1","port":4711}],"paused":false},'
-            '"incarnations":[2]}'
+            '{"is":"announce_group","group":{"is":"worker_group","round":3,"token":"secret",'
+            '"members":[{"is":"group_member","worker_id":4,"rank":1,"host":"127.0.0.1","port":4711}],"paused":false},'
+            '"attempts":[2]}'
         ),
     ),
 ]

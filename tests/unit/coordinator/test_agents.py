@@ -50,8 +50,8 @@ from muster.host.peers import normalize_address, uid_of_connection
 from tests.support.strangers import STRANGER, needs_root, socket_of
 
 HELLO = AgentHello(job_uid="uid", host="local", generation=3, token="right")  # noqa: S106  for a test
-ORDER = TerminateRank(rank=1, incarnation=0)
-NEWS = RankSaid(rank=1, incarnation=0, message=Hello())
+ORDER = TerminateRank(rank=1, attempt=0)
+NEWS = RankSaid(rank=1, attempt=0, message=Hello())
 REQUEST = KeyRequest(job_uid="uid", host="local", generation=3, nonce=bytes(16))
 PATIENCE_SECONDS = 20.0
 

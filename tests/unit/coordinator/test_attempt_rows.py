@@ -16,9 +16,9 @@ from tests.support.stories import Story, beat, exited
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 START = ActionTaken(action=Start(rank=0))
-SPAWNED = RankSpawned(rank=0, incarnation=0, pid=4711, start_ticks=1, boot_id="b", node="n")
+SPAWNED = RankSpawned(rank=0, attempt=0, pid=4711, start_ticks=1, boot_id="b", node="n")
 PROCESS = ProcessRecord(pid=4711, start_ticks=1, boot_id="b", node="n")
-RUNNING = Attempt(rank=0, incarnation=0, pid=4711, started_at=NOON)
+RUNNING = Attempt(rank=0, attempt=0, pid=4711, started_at=NOON)
 
 
 def after(seconds: float) -> Moment:
@@ -46,14 +46,14 @@ def rows(job: TrackedJob) -> list[Attempt]:
 
 def test_an_attempt_has_a_row_once_its_start_is_decided(job: TrackedJob) -> None:
     job.observe(START, after(0))
-    assert rows(job) == [Attempt(rank=0, incarnation=0, pid=None, started_at=NOON)]
+    assert rows(job) == [Attempt(rank=0, attempt=0, pid=None, started_at=NOON)]
     job.observe(SPAWNED, after(0.5))
     assert rows(job) == [RUNNING]
     assert rows(job) == [], "what is written is not written again"
 
 
 def test_the_row_of_an_ended_attempt_is_complete(job: TrackedJob) -> None:
-    for observation in (START, SPAWNED, RankSaid(rank=0, incarnation=0, message=beat(7))):
+    for observation in (START, SPAWNED, RankSaid(rank=0, attempt=0, message=beat(7))):
         job.observe(observation, after(0))
     rows(job)
     job.observe(exited(0, 0, code=1, lines=["NameError: x"]), after(9))
@@ -61,7 +61,7 @@ def test_the_row_of_an_ended_attempt_is_complete(job: TrackedJob) -> None:
     assert rows(job) == [
         Attempt(
             rank=0,
-            incarnation=0,
+            attempt=0,
             pid=4711,
             started_at=NOON,
             ended_at=NOON + timedelta(seconds=9),
@@ -79,8 +79,8 @@ def test_no_end_is_lost_while_the_database_is_away(job: TrackedJob) -> None:
     for observation in (START, SPAWNED, exited(0, 0, signal=9), START):
         job.observe(observation, after(0))
     first, second = rows(job)
-    assert (first.incarnation, first.exit_signal, first.pid) == (0, 9, 4711)
-    assert (second.incarnation, second.pid, second.ended_at) == (1, None, None)
+    assert (first.attempt, first.exit_signal, first.pid) == (0, 9, 4711)
+    assert (second.attempt, second.pid, second.ended_at) == (1, None, None)
 
 
 def test_changes_during_a_commit_are_written_next(job: TrackedJob) -> None:
@@ -119,8 +119,8 @@ def test_a_group_member_begins_at_the_groups_step() -> None:
     story.plans()
     job = tracked(story)
     for step in (12, 14):
-        taken_up = JoinedGroup(generation=1, step=step)
-        job.observe(RankSaid(rank=0, incarnation=0, message=taken_up), after(2))
+        taken_up = JoinedGroup(round=1, step=step)
+        job.observe(RankSaid(rank=0, attempt=0, message=taken_up), after(2))
     job.observe(exited(0, 0, code=1), after(3))
     (row,) = rows(job)
     assert (row.step_at_start, row.step_at_end) == (12, 14)
@@ -153,9 +153,9 @@ def test_the_first_step_is_written_once(job: TrackedJob) -> None:
     for observation in (START, SPAWNED):
         job.observe(observation, after(0))
     rows(job)
-    job.observe(RankSaid(rank=0, incarnation=0, message=beat(7)), after(1))
+    job.observe(RankSaid(rank=0, attempt=0, message=beat(7)), after(1))
     assert [row.step_at_start for row in rows(job)] == [0]
-    job.observe(RankSaid(rank=0, incarnation=0, message=beat(8)), after(2))
+    job.observe(RankSaid(rank=0, attempt=0, message=beat(8)), after(2))
     assert rows(job) == [], "heartbeats alone write no row"
 
 
@@ -166,7 +166,7 @@ def test_an_attempt_does_not_inherit_steps(
     story = Story.running(world_size=1).beats(0, 23, last_checkpoint_step=20).dies(0)
     job = tracked(story.comes_back(0))
     for message in said:
-        job.observe(RankSaid(rank=0, incarnation=1, message=message), after(1))
+        job.observe(RankSaid(rank=0, attempt=1, message=message), after(1))
     job.observe(exited(0, 1, code=1), after(2))
     (row,) = rows(job)
     assert (row.step_at_start, row.step_at_end) == steps
@@ -181,8 +181,8 @@ def test_a_worker_that_never_joined_has_no_steps() -> None:
 
 
 def test_attempts_of_a_dead_coordinator_are_ended() -> None:
-    alive = RankRecord(rank=0, incarnation=3, state="live", process=PROCESS)
-    gone = RankRecord(rank=1, incarnation=2, state="exited", process=None)
+    alive = RankRecord(rank=0, attempt=3, state="live", process=PROCESS)
+    gone = RankRecord(rank=1, attempt=2, state="exited", process=None)
     job = Story.running(world_size=2).agent_is_lost().job
     (row,) = ended_attempt_rows(job, [alive, gone], after(4))
     assert (row.rank, row.pid, row.ended_at) == (0, 4711, NOON + timedelta(seconds=4))

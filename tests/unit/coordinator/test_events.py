@@ -43,10 +43,10 @@ def event_after(story: Story, observation: Observation) -> NewEvent | None:
 
 
 def of_rank(kind: str, message: str) -> NewEvent:
-    return NewEvent(kind=kind, message=message, rank=1, incarnation=0)
+    return NewEvent(kind=kind, message=message, rank=1, attempt=0)
 
 
-WARNING = RankSaid(rank=1, incarnation=0, message=Warned(message="took an older checkpoint"))
+WARNING = RankSaid(rank=1, attempt=0, message=Warned(message="took an older checkpoint"))
 
 
 @pytest.mark.parametrize(
@@ -152,8 +152,8 @@ def test_a_step_of_a_group_that_a_new_coordinator_does_not_know_is_no_event() ->
     story = successor(Story.training(world_size=2), agents=[LOCAL_HOST])
     assert not story.job.group.ranks
     for rank in (0, 1):  # in a group that was announced, but not committed
-        story.rank_says(rank, JoinedGroup(generation=story.job.group.round, step=6))
-        assert event_after(story, RankSaid(rank=rank, incarnation=0, message=beat(step=7))) is None
+        story.rank_says(rank, JoinedGroup(round=story.job.group.round, step=6))
+        assert event_after(story, RankSaid(rank=rank, attempt=0, message=beat(step=7))) is None
 
 
 @pytest.mark.parametrize("observation", [exited(1, 0, code=3), WARNING])
@@ -164,7 +164,7 @@ def test_a_repeated_message_is_one_event(observation: Observation) -> None:
 
 def test_a_start_is_one_event() -> None:
     story = Story.starting(world_size=2)
-    spawned = RankSpawned(rank=1, incarnation=0, pid=77, start_ticks=1, boot_id="boot", node="node")
+    spawned = RankSpawned(rank=1, attempt=0, pid=77, start_ticks=1, boot_id="boot", node="node")
     assert event_after(story, spawned) == of_rank("rank_started", "rank 1 runs as pid 77")
     assert event_after(story, spawned) is None
 
@@ -172,12 +172,12 @@ def test_a_start_is_one_event() -> None:
 def test_the_first_step_of_each_group_is_an_event() -> None:
     story = Story.training(world_size=2)
     entry = NewEvent(kind="step_taken", message="ranks 0, 1 have taken step 7")
-    assert event_after(story, RankSaid(rank=1, incarnation=0, message=beat(step=7))) == entry
-    assert event_after(story, RankSaid(rank=0, incarnation=0, message=beat(step=7))) is None
-    assert event_after(story, RankSaid(rank=1, incarnation=0, message=beat(step=8))) is None
+    assert event_after(story, RankSaid(rank=1, attempt=0, message=beat(step=7))) == entry
+    assert event_after(story, RankSaid(rank=0, attempt=0, message=beat(step=7))) is None
+    assert event_after(story, RankSaid(rank=1, attempt=0, message=beat(step=8))) is None
     story.dies(1).settles(8)
     entry = NewEvent(kind="step_taken", message="ranks 0, 1 have taken step 9")
-    assert event_after(story, RankSaid(rank=0, incarnation=0, message=beat(step=9))) == entry
+    assert event_after(story, RankSaid(rank=0, attempt=0, message=beat(step=9))) == entry
 
 
 @pytest.mark.parametrize(
@@ -190,8 +190,8 @@ def test_a_replacement_that_can_train_is_an_event(
 ) -> None:
     story = begin(world_size=2)
     story.dies(1).runs_for(1)
-    said = RankSaid(rank=1, incarnation=1, message=message)
-    entry = NewEvent(kind="rank_ready", message="rank 1 is ready", rank=1, incarnation=1)
+    said = RankSaid(rank=1, attempt=1, message=message)
+    entry = NewEvent(kind="rank_ready", message="rank 1 is ready", rank=1, attempt=1)
     assert event_after(story, said) == entry
     assert event_after(story, said) is None
 
@@ -210,7 +210,7 @@ def test_a_note_is_not_repeated_as_a_reason() -> None:
 def test_a_killed_rank_has_no_further_events() -> None:
     story = Story.starting(world_size=2).is_stopped(StopRequest.FORCED)
     story.plans()
-    spawned = RankSpawned(rank=1, incarnation=0, pid=77, start_ticks=1, boot_id="boot", node="node")
+    spawned = RankSpawned(rank=1, attempt=0, pid=77, start_ticks=1, boot_id="boot", node="node")
     assert event_after(story, spawned) is None
     assert event_after(story, exited(1, 0, signal=9)) is None
 
@@ -225,13 +225,13 @@ def test_an_exit_before_the_kill_is_an_event() -> None:
 @pytest.mark.parametrize(
     "observation",
     [
-        RankSaid(rank=1, incarnation=0, message=Hello()),
-        RankSaid(rank=1, incarnation=0, message=beat(step=1)),
+        RankSaid(rank=1, attempt=0, message=Hello()),
+        RankSaid(rank=1, attempt=0, message=beat(step=1)),
         StopRequested(request=StopRequest.GRACEFUL, grace_seconds=1),
         ActionTaken(action=Start(rank=1)),
         ActionTaken(action=SetStatus(status=JobStatus.RUNNING, message="the same, said otherwise")),
-        RankSaid(rank=1, incarnation=7, message=Warned(message="from an incarnation unheard of")),
-        RankSaid(rank=7, incarnation=0, message=Warned(message="from a rank unheard of")),
+        RankSaid(rank=1, attempt=7, message=Warned(message="from an attempt unheard of")),
+        RankSaid(rank=7, attempt=0, message=Warned(message="from a rank unheard of")),
         AgentLost(host=LOCAL_HOST, generation=7, message="another agent died"),
     ],
 )
@@ -243,33 +243,33 @@ def test_the_next_attempt_may_repeat_a_warning() -> None:
     story = Story.running(world_size=2).observes(WARNING).dies(1)
     story.plans()
     story.wakes()
-    again = RankSaid(rank=1, incarnation=1, message=WARNING.message)
+    again = RankSaid(rank=1, attempt=1, message=WARNING.message)
     entry = event_after(story, again)
     assert entry is not None
-    assert entry.incarnation == 1
+    assert entry.attempt == 1
 
 
 def test_a_mismatch_is_reported_once() -> None:
     story = Story.training(world_size=3)
-    said = StateMismatch(generation=1, workers=(1,), message="numpy is 2.4 here and 2.5 there")
-    dispute = RankSaid(rank=0, incarnation=0, message=said)
-    again = RankSaid(rank=2, incarnation=0, message=said)
+    said = StateMismatch(round=1, workers=(1,), message="numpy is 2.4 here and 2.5 there")
+    dispute = RankSaid(rank=0, attempt=0, message=said)
+    again = RankSaid(rank=2, attempt=0, message=said)
     sentence = "worker 1: numpy is 2.4 here and 2.5 there"
-    assert event_after(story, dispute) == NewEvent(kind="workers_disputed", message=sentence)
+    assert event_after(story, dispute) == NewEvent(kind="state_mismatch", message=sentence)
     assert event_after(story, again) is None
 
 
 def test_a_broken_group_is_reported_once() -> None:
     story = Story.training(world_size=3)
     generation = story.job.group.round
-    lost = PeerLost(generation=generation, message="the channel to rank 0 is closed")
-    entry = event_after(story, RankSaid(rank=1, incarnation=0, message=lost))
+    lost = PeerLost(round=generation, message="the channel to rank 0 is closed")
+    entry = event_after(story, RankSaid(rank=1, attempt=0, message=lost))
     assert entry == of_rank(
-        "rank_stranded",
+        "peer_lost",
         "rank 1 has lost the group of ranks 0, 1, 2, in this order: "
         "the channel to rank 0 is closed",
     )
-    assert event_after(story, RankSaid(rank=2, incarnation=0, message=lost)) is None
+    assert event_after(story, RankSaid(rank=2, attempt=0, message=lost)) is None
 
 
 @pytest.mark.parametrize("end", [Story.is_stopped, Story.is_interrupted])
@@ -278,14 +278,14 @@ def test_a_lost_peer_of_an_ending_job_is_no_event(
 ) -> None:
     story = end(Story.training(world_size=2))
     generation = story.job.group.round
-    lost = PeerLost(generation=generation, message="the channel to rank 0 is closed")
-    assert event_after(story, RankSaid(rank=1, incarnation=0, message=lost)) is None
+    lost = PeerLost(round=generation, message="the channel to rank 0 is closed")
+    assert event_after(story, RankSaid(rank=1, attempt=0, message=lost)) is None
 
 
 def test_a_lost_peer_of_an_earlier_round_is_no_event() -> None:
     story = Story.training(world_size=3)
-    late = PeerLost(generation=story.job.group.round - 1, message="the channel is closed")
-    assert event_after(story, RankSaid(rank=1, incarnation=0, message=late)) is None
+    late = PeerLost(round=story.job.group.round - 1, message="the channel is closed")
+    assert event_after(story, RankSaid(rank=1, attempt=0, message=late)) is None
 
 
 def test_the_end_of_an_unneeded_agent_is_no_event() -> None:

@@ -38,7 +38,7 @@ def unreported(
 
 
 def record(said: Sequence[RankMessage], end: RankExited, pid: int) -> ExitRecord:
-    words = tuple(RankSaid(rank=1, incarnation=0, message=message) for message in said)
+    words = tuple(RankSaid(rank=1, attempt=0, message=message) for message in said)
     return ExitRecord(pid=pid, at="", said=words, exited=end)
 
 

@@ -9,18 +9,18 @@ from tests.support.stories import Story, exited
 # Stale messages
 
 
-@pytest.mark.parametrize("incarnation", [-1, 0, 2])
-def test_messages_of_another_attempt_are_ignored(incarnation: int) -> None:
+@pytest.mark.parametrize("attempt", [-1, 0, 2])
+def test_messages_of_another_attempt_are_ignored(attempt: int) -> None:
     story = Story.running(world_size=2).dies(1)
     story.plans()
     story.wakes()
     assert story.rank(1).attempt.number == 1
     before = story.job
-    story.rank_says(1, Hello(), incarnation).rank_says(1, Executing(), incarnation)
-    story.rank_says(1, Warned(message="late"), incarnation)
-    story.observes(exited(1, incarnation, code=0)).observes(exited(1, incarnation, signal=9))
+    story.rank_says(1, Hello(), attempt).rank_says(1, Executing(), attempt)
+    story.rank_says(1, Warned(message="late"), attempt)
+    story.observes(exited(1, attempt, code=0)).observes(exited(1, attempt, signal=9))
     story.observes(
-        RankSpawned(rank=1, incarnation=incarnation, pid=1, start_ticks=1, boot_id="b", node="n")
+        RankSpawned(rank=1, attempt=attempt, pid=1, start_ticks=1, boot_id="b", node="n")
     )
     assert story.job is before
 
@@ -29,7 +29,7 @@ def test_messages_of_another_attempt_are_ignored(incarnation: int) -> None:
 def test_messages_of_unknown_ranks_are_ignored(rank: int) -> None:
     story = Story.running(world_size=2)
     before = story.job
-    story.observes(RankSaid(rank=rank, incarnation=0, message=Hello()))
+    story.observes(RankSaid(rank=rank, attempt=0, message=Hello()))
     story.observes(exited(rank, 0, code=0))
     assert story.job is before
 

@@ -82,7 +82,7 @@ class Lifecycle:
     is_idle: bool = True
     error: Exception | None = None
 
-    def equip(self, _job: TrackedJob) -> None: ...
+    def prepare(self, _job: TrackedJob) -> None: ...
 
     def raise_error(self) -> None:
         if self.error is not None:
@@ -191,7 +191,7 @@ def test_heartbeats_during_a_long_commit_count(monkeypatch: pytest.MonkeyPatch) 
 
     def disk_is_slow(events: asyncio.AbstractEventLoop) -> None:
         clock.now += 11
-        said = RankSaid(rank=0, incarnation=0, message=beat(step=3))
+        said = RankSaid(rank=0, attempt=0, message=beat(step=3))
         for observation in (said, AgentSaid(host=LOCAL_HOST, message=AgentHeartbeat(stopped=()))):
             events.call_soon_threadsafe(stage.observe, observation)
         events.call_soon_threadsafe(stage.loop.hand_over)
@@ -253,7 +253,7 @@ def test_the_last_events_wait_for_the_database(
         nonlocal attempts
         attempts -= 1
         warning = Warned(message=f"{attempts} to go")
-        stage.observe(RankSaid(rank=0, incarnation=0, message=warning))
+        stage.observe(RankSaid(rank=0, attempt=0, message=warning))
         if attempts:
             stage.writer.meanwhile.append(is_away)
         raise DatabaseUnavailable("away")
@@ -271,12 +271,12 @@ def test_heartbeats_alone_do_not_wake_the_loop(monkeypatch: pytest.MonkeyPatch) 
     async def coordinate() -> None:
         running = asyncio.ensure_future(stage.loop.run())
         await looked(stage, 1)
-        stage.observe(RankSaid(rank=0, incarnation=0, message=beat(step=3)))
+        stage.observe(RankSaid(rank=0, attempt=0, message=beat(step=3)))
         stage.observe(AgentSaid(host=LOCAL_HOST, message=AgentHeartbeat(stopped=())))
         for _ in range(1000):
             await asyncio.sleep(0)
         assert stage.table.looks == 1
-        stage.observe(RankSaid(rank=0, incarnation=0, message=beat(3, stopping=True)))
+        stage.observe(RankSaid(rank=0, attempt=0, message=beat(3, stopping=True)))
         await looked(stage, 2)
         assert stage.job.snapshot.ranks[0].progress.step == 3
         stage.loop.hand_over()

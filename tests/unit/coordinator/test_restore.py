@@ -223,4 +223,4 @@ def test_only_what_a_successor_needs_is_urgent(new: dict[str, object], how: Urge
 def test_a_new_row_or_attempt_is_urgent() -> None:
     (worker,) = rows_of(Story.running(world_size=1).job).ranks
     assert rank_urgency(None, worker) is Urgency.NOW
-    assert rank_urgency(worker, replace(worker, incarnation=1)) is Urgency.NOW
+    assert rank_urgency(worker, replace(worker, attempt=1)) is Urgency.NOW

@@ -41,7 +41,7 @@ def test_a_written_job_is_not_written_again(job: TrackedJob) -> None:
 
 
 def test_progress_is_written_later(job: TrackedJob) -> None:
-    job.observe(RankSaid(rank=1, incarnation=0, message=beat(step=9)), NOW)
+    job.observe(RankSaid(rank=1, attempt=0, message=beat(step=9)), NOW)
     draft = job.draft(NOW)
     assert draft.urgency is Urgency.PROGRESS
     assert [(worker.rank, worker.progress.step) for worker in draft.write.ranks] == [(1, 9)]
@@ -53,7 +53,7 @@ def test_a_death_is_urgent(job: TrackedJob) -> None:
     assert draft.urgency is Urgency.NOW
     assert [event.kind for event in draft.write.events] == ["rank_exited"]
     assert draft.write.events[0].at == NOON
-    assert (draft.write.events[0].rank, draft.write.events[0].incarnation) == (1, 0)
+    assert (draft.write.events[0].rank, draft.write.events[0].attempt) == (1, 0)
 
 
 def test_a_decision_is_folded_in_and_kept_for_later() -> None:
@@ -119,7 +119,7 @@ def test_a_start_is_in_the_draft_before_it_is_performed() -> None:
     job.mark_written(job.draft(NOW))
     job.decide([Start(rank=0)], NOW)
     (worker,) = job.draft(NOW).write.ranks
-    assert (worker.incarnation, worker.state) == (0, "spawned")
+    assert (worker.attempt, worker.state) == (0, "spawned")
 
 
 @pytest.mark.parametrize(

@@ -69,12 +69,12 @@ def test_a_current_database_is_opened_without_alembic(migrated_file: Path) -> No
 def test_read_then_write_loses_no_update(url: str) -> None:
     databases = [Database.open(url), Database.open(url)]
     job = submit(Jobs(databases[0]), "a")
-    stamp = update(JOBS).values(layout_generation=bindparam("new"))
+    stamp = update(JOBS).values(group_round=bindparam("new"))
 
     def count_up(database: Database) -> None:
         for _ in range(100):
             with database.writing() as connection:
-                seen = connection.execute(select(JOBS.c.layout_generation)).scalar_one()
+                seen = connection.execute(select(JOBS.c.group_round)).scalar_one()
                 connection.execute(stamp, {"new": seen + 1})
 
     threads = [threading.Thread(target=count_up, args=(each,)) for each in databases * 2]
@@ -82,7 +82,7 @@ def test_read_then_write_loses_no_update(url: str) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert Jobs(databases[0]).get(job.job_id).layout_generation == 400
+    assert Jobs(databases[0]).get(job.job_id).group_round == 400
     for each in databases:
         each.close()
 
@@ -265,7 +265,7 @@ def test_a_database_in_memory_is_refused(url: str) -> None:
 
 REFUSED: dict[str, Callable[[Connection], object]] = {
     "half a surrogate pair": lambda on: on.execute(update(JOBS).values(message="\ud800")),
-    "beyond 64 bits": lambda on: on.execute(update(JOBS).values(layout_generation=2**63)),
+    "beyond 64 bits": lambda on: on.execute(update(JOBS).values(group_round=2**63)),
     "no time zone": lambda on: on.execute(
         update(JOBS).values(started_at=NOON.replace(tzinfo=None))
     ),

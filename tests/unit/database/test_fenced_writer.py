@@ -34,7 +34,7 @@ from tests.support.database_samples import (
     write_of,
 )
 
-STARTED = Event(at=NOON, kind="rank_started", message="rank 0 was started", rank=0, incarnation=0)
+STARTED = Event(at=NOON, kind="rank_started", message="rank 0 was started", rank=0, attempt=0)
 ROWS = {
     "agents": [AgentRecord(host="local", generation=3, process=PROCESS, token_sha256="t" * 64)],
     "ranks": [worker(0, endings={"crash": 2}, fruitless=1, proven_step=5)],
@@ -93,11 +93,11 @@ def test_an_empty_commit_renews_the_lease(
 
 def test_a_rank_replaces_its_row(database: Database, jobs: Jobs, writer: FencedWriter) -> None:
     job = submit(jobs, "a")
-    for ranks in ([worker(1), worker(0)], [worker(1, incarnation=1, step=7, process=None)]):
+    for ranks in ([worker(1), worker(0)], [worker(1, attempt=1, step=7, process=None)]):
         writer.commit([write_of(job, ranks=ranks)])
     assert History(database).ranks(job.job_id) == [
         worker(0),
-        worker(1, incarnation=1, step=7, process=None),
+        worker(1, attempt=1, step=7, process=None),
     ]
 
 

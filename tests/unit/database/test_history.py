@@ -55,7 +55,7 @@ def test_pages_of_attempts_are_complete_and_newest_first(
     write(database, submit(jobs, "b"), attempt(0, 0))
     seen: list[Attempt] = []
     while page := history.attempts(
-        job.job_id, 4, (seen[-1].started_at, seen[-1].rank, seen[-1].incarnation) if seen else None
+        job.job_id, 4, (seen[-1].started_at, seen[-1].rank, seen[-1].attempt) if seen else None
     ):
         seen += page
     assert seen == made[::-1]

@@ -322,7 +322,7 @@ def test_a_delete_removes_every_row_of_the_job(database: Database, jobs: Jobs) -
     job = submit(jobs, "gone")
     writer = FencedWriter(database, take_lease(database))
     pool = {"workers": [worker(0), worker(1)], "members": [member(0), member(1)]}
-    rows = {**pool, "incarnations": [attempt(0, 0)], "commits": [commit(5)], "epochs": [epoch(0)]}
+    rows = {**pool, "attempts": [attempt(0, 0)], "commits": [commit(5)], "epochs": [epoch(0)]}
     writer.commit([write_of(job, **rows)])
     History(database).request_departure(job.job_id, 0)
     over = finish(database, job)

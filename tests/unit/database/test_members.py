@@ -52,7 +52,7 @@ def test_members_are_replaced_by_id_and_kept_when_gone(
     kept = member(1, state="syncing", joined_step=None)
     job = pooled(database, jobs, member(0), kept)
     gone = member(0, state="failed", last_heartbeat_at=NOON)
-    newcomer = member(2**40, rank=0, incarnation=1, node=None, gpu_count=8, backend="tcp")
+    newcomer = member(2**40, rank=0, attempt=1, node=None, gpu_count=8, backend="tcp")
     write(database, job, newcomer, gone)
     assert history.members_by_job([job.job_id])[job.job_id] == [gone, kept, newcomer]
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 from muster.contracts.paths import JobFiles
 from muster.runtime.agent_sockets import (
-    is_succeeded,
+    is_replaced,
     newest_generation,
     newest_socket,
 )
@@ -20,7 +20,7 @@ def sockets(root: Path, *generations: int) -> list[Path]:
 def test_the_socket_with_the_highest_number_is_the_newest(tmp_path: Path) -> None:
     older, mine, newer = sockets(tmp_path, 3, 7, 10_000)
     assert newest_socket(mine) == newest_socket(older) == newer
-    assert (is_succeeded(mine), is_succeeded(newer)) == (True, False)
+    assert (is_replaced(mine), is_replaced(newer)) == (True, False)
     assert newest_generation(mine) == 10_000
 
 

@@ -34,9 +34,9 @@ def files(tmp_path: Path) -> JobFiles:
 
 
 def end_with(code: int, pid: int = PROCESS.pid) -> ExitRecord:
-    exited = RankExited(rank=1, incarnation=2, exit_code=code, signal=None, last_lines=())
+    exited = RankExited(rank=1, attempt=2, exit_code=code, signal=None, last_lines=())
     # A program's metrics may be infinite.
-    said = RankSaid(rank=1, incarnation=2, message=beat(step=9, metrics={"accuracy": math.inf}))
+    said = RankSaid(rank=1, attempt=2, message=beat(step=9, metrics={"accuracy": math.inf}))
     return ExitRecord(pid=pid, at="", said=(said,), exited=exited)
 
 

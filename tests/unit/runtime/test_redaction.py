@@ -19,13 +19,11 @@ KEY = "-----BEGIN KEY-----\nc2VjcmV0IGtleQ==\n-----END KEY-----\n"
 
 
 def said(message: RankMessage) -> RankSaid:
-    return RankSaid(rank=0, incarnation=0, message=message)
+    return RankSaid(rank=0, attempt=0, message=message)
 
 
 def exited(*lines: str, error: str | None = None) -> RankExited:
-    return RankExited(
-        rank=0, incarnation=0, exit_code=1, signal=None, last_lines=lines, error=error
-    )
+    return RankExited(rank=0, attempt=0, exit_code=1, signal=None, last_lines=lines, error=error)
 
 
 @pytest.mark.parametrize(

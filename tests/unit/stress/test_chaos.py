@@ -88,7 +88,7 @@ def recovered_seconds(strikes: list[Strike], **events: list[tuple[float, str]]) 
         strikes=strikes,
         looks=[Look(0.0, jobs)],
         events={
-            job_id: [Event(at=at, kind=kind, rank=None, incarnation=None) for at, kind in of_job]
+            job_id: [Event(at=at, kind=kind, rank=None, attempt=None) for at, kind in of_job]
             for job_id, of_job in events.items()
         },
         ends={victim: [] for victim in Victim},

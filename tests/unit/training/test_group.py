@@ -57,7 +57,7 @@ class Ranks:
             GroupMember(worker_id=rank, rank=rank, host=host, port=self.factories[rank].port)
             for rank, host in hosts.items()
         )
-        group = WorkerGroup(generation=generation, token="", members=members, paused=False)
+        group = WorkerGroup(round=generation, token="", members=members, paused=False)
         shared = (self._memory(), *(self._arenas[rank] for rank in hosts))
 
         def create(rank: int) -> Group:
@@ -111,7 +111,7 @@ def test_unreachable_peer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         GroupMember(worker_id=7, rank=rank, host=host, address="127.0.0.1", port=port)
         for rank, (host, port) in names.items()
     )
-    group = WorkerGroup(generation=1, token="", members=members, paused=False)
+    group = WorkerGroup(round=1, token="", members=members, paused=False)
     here = factory(3, MUSTER_BACKEND="tcp")
     with pytest.raises(PeerUnreachable, match=rf"rank 0 .* 127.0.0.1:{names[0][1]} on host a"):
         here.create(GroupUpdate(group=group))

@@ -29,7 +29,7 @@ class Channel:
 
     def send_group(self, generation: int, memory: int = 0, members: Sequence[int] = ()) -> None:
         found = tuple(GroupMember(worker_id=it, rank=it, host="", port=0) for it in members)
-        group = WorkerGroup(generation=generation, token="", members=found, paused=False)
+        group = WorkerGroup(round=generation, token="", members=found, paused=False)
         self.send(encode(group), memory)
 
     def send(self, content: bytes, memory: int = 0) -> None:
@@ -58,7 +58,7 @@ def test_only_the_newest_group_counts(channel: Channel) -> None:
     channel.send_group(3, memory=3)
     channel.send_group(2, memory=2)
     newest = channel.updates.next()
-    assert newest.group.generation == 3
+    assert newest.group.round == 3
     assert len(newest.memory) == 3
     newest.close()
 
@@ -98,7 +98,7 @@ def test_invalid_message_is_dropped_with_its_descriptors(channel: Channel) -> No
     channel.send(b"no group", memory=3)
     channel.updates.check()
     channel.send_group(1)
-    assert channel.updates.next().group.generation == 1
+    assert channel.updates.next().group.round == 1
 
 
 def test_stop_request_comes_first(channel: Channel) -> None:
@@ -116,7 +116,7 @@ def test_rank_continues_without_its_agent(channel: Channel) -> None:
     channel.socket.send(b"an unread heartbeat")
     channel.send_group(1)
     channel.agent.close()
-    assert channel.updates.next().group.generation == 1, "earlier messages are not lost"
+    assert channel.updates.next().group.round == 1, "earlier messages are not lost"
     channel.updates.check()
     channel.updates.check()
 

@@ -27,7 +27,7 @@ from tests.support.ranks import Ear, settings_of
 
 STATE = {"weights": np.arange(3, dtype=np.float32)}
 MEMBER = GroupMember(worker_id=0, rank=0, host="", port=0)
-GROUP = WorkerGroup(generation=1, token="", members=(MEMBER,), paused=False)
+GROUP = WorkerGroup(round=1, token="", members=(MEMBER,), paused=False)
 BIGGEST = 2**64 - 1
 SCHEDULE = Schedule(
     totals=Totals(lines=16, hash_sum=BIGGEST),

@@ -30,7 +30,7 @@ from muster.contracts.wire import (
 from worker.coordinator_link import CoordinatorLink
 
 HELLO = AgentHello(job_uid="uid", host="local", generation=1, token="secret")  # noqa: S106  for a test
-ORDER = TerminateRank(rank=0, incarnation=0)
+ORDER = TerminateRank(rank=0, attempt=0)
 PATIENCE_SECONDS = 10.0
 
 

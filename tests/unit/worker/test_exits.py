@@ -49,8 +49,8 @@ def exited(status: ExitStatus, *received: RankMessage) -> RankProcess:
 
 
 def own_record(files: JobFiles, code: int, *messages: RankMessage, pid: int = PID) -> None:
-    exited = RankExited(rank=1, incarnation=2, exit_code=code, signal=None, last_lines=())
-    said = (RankSaid(rank=1, incarnation=2, message=message) for message in messages)
+    exited = RankExited(rank=1, attempt=2, exit_code=code, signal=None, last_lines=())
+    said = (RankSaid(rank=1, attempt=2, message=message) for message in messages)
     write_own_record(files, make_exit_record(pid, said, exited))
 
 

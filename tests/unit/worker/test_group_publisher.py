@@ -103,7 +103,7 @@ def test_every_member_gets_the_group_and_all_arenas_in_announced(
 ) -> None:
     publisher.publish(announced(1, 0, 1, 2))
     received = [member.receives() for member in table.running]
-    assert [one.group.generation for one in received] == [1, 1, 1]
+    assert [one.group.round for one in received] == [1, 1, 1]
     for one in received:
         assert os.path.sameopenfile(one.memory[0], received[0].memory[0]), "one result for all"
         for member, arena in zip(table.running, one.memory[1:], strict=True):
@@ -198,7 +198,7 @@ def test_a_member_that_exits_does_not_delay_the_next_group(
     publisher.deliver()
     table.running[0].receives()
     publisher.publish(announced(2, 0))
-    assert table.running[0].receives().group.generation == 2
+    assert table.running[0].receives().group.round == 2
 
 
 def test_a_closed_channel_does_not_delay_the_others(
@@ -207,7 +207,7 @@ def test_a_closed_channel_does_not_delay_the_others(
     table.running[1].theirs.close()
     table.running[1].line.close()
     publisher.publish(announced(1, 0, 1, 2))
-    assert table.running[2].receives().group.generation == 1
+    assert table.running[2].receives().group.round == 1
 
 
 def test_a_reconnected_rank_gets_the_group_again(table: Table, publisher: GroupPublisher) -> None:
@@ -216,7 +216,7 @@ def test_a_reconnected_rank_gets_the_group_again(table: Table, publisher: GroupP
     publisher.publish(announced(1, 0, 1))
     member.reconnects()
     publisher.deliver()
-    assert member.receives().group.generation == 1
+    assert member.receives().group.round == 1
     for other in others:
         other.receives()
         assert other.has_nothing_to_read()

@@ -189,7 +189,7 @@ def test_an_end_that_a_power_cut_has_taken_goes_at_home(tmp_path: Path) -> None:
 
 def part_of(name: LogName, **fields: object) -> LogPart:
     values = {"kind": "log", "start": 0, "data": b"x", **fields}
-    return LogPart(rank=name.rank, attempt=name.incarnation, **values)  # type: ignore[arg-type]
+    return LogPart(rank=name.rank, attempt=name.attempt, **values)  # type: ignore[arg-type]
 
 
 def test_an_attempt_belongs_to_one_host(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from worker.start import (
 
 def error_of_start(working_dir: str) -> OSError:
     order = StartRank(
-        rank=0, incarnation=0, environment={PROCESS_TAG: "uid/0/0"}, working_dir=working_dir
+        rank=0, attempt=0, environment={PROCESS_TAG: "uid/0/0"}, working_dir=working_dir
     )
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(OSError) as caught:  # noqa: PT011  the caller looks closer
@@ -78,7 +78,7 @@ REFERENCES = {"A": "file:token", "B": "env:LENT"}
 NEWER = "a new value, since the old one leaked"
 GONE = AdoptedRank(
     rank=0,
-    incarnation=0,
+    attempt=0,
     process=ProcessRecord(pid=2**22 + 1, start_ticks=1, boot_id="boot", node="here"),
     process_tag="uid/0/0",
 )
@@ -98,7 +98,7 @@ def running(environment: dict[str, str]) -> Iterator[AdoptedRank]:
         record = identify(process.pid)
         assert record is not None
         try:
-            yield AdoptedRank(rank=0, incarnation=0, process=record, process_tag="uid/0/0")
+            yield AdoptedRank(rank=0, attempt=0, process=record, process_tag="uid/0/0")
         finally:
             process.kill()
 
