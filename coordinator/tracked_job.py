@@ -203,9 +203,10 @@ class TrackedJob:
 
     @property
     def needs_new_port(self) -> bool:
-        """True if ranks meet anew: with every agent, or with every start of a gang."""
+        """True if ranks meet anew: with every start of a gang; else when no rank runs on any host."""
         occasion = actions.Start if self.snapshot.is_gang else actions.StartAgent
-        return any(isinstance(action, occasion) for action in self.decided)
+        is_anew = self.snapshot.is_gang or not self.snapshot.any_alive
+        return is_anew and any(isinstance(action, occasion) for action in self.decided)
 
     @property
     def starting_agents(self) -> list[str]:

@@ -33,6 +33,7 @@ from muster.contracts.wire import (
 )
 from muster.host.files import read_coordinator_address
 from muster.host.peers import SEND_TIMEOUT_SECONDS, is_same_user, keep_alive
+from muster.runtime.stderr_messages import print_stderr
 
 UNSENT_LIMIT_BYTES: Final = 4 << 20
 """A coordinator that reads nothing for so long is treated as gone."""
@@ -62,6 +63,7 @@ class CoordinatorLink:
         self._address: CoordinatorAddress | None = None
         self._reader = FrameReader()
         self._unsent = bytearray()
+        self._problem = ""  # the last one that was printed
         self._request = b""  # for the keys of this connection, until they are known
         self._unsealed: list[bytes] = []  # payloads that wait for the keys
         self._seal: Callable[[bytes], bytes] = bytes
@@ -183,9 +185,14 @@ class CoordinatorLink:
             return [decode_coordinator_message(self._open(payload)) for payload in payloads]
         except BlockingIOError:
             return []
-        except (OSError, WireError, AuthenticationFailed):
+        except OSError:
             self.close()
-            return []
+        except (WireError, AuthenticationFailed) as error:
+            self.close()
+            if (problem := str(error)) != self._problem:  # it comes back with every connection
+                self._problem = problem
+                print_stderr(f"closed the connection to the coordinator: {problem}")
+        return []
 
     def _agree(self, answer: bytes) -> None:
         """Derive the keys, and seal what waits for them. Raises `WireError`."""

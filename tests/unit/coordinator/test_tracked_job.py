@@ -140,3 +140,8 @@ def test_a_new_port_is_needed_when_ranks_meet_anew(
     assert not job.needs_new_port
     job.decide([decided], NOW)
     assert job.needs_new_port is needs_new_port
+
+
+def test_ranks_that_run_keep_their_port_when_an_agent_is_replaced(job: TrackedJob) -> None:
+    job.decided = [StartAgent(host=LOCAL_HOST)]
+    assert not job.needs_new_port

@@ -131,12 +131,16 @@ def test_messages_that_arrive_in_pieces_are_complete(wire: Wire) -> None:
 @pytest.mark.parametrize(
     "content", [b"\xff" * 8, frame(b"no message"), frame(encode(HELLO)), frame(b"\x81\xa1\xff\x00")]
 )
-def test_a_protocol_error_closes_the_connection(wire: Wire, content: bytes) -> None:
-    wire.link.connect()
-    wire.link.is_welcome = True
-    wire.accepts().sendall(content)
-    wire.turns_until(lambda: not wire.link.is_open)
+def test_a_protocol_error_closes_the_connection(
+    wire: Wire, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        wire.link.connect()
+        wire.link.is_welcome = True
+        wire.accepts().sendall(content)
+        wire.turns_until(lambda: not wire.link.is_open)
     assert wire.received == []
+    assert capsys.readouterr().err.count("closed the connection to the coordinator: ") == 1
     assert not wire.link.is_welcome
     assert not wire.selector.get_map()
 
