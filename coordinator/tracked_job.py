@@ -203,7 +203,7 @@ class TrackedJob:
 
     @property
     def needs_new_port(self) -> bool:
-        """True if ranks meet anew: with every start of a gang; else when no rank runs on any host."""
+        """True if ranks meet anew: a gang that starts, or an agent while no rank runs."""
         occasion = actions.Start if self.snapshot.is_gang else actions.StartAgent
         is_anew = self.snapshot.is_gang or not self.snapshot.any_alive
         return is_anew and any(isinstance(action, occasion) for action in self.decided)

@@ -3,9 +3,14 @@
 ``python -m stress.hosts [SCHEDULES] [SEED] [--faults 5]`` needs root, namespaces and sshd. The
 ranks of one job are on three hosts that are network, process and mount namespaces with a disk and a
 boot of their own. Each schedule strikes one job several times at random moments, and its result is
-compared with that of one rank on one host that nothing has disturbed.
+compared with that of one rank on one host that nothing has disturbed. Of the ranks on a host that
+was given up, none may run 5 s after the host is back.
+
+``--only 'coordinator killed'`` or another fault leaves out the others; `--cut` is how many seconds
+the longest cut takes.
 """
 
+import math
 import os
 import random
 import signal
@@ -37,20 +42,25 @@ ANSWERS: Final = {
     "coordinator killed": "agent_adopted",
     "scaled": "step_taken",
 }
+STALE: Final = "cut healed"
 """The event by which a job has got over a fault: the first step of a new group, for example."""
-CUT_SECONDS: Final = 5, 20
+LEAST_CUT_SECONDS: Final = 5.0
+STALE_SECONDS: Final = 5.0
 DEADLINE_SECONDS: Final = 240.0  # a job that was disturbed little takes two minutes
 
 
 class Schedule:
     """One job and what is done to it."""
 
-    def __init__(self, installation: ClusterInstallation, job_id: str, draw: random.Random) -> None:
+    def __init__(
+        self, installation: ClusterInstallation, job_id: str, draw: random.Random, most_cut: float
+    ) -> None:
         self.job_id = job_id
         self.seconds: dict[str, list[float]] = {}
-        """By fault: until its event in `ANSWERS`."""
+        """By fault: until its event in `ANSWERS`; and how long ranks outlast the end of a cut."""
         self._installation = installation
         self._draw = draw
+        self._most_cut = most_cut
 
     def strike(self, fault: str) -> None:
         """Do it once all ranks train, and wait until the job has gone on."""
@@ -88,9 +98,19 @@ class Schedule:
     def cut(self) -> None:
         host, one_way = self._other_host(), self._draw.random() < 0.5
         others = [it for it in self._installation.machines if it is not host]
+        began, before = datetime.now(UTC), set(self._installation.marked(host))
         host.cut(*others, one_way=one_way)
-        time.sleep(self._draw.uniform(*CUT_SECONDS))
+        time.sleep(self._draw.uniform(LEAST_CUT_SECONDS, self._most_cut))
         host.heal()
+        if any(self._seconds_until("host_lost", began)):
+            healed = time.monotonic()
+            await_value(
+                lambda: not before & set(self._installation.marked(host)),
+                lambda: (
+                    f"ranks of {host.name}, which was given up: {self._installation.marked(host)}"
+                ),
+            )
+            self.seconds.setdefault(STALE, []).append(time.monotonic() - healed)
 
     def kill_coordinator(self) -> None:
         self._installation.restart_coordinator()
@@ -128,9 +148,17 @@ FAULTS: Final[dict[str, Callable[[Schedule], Callable[[], None] | None]]] = {
 
 
 def run(
-    directory: Path, schedules: int = 10, seed: int = 0, *, faults: int = 5, epochs: int = 200
+    directory: Path,
+    schedules: int = 10,
+    seed: int = 0,
+    *,
+    faults: int = 5,
+    epochs: int = 200,
+    only: str = "",
+    cut: float = 20.0,
 ) -> Report:
     """Run so many jobs, each with so many faults; a job of so many epochs outlasts them."""
+    kinds = [only] if only else list(FAULTS)
     report, seconds = Report(), dict[str, list[float]]()
     with cluster(directory) as installation:
         installation.deadline_seconds = DEADLINE_SECONDS
@@ -143,19 +171,33 @@ def run(
             size = {"world_size": RANKS, "max_workers": RANKS, "min_workers": 1}
             job_id = installation.submit(sleep_sec=PACE_SECONDS, **size, **fields)
             installation.wait_until(job_id, lambda seen: seen["step"] >= NEW_STEPS)
-            schedule = Schedule(installation, job_id, draw)
-            for fault in [draw.choice(list(FAULTS)) for _ in range(faults)]:
+            schedule = Schedule(installation, job_id, draw, cut)
+            for fault in [draw.choice(kinds) for _ in range(faults)]:
                 time.sleep(draw.random())
                 schedule.strike(fault)
             report.faults += _problems(installation, job_id, wanted)
+            if kinds == ["coordinator killed"]:
+                attempts = installation.request("GET", f"/jobs/{job_id}/attempts").json()[
+                    "attempts"
+                ]
+                report.faults += [f"{job_id}: {len(attempts)} attempts"] * (len(attempts) != RANKS)
             for fault, taken in schedule.seconds.items():
                 seconds.setdefault(fault, []).extend(taken)
+    report.faults += [
+        f"ranks of a host that was given up ran for {it:.1f} s after it was back"
+        for it in seconds.get(STALE, [])
+        if it > STALE_SECONDS
+    ]
     report.lines += [
-        f"{fault}: {len(taken)} times, {ANSWERS[fault]} after {statistics.median(taken):.2f} s "
-        f"(median), {max(taken):.2f} s (worst)"
+        f"{fault}: {len(taken)} times, {ANSWERS.get(fault, 'no old rank runs')} after "
+        f"{statistics.median(taken):.2f} s (median), {_p95(taken):.2f} s (p95), {max(taken):.2f} s"
         for fault, taken in seconds.items()
     ]
     return report
+
+
+def _p95(seconds: list[float]) -> float:
+    return sorted(seconds)[math.ceil(0.95 * len(seconds)) - 1]
 
 
 def _problems(installation: ClusterInstallation, job_id: str, wanted: object) -> Iterator[str]:
