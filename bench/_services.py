@@ -43,10 +43,16 @@ class Services:
         }
 
     def __enter__(self) -> Self:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which ends the services as well
         self._log = (self.root / "services.log").open("wb")
         self._api = self._start("api")
         self.coordinator = self._start("coordinator")
         while not self._is_healthy():
+            if self._api.poll() is not None or self.coordinator.poll() is not None:
+                self._api.kill()
+                self.coordinator.kill()
+                log = (self.root / "services.log").read_text()
+                raise RuntimeError(f"the services did not start:\n{log[-2000:]}")
             time.sleep(0.05)
         return self
 

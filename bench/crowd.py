@@ -3,10 +3,12 @@
 A real coordinator over real SQLite takes over 125 jobs of eight ranks on one host each, then 20
 jobs on 25 hosts each. This script simulates their agents, each over its own connection: every rank
 takes a step and sends a heartbeat once a second, each at a different moment, and every agent sends
-heartbeats too. What the connections of other hosts cost beyond that, their encryption, is left out.
+heartbeats too. A script stands in for the ssh that watches an agent on another host. What the
+connections of other hosts cost beyond that, their encryption, is left out.
 """
 
 import asyncio
+import os
 import random
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 import msgspec
 from _services import Services, cpu_seconds
@@ -25,6 +28,8 @@ from database.history import History
 from database.jobs import Jobs, NewJob
 from database.leases import COORDINATOR_LEASE, Leases
 from database.records import AgentRecord, JobChange, JobWrite, RankRecord
+from muster.contracts.attach import REPEAT_SECONDS, AgentRuns, HostReady
+from muster.contracts.interpreter import VERSION
 from muster.contracts.job import JobId, JobStatus, JobUid
 from muster.contracts.messages import (
     AgentHeartbeat,
@@ -49,6 +54,7 @@ CROWDS = (125, 1), (20, 25)
 RANKS = 8
 """Of each agent."""
 
+AGENT_ADDRESS = "127.0.0.1:7433"  # nothing connects there
 SECONDS = 30.0
 SETTLING_SECONDS = 5.0
 BEAT_SECONDS = 1.0
@@ -76,12 +82,8 @@ def main(seconds: float) -> None:
 def show(count: int, hosts: int, process: ProcessRecord, seconds: float) -> None:
     """Measure so many jobs on so many hosts each, and print the figure."""
     names = ["local"] if hosts == 1 else [f"host-{number:03}" for number in range(count * hosts)]
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as cluster:
-        cluster.write("nodes:\n")
-        for name in names:
-            cluster.write(f"  - {{name: {name}, host: localhost, slots: {RANKS}}}\n")
-        cluster.flush()
-        environ = {} if hosts == 1 else {"MUSTER_CLUSTER": cluster.name}
+    with tempfile.TemporaryDirectory() as directory:
+        environ = {} if hosts == 1 else write_cluster(Path(directory), names, process)
         with Services(slots=count * RANKS, environ=environ) as services:
             services.stop_coordinator()
             jobs = write_jobs(services, process, count, hosts, names)
@@ -97,6 +99,25 @@ def show(count: int, hosts: int, process: ProcessRecord, seconds: float) -> None
             services.stop_coordinator()
     what = f"coordinator with {len(agents) * RANKS} ranks on {len(agents)} agents, % of a core"
     print(f"{what:<62} {100 * share:>10.3f}   <= 50", flush=True)
+
+
+def write_cluster(directory: Path, names: Sequence[str], process: ProcessRecord) -> dict[str, str]:
+    """Describe the hosts, and how to watch their agents; return the variables for services."""
+    cluster, ssh = directory / "cluster.yaml", directory / "ssh"
+    nodes = (f"{{name: {it}, host: {it}, transport: ssh, slots: {RANKS}}}" for it in names)
+    cluster.write_text("nodes:\n" + "".join(f"  - {it}\n" for it in nodes))
+    ready, runs = (
+        msgspec.json.encode(it).decode()
+        for it in (HostReady(version=VERSION), AgentRuns(process=process))
+    )
+    loop = f"while echo '{runs}'; do sleep {REPEAT_SECONDS}; done"
+    ssh.write_text(f"#!/bin/sh\necho '{ready}'\nread order\n{loop}\n")
+    ssh.chmod(0o755)
+    return {
+        "MUSTER_CLUSTER": str(cluster),
+        "MUSTER_AGENT_ADDRESS": AGENT_ADDRESS,
+        "PATH": f"{directory}:{os.environ['PATH']}",
+    }
 
 
 def write_jobs(

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import Final, assert_never
+from typing import Any, Final, assert_never
 
 import msgspec
 
@@ -48,49 +48,57 @@ def _begin_attempt(rank: RankSnapshot, now: float) -> RankSnapshot:
 
 def mark_alive(rank: RankSnapshot, now: float) -> RankSnapshot:
     """Record a sign of life."""
-    live = replace(rank.attempt.move(ProcessState.LIVE), heard_at=now)
-    if rank.attempt.process is ProcessState.SPAWNED:
-        live = replace(live, live_at=now)
-    return replace(rank, attempt=live, trouble=None)
+    return replace(rank, attempt=_alive(rank.attempt, now), trouble=None)
 
 
 def record_hello(rank: RankSnapshot, now: float) -> RankSnapshot:
     """From the first hello on, silence and lack of progress count."""
-    rank = mark_alive(rank, now)
-    if rank.attempt.sends_heartbeats:
-        return rank
-    return replace(rank, attempt=replace(rank.attempt, sends_heartbeats=True, progressed_at=now))
+    progressed_at = rank.attempt.progressed_at if rank.attempt.sends_heartbeats else now
+    alive = _alive(rank.attempt, now, sends_heartbeats=True, progressed_at=progressed_at)
+    return replace(rank, attempt=alive, trouble=None)
 
 
 def record_heartbeat(
     rank: RankSnapshot, beat: Heartbeat, backoff: Backoff, now: float
 ) -> RankSnapshot:
     """Take over the progress that a heartbeat reports."""
-    rank = record_hello(rank, now)
-    attempt, member = rank.attempt, rank.attempt.member
+    # Thousands come in a second: each value is replaced once, and only if it changes.
+    attempt, member, intent = rank.attempt, rank.attempt.member, rank.attempt.intent
     before, progress = rank.progress, beat.progress
     # Waiting for other ranks is not a lack of progress; the timeout restarts when it ends.
     is_progress = progress.step != before.step or beat.waiting or attempt.waiting
-    if progress.last_checkpoint_step is None:
+    if progress.last_checkpoint_step is None and before.last_checkpoint_step is not None:
         # Checkpoints of earlier attempts stay, also while this one has not restored any.
         saved = before.last_checkpoint_step
         progress = msgspec.structs.replace(progress, last_checkpoint_step=saved)
-    if progress.step > before.step:
+    if progress.step > before.step and member.stepped_round != member.joined_round:
         member = replace(member, stepped_round=member.joined_round)
-    beaten = replace(
+    if beat.stopping != intent.stopping:
+        intent = replace(intent, stopping=beat.stopping)
+    beaten = _alive(
         attempt,
+        now,
+        sends_heartbeats=True,
         throughput=_measure(attempt.throughput, progress.step, now),
         member=member,
-        intent=replace(attempt.intent, stopping=beat.stopping),
+        intent=intent,
         waiting=beat.waiting,
-        progressed_at=now if is_progress else attempt.progressed_at,
+        progressed_at=now if is_progress or not attempt.sends_heartbeats else attempt.progressed_at,
         # The sum of both goes into the database.
         checkpoints_saved=min(beat.checkpoints_saved, COUNT_MAX - rank.checkpoints_before),
     )
-    rank = replace(rank, attempt=beaten, progress=progress)
+    rank = replace(rank, attempt=beaten, progress=progress, trouble=None)
     healthy_seconds = math.inf if rank.has_progressed else beaten.healthy_seconds(now)
     failures = backoff.failures_after(rank.budget.failures, healthy_seconds)
+    if failures == rank.budget.failures:
+        return rank
     return replace(rank, budget=replace(rank.budget, failures=failures))
+
+
+def _alive(attempt: Attempt, now: float, **changes: Any) -> Attempt:  # noqa: ANN401  of its fields
+    live_at = now if attempt.process is ProcessState.SPAWNED else attempt.live_at
+    process = attempt.move(ProcessState.LIVE).process
+    return replace(attempt, process=process, heard_at=now, live_at=live_at, **changes)
 
 
 def record_first_step(rank: RankSnapshot, beat: Heartbeat) -> RankSnapshot:
@@ -104,6 +112,8 @@ def record_first_step(rank: RankSnapshot, beat: Heartbeat) -> RankSnapshot:
         step, restored = beat.progress.step, beat.progress.last_checkpoint_step
         first = 0 if restored is None and step else restored
         began = step if beat.checkpoints_saved else first
+    if rank.attempt.has_told_step and began == rank.attempt.step_at_start:
+        return rank
     return replace(rank, attempt=replace(rank.attempt, has_told_step=True, step_at_start=began))
 
 
