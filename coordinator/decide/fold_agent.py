@@ -54,7 +54,7 @@ def apply(snapshot: JobSnapshot, action: actions.AgentAction, now: float) -> Job
         case actions.LoseHost():
             words = f"was given up with its host: {action.why}"
             lost = Cause(reason=Reason.HOST_LOST, message=words)
-            return replace(_give_up(snapshot, agent, lost, now), cut=None)
+            return replace(_give_up(snapshot, agent, lost, now), partition=None)
         case actions.DismissAgent():
             # A connected agent exits. Any other is known to be gone only with `AgentLost`.
             target = AgentState.ABSENT if agent.is_connected else AgentState.LEAVING
@@ -202,7 +202,7 @@ def _give_up(
     # A lost host is set aside for a moment, in which its ranks get another one.
     if failures := agent.failures + is_given_up:
         pause = snapshot.backoff.delay_seconds(failures, f"{snapshot.uid}/agent")
-    if is_given_up and snapshot.cut is not None and agent.host in snapshot.cut.hosts:
+    if is_given_up and snapshot.partition is not None and agent.host in snapshot.partition.hosts:
         pause = max(pause, CUT_PAUSE_SECONDS)
     absent = replace(
         agent.move(AgentState.ABSENT, agent.since),

@@ -7,7 +7,7 @@ from typing import Final, TypeAlias, assert_never
 import msgspec
 
 from coordinator.decide import actions
-from coordinator.decide.state import Cause, CutPair, JobSnapshot, RankSnapshot, unplaced
+from coordinator.decide.state import Cause, JobSnapshot, Partition, RankSnapshot, unplaced
 from muster.contracts import pool as pools
 from muster.contracts.job import Reason
 from muster.contracts.messages import JoinedGroup, PeerLost, Ready, Saved, StateMismatch
@@ -85,7 +85,7 @@ def apply_message(
         case PeerLost():
             member = replace(member, peer_lost_round=message.round)
             lost = snapshot.with_attempt(rank, replace(attempt, member=member))
-            return replace(lost, cut=_cut_after(snapshot, rank, message))
+            return replace(lost, partition=_partition_after(snapshot, rank, message))
         case StateMismatch():
             return replace(snapshot, divergent=snapshot.divergent | set(message.workers))
         case Saved():
@@ -96,17 +96,17 @@ def apply_message(
     assert_never(message)
 
 
-def _cut_after(snapshot: JobSnapshot, rank: RankSnapshot, lost: PeerLost) -> CutPair | None:
+def _partition_after(snapshot: JobSnapshot, rank: RankSnapshot, lost: PeerLost) -> Partition | None:
     """Return the two hosts that cannot reach each other once a rank has reported a lost peer."""
-    cut, number = snapshot.cut, lost.unreachable
+    before, number = snapshot.partition, lost.unreachable
     is_known = number is not None and 0 <= number < len(snapshot.ranks)
     if number is None or not is_known or lost.round != snapshot.group.round:
-        return cut
+        return before
     hosts = frozenset({rank.host, snapshot.ranks[number].host})
-    if len(hosts) == 1 or (cut is not None and cut.round == lost.round):
-        return cut
-    is_same = cut is not None and cut.hosts == hosts
-    return CutPair(hosts, lost.round, cut.count + 1 if cut and is_same else 1)
+    if len(hosts) == 1 or (before is not None and before.round == lost.round):
+        return before
+    is_same = before is not None and before.hosts == hosts
+    return Partition(hosts, lost.round, before.count + 1 if before and is_same else 1)
 
 
 def locate(snapshot: JobSnapshot, rank: RankSnapshot, node: str) -> JobSnapshot:
@@ -191,7 +191,7 @@ def _join_group(
     is_waiting = any(member.state is WorkerState.SYNCING for member in pool.members)
     if is_waiting or not changed.has_joined_group:
         return changed
-    return replace(changed, pool=pools.mark_published(pool), cut=None)
+    return replace(changed, pool=pools.mark_published(pool), partition=None)
 
 
 def _add(snapshot: JobSnapshot, number: int) -> JobSnapshot:

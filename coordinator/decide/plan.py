@@ -25,7 +25,7 @@ gone, and has to be asked.
 DRAIN_SECONDS: Final = 10.0
 """How long the last lines of ranks on another host may take to come."""
 
-CUTS_LIMIT: Final = 2
+PARTITION_LIMIT: Final = 2
 """Group rounds in a row in which the same two hosts cannot reach each other: one is given up."""
 
 _STUBBORN: Final = Cause(
@@ -126,8 +126,8 @@ def _lose_hosts(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
         if now >= liveness.host_deadline(snapshot, agent, ranks.get(host, ())):
             why = f"{host} does not answer: check its power and network"
             yield actions.LoseHost(host=host, why=why)
-    if snapshot.cut is not None and snapshot.cut.count >= CUTS_LIMIT:
-        yield plan_pool.lose_cut_host(snapshot, snapshot.cut)
+    if snapshot.partition is not None and snapshot.partition.count >= PARTITION_LIMIT:
+        yield plan_pool.lose_partitioned_host(snapshot, snapshot.partition)
 
 
 def _dismiss_idle_agents(snapshot: JobSnapshot, now: float) -> Iterator[Action]:

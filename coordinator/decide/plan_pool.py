@@ -10,7 +10,7 @@ from coordinator.decide import actions
 from coordinator.decide.actions import Action, SetStatus
 from coordinator.decide.events import describe_recovery
 from coordinator.decide.fold_pool import DIVERGED
-from coordinator.decide.state import CutPair, GroupSnapshot, JobSnapshot, RankSnapshot
+from coordinator.decide.state import GroupSnapshot, JobSnapshot, Partition, RankSnapshot
 from muster.contracts.agent import UNPLACED
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.location import parse_location
@@ -187,7 +187,7 @@ def _saver(snapshot: JobSnapshot) -> RankSnapshot | None:
     return first if first.attempt.number == group.attempts[0] else None
 
 
-def lose_cut_host(snapshot: JobSnapshot, cut: CutPair) -> Action:
+def lose_partitioned_host(snapshot: JobSnapshot, partition: Partition) -> Action:
     """Give up the host with fewer members of two that cannot reach each other, never our own."""
     hosts = [snapshot.ranks[number].host for number in snapshot.group.ranks]
 
@@ -195,7 +195,7 @@ def lose_cut_host(snapshot: JobSnapshot, cut: CutPair) -> Action:
         agent = snapshot.agents[host]
         return agent.is_local, hosts.count(host), -agent.order
 
-    lost, kept = sorted(cut.hosts, key=worth)
+    lost, kept = sorted(partition.hosts, key=worth)
     why = f"{lost} and {kept} cannot reach each other: open the ports of MUSTER_RANK_PORTS"
     return actions.LoseHost(host=lost, why=why)
 

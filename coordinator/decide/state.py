@@ -131,7 +131,7 @@ class GroupSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class CutPair:
+class Partition:
     """Two hosts whose ranks could not reach each other."""
 
     hosts: frozenset[str]
@@ -300,7 +300,7 @@ class JobSnapshot:
     failure: JobFailure | None = None
     pool: Pool = _NO_POOL  # the workers of a synchronous job; empty for any other
     group: GroupSnapshot = GroupSnapshot()
-    cut: CutPair | None = None  # None once a group has come together
+    partition: Partition | None = None  # None once a group has come together
     wanted_world_size: int = 0  # how many ranks should be in service
     pause_requested: bool = False
     checkpoint_requests: int = 0  # made so far; only the last one can be pending
