@@ -41,6 +41,9 @@ _WORKERS: Final[Mapping[str, Column]] = {
     "joined": "joined_step",
     "pid": "pid",
     "node": lambda worker: shortened(worker["node"], NAME_WIDTH),
+    "device": lambda worker: (
+        f"{worker['gpu_count']} GPU" if worker["gpu_count"] else worker["backend"]
+    ),
     "beat": lambda worker: (
         None if (age := worker["last_heartbeat_age_seconds"]) is None else f"{age:.1f} s"
     ),
@@ -88,7 +91,11 @@ def workers(job: str, output: Output) -> None:
     if found.is_terminal:
         lines.append(f"{found.id} is {found.status}, world_size was {wanted}")
     else:
-        lines.append(f"world_size is {wanted}")
+        changing = "; workers are joining or leaving" if pool.get("is_changing") else ""
+        active = (
+            f", active: {pool['active']}" if "active" in pool else ""
+        )  # not in earlier releases
+        lines.append(f"world_size is {wanted}{active}{changing}")
     show(output, pool, lines, (worker["worker_id"] for worker in pool["workers"]))
 
 
