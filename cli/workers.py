@@ -92,9 +92,8 @@ def workers(job: str, output: Output) -> None:
         lines.append(f"{found.id} is {found.status}, world_size was {wanted}")
     else:
         changing = "; workers are joining or leaving" if pool.get("is_changing") else ""
-        active = (
-            f", active: {pool['active']}" if "active" in pool else ""
-        )  # not in earlier releases
+        # An older server does not send this.
+        active = f", active: {pool['active']}" if "active" in pool else ""
         lines.append(f"world_size is {wanted}{active}{changing}")
     show(output, pool, lines, (worker["worker_id"] for worker in pool["workers"]))
 

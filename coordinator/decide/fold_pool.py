@@ -202,7 +202,10 @@ def _add(snapshot: JobSnapshot, number: int) -> JobSnapshot:
     missing = range(len(snapshot.ranks), number + 1)
     fresh = (replace(unplaced(snapshot.hosts, rank), in_service=False) for rank in missing)
     grown = replace(snapshot, ranks=(*snapshot.ranks, *fresh))
-    return grown.with_rank(replace(grown.ranks[number], in_service=True, finished=False))
+    rank = grown.ranks[number]
+    # A rank that was here before would go back to its host; one for a newcomer is placed anew.
+    host = unplaced(snapshot.hosts, number).host if snapshot.wanted_hosts else rank.host
+    return grown.with_rank(replace(rank, host=host, in_service=True, finished=False))
 
 
 def _remove(snapshot: JobSnapshot, rank: RankSnapshot) -> JobSnapshot:
