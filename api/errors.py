@@ -38,6 +38,7 @@ from database.errors import (
     JobNotTerminal,
     JobOver,
     MemberMissing,
+    PoolFull,
     TokenExists,
     TokenMissing,
 )
@@ -58,6 +59,7 @@ _DATABASE_REFUSALS: Final[Mapping[type[DatabaseError], tuple[int, str]]] = {
     JobOver: (409, "job-over"),
     CheckpointPending: (409, "checkpoint-pending"),
     DepartureRefused: (409, "worker-stays"),
+    PoolFull: (409, "pool-full"),
     TokenExists: (409, "token-exists"),
     JobChanged: (412, "job-changed"),
     IdempotencyConflict: (422, "idempotency-conflict"),

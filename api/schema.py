@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from itertools import islice
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 from fastapi import Body, Depends, Path, Request
@@ -17,7 +17,7 @@ from database.errors import JobMissing, MemberMissing
 from muster.contracts import token, views
 from muster.contracts.errors import CONTROLS, InvalidSpec
 from muster.contracts.job import JobId
-from muster.contracts.spec import LIMITS, SECONDS_LIMIT, JobRequest
+from muster.contracts.spec import LIMITS, SECONDS_LIMIT, JobRequest, NodeName
 from muster.contracts.spec_problems import checked_job_id, field_errors, unknown_names
 from muster.contracts.token import NAME_PATTERN, NAME_WANTED, Scope
 from muster.contracts.views import FieldError
@@ -46,6 +46,18 @@ class JobPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             description="Number of ranks, from the job's min_workers to its max_workers.",
         ),
     ]
+
+
+class JoinRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A machine of the cluster that asks to join a job."""
+
+    node: Annotated[NodeName, Meta(description="Its name in the service's cluster.yaml.")]
+    gpu_count: Annotated[int, Meta(ge=0, le=4096, description="GPUs that it offers.")] = 0
+    backend: Annotated[Literal["cpu", "cuda"], Meta(description="What it computes on.")] = "cpu"
+    epoch: Annotated[
+        int,
+        Meta(ge=0, le=int(LIMITS["epochs"].high), description="The epoch that it has reached."),
+    ] = 0
 
 
 class StopBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,6 +99,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 _EXAMPLES: Final[Mapping[type[msgspec.Struct], Mapping[str, Any]]] = {
     JobRequest: {"job_id": "digits", "world_size": 4, "checkpoint_every": 5},
     JobPatch: {"world_size": 6},
+    JoinRequest: {"node": "gpu-box", "gpu_count": 2, "backend": "cuda", "epoch": 3},
     StopBody: {"grace_seconds": 30, "reason": "the loss diverges"},
     TokenRequest: {"name": "ci", "scope": "submit", "expires_in_seconds": 2592000},
 }

@@ -13,7 +13,7 @@ import msgspec
 
 from api.auth import Caller
 from database.records import AgentRecord, Audit, Job, MemberRecord, RankRecord
-from muster.contracts.job import JobStatus
+from muster.contracts.job import OPEN, JobStatus
 from muster.contracts.pool import WorkerState
 from muster.contracts.rank import ProcessState
 from muster.contracts.retry import RetryClass
@@ -43,6 +43,8 @@ FINISHED: Final = "finished"
 """The state of a rank that has nothing left to do."""
 
 ETA_LIMIT_SECONDS: Final = 365 * 24 * 3600.0
+
+_HAS_POOL: Final = OPEN - {JobStatus.QUEUED, JobStatus.STOPPING}
 
 _ALIVE: Final = frozenset({ProcessState.SPAWNED, ProcessState.LIVE, ProcessState.SUSPECT})
 
@@ -203,7 +205,9 @@ def member_list(
     `leaving` has the ids of workers that were asked to leave.
     """
     if job.spec.mode == "independent":
-        workers = [_rank_view(worker, now) for worker in every_rank(started, job.world_size)]
+        ranks = every_rank(started, job.world_size)
+        workers = [_rank_view(job.spec, worker, now) for worker in ranks]
+        active, is_changing = sum(it.pid is not None for it in workers), False
     else:
         attempts = {(worker.rank, worker.attempt): worker for worker in started}
         workers = [
@@ -215,9 +219,15 @@ def member_list(
             )
             for one in members
         ]
+        states = Counter(it.state for it in workers)
+        active = states[WorkerState.ACTIVE]
+        is_moving = bool(states[WorkerState.SYNCING] or states[WorkerState.DRAINING])
+        is_changing = job.status in _HAS_POOL and (is_moving or active != job.world_size)
     return MemberList(
         job_id=job.job_id,
         world_size=job.world_size,
+        active=active,
+        is_changing=is_changing,
         agents=[AgentView(host=agent.host, state=agent.state) for agent in agents],
         workers=workers,
     )
@@ -241,14 +251,14 @@ def _member_view(
     )
 
 
-def _rank_view(worker: RankRecord, now: datetime) -> MemberView:
+def _rank_view(spec: JobSpec, worker: RankRecord, now: datetime) -> MemberView:
     return MemberView(
         worker_id=worker.worker_id,
         rank=worker.rank,
         state=_state(worker),
         **_process(worker),
-        gpu_count=0,
-        backend=None,
+        gpu_count=spec.gpu_count,
+        backend=spec.device_type,
         joined_at=None,
         joined_step=None,
         last_heartbeat_age_seconds=_age_seconds(worker.last_heartbeat_at, now),

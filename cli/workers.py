@@ -12,7 +12,6 @@ import click
 
 from cli.connection import connected, job_argument
 from cli.output import (
-    NAME_WIDTH,
     Column,
     Output,
     columns,
@@ -32,6 +31,8 @@ AUDIT_UNKNOWN: Final = 2
 HASH_WIDTH: Final = 16
 """Of a digest in a table: enough to tell two apart."""
 
+NODE_WIDTH: Final = 12
+"""Of a machine's name, so that the widest table of workers fits 80 columns."""
 
 _WORKERS: Final[Mapping[str, Column]] = {
     "worker": "worker_id",
@@ -40,7 +41,10 @@ _WORKERS: Final[Mapping[str, Column]] = {
     "step": "step",
     "joined": "joined_step",
     "pid": "pid",
-    "node": lambda worker: shortened(worker["node"], NAME_WIDTH),
+    "node": lambda worker: shortened(worker["node"], NODE_WIDTH),
+    "device": lambda worker: (
+        f"{worker['gpu_count']} GPU" if worker["gpu_count"] else worker["backend"]
+    ),
     "beat": lambda worker: (
         None if (age := worker["last_heartbeat_age_seconds"]) is None else f"{age:.1f} s"
     ),
@@ -88,7 +92,10 @@ def workers(job: str, output: Output) -> None:
     if found.is_terminal:
         lines.append(f"{found.id} is {found.status}, world_size was {wanted}")
     else:
-        lines.append(f"world_size is {wanted}")
+        changing = "; workers are joining or leaving" if pool.get("is_changing") else ""
+        # An older server does not send this.
+        active = f", active: {pool['active']}" if "active" in pool else ""
+        lines.append(f"world_size is {wanted}{active}{changing}")
     show(output, pool, lines, (worker["worker_id"] for worker in pool["workers"]))
 
 

@@ -282,8 +282,10 @@ def _take_requests(job: TrackedJob, row: Job, departures: Collection[int], now: 
     for worker_id in frozenset(departures) - job.leaving:
         job.leaving |= {worker_id}
         job.observe(actions.LeaveRequested(worker_id=worker_id), now)
-    if row.world_size != job.snapshot.wanted_world_size:
-        job.observe(actions.ScaleRequested(world_size=row.world_size), now)
+    wanted = row.world_size, row.wanted_hosts
+    if wanted != (job.snapshot.wanted_world_size, job.snapshot.wanted_hosts):
+        size, hosts = wanted
+        job.observe(actions.ScaleRequested(world_size=size, wanted_hosts=hosts), now)
     if row.pause_request != job.snapshot.pause_requested:
         job.observe(actions.PauseRequested(paused=row.pause_request), now)
     if row.checkpoint_requests != job.snapshot.checkpoint_requests:

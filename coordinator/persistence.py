@@ -175,6 +175,7 @@ def member_rows(snapshot: JobSnapshot, now: Moment) -> list[MemberRecord]:
             node=member.newcomer.node,
             gpu_count=member.newcomer.gpus,
             backend=member.newcomer.backend,
+            transport=member.newcomer.transport,
             joined_at=now.wall_of(member.joined_at) or now.wall,
             joined_step=None if member.state is WorkerState.SYNCING else member.joined_step,
             last_heartbeat_at=now.wall_of(heard_at.get(member.worker_id, member.last_heartbeat)),

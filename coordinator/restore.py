@@ -113,6 +113,7 @@ def snapshot_of(
         # The last coordinator may have announced one round more than it made durable.
         group=GroupSnapshot(round=job.group_round and job.group_round + 1),
         wanted_world_size=job.world_size,
+        wanted_hosts=job.wanted_hosts,
         pause_requested=job.pause_request,
         checkpoint_requests=job.checkpoint_requests,
         checkpoint_requests_done=job.checkpoint_requests_done,
@@ -233,6 +234,7 @@ def _pool_member(row: MemberRecord, now: Moment) -> pools.Member:
             node=row.node or "",
             gpus=row.gpu_count,
             backend=row.backend or "",
+            transport=row.transport or "",
             epoch=0,
         ),
         joined_at=now.monotonic_of(row.joined_at),

@@ -13,6 +13,7 @@ DatabaseError                   also raised itself: the database refused a state
 ├── JobChanged                  the job's row has changed since the caller read it
 ├── MemberMissing               the job never had this worker
 ├── DepartureRefused            this worker cannot be asked to leave now
+├── PoolFull                    the job has as many ranks as it may have
 ├── LeaseLost                   fenced: another coordinator holds the lease
 ├── IdempotencyConflict         the key was used before, for another request
 ├── TokenExists                 a token that was not revoked has this name, expired or not
@@ -102,6 +103,14 @@ class DepartureRefused(DatabaseError):
 
     def __init__(self, job_id: JobId, worker_id: int, why: str) -> None:
         super().__init__(f"worker {worker_id} of job {job_id} cannot be asked to leave: {why}")
+
+
+class PoolFull(DatabaseError):
+    def __init__(self, job_id: JobId, limit: int) -> None:
+        super().__init__(
+            f"job {job_id} already has its maximum of {limit} workers: ask one to leave first, or "
+            "submit the job with a larger max_workers"
+        )
 
 
 class LeaseLost(DatabaseError):

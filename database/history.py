@@ -1,8 +1,9 @@
 """A job's ranks, attempts, pool members, checkpoints and events.
 
-`database.fenced_writer` writes the rows; the API adds only requests to leave a pool.
+`database.fenced_writer` writes the rows; the API adds only requests to join or leave a pool.
 """
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any, Final, TypeAlias, TypeVar
@@ -10,7 +11,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import sqlalchemy as sa
 
 from database.engine import Database
-from database.errors import DepartureRefused, MemberMissing
+from database.errors import DepartureRefused, JobChanged, MemberMissing, PoolFull
 from database.jobs import append_events, departures_of, get_continuing_job, update_job
 from database.records import (
     AgentRecord,
@@ -22,6 +23,7 @@ from database.records import (
     Job,
     MemberRecord,
     RankRecord,
+    RowVersion,
     utc_now,
 )
 from database.tables import (
@@ -37,6 +39,7 @@ from database.tables import (
 from muster.contracts.job import JobId
 from muster.contracts.messages import EpochDone
 from muster.contracts.pool import WorkerState
+from muster.contracts.rank import ProcessState
 
 COMMITS_KEPT: Final = 1000
 """Checkpoint records per job; the audit shows no more, and a job may save every second."""
@@ -148,6 +151,41 @@ class History:
         with self._database.reading() as connection:
             return _records(connection, _MEMBERS, job_ids, MemberRecord)
 
+    def ranks_on_hosts(self, job_ids: Collection[JobId]) -> dict[JobId, Counter[str]]:
+        """Return how many ranks of each of the jobs run on each host."""
+        with self._database.reading() as connection:
+            return _ranks_on_hosts(connection, job_ids)
+
+    def request_join(
+        self,
+        job_id: JobId,
+        host: str,
+        message: str,
+        only: RowVersion | None = None,
+        *,
+        actor: str | None = None,
+    ) -> Job:
+        """Ask the job for one rank more, on `host` if it has room; return the changed job.
+
+        Raises `JobMissing`, `JobOver`, `PoolFull`, or `JobChanged` if the row no longer has the
+        version `only`.
+        """
+        with self._database.writing() as connection:
+            job = get_continuing_job(connection, job_id)
+            if only is not None and job.row_version != only:
+                raise JobChanged(job_id)
+            if job.world_size >= job.spec.largest_world_size:
+                raise PoolFull(job_id, job.spec.largest_world_size)
+            expected = job.expected_on(host, _ranks_on_hosts(connection, [job_id])[job_id])
+            now = self._clock()
+            event = Event(at=now, kind="join_requested", message=message, actor=actor)
+            append_events(connection, job_id, [event])
+            values = {
+                "wanted_world_size": job.world_size + 1,
+                "wanted_hosts": job.wanted_hosts | {host: expected + 1},
+            }
+            return update_job(connection, job_id, now, values)
+
     def departures(self, job_ids: Collection[JobId]) -> dict[JobId, frozenset[int]]:
         """Return which workers of each of the jobs were asked to leave, present or not."""
         with self._database.reading() as connection:
@@ -168,7 +206,8 @@ class History:
             message = f"worker {worker_id} was asked to leave"
             event = Event(at=now, kind="departure_requested", message=message, actor=actor)
             append_events(connection, job_id, [event])
-            return update_job(connection, job_id, now, {"wanted_world_size": job.world_size - 1})
+            values = {"wanted_world_size": job.world_size - 1, "wanted_hosts": {}}
+            return update_job(connection, job_id, now, values)
 
     def events(self, job_id: JobId, limit: int, after: int | None = None) -> list[Event]:
         """Return the last events of the job, or the first ones after an id; oldest first."""
@@ -210,6 +249,15 @@ def _records(
     for row in result:
         found[row.job_id].append(kind(**dict(zip(names, row[1:], strict=True))))
     return found
+
+
+def _ranks_on_hosts(
+    connection: sa.Connection, job_ids: Collection[JobId]
+) -> dict[JobId, Counter[str]]:
+    return {
+        job_id: Counter(rank.host for rank in ranks if rank.state != ProcessState.EXITED)
+        for job_id, ranks in _records(connection, _RANKS, job_ids, RankRecord).items()
+    }
 
 
 def _last_rows(

@@ -256,7 +256,9 @@ class Jobs:
                 return job
             ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
             text = f"a change from {job.world_size} to {ranks} was requested"
-            values = {"wanted_world_size": world_size}
+            values: dict[str, object] = {"wanted_world_size": world_size}
+            if world_size < job.world_size:
+                values["wanted_hosts"] = {}
             return self._request(connection, job, "scale_requested", text, actor, values)
 
     def set_pause(self, job_id: JobId, *, paused: bool, actor: str | None = None) -> Job:

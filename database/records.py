@@ -4,6 +4,7 @@ A `Job` holds the desired state, written by the API (the spec, a request to stop
 and the actual state, written by the coordinator.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
@@ -64,6 +65,8 @@ class Job:
     # A stored idempotent response of an earlier release may lack these fields.
     wanted_world_size: int | None = None
     """What the job was last scaled to; None: never scaled, the spec's size holds."""
+    wanted_hosts: dict[str, int] = field(default_factory=dict)
+    """By host: how many ranks should be there at least, because it asked to join."""
     group_round: int = 0
     """Counts the group rounds published to the ranks of a synchronous job."""
     master_port: int = 0  # MASTER_PORT of a command's ranks
@@ -77,6 +80,12 @@ class Job:
         """The number of ranks wanted now."""
         wanted = self.wanted_world_size
         return self.spec.world_size if wanted is None else wanted
+
+    def expected_on(self, host: str, running: Counter[str]) -> int:
+        """Return how many ranks run on a host or are about to; `running` counts them by host."""
+        # A host that was lost has fewer than it wanted for good: its ranks run elsewhere.
+        starting = max(self.world_size - running.total(), 0)
+        return running[host] + min(starting, max(self.wanted_hosts.get(host, 0) - running[host], 0))
 
     @property
     def is_checkpoint_pending(self) -> bool:
@@ -150,7 +159,8 @@ class MemberRecord:
     state: str  # a `muster.contracts.pool.WorkerState`
     node: str | None
     gpu_count: int = 0
-    backend: str | None = None  # the collective backend it uses; None until that is settled
+    backend: str | None = None  # the type of its device
+    transport: str | None = None
     joined_at: datetime
     joined_step: int | None = None  # the first step it took part in; None until it is active
     last_heartbeat_at: datetime | None = None

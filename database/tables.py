@@ -146,6 +146,7 @@ _TYPES: Final[dict[object, Any]] = {
     "state": sa.String(32),
     "token_id": sa.String(12),
     "token_sha256": sa.String(64),
+    "transport": sa.String(32),
     "uid": sa.String(64),
     "wanted_world_size": sa.Integer,
 }

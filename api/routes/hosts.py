@@ -7,7 +7,6 @@ from fastapi import APIRouter, Response
 from api.dependencies import READ, State
 from api.schema import operation, reply
 from muster.cluster.description import one_host
-from muster.contracts.rank import ProcessState
 from muster.contracts.views import HostList, HostView
 
 router = APIRouter(tags=["service"])
@@ -17,10 +16,7 @@ router = APIRouter(tags=["service"])
 def list_hosts(state: State) -> Response:
     """Return every host of the cluster, or this one alone, with what runs there."""
     ids = [job.job_id for job in state.jobs.unfinished()]
-    running = {
-        job_id: Counter(rank.host for rank in ranks if rank.state != ProcessState.EXITED)
-        for job_id, ranks in state.history.ranks_by_job(ids).items()
-    }
+    running = state.history.ranks_on_hosts(ids)
     agents = [it for rows in state.history.agents_by_job(ids).values() for it in rows]
     cluster = state.submitter.cluster or one_host(state.submitter.settings.slots)
     views = [

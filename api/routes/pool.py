@@ -1,15 +1,20 @@
-"""The pool of a job: show it, scale it, remove a worker, pause and resume, save."""
+"""The pool of a job: show it, scale it, add and remove a worker, pause and resume, save."""
 
+from http import HTTPStatus
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Response
 
 from api.dependencies import READ, SUBMIT, AppState, CurrentCaller, State
-from api.errors import Conflict, invalid_field
+from api.errors import Conflict, Problem, invalid_field
 from api.listing import IfMatch, required_version
-from api.schema import JobPatch, KnownJobId, KnownWorkerId, body, operation, reply
+from api.schema import JobPatch, JoinRequest, KnownJobId, KnownWorkerId, body, operation, reply
 from api.views import job_tag, job_view, member_list
 from database.errors import JobOver
+from database.records import Job
+from muster.cluster.description import Cluster
+from muster.cluster.placement import RankRequest, place, use_of
+from muster.contracts.errors import InvalidDescription
 from muster.contracts.job import JobId, JobStatus
 from muster.contracts.views import JobView, MemberList
 
@@ -107,6 +112,77 @@ def list_workers(job_id: KnownJobId, state: State) -> Response:
     members = state.history.members_by_job([job_id])[job_id]
     agents = state.history.agents_by_job([job_id])[job_id]
     return reply(member_list(job, members, leaving, workers, agents, state.clock()))
+
+
+@router.post(
+    "/jobs/{job_id}/workers",
+    **operation(
+        "Ask to join a job that trains synchronously",
+        SUBMIT,
+        JobView,
+        *(404, 409, 412),
+        status=HTTPStatus.ACCEPTED,
+    ),
+)
+def request_join(
+    job_id: KnownJobId,
+    state: State,
+    caller: CurrentCaller,
+    asking: Annotated[JoinRequest, body(JoinRequest)],
+    if_match: IfMatch = None,
+) -> Response:
+    """Add a rank on a machine of the cluster: it is started there, and joins between two steps.
+
+    With `If-Match` a request that is repeated for want of an answer adds no second rank.
+    """
+    seen = state.jobs.get(job_id)
+    version = required_version(seen, if_match)
+    if seen.is_terminal:
+        raise JobOver(seen.job_id, seen.status)
+    if seen.spec.mode == "independent":
+        raise Conflict(
+            "keeps-its-world-size",
+            f"{job_id} is independent: its ranks read shards by rank number, so none can join. "
+            "Only a job of mode synchronous takes new workers.",
+        )
+    _refuse_without_room(state, seen, asking)
+    offer = f"{asking.backend}, GPUs: {asking.gpu_count}, epoch: {asking.epoch}"
+    text = f"{asking.node} asked to join ({offer})"
+    job = state.history.request_join(job_id, asking.node, text, version, actor=caller.name)
+    state.coordinator.wake()
+    return reply(job_view(job), HTTPStatus.ACCEPTED, {"ETag": job_tag(job)})
+
+
+def _refuse_without_room(state: AppState, job: Job, asking: JoinRequest) -> None:
+    """Refuse a machine that is not of the cluster, or on which the rank could not start now."""
+    cluster, spec = state.submitter.cluster, job.spec
+    if cluster is None:
+        detail = "This service has no cluster: set MUSTER_CLUSTER for it, see docs/cluster.md."
+        raise Problem(HTTPStatus.NOT_FOUND, "node-not-found", detail)
+    try:
+        node = cluster.node(asking.node)
+    except InvalidDescription as error:
+        raise Problem(HTTPStatus.NOT_FOUND, "node-not-found", f"{error}.") from error
+    offered = asking.gpu_count if asking.backend == "cuda" else 0
+    if offered < spec.gpu_count:
+        raise Conflict(
+            "node-unsuitable",
+            f"{node.name} offers {offered} GPUs for CUDA, and a rank of {job.job_id} needs "
+            f"{spec.gpu_count}: join with another machine, or another job.",
+        )
+    unfinished = state.jobs.unfinished()
+    running = state.history.ranks_on_hosts([it.job_id for it in unfinished])
+    placed = [
+        (RankRequest(it.job_id, it.spec), node.name)
+        for it in unfinished
+        for _ in range(it.expected_on(node.name, running[it.job_id]))
+    ]
+    alone = Cluster(nodes=(node,))
+    (placement,) = place(alone, [RankRequest(job.job_id, spec)], use_of(alone, placed))
+    if placement.chosen is None:
+        raise Conflict(
+            "node-unsuitable", f"{node.name} cannot run another rank of {job.job_id} ({placement})."
+        )
 
 
 @router.post(

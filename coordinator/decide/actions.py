@@ -1,5 +1,6 @@
 """What `plan` can decide (actions) and what `fold` can learn (observations): two closed unions."""
 
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -158,9 +159,10 @@ class StopRequested(_Value, frozen=True):
 
 
 class ScaleRequested(_Value, frozen=True):
-    """A user wants another number of ranks."""
+    """A user wants another number of ranks, or a host wants to have one more."""
 
     world_size: int
+    wanted_hosts: Mapping[str, int] = {}
 
 
 class PauseRequested(_Value, frozen=True):

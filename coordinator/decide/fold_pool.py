@@ -9,11 +9,10 @@ import msgspec
 from coordinator.decide import actions
 from coordinator.decide.state import Cause, JobSnapshot, Partition, RankSnapshot, unplaced
 from muster.contracts import pool as pools
+from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import Reason
 from muster.contracts.messages import JoinedGroup, PeerLost, Ready, Saved, StateMismatch
 from muster.contracts.pool import Newcomer, Pool, WorkerState
-
-LOCAL_NODE: Final = "local"  # placeholder until the process reports its machine
 
 DIVERGED: Final = Cause(
     reason=Reason.DIFFERENT_BITS,
@@ -27,7 +26,11 @@ def note_request(snapshot: JobSnapshot, observation: actions.PoolRequest) -> Job
     """Note what a user wants; `plan` acts on it."""
     match observation:
         case actions.ScaleRequested():
-            return replace(snapshot, wanted_world_size=observation.world_size)
+            return replace(
+                snapshot,
+                wanted_world_size=observation.world_size,
+                wanted_hosts=observation.wanted_hosts,
+            )
         case actions.PauseRequested():
             return replace(snapshot, pause_requested=observation.paused)
         case actions.CheckpointRequested():
@@ -110,9 +113,9 @@ def _partition_after(snapshot: JobSnapshot, rank: RankSnapshot, lost: PeerLost) 
 
 
 def locate(snapshot: JobSnapshot, rank: RankSnapshot, node: str) -> JobSnapshot:
-    """Record on which machine a worker's process runs."""
+    """Record on which machine a worker's process runs, where the cluster does not name it."""
     worker_id = rank.attempt.worker_id
-    if not snapshot.is_synchronous or worker_id is None:
+    if not snapshot.is_synchronous or worker_id is None or rank.host != LOCAL_HOST:
         return snapshot
     return replace(snapshot, pool=pools.set_node(snapshot.pool, worker_id, node))
 
@@ -158,9 +161,10 @@ def _join(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> JobSnapshot:
     newcomer = Newcomer(
         rank=rank.rank,
         attempt=rank.attempt.number,
-        node=LOCAL_NODE,
-        gpus=0,
-        backend=snapshot.spec.effective_backend,
+        node=rank.host,
+        gpus=snapshot.spec.gpu_count,
+        backend=snapshot.spec.device_type,
+        transport=snapshot.spec.effective_backend,
         epoch=rank.progress.epoch,
     )
     pool = pools.join(snapshot.pool, newcomer, now=now, step=snapshot.step)
@@ -198,7 +202,10 @@ def _add(snapshot: JobSnapshot, number: int) -> JobSnapshot:
     missing = range(len(snapshot.ranks), number + 1)
     fresh = (replace(unplaced(snapshot.hosts, rank), in_service=False) for rank in missing)
     grown = replace(snapshot, ranks=(*snapshot.ranks, *fresh))
-    return grown.with_rank(replace(grown.ranks[number], in_service=True, finished=False))
+    rank = grown.ranks[number]
+    # A rank that was here before would go back to its host; one for a newcomer is placed anew.
+    host = unplaced(snapshot.hosts, number).host if snapshot.wanted_hosts else rank.host
+    return grown.with_rank(replace(rank, host=host, in_service=True, finished=False))
 
 
 def _remove(snapshot: JobSnapshot, rank: RankSnapshot) -> JobSnapshot:

@@ -1,10 +1,12 @@
 """On which host of a cluster each rank runs. Pure.
 
 A rank goes to the host with the highest score (`muster.cluster.placement`) and keeps it until that
-host is lost; then it moves to another one that has room, or waits for its return.
+host is lost; then it moves to another one that has room, or waits for its return. A host that asked
+to join comes before any score.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from coordinator.decide.actions import PlaceRank
 from coordinator.decide.state import AgentSnapshot, JobSnapshot, RankSnapshot
@@ -30,6 +32,7 @@ def admit(
             continue
         request = RankRequest(job.job_id, job.spec)
         requests = requests_of(cluster, job.job_id, job.spec, len(ranks))
+        requests = _preferring(requests, job.wanted_hosts)
         placements = place_requests(cluster, requests, use_of(cluster, placed))
         hosts = [it.chosen.node for it in placements if it.chosen is not None]
         # Scripts for torchrun expect that the ranks of a host follow each other.
@@ -61,6 +64,8 @@ def place(
         return
     has_local = any(job.agent_of(rank).is_local for rank in job.in_service if rank not in waiting)
     requests = requests_of(cluster, job.job_id, job.spec, len(waiting), has_local=has_local)
+    present = Counter(rank.host for rank in job.in_service if rank not in waiting)
+    requests = _preferring(requests, Counter(job.wanted_hosts) - present)
     uses = use_of(cluster, _placed(holding))
     placements = place_requests(Cluster(nodes=tuple(nodes)), requests, uses)
     for rank, placement in zip(waiting, placements, strict=True):
@@ -85,6 +90,19 @@ def unplaced(job: JobSnapshot, now: float) -> Iterator[RankSnapshot]:
         agent = job.agents.get(rank.host)
         if rank.is_down and (agent is None or is_set_aside(agent, now)):
             yield rank
+
+
+def _preferring(requests: Sequence[RankRequest], missing: Mapping[str, int]) -> list[RankRequest]:
+    """Return the requests, of which the last ones prefer the hosts that miss ranks.
+
+    The first one may be for the rank that saves, which has no choice.
+    """
+    hosts = Counter(missing).elements()
+    preferring = [
+        request._replace(preferred=host)
+        for request, host in zip(reversed(requests), hosts, strict=False)
+    ]
+    return [*requests[: len(requests) - len(preferring)], *preferring]
 
 
 def _placed(jobs: Iterable[JobSnapshot]) -> Iterator[tuple[RankRequest, str]]:

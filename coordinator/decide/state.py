@@ -302,6 +302,8 @@ class JobSnapshot:
     group: GroupSnapshot = GroupSnapshot()
     partition: Partition | None = None  # None once a group has come together
     wanted_world_size: int = 0  # how many ranks should be in service
+    wanted_hosts: Mapping[str, int] = field(default_factory=dict)
+    """By host: how many ranks should be there at least, because it asked to join."""
     pause_requested: bool = False
     checkpoint_requests: int = 0  # made so far; only the last one can be pending
     checkpoint_requests_done: int = 0

@@ -24,6 +24,7 @@ class RankRequest(NamedTuple):
 
     job_id: str
     spec: JobSpec
+    preferred: str | None = None  # the node to take if the rank may run there, whatever its score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,11 @@ def place(
     for request in requests:
         verdicts = tuple(_verdict(node, request, uses[node.name]) for node in cluster.nodes)
         eligible = [it for it in verdicts if it.score is not None]
-        chosen = max(eligible, key=lambda it: it.score or 0.0, default=None)
+        chosen = max(
+            eligible,
+            key=lambda it: (it.node == request.preferred, it.score or 0.0),
+            default=None,
+        )
         if chosen:
             node = cluster.node(chosen.node)
             uses[node.name] = _with_rank(uses[node.name], node, request, chosen.gpus)
@@ -110,14 +115,14 @@ def use_of(cluster: Cluster, placed: Iterable[tuple[RankRequest, str]]) -> dict[
     for request, name in placed:
         if name in uses:
             node = cluster.node(name)
-            gpus = _suitable_gpus(node, request.spec, uses[name])[: _gpus_needed(request.spec)]
+            gpus = _suitable_gpus(node, request.spec, uses[name])[: request.spec.gpu_count]
             uses[name] = _with_rank(uses[name], node, request, [gpu.uuid for gpu in gpus])
     return uses
 
 
 def _verdict(node: ClusterNode, request: RankRequest, use: NodeUse) -> Verdict:
     spec = request.spec
-    gpus = _suitable_gpus(node, spec, use) if _gpus_needed(spec) else []
+    gpus = _suitable_gpus(node, spec, use) if spec.gpu_count else []
     reason = _missing_slot(node, request, use) or _missing_memory(node, spec, use, len(gpus))
     if reason:
         return Verdict(node=node.name, score=None, reason=reason)
@@ -131,7 +136,7 @@ def _verdict(node: ClusterNode, request: RankRequest, use: NodeUse) -> Verdict:
         node=node.name,
         score=(free / budget if budget else 1.0) * factor / (1 + use.slots),
         reason=(f"{free}/{budget} MB" if budget else "1") + f" x {factor:g} / (1 + {use.slots})",
-        gpus=tuple(gpu.uuid for gpu in gpus[: _gpus_needed(spec)]),
+        gpus=tuple(gpu.uuid for gpu in gpus[: spec.gpu_count]),
     )
 
 
@@ -156,7 +161,7 @@ def _missing_memory(node: ClusterNode, spec: JobSpec, use: NodeUse, suitable_gpu
             return "its ram_mb is not in the description"
         if (free := node.ram_mb - use.ram_mb) < spec.ram_mb:
             return f"free RAM: {free} MB, and a rank needs {spec.ram_mb}"
-    needed = _gpus_needed(spec)
+    needed = spec.gpu_count
     if needed and not node.gpus:
         return "it has no GPU"
     if suitable_gpus < needed:
@@ -164,10 +169,6 @@ def _missing_memory(node: ClusterNode, spec: JobSpec, use: NodeUse, suitable_gpu
         memory = f" with {spec.vram_mb} MB free" if spec.vram_mb else ""
         return f"{kind}{memory}: {suitable_gpus} of {len(node.gpus)}, and a rank needs {needed}"
     return ""
-
-
-def _gpus_needed(spec: JobSpec) -> int:
-    return spec.gpus_per_rank or int(spec.vram_mb is not None)
 
 
 def _suitable_gpus(node: ClusterNode, spec: JobSpec, use: NodeUse) -> list[Gpu]:

@@ -51,7 +51,8 @@ class Newcomer:
     attempt: int  # the attempt of that rank
     node: str
     gpus: int
-    backend: str  # its array library, such as ``numpy``
+    backend: str  # the type of its device: ``cpu`` or ``cuda``
+    transport: str  # to its peers
     epoch: int  # the epoch it has reached
 
 

@@ -302,6 +302,16 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return "shared_memory" if self.backend == "auto" else self.backend
 
     @property
+    def gpu_count(self) -> int:
+        """How many GPUs each rank uses: its own, or a share of one."""
+        return self.gpus_per_rank or int(self.vram_mb is not None)
+
+    @property
+    def device_type(self) -> str:
+        """What a rank computes on: `cuda` or `cpu`."""
+        return "cuda" if self.gpu_count else "cpu"
+
+    @property
     def argv(self) -> tuple[str, ...] | None:
         """The command, with the chosen interpreter in place of `python`."""
         if self.command and self.python and self.command[0] in PYTHON_NAMES:

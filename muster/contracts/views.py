@@ -161,7 +161,8 @@ class MemberView(View, frozen=True, kw_only=True):
     pid: Annotated[int | None, _doc("null unless the process lives")]
     node: str | None
     gpu_count: int
-    backend: Annotated[str | None, _doc("Its transport to its peers.")]
+    backend: Annotated[str | None, _doc("What it computes on: cpu or cuda.")]
+    transport: Annotated[str | None, _doc("To its peers; null for an independent rank.")] = None
     joined_at: Moment | None
     joined_step: Annotated[int | None, _doc("null before it is active")]
     last_heartbeat_age_seconds: float | None
@@ -178,6 +179,10 @@ class AgentView(View, frozen=True, kw_only=True):
 class MemberList(View, frozen=True, kw_only=True):
     job_id: str
     world_size: Annotated[int, _doc("Number of ranks that is wanted now.")]
+    active: Annotated[int, _doc("Number of workers that take part in every step.")] = 0
+    is_changing: Annotated[
+        bool, _doc("Workers are joining or leaving, or others are active than are wanted.")
+    ] = False
     agents: Annotated[list[AgentView], _doc("One for each host that has, or had, ranks.")]
     workers: list[MemberView]
 

@@ -440,7 +440,17 @@ class Story:
         return self.rank_says(rank, said)
 
     def is_scaled(self, world_size: int) -> Self:
-        return self.observes(actions.ScaleRequested(world_size=world_size))
+        is_smaller = world_size < self.job.wanted_world_size
+        hosts = {} if is_smaller else self.job.wanted_hosts
+        return self.observes(actions.ScaleRequested(world_size=world_size, wanted_hosts=hosts))
+
+    def is_joined_by(self, host: str) -> Self:
+        """Let a host ask for one rank more than it has, or is about to have."""
+        there = sum(rank.host == host for rank in self.job.in_service)
+        wanted = {**self.job.wanted_hosts}
+        wanted[host] = max(there, wanted.get(host, 0)) + 1
+        size = self.job.wanted_world_size + 1
+        return self.observes(actions.ScaleRequested(world_size=size, wanted_hosts=wanted))
 
     def is_paused(self) -> Self:
         return self.observes(actions.PauseRequested(paused=True))

@@ -35,6 +35,7 @@ def rows_of(job: JobSnapshot, now: float = 1000.0, stop: StopRequest | None = No
         stop_grace_seconds=None,
         version=1,
         wanted_world_size=job.wanted_world_size,
+        wanted_hosts=dict(job.wanted_hosts),
         pause_request=job.pause_requested,
         checkpoint_requests=job.checkpoint_requests,
     )

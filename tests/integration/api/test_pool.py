@@ -50,7 +50,7 @@ def test_the_pool_shows_present_and_former_workers(
         elastic,
         members=[
             member(0, state="failed"),
-            member(1, backend="shared_memory", gpu_count=2),
+            member(1, backend="cuda", transport="shared_memory", gpu_count=2),
             member(2, rank=0, attempt=1, state="syncing", joined_step=None, node=None),
         ],
         ranks=[
@@ -60,6 +60,7 @@ def test_the_pool_shows_present_and_former_workers(
     )
     found = client.get(f"/jobs/{elastic}/workers").json()
     assert (found["job_id"], found["world_size"]) == (elastic, 4)
+    assert (found["active"], found["is_changing"]) == (1, True)
     failed, active, syncing = found["workers"]
     assert (failed["worker_id"], failed["state"]) == ("0", "failed")
     assert (failed["pid"], failed["step"]) == (None, None), "its rank is another's by now"
@@ -70,7 +71,8 @@ def test_the_pool_shows_present_and_former_workers(
         "pid": os.getpid(),
         "node": "höst-1",
         "gpu_count": 2,
-        "backend": "shared_memory",
+        "backend": "cuda",
+        "transport": "shared_memory",
         "joined_at": NOON.isoformat().replace("+00:00", "Z"),
         "joined_step": 0,
         "last_heartbeat_age_seconds": None,

@@ -52,16 +52,17 @@ def test_workers_table_fits_80_columns(muster: Muster, stand_in: StandIn, elasti
     mine = replace(stand_in.lease.process, pid=4_194_304)
     gone = member(0, state="failed", node="a-node-of-a-rather-long-name.example")
     young = member(17, rank=4095, attempt=1, state="syncing", joined_step=None, node=None)
-    busy = member(1, joined_step=99_999_999)
+    young = replace(young, backend="cpu")
+    busy = member(1, joined_step=99_999_999, backend="cuda", gpu_count=2)
     workers = [worker(1, process=mine, step=99_999_999)]
     stand_in.write(elastic, members=[gone, busy, young], ranks=workers)
     lines = muster("workers", elastic).stdout.splitlines()
     assert lines == [
-        "worker  rank  state        step    joined      pid  node              beat",
-        "0          0  failed          -         0        -  a-node-of-a-rat…  -",
-        "1          1  active   99999999  99999999  4194304  höst-1            -",
-        "17      4095  syncing         -         -        -  -                 -",
-        "world_size is 4 ranks",
+        "worker  rank  state        step    joined      pid  node          device  beat",
+        "0          0  failed          -         0        -  a-node-of-a…  -       -",
+        "1          1  active   99999999  99999999  4194304  höst-1        2 GPU   -",
+        "17      4095  syncing         -         -        -  -             cpu     -",
+        "world_size is 4 ranks, active: 1; workers are joining or leaving",
     ]
     assert max(len(line) for line in lines) <= TERMINAL_COLUMNS
 

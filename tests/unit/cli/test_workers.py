@@ -74,6 +74,18 @@ def test_workers_of_an_ended_job_say_so(ask: Ask) -> None:
     assert shown.stdout.splitlines()[-1] == "a is COMPLETED, world_size was 1 rank"
 
 
+def test_workers_show_their_device_and_a_change_under_way(ask: Ask) -> None:
+    worker = {"worker_id": "0", "rank": 0, "state": "active", "step": 7, "joined_step": 0}
+    worker |= {"pid": 4711, "node": "laptop", "last_heartbeat_age_seconds": 0.1}
+    one = {**worker, "gpu_count": 0, "backend": "cpu", "transport": "tcp"}
+    other = {**worker, "worker_id": "1", "gpu_count": 2, "backend": "cuda", "transport": "tcp"}
+    pool = {"workers": [one, other], "world_size": 3, "active": 2, "is_changing": True}
+    shown = ask({"/jobs/a": JOB, "/jobs/a/workers": pool}, "workers", "a").stdout.splitlines()
+    assert [line.split()[7] for line in shown[:3]] == ["device", "cpu", "2"]
+    assert shown[-1] == "world_size is 3 ranks, active: 2; workers are joining or leaving"
+    assert max(map(len, shown)) <= 80
+
+
 def test_audit_of_an_older_server_has_no_omissions(ask: Ask) -> None:
     read = {"samples": 8, "expected_samples": 8, "hash": "1f", "expected_hash": "1f"}
     saved = {"step": 4, "epoch": 0, "generation": 1, "digest": "2e", "saved_at": "2026-01-01T12:00"}

@@ -30,7 +30,9 @@ def pool(*events: Event, min_workers: int = 1, max_workers: int = 8) -> Pool:
 
 
 def newcomer(rank: int, epoch: int = 0) -> Newcomer:
-    return Newcomer(rank=rank, attempt=0, node="kiwi", gpus=2, backend="numpy", epoch=epoch)
+    return Newcomer(
+        rank=rank, attempt=0, node="kiwi", gpus=2, backend="cuda", transport="tcp", epoch=epoch
+    )
 
 
 def free_rank(after: Pool) -> int:
@@ -90,7 +92,7 @@ def test_worker_ids_are_never_reused() -> None:
 def test_member_records_join_and_heartbeat() -> None:
     (member,) = pool(joins(now=5.0, step=11), activates(0, now=6.0, step=12)).members
     assert (member.newcomer.node, member.newcomer.gpus) == ("kiwi", 2)
-    assert member.newcomer.backend == "numpy"
+    assert member.newcomer.backend == "cuda"
     assert (member.joined_at, member.joined_step, member.last_heartbeat) == (5.0, 12, 6.0)
 
 

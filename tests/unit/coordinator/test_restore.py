@@ -8,6 +8,7 @@ import pytest
 
 from coordinator.decide.state import NEVER, JobSnapshot
 from coordinator.persistence import Moment, Urgency, rank_urgency
+from coordinator.restore import snapshot_of
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import TERMINAL, JobStatus, Reason, StopRequest
 from muster.contracts.rank import COUNT_MAX, ProcessRecord, ProcessState
@@ -224,3 +225,13 @@ def test_a_new_row_or_attempt_is_urgent() -> None:
     (worker,) = rows_of(Story.running(world_size=1).job).ranks
     assert rank_urgency(None, worker) is Urgency.NOW
     assert rank_urgency(worker, replace(worker, attempt=1)) is Urgency.NOW
+
+
+def test_a_successor_places_a_rank_where_a_host_asked_for_it() -> None:
+    story = Story.training(world_size=2, max_workers=3, hosts=("a", "b", "c", "d"))
+    story.is_joined_by("d")
+    now = Moment(monotonic=5.0, wall=NOON)
+    job = snapshot_of(rows_of(story.job, 1.0), now, hosts=story.job.hosts, agents={"a", "b"})
+    after = Story(job, now=5.0)
+    after.plans()
+    assert [rank.host for rank in after.job.ranks] == ["a", "b", "d"]

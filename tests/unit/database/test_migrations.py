@@ -124,6 +124,7 @@ def test_rows_of_the_first_release_are_kept(migrated: Database) -> None:
     assert (agent.host, agent.generation, agent.process) == (LOCAL_HOST, 3, None)
     assert (job.spec.world_size, job.spec.seed, job.spec.effective_batch_size) == (2, 5, 16)
     assert (job.wanted_world_size, job.world_size, job.pause_request) == (None, 2, False)
+    assert job.wanted_hosts == {}
     ranks = History(migrated).ranks(job.job_id)
     row = {"attempt": 2, "process": None, "restarts": 1, "checkpoints_saved": 2}
     assert ranks == [worker(0, **row, **PROGRESS)]
@@ -136,6 +137,21 @@ def test_a_response_of_the_first_release_is_repeated(migrated: Database) -> None
     answered = Answers(migrated, lambda: NOON).find(idempotency_key("old"))
     assert answered is not None
     assert (answered.job_id, answered.world_size, answered.pause_request) == ("old", 2, False)
+
+
+def test_the_transport_of_a_worker_moves_to_a_column_of_its_own(old_url: str) -> None:
+    with migrating(old_url) as (connection, config):
+        command.upgrade(config, "0010")
+        connection.execute(
+            text(
+                "INSERT INTO members (job_id, worker_id, rank, attempt, state, gpu_count, backend,"
+                " joined_at) VALUES ('old', 0, 0, 0, 'active', 0, 'tcp', :noon)"
+            ),
+            {"noon": NOON_MICROSECONDS},
+        )
+    with closing(Database.open(old_url)) as database:
+        (found,) = History(database).members_by_job([JobId("old")])["old"]
+    assert (found.backend, found.transport, found.gpu_count) == ("cpu", "tcp", 0)
 
 
 @pytest.mark.slow
