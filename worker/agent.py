@@ -18,18 +18,16 @@ import selectors
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, assert_never
 
 import msgspec
 
-from muster.contracts.environ import PROCESS_TAG
 from muster.contracts.messages import (
     AgentAssignment,
     AgentHello,
@@ -47,14 +45,14 @@ from muster.contracts.messages import (
 )
 from muster.contracts.paths import JobFiles
 from muster.contracts.retry import REPLACED_CODE
-from muster.contracts.storage import StorageAssignment
 from muster.host.files import rotate
 from muster.host.limits import ShellLimits
-from muster.host.processes import boot_id, machine_id, module_command
+from muster.host.processes import boot_id, machine_id
 from muster.host.trace import stamp
 from muster.runtime.stderr_messages import print_stderr
 from worker.containment import kill_descendants, kill_leftovers
 from worker.coordinator_link import CoordinatorLink
+from worker.helpers import helper_tag, log_sender, storage_process
 from worker.ranks import GroupPublisher, RankTable
 from worker.start import ExecStarter, PreforkStarter, RankSecrets, Starter
 
@@ -74,12 +72,6 @@ RECONNECT_SECONDS: Final = 0.5
 WELCOME_SECONDS: Final = 5.0
 """How long a coordinator may take to accept us; it does not need its database for that."""
 
-SENDER_GRACE_SECONDS: Final = 3.0
-"""For the last lines of a host that its job leaves; a dismissed agent is killed after 5 s."""
-
-HELPER_PAUSE_SECONDS: Final = 1.0
-"""At least, between two starts of a helper process."""
-
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
@@ -97,8 +89,8 @@ class Agent:
         self._logs = files.agent_log, files.storage_log
         limits = ShellLimits.replaced()
         self._secrets = RankSecrets(assignment)
-        self._storage = _storage_process(assignment, files)
-        self._sender = _log_sender(assignment, files)
+        self._storage = storage_process(assignment, files)
+        self._sender = log_sender(assignment, files)
         self._secrets.redaction.add((assignment.store_keys or {}).values())
         self._starter: Starter = (
             PreforkStarter(assignment.job_uid, limits, assignment.python)
@@ -148,7 +140,7 @@ class Agent:
             self._resign("no process was touched")
             return
         adopted = self._assignment.adopted
-        spared = {*(rank.process_tag for rank in adopted), _helper_tag(self._assignment, "storage")}
+        spared = {*(rank.process_tag for rank in adopted), helper_tag(self._assignment, "storage")}
         if self._assignment.generation > 1:
             kill_leftovers(self._assignment.job_uid, spared, {os.getpid(), prefork_pid})
         for rank in adopted:
@@ -323,69 +315,6 @@ def _since_boot() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class HelperProcess:
-    """A child that runs one of our modules, and ends some time after this process does."""
-
-    def __init__(
-        self,
-        module: str,
-        assignment: msgspec.Struct,
-        *,
-        environ: Mapping[str, str],
-        log: Path,
-        grace_seconds: float,
-    ) -> None:
-        """`assignment` is the first line of its standard input, which then stays open."""
-        self._module: Final = module
-        self._assignment: Final = assignment
-        self._environ: Final = environ
-        self._log: Final = log
-        self._grace_seconds: Final = grace_seconds
-        self._process: subprocess.Popen[bytes] | None = None
-        self._next_start = time.monotonic()
-
-    def ensure_running(self) -> None:
-        """Start it if it does not run, but not too often."""
-        now = time.monotonic()
-        if now < self._next_start or (self._process and self._process.poll() is None):
-            return
-        self._next_start = now + HELPER_PAUSE_SECONDS
-        try:
-            self._start()
-        except OSError as error:  # no process, descriptor or disk space at the moment
-            print_stderr(f"{self._module} cannot be started, it is tried again: {error}")
-
-    def stop(self) -> bool:
-        """Let it finish its work within its grace; return whether it has."""
-        if self._process is None:
-            return False
-        # One that has ended before may have been reaped by another: its exit code is lost.
-        is_running = self._process.poll() is None
-        self._process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(self._grace_seconds)
-        if self._process.stdin is not None:  # only now: it takes that for the end of its agent
-            self._process.stdin.close()
-        return is_running and self._process.returncode == 0
-
-    def _start(self) -> None:
-        if self._process is not None:
-            self._process.communicate()  # closes the pipe
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603  our own module
-                module_command(self._module),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=self._environ,
-                start_new_session=True,
-            )
-        assert self._process.stdin is not None  # noqa: S101  it is a pipe, which stays open
-        with suppress(BrokenPipeError):
-            self._process.stdin.write(msgspec.json.encode(self._assignment) + b"\n")
-            self._process.stdin.flush()
-
-
 def _listed(order: ListCheckpoints, job_uid: str, address: Path | None) -> CheckpointsListed:
     """Return what the places of all ranks hold, or why they cannot be listed."""
     found: dict[bool, tuple[RankCheckpoints, ...]] = {}
@@ -405,42 +334,6 @@ def _listed(order: ListCheckpoints, job_uid: str, address: Path | None) -> Check
         own=found.get(False, ()),
         inherited=found.get(True, ()),
         problem=problem,
-    )
-
-
-def _helper_tag(assignment: AgentAssignment, name: str) -> str:
-    return f"{assignment.job_uid}/{name}"
-
-
-def _storage_process(assignment: AgentAssignment, files: JobFiles) -> HelperProcess | None:
-    """Return what keeps the job's storage process alive; that of an earlier agent goes on."""
-    if assignment.store_keys is None:
-        return None
-    order = StorageAssignment(
-        socket=str(files.storage_socket),
-        stop_grace_seconds=assignment.stop_grace_seconds,
-        keys=assignment.store_keys,
-    )
-    return HelperProcess(
-        "worker.storage",
-        order,
-        environ={**os.environ, PROCESS_TAG: _helper_tag(assignment, "storage")},
-        log=files.storage_log,
-        grace_seconds=assignment.stop_grace_seconds,
-    )
-
-
-def _log_sender(assignment: AgentAssignment, files: JobFiles) -> HelperProcess | None:
-    """Return what sends the logs of this host to that of the coordinator."""
-    if not assignment.coordinators:
-        return None
-    without_secrets = msgspec.structs.replace(assignment, shared_env={}, store_keys=None)
-    return HelperProcess(
-        "worker.log_sender",
-        without_secrets,
-        environ={**os.environ, PROCESS_TAG: _helper_tag(assignment, "logs")},
-        log=files.agent_log,
-        grace_seconds=SENDER_GRACE_SECONDS,
     )
 
 

@@ -164,7 +164,7 @@ def _join(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> JobSnapshot:
         node=rank.host,
         gpus=snapshot.spec.gpu_count,
         backend=snapshot.spec.device_type,
-        transport=snapshot.spec.effective_backend,
+        transport="tcp" if snapshot.spans_hosts else snapshot.spec.effective_backend,
         epoch=rank.progress.epoch,
     )
     pool = pools.join(snapshot.pool, newcomer, now=now, step=snapshot.step)

@@ -13,7 +13,7 @@ from muster.contracts.storage import OpenCheckpoints, StorageAssignment
 from muster.host.peers import peer_of, short_socket_path
 from muster.runtime.storage_client import RemoteCheckpoints, StorageConnection
 from tests.support.installation import await_value
-from worker.agent import HelperProcess
+from worker.helpers import HelperProcess
 
 KEY = "a key that stays with the process"
 
