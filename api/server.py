@@ -31,6 +31,7 @@ from api.streams import JobCache, JobState, LogBroadcast
 from api.submission import Outcomes, SubmissionQueue, Submitter
 from database.engine import Database
 from database.history import History
+from database.hosts import Hosts
 from database.idempotency import Answers
 from database.jobs import Jobs, NewJob
 from database.leases import COORDINATOR_LEASE, Leases
@@ -219,6 +220,7 @@ def _build_state(
         database=database,
         jobs=job_rows,
         history=history,
+        hosts=Hosts(database),
         answers=Answers(database),
         tokens=tokens,
         job_cache=job_cache,

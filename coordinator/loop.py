@@ -92,12 +92,14 @@ class CoordinatorLoop:
         jobs: JobTable,
         lifecycle: AgentLifecycle,
         addresses: Mapping[str, str] = ONE_HOST,
+        on_host_heard: Callable[[str], None] = lambda _host: None,
         clock: Callable[[], float] = time.monotonic,
         database_wait_seconds: float = DATABASE_WAIT_SECONDS,
     ) -> None:
         self._writer = writer
         self._jobs = jobs
         self._lifecycle = lifecycle
+        self._on_host_heard = on_host_heard
         self._clock = clock
         self._inbox: deque[tuple[JobUid, Observation, Moment]] = deque()
         self._woken = asyncio.Event()
@@ -142,6 +144,7 @@ class CoordinatorLoop:
             self.wake()
 
     def on_connected(self, hello: AgentHello) -> None:
+        self._on_host_heard(hello.host)
         connected = AgentConnected(host=hello.host, generation=hello.generation)
         self.observe(JobUid(hello.job_uid), connected)
 

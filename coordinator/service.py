@@ -16,17 +16,19 @@ import structlog
 from coordinator.agent_lifecycle import AgentLifecycle
 from coordinator.agent_requests import ONE_HOST
 from coordinator.agents import AgentServer, keep_address_published, listen_for_wake_ups
+from coordinator.host_probes import HostProbes
 from coordinator.jobs import JobTable, wait_for_database
 from coordinator.launchers.local import LocalLauncher
-from coordinator.launchers.remote import CommandLaunchers
+from coordinator.launchers.remote import CommandLauncher, CommandLaunchers
 from coordinator.lease import LeaseCandidate
 from coordinator.loop import CoordinatorLoop
 from database.engine import Database
 from database.errors import DatabaseUnavailable
 from database.fenced_writer import FencedWriter
+from database.hosts import Hosts
 from database.leases import COORDINATOR_LEASE, Leases
 from database.records import Lease
-from muster.cluster.description import cluster_of_service
+from muster.cluster.description import cluster_of_service, one_host
 from muster.contracts.agent import LOOPBACK
 from muster.contracts.errors import InvalidEnvironment
 from muster.contracts.paths import DataDir
@@ -116,11 +118,20 @@ class Service:
         launcher = LocalLauncher(self._environ, self._limits)
         others = CommandLaunchers(self._other_nodes, self._environ)
         lifecycle = AgentLifecycle(launcher, others, self._settings, lambda: self._holds(lease))
+        cluster = self._cluster or one_host(self._settings.slots)
+        # Our own host is asked by a process of its own: this one does without numpy.
+        here = {
+            node.name: CommandLauncher(node.name, ["env"], self._environ)
+            for node in cluster.nodes
+            if node.transport == "local"
+        }
+        probes = HostProbes({**here, **others}, Hosts(self._database), lease)
         self._loop = CoordinatorLoop(
             writer=FencedWriter(self._database, lease),
             jobs=self._jobs,
             lifecycle=lifecycle,
             addresses=self._addresses(),
+            on_host_heard=probes.on_heard,
         )
         if self._is_shutting_down:
             self._loop.drain()
@@ -145,10 +156,12 @@ class Service:
         )
         if self._forks_agents:  # only now: its imports take as long as everything before
             launcher.start_fork_server()
+        probes.start()
         try:
             await self._loop.run()
         finally:
             publishing.cancel()
+            await probes.stop()
             await agents.flush()
             await agents.stop()
             await lifecycle.detach()

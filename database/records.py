@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from muster.contracts.agent import LOCAL_HOST, AgentState
+from muster.contracts.host import HostFacts
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.messages import EpochDone
 from muster.contracts.rank import NO_PROGRESS, ProcessRecord, RankProgress
@@ -108,6 +109,16 @@ class AgentRecord:
     state: AgentState = AgentState.ABSENT
     process: ProcessRecord | None = None  # None once it is known to have exited
     token_sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRecord:
+    """What a host has last said about itself."""
+
+    host: str
+    facts: HostFacts | None = None  # None until it has answered
+    seen_at: datetime | None = None  # when it did last
+    problem: str | None = None  # why it has not answered since
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,10 +24,12 @@ from muster.contracts.attach import (
     Answer,
     CleanHost,
     HostClean,
+    HostProbed,
     HostReady,
     LaunchAgent,
     Order,
     OrderFailed,
+    ProbeHost,
     WatchAgent,
 )
 from muster.contracts.environ import SAME_ON_ALL_HOSTS
@@ -156,6 +158,8 @@ class CommandLauncher:
         self._host = host
         self._command = command and [*command, *module_command("worker.attach")]
         self._values = AgentValues(environ)
+        environment = self._values.environ.items()
+        self._given = {k: value for k, value in environment if k.startswith(SAME_ON_ALL_HOSTS)}
         self._connecting = asyncio.Semaphore(CONNECTING_LIMIT)
         self._watching: set[asyncio.Task[int | None]] = set()
         self._problem = ""  # the last one that was logged
@@ -163,13 +167,13 @@ class CommandLauncher:
     async def start(self, assignment: AgentAssignment) -> AgentProcess:
         secrets_dir = Path(assignment.secrets_dir)
         complete = await asyncio.to_thread(self._values.complete, assignment, secrets_dir)
-        environ = self._values.environ.items()
-        given = {name: value for name, value in environ if name.startswith(SAME_ON_ALL_HOSTS)}
         home = None
         with suppress(OSError):
             owner = JobFiles(Path(assignment.job_root)).owner.stat()
             home = owner.st_ino, owner.st_mtime_ns
-        line = await self._give(LaunchAgent(assignment=complete, environment=given, home=home))
+        line = await self._give(
+            LaunchAgent(assignment=complete, environment=self._given, home=home)
+        )
         with ExitStack() as opened:
             opened.enter_context(closing(line))
             answer = await line.answer()
@@ -200,6 +204,15 @@ class CommandLauncher:
         answer = await self._insist(CleanHost(job_uid=job_uid, known=tuple(known)))
         if isinstance(answer, HostClean) and answer.left:
             self._note(f"{answer.left} processes or cgroups survive SIGKILL on {self._host}")
+
+    async def probe(self) -> HostProbed:
+        """Return what the host says about itself. Raises `NotStarted`."""
+        with closing(await self._give(ProbeHost(environment=self._given))) as line:
+            answer = await line.answer()
+        if isinstance(answer, HostProbed):
+            return answer
+        why = answer.message if isinstance(answer, OrderFailed) else "the connection broke"
+        raise NotStarted(f"{self._host} does not say what it has: {why}")
 
     def living(self, records: Collection[ProcessRecord]) -> frozenset[ProcessRecord]:
         return frozenset(records)  # that their agent has ended says nothing about them
@@ -239,7 +252,7 @@ class CommandLauncher:
                             pause_seconds, self._problem = FIRST_PAUSE_SECONDS, ""
                         case OrderFailed():
                             self._note(f"{self._host}: {answer.message}")
-                        case HostReady():
+                        case HostReady() | HostProbed():
                             pass
             line = None
             await asyncio.sleep(pause_seconds)

@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from muster.contracts.host import HostFacts
 from muster.contracts.messages import AgentAssignment
 from muster.contracts.rank import ProcessRecord
 
@@ -40,7 +41,13 @@ class CleanHost(msgspec.Struct, frozen=True, kw_only=True, tag="clean"):
     known: tuple[ProcessRecord, ...]
 
 
-Order: TypeAlias = LaunchAgent | WatchAgent | CleanHost
+class ProbeHost(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
+    """Say what the host has."""
+
+    environment: dict[str, str] = {}  # that agents would get
+
+
+Order: TypeAlias = LaunchAgent | WatchAgent | CleanHost | ProbeHost
 
 
 class HostReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
@@ -61,8 +68,12 @@ class HostClean(msgspec.Struct, frozen=True, kw_only=True, tag="clean"):
     left: int  # processes and cgroups that hang in the kernel
 
 
+class HostProbed(msgspec.Struct, frozen=True, kw_only=True, tag="probed"):
+    facts: HostFacts
+
+
 class OrderFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     message: str
 
 
-Answer: TypeAlias = HostReady | AgentRuns | AgentEnded | HostClean | OrderFailed
+Answer: TypeAlias = HostReady | AgentRuns | AgentEnded | HostClean | HostProbed | OrderFailed

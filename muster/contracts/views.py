@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from muster.contracts.agent import AgentState
+from muster.contracts.host import HostFacts
 from muster.contracts.job import JobStatus
 from muster.contracts.rank import RankProgress
 from muster.contracts.token import Scope
@@ -144,6 +145,9 @@ class HostView(View, frozen=True, kw_only=True):
     gpu_count: int
     usable_vram_mb: Annotated[int, _doc("Of all its GPUs together.")]
     agents: Annotated[dict[AgentState, int], _doc("Number of agents there per state.")]
+    facts: Annotated[HostFacts | None, _doc("What it has said about itself; null before.")]
+    seen_at: Annotated[Moment | None, _doc("When it did last.")]
+    problem: Annotated[str | None, _doc("Why it has not answered since.")]
 
 
 class HostList(View, frozen=True, kw_only=True):

@@ -122,6 +122,16 @@ def _values(count: int, dtype: DTypeLike) -> Array:
     return np.resize(values.astype(dtype), count)
 
 
+def kernels() -> tuple[str, str, tuple[str, ...]]:
+    """Return numpy's version, the kernel of its BLAS, and the CPU features that it uses by choice.
+
+    Those of its baseline are not among them: they cannot be disabled.
+    """
+    built: Any = np.show_config(mode="dicts")
+    found = tuple(built["SIMD Extensions"].get("found", ()))
+    return np.__version__, _ask(_openblas(), "corename", ctypes.c_char_p), found
+
+
 def _facts() -> dict[str, str]:
     built: Any = np.show_config(mode="dicts")
     blas = built["Build Dependencies"]["blas"]

@@ -72,9 +72,8 @@ class ClusterInstallation(Installation):
         super().__init__(
             root,
             MUSTER_CLUSTER=str(description),
-            CHECKPOINT_DIR=str(local / "checkpoints"),
             DATASET_DIR=str(root / "shared" / "shards"),
-            **environment,
+            **{"CHECKPOINT_DIR": str(local / "checkpoints"), **environment},
         )
         write_small_dataset(root / "shared" / "shards")
         self.checkpoint_dir = first.directory / "checkpoints"  # as seen from outside

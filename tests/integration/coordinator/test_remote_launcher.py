@@ -216,6 +216,22 @@ def test_a_directory_that_two_hosts_share_is_refused(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
+def test_a_probe_is_told_what_a_rank_would_find() -> None:
+    environ = {**ENVIRON, "OPENBLAS_CORETYPE": "Nehalem"}
+    probed = asyncio.run(CommandLauncher("elsewhere", ["env"], environ).probe())
+    assert probed.facts.version == VERSION
+    assert probed.facts.cpu_cores >= 1
+    if probed.facts.machine == "x86_64":
+        assert probed.facts.blas_kernel == "Nehalem"
+
+
+def test_a_host_that_does_not_answer_a_probe_is_named() -> None:
+    with pytest.raises(NotStarted, match=r"elsewhere cannot be used: .* failed: no route"):
+        asyncio.run(
+            CommandLauncher("elsewhere", ["sh", "-c", "echo no route >&2"], ENVIRON).probe()
+        )
+
+
 def test_a_rank_elsewhere_may_live() -> None:
     gone = ProcessRecord(pid=1, start_ticks=1, boot_id=boot_id(), node="elsewhere")
     assert local().living([gone]) == frozenset()

@@ -1,0 +1,18 @@
+"""What each host has said about itself."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0012"
+down_revision = "0010"
+
+
+def upgrade() -> None:
+    op.create_table(
+        "hosts",
+        sa.Column("host", sa.String(63), nullable=False),
+        sa.Column("facts", sa.Text()),
+        sa.Column("seen_at", sa.BigInteger()),
+        sa.Column("problem", sa.Text()),
+        sa.PrimaryKeyConstraint("host", name="pk_hosts"),
+    )
