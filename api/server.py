@@ -203,6 +203,7 @@ def _build_state(
         job = job_rows.find(job_id)
         return job.spec.checkpoint_dir if job else None
 
+    hosts = Hosts(database)
     changes = database.changes if database.listen(lambda: None) else lambda: None
     job_cache = JobCache(read_state, time.monotonic, changes)
     coordinator = CoordinatorHandle(partial(leases.current, COORDINATOR_LEASE), time.monotonic)
@@ -220,7 +221,7 @@ def _build_state(
         database=database,
         jobs=job_rows,
         history=history,
-        hosts=Hosts(database),
+        hosts=hosts,
         answers=Answers(database),
         tokens=tokens,
         job_cache=job_cache,
@@ -240,6 +241,7 @@ def _build_state(
             random_hex=partial(secrets.token_hex, 16),
             checkpoint_dir_of=checkpoint_dir_of,
             search_path=os.environ.get("PATH"),
+            shared_dirs=lambda: {name: it.shared_dir for name, it in hosts.all().items()},
         ),
         submission_queue=SubmissionQueue(store),
         data_dir=data_dir,

@@ -52,7 +52,18 @@ def hosts(*, output: Output) -> None:
     with connected() as client:
         found = client.hosts()
     now = datetime.now(UTC)
-    header = ("HOST", "ADDRESS", "SLOTS", "GPUS", "MUSTER", "PROCESSOR", "SEEN", "AGENTS", "JOBS")
+    header = (
+        "HOST",
+        "ADDRESS",
+        "SLOTS",
+        "GPUS",
+        "MUSTER",
+        "PROCESSOR",
+        "SEEN",
+        "SHARES",
+        "AGENTS",
+        "JOBS",
+    )
     rows = [
         (
             it.host,
@@ -62,6 +73,7 @@ def hosts(*, output: Output) -> None:
             it.facts.version if it.facts else "-",
             it.facts.processor if it.facts else "-",
             f"{duration((now - it.seen_at).total_seconds())} ago" if it.seen_at else "never",
+            it.shared_dir or "-",
             ", ".join(f"{count} {state}" for state, count in it.agents.items()) or "-",
             ", ".join(it.jobs) or "-",
         )

@@ -299,6 +299,9 @@ class AgentLifecycle:
             secrets_dir=str(self._data.secrets),
             # The launcher adds the keys.
             store_keys={} if job.places is not None and job.places.uses_store else None,
+            shared_dir=snapshot.spec.checkpoint_dir
+            if snapshot.shared_hosts and not agent.is_local
+            else None,
             adopted=tuple(
                 AdoptedRank(
                     rank=rank.rank,

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from coordinator.launchers.launcher import NotStarted
@@ -21,12 +22,20 @@ class HostProbes:
     """One task per host, from `start` to `stop`."""
 
     def __init__(
-        self, launchers: Mapping[str, CommandLauncher], hosts: Hosts, lease: Lease
+        self,
+        launchers: Mapping[str, CommandLauncher],
+        hosts: Hosts,
+        lease: Lease,
+        checkpoint_dir: Path | None = None,
     ) -> None:
-        """`launchers` are those of all hosts by name, the coordinator's own included."""
+        """`launchers` are those of all hosts by name, the coordinator's own included.
+
+        `checkpoint_dir` is the directory of which each host is to prove that it shares it.
+        """
         self._launchers = launchers
         self._hosts = hosts
         self._lease = lease
+        self._checkpoint_dir = checkpoint_dir
         self._woken = {host: asyncio.Event() for host in launchers}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -59,7 +68,12 @@ class HostProbes:
 
     async def _ask(self, known: HostRecord) -> HostRecord:
         try:
-            probed = await self._launchers[known.host].probe()
-        except NotStarted as error:
+            probed = await self._launchers[known.host].probe(self._checkpoint_dir)
+        except (NotStarted, OSError) as error:
             return replace(known, problem=str(error))
-        return HostRecord(host=known.host, facts=probed.facts, seen_at=utc_now())
+        return HostRecord(
+            host=known.host,
+            facts=probed.facts,
+            seen_at=utc_now(),
+            shared_dir=str(self._checkpoint_dir) if probed.is_shared else None,
+        )

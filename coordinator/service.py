@@ -9,6 +9,7 @@ import signal
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -125,7 +126,10 @@ class Service:
             for node in cluster.nodes
             if node.transport == "local"
         }
-        probes = HostProbes({**here, **others}, Hosts(self._database), lease)
+        place = self._settings.checkpoint_dir
+        # A directory matters only where there are hosts that might share it.
+        shared = place if self._other_nodes and isinstance(place, Path) else None
+        probes = HostProbes({**here, **others}, Hosts(self._database), lease, shared)
         self._loop = CoordinatorLoop(
             writer=FencedWriter(self._database, lease),
             jobs=self._jobs,

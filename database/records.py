@@ -72,6 +72,9 @@ class Job:
     pause_request: bool = False  # True: take no step until the job is resumed
     checkpoint_requests: int = 0  # how often a checkpoint was requested
     checkpoint_requests_done: int = 0  # how many of them are durable; the coordinator writes it
+    shared_hosts: tuple[str, ...] = ()
+    """Hosts that shared its directory of checkpoints when it was submitted, if it relies on that:
+    its ranks run there only."""
 
     @property
     def world_size(self) -> int:
@@ -119,6 +122,7 @@ class HostRecord:
     facts: HostFacts | None = None  # None until it has answered
     seen_at: datetime | None = None  # when it did last
     problem: str | None = None  # why it has not answered since
+    shared_dir: str | None = None  # proven to be the same directory as on the coordinator's host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

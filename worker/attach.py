@@ -37,7 +37,7 @@ from muster.contracts.job import JobUid
 from muster.contracts.paths import JobFiles
 from muster.contracts.rank import ProcessRecord
 from muster.host.containment import kill_job, tagged_processes
-from muster.host.files import closing
+from muster.host.files import closing, shares_directory
 from muster.host.gpus import describe_gpus
 from muster.host.limits import ShellLimits
 from muster.host.processes import boot_id, identify, is_provably_gone, is_running, kill
@@ -74,7 +74,8 @@ def _carry_out(order: Order, limits: ShellLimits) -> None:
         case CleanHost():
             _say(HostClean(left=kill_job(order.job_uid, order.known)))
         case ProbeHost():
-            _say(HostProbed(facts=_facts(order.environment)))
+            is_shared = order.proof is not None and shares_directory(order.proof)
+            _say(HostProbed(facts=_facts(order.environment), is_shared=is_shared))
 
 
 def _facts(environment: Mapping[str, str]) -> HostFacts:
@@ -100,6 +101,10 @@ def _facts(environment: Mapping[str, str]) -> HostFacts:
 
 def _launch(order: LaunchAgent, limits: ShellLimits) -> None:
     assignment = order.assignment
+    if order.proof is not None and not shares_directory(order.proof):
+        raise OSError(
+            f"{order.proof.directory} is not that of the coordinator's host: mount it there again"
+        )
     files = JobFiles(Path(assignment.job_root))
     claim_directory(files, JobUid(assignment.job_uid))
     owner = files.owner.stat()

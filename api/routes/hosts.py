@@ -39,6 +39,7 @@ def list_hosts(state: State) -> Response:
             facts=said.facts,
             seen_at=said.seen_at,
             problem=said.problem,
+            shared_dir=said.shared_dir,
         )
         for node in cluster.nodes
         for said in [known.get(node.name, HostRecord(host=node.name))]

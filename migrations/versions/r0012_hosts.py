@@ -1,4 +1,4 @@
-"""What each host has said about itself."""
+"""What each host has said about itself, and which hosts share the checkpoints of a job."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -14,5 +14,8 @@ def upgrade() -> None:
         sa.Column("facts", sa.Text()),
         sa.Column("seen_at", sa.BigInteger()),
         sa.Column("problem", sa.Text()),
+        sa.Column("shared_dir", sa.Text()),
         sa.PrimaryKeyConstraint("host", name="pk_hosts"),
     )
+    shared_hosts = sa.Column("shared_hosts", sa.Text(), nullable=False, server_default="[]")
+    op.add_column("jobs", shared_hosts)

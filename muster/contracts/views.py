@@ -148,6 +148,9 @@ class HostView(View, frozen=True, kw_only=True):
     facts: Annotated[HostFacts | None, _doc("What it has said about itself; null before.")]
     seen_at: Annotated[Moment | None, _doc("When it did last.")]
     problem: Annotated[str | None, _doc("Why it has not answered since.")]
+    shared_dir: Annotated[
+        str | None, _doc("A directory that it was proven to share with the coordinator's host.")
+    ]
 
 
 class HostList(View, frozen=True, kw_only=True):

@@ -76,7 +76,9 @@ class ClusterInstallation(Installation):
             **{"CHECKPOINT_DIR": str(local / "checkpoints"), **environment},
         )
         write_small_dataset(root / "shared" / "shards")
-        self.checkpoint_dir = first.directory / "checkpoints"  # as seen from outside
+        # As seen from outside.
+        own = str(first.directory / "checkpoints")
+        self.checkpoint_dir = Path(environment.get("CHECKPOINT_DIR", own))
         api = {**self.environment, "MUSTER_DATA_DIR": str(first.directory / "data")}
         self.environment |= {
             "MUSTER_DATA_DIR": str(local / "data"),

@@ -2,32 +2,72 @@
 
 import os
 import platform
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
 from muster.contracts.interpreter import VERSION
-from tests.support.clusters import cluster, needs_cluster
+from tests.support.clusters import ClusterInstallation, cluster, needs_cluster
 from tests.support.installation import await_value
 
+pytestmark = [needs_cluster(), pytest.mark.timeout(120)]
 
-@needs_cluster()
-@pytest.mark.timeout(120)
+Hosts = list[dict[str, Any]]
+
+
+def hosts_when(installation: ClusterInstallation, condition: Callable[[Hosts], object]) -> Hosts:
+    """Return what ``GET /hosts`` shows once it meets a condition."""
+
+    def look() -> Hosts:
+        found: Hosts = installation.request("GET", "/hosts").json()["hosts"]
+        return found
+
+    return await_value(
+        lambda: found if condition(found := look()) else None, lambda: f"hosts: {look()}"
+    )
+
+
+def nodes(job: dict[str, Any]) -> set[str]:
+    return {worker["node"] for worker in job["workers"]}
+
+
 def test_every_host_says_what_it_has(tmp_path: Path) -> None:
     with cluster(tmp_path) as installation:
-
-        def answered() -> list[dict[str, object]]:
-            found = installation.request("GET", "/hosts").json()["hosts"]
-            return [it for it in found if it["seen_at"]]
-
-        hosts = await_value(
-            lambda: found if len(found := answered()) == 3 else None,
-            lambda: f"hosts: {installation.request('GET', '/hosts').json()}",
-        )
+        hosts = hosts_when(installation, lambda hosts: all(it["seen_at"] for it in hosts))
+        assert len(hosts) == len(installation.machines)
         for host in hosts:
             facts = host["facts"]
             assert (facts["version"], facts["machine"]) == (VERSION, platform.machine())
             assert facts["numpy"] == np.__version__
             assert facts["cpu_cores"] == len(os.sched_getaffinity(0))
             assert host["problem"] is None
+        assert [it["shared_dir"] for it in hosts[1:]] == [None, None]
+
+
+def test_jobs_save_in_a_directory_that_hosts_share(tmp_path: Path) -> None:
+    place = tmp_path / "shared" / "checkpoints"
+    with cluster(tmp_path, CHECKPOINT_DIR=str(place)) as installation:
+        hosts_when(installation, lambda hosts: all(it["shared_dir"] for it in hosts[1:]))
+        # The last host loses the shared disk.
+        installation.machines[2].run("mount", "-t", "tmpfs", "none", str(place))
+        installation.restart_coordinator()
+        hosts = hosts_when(installation, lambda hosts: hosts[2]["shared_dir"] is None)
+        assert hosts[1]["shared_dir"] == str(place)
+        alone = installation.submit(world_size=4, sleep_sec=0.5)
+        together = installation.submit(
+            mode="synchronous", world_size=2, hosts=["host-1"], sleep_sec=0.1
+        )
+        lost = {"mode": "independent", "world_size": 2, "hosts": ["host-2"]}
+        refused = installation.request("POST", "/jobs", json=lost)
+        assert refused.status_code == httpx.codes.UNPROCESSABLE_ENTITY
+        assert "which do not all share it" in refused.text
+        for job_id, expected in ((alone, {"host-0", "host-1"}), (together, {"host-1"})):
+            installation.wait_until(job_id, lambda job, expected=expected: nodes(job) == expected)
+            installation.complete(job_id)
+        assert len(installation.checkpoints(alone, 4)) == 4
+        assert len(installation.checkpoints(together, 1)) == 1
+        assert not list(place.glob(".muster-probe-*"))

@@ -232,6 +232,27 @@ def test_a_host_that_does_not_answer_a_probe_is_named() -> None:
         )
 
 
+@needs_hosts(network=False)
+def test_an_agent_needs_the_shared_directory(tmp_path: Path) -> None:
+    elsewhere = Host("elsewhere", tmp_path)
+    by_host = by_command(*elsewhere.prefix)
+
+    async def check() -> None:
+        async with Scene(tmp_path, local) as scene:
+            by, given = scene.launcher(by_host), scene.assignment()
+            for place, is_shared in [(elsewhere.shared, True), (elsewhere.local, False)]:
+                assert (await by.probe(place)).is_shared is is_shared
+                assert not any(place.iterdir())
+            lost = msgspec.structs.replace(given, shared_dir=str(elsewhere.local))
+            with pytest.raises(NotStarted, match="is not that of the coordinator's host"):
+                await by.start(lost)
+            await by.start(msgspec.structs.replace(given, shared_dir=str(elsewhere.shared)))
+            assert not any(elsewhere.shared.iterdir())
+
+    asyncio.run(check())
+    elsewhere.power_off()
+
+
 def test_a_rank_elsewhere_may_live() -> None:
     gone = ProcessRecord(pid=1, start_ticks=1, boot_id=boot_id(), node="elsewhere")
     assert local().living([gone]) == frozenset()
