@@ -12,7 +12,7 @@ import pytest
 
 from muster.contracts.interpreter import VERSION
 from tests.support.clusters import ClusterInstallation, cluster, needs_cluster
-from tests.support.installation import await_value
+from tests.support.installation import await_value, newest_checkpoint
 
 pytestmark = [needs_cluster(), pytest.mark.timeout(120)]
 
@@ -69,5 +69,5 @@ def test_jobs_save_in_a_directory_that_hosts_share(tmp_path: Path) -> None:
             installation.wait_until(job_id, lambda job, expected=expected: nodes(job) == expected)
             installation.complete(job_id)
         assert len(installation.checkpoints(alone, 4)) == 4
-        assert len(installation.checkpoints(together, 1)) == 1
+        assert newest_checkpoint(place / together, 0, None).step > 0
         assert not list(place.glob(".muster-probe-*"))
