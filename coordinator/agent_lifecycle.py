@@ -16,8 +16,9 @@ from coordinator.decide.liveness import REMOTE_GRACE_SECONDS, REMOTE_ORPHAN_SECO
 from coordinator.decide.state import AGENT_FAILURES_LIMIT, AgentSnapshot, JobFailure, JobSnapshot
 from coordinator.launchers.launcher import AgentProcess, Launcher, NotStarted
 from coordinator.tracked_job import TrackedJob
-from database.records import AgentRecord
+from database.records import AgentRecord, Event, utc_now
 from muster.contracts.environ import agent_heartbeat_seconds, process_tag
+from muster.contracts.host import HostFacts, common_kernels
 from muster.contracts.job import JobUid, Reason
 from muster.contracts.location import InvalidLocation
 from muster.contracts.messages import AdoptedRank, AgentAssignment, CoordinatorAddress
@@ -60,12 +61,14 @@ class AgentLifecycle:
         launchers: Mapping[str, Launcher],
         settings: ServiceSettings,
         holds_lease: Callable[[], Awaitable[bool]],
+        facts: Callable[[], Awaitable[Mapping[str, HostFacts]]] | None = None,
     ) -> None:
-        """`launchers` are those of other hosts."""
+        """`launchers` are those of other hosts; `facts` returns what hosts have said, by name."""
         self._local = local
         self._launchers = launchers
         self._settings = settings
         self._holds_lease = holds_lease
+        self._facts = facts
         self._data = DataDir(settings.data_dir)
         self._tasks: set[asyncio.Task[None]] = set()
         self._cleaning: dict[str, asyncio.Task[None]] = {}
@@ -243,12 +246,33 @@ class AgentLifecycle:
             await asyncio.to_thread(claim_directory, files, job.snapshot.uid)
         if not _is_wanted(job, host):
             return f"{job.snapshot.agent_name(host)} was dismissed before it was started"
+        if job.kernels is None:
+            job.kernels = await self._choose_kernels(job)
         stamp("agent launched", job=job.snapshot.uid)
         agent = await self._launcher_of(job, host).start(self._assignment(job, host))
         _set_agent(job, host, agent)
         if not _is_wanted(job, host):  # dismissed while it was being started
             self.dismiss(job, host)
         return await self._wait_for_end(job, host)
+
+    async def _choose_kernels(self, job: TrackedJob) -> dict[str, dict[str, str]]:
+        """Return the variables that each host of a job needs; an event says why.
+
+        None if a host has not said yet what it has: then its ranks are compared when they meet.
+        """
+        snapshot = job.snapshot
+        if self._facts is None or not (snapshot.is_synchronous and snapshot.spans_hosts):
+            return {}
+        known, names = await self._facts(), snapshot.spec.hosts or snapshot.hosts
+        facts = {host: known[host] for host in names if host in known}
+        kernels = common_kernels(facts) if len(facts) == len(names) else {}
+        if kernels:
+            differ = "; ".join(f"{host}: {it.arithmetic}" for host, it in facts.items())
+            (core, *_) = {it["OPENBLAS_CORETYPE"] for it in kernels.values()}
+            message = f"hosts differ ({differ}): all use the kernels of {core}, for the same bits"
+            job.events.append(Event(at=utc_now(), kind="kernels_chosen", message=message))
+            job.revision += 1
+        return kernels
 
     async def _wait_for_end(self, job: TrackedJob, host: str) -> str:
         status = await job.agents[host].ended if host in job.agents else None
@@ -299,6 +323,7 @@ class AgentLifecycle:
             secrets_dir=str(self._data.secrets),
             # The launcher adds the keys.
             store_keys={} if job.places is not None and job.places.uses_store else None,
+            environment=dict((job.kernels or {}).get(host, {})),
             shared_dir=snapshot.spec.checkpoint_dir
             if snapshot.shared_hosts and not agent.is_local
             else None,

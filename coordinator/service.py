@@ -9,6 +9,7 @@ import signal
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +33,7 @@ from database.records import Lease
 from muster.cluster.description import cluster_of_service, one_host
 from muster.contracts.agent import LOOPBACK
 from muster.contracts.errors import InvalidEnvironment
+from muster.contracts.host import HostFacts
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
 from muster.host.limits import ShellLimits
@@ -118,7 +120,14 @@ class Service:
         stamp("lease won")
         launcher = LocalLauncher(self._environ, self._limits)
         others = CommandLaunchers(self._other_nodes, self._environ)
-        lifecycle = AgentLifecycle(launcher, others, self._settings, lambda: self._holds(lease))
+        hosts = Hosts(self._database)
+
+        async def facts() -> dict[str, HostFacts]:
+            known = await wait_for_database(lambda: asyncio.to_thread(hosts.all))
+            return {name: it.facts for name, it in known.items() if it.facts is not None}
+
+        holds_lease = partial(self._holds, lease)
+        lifecycle = AgentLifecycle(launcher, others, self._settings, holds_lease, facts)
         cluster = self._cluster or one_host(self._settings.slots)
         # Our own host is asked by a process of its own: this one does without numpy.
         here = {
@@ -129,7 +138,7 @@ class Service:
         place = self._settings.checkpoint_dir
         # A directory matters only where there are hosts that might share it.
         shared = place if self._other_nodes and isinstance(place, Path) else None
-        probes = HostProbes({**here, **others}, Hosts(self._database), lease, shared)
+        probes = HostProbes({**here, **others}, hosts, lease, shared)
         self._loop = CoordinatorLoop(
             writer=FencedWriter(self._database, lease),
             jobs=self._jobs,

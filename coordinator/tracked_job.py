@@ -1,7 +1,7 @@
 """One job of a coordinator: what is known of it, and what of that is not durable yet."""
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -64,6 +64,8 @@ class TrackedJob:
     attachment: Attachment
     places: Completed | None = None
     """Known once the job was prepared, before its first rank is started."""
+    kernels: Mapping[str, Mapping[str, str]] | None = None
+    """By host: the variables with which its hosts compute the same bits. Chosen once."""
     tokens: dict[str, str] = field(default_factory=dict)
     """By host: of the agents that this coordinator starts."""
     group_secret: str = field(default_factory=lambda: secrets.token_urlsafe(32))

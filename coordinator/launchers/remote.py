@@ -176,7 +176,10 @@ class CommandLauncher:
         with ExitStack() as opened:
             async with _proven(assignment.shared_dir) as proof:
                 order = LaunchAgent(
-                    assignment=complete, environment=self._given, home=home, proof=proof
+                    assignment=complete,
+                    environment={**assignment.environment, **self._given},
+                    home=home,
+                    proof=proof,
                 )
                 line = await self._give(order)
                 opened.enter_context(closing(line))

@@ -361,7 +361,9 @@ def _compare_arithmetic(reports: Sequence[_Report], rank: int) -> None:
     divergent = divergent_members([it.digest for it in prints])
     if divergent:
         right = next(it for member, it in enumerate(prints) if member not in divergent)
-        raise WorkersDiverged(explain(prints[divergent[0]], right), divergent, rank)
+        wrong, other = reports[divergent[0]].node, reports[prints.index(right)].node
+        where = f" ({wrong} and {other})" if wrong != other else ""
+        raise WorkersDiverged(explain(prints[divergent[0]], right) + where, divergent, rank)
 
 
 def _compare_data(reports: Sequence[_Report], rank: int) -> None:
