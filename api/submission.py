@@ -312,6 +312,8 @@ def _remarks(completed: Completed, slots: int, *, has_cluster: bool) -> Iterator
     if spec.world_size > slots and not has_cluster:
         wanted = f"{spec.world_size} ranks are more than the {slots} slots there are (MUSTER_SLOTS)"
         yield f"{wanted}: all of them start together, when no other job runs"
+    if spec.bits == "any":
+        yield "bits any: another run, or another number of ranks, may give another result"
     if shown := ", ".join(plaintext_secrets(spec.env)):
         yield f"env shows {shown} to everyone who may submit jobs: use secrets instead"
 

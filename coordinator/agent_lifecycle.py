@@ -16,7 +16,7 @@ from coordinator.decide.liveness import REMOTE_GRACE_SECONDS, REMOTE_ORPHAN_SECO
 from coordinator.decide.state import AGENT_FAILURES_LIMIT, AgentSnapshot, JobFailure, JobSnapshot
 from coordinator.launchers.launcher import AgentProcess, Launcher, NotStarted
 from coordinator.tracked_job import TrackedJob
-from database.records import AgentRecord, Event, utc_now
+from database.records import AgentRecord
 from muster.contracts.environ import agent_heartbeat_seconds, process_tag
 from muster.contracts.host import HostFacts, common_kernels
 from muster.contracts.job import JobUid, Reason
@@ -265,13 +265,15 @@ class AgentLifecycle:
             return {}
         known, names = await self._facts(), snapshot.spec.hosts or snapshot.hosts
         facts = {host: known[host] for host in names if host in known}
-        kernels = common_kernels(facts) if len(facts) == len(names) else {}
-        if kernels:
-            differ = "; ".join(f"{host}: {it.arithmetic}" for host, it in facts.items())
+        if len({it.arithmetic for it in facts.values()}) < 2:  # noqa: PLR2004  all equal
+            return {}
+        kernels = {}
+        differ = "; ".join(f"{host}: {it.arithmetic}" for host, it in facts.items())
+        if snapshot.spec.bits == "any":
+            job.note("bits_differ", f"hosts differ ({differ}): its bits are not promised")
+        elif len(facts) == len(names) and (kernels := common_kernels(facts)):
             (core, *_) = {it["OPENBLAS_CORETYPE"] for it in kernels.values()}
-            message = f"hosts differ ({differ}): all use the kernels of {core}, for the same bits"
-            job.events.append(Event(at=utc_now(), kind="kernels_chosen", message=message))
-            job.revision += 1
+            job.note("kernels_chosen", f"hosts differ ({differ}): all use the kernels of {core}")
         return kernels
 
     async def _wait_for_end(self, job: TrackedJob, host: str) -> str:

@@ -33,7 +33,6 @@ from coordinator.persistence import Moment, Urgency
 from coordinator.tracked_job import Draft, TrackedJob
 from database.errors import DatabaseUnavailable
 from database.fenced_writer import FencedWriter
-from database.records import Event
 from muster.contracts.job import JobUid
 from muster.contracts.log_parts import LogsDrained
 from muster.contracts.messages import (
@@ -139,8 +138,7 @@ class CoordinatorLoop:
     def on_refused(self, uid: JobUid, why: str) -> None:
         job = self._jobs.tracked.get(uid)
         if job is not None:
-            job.events.append(Event(at=self._now().wall, kind="agent_refused", message=why))
-            job.revision += 1
+            job.note("agent_refused", why)
             self.wake()
 
     def on_connected(self, hello: AgentHello) -> None:

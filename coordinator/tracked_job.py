@@ -37,6 +37,7 @@ from database.records import (
     JobWrite,
     MemberRecord,
     RankRecord,
+    utc_now,
 )
 from muster.contracts.job import TERMINAL, JobStatus
 from muster.contracts.messages import RankExited, RankSaid, Saved
@@ -106,6 +107,11 @@ class TrackedJob:
             self.events.append(Event(at=now.wall, **asdict(new)))
         if self.attachment.started_at is None and self.snapshot.status is JobStatus.STARTING:
             self.attach(started_at=now.wall)
+
+    def note(self, kind: str, message: str) -> None:
+        """Have an event written about something on which no decision depends."""
+        self.events.append(Event(at=utc_now(), kind=kind, message=message))
+        self.revision += 1
 
     def add_attempts(self, rows: Sequence[Attempt]) -> None:
         """Have these rows written with the next draft."""

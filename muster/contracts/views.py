@@ -13,6 +13,7 @@ from muster.contracts.agent import AgentState
 from muster.contracts.host import HostFacts
 from muster.contracts.job import JobStatus
 from muster.contracts.rank import RankProgress
+from muster.contracts.spec import Bits
 from muster.contracts.token import Scope
 
 Moment: TypeAlias = Annotated[datetime, Meta(tz=True)]
@@ -270,6 +271,7 @@ class AuditView(View, frozen=True, kw_only=True):
         bool | None,
         _doc("Whether every requested epoch was, including unlisted ones; null while unknown."),
     ]
+    bits: Annotated[Bits, _doc("any: another run may give another result.")] = "same"
     epochs: Annotated[list[EpochView], _doc("The last ones, the newest last.")]
     epochs_omitted: Annotated[int, _doc("Earlier ones that are not listed.")] = 0
     checkpoints: Annotated[list[CheckpointView], _doc("The last ones, the newest last.")]

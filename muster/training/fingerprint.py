@@ -20,6 +20,9 @@ from numpy.typing import DTypeLike, NDArray
 
 Array: TypeAlias = NDArray[Any]
 
+ANY_BITS: Final = "any"
+"""Digest of a rank of a job with `bits: any`, whose members need not compute the same bits."""
+
 _UNKNOWN: Final = "unknown"
 
 _GEMM_SHAPES: Final = ((8, 64, 10), (17, 33, 5), (32, 784, 256))

@@ -74,17 +74,20 @@ def test_jobs_save_in_a_directory_that_hosts_share(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="OpenBLAS has other kernels elsewhere")
-def test_hosts_that_differ_compute_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hosts_that_differ_train_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)  # it would be that of all hosts
-    together = {"mode": "synchronous", "world_size": 3, "min_workers": 3}
     with cluster(tmp_path, slots=1, own=[{}, {"OPENBLAS_CORETYPE": "Nehalem"}]) as installation:
         hosts = hosts_when(installation, lambda hosts: all(it["seen_at"] for it in hosts))
         kernels = [it["facts"]["blas_kernel"] for it in hosts]
         assert kernels[1] == "Nehalem" != kernels[0] == kernels[2]
-        job_id = installation.submit(**together)
-        installation.complete(job_id)
-        events = {it["kind"]: it["message"] for it in installation.events(job_id)}
-        assert "all use the kernels of Nehalem" in events["kernels_chosen"]
-        assert "ranks 0, 1, 2 train together" in events["group_announced"]
+        for bits, kind, told in (
+            ("same", "kernels_chosen", "all use the kernels of Nehalem"),
+            ("any", "bits_differ", "host-1: x86_64 Nehalem, numpy"),
+        ):
+            job_id = installation.submit(
+                mode="synchronous", world_size=3, min_workers=3, bits=bits, epochs=2
+            )
+            installation.complete(job_id)
+            events = {it["kind"]: it["message"] for it in installation.events(job_id)}
+            assert told in events[kind]
+            assert "ranks 0, 1, 2 train together" in events["group_announced"]
