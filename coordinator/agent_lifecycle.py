@@ -258,7 +258,7 @@ class AgentLifecycle:
     async def _choose_kernels(self, job: TrackedJob) -> dict[str, dict[str, str]]:
         """Return the variables that each host of a job needs; an event says why.
 
-        None if a host has not said yet what it has: then its ranks are compared when they meet.
+        Empty if a host has not said yet what it has: ranks are compared when they meet anyway.
         """
         snapshot = job.snapshot
         if self._facts is None or not (snapshot.is_synchronous and snapshot.spans_hosts):

@@ -46,7 +46,7 @@ up to its own (OpenBLAS, driver/others/dynamic.c)."""
 def common_kernels(facts: Mapping[str, HostFacts]) -> dict[str, dict[str, str]]:
     """Return by host the variables with which all hosts use the same kernels.
 
-    They have to be set before numpy is loaded. None if hosts use the same ones already, and if
+    They have to be set before numpy is loaded. Empty if hosts use the same ones already, and if
     nothing is known to help: other versions of numpy, or kernels that are not in the table.
     """
     levels = {kernel.lower(): level for level, row in enumerate(X86_KERNELS) for kernel in row}

@@ -22,6 +22,7 @@ from muster.training.state_sync import (
     SyncResult,
     WorkersDiverged,
     sync_state,
+    take_first_state,
 )
 
 LEAVES = 8
@@ -179,6 +180,13 @@ def test_member_with_other_arithmetic_is_refused() -> None:
     found = taken_up(replicas, prints=[ours, ours, other])
     assert [one.members for one in found] == [(2,)] * 3
     assert replicas[2].is_empty
+
+
+def test_members_that_have_drifted_take_the_first_state() -> None:
+    replicas = [at(5, 1), at(5, 2), at(5, 1)]
+    group = SimulatedBackend.create_group(3)
+    run_ranks(group, lambda backend: take_first_state(backend, replicas[backend.rank]))
+    assert [it.digest() for it in replicas] == [at(5, 1).digest()] * 3
 
 
 def test_any_bits_let_a_member_take_the_state_of_the_first() -> None:
