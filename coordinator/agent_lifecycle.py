@@ -241,13 +241,12 @@ class AgentLifecycle:
         """
         if job.places is None or not job.snapshot.any_alive:  # living ranks have their places
             job.places = await self._prepare(job)
+        await self._choose_kernels(job)
         if _is_wanted(job, host):
             files = self._data.job(job.snapshot.job_id)
             await asyncio.to_thread(claim_directory, files, job.snapshot.uid)
         if not _is_wanted(job, host):
             return f"{job.snapshot.agent_name(host)} was dismissed before it was started"
-        if job.kernels is None:
-            job.kernels = await self._choose_kernels(job)
         stamp("agent launched", job=job.snapshot.uid)
         agent = await self._launcher_of(job, host).start(self._assignment(job, host))
         _set_agent(job, host, agent)
@@ -255,26 +254,28 @@ class AgentLifecycle:
             self.dismiss(job, host)
         return await self._wait_for_end(job, host)
 
-    async def _choose_kernels(self, job: TrackedJob) -> dict[str, dict[str, str]]:
-        """Return the variables that each host of a job needs; an event says why.
+    async def _choose_kernels(self, job: TrackedJob) -> None:
+        """Choose the variables that each host of a job needs, once; an event says why.
 
-        Empty if a host has not said yet what it has: ranks are compared when they meet anyway.
+        None if a host has not said yet what it has: ranks are compared when they meet anyway.
         """
         snapshot = job.snapshot
         if self._facts is None or not (snapshot.is_synchronous and snapshot.spans_hosts):
-            return {}
+            return
         known, names = await self._facts(), snapshot.spec.hosts or snapshot.hosts
+        if job.kernels is not None:
+            return  # chosen for another agent, meanwhile or before
+        job.kernels = {}
         facts = {host: known[host] for host in names if host in known}
         if len({it.arithmetic for it in facts.values()}) < 2:  # noqa: PLR2004  all equal
-            return {}
-        kernels = {}
+            return
         differ = "; ".join(f"{host}: {it.arithmetic}" for host, it in facts.items())
         if snapshot.spec.bits == "any":
             job.note("bits_differ", f"hosts differ ({differ}): its bits are not promised")
         elif len(facts) == len(names) and (kernels := common_kernels(facts)):
             (core, *_) = {it["OPENBLAS_CORETYPE"] for it in kernels.values()}
             job.note("kernels_chosen", f"hosts differ ({differ}): all use the kernels of {core}")
-        return kernels
+            job.kernels = kernels
 
     async def _wait_for_end(self, job: TrackedJob, host: str) -> str:
         status = await job.agents[host].ended if host in job.agents else None

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def test_jobs_save_in_a_directory_that_hosts_share(tmp_path: Path) -> None:
         hosts_when(installation, lambda hosts: all(it["shared_dir"] for it in hosts[1:]))
         # The last host loses the shared disk.
         installation.machines[2].run("mount", "-t", "tmpfs", "none", str(place))
-        installation.restart_coordinator()
+        installation.restart_coordinator(signal.SIGTERM)
         hosts = hosts_when(installation, lambda hosts: hosts[2]["shared_dir"] is None)
         assert hosts[1]["shared_dir"] == str(place)
         alone = installation.submit(world_size=4, sleep_sec=0.5)
@@ -70,7 +71,8 @@ def test_jobs_save_in_a_directory_that_hosts_share(tmp_path: Path) -> None:
             installation.complete(job_id)
         assert len(installation.checkpoints(alone, 4)) == 4
         assert newest_checkpoint(place / together, 0, None).step > 0
-        assert not list(place.glob(".muster-probe-*"))
+        # One may be under way.
+        await_value(lambda: not list(place.glob(".muster-probe-*")), lambda: f"left in {place}")
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="OpenBLAS has other kernels elsewhere")
