@@ -26,6 +26,7 @@ from api.submission import SubmissionQueue, Submitter
 from database.engine import Database
 from database.errors import DatabaseError, DatabaseFull
 from database.history import History
+from database.hosts import Hosts
 from database.idempotency import Answers
 from database.jobs import Jobs
 from database.leases import LEASE_SECONDS
@@ -152,6 +153,7 @@ class AppState:
     database: Database
     jobs: Jobs
     history: History
+    hosts: Hosts
     answers: Answers
     tokens: Tokens
     job_cache: JobCache

@@ -31,6 +31,7 @@ from api.streams import JobCache, JobState, LogBroadcast
 from api.submission import Outcomes, SubmissionQueue, Submitter
 from database.engine import Database
 from database.history import History
+from database.hosts import Hosts
 from database.idempotency import Answers
 from database.jobs import Jobs, NewJob
 from database.leases import COORDINATOR_LEASE, Leases
@@ -202,6 +203,7 @@ def _build_state(
         job = job_rows.find(job_id)
         return job.spec.checkpoint_dir if job else None
 
+    hosts = Hosts(database)
     changes = database.changes if database.listen(lambda: None) else lambda: None
     job_cache = JobCache(read_state, time.monotonic, changes)
     coordinator = CoordinatorHandle(partial(leases.current, COORDINATOR_LEASE), time.monotonic)
@@ -219,6 +221,7 @@ def _build_state(
         database=database,
         jobs=job_rows,
         history=history,
+        hosts=hosts,
         answers=Answers(database),
         tokens=tokens,
         job_cache=job_cache,
@@ -238,6 +241,7 @@ def _build_state(
             random_hex=partial(secrets.token_hex, 16),
             checkpoint_dir_of=checkpoint_dir_of,
             search_path=os.environ.get("PATH"),
+            shared_dirs=lambda: {name: it.shared_dir for name, it in hosts.all().items()},
         ),
         submission_queue=SubmissionQueue(store),
         data_dir=data_dir,

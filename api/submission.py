@@ -7,7 +7,7 @@ than by a rank minutes later.
 import asyncio
 import base64
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -61,6 +61,7 @@ class Submission:
     spec: JobSpec
     message: str | None
     shards: int | None  # of the data set; None for a command
+    shared_hosts: tuple[str, ...] = ()  # see `database.records.Job`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,8 @@ class Submitter:
     """Of a stored job; None for any other id."""
     search_path: str | None
     """Where ranks look for programs (PATH), unless their job has its own."""
+    shared_dirs: Callable[[], Mapping[str, str | None]] = dict
+    """By host: the directory that it was proven to share with the coordinator's."""
 
     def prepare(self, request: JobRequest) -> Submission:
         """Return what to store.
@@ -94,7 +97,10 @@ class Submitter:
                 spec = msgspec.structs.replace(spec, checkpoint_dir=earlier_dir)
         with refusing("dataset_dir"):
             completed = complete(spec, self.settings, self.working_dir)
-        _check_hosts(job_id, completed, self.cluster)
+        shared_hosts: tuple[str, ...] = ()
+        if self.cluster is not None:
+            shared_hosts = _shared_hosts(completed, self.cluster, self.shared_dirs())
+        _check_hosts(job_id, completed, self.cluster, shared_hosts)
         _refuse_missing_files(spec, completed, self.search_path)
         with refusing("dataset_dir"):
             synthetic_dir = DataDir(self.settings.data_dir).synthetic_dataset
@@ -108,7 +114,13 @@ class Submitter:
             )
             or None
         )
-        return Submission(job_id=job_id, spec=completed.spec, message=message, shards=shards)
+        return Submission(
+            job_id=job_id,
+            spec=completed.spec,
+            message=message,
+            shards=shards,
+            shared_hosts=shared_hosts,
+        )
 
     def _job_id(self, request: JobRequest) -> JobId:
         if request.job_id is None:
@@ -170,7 +182,27 @@ def refusing(field: str) -> Iterator[None]:
         raise invalid_field("body", field, str(error)) from error
 
 
-def _check_hosts(job_id: JobId, completed: Completed, cluster: Cluster | None) -> None:
+def _shared_hosts(
+    completed: Completed, cluster: Cluster, shared_dirs: Mapping[str, str | None]
+) -> tuple[str, ...]:
+    """Return the hosts on which a job may run because they share its directory of checkpoints.
+
+    Ranks that train together have one saver: either every host shares the directory, or the saver
+    has to be on the coordinator's, which is told by returning none.
+    """
+    spec, place = completed.spec, completed.checkpoint_dir
+    allowed = [it for it in cluster.nodes if spec.hosts is None or it.name in spec.hosts]
+    others = [it.name for it in allowed if it.transport != "local"]
+    sharing = [name for name in others if shared_dirs.get(name) == str(place)]
+    is_partly = spec.mode == "synchronous" and len(sharing) < len(others)
+    if is_partly or not sharing or not isinstance(place, Path):
+        return ()
+    return tuple(it.name for it in allowed if it.name in sharing or it.name not in others)
+
+
+def _check_hosts(
+    job_id: JobId, completed: Completed, cluster: Cluster | None, shared_hosts: tuple[str, ...]
+) -> None:
     """Refuse a job whose ranks would never have a host, or would lose their checkpoints."""
     spec = completed.spec
     if cluster is None:
@@ -192,12 +224,14 @@ def _check_hosts(job_id: JobId, completed: Completed, cluster: Cluster | None) -
             f"only {spec.world_size - len(missing)} of {spec.world_size} ranks fit on the cluster "
             f"while it is free ({missing[0]}): ask for fewer, or see muster plan",
         )
-    if not all(it.chosen for it in place(cluster, requests_of(cluster, job_id, spec))):
+    requests = requests_of(cluster, job_id, spec, shared_hosts=shared_hosts)
+    if not all(it.chosen for it in place(cluster, requests)):
         raise invalid_field(
             "body",
             "checkpoint_dir",
             f"{completed.checkpoint_dir} is a directory of this host, and ranks of the job would "
-            "run on others: use s3://BUCKET/PREFIX, or ask for as many ranks as fit here",
+            "run on others, which do not all share it: use s3://BUCKET/PREFIX, or a CHECKPOINT_DIR "
+            "that they share (muster hosts shows it), or ask for as many ranks as fit here",
         )
 
 
@@ -278,6 +312,8 @@ def _remarks(completed: Completed, slots: int, *, has_cluster: bool) -> Iterator
     if spec.world_size > slots and not has_cluster:
         wanted = f"{spec.world_size} ranks are more than the {slots} slots there are (MUSTER_SLOTS)"
         yield f"{wanted}: all of them start together, when no other job runs"
+    if spec.bits == "any":
+        yield "bits any: another run, or another number of ranks, may give another result"
     if shown := ", ".join(plaintext_secrets(spec.env)):
         yield f"env shows {shown} to everyone who may submit jobs: use secrets instead"
 

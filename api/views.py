@@ -279,6 +279,7 @@ def audit_view(job: Job, audit: Audit) -> AuditView:
         job_id=job.job_id,
         complete=is_complete,
         exactly_once=is_exact,
+        bits=job.spec.bits,
         epochs=[
             EpochView(
                 **_same(EpochView, epoch, but={"exactly_once"}),

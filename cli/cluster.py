@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from cli.connection import connected
 from cli.errors import ExitCode
 from cli.output import Group, Output, output_option, show, table
 from cli.submit import JobDescription, read_job_file, refuse
+from muster.client.progress import duration
 from muster.cluster.description import Cluster
 from muster.cluster.placement import Placement, RankRequest, place
 from muster.cluster.reading import read_cluster
@@ -49,20 +51,36 @@ def hosts(*, output: Output) -> None:
     """Show the hosts on which ranks may run, and what runs there."""
     with connected() as client:
         found = client.hosts()
-    header = ("HOST", "ADDRESS", "TRANSPORT", "SLOTS", "GPUS", "AGENTS", "JOBS")
+    now = datetime.now(UTC)
+    header = (
+        "HOST",
+        "ADDRESS",
+        "SLOTS",
+        "GPUS",
+        "MUSTER",
+        "PROCESSOR",
+        "SEEN",
+        "SHARES",
+        "AGENTS",
+        "JOBS",
+    )
     rows = [
         (
             it.host,
             it.address,
-            it.transport,
             f"{it.slots_in_use}/{it.slots or 'auto'}",
             it.gpu_count,
+            it.facts.version if it.facts else "-",
+            it.facts.processor if it.facts else "-",
+            f"{duration((now - it.seen_at).total_seconds())} ago" if it.seen_at else "never",
+            it.shared_dir or "-",
             ", ".join(f"{count} {state}" for state, count in it.agents.items()) or "-",
             ", ".join(it.jobs) or "-",
         )
         for it in found.hosts
     ]
-    show(output, found, table(header, rows), (it.host for it in found.hosts))
+    problems = [f"{it.host}: {it.problem}" for it in found.hosts if it.problem]
+    show(output, found, [*table(header, rows), *problems], (it.host for it in found.hosts))
 
 
 @click.command()

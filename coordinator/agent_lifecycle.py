@@ -18,6 +18,7 @@ from coordinator.launchers.launcher import AgentProcess, Launcher, NotStarted
 from coordinator.tracked_job import TrackedJob
 from database.records import AgentRecord
 from muster.contracts.environ import agent_heartbeat_seconds, process_tag
+from muster.contracts.host import HostFacts, common_kernels
 from muster.contracts.job import JobUid, Reason
 from muster.contracts.location import InvalidLocation
 from muster.contracts.messages import AdoptedRank, AgentAssignment, CoordinatorAddress
@@ -60,12 +61,14 @@ class AgentLifecycle:
         launchers: Mapping[str, Launcher],
         settings: ServiceSettings,
         holds_lease: Callable[[], Awaitable[bool]],
+        facts: Callable[[], Awaitable[Mapping[str, HostFacts]]] | None = None,
     ) -> None:
-        """`launchers` are those of other hosts."""
+        """`launchers` are those of other hosts; `facts` returns what hosts have said, by name."""
         self._local = local
         self._launchers = launchers
         self._settings = settings
         self._holds_lease = holds_lease
+        self._facts = facts
         self._data = DataDir(settings.data_dir)
         self._tasks: set[asyncio.Task[None]] = set()
         self._cleaning: dict[str, asyncio.Task[None]] = {}
@@ -238,6 +241,7 @@ class AgentLifecycle:
         """
         if job.places is None or not job.snapshot.any_alive:  # living ranks have their places
             job.places = await self._prepare(job)
+        await self._choose_kernels(job)
         if _is_wanted(job, host):
             files = self._data.job(job.snapshot.job_id)
             await asyncio.to_thread(claim_directory, files, job.snapshot.uid)
@@ -249,6 +253,29 @@ class AgentLifecycle:
         if not _is_wanted(job, host):  # dismissed while it was being started
             self.dismiss(job, host)
         return await self._wait_for_end(job, host)
+
+    async def _choose_kernels(self, job: TrackedJob) -> None:
+        """Choose the variables that each host of a job needs, once; an event says why.
+
+        None if a host has not said yet what it has: ranks are compared when they meet anyway.
+        """
+        snapshot = job.snapshot
+        if self._facts is None or not (snapshot.is_synchronous and snapshot.spans_hosts):
+            return
+        known, names = await self._facts(), snapshot.spec.hosts or snapshot.hosts
+        if job.kernels is not None:
+            return  # chosen for another agent, meanwhile or before
+        job.kernels = {}
+        facts = {host: known[host] for host in names if host in known}
+        if len({it.arithmetic for it in facts.values()}) < 2:  # noqa: PLR2004  all equal
+            return
+        differ = "; ".join(f"{host}: {it.arithmetic}" for host, it in facts.items())
+        if snapshot.spec.bits == "any":
+            job.note("bits_differ", f"hosts differ ({differ}): its bits are not promised")
+        elif len(facts) == len(names) and (kernels := common_kernels(facts)):
+            (core, *_) = {it["OPENBLAS_CORETYPE"] for it in kernels.values()}
+            job.note("kernels_chosen", f"hosts differ ({differ}): all use the kernels of {core}")
+            job.kernels = kernels
 
     async def _wait_for_end(self, job: TrackedJob, host: str) -> str:
         status = await job.agents[host].ended if host in job.agents else None
@@ -299,6 +326,10 @@ class AgentLifecycle:
             secrets_dir=str(self._data.secrets),
             # The launcher adds the keys.
             store_keys={} if job.places is not None and job.places.uses_store else None,
+            environment=dict((job.kernels or {}).get(host, {})),
+            shared_dir=snapshot.spec.checkpoint_dir
+            if snapshot.shared_hosts and not agent.is_local
+            else None,
             adopted=tuple(
                 AdoptedRank(
                     rank=rank.rank,

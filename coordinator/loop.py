@@ -33,7 +33,6 @@ from coordinator.persistence import Moment, Urgency
 from coordinator.tracked_job import Draft, TrackedJob
 from database.errors import DatabaseUnavailable
 from database.fenced_writer import FencedWriter
-from database.records import Event
 from muster.contracts.job import JobUid
 from muster.contracts.log_parts import LogsDrained
 from muster.contracts.messages import (
@@ -92,12 +91,14 @@ class CoordinatorLoop:
         jobs: JobTable,
         lifecycle: AgentLifecycle,
         addresses: Mapping[str, str] = ONE_HOST,
+        on_host_heard: Callable[[str], None] = lambda _host: None,
         clock: Callable[[], float] = time.monotonic,
         database_wait_seconds: float = DATABASE_WAIT_SECONDS,
     ) -> None:
         self._writer = writer
         self._jobs = jobs
         self._lifecycle = lifecycle
+        self._on_host_heard = on_host_heard
         self._clock = clock
         self._inbox: deque[tuple[JobUid, Observation, Moment]] = deque()
         self._woken = asyncio.Event()
@@ -137,11 +138,11 @@ class CoordinatorLoop:
     def on_refused(self, uid: JobUid, why: str) -> None:
         job = self._jobs.tracked.get(uid)
         if job is not None:
-            job.events.append(Event(at=self._now().wall, kind="agent_refused", message=why))
-            job.revision += 1
+            job.note("agent_refused", why)
             self.wake()
 
     def on_connected(self, hello: AgentHello) -> None:
+        self._on_host_heard(hello.host)
         connected = AgentConnected(host=hello.host, generation=hello.generation)
         self.observe(JobUid(hello.job_uid), connected)
 

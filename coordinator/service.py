@@ -9,6 +9,8 @@ import signal
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -16,19 +18,22 @@ import structlog
 from coordinator.agent_lifecycle import AgentLifecycle
 from coordinator.agent_requests import ONE_HOST
 from coordinator.agents import AgentServer, keep_address_published, listen_for_wake_ups
+from coordinator.host_probes import HostProbes
 from coordinator.jobs import JobTable, wait_for_database
 from coordinator.launchers.local import LocalLauncher
-from coordinator.launchers.remote import CommandLaunchers
+from coordinator.launchers.remote import CommandLauncher, CommandLaunchers
 from coordinator.lease import LeaseCandidate
 from coordinator.loop import CoordinatorLoop
 from database.engine import Database
 from database.errors import DatabaseUnavailable
 from database.fenced_writer import FencedWriter
+from database.hosts import Hosts
 from database.leases import COORDINATOR_LEASE, Leases
 from database.records import Lease
 from muster.cluster.description import cluster_of_service
 from muster.contracts.agent import LOOPBACK
 from muster.contracts.errors import InvalidEnvironment
+from muster.contracts.host import HostFacts
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
 from muster.host.limits import ShellLimits
@@ -115,12 +120,27 @@ class Service:
         stamp("lease won")
         launcher = LocalLauncher(self._environ, self._limits)
         others = CommandLaunchers(self._other_nodes, self._environ)
-        lifecycle = AgentLifecycle(launcher, others, self._settings, lambda: self._holds(lease))
+        hosts = Hosts(self._database)
+
+        async def facts() -> dict[str, HostFacts]:
+            known = await wait_for_database(lambda: asyncio.to_thread(hosts.all))
+            return {name: it.facts for name, it in known.items() if it.facts is not None}
+
+        holds_lease = partial(self._holds, lease)
+        lifecycle = AgentLifecycle(launcher, others, self._settings, holds_lease, facts)
+        probed = dict(others)
+        if self._cluster is not None and self._other_nodes:
+            # Our own host is asked by a process of its own: this one does without numpy.
+            here = (node.name for node in self._cluster.nodes if node.transport == "local")
+            probed |= {name: CommandLauncher(name, ["env"], self._environ) for name in here}
+        place = self._settings.checkpoint_dir
+        probes = HostProbes(probed, hosts, lease, place if isinstance(place, Path) else None)
         self._loop = CoordinatorLoop(
             writer=FencedWriter(self._database, lease),
             jobs=self._jobs,
             lifecycle=lifecycle,
             addresses=self._addresses(),
+            on_host_heard=probes.on_heard,
         )
         if self._is_shutting_down:
             self._loop.drain()
@@ -145,10 +165,12 @@ class Service:
         )
         if self._forks_agents:  # only now: its imports take as long as everything before
             launcher.start_fork_server()
+        probes.start()
         try:
             await self._loop.run()
         finally:
             publishing.cancel()
+            await probes.stop()
             await agents.flush()
             await agents.stop()
             await lifecycle.detach()

@@ -71,6 +71,7 @@ class NewJob:
     message: str | None = None
     idempotency: IdempotencyKey | None = None
     actor: str | None = None
+    shared_hosts: tuple[str, ...] = ()  # see `Job`
 
 
 class Jobs:
@@ -123,6 +124,7 @@ class Jobs:
                 spec=new.spec,
                 status=JobStatus.QUEUED,
                 message=new.message,
+                shared_hosts=new.shared_hosts,
                 created_at=created_at,
                 updated_at=created_at,
             )

@@ -80,6 +80,12 @@ def renew(connection: Connection, lease: Lease) -> int:
     return beat
 
 
+def check(connection: Connection, lease: Lease) -> None:
+    """Raise `LeaseLost` if `lease` is not held, inside a transaction."""
+    if connection.execute(_BEAT, _key(lease)).one_or_none() is None:
+        raise LeaseLost(lease.name, lease.epoch)
+
+
 def _key(lease: Lease) -> dict[str, str | int]:
     return {"lease": lease.name, "held_epoch": lease.epoch}
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from muster.contracts.agent import LOCAL_HOST, AgentState
+from muster.contracts.host import HostFacts
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.messages import EpochDone
 from muster.contracts.rank import NO_PROGRESS, ProcessRecord, RankProgress
@@ -74,6 +75,9 @@ class Job:
     pause_request: bool = False  # True: take no step until the job is resumed
     checkpoint_requests: int = 0  # how often a checkpoint was requested
     checkpoint_requests_done: int = 0  # how many of them are durable; the coordinator writes it
+    shared_hosts: tuple[str, ...] = ()
+    """Hosts that shared its directory of checkpoints when it was submitted, if it relies on that:
+    its ranks run there only."""
 
     @property
     def world_size(self) -> int:
@@ -117,6 +121,17 @@ class AgentRecord:
     state: AgentState = AgentState.ABSENT
     process: ProcessRecord | None = None  # None once it is known to have exited
     token_sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRecord:
+    """What a host has last said about itself."""
+
+    host: str
+    facts: HostFacts | None = None  # None until it has answered
+    seen_at: datetime | None = None  # when it did last
+    problem: str | None = None  # why it has not answered since
+    shared_dir: str | None = None  # proven to be the same directory as on the coordinator's host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

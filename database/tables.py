@@ -11,6 +11,7 @@ jobs ──< agents        the agent of a job on one host; deleted with the job,
      ──< epochs        the samples read in one pass over the data, and the samples expected
      ──< events        the history of the job
 answers                the first response to each idempotency key; outlives the job
+hosts                  what each host has said about itself
 leases                 which coordinator decides
 tokens                 API tokens
 """
@@ -30,6 +31,7 @@ from database.records import (
     Attempt,
     CheckpointRecord,
     Event,
+    HostRecord,
     Job,
     Lease,
     MemberRecord,
@@ -228,6 +230,7 @@ ANSWERS: Final = sa.Table(
     sa.Column("job", Json(Job), nullable=False),
     sa.Column("created_at", UtcTime, nullable=False, index=True),
 )
+HOSTS: Final = _table("hosts", HostRecord, ["host"])
 LEASES: Final = _table(
     "leases",
     Lease,

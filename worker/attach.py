@@ -9,7 +9,7 @@ import os
 import platform
 import select
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,19 +22,23 @@ from muster.contracts.attach import (
     Answer,
     CleanHost,
     HostClean,
+    HostProbed,
     HostReady,
     LaunchAgent,
     Order,
     OrderFailed,
+    ProbeHost,
     WatchAgent,
 )
-from muster.contracts.environ import SERVICE_ONLY
+from muster.contracts.environ import SERVICE_ONLY, SINGLE_THREADED
+from muster.contracts.host import HostFacts
 from muster.contracts.interpreter import VERSION
 from muster.contracts.job import JobUid
 from muster.contracts.paths import JobFiles
 from muster.contracts.rank import ProcessRecord
 from muster.host.containment import kill_job, tagged_processes
-from muster.host.files import closing
+from muster.host.files import closing, shares_directory
+from muster.host.gpus import describe_gpus
 from muster.host.limits import ShellLimits
 from muster.host.processes import boot_id, identify, is_provably_gone, is_running, kill
 from muster.runtime.agent_process import agent_tag, start_agent
@@ -69,10 +73,38 @@ def _carry_out(order: Order, limits: ShellLimits) -> None:
             _watch(agent, lambda: None)
         case CleanHost():
             _say(HostClean(left=kill_job(order.job_uid, order.known)))
+        case ProbeHost():
+            is_shared = order.proof is not None and shares_directory(order.proof)
+            _say(HostProbed(facts=_facts(order.environment), is_shared=is_shared))
+
+
+def _facts(environment: Mapping[str, str]) -> HostFacts:
+    """Return what there is here; `environment` is set before numpy is loaded, as for a rank."""
+    os.nice(10)  # ranks may train here
+    os.environ.update({**SINGLE_THREADED, **environment})
+    # Other orders need no numpy, which takes longer to load than all the rest.
+    from muster.training.fingerprint import kernels  # noqa: PLC0415
+
+    numpy_version, blas_kernel, simd = kernels()
+    return HostFacts(
+        version=VERSION,
+        python=platform.python_version(),
+        machine=platform.machine(),
+        blas_kernel=blas_kernel,
+        numpy=numpy_version,
+        simd=simd,
+        cpu_cores=len(os.sched_getaffinity(0)),
+        ram_mb=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20,
+        gpus=tuple(describe_gpus()),
+    )
 
 
 def _launch(order: LaunchAgent, limits: ShellLimits) -> None:
     assignment = order.assignment
+    if order.proof is not None and not shares_directory(order.proof):
+        raise OSError(
+            f"{order.proof.directory} is not that of the coordinator's host: mount it there again"
+        )
     files = JobFiles(Path(assignment.job_root))
     claim_directory(files, JobUid(assignment.job_uid))
     owner = files.owner.stat()

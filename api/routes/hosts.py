@@ -6,6 +6,7 @@ from fastapi import APIRouter, Response
 
 from api.dependencies import READ, State
 from api.schema import operation, reply
+from database.records import HostRecord
 from muster.cluster.description import one_host
 from muster.contracts.views import HostList, HostView
 
@@ -19,6 +20,7 @@ def list_hosts(state: State) -> Response:
     running = state.history.ranks_on_hosts(ids)
     agents = [it for rows in state.history.agents_by_job(ids).values() for it in rows]
     cluster = state.submitter.cluster or one_host(state.submitter.settings.slots)
+    known = state.hosts.all()
     views = [
         HostView(
             host=node.name,
@@ -30,7 +32,12 @@ def list_hosts(state: State) -> Response:
             gpu_count=len(node.gpus),
             usable_vram_mb=sum(gpu.usable_vram_mb for gpu in node.gpus),
             agents=Counter(it.state for it in agents if it.host == node.name),
+            facts=said.facts,
+            seen_at=said.seen_at,
+            problem=said.problem,
+            shared_dir=said.shared_dir,
         )
         for node in cluster.nodes
+        for said in [known.get(node.name, HostRecord(host=node.name))]
     ]
     return reply(HostList(hosts=views))

@@ -282,7 +282,15 @@ async def create(
         if key and (job := await run_sync(state.answers.find, key)):
             return job
         raise
-    new = NewJob(submission.job_id, uid, submission.spec, submission.message, key, actor)
+    new = NewJob(
+        job_id=submission.job_id,
+        uid=uid,
+        spec=submission.spec,
+        message=submission.message,
+        idempotency=key,
+        actor=actor,
+        shared_hosts=submission.shared_hosts,
+    )
     return await state.submission_queue.store(new)
 
 

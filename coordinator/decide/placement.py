@@ -31,7 +31,9 @@ def admit(
             ahead += 1
             continue
         request = RankRequest(job.job_id, job.spec)
-        requests = requests_of(cluster, job.job_id, job.spec, len(ranks))
+        requests = requests_of(
+            cluster, job.job_id, job.spec, len(ranks), shared_hosts=job.shared_hosts
+        )
         requests = _preferring(requests, job.wanted_hosts)
         placements = place_requests(cluster, requests, use_of(cluster, placed))
         hosts = [it.chosen.node for it in placements if it.chosen is not None]
@@ -63,7 +65,14 @@ def place(
     if not nodes:
         return
     has_local = any(job.agent_of(rank).is_local for rank in job.in_service if rank not in waiting)
-    requests = requests_of(cluster, job.job_id, job.spec, len(waiting), has_local=has_local)
+    requests = requests_of(
+        cluster,
+        job.job_id,
+        job.spec,
+        len(waiting),
+        has_local=has_local,
+        shared_hosts=job.shared_hosts,
+    )
     present = Counter(rank.host for rank in job.in_service if rank not in waiting)
     requests = _preferring(requests, Counter(job.wanted_hosts) - present)
     uses = use_of(cluster, _placed(holding))

@@ -203,7 +203,8 @@ def lose_partitioned_host(snapshot: JobSnapshot, partition: Partition) -> Action
 def _saves_on_local_host(snapshot: JobSnapshot) -> bool:
     """True if a job of several hosts saves on a disk: that of the coordinator's host."""
     place = snapshot.spec.checkpoint_dir
-    return snapshot.spans_hosts and isinstance(parse_location(place or ""), Path)
+    is_alone = snapshot.spans_hosts and not snapshot.shared_hosts
+    return is_alone and isinstance(parse_location(place or ""), Path)
 
 
 def _are_agents_connected(snapshot: JobSnapshot) -> bool:

@@ -99,7 +99,9 @@ class LocalLauncher:
         log.parent.mkdir(parents=True, exist_ok=True)
         complete = self._values.complete(assignment)
         with log.open("ab") as output:
-            forked = await self._fork(complete, output.fileno())
+            forked = None
+            if not complete.environment:  # a fork has loaded numpy already
+                forked = await self._fork(complete, output.fileno())
             return self._exec(complete, output) if forked is None else forked
 
     async def adopt(self, job_uid: str, record: ProcessRecord | None) -> AgentProcess | None:
@@ -172,7 +174,8 @@ class LocalLauncher:
         )
 
     def _exec(self, assignment: AgentAssignment, log: IO[bytes]) -> AgentProcess:
-        process = start_agent(assignment, log, self._values.environ, self._limits)
+        environ = {**assignment.environment, **self._values.environ}
+        process = start_agent(assignment, log, environ, self._limits)
         pidfd = os.pidfd_open(process.pid)
         return AgentProcess(
             job_uid=assignment.job_uid,

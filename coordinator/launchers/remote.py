@@ -7,8 +7,8 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Final
 
@@ -23,11 +23,14 @@ from muster.contracts.attach import (
     AgentRuns,
     Answer,
     CleanHost,
+    DirectoryProof,
     HostClean,
+    HostProbed,
     HostReady,
     LaunchAgent,
     Order,
     OrderFailed,
+    ProbeHost,
     WatchAgent,
 )
 from muster.contracts.environ import SAME_ON_ALL_HOSTS
@@ -36,6 +39,7 @@ from muster.contracts.interpreter import VERSION
 from muster.contracts.messages import AgentAssignment
 from muster.contracts.paths import JobFiles
 from muster.contracts.rank import ProcessRecord
+from muster.host.files import remove_proof, write_proof
 from muster.host.processes import module_command
 
 READY_SECONDS: Final = 15.0
@@ -156,6 +160,8 @@ class CommandLauncher:
         self._host = host
         self._command = command and [*command, *module_command("worker.attach")]
         self._values = AgentValues(environ)
+        environment = self._values.environ.items()
+        self._given = {k: value for k, value in environment if k.startswith(SAME_ON_ALL_HOSTS)}
         self._connecting = asyncio.Semaphore(CONNECTING_LIMIT)
         self._watching: set[asyncio.Task[int | None]] = set()
         self._problem = ""  # the last one that was logged
@@ -163,16 +169,21 @@ class CommandLauncher:
     async def start(self, assignment: AgentAssignment) -> AgentProcess:
         secrets_dir = Path(assignment.secrets_dir)
         complete = await asyncio.to_thread(self._values.complete, assignment, secrets_dir)
-        environ = self._values.environ.items()
-        given = {name: value for name, value in environ if name.startswith(SAME_ON_ALL_HOSTS)}
         home = None
         with suppress(OSError):
             owner = JobFiles(Path(assignment.job_root)).owner.stat()
             home = owner.st_ino, owner.st_mtime_ns
-        line = await self._give(LaunchAgent(assignment=complete, environment=given, home=home))
         with ExitStack() as opened:
-            opened.enter_context(closing(line))
-            answer = await line.answer()
+            async with _proven(assignment.shared_dir) as proof:
+                order = LaunchAgent(
+                    assignment=complete,
+                    environment={**assignment.environment, **self._given},
+                    home=home,
+                    proof=proof,
+                )
+                line = await self._give(order)
+                opened.enter_context(closing(line))
+                answer = await line.answer()
             if isinstance(answer, OrderFailed):
                 raise NotStarted(f"{self._host} cannot start it: {answer.message}")
             opened.pop_all()
@@ -200,6 +211,20 @@ class CommandLauncher:
         answer = await self._insist(CleanHost(job_uid=job_uid, known=tuple(known)))
         if isinstance(answer, HostClean) and answer.left:
             self._note(f"{answer.left} processes or cgroups survive SIGKILL on {self._host}")
+
+    async def probe(self, directory: Path | None = None) -> HostProbed:
+        """Return what the host says about itself, and whether it shares a directory with us.
+
+        Raises `NotStarted`, and OSError if nothing can be written into the directory.
+        """
+        async with _proven(directory) as proof:
+            order = ProbeHost(environment=self._given, proof=proof)
+            with closing(await self._give(order)) as line:
+                answer = await line.answer()
+        if isinstance(answer, HostProbed):
+            return answer
+        why = answer.message if isinstance(answer, OrderFailed) else "the connection broke"
+        raise NotStarted(f"{self._host} does not say what it has: {why}")
 
     def living(self, records: Collection[ProcessRecord]) -> frozenset[ProcessRecord]:
         return frozenset(records)  # that their agent has ended says nothing about them
@@ -239,7 +264,7 @@ class CommandLauncher:
                             pause_seconds, self._problem = FIRST_PAUSE_SECONDS, ""
                         case OrderFailed():
                             self._note(f"{self._host}: {answer.message}")
-                        case HostReady():
+                        case HostReady() | HostProbed():
                             pass
             line = None
             await asyncio.sleep(pause_seconds)
@@ -273,6 +298,20 @@ class CommandLauncher:
         if problem != self._problem:
             _LOG.warning(problem, action="host_unreachable", host=self._host)
         self._problem = problem
+
+
+@asynccontextmanager
+async def _proven(directory: Path | str | None) -> AsyncIterator[DirectoryProof | None]:
+    """Have a proof lie in a directory meanwhile, if there is one. Raises OSError."""
+    if directory is None:
+        yield None
+        return
+    # In threads: a network disk may take its time.
+    proof = await asyncio.to_thread(write_proof, Path(directory))
+    try:
+        yield proof
+    finally:
+        await asyncio.to_thread(remove_proof, proof)
 
 
 class CommandLaunchers(dict[str, CommandLauncher]):

@@ -92,15 +92,19 @@ def requests_of(
     count: int | None = None,
     *,
     has_local: bool = False,
+    shared_hosts: tuple[str, ...] = (),
 ) -> list[RankRequest]:
     """Return requests for so many ranks of a job, None: for all of them.
 
-    A job that saves on a disk saves on that of the coordinator's host.
+    A job that saves on a disk saves on that of the coordinator's host, unless it may rely on
+    `shared_hosts`, which share the directory: then it runs on these.
     Of ranks that train together one saves: the first one, unless the job `has_local` ones already.
     """
     request, count = RankRequest(job_id, spec), spec.world_size if count is None else count
     if not isinstance(parse_location(spec.checkpoint_dir or ""), Path):
         return [request] * count
+    if shared_hosts:
+        return [RankRequest(job_id, msgspec.structs.replace(spec, hosts=shared_hosts))] * count
     local = tuple(node.name for node in cluster.nodes if node.transport == "local")
     allowed = local if spec.hosts is None else tuple(it for it in spec.hosts if it in local)
     here = RankRequest(job_id, msgspec.structs.replace(spec, hosts=allowed))

@@ -8,11 +8,20 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from muster.contracts.host import HostFacts
 from muster.contracts.messages import AgentAssignment
 from muster.contracts.rank import ProcessRecord
 
 REPEAT_SECONDS: Final = 10.0
 """How often `AgentRuns` is repeated, so that each side notices when the other one is gone."""
+
+
+class DirectoryProof(msgspec.Struct, frozen=True, kw_only=True):
+    """A new file that only a host which shares the coordinator's directory can read."""
+
+    directory: str
+    name: str
+    content: str
 
 
 class LaunchAgent(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
@@ -23,6 +32,7 @@ class LaunchAgent(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     home: tuple[int, int] | None = None
     """Inode and modification time (ns) of what marks the job's directory on the coordinator's host.
     Agents of two hosts in one directory would take each other for successors."""
+    proof: DirectoryProof | None = None  # without which the job would lose its checkpoints
 
 
 class WatchAgent(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
@@ -40,7 +50,14 @@ class CleanHost(msgspec.Struct, frozen=True, kw_only=True, tag="clean"):
     known: tuple[ProcessRecord, ...]
 
 
-Order: TypeAlias = LaunchAgent | WatchAgent | CleanHost
+class ProbeHost(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
+    """Say what the host has."""
+
+    environment: dict[str, str] = {}  # that agents would get
+    proof: DirectoryProof | None = None
+
+
+Order: TypeAlias = LaunchAgent | WatchAgent | CleanHost | ProbeHost
 
 
 class HostReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
@@ -61,8 +78,13 @@ class HostClean(msgspec.Struct, frozen=True, kw_only=True, tag="clean"):
     left: int  # processes and cgroups that hang in the kernel
 
 
+class HostProbed(msgspec.Struct, frozen=True, kw_only=True, tag="probed"):
+    facts: HostFacts
+    is_shared: bool = False  # the directory of the proof
+
+
 class OrderFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     message: str
 
 
-Answer: TypeAlias = HostReady | AgentRuns | AgentEnded | HostClean | OrderFailed
+Answer: TypeAlias = HostReady | AgentRuns | AgentEnded | HostClean | HostProbed | OrderFailed

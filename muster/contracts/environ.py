@@ -39,6 +39,7 @@ from muster.contracts.spec import (
     PROGRAM_WANTED,
     SAMPLES_PER_SHARD_MIN,
     BackendChoice,
+    Bits,
     CheckpointEvery,
     JobSpec,
     Mode,
@@ -162,6 +163,7 @@ JOB_VARIABLES: Final[Mapping[str, str]] = {
     "virtual_shards": "MUSTER_VIRTUAL_SHARDS",
     "backend": "MUSTER_BACKEND",
     "replay_every": "MUSTER_REPLAY_EVERY",
+    "bits": "MUSTER_BITS",
     "resume_from": "MUSTER_RESUME_FROM",
 }
 """The variables of job fields. `JobSpec` declares their types, limits, defaults and meanings."""
@@ -316,6 +318,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     virtual_shards: int
     backend: BackendChoice
     replay_every: int | None
+    bits: Bits
 
     @classmethod
     def read(

@@ -459,6 +459,10 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     message and in the environment of ranks only."""
     store_keys: dict[str, str] | None = None
     """Variables for the job's storage process alone; None for a job that needs none."""
+    environment: dict[str, str] = {}
+    """Variables of the agent and its ranks that the launcher sets, unless its own say otherwise."""
+    shared_dir: str | None = None
+    """Where the job's checkpoints lie, if that has to be a directory of the coordinator's host."""
     adopted: tuple[AdoptedRank, ...] = ()
     """The job's processes that live on. Any other process of the job is ended first."""
 

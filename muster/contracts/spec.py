@@ -59,6 +59,7 @@ CheckpointEvery: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000_000)] | Lite
 """Steps between checkpoints, or as often as costs little, see `muster.runtime.save_timer`."""
 
 BackendChoice: TypeAlias = Literal["auto", "shared_memory", "tcp"]
+Bits: TypeAlias = Literal["same", "any"]
 RestartScope: TypeAlias = Literal["rank", "gang"]
 
 _RankCount: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
@@ -135,6 +136,14 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         _RankCount | None,
         _doc("One virtual shard in this many is computed by a second rank and compared."),
     ] = None
+    bits: Annotated[
+        Bits,
+        _doc(
+            "same: ranks of a synchronous job that compute other bits than the others are refused. "
+            "any: they train with them, as processors of different kinds do; the result then "
+            "depends on which rank computed what."
+        ),
+    ] = "same"
     seed: Annotated[
         int,
         Meta(

@@ -276,6 +276,11 @@ def _mode_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         yield FieldProblem("program", "needs mode synchronous; put a script into command")
     if not is_synchronous and spec.replay_every is not None:
         yield FieldProblem("replay_every", "needs mode synchronous")
+    if spec.bits == "any":
+        if not is_synchronous:
+            yield FieldProblem("bits", "any needs mode synchronous: other ranks share no numbers")
+        if spec.replay_every is not None:
+            yield FieldProblem("replay_every", "compares bits: leave it out, or use bits same")
     if spec.restart_scope == "gang" and (spec.command is None or is_synchronous):
         yield FieldProblem(
             "restart_scope",

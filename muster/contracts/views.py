@@ -10,8 +10,10 @@ import msgspec
 from msgspec import Meta
 
 from muster.contracts.agent import AgentState
+from muster.contracts.host import HostFacts
 from muster.contracts.job import JobStatus
 from muster.contracts.rank import RankProgress
+from muster.contracts.spec import Bits
 from muster.contracts.token import Scope
 
 Moment: TypeAlias = Annotated[datetime, Meta(tz=True)]
@@ -144,6 +146,12 @@ class HostView(View, frozen=True, kw_only=True):
     gpu_count: int
     usable_vram_mb: Annotated[int, _doc("Of all its GPUs together.")]
     agents: Annotated[dict[AgentState, int], _doc("Number of agents there per state.")]
+    facts: Annotated[HostFacts | None, _doc("What it has said about itself; null before.")]
+    seen_at: Annotated[Moment | None, _doc("When it did last.")]
+    problem: Annotated[str | None, _doc("Why it has not answered since.")]
+    shared_dir: Annotated[
+        str | None, _doc("A directory that it was proven to share with the coordinator's host.")
+    ]
 
 
 class HostList(View, frozen=True, kw_only=True):
@@ -268,6 +276,7 @@ class AuditView(View, frozen=True, kw_only=True):
         bool | None,
         _doc("Whether every requested epoch was, including unlisted ones; null while unknown."),
     ]
+    bits: Annotated[Bits, _doc("any: another run may give another result.")] = "same"
     epochs: Annotated[list[EpochView], _doc("The last ones, the newest last.")]
     epochs_omitted: Annotated[int, _doc("Earlier ones that are not listed.")] = 0
     checkpoints: Annotated[list[CheckpointView], _doc("The last ones, the newest last.")]

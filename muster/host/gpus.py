@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 NVIDIA_SMI: Final = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
+NVIDIA_SMI_LIST: Final = ("nvidia-smi", "-L")
 
 ANSWER_SECONDS: Final = 5.0
 """Without persistence mode the driver loads first. The agent's loop waits meanwhile."""
@@ -57,6 +58,17 @@ def list_gpus(environ: Mapping[str, str]) -> list[str]:
         for number, uuid in numbered
         if uuid.startswith("GPU-") and (uuid.startswith(starts) or str(number) in words)
     ]
+
+
+def describe_gpus() -> list[str]:
+    """Return a line for each GPU as `nvidia-smi` shows it; none if it cannot tell."""
+    try:
+        told = subprocess.run(  # noqa: S603  no word of it comes from outside
+            NVIDIA_SMI_LIST, check=True, capture_output=True, text=True, timeout=ANSWER_SECONDS
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in told.stdout.splitlines()]
 
 
 @contextmanager

@@ -20,6 +20,9 @@ from numpy.typing import DTypeLike, NDArray
 
 Array: TypeAlias = NDArray[Any]
 
+ANY_BITS: Final = "any"
+"""Digest of a rank of a job with `bits: any`, whose members need not compute the same bits."""
+
 _UNKNOWN: Final = "unknown"
 
 _GEMM_SHAPES: Final = ((8, 64, 10), (17, 33, 5), (32, 784, 256))
@@ -120,6 +123,16 @@ def _values(count: int, dtype: DTypeLike) -> Array:
     words = np.arange(1, _PERIOD + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     values = (words >> np.uint64(40)).astype(np.float64) * 2.0**-24 - 0.5
     return np.resize(values.astype(dtype), count)
+
+
+def kernels() -> tuple[str, str, tuple[str, ...]]:
+    """Return numpy's version, the kernel of its BLAS, and the CPU features that it uses by choice.
+
+    Those of its baseline are not among them: they cannot be disabled.
+    """
+    built: Any = np.show_config(mode="dicts")
+    found = tuple(built["SIMD Extensions"].get("found", ()))
+    return np.__version__, _ask(_openblas(), "corename", ctypes.c_char_p), found
 
 
 def _facts() -> dict[str, str]:

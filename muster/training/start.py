@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -14,7 +15,7 @@ from muster.host.trace import stamp
 from muster.runtime.agent_client import AgentClient, AgentSocket
 from muster.runtime.exit_report import exit_process
 from muster.training.blocks import Computer
-from muster.training.fingerprint import Fingerprint
+from muster.training.fingerprint import ANY_BITS, Fingerprint
 from muster.training.group import group_factory
 from muster.training.group_updates import AgentGroupUpdates, GroupUpdates, SingleRankUpdates
 from muster.training.replay import Replay
@@ -79,7 +80,7 @@ def ready_trainer(
         updates=updates,
         groups=groups,
         callbacks=reporter,
-        arithmetic=arithmetic,
+        arithmetic=replace(arithmetic, digest=ANY_BITS) if settings.bits == "any" else arithmetic,
     )
 
 

@@ -39,7 +39,7 @@ from muster.contracts.messages import EpochDone
 from muster.contracts.shards import Position
 from muster.datasets.index import Totals
 from muster.host.processes import boot_id, pid_namespace
-from muster.training.fingerprint import Fingerprint, explain
+from muster.training.fingerprint import ANY_BITS, Fingerprint, explain
 from muster.training.group import gather_values
 from muster.training.schema import read_only
 
@@ -257,6 +257,7 @@ def sync_state(
 
     `held` are the blocks of the unfinished step whose sums this rank has. `load` fills the replica
     if no member has a state; the first member calls it. `totals` are those of this rank's data set.
+    In a job with `bits: any` members with another state take that of the first one.
     Raises `WorkersDiverged`, and what the backend raises; the replica stays whole in any case.
     """
     report = _Report(
@@ -278,11 +279,20 @@ def sync_state(
     source = next(member for member, report in enumerate(reports) if report.step == furthest)
     if furthest < 0 and backend.rank == source:
         load()
-    is_behind = [report.step < furthest or furthest < 0 for report in reports]
+    right = reports[source].digest
+    differs = [arithmetic.digest == ANY_BITS and it.digest not in {"", right} for it in reports]
+    is_behind = [
+        report.step < furthest or furthest < 0 or differ
+        for report, differ in zip(reports, differs, strict=True)
+    ]
     _compare_states([report.digest for report in reports], is_behind, backend.rank)
     blocks = [report.held if report.step == furthest else () for report in reports]
     kept = [[Block(*block) for block in member] for member in blocks]
-    are_new = furthest >= 0 and all(report.step in {-1, furthest} for report in reports)
+    are_new = (
+        not any(differs)
+        and furthest >= 0
+        and all(report.step in {-1, furthest} for report in reports)
+    )
     assignment = assign_blocks(kept, leaves)
     if any(is_behind):
         if not (are_new and _copy_aside(backend, replica, reports, source)):
@@ -303,6 +313,13 @@ def _send_state(backend: Backend, replica: Replica, is_behind: Sequence[bool], s
     elif is_behind[backend.rank]:
         replica.receive(backend, source)
     compare_states(backend, replica)
+
+
+def take_first_state(backend: Backend, replica: Replica) -> None:
+    """Give members whose state differs that of the first one; all members call this."""
+    digests = gather_values(backend, replica.digest(), str)
+    if len(set(digests)) > 1:
+        _send_state(backend, replica, [digest != digests[0] for digest in digests], 0)
 
 
 def compare_states(backend: Backend, replica: Replica) -> None:
@@ -361,7 +378,9 @@ def _compare_arithmetic(reports: Sequence[_Report], rank: int) -> None:
     divergent = divergent_members([it.digest for it in prints])
     if divergent:
         right = next(it for member, it in enumerate(prints) if member not in divergent)
-        raise WorkersDiverged(explain(prints[divergent[0]], right), divergent, rank)
+        wrong, other = reports[divergent[0]].node, reports[prints.index(right)].node
+        where = f" ({wrong} and {other})" if wrong != other else ""
+        raise WorkersDiverged(explain(prints[divergent[0]], right) + where, divergent, rank)
 
 
 def _compare_data(reports: Sequence[_Report], rank: int) -> None:

@@ -20,7 +20,7 @@ from muster.contracts.messages import WorkerGroup
 from muster.host.trace import stamp
 from muster.runtime.save_timer import SaveTimer
 from muster.training.blocks import STOP_REQUESTS, Computer, Tasks
-from muster.training.fingerprint import Fingerprint
+from muster.training.fingerprint import ANY_BITS, Fingerprint
 from muster.training.group import PEER_TIMEOUT_SECONDS, Group, GroupFactory
 from muster.training.group_updates import GroupChanged, GroupUpdate, GroupUpdates, StopRequested
 from muster.training.replay import Replay
@@ -32,6 +32,7 @@ from muster.training.state_sync import (
     WorkersDiverged,
     compare_states,
     sync_state,
+    take_first_state,
 )
 
 
@@ -194,15 +195,19 @@ class Trainer:
             lambda: self._callbacks.load_state(worker_group, self._replica),
             self._schedule.totals,
         )
+        self._take_over()
+        self.is_saver = group.backend.rank == 0
+        stamp("group joined", step=self._replica.position.step)
+        self._callbacks.on_group_joined(worker_group, self._replica)
+        return self._replay.split(result.assignment, self._replica.position.step, result.held)
+
+    def _take_over(self) -> None:
+        """Let the computer continue from the replica, if that came from elsewhere."""
         # Its position does not tell: it may be from an exchange that failed after it had come.
         if self._replica.committed is not self._taken:
             self._computer.take_over(self._replica)
             self._taken = self._replica.committed
             self.stop_requested |= self._taken.stop_requested
-        self.is_saver = group.backend.rank == 0
-        stamp("group joined", step=self._replica.position.step)
-        self._callbacks.on_group_joined(worker_group, self._replica)
-        return self._replay.split(result.assignment, self._replica.position.step, result.held)
 
     def _take_steps(
         self, worker_group: WorkerGroup, group: Group, assignment: BlockAssignment
@@ -224,8 +229,11 @@ class Trainer:
                 )
                 self._commit(total)
             if self._schedule.ends_epoch(self._replica.committed):
-                # A hook of one rank alone may have changed its state.
-                compare_states(group.backend, self._replica)
+                if self._arithmetic.digest == ANY_BITS:
+                    take_first_state(group.backend, self._replica)
+                    self._take_over()
+                else:  # a hook of one rank alone may have changed its state
+                    compare_states(group.backend, self._replica)
             assignment = self._replay.split(even, step + 1)
             is_due = self._schedule.is_checkpoint_due(
                 self._replica.committed, is_time=self._save_timer.is_due()

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -62,9 +62,16 @@ class ClusterInstallation(Installation):
     """Services over several hosts; `machines` are the hosts, the coordinator's own first."""
 
     def __init__(
-        self, root: Path, machines: Sequence[Host], slots: int = 2, **environment: str
+        self,
+        root: Path,
+        machines: Sequence[Host],
+        slots: int = 2,
+        own: Sequence[Mapping[str, str]] = (),
+        **environment: str,
     ) -> None:
+        """`own` are variables that the hosts themselves set, in the order of `machines`."""
         self.machines = machines
+        self._own = dict(zip(machines, own, strict=False))
         first, *_ = machines
         local = first.local
         description = root / "cluster.yaml"
@@ -72,12 +79,13 @@ class ClusterInstallation(Installation):
         super().__init__(
             root,
             MUSTER_CLUSTER=str(description),
-            CHECKPOINT_DIR=str(local / "checkpoints"),
             DATASET_DIR=str(root / "shared" / "shards"),
-            **environment,
+            **{"CHECKPOINT_DIR": str(local / "checkpoints"), **environment},
         )
         write_small_dataset(root / "shared" / "shards")
-        self.checkpoint_dir = first.directory / "checkpoints"  # as seen from outside
+        # As seen from outside.
+        own = str(first.directory / "checkpoints")
+        self.checkpoint_dir = Path(environment.get("CHECKPOINT_DIR", own))
         api = {**self.environment, "MUSTER_DATA_DIR": str(first.directory / "data")}
         self.environment |= {
             "MUSTER_DATA_DIR": str(local / "data"),
@@ -96,7 +104,7 @@ class ClusterInstallation(Installation):
 
     def boot(self, host: Host) -> None:
         """Let others log in on a host that is on."""
-        start_sshd(host, self.root)
+        start_sshd(host, self.root, self._own.get(host, {}))
 
     def marked(self, host: Host) -> dict[int, str]:
         """Return the processes of jobs on a host, by their pids outside: what each is."""
@@ -111,19 +119,23 @@ class ClusterInstallation(Installation):
 
 @contextmanager
 def cluster(
-    root: Path, count: int = 3, slots: int = 2, **environment: str
+    root: Path,
+    count: int = 3,
+    slots: int = 2,
+    own: Sequence[Mapping[str, str]] = (),
+    **environment: str,
 ) -> Iterator[ClusterInstallation]:
     """Yield an installation that runs, over so many hosts."""
     with ExitStack() as stack:
         machines = stack.enter_context(hosts(count, root))
         installation = stack.enter_context(
-            ClusterInstallation(root, machines, slots, **environment)
+            ClusterInstallation(root, machines, slots, own, **environment)
         )
         yield installation
 
 
-def start_sshd(host: Host, root: Path) -> Process:
-    """Start a real sshd, which lets in the key of `_ssh_client`."""
+def start_sshd(host: Host, root: Path, variables: Mapping[str, str] | None = None) -> Process:
+    """Start a real sshd, which lets in the key of `_ssh_client` and sets `variables`."""
     Path("/run/sshd").mkdir(exist_ok=True)
     key = host.directory / "host_key"
     if not key.exists():
@@ -133,6 +145,7 @@ def start_sshd(host: Host, root: Path) -> Process:
         f"HostKey {key}\nAuthorizedKeysFile {root}/ssh/key.pub\nPasswordAuthentication no\n"
         "UsePAM no\nStrictModes no\nPermitRootLogin yes\nPidFile none\n"
         "ClientAliveInterval 2\nClientAliveCountMax 2\nMaxStartups 100\n"
+        + "".join(f"SetEnv {name}={value}\n" for name, value in (variables or {}).items())
     )
     return host.start([str(SSHD), "-D", "-e", "-f", str(config)], cwd=root)
 

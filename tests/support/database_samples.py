@@ -26,6 +26,7 @@ from database.records import (
     RankRecord,
 )
 from database.tables import METADATA
+from muster.contracts.host import HostFacts
 from muster.contracts.job import JobId, JobStatus, JobUid
 from muster.contracts.messages import EpochDone
 from muster.contracts.rank import NO_PROGRESS, RankProgress
@@ -33,6 +34,17 @@ from muster.contracts.spec import JobSpec
 
 NOON = datetime(2026, 3, 1, 12, 0, 0, 123457, tzinfo=UTC)
 PROCESS = ProcessRecord(pid=4711, start_ticks=2**40, boot_id="b00t", node="höst-1")
+FACTS = HostFacts(
+    version="0.3.0",
+    python="3.12.1",
+    machine="x86_64",
+    blas_kernel="Haswell",
+    numpy="2.4.6",
+    simd=("X86_V3",),
+    cpu_cores=8,
+    ram_mb=16_000,
+    gpus=("GPU 0: NVIDIA H100 (UUID: GPU-1)",),
+)
 EVERY_STATUS = list(JobStatus)
 
 

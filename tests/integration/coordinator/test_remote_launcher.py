@@ -216,6 +216,43 @@ def test_a_directory_that_two_hosts_share_is_refused(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
+def test_a_probe_is_told_what_a_rank_would_find() -> None:
+    environ = {**ENVIRON, "OPENBLAS_CORETYPE": "Nehalem"}
+    probed = asyncio.run(CommandLauncher("elsewhere", ["env"], environ).probe())
+    assert probed.facts.version == VERSION
+    assert probed.facts.cpu_cores >= 1
+    if probed.facts.machine == "x86_64":
+        assert probed.facts.blas_kernel == "Nehalem"
+
+
+def test_a_host_that_does_not_answer_a_probe_is_named() -> None:
+    with pytest.raises(NotStarted, match=r"elsewhere cannot be used: .* failed: no route"):
+        asyncio.run(
+            CommandLauncher("elsewhere", ["sh", "-c", "echo no route >&2"], ENVIRON).probe()
+        )
+
+
+@needs_hosts(network=False)
+def test_an_agent_needs_the_shared_directory(tmp_path: Path) -> None:
+    elsewhere = Host("elsewhere", tmp_path)
+    by_host = by_command(*elsewhere.prefix)
+
+    async def check() -> None:
+        async with Scene(tmp_path, local) as scene:
+            by, given = scene.launcher(by_host), scene.assignment()
+            for place, is_shared in [(elsewhere.shared, True), (elsewhere.local, False)]:
+                assert (await by.probe(place)).is_shared is is_shared
+                assert not any(place.iterdir())
+            lost = msgspec.structs.replace(given, shared_dir=str(elsewhere.local))
+            with pytest.raises(NotStarted, match="is not that of the coordinator's host"):
+                await by.start(lost)
+            await by.start(msgspec.structs.replace(given, shared_dir=str(elsewhere.shared)))
+            assert not any(elsewhere.shared.iterdir())
+
+    asyncio.run(check())
+    elsewhere.power_off()
+
+
 def test_a_rank_elsewhere_may_live() -> None:
     gone = ProcessRecord(pid=1, start_ticks=1, boot_id=boot_id(), node="elsewhere")
     assert local().living([gone]) == frozenset()

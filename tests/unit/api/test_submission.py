@@ -108,7 +108,7 @@ OTHER_HOSTS: dict[str, tuple[dict[str, object], str | None]] = {
     ),
     "no saver here": (
         {"world_size": 2, "mode": "synchronous", "hosts": ("box",)},
-        "use s3://BUCKET/PREFIX, or ask for as many ranks as fit here",
+        "use s3://BUCKET/PREFIX, or a CHECKPOINT_DIR that they share",
     ),
 }
 
@@ -124,6 +124,32 @@ def test_a_job_needs_hosts_and_a_place_for_checkpoints(
             submitter.prepare(request)
     elif "s3" not in str(fields):
         submitter.prepare(request)
+
+
+@pytest.mark.parametrize(
+    ("fields", "shared", "expected"),
+    [
+        ({"mode": "independent"}, {"box": "runs"}, ("here", "box")),
+        ({"mode": "independent", "hosts": ("box",), "world_size": 2}, {"box": "runs"}, ("box",)),
+        ({"mode": "synchronous"}, {"box": "runs"}, ("here", "box")),
+        ({"mode": "synchronous"}, {"box": "other"}, ()),
+        ({"mode": "synchronous", "checkpoint_dir": "s3://bucket/runs"}, {"box": "runs"}, ()),
+    ],
+)
+def test_hosts_that_share_the_checkpoints_may_have_any_rank(
+    submitter: Submitter,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    fields: dict[str, object],
+    shared: dict[str, str],
+    expected: tuple[str, ...],
+) -> None:
+    monkeypatch.setattr("api.submission.check_store", lambda *_: None)
+    monkeypatch.setattr("api.submission.holds_checkpoints", lambda *_: False)
+    proven = {host: str(tmp_path / name) for host, name in shared.items()}
+    submitter = replace(submitter, cluster=Cluster(nodes=(HERE, BOX)), shared_dirs=lambda: proven)
+    request = JobRequest(**{"checkpoint_dir": str(tmp_path / "runs"), **fields})
+    assert submitter.prepare(request).shared_hosts == expected
 
 
 def test_command_that_cannot_run_is_refused(submitter: Submitter, tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ GOOD = [
     {"mode": "synchronous", "program": "/a dir/ü:x.py:Größe"},
     {"mode": "synchronous", "program": "package.module:Net"},
     {"mode": "synchronous", "replay_every": 1, "backend": "tcp"},
+    {"mode": "synchronous", "bits": "any"},
     {"mode": "synchronous", "batch_size": 2, "virtual_shards": 1},
     {"mode": "synchronous", "virtual_shards": 4096},
     {"batch_size": 17, "virtual_shards": 16},
@@ -90,6 +91,8 @@ WRONG = [
     ("program", "train.py:Net"),
     ("program", ""),
     ("replay_every", 2),
+    ("bits", "any"),
+    ("bits", "other"),
     ("checkpoint_every", "often"),
     ("checkpoint_every", None),
     ("sleep_sec", NAN),
@@ -224,6 +227,10 @@ def test_every_limit_holds_on_both_sides(field: str) -> None:
         mode = "synchronous" if field == "replay_every" else "independent"
         spec = JobSpec(**{**ample, "mode": mode, field: value})
         assert (field not in fields_of(spec)) == good, value
+
+
+def test_bits_that_may_differ_are_not_compared() -> None:
+    assert fields_of(JobSpec(mode="synchronous", bits="any", replay_every=2)) == {"replay_every"}
 
 
 def test_all_problems_are_reported_at_once() -> None:

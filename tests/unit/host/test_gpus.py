@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.host.gpus import GpusBusy, claimed, list_gpus, visible_gpus
+from muster.host.gpus import GpusBusy, claimed, describe_gpus, list_gpus, visible_gpus
 from tests.support.gpus import write_nvidia_smi
 
 A, B, C = "GPU-8932f937", "GPU-5f2cd0a1", "GPU-5f000000"
@@ -53,6 +53,17 @@ def test_gpus_are_listed_by_uuid(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert list_gpus(environ) == listed
+
+
+def test_gpus_are_described_as_far_as_nvidia_smi_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = f"GPU 0: NVIDIA H100 (UUID: {A})"
+    write_nvidia_smi(tmp_path, f"[ $1 = -L ] && echo '{line}'")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert describe_gpus() == [line]
+    write_nvidia_smi(tmp_path, "exit 9")
+    assert describe_gpus() == []
 
 
 def test_no_nvidia_smi_and_one_that_fails_are_errors(

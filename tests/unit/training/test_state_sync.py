@@ -14,7 +14,7 @@ from muster.collectives.simulated import SimulatedBackend, run_ranks
 from muster.contracts.shards import Position
 from muster.datasets.index import Totals
 from muster.training import state_sync
-from muster.training.fingerprint import Fingerprint, fingerprint
+from muster.training.fingerprint import ANY_BITS, Fingerprint, fingerprint
 from muster.training.state_sync import (
     UNKNOWN,
     Committed,
@@ -22,6 +22,7 @@ from muster.training.state_sync import (
     SyncResult,
     WorkersDiverged,
     sync_state,
+    take_first_state,
 )
 
 LEAVES = 8
@@ -179,6 +180,22 @@ def test_member_with_other_arithmetic_is_refused() -> None:
     found = taken_up(replicas, prints=[ours, ours, other])
     assert [one.members for one in found] == [(2,)] * 3
     assert replicas[2].is_empty
+
+
+def test_members_that_have_drifted_take_the_first_state() -> None:
+    replicas = [at(5, 1), at(5, 2), at(5, 1)]
+    group = SimulatedBackend.create_group(3)
+    run_ranks(group, lambda backend: take_first_state(backend, replicas[backend.rank]))
+    assert [it.digest() for it in replicas] == [at(5, 1).digest()] * 3
+
+
+def test_any_bits_let_a_member_take_the_state_of_the_first() -> None:
+    prints = [Fingerprint(digest=ANY_BITS, facts={"numpy": name}) for name in "abc"]
+    replicas = [at(5, 1), at(5, 2), at(-1)]
+    found = taken_up(replicas, prints=prints)
+    assert all(isinstance(one, SyncResult) for one in found)
+    assert len({replica.digest() for replica in replicas}) == 1
+    assert replicas[1].digest() == at(5, 1).digest()
 
 
 @pytest.mark.parametrize("other", [Totals(lines=64, hash_sum=2), Totals(lines=63, hash_sum=1)])

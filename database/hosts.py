@@ -1,0 +1,31 @@
+"""What each host of the cluster has said about itself, written by the coordinator that asked it."""
+
+from typing import Final
+
+from sqlalchemy import select
+
+from database.engine import Database
+from database.leases import check
+from database.records import HostRecord, Lease, values_of
+from database.tables import HOSTS
+
+_ALL: Final = select(HOSTS)
+
+
+class Hosts:
+    """The hosts that were ever asked, by name."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._upsert = database.upsert(HOSTS)
+
+    def all(self) -> dict[str, HostRecord]:
+        with self._database.reading() as connection:
+            rows = connection.execute(_ALL).all()
+        return {row.host: HostRecord(**row._asdict()) for row in rows}
+
+    def write(self, record: HostRecord, lease: Lease) -> None:
+        """Write what a host has said; raise `LeaseLost` if another coordinator asks now."""
+        with self._database.writing() as connection:
+            check(connection, lease)
+            connection.execute(self._upsert, values_of(record))

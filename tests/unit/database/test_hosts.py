@@ -1,0 +1,34 @@
+"""What hosts have said about themselves: kept, renewed, and fenced by the lease."""
+
+from dataclasses import replace
+
+import pytest
+
+from database.engine import Database
+from database.errors import LeaseLost
+from database.hosts import Hosts
+from database.leases import Leases
+from database.records import HostRecord, Lease
+from tests.support.database_samples import FACTS, NOON, PROCESS
+
+SAID = HostRecord(host="box", facts=FACTS, seen_at=NOON)
+
+
+@pytest.fixture
+def lease(database: Database) -> Lease:
+    return Leases(database).take("coordinator", "me", PROCESS, "", displacing=None)
+
+
+def test_the_last_answer_of_a_host_is_kept(database: Database, lease: Lease) -> None:
+    hosts = Hosts(database)
+    hosts.write(SAID, lease)
+    silent = replace(SAID, problem="no route to host")
+    hosts.write(silent, lease)
+    assert hosts.all() == {"box": silent}
+
+
+def test_a_displaced_coordinator_writes_no_answer(database: Database, lease: Lease) -> None:
+    Leases(database).take("coordinator", "other", PROCESS, "", displacing=lease)
+    with pytest.raises(LeaseLost):
+        Hosts(database).write(SAID, lease)
+    assert Hosts(database).all() == {}
