@@ -75,11 +75,14 @@ LAST_OUTPUT_SECONDS: Final = 2.0
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """SIGHUP: the terminal was closed."""
 
+UNINTERRUPTED: Final = (JobStatus.COMPLETED, JobStatus.FAILED)
+"""A second Ctrl-C stops the job; after the first one it is queued."""
+
 LEFT_OVER: Final = "/problems/checkpoints-left-over"
 
 
 def play(job_id: JobId, spec: JobSpec) -> int:
-    """Run a job to its end; return its exit code (`EXIT_CODES`, or 130 if it was interrupted).
+    """Run a job to its end; return 0 if it completed, 1 if it failed, 130 if it was interrupted.
 
     An unfinished job of that id is resumed. Raises `JobDiffers` if that has another spec, a
     `ClientError` if the job is refused, and a `MusterError` if the services do not start.
@@ -106,7 +109,7 @@ def play(job_id: JobId, spec: JobSpec) -> int:
                 view = asyncio.run(_serve(environ, output, limits, follower, is_new=is_new))
             finally:
                 files.disk_reserve.unlink(missing_ok=True)
-    if view is None or not view.is_terminal:
+    if view is None or view.status not in UNINTERRUPTED:
         return INTERRUPTED_CODE
     return EXIT_CODES[JobStatus(view.status)]
 
@@ -344,5 +347,5 @@ class Terminal:
 
     def show_end(self, job: JobView) -> None:
         say(f"logs: {self._files.logs}")
-        if not job.is_terminal:
+        if job.status not in UNINTERRUPTED:
             say(f"interrupted; the same command with --job-id {job.job_id} goes on")

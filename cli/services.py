@@ -312,8 +312,11 @@ class ServicePair:
         *,
         is_coordinator_held: bool = False,
     ) -> None:
-        """Start both, or the coordinator later; needs a running event loop. See `Service`."""
-        self._api = Service("api", module_command("api"), environ, output, limits)
+        """Start both, or the coordinator later; needs a running event loop.
+
+        `limits` are those of the coordinator, and so of ranks. See `Service`.
+        """
+        self._api = Service("api", module_command("api"), environ, output)
         self._coordinator = Service(
             "coordinator", module_command("coordinator"), environ, output, limits
         )
