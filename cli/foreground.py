@@ -93,7 +93,7 @@ def play(job_id: JobId, spec: JobSpec) -> int:
     files = DataDir(settings.data_dir / "foreground" / job_id)
     is_new = not files.root.exists()
     with service_lock(files):
-        environ = _environment(os.environ, files.root, max(settings.slots, spec.world_size))
+        environ = private_environment(os.environ, files.root, max(settings.slots, spec.world_size))
         url = local_url(environ)
         log = str(files.services_log)
         write_record(
@@ -114,7 +114,7 @@ def play(job_id: JobId, spec: JobSpec) -> int:
     return EXIT_CODES[JobStatus(view.status)]
 
 
-def _environment(environ: Mapping[str, str], root: Path, slots: int) -> dict[str, str]:
+def private_environment(environ: Mapping[str, str], root: Path, slots: int) -> dict[str, str]:
     """Return the environment of services that this process alone uses."""
     access = {variable.name for variable, _ in variables_of(AccessSettings).values()}
     # Ranks may see all variables, as only this user submits jobs here.
@@ -224,7 +224,7 @@ class Follower:
         `on_submitted` starts a coordinator; `on_served` is called once that has started the job.
         """
         _wait_for_api(self._client.url)
-        job = self.job = self._submit()
+        job = self.job = self.submit()
         on_submitted()
         while not (job.refresh().is_terminal or self.is_over.is_set()):
             if job.status != JobStatus.QUEUED:
@@ -247,7 +247,7 @@ class Follower:
         if self.job is not None:
             self._terminal.show_end(self.job.view)
 
-    def _submit(self) -> Job:
+    def submit(self) -> Job:
         """Submit the job, unless an unfinished one of that id exists."""
         with suppress(NotFound):
             job = self._client.named(self._body["job_id"])
