@@ -5,6 +5,8 @@ that ends. The job is submitted and followed over HTTP. Ranks print on standard 
 to them is printed on standard error.
 """
 
+from __future__ import annotations
+
 import asyncio
 import os
 import secrets
@@ -18,8 +20,9 @@ from concurrent.futures import Future
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -34,7 +37,6 @@ from cli.service_record import (
     write_record,
 )
 from cli.services import ServicePair, failed_start
-from muster.client import Client, Job
 from muster.client.errors import ClientError, Conflict, NotFound
 from muster.contracts.environ import read_fields, variables_of
 from muster.contracts.errors import JobDiffers
@@ -60,13 +62,19 @@ from muster.host.processes import this_process
 from muster.logs.local import LocalLogs
 from muster.logs.source import LogSource
 
+if TYPE_CHECKING:
+    from muster.client import Client, Job
+
 OWN_MESSAGES: Final = {"job_stopping": "interrupted; ranks checkpoint and exit", "job_queued": ""}
 """In place of messages that speak of a service."""
 
 CHUNK_BYTES: Final = 16 << 20
 """Shown at once, so that a rank that prints without end does not hold up the messages."""
 
-LOOK_SECONDS: Final = 0.1
+LOOK_SECONDS: Final = 0.05
+LOOKS_PER_REQUEST: Final = 4
+"""Logs are files of this machine, so looking at them is cheap."""
+
 CONNECT_PAUSE_SECONDS: Final = 0.01
 
 LAST_OUTPUT_SECONDS: Final = 2.0
@@ -100,11 +108,8 @@ def play(job_id: JobId, spec: JobSpec) -> int:
             files, ServiceRecord(url=url, process=this_process(), log=log, is_ending=False)
         )
         rotate(files.services_log)
-        with (
-            Client(url, environ[TOKEN], retry_seconds=ATTACHED_SECONDS) as client,
-            open_for_append(files, files.services_log) as output,
-        ):
-            follower = Follower(client, job_id, spec, files)
+        with open_for_append(files, files.services_log) as output:
+            follower = Follower(job_id, spec, files)
             try:
                 view = asyncio.run(_serve(environ, output, limits, follower, is_new=is_new))
             finally:
@@ -136,7 +141,7 @@ async def _serve(
     environ: Mapping[str, str],
     output: BinaryIO,
     limits: ShellLimits,
-    follower: "Follower",
+    follower: Follower,
     *,
     is_new: bool,
 ) -> JobView | None:
@@ -157,8 +162,17 @@ async def _serve(
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             loop.add_signal_handler(number, end)
-    start = partial(loop.call_soon_threadsafe, services.start_coordinator)
-    shown = _in_thread(lambda: follower.run(start, services.mark_served))
+
+    def follow() -> None:
+        from muster.client import Client  # noqa: PLC0415  while the services start
+
+        start = partial(loop.call_soon_threadsafe, services.start_coordinator)
+        url = local_url(environ)
+        _wait_for_api(url)
+        with Client(url, environ[TOKEN], retry_seconds=ATTACHED_SECONDS) as client:
+            follower.run(client, start, services.mark_served)
+
+    shown = _in_thread(follow)
     end_wanted = asyncio.ensure_future(ending.wait())
     pair = (services.api, services.coordinator)
     any_of: list[asyncio.Future[Any]] = [*pair, shown, end_wanted]
@@ -202,9 +216,8 @@ def _in_thread(function: Callable[[], None]) -> asyncio.Future[None]:
 class Follower:
     """Submits one job and shows how it goes."""
 
-    def __init__(self, client: Client, job_id: JobId, spec: JobSpec, files: DataDir) -> None:
+    def __init__(self, job_id: JobId, spec: JobSpec, files: DataDir) -> None:
         """Create it before the services start: what a resumed job does then is new."""
-        self._client = client
         self.files = files
         self._job_files = files.job(job_id)
         self._body = msgspec.json.decode(msgspec.json.encode(spec)) | {
@@ -218,21 +231,27 @@ class Follower:
         self.is_over = threading.Event()
         """Set when no service works for the job any more."""
 
-    def run(self, on_submitted: Callable[[], object], on_served: Callable[[], None]) -> None:
+    def run(
+        self, client: Client, on_submitted: Callable[[], object], on_served: Callable[[], None]
+    ) -> None:
         """Return once the job is over and everything was shown.
 
         `on_submitted` starts a coordinator; `on_served` is called once that has started the job.
         """
-        _wait_for_api(self._client.url)
-        job = self.job = self.submit()
+        job = self.job = self.submit(client)
         on_submitted()
-        while not (job.refresh().is_terminal or self.is_over.is_set()):
-            if job.status != JobStatus.QUEUED:
-                on_served()
+        for look in count():
             # What a rank has printed comes before the event of its end.
             self._terminal.show_output()
-            self._show_events(job)
-            self.is_over.wait(LOOK_SECONDS)
+            if look % LOOKS_PER_REQUEST == 0:
+                self._show_events(job)
+                if job.refresh().is_terminal:
+                    break
+                if job.status != JobStatus.QUEUED:
+                    on_served()
+            if self.is_over.wait(LOOK_SECONDS):
+                job.refresh()
+                break
         self._terminal.show_rest()
         self._show_events(job)
         self.show_end()
@@ -241,28 +260,28 @@ class Follower:
         """End the ranks at once; called in another thread."""
         if self.job is not None:
             with suppress(ClientError):  # the job or the API has just ended
-                self._client.job_of(self.job.view).stop(grace_seconds=0)
+                self.job.stop(grace_seconds=0)
 
     def show_end(self) -> None:
         if self.job is not None:
             self._terminal.show_end(self.job.view)
 
-    def submit(self) -> Job:
+    def submit(self, client: Client) -> Job:
         """Submit the job, unless an unfinished one of that id exists."""
         with suppress(NotFound):
-            job = self._client.named(self._body["job_id"])
+            job = client.named(self._body["job_id"])
             if not job.is_terminal:
                 self._refuse_other_spec(job.view)
                 return job
             job.delete(delete_logs=False)
             self._terminal = Terminal(self._job_files)
         try:
-            return self._client.submit(self._body)
+            return client.submit(self._body)
         except Conflict as conflict:
             if conflict.type != LEFT_OVER:
                 raise
         # By hand, the same id means: resume from its checkpoints.
-        return self._client.submit(self._body, resume_from=self._body["job_id"])
+        return client.submit(self._body, resume_from=self._body["job_id"])
 
     def _refuse_other_spec(self, stored: JobView) -> None:
         """Raise `JobDiffers` if the job has another spec; places chosen for it do not count."""

@@ -135,7 +135,6 @@ def run(  # noqa: PLR0913  each option is a parameter
     """
     require_server("run")
     from cli.foreground import play  # noqa: PLC0415  not needed for --help
-    from cli.submit import has_separate_models, script_of  # noqa: PLC0415  as above
 
     if not words:
         if not os.environ.get("JOB_ID"):
@@ -162,12 +161,15 @@ def run(  # noqa: PLR0913  each option is a parameter
         env={name: os.environ[name] for name in RANK_DEFAULTS if name in os.environ},
     )
     is_gang = ranks > 1 and restart_scope == "gang" and not elastic
-    if is_gang and has_separate_models(script_of(words, "")[1]):
-        click.echo(
-            "note: unless it uses torch.distributed, each rank trains its own model: choose "
-            "--restart-scope rank, as a gang resumes only from a checkpoint of all its ranks",
-            err=True,
-        )
+    if is_gang:
+        from cli.submit import has_separate_models, script_of  # noqa: PLC0415  as above
+
+        if has_separate_models(script_of(words, "")[1]):
+            click.echo(
+                "note: unless it uses torch.distributed, each rank trains its own model: choose "
+                "--restart-scope rank, as a gang resumes only from a checkpoint of all its ranks",
+                err=True,
+            )
     sys.exit(play(new_job_id() if job_id is None else checked_job_id(job_id), checked(spec)))
 
 

@@ -24,8 +24,6 @@ SPEC = JobSpec(command=("true",), world_size=1)
 class Api:
     """A client of an API that has one unfinished job, or left-over checkpoints of a job."""
 
-    url = ""
-
     def __init__(self, stored: dict[str, Any] | None) -> None:
         self.stored = stored
         self.submitted: list[dict[str, Any]] = []
@@ -45,7 +43,7 @@ class Api:
 def submit(directory: Path, stored: dict[str, Any] | None, **fields: object) -> Api:
     api = Api(stored)
     spec = msgspec.structs.replace(SPEC, **fields)
-    Follower(cast(Client, api), JobId("one"), spec, DataDir(directory)).submit()
+    Follower(JobId("one"), spec, DataDir(directory)).submit(cast(Client, api))
     return api
 
 
