@@ -98,9 +98,9 @@ def play(job_id: JobId, spec: JobSpec) -> int:
     settings = service_settings()
     limits = ShellLimits.replaced()
     make_private(settings.data_dir)
-    files = DataDir(settings.data_dir / "foreground" / job_id)
+    files = DataDir(settings.data_dir).foreground(job_id)
     is_new = not files.root.exists()
-    with service_lock(files):
+    with service_lock(files, "wait until that one has ended, or choose another --job-id"):
         environ = private_environment(os.environ, files.root, max(settings.slots, spec.world_size))
         url = local_url(environ)
         log = str(files.services_log)
@@ -159,9 +159,7 @@ async def _serve(
         ending.set()
 
     tasks: list[asyncio.Future[None]] = []  # asyncio itself keeps weak references only
-    for number in ENDING:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-            loop.add_signal_handler(number, end)
+    _call_at_signals(end)
 
     def follow() -> None:
         from muster.client import Client  # noqa: PLC0415  while the services start
@@ -195,6 +193,12 @@ async def _serve(
         shown.result()
     # Without a job it was interrupted before that was submitted.
     return None if follower.job is None else follower.job.view
+
+
+def _call_at_signals(function: Callable[[], None]) -> None:
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            asyncio.get_running_loop().add_signal_handler(number, function)
 
 
 def _in_thread(function: Callable[[], None]) -> asyncio.Future[None]:
