@@ -169,6 +169,18 @@ def attempt_of(worker: WorkerView) -> int:
     return int(worker.worker_id.partition(".")[2] or -1)
 
 
+def targets(
+    workers: Sequence[WorkerView], rank: int | None
+) -> tuple[list[WorkerView], dict[int, str | None]]:
+    """Return the live ranks on this host, and the hosts of the others by rank.
+
+    Of `rank` alone, or of all if that is None.
+    """
+    live = [it for it in workers if it.state == ProcessState.LIVE and rank in {None, it.rank}]
+    here = [it for it in live if it.node == platform.node()]
+    return here, {it.rank: it.node for it in live if it not in here}
+
+
 def newest_event(job: Job) -> int:
     """Return the id of a job's newest event."""
     return max((it.event_id or 0 for it in job.events(1)), default=0)
@@ -263,6 +275,7 @@ def strike_again_and_again(
     looks: list[tuple[float, int]] = []
     calm: list[tuple[float, int]] = []
     strikes: list[Strike] = []
+    elsewhere: dict[int, str | None] = {}
     strike_at = time.monotonic() + CALM_SECONDS
     end_at = strike_at + duration
     with suppress(KeyboardInterrupt):
@@ -274,20 +287,19 @@ def strike_again_and_again(
             looks.append((at, max(step, looks[-1][1] if looks else 0)))
             if now >= strike_at:
                 calm = calm or looks[:]
-                live = (it for it in summary.workers if it.state == ProcessState.LIVE)
+                here, others = targets(summary.workers, rank)
+                elsewhere |= others
                 # A stopped rank is live until it is replaced.
                 struck = {(it.rank, it.attempt) for it in strikes if number == signal.SIGSTOP}
-                ranks = [
-                    it.rank
-                    for it in live
-                    if rank in {None, it.rank} and (it.rank, attempt_of(it)) not in struck
-                ]
+                ranks = [it.rank for it in here if (it.rank, attempt_of(it)) not in struck]
                 with suppress(MusterError, IndexError):  # it ended just now, or none is alive
                     one = random.choice(ranks)  # noqa: S311  no secret
                     strikes.append(strike(job.view, summary.workers, one, number))
                 strike_at += every
             time.sleep(max(0.0, min(POLL_SECONDS, strike_at - time.monotonic())))
     progress.close()
+    for other, node in sorted(elsewhere.items()):
+        say(f"rank {other} runs on {node} and was not struck there: use muster chaos there")
     if not strikes:
         raise WrongState(f"{job.id} is {job.status}: no rank was hit; run it while the job trains")
     before, after = _speed(calm), _speed([calm[-1], looks[-1]])

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 import msgspec
 
+from cli.chaos import strike
 from cli.connection import CONNECT_SECONDS
 from cli.output import plural
 from cli.service_record import service_settings
@@ -107,6 +108,8 @@ def _services(stage: Path) -> Iterator[Client]:
         "MUSTER_HOST": "127.0.0.1",
         "MUSTER_PORT": str(free_port()),
         "MUSTER_SLOTS": str(RANKS),
+        "MUSTER_CLUSTER": "",
+        "MUSTER_AGENT_ADDRESS": "",
     }
     services = start_detached(DataDir(stage), {**os.environ, **own})
     print(f"2. Services: API and coordinator on SQLite at {services.url}")
@@ -166,11 +169,9 @@ def _grow(job: Job, _: SummaryView) -> str:
     return f"PATCH /jobs/elastic  world_size {RANKS}"
 
 
-def _kill(_: Job, summary: SummaryView) -> str:
-    pid = next(worker.pid for worker in summary.workers if worker.rank == VICTIM)
-    assert pid is not None  # noqa: S101  every rank trains: see `_is_due`
-    os.kill(pid, signal.SIGKILL)
-    return f"kill -9 {pid}  (rank {VICTIM})"
+def _kill(job: Job, summary: SummaryView) -> str:
+    struck = strike(job.view, summary.workers, VICTIM, signal.SIGKILL)
+    return f"kill -9 {struck.pid}  (rank {VICTIM})"
 
 
 def _shrink(job: Job, summary: SummaryView) -> str:

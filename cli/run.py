@@ -1,8 +1,4 @@
-"""``muster run``: one job in the foreground without a server, as torchrun runs it.
-
-The coordinator of the services runs here with a database of its own. Ranks print on standard
-output; what happens to them is printed on standard error.
-"""
+"""``muster run``: the command line of a job that runs here and now, as torchrun runs it."""
 
 from __future__ import annotations
 
@@ -10,17 +6,15 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
-from cli.output import ROUTINE_EVENTS, Tracebacks, say
-from muster.contracts.environ import RANK_DEFAULTS
+from muster.contracts.environ import RANK_DEFAULTS, spec_from_environment
 from muster.contracts.job import JobId
-from muster.contracts.paths import JobFiles
 from muster.contracts.spec import (
     VIRTUAL_SHARDS_OF_SCRIPTS,
     JobSpec,
@@ -31,17 +25,6 @@ from muster.contracts.spec_problems import checked, checked_job_id
 from muster.host.extras import require_server
 from muster.host.gpus import visible_gpus
 from muster.host.programs import callers_python, command_problem
-from muster.logs.local import LocalLogs
-from muster.logs.source import LogSource
-
-if TYPE_CHECKING:
-    from database.records import Event, Job, RankRecord
-
-OWN_MESSAGES: Final = {"job_stopping": "interrupted; ranks checkpoint and exit", "job_queued": ""}
-"""In place of messages that speak of a service."""
-
-CHUNK_BYTES: Final = 16 << 20
-"""Shown at once, so that a rank that prints without end does not hold up the messages."""
 
 TORCHRUN_OPTIONS: Final = re.split(
     " +",
@@ -87,7 +70,6 @@ python_option: Final = click.option(
 @click.argument(
     "words",
     nargs=-1,
-    required=True,
     type=click.UNPROCESSED,
     metavar="SCRIPT [ARGUMENTS]...",
     help="A Python script and its arguments, or any other command.",
@@ -151,14 +133,14 @@ def run(  # noqa: PLR0913  each option is a parameter
     and exit, and so does closing the terminal. Exit code 0 if the job completed, 1 if it
     failed, 130 if it was interrupted.
     """
-    import logging  # noqa: PLC0415  not needed for --help
-
     require_server("run")
-    from cli.service_record import service_settings  # noqa: PLC0415
-    from cli.submit import has_separate_models, script_of  # noqa: PLC0415
-    from coordinator.foreground import play  # noqa: PLC0415
-    from muster.runtime import service_log  # noqa: PLC0415
+    from cli.foreground import play  # noqa: PLC0415  not needed for --help
 
+    if not words:
+        if not os.environ.get("JOB_ID"):
+            raise click.UsageError("Missing argument 'SCRIPT [ARGUMENTS]...'.")
+        # As `python -m coordinator` by hand: the environment describes the job.
+        sys.exit(play(checked_job_id(os.environ["JOB_ID"]), spec_from_environment(os.environ)))
     if nnodes != 1:
         raise click.BadParameter("ranks are started on this machine only: leave --nnodes out")
     if "--" in words[1:2] and (module or words[0].endswith(".py")):
@@ -179,15 +161,16 @@ def run(  # noqa: PLR0913  each option is a parameter
         env={name: os.environ[name] for name in RANK_DEFAULTS if name in os.environ},
     )
     is_gang = ranks > 1 and restart_scope == "gang" and not elastic
-    if is_gang and has_separate_models(script_of(words, "")[1]):
-        click.echo(
-            "note: unless it uses torch.distributed, each rank trains its own model: choose "
-            "--restart-scope rank, as a gang resumes only from a checkpoint of all its ranks",
-            err=True,
-        )
-    service_log.configure("muster", logging.WARNING)  # the terminal shows the rest
-    chosen = new_job_id() if job_id is None else checked_job_id(job_id)
-    sys.exit(play(chosen, checked(spec), service_settings(), os.environ, Terminal))
+    if is_gang:
+        from cli.submit import has_separate_models, script_of  # noqa: PLC0415  as above
+
+        if has_separate_models(script_of(words, "")[1]):
+            click.echo(
+                "note: unless it uses torch.distributed, each rank trains its own model: choose "
+                "--restart-scope rank, as a gang resumes only from a checkpoint of all its ranks",
+                err=True,
+            )
+    sys.exit(play(new_job_id() if job_id is None else checked_job_id(job_id), checked(spec)))
 
 
 def argv_of_script(words: Sequence[str], directory: Path, python: str) -> tuple[str, ...]:
@@ -212,67 +195,3 @@ def argv_of_module(words: Sequence[str], directory: Path, python: str) -> tuple[
 def new_job_id() -> JobId:
     """Return an id that no job has."""
     return JobId(f"run-{datetime.now(UTC):%Y%m%dt%H%M%S}-{os.urandom(3).hex()}")
-
-
-def print_lines(lines: str) -> None:
-    """Print what ranks wrote.
-
-    If the reader goes away (``muster run … | head``), the job goes on and one message says so.
-    """
-    try:
-        print(lines, flush=True)
-    except OSError as error:
-        # As Python's documentation advises: what is still buffered, and all to come, goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        say(f"what ranks print is only in their logs from now on ({error})")
-
-
-class Terminal:
-    """Shows what ranks print and what happens to them: the display of a foreground job.
-
-    Ranks write to files, so no rank waits for a slow terminal.
-    """
-
-    def __init__(self, files: JobFiles, write: Callable[[str], None] = print_lines) -> None:
-        """`write` receives one or several lines. Lines that the logs hold already are skipped."""
-        self._files = files
-        self._write = write
-        self._tracebacks = Tracebacks()
-        logs: LogSource = LocalLogs(files)
-        self._follower = logs.follow(None, logs.tail_position(None, 0))
-
-    def show_output(self) -> None:
-        """Write the lines that have ended."""
-        self._pass_on(is_over=False)
-
-    def show_rest(self) -> None:
-        """Write everything, also unfinished lines. The ranks must have ended."""
-        while self._pass_on(is_over=True):
-            pass
-        for rank, line in self._tracebacks.rest():
-            self._write(f"[{rank}] {line}")
-
-    def _pass_on(self, *, is_over: bool) -> bool:
-        size = 0
-        while size < CHUNK_BYTES and (batch := self._follower.next_batch(lambda _: is_over)):
-            for lines in batch:
-                size += len(lines.raw) + 1
-                shown = []
-                for line in lines.raw.decode(errors="replace").split("\n"):
-                    shown += self._tracebacks.pass_on(lines.name.rank, line)
-                if shown:
-                    self._write("\n".join(f"[{lines.name.rank}] {line}" for line in shown))
-        return size > 0
-
-    def show_event(self, event: Event) -> None:
-        message = OWN_MESSAGES.get(event.kind, event.message)
-        if message and event.kind not in ROUTINE_EVENTS:
-            say(self._tracebacks.shorten(message))
-
-    def show_progress(self, workers: Sequence[RankRecord]) -> None:
-        """Print nothing: ranks print their progress themselves."""
-
-    def show_end(self, job: Job) -> None:
-        say(f"logs: {self._files.logs}")
-        if not job.is_terminal:
-            say(f"interrupted; the same command with --job-id {job.job_id} goes on")

@@ -37,18 +37,17 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def service_lock(files: DataDir) -> Iterator[None]:
-    """Hold the lock of a data directory; raises a `MusterError` if another `up` has it."""
+def service_lock(
+    files: DataDir, advice: str = "use that one, or set MUSTER_DATA_DIR for another"
+) -> Iterator[None]:
+    """Hold the lock of a data directory; raises a `MusterError` if other services have it."""
     with open_for_append(files, files.services_lock) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             record = read_record(files)
             where = f", at {record.url}" if record else ""
-            raise MusterError(
-                f"Muster is up already for {files.root}{where}: use that one, or set "
-                "MUSTER_DATA_DIR for another"
-            ) from None
+            raise MusterError(f"Muster is up already for {files.root}{where}: {advice}") from None
         yield
         files.services_record.unlink(missing_ok=True)
 

@@ -12,10 +12,10 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import click
 import msgspec
@@ -45,6 +45,7 @@ from muster.contracts.settings import (
 )
 from muster.host.extras import require_server
 from muster.host.files import rotate
+from muster.host.limits import ShellLimits
 from muster.host.ports import free_port, is_port_free
 from muster.host.private import UnusableDirectory
 from muster.host.processes import (
@@ -175,9 +176,14 @@ def start_detached(files: DataDir, environ: Mapping[str, str]) -> ServiceRecord:
     except KeyboardInterrupt:
         process.send_signal(signal.SIGTERM)
         raise
+    raise failed_start(files, offset)
+
+
+def failed_start(files: DataDir, offset: int) -> MusterError:
+    """Return the error of services that ended at once, whose log begins at `offset`."""
     lines = files.services_log.read_bytes()[offset:].decode(errors="replace").splitlines()
     tail = "\n".join(lines[-LOG_TAIL_LINES:]) or "(empty: is the disk full?)"
-    raise MusterError(f"the services did not come up; their log is {files.services_log}:\n{tail}")
+    return MusterError(f"the services did not come up; their log is {files.services_log}:\n{tail}")
 
 
 def end_detached(record: ServiceRecord) -> None:
@@ -210,20 +216,37 @@ def run_services(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
             ca_file=str(certificate) if certificate else None,
         )
         write_record(files, record)
-        return asyncio.run(Supervisor(settings, environ, record).run())
+
+        async def run() -> int:
+            return await Supervisor(settings, environ, record).run()
+
+        return asyncio.run(run())
 
 
 class Service:
     """A child process that is started again whenever it dies.
 
-    It has a session of its own, because `up` decides what a Ctrl-C means for it. It ends by itself
-    when `up` is killed: see `muster.host.processes`.
+    It has a session of its own, because its owner decides what a Ctrl-C means for it. It ends by
+    itself when its owner is killed: see `muster.host.processes`.
     """
 
-    def __init__(self, name: str, command: list[str], environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        output: BinaryIO | None = None,
+        limits: ShellLimits | None = None,
+    ) -> None:
+        """It writes to `output`, or where its owner does.
+
+        `limits` are those that it starts with, if its owner has changed its own.
+        """
         self._name = name
         self._command = command
         self._environ = environ
+        self._output = output
+        self._limits = limits
         self._process: asyncio.subprocess.Process | None = None
         self._signal: signal.Signals | None = None
         self._ending = asyncio.Event()
@@ -260,10 +283,15 @@ class Service:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
                 env={**self._environ, LIFELINE_FD: str(lifeline)},
+                umask=-1 if self._limits is None else self._limits.umask,
                 pass_fds=(lifeline,),
                 start_new_session=True,
             )
+        if self._limits is not None:
+            self._limits.apply_to(self._process.pid)
         self._send()  # `end` may have been called while the process was being created
         return await self._process.wait()
 
@@ -273,17 +301,71 @@ class Service:
             process.send_signal(number)
 
 
+class ServicePair:
+    """API and coordinator of one data directory."""
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        output: BinaryIO | None = None,
+        limits: ShellLimits | None = None,
+        *,
+        is_coordinator_held: bool = False,
+    ) -> None:
+        """Start both, or the coordinator later; needs a running event loop.
+
+        `limits` are those of the coordinator, and so of ranks. See `Service`.
+        """
+        self._api = Service("api", module_command("api"), environ, output)
+        self._coordinator = Service(
+            "coordinator", module_command("coordinator"), environ, output, limits
+        )
+        self.api = asyncio.create_task(self._api.run())
+        self._may_coordinate = asyncio.Event()
+        if not is_coordinator_held:
+            self._may_coordinate.set()
+        self.coordinator = asyncio.create_task(self._coordinate())
+
+    async def _coordinate(self) -> int:
+        await self._may_coordinate.wait()
+        return await self._coordinator.run()
+
+    def start_coordinator(self) -> None:
+        """Start it, unless it was started."""
+        self._may_coordinate.set()
+
+    def mark_served(self) -> None:
+        """Restart them whenever they end from now on."""
+        self._api.has_served = self._coordinator.has_served = True
+
+    async def end_coordinator(self) -> None:
+        """Return once every rank has saved and exited."""
+        self._coordinator.end(signal.SIGINT)
+        self.start_coordinator()  # a service that was ended before its start never starts
+        await self.coordinator
+
+    async def end_api(self) -> None:
+        self._api.end(signal.SIGTERM)
+        await asyncio.wait([self.api], timeout=KILL_AFTER_SECONDS)
+        self._api.end(signal.SIGKILL)
+        await self.api
+
+    def kill(self) -> None:
+        self._coordinator.end(signal.SIGKILL)
+        self._api.end(signal.SIGKILL)
+
+
 class Supervisor:
-    """The two services of a data directory, from their start to their end."""
+    """What `muster up` does with its two services, from their start to their end."""
 
     def __init__(
         self, settings: ServiceSettings, environ: Mapping[str, str], record: ServiceRecord
     ) -> None:
+        """Start the services; needs a running event loop."""
         self._settings = settings
         self._access = AccessSettings.read(environ)
         self._record = record
-        self._api = Service("api", module_command("api"), environ)
-        self._coordinator = Service("coordinator", module_command("coordinator"), environ)
+        self._services = ServicePair(environ)
         self._ending = asyncio.Event()
 
     async def run(self) -> int:
@@ -291,28 +373,23 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._ending.set)
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
-        api = asyncio.create_task(self._api.run())
-        coordinator = asyncio.create_task(self._coordinator.run())
+        services = (self._services.api, self._services.coordinator)
         ending = asyncio.create_task(self._ending.wait())
         announcement = asyncio.create_task(self._announce())
         rotation = asyncio.create_task(self._rotate_log())
-        await asyncio.wait([api, coordinator, ending], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([*services, ending], return_when=asyncio.FIRST_COMPLETED)
         announcement.cancel()
         rotation.cancel()
-        ended = [task.result() for task in (api, coordinator) if task.done()]
+        ended = [task.result() for task in services if task.done()]
         self._ending.set()
         with suppress(UnusableDirectory):  # a full disk must not keep the services from ending
             ending_record = msgspec.structs.replace(self._record, is_ending=True)
             write_record(DataDir(self._settings.data_dir), ending_record)
         # The coordinator first: while ranks checkpoint, the API still shows it.
-        if not coordinator.done():
+        if not self._services.coordinator.done():
             say("ranks checkpoint and exit … (Ctrl-C again kills the services at once)")
-        self._coordinator.end(signal.SIGINT)
-        await coordinator
-        self._api.end(signal.SIGTERM)
-        await asyncio.wait([api], timeout=KILL_AFTER_SECONDS)
-        self._api.end(signal.SIGKILL)
-        await api
+        await self._services.end_coordinator()
+        await self._services.end_api()
         say("down")
         return next((code for code in ended if code), 0)
 
@@ -320,8 +397,7 @@ class Supervisor:
         if not self._ending.is_set():
             self._ending.set()
             return
-        self._coordinator.end(signal.SIGKILL)
-        self._api.end(signal.SIGKILL)
+        self._services.kill()
         say(
             "killed the services; the next start takes over the jobs. Without one, their ranks "
             f"checkpoint and exit after {self._settings.orphan_timeout_seconds:g} s"
@@ -336,7 +412,7 @@ class Supervisor:
         # The readiness of another process: there is no event to wait for.
         while not await asyncio.to_thread(is_serving, self._record.url):  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
-        self._api.has_served = self._coordinator.has_served = True
+        self._services.mark_served()
         say_ready(self._record.url, self._settings.data_dir, self._access)
         say("Ctrl-C lets every job checkpoint; jobs resume at the next start")
 

@@ -1,11 +1,9 @@
-"""``python -P -m coordinator``: the service; with ``JOB_ID`` set, one job in the foreground."""
+"""``python -P -m coordinator``: the service; with ``JOB_ID`` set, `muster run` of that job."""
 
 import asyncio
-import logging
 import os
 import sys
 
-from coordinator import foreground
 from coordinator.service import Service
 from database.engine import Database
 from database.errors import LeaseLost
@@ -20,20 +18,19 @@ from muster.runtime.stderr_messages import print_stderr
 
 
 def main() -> int:
-    """Run the service or one job; return the exit code."""
-    in_foreground = bool(os.environ.get("JOB_ID"))
+    """Run the service, or become the process of one job; return the exit code."""
+    if os.environ.get("JOB_ID"):
+        run = processes.module_command("cli", "run")
+        os.execv(run[0], run)  # noqa: S606  our own command, which reads the job from the environment
     processes.exit_with_parent(os.environ)
-    # In the foreground the job's events are printed; the log only holds what went wrong.
-    service_log.configure("coordinator", logging.WARNING if in_foreground else logging.INFO)
+    service_log.configure("coordinator")
     try:
         settings = ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
-        if in_foreground:
-            return foreground.run(settings, os.environ)
         limits = ShellLimits.replaced()
         make_private(settings.data_dir)
         database = Database.open(settings.database_url)
         try:
-            service = Service(database, settings, os.environ, limits, forks_agents=True)
+            service = Service(database, settings, os.environ, limits)
             asyncio.run(service.run())
         finally:
             database.close()

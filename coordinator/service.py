@@ -52,12 +52,9 @@ class Service:
         settings: ServiceSettings,
         environ: Mapping[str, str],
         limits: ShellLimits,
-        *,
-        forks_agents: bool = False,
     ) -> None:
         """`limits` are those this process started with; its agents start with them, too."""
         self._limits = limits
-        self._forks_agents = forks_agents
         self._database = database
         self._settings = settings
         self._environ = environ
@@ -163,8 +160,7 @@ class Service:
             epoch=lease.epoch,
             port=address.port,
         )
-        if self._forks_agents:  # only now: its imports take as long as everything before
-            launcher.start_fork_server()
+        launcher.start_fork_server()  # only now: its imports take as long as everything before
         probes.start()
         try:
             await self._loop.run()

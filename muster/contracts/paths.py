@@ -9,6 +9,7 @@
   checkpoints/<job_id>/           of jobs that name no directory, unless CHECKPOINT_DIR is set
   datasets/synthetic/             generated for a job that names no data set
   secrets/                        what jobs refer to as file:NAME
+  foreground/<job_id>/            a directory like this one, of the services of a `muster run`
   jobs/<job_id>/
     uid                           the job that owns this directory: an id may be reused, a uid not
     logs/rank_00000.000.log       stdout and stderr of rank 0, attempt 0
@@ -188,6 +189,9 @@ class DataDir:
     @property
     def jobs(self) -> Path:
         return self.root / "jobs"
+
+    def foreground(self, job_id: str) -> Self:
+        return type(self)(self.root / "foreground" / job_id)
 
     def job(self, job_id: str) -> JobFiles:
         return JobFiles(self.jobs / job_id)

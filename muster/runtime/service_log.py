@@ -14,7 +14,7 @@ import structlog
 from muster.runtime.stderr_messages import print_stderr
 
 
-def configure(service: str, level: int = logging.INFO) -> None:
+def configure(service: str) -> None:
     """Log to standard error from now on, with `service` in every line."""
     shared: list[structlog.types.Processor] = [
         _drop_none,
@@ -35,12 +35,12 @@ def configure(service: str, level: int = logging.INFO) -> None:
             foreign_pre_chain=shared, processors=[formatter.remove_processors_meta, *rendering]
         )
     )
-    logging.basicConfig(handlers=[handler], level=level, force=True)
+    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     structlog.configure(
         processors=[*shared, formatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.make_filtering_bound_logger(level),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)

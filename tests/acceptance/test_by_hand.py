@@ -71,14 +71,10 @@ def test_no_thread_of_a_program_outlives_its_training(
     assert (ended, words in output) == (code, True), output
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "code"), [("worker", "RANK", 2), ("coordinator", "WORLD_SIZE", 1)]
-)
-def test_an_invalid_environment_is_one_sentence(
-    terminal: Terminal, module: str, name: str, code: int
-) -> None:
+@pytest.mark.parametrize(("module", "name"), [("worker", "RANK"), ("coordinator", "WORLD_SIZE")])
+def test_an_invalid_environment_is_one_sentence(terminal: Terminal, module: str, name: str) -> None:
     ended, output = terminal.run("-P", "-m", module, **{"JOB_ID": "test", name: "many"})
-    assert (ended, name in output, output.count("\n")) == (code, True, 1), output
+    assert (ended, name in output, output.count("\n")) == (2, True, 1), output
 
 
 def test_a_coordinator_with_a_job_id_runs_that_job(
@@ -113,7 +109,7 @@ def test_a_coordinator_refuses_checkpoints_of_another_mode(
     own = terminal.directory / "checkpoints" / "one" / "worker_0"
     (own / "step_0000000042.g0003").mkdir(parents=True)
     code, output = terminal.run("-P", "-m", "coordinator", JOB_ID="one", WORLD_SIZE="1")
-    assert code == 1, output
+    assert code == 6, output
     assert "use mode independent, or start a job with another id" in output
 
 
@@ -129,7 +125,7 @@ def test_the_same_command_goes_on_after_an_interruption(
     output, _ = first.communicate(timeout=DEADLINE_SECONDS)
     if number is signal.SIGINT:
         assert first.returncode == 130, output
-        assert "the same command resumes one" in output
+        assert "the same command with --job-id one goes on" in output
         assert not terminal.left_running()
     code, output = terminal.run("-P", "-m", "coordinator", JOB_ID="one", **job)
     assert code == 0, output

@@ -14,7 +14,7 @@ from typing import IO
 
 import pytest
 
-from tests.support.installation import DEADLINE_SECONDS
+from tests.support.installation import DEADLINE_SECONDS, await_value
 from tests.support.screens import Screen
 from tests.support.terminals import Terminal
 
@@ -214,6 +214,33 @@ def test_an_interrupted_job_leaves_no_process_and_resumes_by_id(
     assert code == 0, output
     assert "start 0" not in output, "that was shown before"
     assert all(f"[{rank}] start 1" in output for rank in range(2))
+
+
+DEAF = (
+    "import signal, time\n"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "print('it is deaf', flush=True)\n"
+    "time.sleep(600)\n"
+)
+
+
+def test_a_second_interrupt_kills_the_ranks(terminal: Terminal) -> None:
+    words = ("run", script(terminal, DEAF))
+    with Screen(*words, environment=terminal.environment, directory=terminal.directory) as screen:
+        screen.see("it is deaf")
+        screen.type("\x03")
+        screen.see("interrupted; ranks checkpoint and exit")
+        screen.type("\x03")
+        assert screen.end() == 130
+    assert not terminal.left_running()
+
+
+def test_a_killed_run_leaves_nothing_running(terminal: Terminal) -> None:
+    run = terminal.start(*RUN, "-n", "2", script(terminal, WAITS))
+    assert run.stdout is not None
+    next(line for line in run.stdout if "it waits" in line)
+    run.kill()
+    await_value(lambda: not terminal.left_running(), str)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

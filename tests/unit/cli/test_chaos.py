@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from cli import chaos
-from cli.chaos import Strike, recovery_of, strike, watch
+from cli.chaos import Strike, recovery_of, strike, targets, watch
 from cli.errors import Misuse, WrongState
 from muster.client import Job
 from muster.contracts.environ import PROCESS_TAG
@@ -186,6 +186,14 @@ def test_times_of_a_recovery_are_those_of_its_events(
     ]
     joined = [5, 5, 5, 5 if is_member else None]
     assert recovery_of(Strike(1, 3, 7, STRUCK), events, list(map(member, joined))) == milliseconds
+
+
+def test_only_live_ranks_of_this_host_are_targets() -> None:
+    here = worker(pid=1, state="live")
+    other = worker(pid=1, rank=1, state="live", node="elsewhere")
+    ended = worker(rank=2, state="exited")
+    assert targets([here, other, ended], None) == ([here], {1: "elsewhere"})
+    assert targets([here, other], 1) == ([], {1: "elsewhere"})
 
 
 def member(joined_step: int | None) -> MemberView:

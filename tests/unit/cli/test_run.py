@@ -11,10 +11,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from cli.foreground import CHUNK_BYTES, Terminal
 from cli.main import app
 from cli.run import (
-    CHUNK_BYTES,
-    Terminal,
     argv_of_module,
     argv_of_script,
     new_job_id,
@@ -170,7 +169,7 @@ def test_a_flood_is_shown_in_parts_and_long_lines_whole(logs: Logs) -> None:
 
 
 def test_closed_output_is_reported_once() -> None:
-    words = "from cli.run import print_lines as p; [p('x' * 100_000) for _ in range(3)]"
+    words = "from cli.foreground import print_lines as p; [p('x' * 100_000) for _ in range(3)]"
     reading, writing = os.pipe()
     os.close(reading)
     ended = subprocess.run(
