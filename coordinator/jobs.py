@@ -12,11 +12,7 @@ from coordinator.decide import actions, placement
 from coordinator.decide.actions import PlaceRank, SetStatus
 from coordinator.decide.admission import Claim, admit
 from coordinator.decide.plan import plan
-from coordinator.decide.state import (
-    ONE_HOST,
-    AgentSnapshot,
-    JobSnapshot,
-)
+from coordinator.decide.state import ONE_HOST, AgentSnapshot, JobSnapshot
 from coordinator.launchers.launcher import AgentProcess
 from coordinator.persistence import (
     Attachment,

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from coordinator.decide.state import NEVER, JobSnapshot, RankSnapshot
+from coordinator.decide.rank_state import NEVER, RankSnapshot
+from coordinator.decide.state import JobSnapshot
 from database.records import (
     AgentRecord,
     Attempt,

@@ -11,20 +11,22 @@ from typing import Final
 from coordinator.decide.events import describe_exit
 from coordinator.decide.fold_pool import keep_living
 from coordinator.decide.fold_rank import end_unobserved
-from coordinator.decide.state import (
-    LAST,
+from coordinator.decide.rank_state import (
     NEVER,
-    ONE_HOST,
-    AgentSnapshot,
     Attempt,
     AttemptEnd,
     Cause,
+    RankSnapshot,
+    RetryBudget,
+)
+from coordinator.decide.state import (
+    LAST,
+    ONE_HOST,
+    AgentSnapshot,
     GangRestore,
     GroupSnapshot,
     JobFailure,
     JobSnapshot,
-    RankSnapshot,
-    RetryBudget,
     unplaced,
 )
 from coordinator.persistence import SAME_OF_ATTEMPT, SAME_OF_BUDGET, SAME_OF_RANK, Moment, fields_of

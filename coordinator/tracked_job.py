@@ -10,11 +10,8 @@ from coordinator.decide.actions import Action, Observation
 from coordinator.decide.events import event_of
 from coordinator.decide.fold import fold
 from coordinator.decide.plan import plan, wake_at
-from coordinator.decide.state import (
-    NEVER,
-    JobSnapshot,
-    RankSnapshot,
-)
+from coordinator.decide.rank_state import NEVER, RankSnapshot
+from coordinator.decide.state import JobSnapshot
 from coordinator.launchers.launcher import AgentProcess
 from coordinator.persistence import (
     Attachment,

@@ -5,7 +5,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from coordinator.decide.state import Cause, GroupSnapshot, JobFailure
+from coordinator.decide.rank_state import Cause
+from coordinator.decide.state import GroupSnapshot, JobFailure
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.log_parts import LogsDrained
 from muster.contracts.messages import (

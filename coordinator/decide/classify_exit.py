@@ -9,7 +9,8 @@ from signal import SIGKILL, SIGTERM
 from typing import Final
 
 from coordinator.decide.events import describe_exit, last_line, printable, quote_end
-from coordinator.decide.state import AttemptEnd, Cause, JobSnapshot, RankSnapshot
+from coordinator.decide.rank_state import AttemptEnd, Cause, RankSnapshot
+from coordinator.decide.state import JobSnapshot
 from muster.contracts.job import Reason
 from muster.contracts.messages import RankExited
 from muster.contracts.retry import DO_NOT_RETRY_CODE, SIGNAL_BASE, RetryClass

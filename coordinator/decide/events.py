@@ -11,7 +11,8 @@ from typing import Final
 
 from coordinator.decide import actions
 from coordinator.decide.actions import Observation
-from coordinator.decide.state import Attempt, Cause, GroupSnapshot, JobSnapshot, RankSnapshot
+from coordinator.decide.rank_state import Attempt, Cause, RankSnapshot
+from coordinator.decide.state import GroupSnapshot, JobSnapshot
 from muster.contracts.job import JobStatus
 from muster.contracts.messages import (
     CheckpointsListed,

@@ -16,7 +16,8 @@ from coordinator.decide import (
 )
 from coordinator.decide.actions import Observation
 from coordinator.decide.events import printable
-from coordinator.decide.state import JobSnapshot, RankSnapshot
+from coordinator.decide.rank_state import RankSnapshot
+from coordinator.decide.state import JobSnapshot
 from muster.contracts import job as job_rules
 from muster.contracts import messages
 from muster.contracts.job import JobStatus, StopRequest

@@ -6,15 +6,13 @@ from typing import Final, TypeAlias, assert_never
 
 from coordinator.decide import actions, fold_exit, fold_pool, fold_rank, gang_restore
 from coordinator.decide.classify_exit import classify_unobserved
+from coordinator.decide.rank_state import NEVER, Cause, RankSnapshot
 from coordinator.decide.state import (
     AGENT_FAILURES_LIMIT,
-    NEVER,
     AgentSnapshot,
-    Cause,
     GroupSnapshot,
     JobFailure,
     JobSnapshot,
-    RankSnapshot,
 )
 from muster.contracts.agent import AgentState
 from muster.contracts.job import Reason

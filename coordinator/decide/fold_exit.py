@@ -15,7 +15,8 @@ import msgspec
 from coordinator.decide import fold_pool, fold_rank
 from coordinator.decide.classify_exit import classify
 from coordinator.decide.events import describe_exit, printable, quote_lines
-from coordinator.decide.state import AttemptEnd, Cause, JobFailure, JobSnapshot, RankSnapshot
+from coordinator.decide.rank_state import AttemptEnd, Cause, RankSnapshot
+from coordinator.decide.state import JobFailure, JobSnapshot
 from muster.contracts.interpreter import import_advice
 from muster.contracts.job import Reason
 from muster.contracts.messages import PermanentFailure, Raised, RankExited

@@ -7,7 +7,8 @@ from typing import Final, TypeAlias, assert_never
 import msgspec
 
 from coordinator.decide import actions
-from coordinator.decide.state import Cause, JobSnapshot, Partition, RankSnapshot, unplaced
+from coordinator.decide.rank_state import Cause, RankSnapshot
+from coordinator.decide.state import JobSnapshot, Partition, unplaced
 from muster.contracts import pool as pools
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import Reason

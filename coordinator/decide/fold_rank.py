@@ -7,7 +7,7 @@ from typing import Any, Final, assert_never
 import msgspec
 
 from coordinator.decide import actions
-from coordinator.decide.state import Attempt, AttemptEnd, Cause, RankSnapshot, Throughput
+from coordinator.decide.rank_state import Attempt, AttemptEnd, Cause, RankSnapshot, Throughput
 from muster.contracts.job import Reason
 from muster.contracts.messages import Heartbeat, RankExited
 from muster.contracts.rank import COUNT_MAX, ProcessState

@@ -9,7 +9,8 @@ from typing import Final
 
 from coordinator.decide.actions import Action, KillProcess, Suspect
 from coordinator.decide.plan_pool import is_step_expected
-from coordinator.decide.state import NEVER, AgentSnapshot, Attempt, Cause, JobSnapshot, RankSnapshot
+from coordinator.decide.rank_state import NEVER, Attempt, Cause, RankSnapshot
+from coordinator.decide.state import AgentSnapshot, JobSnapshot
 from muster.contracts.agent import AgentState
 from muster.contracts.job import JobStatus, Reason
 from muster.contracts.rank import ProcessState

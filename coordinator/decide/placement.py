@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from coordinator.decide.actions import PlaceRank
-from coordinator.decide.state import AgentSnapshot, JobSnapshot, RankSnapshot
+from coordinator.decide.rank_state import RankSnapshot
+from coordinator.decide.state import AgentSnapshot, JobSnapshot
 from muster.cluster.description import Cluster
 from muster.cluster.placement import RankRequest, requests_of, use_of
 from muster.cluster.placement import place as place_requests

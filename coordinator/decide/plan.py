@@ -11,7 +11,8 @@ from typing import Final
 from coordinator.decide import actions, liveness, plan_pool
 from coordinator.decide.actions import Action, SetStatus
 from coordinator.decide.events import describe_late_agent, describe_recovery, describe_stop
-from coordinator.decide.state import NEVER, AgentSnapshot, Cause, JobSnapshot, RankSnapshot
+from coordinator.decide.rank_state import NEVER, Cause, RankSnapshot
+from coordinator.decide.state import AgentSnapshot, JobSnapshot
 from muster.contracts.agent import AgentState
 from muster.contracts.job import TERMINAL, JobStatus, Reason
 

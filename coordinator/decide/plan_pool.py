@@ -10,7 +10,8 @@ from coordinator.decide import actions
 from coordinator.decide.actions import Action, SetStatus
 from coordinator.decide.events import describe_recovery
 from coordinator.decide.fold_pool import DIVERGED
-from coordinator.decide.state import GroupSnapshot, JobSnapshot, Partition, RankSnapshot
+from coordinator.decide.rank_state import RankSnapshot
+from coordinator.decide.state import GroupSnapshot, JobSnapshot, Partition
 from muster.contracts.agent import UNPLACED
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.location import parse_location

@@ -12,13 +12,8 @@ from coordinator.decide.actions import Action, Observation
 from coordinator.decide.fold import fold
 from coordinator.decide.placement import place
 from coordinator.decide.plan import plan, wake_at
-from coordinator.decide.state import (
-    AgentSnapshot,
-    JobFailure,
-    JobSnapshot,
-    RankSnapshot,
-    unplaced,
-)
+from coordinator.decide.rank_state import RankSnapshot
+from coordinator.decide.state import AgentSnapshot, JobFailure, JobSnapshot, unplaced
 from muster.checkpoints.manifest import CheckpointName
 from muster.cluster.description import Cluster, ClusterNode
 from muster.contracts import messages

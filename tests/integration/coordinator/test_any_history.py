@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from coordinator.decide.actions import PublishGroup, Start
 from coordinator.decide.plan import plan, wake_at
-from coordinator.decide.state import JobSnapshot, RankSnapshot
+from coordinator.decide.rank_state import RankSnapshot
+from coordinator.decide.state import JobSnapshot
 from muster.contracts.agent import LOCAL_HOST, AgentState
 from muster.contracts.job import TERMINAL, JobStatus, Reason, StopRequest
 from muster.contracts.messages import Executing, Hello, Warned

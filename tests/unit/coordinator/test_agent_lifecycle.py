@@ -11,7 +11,8 @@ import pytest
 from coordinator import agent_lifecycle
 from coordinator.agent_lifecycle import AgentLifecycle, Unprepared, prepare
 from coordinator.decide.actions import AgentLost, DismissAgent, JobFailed, Observation
-from coordinator.decide.state import Cause, JobFailure
+from coordinator.decide.rank_state import Cause
+from coordinator.decide.state import JobFailure
 from coordinator.launchers.launcher import AgentProcess, NotStarted
 from coordinator.persistence import Attachment
 from coordinator.tracked_job import TrackedJob

@@ -17,7 +17,7 @@ from coordinator.decide.actions import (
     Suspect,
 )
 from coordinator.decide.events import NewEvent, event_of
-from coordinator.decide.state import Cause
+from coordinator.decide.rank_state import Cause
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.messages import (
