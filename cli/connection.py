@@ -1,4 +1,4 @@
-"""A command's connection to the API, and the arguments that name jobs.
+"""A command's connection to the API, and what several commands ask for.
 
 HTTP is imported when a command runs, so that ``--help`` answers at once.
 """
@@ -33,6 +33,13 @@ ATTACHED_SECONDS: Final = 60.0
 
 _COMPLETION_SECONDS: Final = 1.0
 _COMPLETION_JOBS: Final = 50
+
+python_option: Final = click.option(
+    "--python",
+    type=click.Path(exists=True, dir_okay=False, executable=True),
+    metavar="PATH",
+    help="Interpreter of the ranks. Default: the first python on PATH.",
+)
 
 
 @contextmanager

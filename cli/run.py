@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import click
 
+from cli.connection import python_option
 from muster.contracts.environ import RANK_DEFAULTS, spec_from_environment
 from muster.contracts.job import JobId
 from muster.contracts.spec import (
@@ -50,14 +51,6 @@ def parse_ranks(_: click.Context, __: click.Parameter, word: str) -> int:
             raise click.BadParameter("this machine has no GPU: give a number, or cpu")
         case _:
             raise click.BadParameter(f"expected 4, auto, cpu or gpu, got {word!r}")
-
-
-python_option: Final = click.option(
-    "--python",
-    type=click.Path(exists=True, dir_okay=False, executable=True),
-    metavar="PATH",
-    help="Interpreter of the ranks. Default: the first python on PATH.",
-)
 
 
 @click.command(

@@ -21,12 +21,11 @@ import click
 import msgspec
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from cli.connection import ATTACHED_SECONDS, connected
+from cli.connection import ATTACHED_SECONDS, connected, python_option
 from cli.errors import ExitCode, Misuse
 from cli.jobs import kind_of, show_logs_and_events, what_runs
 from cli.lifecycle import watch_to_end
 from cli.output import Output, Tracebacks, facts, notice_if_slow, show
-from cli.run import python_option
 from muster.client.errors import Invalid
 from muster.contracts.errors import InvalidDescription, printable
 from muster.contracts.location import InvalidLocation, parse_location
