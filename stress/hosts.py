@@ -46,7 +46,7 @@ STALE: Final = "cut healed"
 """The event by which a job has got over a fault: the first step of a new group, for example."""
 LEAST_CUT_SECONDS: Final = 5.0
 STALE_SECONDS: Final = 5.0
-DEADLINE_SECONDS: Final = 240.0  # a job that was disturbed little takes two minutes
+DEADLINE_SECONDS: Final = 600.0  # a job that was disturbed little takes two minutes
 
 
 class Schedule:

@@ -81,7 +81,7 @@ def write_samples(directory: Path, samples: int, shards: int = 3) -> Path:
 
 
 class ScriptedUpdates:
-    """A rank's ear: the conductor puts the newest layout here."""
+    """Updates of a rank: the conductor puts the newest group here."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -91,9 +91,9 @@ class ScriptedUpdates:
         self.killed = False
         self.stopped = False
 
-    def put(self, layout: WorkerGroup) -> None:
+    def put(self, group: WorkerGroup) -> None:
         with self._changed:
-            self._newest = GroupUpdate(group=layout)
+            self._newest = GroupUpdate(group=group)
             self._changed.notify_all()
 
     def kill(self) -> None:
@@ -134,12 +134,12 @@ class Player:
 
     worker_id: int
     rank: int
-    layouts: ScriptedUpdates
+    groups: ScriptedUpdates
     replica: Replica
     thread: threading.Thread | None = None
     slots: np.ndarray | None = None
     outcome: Outcome | BaseException | None = None
-    took_up: int = 0
+    joined_round: int = 0
     """The last generation that was in force for it; 0: none."""
 
 
@@ -175,7 +175,7 @@ class Stage:
         self.is_over = False
         self.drawers: list[RandomAccess] = []
         self.held: tuple[int, Callable[[], object]] = (NO_RANK, lambda: None)
-        """The generation of the layout that is to end when all have taken it up, and how."""
+        """The round that is to end when all have joined it, and how."""
         self.when_disputed: Callable[[tuple[int, ...]], object] = lambda _workers: None
 
     # What happens to the pool
@@ -192,8 +192,8 @@ class Stage:
 
     def leaves(self, worker_id: int) -> None:
         with self.lock:
-            if not self.players[worker_id].took_up:
-                self.players[worker_id].layouts.stop()
+            if not self.players[worker_id].joined_round:
+                self.players[worker_id].groups.stop()
             self._announce([p for p in self.members if p.worker_id != worker_id])
 
     def dies(self, worker_id: int) -> None:
@@ -201,7 +201,7 @@ class Stage:
         with self.lock:
             player = self.players[worker_id]
             group = self.groups.get(self.generation)
-            player.layouts.kill()
+            player.groups.kill()
             if group is not None and player in self.members:
                 group[self.members.index(player)].kill()
             self._announce([p for p in self.members if p is not player])
@@ -270,15 +270,15 @@ class Stage:
     # Seams of the trainers
 
     def create_group(self, player: Player, update: GroupUpdate) -> Group | None:
-        layout = update.group
-        place = group_rank_of(player.rank, layout)
-        if place is None or layout.members[place].worker_id != player.worker_id:
+        group = update.group
+        place = group_rank_of(player.rank, group)
+        if place is None or group.members[place].worker_id != player.worker_id:
             return None
         with self.lock:
-            if layout.generation < self.generation or self.is_over:
+            if group.round < self.generation or self.is_over:
                 raise GroupChanged
             group = self.groups.setdefault(
-                layout.generation, SimulatedBackend.create_group(len(layout.members))
+                group.round, SimulatedBackend.create_group(len(group.members))
             )
         backend = group[place]
         reducer = self.reducer(backend, player.slots)
@@ -304,7 +304,7 @@ class Stage:
             computer=computer,
             replay=Replay(computer, self.replay_every),
             replica=player.replica,
-            updates=player.layouts,
+            updates=player.groups,
             groups=_Groups(self, player),
             callbacks=_Callbacks(self, player, initial),
             arithmetic=fingerprint(),
@@ -331,7 +331,7 @@ class Stage:
         """As the coordinator would: a rank that is done is not in later groups."""
         self._end_groups()
         for player in self.players:
-            player.layouts.stop()
+            player.groups.stop()
 
     def _end_groups(self) -> None:
         for group in self.groups.values():
@@ -342,31 +342,31 @@ class Stage:
         self, members: Iterable[Player], *, paused: bool = False, save: bool = False
     ) -> None:
         former, self.members = self.members, sorted(members, key=lambda player: player.worker_id)
-        has_begun = all(player.took_up == self.generation for player in former)
+        has_begun = all(player.joined_round == self.generation for player in former)
         self.generation += 1
-        seats = tuple(
+        members = tuple(
             GroupMember(worker_id=player.worker_id, rank=player.rank, host="", port=0)
             for player in self.members
         )
-        layout = WorkerGroup(
-            round=self.generation, token="", members=seats, paused=paused, save=save
+        group = WorkerGroup(
+            round=self.generation, token="", members=members, paused=paused, save=save
         )
         # Members that take a step finish it if others are only added.
         if not has_begun or any(player not in self.members for player in former):
             self._end_groups()
         for player in self.players:
-            player.layouts.put(layout)
+            player.groups.put(group)
         if self.is_over:
             self._part()
 
-    def took_up(self, player: Player, layout: WorkerGroup, step: int) -> None:
+    def note_joined(self, player: Player, group: WorkerGroup, step: int) -> None:
         with self.lock:
-            player.took_up = layout.generation
-            self.taken.append((layout.generation, step))
+            player.joined_round = group.round
+            self.taken.append((group.round, step))
             generation, meanwhile = self.held
-            if layout.generation != self.generation or generation != self.generation:
+            if group.round != self.generation or generation != self.generation:
                 return
-            if all(member.took_up == generation for member in self.members):
+            if all(member.joined_round == generation for member in self.members):
                 meanwhile()
                 self.resumes()
 
@@ -413,14 +413,14 @@ class _Callbacks:
             state, committed = self.stage.kept
             replica.commit({name: array.copy() for name, array in state.items()}, committed)
 
-    def on_group_joined(self, layout: WorkerGroup, replica: Replica) -> None:
-        self.stage.took_up(self.player, layout, replica.position.step)
+    def on_group_joined(self, group: WorkerGroup, replica: Replica) -> None:
+        self.stage.note_joined(self.player, group, replica.position.step)
 
-    def on_peer_lost(self, layout: WorkerGroup, error: CollectiveError) -> None:
+    def on_peer_lost(self, group: WorkerGroup, error: CollectiveError) -> None:
         pass
 
-    def on_state_mismatch(self, layout: WorkerGroup, error: WorkersDiverged) -> None:
-        self.stage.disputed(tuple(layout.members[place].worker_id for place in error.members))
+    def on_state_mismatch(self, group: WorkerGroup, error: WorkersDiverged) -> None:
+        self.stage.disputed(tuple(group.members[place].worker_id for place in error.members))
 
     def on_step(self, replica: Replica, _means: Means) -> None:
         self.stage.reaches(replica.position.step)

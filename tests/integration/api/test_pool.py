@@ -116,6 +116,7 @@ def test_an_audit_shows_read_samples_and_checkpoints(
     found = client.get(f"/jobs/{elastic}/audit").json()
     assert found == {
         "job_id": elastic,
+        "bits": "same",
         "complete": False,
         "exactly_once": None,
         "epochs": [

@@ -142,7 +142,7 @@ def test_save_that_failed_before_a_new_group_is_missing_at_the_end(data: Path) -
     def fail_and_stop() -> None:
         stage.kept = None
         for player in stage.players:
-            player.layouts.stop()
+            player.groups.stop()
 
     stage.at(4, lambda: stage.holds(fail_and_stop)).plays(2)
     assert {player.outcome for player in stage.players} == {Outcome.STOPPED}

@@ -80,7 +80,7 @@ def order(stage: Stage, attempt: int, **spec: object) -> StartRank:
 def start(stage: Stage, agent: Conversation, attempt: int, **spec: object) -> int:
     """Start rank 0, let it train alone, and return its pid."""
     group = WorkerGroup(
-        generation=attempt + 1,
+        round=attempt + 1,
         token="",
         members=(GroupMember(worker_id=attempt, rank=0, host=LOCAL_HOST, port=0),),
         paused=False,

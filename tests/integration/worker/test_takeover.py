@@ -68,12 +68,12 @@ def test_an_adopted_group_takes_a_new_round_and_a_new_rank(stage: Stage) -> None
 
     second = taken_over(stage, *ranks, is_managed=True)
     second.say(announced(2, 0, 1))
-    hear_said(second, 0, JoinedGroup, lambda took_up: took_up.generation == 2)
+    hear_said(second, 0, JoinedGroup, lambda joined: joined.round == 2)
     assert hear_said(second, 0, Saved, lambda s: s.generation == 2).step > saved.step
     second.say(stage.order(None, rank=2, **TOGETHER))
     hear_said(second, 2, Ready, lambda _: True)
     second.say(announced(3, 0, 1, 2))
-    hear_said(second, 2, JoinedGroup, lambda took_up: took_up.generation == 3)
+    hear_said(second, 2, JoinedGroup, lambda joined: joined.round == 3)
     hear_training(second, 2, above=saved.step)
     assert all(is_running(rank.process) for rank in ranks)
     second.say(Dismiss())
