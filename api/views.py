@@ -7,12 +7,14 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from datetime import datetime
+from itertools import count, islice
 from typing import Any, Final
 
 import msgspec
 
 from api.auth import Caller
 from database.records import AgentRecord, Audit, Job, MemberRecord, RankRecord
+from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import OPEN, JobStatus
 from muster.contracts.pool import WorkerState
 from muster.contracts.rank import ProcessState
@@ -108,12 +110,15 @@ def summary(job: Job, started: Sequence[RankRecord], now: datetime) -> SummaryVi
 
 
 def every_rank(started: Sequence[RankRecord], world_size: int) -> list[RankRecord]:
-    """Return one worker per rank, in order, with a waiting one for each that never started."""
-    known = {worker.rank: worker for worker in started}
-    return [
-        known.get(rank) or RankRecord(rank=rank, attempt=-1, state=WAITING, process=None)
-        for rank in range(world_size)
-    ]
+    """Return one worker per rank, in order, with a waiting one for each that never started.
+
+    After scaling down, the numbers of the ranks may have gaps.
+    """
+    known = {worker.rank: worker for worker in started if worker.in_service}
+    vacant = (rank for rank in count() if rank not in known)
+    for rank in islice(vacant, max(0, world_size - len(known))):
+        known[rank] = RankRecord(rank=rank, attempt=-1, state=WAITING, process=None)
+    return [worker for _, worker in sorted(known.items())][:world_size]
 
 
 def _is_one_model(spec: JobSpec, workers: Sequence[RankRecord]) -> bool:
@@ -143,7 +148,9 @@ def _worker_view(worker: RankRecord, now: datetime) -> WorkerView:
 
 def _process(worker: RankRecord | None) -> dict[str, Any]:
     process = worker.process if worker else None
-    return {"pid": process.pid if process else None, "node": process.node if process else None}
+    if worker is None or process is None:
+        return {"pid": None, "node": None}
+    return {"pid": process.pid, "node": process.node if worker.host == LOCAL_HOST else worker.host}
 
 
 def _state(worker: RankRecord) -> str:

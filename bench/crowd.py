@@ -10,6 +10,7 @@ connections of other hosts cost beyond that, their encryption, is left out.
 import asyncio
 import os
 import random
+import socket
 import subprocess
 import sys
 import tempfile
@@ -54,7 +55,6 @@ CROWDS = (125, 1), (20, 25)
 RANKS = 8
 """Of each agent."""
 
-AGENT_ADDRESS = "127.0.0.1:7433"  # nothing connects there
 SECONDS = 30.0
 SETTLING_SECONDS = 5.0
 BEAT_SECONDS = 1.0
@@ -115,9 +115,16 @@ def write_cluster(directory: Path, names: Sequence[str], process: ProcessRecord)
     ssh.chmod(0o755)
     return {
         "MUSTER_CLUSTER": str(cluster),
-        "MUSTER_AGENT_ADDRESS": AGENT_ADDRESS,
+        "MUSTER_AGENT_ADDRESS": f"{own_address()}:7433",  # nothing connects there
         "PATH": f"{directory}:{os.environ['PATH']}",
     }
+
+
+def own_address() -> str:
+    """Return an address of this host that is not its loopback; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))
+        return str(probe.getsockname()[0])
 
 
 def write_jobs(

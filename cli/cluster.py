@@ -73,7 +73,7 @@ def hosts(*, output: Output) -> None:
             it.facts.version if it.facts else "-",
             it.facts.processor if it.facts else "-",
             f"{duration((now - it.seen_at).total_seconds())} ago" if it.seen_at else "never",
-            it.shared_dir or "-",
+            "yes" if it.shared_dir and it.transport != "local" else "-",
             ", ".join(f"{count} {state}" for state, count in it.agents.items()) or "-",
             ", ".join(it.jobs) or "-",
         )

@@ -18,7 +18,7 @@ from coordinator.launchers.launcher import AgentProcess, Launcher, NotStarted
 from coordinator.tracked_job import TrackedJob
 from database.records import AgentRecord
 from muster.contracts.environ import agent_heartbeat_seconds, process_tag
-from muster.contracts.host import HostFacts, common_kernels
+from muster.contracts.host import HostFacts, common_environment
 from muster.contracts.job import JobUid, Reason
 from muster.contracts.location import InvalidLocation
 from muster.contracts.messages import AdoptedRank, AgentAssignment, CoordinatorAddress
@@ -255,27 +255,25 @@ class AgentLifecycle:
         return await self._wait_for_end(job, host)
 
     async def _choose_kernels(self, job: TrackedJob) -> None:
-        """Choose the variables that each host of a job needs, once; an event says why.
+        """Choose the variables that each host of a job needs, once and for good.
 
-        None if a host has not said yet what it has: ranks are compared when they meet anyway.
+        A later choice would change the bits of a job that goes on. Where none can be made, ranks
+        that compute other bits are refused when they meet. An event says what was chosen, and why.
         """
         snapshot = job.snapshot
         if self._facts is None or not (snapshot.is_synchronous and snapshot.spans_hosts):
             return
-        known, names = await self._facts(), snapshot.spec.hosts or snapshot.hosts
-        if job.kernels is not None:
+        known, names = await self._facts(), snapshot.shared_hosts or snapshot.spec.hosts
+        if job.attachment.numeric_environment is not None:
             return  # chosen for another agent, meanwhile or before
-        job.kernels = {}
-        facts = {host: known[host] for host in names if host in known}
-        if len({it.arithmetic for it in facts.values()}) < 2:  # noqa: PLR2004  all equal
-            return
-        differ = "; ".join(f"{host}: {it.arithmetic}" for host, it in facts.items())
-        if snapshot.spec.bits == "any":
-            job.note("bits_differ", f"hosts differ ({differ}): its bits are not promised")
-        elif len(facts) == len(names) and (kernels := common_kernels(facts)):
-            (core, *_) = {it["OPENBLAS_CORETYPE"] for it in kernels.values()}
-            job.note("kernels_chosen", f"hosts differ ({differ}): all use the kernels of {core}")
-            job.kernels = kernels
+        facts = {host: known[host] for host in names or snapshot.hosts if host in known}
+        chosen, why = common_environment(facts)
+        if why and snapshot.spec.bits == "any":
+            chosen, why = {}, "its bits are not promised"
+        job.attach(numeric_environment=chosen)
+        if why:
+            hosts = "; ".join(f"{host}: {it.arithmetic}" for host, it in facts.items())
+            job.note("hosts_differ", f"hosts differ ({hosts}): {why}")
 
     async def _wait_for_end(self, job: TrackedJob, host: str) -> str:
         status = await job.agents[host].ended if host in job.agents else None
@@ -326,7 +324,7 @@ class AgentLifecycle:
             secrets_dir=str(self._data.secrets),
             # The launcher adds the keys.
             store_keys={} if job.places is not None and job.places.uses_store else None,
-            environment=dict((job.kernels or {}).get(host, {})),
+            environment=(job.attachment.numeric_environment or {}).get(host, {}),
             shared_dir=snapshot.spec.checkpoint_dir
             if snapshot.shared_hosts and not agent.is_local
             else None,

@@ -1,4 +1,4 @@
-"""Asks every host what it has, and keeps the answers in the database, where the API reads them."""
+"""Asks every host for its facts, and keeps them in the database, where the API reads them."""
 
 import asyncio
 from collections.abc import Mapping
@@ -7,15 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from coordinator.launchers.launcher import NotStarted
 from coordinator.launchers.remote import CommandLauncher
-from database.errors import DatabaseUnavailable
+from database.errors import DatabaseUnavailable, LeaseLost
 from database.hosts import Hosts
 from database.records import HostRecord, Lease, utc_now
 
-REST_SECONDS: Final = 10.0  # between two probes, whatever happens
-PERIOD_SECONDS: Final = 300.0
+MIN_INTERVAL_SECONDS: Final = 10.0
+INTERVAL_SECONDS: Final = 300.0
 RETRY_SECONDS: Final = 60.0  # after a probe that failed; an agent that connects ends the pause
+
+
+_LOG: Final = structlog.get_logger("coordinator")
 
 
 class HostProbes:
@@ -40,40 +45,53 @@ class HostProbes:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        self._tasks = [asyncio.ensure_future(self._keep_asking(host)) for host in self._launchers]
+        self._tasks = [asyncio.ensure_future(self._probe(host)) for host in self._launchers]
 
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def on_heard(self, host: str) -> None:
-        """Ask a host again soon: an agent there has connected."""
+    def probe_soon(self, host: str) -> None:
+        """Probe a host again soon: an agent there has connected, or was lost."""
         if host in self._woken:
             self._woken[host].set()
 
-    async def _keep_asking(self, host: str) -> None:
+    async def _probe(self, host: str) -> None:
+        """Probe a host again and again, until our lease is lost."""
         while True:
             record = HostRecord(host=host)
-            with suppress(DatabaseUnavailable):
+            try:
                 known = await asyncio.to_thread(self._hosts.all)
                 record = await self._ask(known.get(host, record))
                 await asyncio.to_thread(self._hosts.write, record, self._lease)
-            await asyncio.sleep(REST_SECONDS)
+            except DatabaseUnavailable:
+                pass
+            except LeaseLost:
+                return
+            except Exception:  # noqa: BLE001  of one host alone: no job depends on it
+                _LOG.exception("cannot probe a host", action="not_probed", host=host)
+            await asyncio.sleep(MIN_INTERVAL_SECONDS)
             has_failed = record.seen_at is None or record.problem is not None
             with suppress(TimeoutError):
-                async with asyncio.timeout(RETRY_SECONDS if has_failed else PERIOD_SECONDS):
+                async with asyncio.timeout(RETRY_SECONDS if has_failed else INTERVAL_SECONDS):
                     await self._woken[host].wait()
             self._woken[host].clear()
 
     async def _ask(self, known: HostRecord) -> HostRecord:
+        launcher, directory = self._launchers[known.host], self._checkpoint_dir
         try:
-            probed = await self._launchers[known.host].probe(self._checkpoint_dir)
-        except (NotStarted, OSError) as error:
+            try:
+                probed = await launcher.probe(directory)
+            except OSError as error:  # of our own disk, and no fault of the host
+                words = f"cannot tell which hosts share {directory}: {error}"
+                _LOG.warning(words, action="not_probed", host=known.host)
+                probed = await launcher.probe()
+        except NotStarted as error:
             return replace(known, problem=str(error))
         return HostRecord(
             host=known.host,
             facts=probed.facts,
             seen_at=utc_now(),
-            shared_dir=str(self._checkpoint_dir) if probed.is_shared else None,
+            shared_dir=str(directory) if probed.is_shared else None,
         )

@@ -177,7 +177,7 @@ class JobTable:
     def _place_lost(self, now: Moment) -> None:
         """Choose hosts for ranks of admitted jobs that have none, or have lost it."""
         for job in self.admitted():
-            if not any(placement.unplaced(job.snapshot, now.monotonic)):
+            if not any(placement.ranks_to_place(job.snapshot, now.monotonic)):
                 continue
             cluster = self._cluster or one_host(self._slots)
             holding = [it.snapshot for it in self.admitted()]
@@ -253,6 +253,7 @@ def _track(
         agents={host: it.record for host, it in agents.items() if it.record is not None},
         tokens_sha256={host: row.token_sha256 for host, row in known.items() if row.token_sha256},
         master_port=rows.job.master_port,
+        numeric_environment=rows.job.numeric_environment,
     )
     job = TrackedJob(
         snapshot=snapshot,

@@ -53,10 +53,10 @@ from muster.host.trace import stamp
 POLL_SECONDS: Final = 0.25
 """How often the rows are checked for changes, in case a wake-up is lost; a check is cheap."""
 
-LONG_ROUND_SECONDS: Final = 0.05  # a round through all jobs that takes longer is followed by a rest
+LONG_ROUND_SECONDS: Final = 0.05  # a round that takes longer is followed by a pause
 
 PAUSE_FACTOR: Final = 2
-"""Length of that rest in rounds. It delays only wake-ups, never what agents report."""
+"""Length of that pause in rounds. It delays only wake-ups, never what agents report."""
 
 COMMIT_AFTER_SECONDS: Final[Mapping[Urgency, float]] = {
     Urgency.NOW: 0.0,
@@ -91,19 +91,19 @@ class CoordinatorLoop:
         jobs: JobTable,
         lifecycle: AgentLifecycle,
         addresses: Mapping[str, str] = ONE_HOST,
-        on_host_heard: Callable[[str], None] = lambda _host: None,
+        on_host_changed: Callable[[str], None] = lambda _host: None,
         clock: Callable[[], float] = time.monotonic,
         database_wait_seconds: float = DATABASE_WAIT_SECONDS,
     ) -> None:
         self._writer = writer
         self._jobs = jobs
         self._lifecycle = lifecycle
-        self._on_host_heard = on_host_heard
+        self._on_host_changed = on_host_changed
         self._clock = clock
         self._inbox: deque[tuple[JobUid, Observation, Moment]] = deque()
         self._woken = asyncio.Event()
         self._executor = Executor(lifecycle, self.observe, addresses)
-        self._rests_until = 0.0
+        self._paused_until = 0.0
         self._is_wake_up_due = False
         self._committed_at = 0.0
         self._commit_due_at = math.inf
@@ -138,15 +138,16 @@ class CoordinatorLoop:
     def on_refused(self, uid: JobUid, why: str) -> None:
         job = self._jobs.tracked.get(uid)
         if job is not None:
-            job.note("agent_refused", why)
+            job.note("agent_refused", why, self._now().wall)
             self.wake()
 
     def on_connected(self, hello: AgentHello) -> None:
-        self._on_host_heard(hello.host)
+        self._on_host_changed(hello.host)
         connected = AgentConnected(host=hello.host, generation=hello.generation)
         self.observe(JobUid(hello.job_uid), connected)
 
     def on_disconnected(self, hello: AgentHello) -> None:
+        self._on_host_changed(hello.host)
         disconnected = AgentDisconnected(host=hello.host, generation=hello.generation)
         self.observe(JobUid(hello.job_uid), disconnected)
 
@@ -201,16 +202,16 @@ class CoordinatorLoop:
         self._woken.set()
 
     def wake_soon(self) -> None:
-        """Look at the rows at once, or after the rest that follows a long round.
+        """Look at the rows at once, or after the pause that follows a long round.
 
         With thousands of jobs a round takes long, and their submission needs the machine as well.
         """
-        rest = self._rests_until - self._clock()
-        if rest <= 0:
+        pause = self._paused_until - self._clock()
+        if pause <= 0:
             self.wake()
         elif not self._is_wake_up_due:
             self._is_wake_up_due = True
-            asyncio.get_running_loop().call_later(rest, self.wake)
+            asyncio.get_running_loop().call_later(pause, self.wake)
 
     # Start and end
 
@@ -257,7 +258,7 @@ class CoordinatorLoop:
                 await self._act()
                 now = self._clock()
                 if now - began > LONG_ROUND_SECONDS:
-                    self._rests_until = now + PAUSE_FACTOR * (now - began)
+                    self._paused_until = now + PAUSE_FACTOR * (now - began)
             await self._commit_at_end()
         finally:
             if self._ticker is not None:

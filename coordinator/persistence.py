@@ -30,7 +30,7 @@ from muster.contracts.messages import (
 from muster.contracts.pool import WorkerState
 from muster.contracts.rank import ProcessRecord, ProcessState
 
-SAME_OF_RANK: Final = ("rank", "host", "finished", "progress")
+SAME_OF_RANK: Final = ("rank", "host", "finished", "in_service", "progress")
 SAME_OF_ATTEMPT: Final = ("exit_code", "exit_signal")
 SAME_OF_BUDGET: Final = ("restarts", "failures", "fruitless", "proven_step")
 """Fields that a rank, its attempt and its budget share with its row; a successor starts there."""
@@ -76,6 +76,9 @@ class Attachment:
     tokens_sha256: Mapping[str, str] = field(default_factory=dict)
     """By host: of the token with which the agent there proves itself."""
     master_port: int = 0
+    numeric_environment: dict[str, dict[str, str]] | None = None
+    """See `database.records.Job`. It is durable before a rank starts, as decisions to start one are
+    in the same transaction or a later one."""
 
 
 def job_row(snapshot: JobSnapshot, attachment: Attachment, now: Moment) -> JobChange:
@@ -95,6 +98,7 @@ def job_row(snapshot: JobSnapshot, attachment: Attachment, now: Moment) -> JobCh
         exit_code=exit_code,
         group_round=snapshot.group.round,
         master_port=attachment.master_port,
+        numeric_environment=attachment.numeric_environment,
         restore_from=_text_of(snapshot.restore.point),
         checkpoint_requests_done=snapshot.checkpoint_requests_done,
     )
@@ -159,7 +163,8 @@ def rank_urgency(before: RankRecord | None, after: RankRecord) -> Urgency:
 
 # The fields without which a successor would go wrong.
 _essentials: Final = attrgetter(
-    *("attempt", "restarts", "failures", "endings", "fruitless", "proven_step", "finished"),
+    *("attempt", "restarts", "failures", "endings", "fruitless", "proven_step"),
+    *("finished", "in_service"),
 )
 
 

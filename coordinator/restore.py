@@ -27,7 +27,7 @@ from coordinator.decide.state import (
     GroupSnapshot,
     JobFailure,
     JobSnapshot,
-    unplaced,
+    new_rank,
 )
 from coordinator.persistence import SAME_OF_ATTEMPT, SAME_OF_BUDGET, SAME_OF_RANK, Moment, fields_of
 from database.records import AgentRecord, Job, MemberRecord, RankRecord
@@ -107,7 +107,7 @@ def snapshot_of(
         spec=job.spec,
         status=job.status,
         ranks=tuple(
-            replace(ranks.get(number) or unplaced(hosts, number), in_service=number in in_service)
+            replace(ranks.get(number) or new_rank(hosts, number), in_service=number in in_service)
             for number in range(max([job.world_size, *(number + 1 for number in ranks)]))
         ),
         done=job.spec.mode == "synchronous" and any(rank.finished for rank in ranks.values()),

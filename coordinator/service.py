@@ -5,11 +5,14 @@ down: ranks save and exit, and their jobs wait in the queue for the next start.
 """
 
 import asyncio
+import errno
 import signal
+import socket
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
@@ -61,11 +64,13 @@ class Service:
         self._cluster = cluster_of_service(settings.cluster, settings.slots)
         nodes = () if self._cluster is None else self._cluster.nodes
         self._other_nodes = [node for node in nodes if node.transport != "local"]
-        if self._other_nodes and settings.agent_endpoint is None:
+        if self._other_nodes and not _is_own_address(settings.agent_endpoint):
             name = self._other_nodes[0].name
             wanted = f"an address of this host that {name} reaches, such as 10.0.0.1:7400"
             way = "set it for the coordinator"
-            raise InvalidEnvironment("MUSTER_AGENT_ADDRESS", "", wanted, way)
+            raise InvalidEnvironment(
+                "MUSTER_AGENT_ADDRESS", settings.agent_address or "", wanted, way
+            )
         self._leases = Leases(database)
         self._data = DataDir(settings.data_dir)
         self._jobs = JobTable(
@@ -137,7 +142,7 @@ class Service:
             jobs=self._jobs,
             lifecycle=lifecycle,
             addresses=self._addresses(),
-            on_host_heard=probes.on_heard,
+            on_host_changed=probes.probe_soon,
         )
         if self._is_shutting_down:
             self._loop.drain()
@@ -211,3 +216,16 @@ class Service:
     def _wake(self) -> None:
         if self._loop is not None:
             self._loop.wake_soon()
+
+
+def _is_own_address(endpoint: tuple[str, int] | None) -> bool:
+    """True if this host has the address, and others can reach it there."""
+    if endpoint is None or ip_address(endpoint[0]).is_loopback:
+        return False
+    family = socket.AF_INET6 if ":" in endpoint[0] else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((endpoint[0], 0))
+        except OSError as error:
+            return error.errno != errno.EADDRNOTAVAIL
+    return True

@@ -1,8 +1,9 @@
 """One job of a coordinator: what is known of it, and what of that is not durable yet."""
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from coordinator.decide import actions
@@ -62,8 +63,6 @@ class TrackedJob:
     attachment: Attachment
     places: Completed | None = None
     """Known once the job was prepared, before its first rank is started."""
-    kernels: Mapping[str, Mapping[str, str]] | None = None
-    """By host: the variables with which its hosts compute the same bits. Chosen once."""
     tokens: dict[str, str] = field(default_factory=dict)
     """By host: of the agents that this coordinator starts."""
     group_secret: str = field(default_factory=lambda: secrets.token_urlsafe(32))
@@ -105,9 +104,9 @@ class TrackedJob:
         if self.attachment.started_at is None and self.snapshot.status is JobStatus.STARTING:
             self.attach(started_at=now.wall)
 
-    def note(self, kind: str, message: str) -> None:
+    def note(self, kind: str, message: str, at: datetime | None = None) -> None:
         """Have an event written about something on which no decision depends."""
-        self.events.append(Event(at=utc_now(), kind=kind, message=message))
+        self.events.append(Event(at=at or utc_now(), kind=kind, message=message))
         self.revision += 1
 
     def add_attempts(self, rows: Sequence[Attempt]) -> None:

@@ -20,6 +20,7 @@ from database.records import (
     CheckpointRecord,
     Clock,
     Event,
+    HostRanks,
     Job,
     MemberRecord,
     RankRecord,
@@ -151,8 +152,8 @@ class History:
         with self._database.reading() as connection:
             return _records(connection, _MEMBERS, job_ids, MemberRecord)
 
-    def ranks_on_hosts(self, job_ids: Collection[JobId]) -> dict[JobId, Counter[str]]:
-        """Return how many ranks of each of the jobs run on each host."""
+    def ranks_on_hosts(self, job_ids: Collection[JobId]) -> dict[JobId, HostRanks]:
+        """Return how many ranks of each of the jobs are on each host."""
         with self._database.reading() as connection:
             return _ranks_on_hosts(connection, job_ids)
 
@@ -253,9 +254,16 @@ def _records(
 
 def _ranks_on_hosts(
     connection: sa.Connection, job_ids: Collection[JobId]
-) -> dict[JobId, Counter[str]]:
+) -> dict[JobId, HostRanks]:
     return {
-        job_id: Counter(rank.host for rank in ranks if rank.state != ProcessState.EXITED)
+        job_id: HostRanks(
+            running=Counter(rank.host for rank in ranks if rank.state != ProcessState.EXITED),
+            down=Counter(
+                rank.host
+                for rank in ranks
+                if rank.state == ProcessState.EXITED and rank.in_service and not rank.finished
+            ),
+        )
         for job_id, ranks in _records(connection, _RANKS, job_ids, RankRecord).items()
     }
 

@@ -5,7 +5,7 @@ from typing import Final
 from sqlalchemy import select
 
 from database.engine import Database
-from database.leases import check
+from database.leases import require_held
 from database.records import HostRecord, Lease, values_of
 from database.tables import HOSTS
 
@@ -27,5 +27,5 @@ class Hosts:
     def write(self, record: HostRecord, lease: Lease) -> None:
         """Write what a host has said; raise `LeaseLost` if another coordinator asks now."""
         with self._database.writing() as connection:
-            check(connection, lease)
+            require_held(connection, lease)
             connection.execute(self._upsert, values_of(record))

@@ -80,9 +80,9 @@ def renew(connection: Connection, lease: Lease) -> int:
     return beat
 
 
-def check(connection: Connection, lease: Lease) -> None:
-    """Raise `LeaseLost` if `lease` is not held, inside a transaction."""
-    if connection.execute(_BEAT, _key(lease)).one_or_none() is None:
+def require_held(connection: Connection, lease: Lease) -> None:
+    """Raise `LeaseLost` if `lease` is not held; no other can take it until the transaction ends."""
+    if connection.execute(_BEAT.with_for_update(), _key(lease)).one_or_none() is None:
         raise LeaseLost(lease.name, lease.epoch)
 
 

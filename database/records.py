@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -44,6 +44,13 @@ def values_of(record: "DataclassInstance | msgspec.Struct") -> dict[str, Any]:
     return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
+class HostRanks(NamedTuple):
+    """How many ranks of a job each host has."""
+
+    running: Counter[str]
+    down: Counter[str]  # they are to restart there
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A submitted job."""
@@ -75,6 +82,9 @@ class Job:
     pause_request: bool = False  # True: take no step until the job is resumed
     checkpoint_requests: int = 0  # how often a checkpoint was requested
     checkpoint_requests_done: int = 0  # how many of them are durable; the coordinator writes it
+    numeric_environment: dict[str, dict[str, str]] | None = None
+    """By host: the variables with which all hosts of the job compute the same bits, chosen before
+    its first rank and for good; None before. Of a host that came later there are none."""
     shared_hosts: tuple[str, ...] = ()
     """Hosts that shared its directory of checkpoints when it was submitted, if it relies on that:
     its ranks run there only."""
@@ -85,11 +95,13 @@ class Job:
         wanted = self.wanted_world_size
         return self.spec.world_size if wanted is None else wanted
 
-    def expected_on(self, host: str, running: Counter[str]) -> int:
-        """Return how many ranks run on a host or are about to; `running` counts them by host."""
+    def expected_on(self, host: str, ranks: HostRanks) -> int:
+        """Return how many ranks run on a host or are about to."""
+        running = ranks.running
         # A host that was lost has fewer than it wanted for good: its ranks run elsewhere.
         starting = max(self.world_size - running.total(), 0)
-        return running[host] + min(starting, max(self.wanted_hosts.get(host, 0) - running[host], 0))
+        missing = max(self.wanted_hosts.get(host, 0) - running[host], ranks.down[host])
+        return running[host] + min(starting, max(missing, 0))
 
     @property
     def is_checkpoint_pending(self) -> bool:
@@ -146,6 +158,7 @@ class RankRecord:
     restarts: int = 0  # failures counted against the job's `max_restarts`, over its whole life
     failures: int = 0  # consecutive failures, for the backoff
     finished: bool = False  # True: it exited with code 0 and has nothing left to do
+    in_service: bool = True  # False: the job was scaled down and has left it out
     progress: RankProgress = NO_PROGRESS
     throughput_steps_per_sec: float = 0.0
     checkpoints_saved: int = 0
@@ -216,6 +229,7 @@ class JobChange:
     master_port: int = 0
     restore_from: str | None = None
     checkpoint_requests_done: int = 0
+    numeric_environment: dict[str, dict[str, str]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

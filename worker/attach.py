@@ -57,6 +57,8 @@ def main() -> None:
             _carry_out(msgspec.json.decode(content, type=Order), limits)
         except (OSError, msgspec.DecodeError) as error:
             _say(OrderFailed(message=str(error)))
+        except Exception as error:  # noqa: BLE001  such as a numpy that does not load
+            _say(OrderFailed(message=f"{type(error).__name__}: {error}"))
 
 
 def _carry_out(order: Order, limits: ShellLimits) -> None:
@@ -74,7 +76,7 @@ def _carry_out(order: Order, limits: ShellLimits) -> None:
         case CleanHost():
             _say(HostClean(left=kill_job(order.job_uid, order.known)))
         case ProbeHost():
-            is_shared = order.proof is not None and shares_directory(order.proof)
+            is_shared = order.probe is not None and shares_directory(order.probe)
             _say(HostProbed(facts=_facts(order.environment), is_shared=is_shared))
 
 
@@ -83,9 +85,9 @@ def _facts(environment: Mapping[str, str]) -> HostFacts:
     os.nice(10)  # ranks may train here
     os.environ.update({**SINGLE_THREADED, **environment})
     # Other orders need no numpy, which takes longer to load than all the rest.
-    from muster.training.fingerprint import kernels  # noqa: PLC0415
+    from muster.training.fingerprint import numpy_build  # noqa: PLC0415
 
-    numpy_version, blas_kernel, simd = kernels()
+    numpy_version, blas_kernel, simd = numpy_build()
     return HostFacts(
         version=VERSION,
         python=platform.python_version(),
@@ -101,9 +103,9 @@ def _facts(environment: Mapping[str, str]) -> HostFacts:
 
 def _launch(order: LaunchAgent, limits: ShellLimits) -> None:
     assignment = order.assignment
-    if order.proof is not None and not shares_directory(order.proof):
+    if order.probe is not None and not shares_directory(order.probe):
         raise OSError(
-            f"{order.proof.directory} is not that of the coordinator's host: mount it there again"
+            f"{order.probe.directory} is not that of the coordinator's host: mount it there again"
         )
     files = JobFiles(Path(assignment.job_root))
     claim_directory(files, JobUid(assignment.job_uid))

@@ -17,7 +17,7 @@ router = APIRouter(tags=["service"])
 def list_hosts(state: State) -> Response:
     """Return every host of the cluster, or this one alone, with what runs there."""
     ids = [job.job_id for job in state.jobs.unfinished()]
-    running = state.history.ranks_on_hosts(ids)
+    running = {it: ranks.running for it, ranks in state.history.ranks_on_hosts(ids).items()}
     agents = [it for rows in state.history.agents_by_job(ids).values() for it in rows]
     cluster = state.submitter.cluster or one_host(state.submitter.settings.slots)
     known = state.hosts.all()

@@ -62,7 +62,8 @@ def event_of(  # noqa: C901, PLR0911  one return for each kind of observation
             is_known = before.ranks[rank].attempt.identity == attempt.identity
             if is_known or attempt.intent.kill is not None:
                 return None  # this, or its kill, was an event already
-            return _of_rank(after, rank, "rank_started", f"runs as pid {observation.pid}")
+            where = f" on {after.ranks[rank].host}" if after.spans_hosts else ""
+            return _of_rank(after, rank, "rank_started", f"runs as pid {observation.pid}{where}")
         case RankExited():
             return _of_exit(before, observation, after)
         case actions.AgentConnected(host=host) if any(it.is_alive for it in after.ranks_on(host)):
@@ -148,7 +149,7 @@ def _of_action(before: JobSnapshot, action: actions.Action, after: JobSnapshot) 
         case actions.KillProcess():
             return _of_rank(after, action.rank, "rank_killed", action.cause.message)
         case actions.KillAgent(host=host):
-            message = f"{after.agent_name(host)} does not answer and is replaced"
+            message = f"{after.agent_name(host)} does not answer and is ended"
             return NewEvent(kind="agent_killed", message=message)
         case actions.LoseHost(host=host, why=why):
             ranks = ", ".join(str(it.rank) for it in before.ranks_on(host) if it.is_alive)

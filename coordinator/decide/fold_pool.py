@@ -8,7 +8,7 @@ import msgspec
 
 from coordinator.decide import actions
 from coordinator.decide.rank_state import Cause, RankSnapshot
-from coordinator.decide.state import JobSnapshot, Partition, unplaced
+from coordinator.decide.state import JobSnapshot, Partition, new_rank
 from muster.contracts import pool as pools
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import Reason
@@ -201,11 +201,11 @@ def _join_group(
 
 def _add(snapshot: JobSnapshot, number: int) -> JobSnapshot:
     missing = range(len(snapshot.ranks), number + 1)
-    fresh = (replace(unplaced(snapshot.hosts, rank), in_service=False) for rank in missing)
+    fresh = (replace(new_rank(snapshot.hosts, rank), in_service=False) for rank in missing)
     grown = replace(snapshot, ranks=(*snapshot.ranks, *fresh))
     rank = grown.ranks[number]
     # A rank that was here before would go back to its host; one for a newcomer is placed anew.
-    host = unplaced(snapshot.hosts, number).host if snapshot.wanted_hosts else rank.host
+    host = new_rank(snapshot.hosts, number).host if snapshot.wanted_hosts else rank.host
     return grown.with_rank(replace(rank, host=host, in_service=True, finished=False))
 
 

@@ -57,7 +57,7 @@ def place(
 
     `holding` are all admitted jobs, this one included.
     """
-    waiting = list(unplaced(job, now))
+    waiting = list(ranks_to_place(job, now))
     nodes = [
         node
         for node in cluster.nodes
@@ -92,7 +92,7 @@ def is_set_aside(agent: AgentSnapshot, now: float) -> bool:
     return is_lost and not agent.is_local
 
 
-def unplaced(job: JobSnapshot, now: float) -> Iterator[RankSnapshot]:
+def ranks_to_place(job: JobSnapshot, now: float) -> Iterator[RankSnapshot]:
     """Yield the ranks that are to start and have no host, or have lost it."""
     if job.is_ending or (job.agents.keys() == job.hosts.keys() and not job.spans_hosts):
         return

@@ -313,7 +313,7 @@ class JobSnapshot:
         return self.done or all(rank.finished for rank in self.ranks)
 
 
-def unplaced(hosts: Mapping[str, AgentSnapshot], rank: int) -> RankSnapshot:
+def new_rank(hosts: Mapping[str, AgentSnapshot], rank: int) -> RankSnapshot:
     """Return a rank that was never started; with several hosts it waits for its place."""
     host = UNPLACED if len(hosts) > 1 else next(iter(hosts))
     return RankSnapshot(rank=rank, host=host)

@@ -2,12 +2,14 @@
 
 import asyncio
 import os
+import secrets
 import shlex
 import signal
 import socket
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Final
@@ -23,13 +25,13 @@ from muster.contracts.attach import (
     AgentRuns,
     Answer,
     CleanHost,
-    DirectoryProof,
     HostClean,
     HostProbed,
     HostReady,
     LaunchAgent,
     Order,
     OrderFailed,
+    ProbeFile,
     ProbeHost,
     WatchAgent,
 )
@@ -39,7 +41,7 @@ from muster.contracts.interpreter import VERSION
 from muster.contracts.messages import AgentAssignment
 from muster.contracts.paths import JobFiles
 from muster.contracts.rank import ProcessRecord
-from muster.host.files import remove_proof, write_proof
+from muster.host.files import remove_probe_file, write_probe_file
 from muster.host.processes import module_command
 
 READY_SECONDS: Final = 15.0
@@ -52,6 +54,12 @@ KILL_SECONDS: Final = 10.0  # after which a kill is given up; who wants it asks 
 
 FIRST_PAUSE_SECONDS: Final = 1.0
 LAST_PAUSE_SECONDS: Final = 15.0  # between attempts; it doubles in between
+
+DISK_SECONDS: Final = 10.0  # for a probe file
+
+_DISK: Final = ThreadPoolExecutor(1, "probe-file")
+"""A thread of its own: a network disk that hangs must hold up no commit. It removes a file after it
+was written, also if the writing was given up."""
 
 CONNECTING_LIMIT: Final = 8  # at once, to one host: sshd turns away more than ten
 
@@ -124,12 +132,12 @@ class _Line:
         """Wait until the host is ready; return why it takes no order, "" if it does."""
         answer = await self.answer()
         if not isinstance(answer, HostReady):
-            return self._last_error()
+            return self.last_error()
         if answer.version != VERSION:
             return f"it has Muster {answer.version}: install {VERSION} there, as here"
         return ""
 
-    def _last_error(self) -> str:
+    def last_error(self) -> str:
         """Return the last line that the client wrote to its standard error."""
         size = os.fstat(self._errors.fileno()).st_size
         end = os.pread(self._errors.fileno(), 2000, max(0, size - 2000)).decode(errors="replace")
@@ -174,18 +182,18 @@ class CommandLauncher:
             owner = JobFiles(Path(assignment.job_root)).owner.stat()
             home = owner.st_ino, owner.st_mtime_ns
         with ExitStack() as opened:
-            async with _proven(assignment.shared_dir) as proof:
+            async with _probe_file(assignment.shared_dir) as probe:
                 order = LaunchAgent(
                     assignment=complete,
                     environment={**assignment.environment, **self._given},
                     home=home,
-                    proof=proof,
+                    probe=probe,
                 )
                 line = await self._give(order)
                 opened.enter_context(closing(line))
                 answer = await line.answer()
             if isinstance(answer, OrderFailed):
-                raise NotStarted(f"{self._host} cannot start it: {answer.message}")
+                raise NotStarted(f"{self._host} cannot start it: {printable(answer.message)}")
             opened.pop_all()
         # Without an answer it may run nevertheless: only the host can tell.
         record = answer.process if isinstance(answer, AgentRuns) else None
@@ -217,14 +225,16 @@ class CommandLauncher:
 
         Raises `NotStarted`, and OSError if nothing can be written into the directory.
         """
-        async with _proven(directory) as proof:
-            order = ProbeHost(environment=self._given, proof=proof)
+        async with _probe_file(directory) as probe:
+            order = ProbeHost(environment=self._given, probe=probe)
             with closing(await self._give(order)) as line:
                 answer = await line.answer()
+                why = line.last_error()
         if isinstance(answer, HostProbed):
             return answer
-        why = answer.message if isinstance(answer, OrderFailed) else "the connection broke"
-        raise NotStarted(f"{self._host} does not say what it has: {why}")
+        if isinstance(answer, OrderFailed):
+            why = printable(answer.message)
+        raise NotStarted(f"{self._host} did not answer what it has: {why}")
 
     def living(self, records: Collection[ProcessRecord]) -> frozenset[ProcessRecord]:
         return frozenset(records)  # that their agent has ended says nothing about them
@@ -301,17 +311,19 @@ class CommandLauncher:
 
 
 @asynccontextmanager
-async def _proven(directory: Path | str | None) -> AsyncIterator[DirectoryProof | None]:
-    """Have a proof lie in a directory meanwhile, if there is one. Raises OSError."""
+async def _probe_file(directory: Path | str | None) -> AsyncIterator[ProbeFile | None]:
+    """Have a probe file lie in a directory meanwhile, if there is one. Raises OSError."""
     if directory is None:
         yield None
         return
-    # In threads: a network disk may take its time.
-    proof = await asyncio.to_thread(write_proof, Path(directory))
+    name, content = f".muster-probe-{secrets.token_hex(8)}", secrets.token_hex(16)
+    probe = ProbeFile(directory=str(directory), name=name, content=content)
     try:
-        yield proof
+        async with asyncio.timeout(DISK_SECONDS):
+            await asyncio.get_running_loop().run_in_executor(_DISK, write_probe_file, probe)
+        yield probe
     finally:
-        await asyncio.to_thread(remove_proof, proof)
+        _DISK.submit(remove_probe_file, probe)
 
 
 class CommandLaunchers(dict[str, CommandLauncher]):

@@ -11,5 +11,5 @@ def upgrade() -> None:
     wanted = sa.Column("wanted_hosts", sa.Text(), nullable=False, server_default="{}")
     op.add_column("jobs", wanted)
     op.add_column("members", sa.Column("transport", sa.String(32)))
-    # Until now `backend` held the transport, and no worker counted GPUs.
-    op.execute("UPDATE members SET transport = backend, backend = 'cpu'")
+    # Until now `backend` held the transport, and the device was not recorded.
+    op.execute("UPDATE members SET transport = backend, backend = NULL")

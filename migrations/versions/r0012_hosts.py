@@ -1,4 +1,4 @@
-"""What each host has said about itself, and which hosts share the checkpoints of a job."""
+"""What hosts have reported, and which ranks a job has left out."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -17,5 +17,10 @@ def upgrade() -> None:
         sa.Column("shared_dir", sa.Text()),
         sa.PrimaryKeyConstraint("host", name="pk_hosts"),
     )
+    op.add_column("jobs", sa.Column("numeric_environment", sa.Text()))
     shared_hosts = sa.Column("shared_hosts", sa.Text(), nullable=False, server_default="[]")
     op.add_column("jobs", shared_hosts)
+    op.add_column(
+        "workers",
+        sa.Column("in_service", sa.Boolean(), nullable=False, server_default=sa.true()),
+    )

@@ -16,7 +16,7 @@ REPEAT_SECONDS: Final = 10.0
 """How often `AgentRuns` is repeated, so that each side notices when the other one is gone."""
 
 
-class DirectoryProof(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeFile(msgspec.Struct, frozen=True, kw_only=True):
     """A new file that only a host which shares the coordinator's directory can read."""
 
     directory: str
@@ -32,7 +32,7 @@ class LaunchAgent(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     home: tuple[int, int] | None = None
     """Inode and modification time (ns) of what marks the job's directory on the coordinator's host.
     Agents of two hosts in one directory would take each other for successors."""
-    proof: DirectoryProof | None = None  # without which the job would lose its checkpoints
+    probe: ProbeFile | None = None  # of the directory in which the job saves, if hosts share it
 
 
 class WatchAgent(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
@@ -54,7 +54,7 @@ class ProbeHost(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
     """Say what the host has."""
 
     environment: dict[str, str] = {}  # that agents would get
-    proof: DirectoryProof | None = None
+    probe: ProbeFile | None = None
 
 
 Order: TypeAlias = LaunchAgent | WatchAgent | CleanHost | ProbeHost
@@ -80,7 +80,7 @@ class HostClean(msgspec.Struct, frozen=True, kw_only=True, tag="clean"):
 
 class HostProbed(msgspec.Struct, frozen=True, kw_only=True, tag="probed"):
     facts: HostFacts
-    is_shared: bool = False  # the directory of the proof
+    is_shared: bool = False  # the directory of the probe file
 
 
 class OrderFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

@@ -1,4 +1,4 @@
-"""What a host says about itself, and how hosts that differ can compute the same bits."""
+"""Facts that a host reports, and how hosts that differ can compute the same bits."""
 
 from collections.abc import Mapping
 from typing import Annotated, Final
@@ -8,16 +8,19 @@ from msgspec import Meta
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is on a host, as a rank there would find it."""
+    """What there is on a host, as the interpreter of the services finds it there.
+
+    A job with another interpreter may have another numpy: its ranks are compared when they meet.
+    """
 
     version: Annotated[str, Meta(description="Of Muster.")]
-    python: str
+    python: Annotated[str, Meta(description="Version of the interpreter of the services.")]
     machine: Annotated[str, Meta(description="Such as x86_64 or aarch64.")]
     blas_kernel: Annotated[str, Meta(description="Kernel of numpy's OpenBLAS, such as Haswell.")]
     numpy: str
-    simd: Annotated[tuple[str, ...], Meta(description="CPU features that numpy uses by choice.")]
-    cpu_cores: int
-    ram_mb: int
+    simd: Annotated[tuple[str, ...], Meta(description="CPU features that numpy dispatches on.")]
+    cpu_cores: Annotated[int, Meta(description="Logical processors that a rank may use.")]
+    ram_mb: Annotated[int, Meta(description="Main memory, in MiB.")]
     gpus: Annotated[tuple[str, ...], Meta(description="As nvidia-smi -L shows them.")]
 
     @property
@@ -43,27 +46,32 @@ X86_KERNELS: Final = (
 up to its own (OpenBLAS, driver/others/dynamic.c)."""
 
 
-def common_kernels(facts: Mapping[str, HostFacts]) -> dict[str, dict[str, str]]:
-    """Return by host the variables with which all hosts use the same kernels.
+def common_environment(
+    facts: Mapping[str, HostFacts],
+) -> tuple[dict[str, dict[str, str]], str]:
+    """Return by host the variables with which all hosts use the same kernels, and why.
 
-    They have to be set before numpy is loaded. Empty if hosts use the same ones already, and if
-    nothing is known to help: other versions of numpy, or kernels that are not in the table.
+    They have to be set before numpy is loaded. Both are empty if hosts compute the same bits
+    anyway; without variables the reason says why none would help.
     """
+    if len({it.arithmetic for it in facts.values()}) <= 1:
+        return {}, ""
+    if len({it.numpy for it in facts.values()}) > 1:
+        return {}, "ranks with other bits will be refused: install the same numpy on all"
     levels = {kernel.lower(): level for level, row in enumerate(X86_KERNELS) for kernel in row}
     kernels = {it.blas_kernel.lower() for it in facts.values()}
-    machines = {it.machine for it in facts.values()}
-    is_known = machines == {"x86_64"} and kernels <= levels.keys()
-    if not is_known or len({it.numpy for it in facts.values()}) > 1:
-        return {}
-    if len({it.arithmetic for it in facts.values()}) == 1:
-        return {}
+    if {it.machine for it in facts.values()} != {"x86_64"} or not kernels <= levels.keys():
+        why = "no kernels are known that all have: name hosts that are alike, or use bits any"
+        return {}, f"ranks with other bits will be refused, as {why}"
     oldest = X86_KERNELS[min(levels[kernel] for kernel in kernels)][0]
     common = set.intersection(*(set(it.simd) for it in facts.values()))
-    # numpy warns if it is to do without a feature that the processor has not.
-    return {
+    # numpy does not start if it is to disable a feature of its baseline, and warns of one that the
+    # processor has not: `simd` has neither.
+    variables = {
         host: {
             "OPENBLAS_CORETYPE": oldest,
             "NPY_DISABLE_CPU_FEATURES": " ".join(name for name in it.simd if name not in common),
         }
         for host, it in facts.items()
     }
+    return variables, f"all use the kernels of {oldest}"

@@ -3,7 +3,6 @@
 import ctypes
 import errno
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from muster.contracts.attach import DirectoryProof
+from muster.contracts.attach import ProbeFile
 from muster.contracts.messages import CoordinatorAddress
 
 # O_NONBLOCK: opening a named pipe must not wait for a writer.
@@ -90,31 +89,22 @@ def read_coordinator_address(file: Path) -> CoordinatorAddress | None:
         return None
 
 
-def write_proof(directory: Path) -> DirectoryProof:
-    """Put a file into a directory, for another host to look for; `remove_proof` removes it.
-
-    The directory is created if it is missing. Raises OSError.
-    """
-    name = f".muster-probe-{secrets.token_hex(8)}"
-    proof = DirectoryProof(directory=str(directory), name=name, content=secrets.token_hex(16))
+def write_probe_file(probe: ProbeFile) -> None:
+    """Put a file into a directory, which is created if it is missing. Raises OSError."""
+    directory = Path(probe.directory)
     directory.mkdir(parents=True, exist_ok=True)
-    try:
-        with (directory / name).open("x") as file:
-            file.write(proof.content)
-    except OSError:
-        remove_proof(proof)
-        raise
-    return proof
+    with (directory / probe.name).open("x") as file:
+        file.write(probe.content)
 
 
-def remove_proof(proof: DirectoryProof) -> None:
+def remove_probe_file(probe: ProbeFile) -> None:
     with suppress(OSError):
-        Path(proof.directory, proof.name).unlink(missing_ok=True)
+        Path(probe.directory, probe.name).unlink(missing_ok=True)
 
 
-def shares_directory(proof: DirectoryProof) -> bool:
+def shares_directory(probe: ProbeFile) -> bool:
     """Return whether this host sees the file in the same directory, and may write there."""
     with suppress(OSError, UnicodeDecodeError):
-        found = Path(proof.directory, proof.name).read_text()
-        return found == proof.content and os.access(proof.directory, os.W_OK | os.X_OK)
+        found = Path(probe.directory, probe.name).read_text()
+        return found == probe.content and os.access(probe.directory, os.W_OK | os.X_OK)
     return False

@@ -125,8 +125,8 @@ def _values(count: int, dtype: DTypeLike) -> Array:
     return np.resize(values.astype(dtype), count)
 
 
-def kernels() -> tuple[str, str, tuple[str, ...]]:
-    """Return numpy's version, the kernel of its BLAS, and the CPU features that it uses by choice.
+def numpy_build() -> tuple[str, str, tuple[str, ...]]:
+    """Return numpy's version, the kernel of its BLAS, and the CPU features that it dispatches on.
 
     Those of its baseline are not among them: they cannot be disabled.
     """

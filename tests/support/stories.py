@@ -13,7 +13,7 @@ from coordinator.decide.fold import fold
 from coordinator.decide.placement import place
 from coordinator.decide.plan import plan, wake_at
 from coordinator.decide.rank_state import RankSnapshot
-from coordinator.decide.state import AgentSnapshot, JobFailure, JobSnapshot, unplaced
+from coordinator.decide.state import AgentSnapshot, JobFailure, JobSnapshot, new_rank
 from muster.checkpoints.manifest import CheckpointName
 from muster.cluster.description import Cluster, ClusterNode
 from muster.contracts import messages
@@ -47,7 +47,7 @@ def queued_job(hosts: Sequence[str] = (LOCAL_HOST,), **spec: object) -> JobSnaps
         uid=JobUid("uid"),
         spec=job,
         status=JobStatus.QUEUED,
-        ranks=tuple(unplaced(known, rank) for rank in range(job.world_size)),
+        ranks=tuple(new_rank(known, rank) for rank in range(job.world_size)),
         wanted_world_size=job.world_size,
         pool=Pool(
             min_workers=job.min_workers,

@@ -242,12 +242,13 @@ def test_an_agent_needs_the_shared_directory(tmp_path: Path) -> None:
             by, given = scene.launcher(by_host), scene.assignment()
             for place, is_shared in [(elsewhere.shared, True), (elsewhere.local, False)]:
                 assert (await by.probe(place)).is_shared is is_shared
-                assert not any(place.iterdir())
+                await_value(lambda place=place: not any(place.iterdir()), lambda: "left behind")
             lost = msgspec.structs.replace(given, shared_dir=str(elsewhere.local))
             with pytest.raises(NotStarted, match="is not that of the coordinator's host"):
                 await by.start(lost)
             await by.start(msgspec.structs.replace(given, shared_dir=str(elsewhere.shared)))
-            assert not any(elsewhere.shared.iterdir())
+        shared = elsewhere.shared
+        await_value(lambda: not any(shared.iterdir()), lambda: f"left in {shared}")
 
     asyncio.run(check())
     elsewhere.power_off()

@@ -15,7 +15,7 @@ from api.errors import Problem
 from api.routes.pool import request_join
 from api.schema import JoinRequest
 from database.engine import Database
-from database.errors import JobMissing, JobOver, PoolFull
+from database.errors import JobChanged, JobMissing, JobOver, PoolFull
 from database.fenced_writer import FencedWriter
 from database.history import History
 from database.jobs import Jobs
@@ -67,9 +67,12 @@ class Service:
         self.run(job, *hosts, members=members)
         return self.jobs.get(job.job_id)
 
-    def run(self, job: Job, *hosts: str, **rows: Any) -> None:  # noqa: ANN401
-        """Let the job's ranks run on these hosts."""
-        ranks = [worker(rank, host=host) for rank, host in enumerate(hosts)]
+    def run(self, job: Job, *hosts: str, down: int = 0, **rows: Any) -> None:  # noqa: ANN401
+        """Let the job's ranks run on these hosts, but the first ones, which wait to restart."""
+        ranks = [
+            worker(rank, host=host, **({"state": "exited", "process": None} if rank < down else {}))
+            for rank, host in enumerate(hosts)
+        ]
         writer = FencedWriter(self.database, take_lease(self.database))
         writer.commit([write_of(job, ranks=ranks, **rows)])
 
@@ -125,6 +128,26 @@ def test_ranks_that_run_there_or_are_about_to_are_counted(service: Service) -> N
     assert service.join("home").wanted_hosts == {"home": 4}
 
 
+def test_ranks_that_wait_to_restart_are_counted(service: Service) -> None:
+    job = service.starts("a", TWO, "home", "home")
+    service.run(job, "home", "home", down=1)
+    assert service.join("home").wanted_hosts == {"home": 3}
+    other = service.starts("b", TWO, "small", "home")
+    service.run(other, "small", "home", down=1)
+    with pytest.raises(Problem, match="small cannot run another rank"):
+        service.join("small")
+
+
+def test_only_a_host_that_shares_the_checkpoints_can_join(service: Service) -> None:
+    spec = msgspec.structs.replace(TWO, checkpoint_dir="/shared")
+    submit(service.jobs, "a", spec=spec, shared_hosts=("home", "small"))
+    with (
+        nothing_moves(service.database),
+        pytest.raises(Problem, match="on home, small only"),
+    ):
+        service.join("gpu-box")
+
+
 def test_a_machine_that_was_lost_may_join_again(service: Service) -> None:
     service.starts("a", TWO, "home", "home")
     service.run(service.join("small"), "home", "home", "home")
@@ -173,7 +196,7 @@ def test_a_machine_that_cannot_run_the_rank_is_refused(
     service.starts("a", TWO, "home", "small")
     service.starts("gpu", msgspec.structs.replace(TWO, vram_mb=8000), "gpu-box", "gpu-box")
     service.starts("alone", JobSpec(mode="independent", world_size=2))
-    kind = Problem if slug else Exception
+    kind = Problem if slug else (JobMissing, JobOver, PoolFull, JobChanged)
     with nothing_moves(service.database), pytest.raises(kind, match=why) as refused:
         service.join(node, **asking)
     if isinstance(refused.value, Problem):

@@ -125,8 +125,16 @@ def test_a_living_rank_counts_for_the_model_if_there_is_one() -> None:
 
 
 def test_a_summary_has_as_many_ranks_as_are_wanted_now() -> None:
-    found = summary(replace(JOB, wanted_world_size=3), [worker(), worker(3)], NOW)
+    started = [worker(), worker(3, in_service=False)]
+    found = summary(replace(JOB, wanted_world_size=3), started, NOW)
     assert (found.world_size, [one.rank for one in found.workers]) == (3, [0, 1, 2])
+
+
+def test_ranks_that_a_job_has_left_out_are_not_counted() -> None:
+    """Shrinking empties a host, so that the numbers of the others have gaps."""
+    started = [worker(), worker(1, in_service=False), worker(2), worker(3)]
+    found = summary(replace(JOB, wanted_world_size=3), started, NOW)
+    assert [one.rank for one in found.workers] == [0, 2, 3]
 
 
 def test_a_rank_without_a_process_is_waiting() -> None:

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from muster.contracts.host import HostFacts, common_kernels
+from muster.contracts.host import HostFacts, common_environment
 from tests.support.database_samples import FACTS
 
 V4 = ("X86_V3", "X86_V4")
@@ -26,20 +26,24 @@ def facts(kernel: str, simd: tuple[str, ...] = ("X86_V3",), **others: str) -> Ho
 def test_hosts_use_the_newest_kernels_that_all_have(
     first: HostFacts, second: HostFacts, core: str, disabled: tuple[str, str]
 ) -> None:
-    found = common_kernels({"a": first, "b": second})
+    found, why = common_environment({"a": first, "b": second})
+    assert why == f"all use the kernels of {core}"
     assert [it["OPENBLAS_CORETYPE"] for it in found.values()] == [core, core]
     assert tuple(it["NPY_DISABLE_CPU_FEATURES"] for it in found.values()) == disabled
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("other", "reason"),
     [
-        facts("Haswell"),
-        facts("SkylakeX", V4, numpy="2.0.0"),
-        facts("neoversev1", machine="aarch64"),
-        facts("Bulldozer"),
+        (facts("Haswell"), ""),
+        (facts("SkylakeX", V4, numpy="2.0.0"), "install the same numpy"),
+        (facts("neoversev1", machine="aarch64"), "use bits any"),
+        (facts("Bulldozer"), "use bits any"),
     ],
     ids=["equal", "another numpy", "another machine", "unknown kernel"],
 )
-def test_no_kernels_are_chosen_where_none_would_help(other: HostFacts) -> None:
-    assert common_kernels({"a": facts("Haswell"), "b": other}) == {}
+def test_no_kernels_are_chosen_where_none_would_help(other: HostFacts, reason: str) -> None:
+    chosen, why = common_environment({"a": facts("Haswell"), "b": other})
+    assert chosen == {}
+    assert reason in why
+    assert bool(reason) is bool(why)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
+import msgspec
 import pytest
 
 from coordinator import agent_lifecycle
@@ -17,6 +18,7 @@ from coordinator.launchers.launcher import AgentProcess, NotStarted
 from coordinator.persistence import Attachment
 from coordinator.tracked_job import TrackedJob
 from muster.contracts.agent import LOCAL_HOST
+from muster.contracts.host import HostFacts, common_environment
 from muster.contracts.job import JobUid, Reason
 from muster.contracts.messages import AgentAssignment, RankExited
 from muster.contracts.paths import DataDir
@@ -26,6 +28,7 @@ from muster.contracts.spec import JobSpec
 from muster.contracts.wire import ExitRecord
 from muster.job_defaults import Completed, complete
 from muster.runtime.exit_report import write_own_record
+from tests.support.database_samples import FACTS
 from tests.support.ranks import shard_paths
 from tests.support.stories import Story, exited
 
@@ -426,3 +429,29 @@ def test_a_missing_working_directory_fails_the_job(
     reason, message = refusal(spec, settings)
     assert reason is Reason.INVALID_PROGRAM
     assert str(tmp_path / working_dir) in message
+
+
+def test_the_numeric_environment_is_chosen_once_and_for_good(
+    elsewhere: TrackedJob, tmp_path: Path
+) -> None:
+    """A successor starts from the row: other facts must not change the bits of the job."""
+    alike = {ELSEWHERE: FACTS, LOCAL_HOST: FACTS}
+    older = {**alike, ELSEWHERE: msgspec.structs.replace(FACTS, blas_kernel="Nehalem")}
+    job = elsewhere.snapshot
+    hosts = {LOCAL_HOST: replace(job.agents[ELSEWHERE], host=LOCAL_HOST), **job.agents}
+    spec = msgspec.structs.replace(job.spec, mode="synchronous")
+    elsewhere.snapshot = replace(job, hosts=hosts, spec=spec)
+
+    def chosen(facts: dict[str, HostFacts]) -> object:
+        async def answer() -> dict[str, HostFacts]:
+            return facts
+
+        lifecycle = AgentLifecycle(OtherHost(), {}, service_settings(tmp_path), holds_lease, answer)
+        asyncio.run(lifecycle._choose_kernels(elsewhere))  # noqa: SLF001
+        return elsewhere.attachment.numeric_environment
+
+    assert chosen(alike) == {}
+    assert chosen(older) == {}
+    elsewhere.attach(numeric_environment=None)
+    assert chosen(older) == common_environment(older)[0]
+    assert chosen(alike) == common_environment(older)[0]

@@ -151,7 +151,7 @@ def test_the_transport_of_a_worker_moves_to_a_column_of_its_own(old_url: str) ->
         )
     with closing(Database.open(old_url)) as database:
         (found,) = History(database).members_by_job([JobId("old")])["old"]
-    assert (found.backend, found.transport, found.gpu_count) == ("cpu", "tcp", 0)
+    assert (found.backend, found.transport, found.gpu_count) == (None, "tcp", 0)
 
 
 @pytest.mark.slow
