@@ -13,7 +13,7 @@ from coordinator.decide import actions
 from coordinator.decide.actions import Observation
 from coordinator.decide.rank_state import Attempt, Cause, RankSnapshot
 from coordinator.decide.state import GroupSnapshot, JobSnapshot
-from muster.contracts.job import JobStatus
+from muster.contracts.job import JobStatus, Reason
 from muster.contracts.messages import (
     CheckpointsListed,
     Heartbeat,
@@ -236,7 +236,9 @@ def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -
     sentence = f"rank {rank.rank} {cause.message}"
     retry = None if rank.ending is None else RETRIES.get(rank.ending.retry_class)
     if rank.ending is None or retry is None or not retry.is_restart:
-        return f"{sentence}; {_next_start(snapshot, rank)}"
+        is_lost = cause.reason is Reason.HOST_LOST
+        when = "once there is room for it, or its host is back, " if is_lost else ""
+        return f"{sentence}; {when}{_next_start(snapshot, rank)}"
     count = snapshot.count_endings(rank, rank.ending.retry_class)
     limit = getattr(snapshot.spec, retry.budget)
     fruitless, most = rank.budget.fruitless, snapshot.spec.max_fruitless
