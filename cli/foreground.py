@@ -29,6 +29,7 @@ import msgspec
 
 from cli.connection import ATTACHED_SECONDS
 from cli.output import ROUTINE_EVENTS, Tracebacks, say
+from cli.service_processes import ServicePair, failed_start
 from cli.service_record import (
     ServiceRecord,
     open_for_append,
@@ -36,7 +37,6 @@ from cli.service_record import (
     service_settings,
     write_record,
 )
-from cli.services import ServicePair, failed_start
 from muster.client.errors import ClientError, Conflict, NotFound
 from muster.contracts.environ import read_fields, variables_of
 from muster.contracts.errors import JobDiffers
@@ -80,16 +80,16 @@ CONNECT_PAUSE_SECONDS: Final = 0.01
 LAST_OUTPUT_SECONDS: Final = 2.0
 """How long a terminal that does not read is waited for once the user wants an end."""
 
-ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+END_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """SIGHUP: the terminal was closed."""
 
-UNINTERRUPTED: Final = (JobStatus.COMPLETED, JobStatus.FAILED)
-"""A second Ctrl-C stops the job; after the first one it is queued."""
+FINISHED: Final = (JobStatus.COMPLETED, JobStatus.FAILED)
+"""Not STOPPED, which a second Ctrl-C leads to, nor QUEUED, as after the first one."""
 
 LEFT_OVER: Final = "/problems/checkpoints-left-over"
 
 
-def play(job_id: JobId, spec: JobSpec) -> int:
+def run_job(job_id: JobId, spec: JobSpec) -> int:
     """Run a job to its end; return 0 if it completed, 1 if it failed, 130 if it was interrupted.
 
     An unfinished job of that id is resumed. Raises `JobDiffers` if that has another spec, a
@@ -114,7 +114,7 @@ def play(job_id: JobId, spec: JobSpec) -> int:
                 view = asyncio.run(_serve(environ, output, limits, follower, is_new=is_new))
             finally:
                 files.disk_reserve.unlink(missing_ok=True)
-    if view is None or view.status not in UNINTERRUPTED:
+    if view is None or view.status not in FINISHED:
         return INTERRUPTED_CODE
     return EXIT_CODES[JobStatus(view.status)]
 
@@ -149,56 +149,74 @@ async def _serve(
     log_offset = output.tell()
     # A coordinator would go on with an unfinished job before that is compared with this one.
     services = ServicePair(environ, output, limits, is_coordinator_held=not is_new)
-    loop = asyncio.get_running_loop()
-    ending = asyncio.Event()
-
-    def end() -> None:
-        if ending.is_set() and follower.job is not None:
-            killing = asyncio.to_thread(follower.kill_ranks)
-            tasks.append(asyncio.ensure_future(killing))
-        ending.set()
-
-    tasks: list[asyncio.Future[None]] = []  # asyncio itself keeps weak references only
-    _call_at_signals(end)
-
-    def follow() -> None:
-        from muster.client import Client  # noqa: PLC0415  while the services start
-
-        start = partial(loop.call_soon_threadsafe, services.start_coordinator)
-        url = local_url(environ)
-        _wait_for_api(url)
-        with Client(url, environ[TOKEN], retry_seconds=ATTACHED_SECONDS) as client:
-            follower.run(client, start, services.mark_served)
-
-    shown = _in_thread(follow)
-    end_wanted = asyncio.ensure_future(ending.wait())
+    start = partial(asyncio.get_running_loop().call_soon_threadsafe, services.start_coordinator)
+    connect = partial(_connect, local_url(environ), environ[TOKEN])
+    following = _in_thread(partial(follower.run, connect, start, services.mark_served))
+    signals: asyncio.Queue[None] = asyncio.Queue()
+    _call_at_signals(partial(signals.put_nowait, None))
     pair = (services.api, services.coordinator)
-    any_of: list[asyncio.Future[Any]] = [*pair, shown, end_wanted]
+    first_signal = asyncio.ensure_future(signals.get())
+    any_of: list[asyncio.Future[Any]] = [*pair, following, first_signal]
     await asyncio.wait(any_of, return_when=asyncio.FIRST_COMPLETED)
     have_failed = any(task.done() for task in pair)
-    if shown.done():  # nothing is left to be saved
-        await asyncio.gather(services.end_coordinator(), services.end_api())
-    else:
-        await services.end_coordinator()
-        follower.is_over.set()
-        if not have_failed:
-            await asyncio.wait([shown], timeout=LAST_OUTPUT_SECONDS)
-        if not (shown.done() or have_failed) and follower.job is not None:
-            await asyncio.to_thread(follower.job.refresh)
-            await asyncio.wait([_in_thread(follower.show_end)], timeout=LAST_OUTPUT_SECONDS)
-        await services.end_api()
+    if not (following.done() or have_failed):
+        await _interrupt(services, follower, following, signals)
+    # Nothing is left to be saved.
+    await asyncio.gather(services.end_coordinator(), services.end_api())
+    _ignore_signals()
     if have_failed:
         raise failed_start(follower.files, log_offset)
-    if shown.done():
-        shown.result()
+    if following.done():
+        following.result()
     # Without a job it was interrupted before that was submitted.
     return None if follower.job is None else follower.job.view
 
 
+async def _interrupt(
+    services: ServicePair,
+    follower: Follower,
+    following: asyncio.Future[None],
+    signals: asyncio.Queue[None],
+) -> None:
+    """Let the ranks save and exit, or kill them at the next signal; then show the end."""
+    killing = asyncio.create_task(_kill_ranks_at(signals, follower))
+    await services.end_coordinator()
+    killing.cancel()
+    follower.is_over.set()
+    await asyncio.wait([following], timeout=LAST_OUTPUT_SECONDS)
+    if not following.done() and follower.job is not None:
+        await asyncio.to_thread(follower.job.refresh)
+        await asyncio.wait([_in_thread(follower.show_end)], timeout=LAST_OUTPUT_SECONDS)
+
+
+async def _kill_ranks_at(signals: asyncio.Queue[None], follower: Follower) -> None:
+    while True:
+        await signals.get()
+        await asyncio.to_thread(follower.kill_ranks)
+
+
+def _connect(url: str, token: str) -> Client:
+    """Return a client of the API once that listens; it stays open until this process ends."""
+    from muster.client import Client  # noqa: PLC0415  while the services start
+
+    address = DEFAULT_HOST, urlsplit(url).port
+    while True:  # a request would be repeated after longer pauses
+        with suppress(OSError), socket.create_connection(address):
+            return Client(url, token, retry_seconds=ATTACHED_SECONDS)
+        time.sleep(CONNECT_PAUSE_SECONDS)
+
+
 def _call_at_signals(function: Callable[[], None]) -> None:
-    for number in ENDING:
+    for number in END_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             asyncio.get_running_loop().add_signal_handler(number, function)
+
+
+def _ignore_signals() -> None:
+    """The exit code is known now: Python would be killed if Ctrl-C came while it shuts down."""
+    for number in END_SIGNALS:
+        asyncio.get_running_loop().remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _in_thread(function: Callable[[], None]) -> asyncio.Future[None]:
@@ -236,13 +254,16 @@ class Follower:
         """Set when no service works for the job any more."""
 
     def run(
-        self, client: Client, on_submitted: Callable[[], object], on_served: Callable[[], None]
+        self,
+        connect: Callable[[], Client],
+        on_submitted: Callable[[], object],
+        on_served: Callable[[], None],
     ) -> None:
         """Return once the job is over and everything was shown.
 
         `on_submitted` starts a coordinator; `on_served` is called once that has started the job.
         """
-        job = self.job = self.submit(client)
+        job = self.job = self.submit(connect())
         on_submitted()
         for look in count():
             # What a rank has printed comes before the event of its end.
@@ -304,15 +325,6 @@ class Follower:
                     self._terminal.show_event(event)
 
 
-def _wait_for_api(url: str) -> None:
-    """Return once something listens there: a request would be repeated after longer pauses."""
-    address = DEFAULT_HOST, urlsplit(url).port
-    while True:
-        with suppress(OSError), socket.create_connection(address):
-            return
-        time.sleep(CONNECT_PAUSE_SECONDS)
-
-
 def print_lines(lines: str) -> None:
     """Print what ranks wrote.
 
@@ -370,5 +382,5 @@ class Terminal:
 
     def show_end(self, job: JobView) -> None:
         say(f"logs: {self._files.logs}")
-        if job.status not in UNINTERRUPTED:
+        if job.status not in FINISHED:
             say(f"interrupted; the same command with --job-id {job.job_id} goes on")

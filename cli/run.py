@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
 from cli.connection import python_option
 from muster.contracts.environ import RANK_DEFAULTS, spec_from_environment
@@ -106,7 +107,9 @@ def parse_ranks(_: click.Context, __: click.Parameter, word: str) -> int:
 @click.option(
     *TORCHRUN_OPTIONS, "ignored", multiple=True, hidden=True, help="For torchrun's command lines."
 )
+@click.pass_context
 def run(  # noqa: PLR0913  each option is a parameter
+    context: click.Context,
     *,
     words: tuple[str, ...],
     ranks: int,
@@ -127,13 +130,20 @@ def run(  # noqa: PLR0913  each option is a parameter
     failed, 130 if it was interrupted.
     """
     require_server("run")
-    from cli.foreground import play  # noqa: PLC0415  not needed for --help
+    from cli.foreground import run_job  # noqa: PLC0415  not needed for --help
 
     if not words:
         if not os.environ.get("JOB_ID"):
             raise click.UsageError("Missing argument 'SCRIPT [ARGUMENTS]...'.")
         # As `python -m coordinator` by hand: the environment describes the job.
-        sys.exit(play(checked_job_id(os.environ["JOB_ID"]), spec_from_environment(os.environ)))
+        if any(
+            context.get_parameter_source(it) == ParameterSource.COMMANDLINE for it in context.params
+        ):
+            raise click.UsageError(
+                "JOB_ID is set and no script is given, so the environment describes the job: "
+                "give a script, or leave out the options"
+            )
+        sys.exit(run_job(checked_job_id(os.environ["JOB_ID"]), spec_from_environment(os.environ)))
     if nnodes != 1:
         raise click.BadParameter("ranks are started on this machine only: leave --nnodes out")
     if "--" in words[1:2] and (module or words[0].endswith(".py")):
@@ -163,7 +173,7 @@ def run(  # noqa: PLR0913  each option is a parameter
                 "--restart-scope rank, as a gang resumes only from a checkpoint of all its ranks",
                 err=True,
             )
-    sys.exit(play(new_job_id() if job_id is None else checked_job_id(job_id), checked(spec)))
+    sys.exit(run_job(new_job_id() if job_id is None else checked_job_id(job_id), checked(spec)))
 
 
 def argv_of_script(words: Sequence[str], directory: Path, python: str) -> tuple[str, ...]:

@@ -12,10 +12,10 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 import click
 import msgspec
@@ -23,6 +23,7 @@ import msgspec
 from cli.config import config_file
 from cli.doctor import require_startable
 from cli.output import Output, facts, notice_if_slow, output_option, say, show
+from cli.service_processes import ServicePair, failed_start
 from cli.service_record import (
     ServiceRecord,
     is_serving,
@@ -32,43 +33,18 @@ from cli.service_record import (
     service_settings,
     write_record,
 )
-from muster.contracts.environ import LIFELINE_FD
 from muster.contracts.errors import MusterError
 from muster.contracts.paths import DataDir
-from muster.contracts.retry import describe_status
-from muster.contracts.settings import (
-    CA_FILE,
-    TOKEN,
-    AccessSettings,
-    ServiceSettings,
-    local_url,
-)
+from muster.contracts.settings import CA_FILE, TOKEN, AccessSettings, ServiceSettings, local_url
 from muster.host.extras import require_server
 from muster.host.files import rotate
-from muster.host.limits import ShellLimits
 from muster.host.ports import free_port, is_port_free
 from muster.host.private import UnusableDirectory
-from muster.host.processes import (
-    is_running,
-    module_command,
-    send_signal,
-    sigint_blocked,
-    this_process,
-)
+from muster.host.processes import is_running, module_command, send_signal, this_process
 from muster.runtime.stderr_messages import print_stderr
 
 LOG_CHECK_SECONDS: Final = 1.0
-LOG_TAIL_LINES: Final = 5
-
 POLL_SECONDS: Final = 0.05
-
-EARLY_SECONDS: Final = 1.0
-"""A service that ran for less is started again after a pause, so that it does not burn a core."""
-
-PAUSE_SECONDS: Final = 0.5
-
-KILL_AFTER_SECONDS: Final = 5.0
-"""The API has nothing to save: it is killed this long after SIGTERM."""
 
 
 @click.command()
@@ -179,13 +155,6 @@ def start_detached(files: DataDir, environ: Mapping[str, str]) -> ServiceRecord:
     raise failed_start(files, offset)
 
 
-def failed_start(files: DataDir, offset: int) -> MusterError:
-    """Return the error of services that ended at once, whose log begins at `offset`."""
-    lines = files.services_log.read_bytes()[offset:].decode(errors="replace").splitlines()
-    tail = "\n".join(lines[-LOG_TAIL_LINES:]) or "(empty: is the disk full?)"
-    return MusterError(f"the services did not come up; their log is {files.services_log}:\n{tail}")
-
-
 def end_detached(record: ServiceRecord) -> None:
     """End a `muster up` and wait until it is gone; raises `MusterError` for another user's."""
     try:
@@ -221,138 +190,6 @@ def run_services(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
             return await Supervisor(settings, environ, record).run()
 
         return asyncio.run(run())
-
-
-class Service:
-    """A child process that is started again whenever it dies.
-
-    It has a session of its own, because its owner decides what a Ctrl-C means for it. It ends by
-    itself when its owner is killed: see `muster.host.processes`.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        environ: Mapping[str, str],
-        output: BinaryIO | None = None,
-        limits: ShellLimits | None = None,
-    ) -> None:
-        """It writes to `output`, or where its owner does.
-
-        `limits` are those that it starts with, if its owner has changed its own.
-        """
-        self._name = name
-        self._command = command
-        self._environ = environ
-        self._output = output
-        self._limits = limits
-        self._process: asyncio.subprocess.Process | None = None
-        self._signal: signal.Signals | None = None
-        self._ending = asyncio.Event()
-        self.has_served = False
-        """Set by the owner. Before that, an exit code above 0 is final: the settings are wrong."""
-
-    async def run(self) -> int:
-        """Keep the service running until `end`; return its last exit code, 0 if never started."""
-        code = 0
-        reading, writing = os.pipe()
-        try:
-            while not self._ending.is_set():
-                started = time.monotonic()
-                code = await self._run_once(reading)
-                if self._ending.is_set() or (code > 0 and not self.has_served):
-                    break
-                say(f"the {self._name} {describe_status(code)}; it is started again")
-                if time.monotonic() - started < EARLY_SECONDS:
-                    with suppress(TimeoutError):
-                        await asyncio.wait_for(self._ending.wait(), PAUSE_SECONDS)
-        finally:
-            os.close(reading)
-            os.close(writing)
-        return code
-
-    def end(self, number: signal.Signals) -> None:
-        """End the service for good; may be called again with a stronger signal."""
-        self._signal = number
-        self._ending.set()
-        self._send()
-
-    async def _run_once(self, lifeline: int) -> int:
-        with sigint_blocked():
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                env={**self._environ, LIFELINE_FD: str(lifeline)},
-                umask=-1 if self._limits is None else self._limits.umask,
-                pass_fds=(lifeline,),
-                start_new_session=True,
-            )
-        if self._limits is not None:
-            self._limits.apply_to(self._process.pid)
-        self._send()  # `end` may have been called while the process was being created
-        return await self._process.wait()
-
-    def _send(self) -> None:
-        process, number = self._process, self._signal
-        if process is not None and process.returncode is None and number is not None:
-            process.send_signal(number)
-
-
-class ServicePair:
-    """API and coordinator of one data directory."""
-
-    def __init__(
-        self,
-        environ: Mapping[str, str],
-        output: BinaryIO | None = None,
-        limits: ShellLimits | None = None,
-        *,
-        is_coordinator_held: bool = False,
-    ) -> None:
-        """Start both, or the coordinator later; needs a running event loop.
-
-        `limits` are those of the coordinator, and so of ranks. See `Service`.
-        """
-        self._api = Service("api", module_command("api"), environ, output)
-        self._coordinator = Service(
-            "coordinator", module_command("coordinator"), environ, output, limits
-        )
-        self.api = asyncio.create_task(self._api.run())
-        self._may_coordinate = asyncio.Event()
-        if not is_coordinator_held:
-            self._may_coordinate.set()
-        self.coordinator = asyncio.create_task(self._coordinate())
-
-    async def _coordinate(self) -> int:
-        await self._may_coordinate.wait()
-        return await self._coordinator.run()
-
-    def start_coordinator(self) -> None:
-        """Start it, unless it was started."""
-        self._may_coordinate.set()
-
-    def mark_served(self) -> None:
-        """Restart them whenever they end from now on."""
-        self._api.has_served = self._coordinator.has_served = True
-
-    async def end_coordinator(self) -> None:
-        """Return once every rank has saved and exited."""
-        self._coordinator.end(signal.SIGINT)
-        self.start_coordinator()  # a service that was ended before its start never starts
-        await self.coordinator
-
-    async def end_api(self) -> None:
-        self._api.end(signal.SIGTERM)
-        await asyncio.wait([self.api], timeout=KILL_AFTER_SECONDS)
-        self._api.end(signal.SIGKILL)
-        await self.api
-
-    def kill(self) -> None:
-        self._coordinator.end(signal.SIGKILL)
-        self._api.end(signal.SIGKILL)
 
 
 class Supervisor:

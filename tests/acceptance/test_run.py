@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import IO
@@ -233,6 +233,26 @@ def test_a_second_interrupt_kills_the_ranks(terminal: Terminal) -> None:
         screen.type("\x03")
         assert screen.end() == 130
     assert not terminal.left_running()
+
+
+@pytest.mark.parametrize(("text", "code"), [("", 0), (DEAF, 130)])
+def test_interrupts_while_the_services_end_print_nothing(
+    terminal: Terminal, text: str, code: int
+) -> None:
+    words = ("run", script(terminal, text))
+    with Screen(*words, environment=terminal.environment, directory=terminal.directory) as screen:
+        if text:
+            screen.see("it is deaf")
+            screen.type("\x03")
+            screen.see("interrupted; ranks checkpoint and exit")
+            screen.type("\x03")
+        screen.see("logs: ")
+        with suppress(OSError):  # the terminal's other end is closed
+            while screen.process.poll() is None:
+                screen.type("\x03")
+                time.sleep(0.01)
+        assert screen.end() == code, screen.written
+    assert "Traceback" not in screen.written
 
 
 def test_a_killed_run_leaves_nothing_running(terminal: Terminal) -> None:

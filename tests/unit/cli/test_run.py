@@ -93,6 +93,29 @@ def test_several_machines_are_refused_and_nothing_runs(
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ([], 0),
+        (["-n", "4"], 2),
+        (["-n", "1"], 2),  # as by default
+        (["--python", PYTHON], 2),
+        (["--gang"], 2),
+        (["--standalone"], 2),
+        (["--rdzv-id", "x"], 2),
+    ],
+)
+def test_a_job_of_the_environment_takes_no_options(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], code: int
+) -> None:
+    started: list[str] = []
+    monkeypatch.setattr("cli.foreground.run_job", lambda job_id, _: started.append(job_id))
+    monkeypatch.setenv("JOB_ID", "one")
+    result = CliRunner().invoke(app, ["run", *options])
+    assert (result.exit_code, started) == (code, [] if code else ["one"])
+    assert ("give a script, or leave out the options" in result.output) == bool(code)
+
+
 def test_new_job_id_is_valid_and_unique() -> None:
     first, second = new_job_id(), new_job_id()
     assert checked_job_id(first) == first != second
