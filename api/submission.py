@@ -188,7 +188,7 @@ def _shared_hosts(
     """Return the hosts on which a job may run because they share its directory of checkpoints.
 
     Ranks that train together have one saver: either every host shares the directory, or the saver
-    has to be on the coordinator's, which is told by returning none.
+    has to be on the coordinator's: then none are returned.
     """
     spec, place = completed.spec, completed.checkpoint_dir
     allowed = [it for it in cluster.nodes if spec.hosts is None or it.name in spec.hosts]

@@ -30,7 +30,7 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def arithmetic(self) -> str:
-        """What decides the bits of its numbers, as far as it is told."""
+        """What decides the bits of its numbers, as far as it is known."""
         return f"{self.processor}, numpy {self.numpy} with {' '.join(self.simd) or 'its baseline'}"
 
 
