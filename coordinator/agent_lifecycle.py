@@ -99,9 +99,12 @@ class AgentLifecycle:
 
     def start(self, job: TrackedJob, host: str, observe: Observe) -> None:
         """Start the job's next agent on a host, which ends what is left there of the job."""
-        if (clean := self._cleaning.pop(_task_name(job.snapshot.uid, host), None)) is not None:
+        clean = self._cleaning.pop(_task_name(job.snapshot.uid, host), None)
+        is_unclean = clean is not None and not clean.done()
+        if clean is not None:
             clean.cancel()
-        self._run(self._attend(job, host, observe, self._launch), job.snapshot.uid, host)
+        life = self._attend(job, host, observe, self._launch, is_unclean=is_unclean)
+        self._run(life, job.snapshot.uid, host)
 
     async def find(
         self, snapshot: JobSnapshot, rows: Sequence[AgentRecord]
@@ -136,13 +139,18 @@ class AgentLifecycle:
         An agent that lives is dismissed when it connects, but it may have died: then nothing else
         there ends a program that sends no heartbeats.
         """
-        uid = job.snapshot.uid
-        launcher, known = self._launcher_of(job, host), job.known_processes(host)
         _set_agent(job, host, None)
+        name = _task_name(job.snapshot.uid, host)
         for task in self._tasks:
-            if task.get_name() == _task_name(uid, host):
+            if task.get_name() == name:
                 task.cancel()  # and with it the watch that it waits for
-        clean = asyncio.get_running_loop().create_task(launcher.sweep(uid, known))
+        self._clean(job, host)
+
+    def _clean(self, job: TrackedJob, host: str) -> None:
+        """End what a host has of a job, once it answers; the next start there replaces this."""
+        uid = job.snapshot.uid
+        sweep = self._launcher_of(job, host).sweep(uid, job.known_processes(host))
+        clean = asyncio.get_running_loop().create_task(sweep)
         self._cleaning[_task_name(uid, host)] = clean
 
     def dismiss(self, job: TrackedJob, host: str) -> None:
@@ -171,8 +179,13 @@ class AgentLifecycle:
         host: str,
         observe: Observe,
         serve: Callable[[TrackedJob, str], Awaitable[str]],
+        *,
+        is_unclean: bool = False,
     ) -> None:
-        """Run one agent's life; `serve` returns when it has ended, with a sentence how."""
+        """Run one agent's life; `serve` returns when it has ended, with a sentence how.
+
+        An `is_unclean` host was given up: what it has of the job is ended by this agent, or later.
+        """
         uid, agent = job.snapshot.uid, job.snapshot.agents[host]
         generation, launcher = agent.generation, self._launcher(agent)
         name, is_swept = job.snapshot.agent_name(host), False
@@ -190,6 +203,8 @@ class AgentLifecycle:
             message = f"{name} could not be started: {error}"
             # A host that is out of reach, and has nothing of the job, has nothing to sweep.
             is_swept = not any(rank.is_alive for rank in job.snapshot.ranks_on(host))
+            if is_unclean:
+                self._clean(job, host)
         except Exception as error:  # noqa: BLE001  any failure to start counts as a lost agent
             message = f"{name} could not be started: {error!r}"
         if not await self._holds_lease():

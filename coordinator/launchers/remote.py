@@ -53,7 +53,7 @@ SILENCE_SECONDS: Final = 3 * REPEAT_SECONDS
 KILL_SECONDS: Final = 10.0  # after which a kill is given up; who wants it asks again
 
 FIRST_PAUSE_SECONDS: Final = 1.0
-LAST_PAUSE_SECONDS: Final = 15.0  # between attempts; it doubles in between
+LAST_PAUSE_SECONDS: Final = 4.0  # between attempts; it doubles in between
 
 DISK_SECONDS: Final = 10.0  # for a probe file
 

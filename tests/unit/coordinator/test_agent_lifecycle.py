@@ -140,6 +140,10 @@ class OtherHost:
     def __init__(self) -> None:
         self.calls: list[str] = []
 
+    async def start(self, _assignment: AgentAssignment) -> AgentProcess:
+        self.calls.append("not started")
+        raise NotStarted("no route")
+
     async def sweep(self, _job_uid: str, _known: Sequence[ProcessRecord]) -> None:
         self.calls.append("swept")
 
@@ -185,6 +189,30 @@ def test_a_host_out_of_reach_is_swept_for_ranks_only(
     assert isinstance(lost, AgentLost)
     assert lost.message.endswith("gpu-box cannot be used: no route")
     assert calls == ["swept"] * has_ranks
+
+
+def test_a_host_that_was_given_up_is_cleaned_also_if_no_agent_starts(
+    elsewhere: TrackedJob, tmp_path: Path
+) -> None:
+    """The job may end before the host answers again: nothing else ends what it has there."""
+
+    async def give_up_and_start() -> None:
+        lifecycle = AgentLifecycle(other, {ELSEWHERE: other}, settings, holds_lease)
+        lifecycle.give_up(elsewhere, ELSEWHERE)
+        lifecycle.start(elsewhere, ELSEWHERE, lambda *_: None)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not lifecycle.is_idle:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the sweep begins
+        await lifecycle.detach()
+
+    other, settings = OtherHost(), service_settings(tmp_path)
+    elsewhere.places = complete(elsewhere.snapshot.spec, settings, tmp_path)
+    elsewhere.snapshot = replace(
+        elsewhere.snapshot, ranks=(replace(elsewhere.snapshot.ranks[0], host=LOCAL_HOST),)
+    )
+    asyncio.run(give_up_and_start())
+    assert other.calls == ["not started", "swept"]
 
 
 def test_the_late_end_of_an_agent_does_not_touch_the_next_one(
