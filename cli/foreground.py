@@ -8,6 +8,7 @@ to them is printed on standard error.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import secrets
 import signal
@@ -247,6 +248,7 @@ class Follower:
             "working_dir": str(Path.cwd() / (spec.working_dir or "")),
         }
         self._terminal = Terminal(self._job_files)
+        self._warnings = ServiceWarnings(files.services_log)
         self._began = datetime.now(UTC)
         self._last_event = 0
         self.job: Job | None = None
@@ -270,6 +272,7 @@ class Follower:
             self._terminal.show_output()
             if look % LOOKS_PER_REQUEST == 0:
                 self._show_events(job)
+                self._warnings.show()
                 if job.refresh().is_terminal:
                     break
                 if job.status != JobStatus.QUEUED:
@@ -323,6 +326,29 @@ class Follower:
             for event in page:
                 if event.at >= self._began:  # an earlier run has shown the others
                     self._terminal.show_event(event)
+
+
+class ServiceWarnings:
+    """Prints what the services warn of, each once: a full disk lets no event be written."""
+
+    def __init__(self, log: Path) -> None:
+        """What the log holds already is from an earlier run."""
+        self._log = log
+        self._offset = log.stat().st_size if log.exists() else 0
+        self._shown: set[str] = set()
+
+    def show(self) -> None:
+        with self._log.open("rb") as log:
+            log.seek(self._offset)
+            lines, end, _ = log.read(CHUNK_BYTES).rpartition(b"\n")
+        self._offset += len(lines + end)
+        for line in lines.splitlines():
+            with suppress(ValueError):  # a traceback
+                entry = json.loads(line)
+                text = ": ".join(it for it in (entry["event"], entry.get("error")) if it)
+                if entry["level"] != "info" and text not in self._shown:
+                    self._shown.add(text)
+                    say(text)
 
 
 def print_lines(lines: str) -> None:

@@ -86,6 +86,7 @@ class _Line:
     def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
         """Start the client. Raises OSError."""
         self._received = b""
+        self._ignored_bytes = 0
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed with the line
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)  # noqa: FBT003  the standard library's signature
@@ -119,11 +120,15 @@ class _Line:
                         self._received = rest
                         with suppress(msgspec.DecodeError):  # a login shell may print something
                             return _DECODER.decode(line)
+                        self._ignored_bytes += len(line) + 1
                     elif not await self._receive():
+                        return None
+                    if self._ignored_bytes > LINE_LIMIT_BYTES:
                         return None
         return None
 
     async def _receive(self) -> bool:
+        await asyncio.sleep(0)  # what follows does not let others run while there is data
         data = await asyncio.get_running_loop().sock_recv(self._socket, LINE_LIMIT_BYTES)
         self._received += data
         return bool(data) and len(self._received) < 2 * LINE_LIMIT_BYTES
@@ -131,6 +136,8 @@ class _Line:
     async def problem(self) -> str:
         """Wait until the host is ready; return why it takes no order, "" if it does."""
         answer = await self.answer()
+        if self._ignored_bytes > LINE_LIMIT_BYTES:
+            return "its login shell prints too much: let it print nothing if it is not interactive"
         if not isinstance(answer, HostReady):
             return self.last_error()
         if answer.version != VERSION:

@@ -323,6 +323,9 @@ class Host:
             (made / path.name).write_text(f"{content}\n")
             if path.exists():
                 yield f"--bind {shlex.quote(str(made / path.name))} {path}"
+        # What a login runs may lock files of the home directory, and lose power meanwhile.
+        if (shell := Path.home() / ".bashrc").exists():
+            yield f"--bind /dev/null {shlex.quote(str(shell))}"
         yield shlex.join(["--bind", str(self.directory), str(self.local)])
         yield "-t tmpfs none /dev/shm"
         # Another host has other control groups, and killing one would kill all hosts.

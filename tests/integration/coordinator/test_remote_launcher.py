@@ -144,6 +144,7 @@ def test_only_a_host_that_answers_tells_of_an_agent(
         ("exec /nowhere/ssh", "/nowhere/ssh: not found"),
         ("echo hello; echo first >&2; echo no route >&2; exit 255", "failed: no route"),
         ("exit 1", "it wrote no error"),
+        ("exec yes", "its login shell prints too much"),
         ("""echo Hello; echo '{"type":"ready","version":"0.0.1"}'""", "it has Muster 0.0.1"),
         ("sleep 60; exit 0", "no answer within 0.5 s"),
     ],

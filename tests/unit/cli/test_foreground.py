@@ -7,7 +7,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from cli.foreground import LEFT_OVER, Follower, private_environment
+from cli.foreground import LEFT_OVER, Follower, ServiceWarnings, private_environment
 from muster.client import Client
 from muster.client.errors import Conflict, NotFound
 from muster.contracts.errors import JobDiffers
@@ -102,3 +102,18 @@ def test_private_services_have_no_settings_of_shared_ones(tmp_path: Path) -> Non
     assert settings.checkpoint_dir == Path.cwd() / "checkpoints"
     assert environ["HF_TOKEN"] == "of this shell"  # noqa: S105  not secret
     assert not {"JOB_ID", "MUSTER_SECRET_ENV"} & environ.keys()
+
+
+def test_warnings_of_the_services_are_printed_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "up.log"
+    log.write_text('{"level": "warning", "event": "of an earlier run"}\n')
+    warnings = ServiceWarnings(log)
+    full = '{"level": "warning", "event": "the database is away", "error": "no room left"}\n'
+    with log.open("a") as file:
+        file.write('{"level": "info", "event": "the job is RUNNING"}\nTraceback\n' + full + full)
+        file.write('{"level": "warning", "event": "not all of')
+    warnings.show()
+    warnings.show()
+    assert capsys.readouterr().err == "muster: the database is away: no room left\n"
