@@ -62,8 +62,7 @@ class HostProbes:
         while True:
             record = HostRecord(host=host)
             try:
-                known = await asyncio.to_thread(self._hosts.all)
-                record = await self._ask(known.get(host, record))
+                record = await self._ask(await asyncio.to_thread(self._hosts.find, host))
                 await asyncio.to_thread(self._hosts.write, record, self._lease)
             except DatabaseUnavailable:
                 pass

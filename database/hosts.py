@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 
 from database.engine import Database
 from database.leases import require_held
@@ -10,6 +10,7 @@ from database.records import HostRecord, Lease, values_of
 from database.tables import HOSTS
 
 _ALL: Final = select(HOSTS)
+_ONE: Final = _ALL.where(HOSTS.c.host == bindparam("name"))
 
 
 class Hosts:
@@ -23,6 +24,12 @@ class Hosts:
         with self._database.reading() as connection:
             rows = connection.execute(_ALL).all()
         return {row.host: HostRecord(**row._asdict()) for row in rows}
+
+    def find(self, host: str) -> HostRecord:
+        """Return what a host has reported; a record without facts if it never has."""
+        with self._database.reading() as connection:
+            row = connection.execute(_ONE, {"name": host}).one_or_none()
+        return HostRecord(host=host) if row is None else HostRecord(**row._asdict())
 
     def write(self, record: HostRecord, lease: Lease) -> None:
         """Write what a host has said; raise `LeaseLost` if another coordinator asks now."""
