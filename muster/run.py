@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -217,13 +218,13 @@ class Run:
         self.report(loss=loss, **metrics)
 
     def report(self, *, loss: float | None = None, **metrics: float) -> None:
-        """Report loss and metrics without a step."""
+        """Report loss and metrics without a step. Each keeps its value until it is reported again."""
         if loss is not None:
             self._loss = float(loss)
         if metrics:
             # float(): the encoder refuses numpy numbers.
-            named = list(metrics.items())[:METRICS_LIMIT]
-            self._metrics = {name[:METRIC_NAME_LIMIT]: float(value) for name, value in named}
+            given = {name[:METRIC_NAME_LIMIT]: float(value) for name, value in metrics.items()}
+            self._metrics = dict(islice((self._metrics | given).items(), METRICS_LIMIT))
         self._supervision.report()
 
     def checkpoint(self, state: Mapping[str, Any] | None = None, /, **objects: Any) -> None:  # noqa: ANN401

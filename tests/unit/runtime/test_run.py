@@ -208,6 +208,14 @@ def test_a_step_without_values_keeps_the_last_ones(place: Path, ear: Ear) -> Non
     assert (at.step, at.loss, at.metrics) == (2, 0.25, {"accuracy": 0.5})
 
 
+def test_a_metric_stays_until_it_is_reported_again(place: Path, ear: Ear) -> None:
+    run = run_of(place, ear.voice)
+    run.report(val_loss=0.5, accuracy=0.5)
+    run.step(loss=0.25, accuracy=0.75)
+    run._supervision.stop()  # noqa: SLF001  sends the final state
+    assert last_beat(ear).progress.metrics == {"val_loss": 0.5, "accuracy": 0.75}
+
+
 def test_a_restored_run_reports_the_restored_step(place: Path, ear: Ear) -> None:
     first = run_of(place)
     first.step()
