@@ -46,7 +46,7 @@ from muster.client.errors import Busy, ClientError, Unreachable
 from muster.client.progress import duration
 from muster.contracts.errors import printable
 from muster.contracts.job import TERMINAL, JobStatus
-from muster.contracts.views import JobView, SummaryList, SummaryView, WorkerView
+from muster.contracts.views import JobView, LeaderboardRow, SummaryList, SummaryView, WorkerView
 from muster.runtime.stderr_messages import print_stderr
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def what_runs(spec: Mapping[str, Any]) -> str:
     return spec.get("program") or "the classifier"
 
 
-def progress_of(job: SummaryView | WorkerView) -> str | None:
+def progress_of(job: SummaryView | WorkerView | LeaderboardRow) -> str | None:
     """Return ``step/total``; None for a program that does not report steps."""
     if job.total_steps is None:
         return str(job.step) if job.step else None

@@ -48,6 +48,9 @@ HEADINGS: Final = {
         "plan": Entry("cli.cluster:plan", "Show on which nodes the ranks of a job would run."),
         "run": Entry("cli.run:run", "Run a script on several ranks here, like torchrun."),
         "ps": Entry("cli.jobs:ps", "List jobs, newest first."),
+        "leaderboard": Entry(
+            "cli.leaderboard:leaderboard", "Compare the jobs of a sweep, and name the best."
+        ),
         "top": Entry("cli.jobs:top", "Watch all jobs live."),
         "show": Entry("cli.jobs:show_job", "Show one job and each of its ranks."),
         "logs": Entry("cli.jobs:logs", "Show what the ranks of a job have printed."),

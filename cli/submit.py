@@ -122,6 +122,9 @@ class _Pair(click.ParamType[tuple[str, str]]):
     help="The same from file:NAME (muster secret) or env:NAME of the server.",
 )
 @click.option(
+    "--label", "labels", type=_Pair("NAME=VALUE"), multiple=True, help="A label of the job."
+)
+@click.option(
     "--set",
     "fields",
     type=_Pair("FIELD=VALUE"),
@@ -148,6 +151,7 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     file: Path | None,
     env: _Pairs,
     secrets: _Pairs,
+    labels: _Pairs,
     fields: _Pairs,
     dry_run: bool,
     detach: bool,
@@ -170,7 +174,7 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     described = JobDescription(
         file=None if file is None else read_job_file(file),
         typed={**typed, **_values(fields)},
-        mappings={"env": dict(env), "secrets": dict(secrets)},
+        mappings={"env": dict(env), "secrets": dict(secrets), "labels": dict(labels)},
     )
     body = described.body(Path.cwd())
     if body.get("python") is None and (body.get("command") or body.get("program")):
@@ -319,7 +323,7 @@ class JobDescription:
     file: YamlFile | None
     typed: Mapping[str, Any]
     mappings: Mapping[str, Mapping[str, str]]
-    """`env` and `secrets` from the command line, which are added to those of the file."""
+    """`env`, `secrets` and `labels` from the command line, which are added to those of the file."""
 
     def body(self, directory: Path) -> dict[str, Any]:
         """Return the request body; paths are relative to `directory`.

@@ -21,6 +21,7 @@ from database.idempotency import Answers, IdempotencyKey, answer_to
 from database.records import Clock, Event, Job, RowVersion, utc_now, values_of
 from database.tables import DEPARTURES, EVENTS, JOBS
 from muster.contracts.job import OPEN, TERMINAL, JobId, JobStatus, JobUid, StopRequest
+from muster.contracts.leaderboard import SWEEP_LABEL
 from muster.contracts.spec import JobSpec
 
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -311,6 +312,12 @@ class Jobs:
         directory = self._database.json(JOBS.c.spec)["checkpoint_dir"].as_string()
         with self._database.reading() as connection:
             return sorted(filter(None, connection.scalars(sa.select(directory).distinct())))
+
+    def sweeps(self) -> list[str]:
+        """Return the values of the label by which jobs are compared, each once."""
+        sweep = self._database.json(JOBS.c.spec)["labels"][SWEEP_LABEL].as_string()
+        with self._database.reading() as connection:
+            return sorted(filter(None, connection.scalars(sa.select(sweep).distinct())))
 
     def _request(
         self,

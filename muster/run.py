@@ -218,7 +218,10 @@ class Run:
         self.report(loss=loss, **metrics)
 
     def report(self, *, loss: float | None = None, **metrics: float) -> None:
-        """Report loss and metrics without a step. Each keeps its value until it is reported again."""
+        """Report loss and metrics without a step. Each keeps its value until it is reported again.
+
+        A metric `val_loss` is the job's validation loss, by which `muster leaderboard` compares.
+        """
         if loss is not None:
             self._loss = float(loss)
         if metrics:

@@ -14,6 +14,7 @@ from msgspec import Meta
 from msgspec.json import Decoder
 
 from api.dependencies import READ, SUBMIT, AppState, CurrentCaller, State
+from api.errors import Problem
 from api.listing import (
     DEFAULT_LIMIT,
     Cursor,
@@ -33,10 +34,11 @@ from api.views import audit_view, job_tag, job_view, summary
 from database.errors import JobExists, JobMissing
 from database.history import AttemptPosition
 from database.idempotency import IdempotencyKey
-from database.jobs import NewJob
+from database.jobs import JobQuery, NewJob
 from database.records import Job
 from muster.contracts.errors import MusterError
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
+from muster.contracts.leaderboard import SWEEP_LABEL, compare
 from muster.contracts.shards import Reading, ranges
 from muster.contracts.spec import JobRequest, JobSpec
 from muster.contracts.views import (
@@ -46,6 +48,7 @@ from muster.contracts.views import (
     JobList,
     JobPlan,
     JobView,
+    LeaderboardView,
     Moment,
     SummaryList,
     SummaryView,
@@ -145,6 +148,31 @@ def list_summaries(
         return SummaryList(jobs=[summary(job, workers.get(job.job_id, []), now) for job in jobs])
 
     return reply_tagged(tag, if_none_match, view, headers)
+
+
+@router.get(
+    "/leaderboard", **operation("Compare the jobs of a sweep by loss", READ, LeaderboardView, 404)
+)
+def get_leaderboard(
+    state: State,
+    caller: CurrentCaller,
+    sweep: Annotated[str | None, Query(description="A value of the label `sweep`.")] = None,
+) -> Response:
+    """Return the newest 1000 jobs of a sweep, without `sweep` of the only one: best first."""
+    known = state.jobs.sweeps()
+    if sweep is None and len(known) == 1:
+        (sweep,) = known
+    if sweep is None or sweep not in known:
+        detail = f"name one of these sweeps (muster leaderboard NAME): {', '.join(known)}"
+        if not known:
+            detail = "no job has a label `sweep`: add one, as in muster submit --label sweep=lr"
+        raise Problem(HTTPStatus.NOT_FOUND, "sweep-not-found", detail)
+    query = JobQuery(labels={SWEEP_LABEL: sweep})
+    jobs = state.jobs.page(query, DEFAULT_LIMIT, None)[::-1]  # of equal ones the oldest comes first
+    ranks, now = state.history.ranks_by_job([job.job_id for job in jobs]), state.clock()
+    summaries = [summary(job, ranks.get(job.job_id, []), now) for job in jobs]
+    # Not the specs of the rows: a view hides the values of `env` from a caller of scope read.
+    return reply(compare(sweep, summaries, [job_view(job, caller).spec for job in jobs]))
 
 
 @router.get("/jobs/{job_id}", **operation("Status of one job", READ, JobView, 404, 304))

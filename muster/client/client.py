@@ -32,6 +32,7 @@ from muster.contracts.views import (
     JobList,
     JobPlan,
     JobView,
+    LeaderboardView,
     ProblemView,
     Purged,
     Version,
@@ -139,6 +140,11 @@ class Client:
     def hosts(self) -> HostList:
         """Return the hosts on which ranks may run, with what runs there."""
         return self.connection.ask("GET", "/hosts").read_as(HostList)
+
+    def leaderboard(self, sweep: str | None = None) -> LeaderboardView:
+        """Compare the jobs with this label `sweep`; None: with the only one. Or `NotFound`."""
+        query: Query = {} if sweep is None else {"sweep": sweep}
+        return self.connection.ask("GET", "/leaderboard", query=query).read_as(LeaderboardView)
 
     def job(self, word: str) -> Job:
         """Return the job with this id, name, or unique prefix of an id; ``@latest`` is the newest.

@@ -134,6 +134,26 @@ class SummaryList(View, frozen=True, kw_only=True):
     jobs: list[SummaryView]
 
 
+class LeaderboardRow(View, frozen=True, kw_only=True):
+    """One job of a sweep."""
+
+    job_id: str
+    status: str
+    loss: Annotated[float | None, _doc("The one that decides, as last reported.")]
+    step: int
+    total_steps: int | None
+    differences: Annotated[dict[str, Any], _doc("Fields, `env.NAME` and options that differ.")]
+
+
+class LeaderboardView(View, frozen=True, kw_only=True):
+    """The jobs with one value of the label `sweep`, the lowest loss first."""
+
+    sweep: str
+    loss_kind: Annotated[Literal["validation", "training"], _doc("What all are compared by.")]
+    best: Annotated[str | None, _doc("Its id; null: no job that did not fail has a loss.")]
+    jobs: list[LeaderboardRow]
+
+
 class HostView(View, frozen=True, kw_only=True):
     """A host on which ranks may run."""
 

@@ -217,7 +217,9 @@ def test_an_event_names_its_actor(locked: Service, credentials: Credentials) -> 
 def test_scope_read_sees_no_environment_values(locked: Service, credentials: Credentials) -> None:
     env = {"HF_TOKEN": "hf_shown_to_few", "LR": "0.1"}
     with asking(locked, credentials["submit"]) as client:
-        job = client.post("/jobs", json={"command": ["true"], "env": env}).json()
+        asked = {"command": ["true"], "labels": {"sweep": "lr"}}
+        client.post("/jobs", json=asked).raise_for_status()
+        job = client.post("/jobs", json=asked | {"env": env}).json()
         assert job["spec"]["env"] == env
         assert "env shows HF_TOKEN" in job["message"]
         assert client.get(f"/jobs/{job['job_id']}").json()["spec"]["env"] == env
@@ -225,5 +227,7 @@ def test_scope_read_sees_no_environment_values(locked: Service, credentials: Cre
         seen = client.get(f"/jobs/{job['job_id']}").json()
         listed = client.get("/jobs").text
         waited = client.get(f"/jobs/{job['job_id']}?wait=0.1").text
+        compared = client.get("/leaderboard").text
     assert seen["spec"] == job["spec"] | {"env": {"HF_TOKEN": "…", "LR": "…"}}
-    assert "hf_shown_to_few" not in listed + waited
+    assert '"env.HF_TOKEN":"…"' in compared
+    assert "hf_shown_to_few" not in listed + waited + compared

@@ -85,6 +85,35 @@ def test_json_and_yaml_are_the_body_of_the_api(
         assert read(muster(*words, "-o", output).stdout) == answered
 
 
+def test_leaderboard_names_the_best_job_of_a_sweep(
+    muster: Muster, client: httpx.Client, stand_in: StandIn, name: str
+) -> None:
+    missing = muster("leaderboard")
+    assert missing.exit_code == ExitCode.NOT_FOUND
+    assert "muster submit --label sweep=lr" in missing.stderr
+    jobs = {f"{name}-{rate}": rate for rate in (1, 2)}
+    for job, rate in jobs.items():
+        words = ("submit", "-d", "--id", job, "--label", f"sweep={name}", "--", "true", "--lr")
+        assert muster(*words, f"{rate}").exit_code == 0
+        stand_in.run(job, worker(0, step=7, total_steps=10, loss=0.5 / rate))
+    lines = muster("leaderboard").stdout.splitlines()
+    assert [line.split() for line in lines] == [
+        ["place", "job", "status", "training", "loss", "step", "--lr"],
+        ["1", f"{name}-2", "RUNNING", "0.25", "7/10", "2"],
+        ["2", f"{name}-1", "RUNNING", "0.5", "7/10", "1"],
+        ["best:", f"{name}-2", "(training", "loss", "0.25)"],
+    ]
+    body = client.get("/leaderboard", params={"sweep": name}).json()
+    assert json.loads(muster("leaderboard", name, "-o", "json").stdout) == body
+    client.post("/jobs", json={"job_id": name, "labels": {"sweep": "a"}}).raise_for_status()
+    several = muster("leaderboard")
+    assert several.exit_code == ExitCode.NOT_FOUND
+    assert several.stderr.endswith(f"(muster leaderboard NAME): a, {name}\n")
+    for job in (name, *jobs):
+        stand_in.end(job)
+        client.delete(f"/jobs/{job}").raise_for_status()
+
+
 def test_show_lists_ranks(muster: Muster, stand_in: StandIn, job: str) -> None:
     stand_in.run(job, worker(0, step=7, total_steps=10), worker(1, step=5, total_steps=10))
     lines = muster("show", job).stdout.splitlines()

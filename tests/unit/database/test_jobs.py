@@ -157,6 +157,14 @@ def test_a_query_returns_what_all_filters_match(
     assert jobs.count(selection) == len(found)
 
 
+def test_each_sweep_is_listed_once(jobs: Jobs) -> None:
+    labelled(jobs, "a", sweep="lr")
+    labelled(jobs, "b", sweep=STRANGE)
+    labelled(jobs, "c", sweep="lr", team="red")
+    labelled(jobs, "d", team="red")
+    assert jobs.sweeps() == [STRANGE, "lr"]
+
+
 def test_oldest_first_continues_after_the_last_page(jobs: Jobs) -> None:
     for job_id in ("a", "b", "c"):
         labelled(jobs, job_id)

@@ -1,0 +1,88 @@
+"""The comparison of jobs that train alternatives: which loss decides, and which job is the best."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from muster.contracts.job import JobStatus
+from muster.contracts.views import LeaderboardRow, LeaderboardView, SummaryView
+
+SWEEP_LABEL: Final = "sweep"
+"""Jobs with the same value of this label are compared."""
+
+VALIDATION: Final = ("val_loss", "validation_loss", "eval_loss")
+"""Metrics that hold a validation loss; the last is that of the Trainer of Hugging Face."""
+
+_BEFORE_OPTION: Final = re.compile(r" (?=--?[A-Za-z])")  # -1 is a value
+
+
+def compare(
+    sweep: str, jobs: Sequence[SummaryView], specs: Sequence[Mapping[str, Any]]
+) -> LeaderboardView:
+    """Return the jobs with the lowest loss first; equal ones stay in their order.
+
+    Validation loss decides if every job that has a loss reports one, FAILED jobs aside; otherwise
+    training loss does. Losses that are not finite come after the others, then jobs without one.
+    """
+    validation = [_validation_loss(job) for job in jobs]
+    is_validated = any(loss is not None for loss in validation) and all(
+        loss is not None or job.loss is None or job.status == JobStatus.FAILED
+        for job, loss in zip(jobs, validation, strict=True)
+    )
+    losses = validation if is_validated else [job.loss for job in jobs]
+    rows = [
+        LeaderboardRow(
+            job_id=job.job_id,
+            status=job.status,
+            loss=loss,
+            step=job.step,
+            total_steps=job.total_steps,
+            differences=differs,
+        )
+        for job, loss, differs in zip(jobs, losses, differences(specs), strict=True)
+    ]
+    rows.sort(key=lambda it: (it.loss is None, not math.isfinite(it.loss or 0), it.loss))
+    best = (
+        it.job_id
+        for it in rows
+        if it.status != JobStatus.FAILED and it.loss is not None and math.isfinite(it.loss)
+    )
+    return LeaderboardView(
+        sweep=sweep,
+        loss_kind="validation" if is_validated else "training",
+        best=next(best, None),
+        jobs=rows,
+    )
+
+
+def differences(specs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the fields of each spec that are not the same in all.
+
+    An entry of a mapping is called ``env.LR``, an option of the command ``--lr``.
+    """
+    flat = [_flat(spec) for spec in specs]
+    counts = Counter((name, repr(value)) for one in flat for name, value in one.items())
+    return [{it: one[it] for it in one if counts[it, repr(one[it])] < len(flat)} for one in flat]
+
+
+def _flat(spec: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for field, value in spec.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{field}.{name}": it for name, it in value.items()}
+        elif field == "command" and value:
+            flat[field], *options = _BEFORE_OPTION.split(" ".join(value))
+            for option in options:
+                name, *text = re.split("[ =]", option, maxsplit=1)
+                flat[name] = text[0] if text else True
+        else:
+            flat[field] = value
+    return flat
+
+
+def _validation_loss(job: SummaryView) -> float | None:
+    """Return the mean over the ranks that report one: often only rank 0 validates."""
+    losses = [it.metrics[name] for it in job.workers for name in VALIDATION if name in it.metrics]
+    return sum(losses) / len(losses) if losses else None
