@@ -97,8 +97,14 @@ class Submitter:
                 spec = msgspec.structs.replace(spec, checkpoint_dir=earlier_dir)
         with refusing("dataset_dir"):
             completed = complete(spec, self.settings, self.working_dir)
-        shared_hosts: tuple[str, ...] = ()
-        if self.cluster is not None:
+        if spec.engine is not None and spec.engine not in self.settings.engines:
+            may = ", ".join(sorted(self.settings.engines))
+            words = f"this service may use {may}: add {spec.engine} to its MUSTER_ENGINES"
+            raise invalid_field("body", "engine", words)
+        # Each host of a scheduler proves that it shares the directory when its agent starts.
+        is_on_disk = isinstance(completed.checkpoint_dir, Path)
+        shared_hosts = spec.scheduled_hosts if is_on_disk else ()
+        if self.cluster is not None and not spec.scheduled_hosts:
             shared_hosts = _shared_hosts(completed, self.cluster, self.shared_dirs())
         _check_hosts(job_id, completed, self.cluster, shared_hosts)
         _refuse_missing_files(spec, completed, self.search_path)
@@ -205,7 +211,11 @@ def _check_hosts(
 ) -> None:
     """Refuse a job whose ranks would never have a host, or would lose their checkpoints."""
     spec = completed.spec
+    if spec.scheduled_hosts:
+        return
     if cluster is None:
+        if spec.engine == "ssh":
+            raise invalid_field("body", "engine", "ssh needs MUSTER_CLUSTER, see docs/cluster.md")
         for field in CLUSTER_FIELDS:
             if getattr(spec, field) is not None:
                 how = "set MUSTER_CLUSTER for the services, see docs/cluster.md"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias, get_args
 
 import click
 import msgspec
@@ -27,6 +27,7 @@ from cli.jobs import kind_of, show_logs_and_events, what_runs
 from cli.lifecycle import watch_to_end
 from cli.output import Output, Tracebacks, facts, notice_if_slow, show
 from muster.client.errors import Invalid
+from muster.contracts.engine import Engine
 from muster.contracts.errors import InvalidDescription, printable
 from muster.contracts.location import InvalidLocation, parse_location
 from muster.contracts.spec import VIRTUAL_SHARDS_OF_SCRIPTS, JobSpec
@@ -120,6 +121,11 @@ class _Pair(click.ParamType[tuple[str, str]]):
     type=_Pair("NAME=REFERENCE"),
     multiple=True,
     help="The same from file:NAME (muster secret) or env:NAME of the server.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(get_args(Engine)),
+    help="What starts the ranks. Default: the machines that the service knows.",
 )
 @click.option(
     "--label", "labels", type=_Pair("NAME=VALUE"), multiple=True, help="A label of the job."

@@ -7,21 +7,31 @@ nothing that it started is left but the ranks that wait for the next agent.
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
-from coordinator.decide.actions import AgentLost, JobFailed, Observation
+from coordinator.decide.actions import AgentLost, AgentWaits, JobFailed, Observation
 from coordinator.decide.liveness import REMOTE_GRACE_SECONDS, REMOTE_ORPHAN_SECONDS
 from coordinator.decide.state import AGENT_FAILURES_LIMIT, AgentSnapshot, JobFailure, JobSnapshot
-from coordinator.launchers.launcher import AgentProcess, Launcher, NotStarted
+from coordinator.joining import Joins
+from coordinator.launchers.launcher import AgentProcess, AgentValues, Launcher, NotStarted
+from coordinator.launchers.scheduler import Refused, SchedulerJobs, SchedulerLauncher
 from coordinator.tracked_job import TrackedJob
 from database.records import AgentRecord
+from muster.contracts.attach import LaunchAgent, OrderFailed
 from muster.contracts.environ import agent_heartbeat_seconds, process_tag
 from muster.contracts.host import HostFacts, common_environment
 from muster.contracts.job import JobUid, Reason
 from muster.contracts.location import InvalidLocation
-from muster.contracts.messages import AdoptedRank, AgentAssignment, CoordinatorAddress
+from muster.contracts.messages import (
+    AdoptedRank,
+    AgentAssignment,
+    CoordinatorAddress,
+    JoinRequest,
+)
 from muster.contracts.paths import DataDir
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.retry import describe_status
@@ -37,6 +47,8 @@ from muster.job_defaults import Completed, complete
 from muster.objects.errors import ObjectStoreError
 from muster.runtime.agent_sockets import newest_generation
 from muster.runtime.archive import claim_directory
+
+WAIT_SECONDS: Final = 1.0  # between looks at what a scheduler has said
 
 DISMISSAL_SECONDS: Final = 5.0
 """A dismissed agent has nothing left to do; one that stays longer is killed."""
@@ -62,8 +74,15 @@ class AgentLifecycle:
         settings: ServiceSettings,
         holds_lease: Callable[[], Awaitable[bool]],
         facts: Callable[[], Awaitable[Mapping[str, HostFacts]]] | None = None,
+        schedulers: Mapping[str, SchedulerJobs] = MappingProxyType({}),
+        values: AgentValues | None = None,
     ) -> None:
-        """`launchers` are those of other hosts; `facts` returns what hosts have said, by name."""
+        """`launchers` are those of other hosts; `facts` returns what hosts have said, by name.
+
+        `schedulers` are by engine; agents that they start get `values`.
+        """
+        self._schedulers = schedulers
+        self._joins = Joins(values or AgentValues({}))
         self._local = local
         self._launchers = launchers
         self._settings = settings
@@ -103,7 +122,8 @@ class AgentLifecycle:
         is_unclean = clean is not None and not clean.done()
         if clean is not None:
             clean.cancel()
-        life = self._attend(job, host, observe, self._launch, is_unclean=is_unclean)
+        launch = partial(self._launch, observe=observe)
+        life = self._attend(job, host, observe, launch, is_unclean=is_unclean)
         self._run(life, job.snapshot.uid, host)
 
     async def find(
@@ -113,7 +133,9 @@ class AgentLifecycle:
         records = {row.host: row.process for row in rows}
         known = {**snapshot.hosts, **snapshot.agents}.values()
         hosts = [it for it in known if it.is_local or it.host in records]
-        looks = (self._launcher(it).adopt(snapshot.uid, records.get(it.host)) for it in hosts)
+        looks = (
+            self._launcher(snapshot, it).adopt(snapshot.uid, records.get(it.host)) for it in hosts
+        )
         found = zip(hosts, await asyncio.gather(*looks), strict=True)
         return {it.host: agent for it, agent in found if agent is not None}
 
@@ -124,7 +146,8 @@ class AgentLifecycle:
         except Unprepared as error:
             observe(job.snapshot.uid, JobFailed(failure=error.failure))
         for host in job.agents:
-            life = self._attend(job, host, observe, self._wait_for_end)
+            wait = partial(self._wait_for_end, observe=observe)
+            life = self._attend(job, host, observe, wait)
             self._run(life, job.snapshot.uid, host)
 
     def kill(self, job: TrackedJob, host: str) -> None:
@@ -187,7 +210,7 @@ class AgentLifecycle:
         An `is_unclean` host was given up: what it has of the job is ended by this agent, or later.
         """
         uid, agent = job.snapshot.uid, job.snapshot.agents[host]
-        generation, launcher = agent.generation, self._launcher(agent)
+        generation, launcher = agent.generation, self._launcher(job.snapshot, agent)
         name, is_swept = job.snapshot.agent_name(host), False
         try:
             message = await serve(job, host)
@@ -200,6 +223,7 @@ class AgentLifecycle:
             observe(uid, AgentLost(host=host, generation=generation, message=message))
             return
         except NotStarted as error:
+            _fail_if_refused(job, error, observe)
             message = f"{name} could not be started: {error}"
             # A host that is out of reach, and has nothing of the job, has nothing to sweep.
             is_swept = not any(rank.is_alive for rank in job.snapshot.ranks_on(host))
@@ -247,9 +271,11 @@ class AgentLifecycle:
             for rank in snapshot.ranks_on(host)
             if rank.is_alive and not rank.attempt.intent.kill and rank.attempt.identity
         }
-        return frozenset(waiting[it] for it in self._launcher(agent).living(waiting.keys()))
+        return frozenset(
+            waiting[it] for it in self._launcher(snapshot, agent).living(waiting.keys())
+        )
 
-    async def _launch(self, job: TrackedJob, host: str) -> str:
+    async def _launch(self, job: TrackedJob, host: str, observe: Observe) -> str:
         """Prepare the job, start the agent, and return how it ended.
 
         The agent may be dismissed at any time, also before it is started.
@@ -267,7 +293,7 @@ class AgentLifecycle:
         _set_agent(job, host, agent)
         if not _is_wanted(job, host):  # dismissed while it was being started
             self.dismiss(job, host)
-        return await self._wait_for_end(job, host)
+        return await self._wait_for_end(job, host, observe)
 
     async def _choose_kernels(self, job: TrackedJob) -> None:
         """Choose the variables that each host of a job needs, once and for good.
@@ -278,6 +304,8 @@ class AgentLifecycle:
         snapshot = job.snapshot
         if self._facts is None or not (snapshot.is_synchronous and snapshot.spans_hosts):
             return
+        if snapshot.is_scheduled:
+            return  # nothing is known of machines that it has not got yet
         known, names = await self._facts(), snapshot.shared_hosts or snapshot.spec.hosts
         if job.attachment.numeric_environment is not None:
             return  # chosen for another agent, meanwhile or before
@@ -290,10 +318,36 @@ class AgentLifecycle:
             hosts = "; ".join(f"{host}: {it.arithmetic}" for host, it in facts.items())
             job.note("hosts_differ", f"hosts differ ({hosts}): {why}")
 
-    async def _wait_for_end(self, job: TrackedJob, host: str) -> str:
-        status = await job.agents[host].ended if host in job.agents else None
-        ending = "ended" if status is None else describe_status(status)
+    async def _wait_for_end(self, job: TrackedJob, host: str, observe: Observe) -> str:
+        status = None
+        if (agent := job.agents.get(host)) is not None:
+            started = job.snapshot.agents[host]
+            while not (await asyncio.wait([agent.ended], timeout=WAIT_SECONDS))[0]:
+                if why := agent.waits():
+                    waits = AgentWaits(host=host, generation=started.generation, message=why)
+                    observe(job.snapshot.uid, waits)
+            status = await agent.ended
+            while not agent.is_evidence and _is_heard(job, started):  # noqa: ASYNC110
+                await asyncio.sleep(WAIT_SECONDS)
+        ending = "ended" if status is None else status
+        if isinstance(ending, int):
+            ending = describe_status(ending)
         return f"{job.snapshot.agent_name(host)} {ending}; another one is started"
+
+    def joining(
+        self, job: TrackedJob | None, request: JoinRequest
+    ) -> AbstractAsyncContextManager[LaunchAgent | OrderFailed]:
+        """Yield what the parent of an agent of this job is told; None: of no job."""
+        assignment = None
+        if job is not None and job.places is not None and not _is_heard(job, request):
+            assignment = self._assignment(job, request.host)
+        note = None if job is None else partial(job.note, "agent_refused")
+        return self._joins.answer(request, assignment, note)
+
+    def look_again(self) -> None:
+        """Ask the schedulers now: an agent has lost its connection."""
+        for jobs in self._schedulers.values():
+            jobs.wake()
 
     async def _prepare(self, job: TrackedJob) -> Completed:
         return await asyncio.to_thread(prepare, job.snapshot.spec, self._settings)
@@ -361,9 +415,14 @@ class AgentLifecycle:
         return () if endpoint is None else (CoordinatorAddress(host=endpoint[0], port=endpoint[1]),)
 
     def _launcher_of(self, job: TrackedJob, host: str) -> Launcher:
-        return self._launcher(job.snapshot.agents[host])
+        return self._launcher(job.snapshot, job.snapshot.agents[host])
 
-    def _launcher(self, agent: AgentSnapshot) -> Launcher:
+    def _launcher(self, snapshot: JobSnapshot, agent: AgentSnapshot) -> Launcher:
+        if snapshot.is_scheduled:
+            jobs = self._schedulers[snapshot.spec.engine or ""]
+            return SchedulerLauncher(
+                jobs, snapshot.uid, agent.host, agent.generation, snapshot.spec
+            )
         return self._local if agent.is_local else self._launchers[agent.host]
 
     def _run(self, work: Coroutine[object, object, None], uid: JobUid, host: str) -> None:
@@ -375,6 +434,20 @@ class AgentLifecycle:
         self._tasks.discard(task)
         if not task.cancelled():
             self._error = self._error or task.exception()
+
+
+def _fail_if_refused(job: TrackedJob, error: NotStarted, observe: Observe) -> None:
+    """End a job that a scheduler will not take: nothing of it is lost before its first rank."""
+    if isinstance(error, Refused) and not job.snapshot.next_attempt:
+        words = f"{job.snapshot.spec.engine} does not take the job: {error}"
+        failure = JobFailure(reason=Reason.ENGINE_REFUSED, message=words)
+        observe(job.snapshot.uid, JobFailed(failure=failure))
+
+
+def _is_heard(job: TrackedJob, which: AgentSnapshot | JoinRequest) -> bool:
+    """True if this agent is connected."""
+    agent = job.snapshot.agents[which.host]
+    return agent.generation == which.generation and agent.is_connected
 
 
 def _task_name(uid: JobUid, host: str) -> str:

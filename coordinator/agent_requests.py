@@ -111,7 +111,7 @@ class Executor:
         """
         while job.repeat_to and not job.decided:
             host = job.repeat_to.pop()
-            for request in pending_requests(job, host, self._addresses):
+            for request in pending_requests(job, host, self._addresses_of(job)):
                 self._send(job, host, request)
 
     def dismiss(self, job: TrackedJob) -> None:
@@ -125,11 +125,14 @@ class Executor:
         self._send(job, job.snapshot.ranks[number].host, request(job, number))
 
     def _start_request(self, job: TrackedJob, number: int) -> StartRank:
-        return start_request(job, number, self._addresses)
+        return start_request(job, number, self._addresses_of(job))
+
+    def _addresses_of(self, job: TrackedJob) -> Mapping[str, str]:
+        return {**self._addresses, **job.addresses} if job.addresses else self._addresses
 
     def _send_group(self, job: TrackedJob) -> None:
         """Send the group to all hosts: a rank that is no member any more exits."""
-        request = group_request(job, self._addresses)
+        request = group_request(job, self._addresses_of(job))
         for host in job.snapshot.agents:
             self._send(job, host, request)
 

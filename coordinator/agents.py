@@ -11,7 +11,7 @@ import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import closing, suppress
+from contextlib import AbstractAsyncContextManager, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ import msgspec
 import structlog
 
 from coordinator.log_receiver import Disk, LogListener, receive_logs
+from muster.contracts.attach import LaunchAgent, OrderFailed
 from muster.contracts.errors import AuthenticationFailed, WireError
 from muster.contracts.interpreter import VERSION, is_compatible
 from muster.contracts.job import JobUid
@@ -33,6 +34,7 @@ from muster.contracts.messages import (
     CoordinatorAddress,
     CoordinatorMessage,
     Dismiss,
+    JoinRequest,
     KeyAnswer,
     KeyRequest,
     LogHello,
@@ -76,8 +78,13 @@ _LOG: Final = structlog.get_logger("coordinator")
 class Listener(LogListener, Protocol):
     """Receives what agents report."""
 
-    def token_sha256(self, claim: AgentHello | KeyRequest) -> str | None:
+    def token_sha256(self, claim: AgentHello | KeyRequest | JoinRequest) -> str | None:
         """Return the digest of the token of the agent that `claim` names, if there is one."""
+
+    def joining(
+        self, request: JoinRequest
+    ) -> AbstractAsyncContextManager[LaunchAgent | OrderFailed]:
+        """Answer the parent of an agent that a scheduler has started, until it is done with it."""
 
     def is_expected(self, hello: AgentHello) -> bool:
         """Return True for the agent that was started for its job."""
@@ -256,12 +263,14 @@ class AgentServer:
                 self._pending.pop(task, None)
             if isinstance(said, LogHello):
                 await self._receive_logs(said, connection)
+            elif isinstance(said, JoinRequest):
+                await self._let_join(said, connection)
             else:
                 await self._converse(said, payload, connection)
 
     async def _receive_hello(
         self, connection: _Connection, *, is_remote: bool
-    ) -> tuple[AgentVersion | LogHello, bytes]:
+    ) -> tuple[AgentVersion | LogHello | JoinRequest, bytes]:
         """Return what every version can read of an agent's hello, and all of it.
 
         Raises `WireError` if it is no hello, `AuthenticationFailed`, `EOFError`, OSError.
@@ -276,8 +285,8 @@ class AgentServer:
             raise WireError("an agent of another host has not asked for keys")
         if isinstance(said, KeyRequest):
             raise WireError("an agent asked for keys again")
-        if isinstance(said, LogHello) and not is_sealed:
-            raise WireError("a sender of logs has not asked for keys")
+        if isinstance(said, LogHello | JoinRequest) and not is_sealed:
+            raise WireError("a sender of logs, or an agent's parent, has not asked for keys")
         return said, payload
 
     def _seal(self, connection: _Connection, request: KeyRequest, payload: bytes) -> None:
@@ -309,6 +318,12 @@ class AgentServer:
         finally:
             if self._senders.get(key) == (task, connection):
                 del self._senders[key]
+
+    async def _let_join(self, request: JoinRequest, connection: _Connection) -> None:
+        async with self._listener.joining(request) as answer:
+            connection.writer.write(frame(connection.seal(msgspec.json.encode(answer))))
+            async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
+                await connection.reader.read()  # to its end: the probe file is needed until then
 
     async def _converse(self, said: AgentVersion, payload: bytes, connection: _Connection) -> None:
         hello = None

@@ -101,7 +101,10 @@ class JobTable:
         # A queued job has no processes.
         started = [row for row in unfinished if row.status is not JobStatus.QUEUED]
         found = await wait_for_database(lambda: asyncio.to_thread(self._with_ranks, started))
-        looks = (find_agents(snapshot_of(it, now, hosts=self._hosts), it.agents) for it in found)
+        looks = (
+            find_agents(snapshot_of(it, now, hosts=self._hosts_of(it.job)), it.agents)
+            for it in found
+        )
         for rows, agents in zip(found, await asyncio.gather(*looks), strict=True):
             self.tracked[rows.job.uid] = self._inherit(rows, agents, now)
         jobs = list(self.tracked.values())
@@ -121,7 +124,7 @@ class JobTable:
                     for process in job.known_processes(host)
                 ]
                 for job in jobs
-                if not job.snapshot.any_alive
+                if not (job.snapshot.any_alive or job.snapshot.is_scheduled)
             }
         )
         return [job for job in jobs if job.agents]
@@ -146,13 +149,18 @@ class JobTable:
             if job.snapshot.status is JobStatus.QUEUED and job.snapshot.stop is None
         ]
         self._place_lost(now)
-        if waiting:
-            for job, places in zip(waiting, self._admissions(waiting), strict=True):
+        for job in waiting:
+            if job.snapshot.is_scheduled:
+                places = list(placement.place_on_scheduler(job.snapshot, now.monotonic))
                 self._start_or_wait(job, places, now)
+        waiting = [job for job in waiting if not job.snapshot.is_scheduled]
+        if waiting:
+            for job, admission in zip(waiting, self._admissions(waiting), strict=True):
+                self._start_or_wait(job, admission, now)
 
     def _admissions(self, waiting: Sequence[TrackedJob]) -> Iterable[Sequence[PlaceRank] | str]:
         """Return the hosts of each job that may start, and a sentence why each other one waits."""
-        holding = [job.snapshot for job in self.admitted()]
+        holding = [job.snapshot for job in self.admitted() if not job.snapshot.is_scheduled]
         wanted = [job.snapshot for job in waiting]
         if self._cluster is not None:
             return list(placement.admit(wanted, holding, self._cluster))
@@ -179,8 +187,11 @@ class JobTable:
         for job in self.admitted():
             if not any(placement.ranks_to_place(job.snapshot, now.monotonic)):
                 continue
+            if job.snapshot.is_scheduled:
+                job.decide(list(placement.place_on_scheduler(job.snapshot, now.monotonic)), now)
+                continue
             cluster = self._cluster or one_host(self._slots)
-            holding = [it.snapshot for it in self.admitted()]
+            holding = [it.snapshot for it in self.admitted() if not it.snapshot.is_scheduled]
             job.decide(list(placement.place(job.snapshot, holding, cluster, now.monotonic)), now)
 
     def wake_agents(self) -> None:
@@ -202,10 +213,19 @@ class JobTable:
         fresh = [row for row in unfinished if row.uid not in self.tracked]
         for rows in await asyncio.to_thread(self._with_ranks, fresh):
             self.tracked[rows.job.uid] = _track(
-                rows, snapshot_of(rows, now, hosts=self._hosts), {}, now
+                rows, snapshot_of(rows, now, hosts=self._hosts_of(rows.job)), {}, now
             )
         for row in unfinished:
             _take_requests(self.tracked[row.uid], row, departures.get(row.job_id, ()), now)
+
+    def _hosts_of(self, job: Job) -> Mapping[str, AgentSnapshot]:
+        """Return the hosts on which a job may have ranks."""
+        if not (names := job.spec.scheduled_hosts):
+            return self._hosts
+        return {
+            name: AgentSnapshot(host=name, is_local=False, order=order)
+            for order, name in enumerate(names)
+        }
 
     def _with_ranks(self, jobs: Sequence[Job]) -> list[JobRows]:
         if not jobs:
@@ -240,7 +260,8 @@ class JobTable:
                 )
             )
         ]
-        snapshot = snapshot_of(rows, now, hosts=self._hosts, agents=agents, living=living)
+        hosts = self._hosts_of(rows.job)
+        snapshot = snapshot_of(rows, now, hosts=hosts, agents=agents, living=living)
         return _track(rows, snapshot, agents, now)
 
 

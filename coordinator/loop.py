@@ -11,7 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from datetime import UTC, datetime
 from typing import Final
 
@@ -33,6 +33,7 @@ from coordinator.persistence import Moment, Urgency
 from coordinator.tracked_job import Draft, TrackedJob
 from database.errors import DatabaseUnavailable
 from database.fenced_writer import FencedWriter
+from muster.contracts.attach import LaunchAgent, OrderFailed
 from muster.contracts.job import JobUid
 from muster.contracts.log_parts import LogsDrained
 from muster.contracts.messages import (
@@ -41,6 +42,7 @@ from muster.contracts.messages import (
     AgentMessage,
     CheckpointsListed,
     Heartbeat,
+    JoinRequest,
     KeyRequest,
     LogHello,
     RankDied,
@@ -122,14 +124,20 @@ class CoordinatorLoop:
 
     # What agents report (coordinator.agents.Listener)
 
-    def token_sha256(self, claim: AgentHello | KeyRequest | LogHello) -> str | None:
+    def token_sha256(self, claim: AgentHello | KeyRequest | LogHello | JoinRequest) -> str | None:
         job = self._jobs.tracked.get(JobUid(claim.job_uid))
         agent = None if job is None else job.snapshot.agents.get(claim.host)
         if job is None or agent is None or claim.generation != agent.generation:
             return None
         return job.attachment.tokens_sha256.get(claim.host)
 
-    def is_expected(self, hello: AgentHello) -> bool:
+    def joining(
+        self, request: JoinRequest
+    ) -> AbstractAsyncContextManager[LaunchAgent | OrderFailed]:
+        job = self._jobs.tracked.get(JobUid(request.job_uid))
+        return self._lifecycle.joining(job if self.is_expected(request) else None, request)
+
+    def is_expected(self, hello: AgentHello | JoinRequest) -> bool:
         digest = self.token_sha256(hello)
         if digest is None or not matches(hello.token, digest):
             return False
@@ -143,11 +151,15 @@ class CoordinatorLoop:
 
     def on_connected(self, hello: AgentHello) -> None:
         self._on_host_changed(hello.host)
+        job = self._jobs.tracked.get(JobUid(hello.job_uid))
+        if job is not None and job.snapshot.is_scheduled:
+            job.addresses[hello.host] = hello.address
         connected = AgentConnected(host=hello.host, generation=hello.generation)
         self.observe(JobUid(hello.job_uid), connected)
 
     def on_disconnected(self, hello: AgentHello) -> None:
         self._on_host_changed(hello.host)
+        self._lifecycle.look_again()
         disconnected = AgentDisconnected(host=hello.host, generation=hello.generation)
         self.observe(JobUid(hello.job_uid), disconnected)
 

@@ -23,8 +23,11 @@ from coordinator.agent_requests import ONE_HOST
 from coordinator.agents import AgentServer, keep_address_published, listen_for_wake_ups
 from coordinator.host_probes import HostProbes
 from coordinator.jobs import JobTable, wait_for_database
+from coordinator.launchers.launcher import AgentValues
 from coordinator.launchers.local import LocalLauncher
 from coordinator.launchers.remote import CommandLauncher, CommandLaunchers
+from coordinator.launchers.scheduler import SchedulerJobs
+from coordinator.launchers.slurm import Slurm
 from coordinator.lease import LeaseCandidate
 from coordinator.loop import CoordinatorLoop
 from database.engine import Database
@@ -35,6 +38,7 @@ from database.leases import COORDINATOR_LEASE, Leases
 from database.records import Lease
 from muster.cluster.description import cluster_of_service
 from muster.contracts.agent import LOOPBACK
+from muster.contracts.engine import SCHEDULERS
 from muster.contracts.errors import InvalidEnvironment
 from muster.contracts.host import HostFacts
 from muster.contracts.paths import DataDir
@@ -64,8 +68,9 @@ class Service:
         self._cluster = cluster_of_service(settings.cluster, settings.slots)
         nodes = () if self._cluster is None else self._cluster.nodes
         self._other_nodes = [node for node in nodes if node.transport != "local"]
-        if self._other_nodes and not _is_own_address(settings.agent_endpoint):
-            name = self._other_nodes[0].name
+        has_scheduler = settings.engines & SCHEDULERS.keys()
+        if (self._other_nodes or has_scheduler) and not _is_own_address(settings.agent_endpoint):
+            name = next((node.name for node in self._other_nodes), "every node of the scheduler")
             wanted = f"an address of this host that {name} reaches, such as 10.0.0.1:7400"
             way = "set it for the coordinator"
             raise InvalidEnvironment(
@@ -129,7 +134,16 @@ class Service:
             return {name: it.facts for name, it in known.items() if it.facts is not None}
 
         holds_lease = partial(self._holds, lease)
-        lifecycle = AgentLifecycle(launcher, others, self._settings, holds_lease, facts)
+        values = AgentValues(self._environ)
+        lifecycle = AgentLifecycle(
+            launcher,
+            others,
+            self._settings,
+            holds_lease,
+            facts,
+            schedulers={"slurm": SchedulerJobs(Slurm(values.environ))},
+            values=values,
+        )
         probed = dict(others)
         if self._cluster is not None and self._other_nodes:
             # Our own host is asked by a process of its own: this one does without numpy.

@@ -69,6 +69,8 @@ class TrackedJob:
     """From which the tokens of group rounds are derived."""
     leaving: frozenset[int] = frozenset()  # workers whose leave request was folded in
     agents: dict[str, AgentProcess] = field(default_factory=dict)  # by host: those that may run
+    addresses: dict[str, str] = field(default_factory=dict)
+    """By host: where the agents say that others reach them, if no description says so."""
     repeat_to: set[str] = field(default_factory=set)
     """Hosts whose agent has connected and may have missed requests."""
     has_news: bool = True  # something changed since the last plan

@@ -10,7 +10,6 @@ One thread, one selector: commands from the coordinator, messages on each rank's
 SIGCHLD through a wake-up descriptor or as pidfds.
 """
 
-import ctypes
 import math
 import os
 import platform
@@ -47,7 +46,7 @@ from muster.contracts.paths import JobFiles
 from muster.contracts.retry import REPLACED_CODE
 from muster.host.files import rotate
 from muster.host.limits import ShellLimits
-from muster.host.processes import boot_id, machine_id
+from muster.host.processes import adopt_orphans, boot_id, machine_id
 from muster.host.trace import stamp
 from muster.runtime.stderr_messages import print_stderr
 from worker.containment import kill_descendants, kill_leftovers
@@ -71,8 +70,6 @@ GROUP_SECONDS: Final = 0.005
 RECONNECT_SECONDS: Final = 0.5
 WELCOME_SECONDS: Final = 5.0
 """How long a coordinator may take to accept us; it does not need its database for that."""
-
-_PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 class Agent:
@@ -106,6 +103,8 @@ class Agent:
         self._epoch = 0
         self._is_leaving = self._is_dismissed = self._is_listing = False
         self._exit_code = 0
+        self._is_told_to_leave = False
+        signal.signal(signal.SIGTERM, self._on_sigterm)
         now = time.monotonic()
         self._last_connected = _since_boot()
         self._next_connect = self._next_tick = now
@@ -118,6 +117,8 @@ class Agent:
     def run(self) -> int:
         """Serve until dismissed, or without a coordinator for too long; return the exit code."""
         while self._ranks or not self._is_leaving:
+            if self._is_told_to_leave and not self._is_leaving:
+                self._leave()
             for key, _ in self._selector.select(self._timeout()):
                 handler: Callable[[], None] = key.data
                 handler()
@@ -141,7 +142,7 @@ class Agent:
             return
         adopted = self._assignment.adopted
         spared = {*(rank.process_tag for rank in adopted), helper_tag(self._assignment, "storage")}
-        if self._assignment.generation > 1:
+        if self._assignment.generation > 1 and not self._assignment.is_joined:
             kill_leftovers(self._assignment.job_uid, spared, {os.getpid(), prefork_pid})
         for rank in adopted:
             self._ranks.adopt(rank)
@@ -213,6 +214,15 @@ class Agent:
         self._next_address_check = now + interval_seconds
         return self._link.has_new_address
 
+    def _on_sigterm(self, _number: int, _frame: object) -> None:
+        self._is_told_to_leave = True
+
+    def _leave(self) -> None:
+        """Let the ranks save and exit, and then exit: the machine is taken away."""
+        self._is_leaving = True
+        print_stderr("told to leave this machine (SIGTERM): the ranks save and exit")
+        self._ranks.signal_all(signal.SIGTERM)
+
     def _resign(self, consequence: str) -> None:
         """Kill the ranks here: a newer agent could not reach them and has replaced them."""
         newer = f"replaced by a newer agent (socket {self._ranks.newest_socket.name})"
@@ -235,6 +245,7 @@ class Agent:
                 machine=machine_id(),
                 boot_id=boot_id(),
                 node=platform.node(),
+                address=self._link.own_address,
             )
         )
         for message in self._ranks.state():
@@ -259,7 +270,7 @@ class Agent:
             case ListCheckpoints():
                 self._list_checkpoints(message)
             case StartRank():
-                self._ranks.start(message)
+                self._start(message)
             case TerminateRank():
                 self._ranks.send_signal(message.rank, message.attempt, signal.SIGTERM)
             case KillRank():
@@ -272,6 +283,10 @@ class Agent:
                 self._ranks.signal_all(signal.SIGKILL)
             case _:
                 assert_never(message)
+
+    def _start(self, order: StartRank) -> None:
+        if not self._is_leaving:  # else the rank starts with the next agent
+            self._ranks.start(order)
 
     def _list_checkpoints(self, order: ListCheckpoints) -> None:
         """Answer once a thread has looked: a disk or a store may be slow.
@@ -354,10 +369,7 @@ def main(prefork: tuple[int, socket.socket] | None = None) -> int:
         return 1
     stamp("agent began")
     os.chdir("/")
-    # Orphans of the ranks become children of this process instead of init.
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+    adopt_orphans()
     try:
         agent = Agent(assignment, prefork)
     except OSError as error:  # the ranks live on, and the next agent adopts them

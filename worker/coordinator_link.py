@@ -104,6 +104,11 @@ class CoordinatorLink:
         return True
 
     @property
+    def own_address(self) -> str:
+        """The address of our end of the connection, where others on its network reach us."""
+        return "" if self._socket is None else str(self._socket.getsockname()[0])
+
+    @property
     def has_new_address(self) -> bool:
         """Whether another address is published than the one we connected to last.
 

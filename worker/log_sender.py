@@ -10,9 +10,7 @@ log anew. Of each log, bytes go before the time marks that cover them.
 """
 
 import os
-import select
 import signal
-import socket
 import sys
 import threading
 import time
@@ -22,7 +20,6 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from secrets import token_bytes
 from typing import Final
 
 import msgspec
@@ -41,27 +38,12 @@ from muster.contracts.log_parts import (
     ReceiverMessage,
     SenderMessage,
 )
-from muster.contracts.messages import (
-    NONCE_BYTES,
-    AgentAssignment,
-    CoordinatorAddress,
-    KeyRequest,
-    LogHello,
-)
+from muster.contracts.messages import AgentAssignment, CoordinatorAddress, LogHello
 from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK, JobFiles, LogName
-from muster.contracts.sealing import agent_cipher
-from muster.contracts.token import sha256_of
-from muster.contracts.wire import (
-    PREFIX_BYTES,
-    decode_key_answer,
-    decode_receiver_message,
-    encode,
-    frame,
-    frame_length,
-)
+from muster.contracts.wire import decode_receiver_message, encode
 from muster.host import files as host_files
-from muster.host.peers import SEND_TIMEOUT_SECONDS, keep_alive
 from muster.logs.log_file import open_log
+from worker.home_line import HomeLine
 
 PASS_SECONDS: Final = 0.25  # between two looks at all files, as often as the agent notes times
 PAUSE_FACTOR: Final = 10  # with many files a look takes longer, and its pause so many times that
@@ -71,37 +53,13 @@ RETRY_SECONDS: Final = 0.5
 
 
 class Channel:
-    """A sealed connection to the coordinator. Its methods raise OSError and `WireError`."""
+    """The conversation of `muster.contracts.log_parts` on a `HomeLine`, which raises its errors."""
 
     def __init__(self, own: AgentAssignment, address: CoordinatorAddress) -> None:
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self.is_asked_to_drain = False
         self._unkept_bytes = 0
-        self._socket = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            self._socket.settimeout(SEND_TIMEOUT_SECONDS)
-            self._socket.connect((address.host, address.port))
-            self._agree(own)
-            self._socket.settimeout(None)  # a full disk at home may hold us up for any time
-            keep_alive(self._socket, SEND_TIMEOUT_SECONDS)
-        except BaseException:
-            self._socket.close()
-            raise
-
-    def _agree(self, own: AgentAssignment) -> None:
-        request = encode(
-            KeyRequest(
-                job_uid=own.job_uid,
-                host=own.host,
-                generation=own.generation,
-                nonce=token_bytes(NONCE_BYTES),
-            )
-        )
-        self._socket.sendall(frame(request))
-        answer = self._payload()
-        decode_key_answer(answer)
-        self._cipher = agent_cipher(sha256_of(own.token), request, answer, is_agent=True)
         owner = JobFiles(Path(own.job_root)).owner.stat()
+        self._line = HomeLine(own, address, FRAME_LIMIT_BYTES)
         hello = LogHello(
             job_uid=own.job_uid,
             host=own.host,
@@ -109,7 +67,7 @@ class Channel:
             token=own.token,
             directory=(owner.st_ino, owner.st_mtime_ns),
         )
-        self._socket.sendall(frame(self._cipher.seal(encode(hello))))
+        self._line.send(encode(hello))
 
     def sizes_at_home(self) -> dict[tuple[LogName, Kind], int]:
         """Return what the coordinator says first."""
@@ -122,7 +80,7 @@ class Channel:
 
     def send(self, message: SenderMessage) -> None:
         """Send; returns after a while only once what was sent before is at home."""
-        self._socket.sendall(frame(self._cipher.seal(encode(message))))
+        self._line.send(encode(message))
         if isinstance(message, LogPart):
             self._unkept_bytes += len(message.data) + 1
             if self._unkept_bytes >= BATCH_BYTES:
@@ -137,29 +95,17 @@ class Channel:
             self._unkept_bytes = 0
 
     def receive(self) -> ReceiverMessage:
-        message = decode_receiver_message(self._cipher.open(self._payload()))
+        message = decode_receiver_message(self._line.receive())
         self.is_asked_to_drain |= isinstance(message, DrainLogs)
         return message
 
     def wait(self, seconds: float) -> None:
         """Wait, at most until a message has come."""
-        if select.select([self._socket], [], [], seconds)[0]:
+        if self._line.has_news(seconds):
             self.receive()
 
     def close(self) -> None:
-        self._socket.close()
-
-    def _payload(self) -> bytes:
-        return self._read(frame_length(self._read(PREFIX_BYTES), FRAME_LIMIT_BYTES))
-
-    def _read(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            more = self._socket.recv(count - len(data))
-            if not more:
-                raise ConnectionResetError
-            data += more
-        return data
+        self._line.close()
 
 
 @dataclass(slots=True)

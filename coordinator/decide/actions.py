@@ -146,6 +146,13 @@ class AgentLost(OfHost, frozen=True):
     newest: int = 0  # the highest number of an agent socket in the job's directory
 
 
+class AgentWaits(OfHost, frozen=True):
+    """A scheduler has not started an agent yet."""
+
+    generation: int
+    message: str  # why, and since when
+
+
 class AgentSaid(OfHost, frozen=True):
     """An agent reports about itself or its host."""
 
@@ -206,6 +213,7 @@ Observation: TypeAlias = (
     | AgentConnected
     | AgentDisconnected
     | AgentLost
+    | AgentWaits
     | AgentSaid
     | StopRequested
     | PoolRequest

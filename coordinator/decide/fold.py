@@ -40,6 +40,8 @@ def fold(  # noqa: PLR0911  one return for each kind of observation
             return _apply(snapshot, observation.action, now)
         case actions.AgentConnected() | actions.AgentDisconnected() | actions.AgentLost():
             return fold_agent.record(snapshot, observation, now)
+        case actions.AgentWaits():
+            return fold_agent.wait(snapshot, observation, now)
         case actions.AgentSaid():
             return fold_agent.hear(snapshot, observation, now)
         case actions.StopRequested():

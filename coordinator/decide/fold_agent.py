@@ -101,14 +101,24 @@ def record(snapshot: JobSnapshot, change: AgentChange, now: float) -> JobSnapsho
             connected = agent.move(AgentState.CONNECTED, now)
             for rank in snapshot.ranks_on(agent.host):
                 if rank.is_alive:
-                    heard = replace(rank.attempt, heard_at=now, progressed_at=now, stopped_at=None)
-                    snapshot = snapshot.with_attempt(rank, heard)
-            return snapshot.with_agent(replace(connected, heard_at=now, is_inherited=False))
+                    anew = replace(rank.attempt, heard_at=now, progressed_at=now, stopped_at=None)
+                    snapshot = snapshot.with_attempt(rank, anew)
+            heard = replace(connected, heard_at=now, is_inherited=False, trouble=None)
+            return snapshot.with_agent(heard)
         case actions.AgentDisconnected():
             return snapshot.with_agent(agent.move(AgentState.UNREACHABLE, now))
         case actions.AgentLost():
             return _lose(snapshot, agent, change, now)
     assert_never(change)
+
+
+def wait(snapshot: JobSnapshot, waits: actions.AgentWaits, now: float) -> JobSnapshot:
+    """Take in that an agent is still to be started: its deadlines count from then."""
+    agent = snapshot.agents[waits.host]
+    is_present = (agent.generation, agent.state) == (waits.generation, AgentState.STARTING)
+    cause = Cause(reason=Reason.WAITING_FOR_SLOTS, message=waits.message)
+    waiting = replace(agent, since=now, heard_at=now, trouble=cause)
+    return snapshot.with_agent(waiting) if is_present else snapshot
 
 
 def note_working(snapshot: JobSnapshot, rank: RankSnapshot) -> JobSnapshot:
@@ -165,6 +175,9 @@ def _lose(
     """Ranks wait for the next agent or are gone. That is not their failure and not a restart."""
     # If another coordinator numbers agents now, it holds our lease: this is never committed.
     agent = replace(agent, generation=max(agent.generation, lost.newest))
+    if not agent.is_local:
+        trouble = Cause(reason=Reason.AGENT_LOST, message=lost.message)
+        agent = replace(agent, trouble=trouble)
     all_hosts = {**snapshot.hosts, **snapshot.agents}
     allowed = {*(snapshot.spec.hosts or all_hosts), agent.host}
     if (

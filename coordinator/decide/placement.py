@@ -83,6 +83,28 @@ def place(
             yield PlaceRank(rank=rank.rank, host=placement.chosen.node)
 
 
+def place_on_scheduler(job: JobSnapshot, now: float) -> Iterator[PlaceRank]:
+    """Yield a host for each rank of a job, for which a scheduler chooses the machine.
+
+    Its hosts are full one after the other. None waits for room: that is the scheduler's part.
+    """
+    options, waiting = job.spec.scheduler_options, list(ranks_to_place(job, now))
+    if options is None or not waiting:
+        return
+    taken = Counter(it.host for it in job.ranks if it.in_service or it.is_alive)
+    for rank in waiting:
+        free = (
+            host
+            for host, fresh in job.hosts.items()
+            if taken[host] < options.ranks_per_host
+            and not is_set_aside(job.agents.get(host, fresh), now)
+        )
+        if (host := next(free, None)) is None:
+            return
+        taken[host] += 1
+        yield PlaceRank(rank=rank.rank, host=host)
+
+
 def is_set_aside(agent: AgentSnapshot, now: float) -> bool:
     """True if a host was lost, or has lost its agents, and is not tried again yet.
 

@@ -300,6 +300,11 @@ def _going_status(snapshot: JobSnapshot, now: float) -> SetStatus:
         rank.is_well and (rank.has_joined or not is_group_needed) for rank in snapshot.in_service
     ):
         return SetStatus(status=JobStatus.RUNNING, message=snapshot.note)
+    troubles = (it.trouble for it in snapshot.agents.values() if it.trouble is not None)
+    trouble = next(troubles, None)
+    if trouble is not None and snapshot.status is JobStatus.STARTING:
+        reason, message = trouble.reason, trouble.message
+        return SetStatus(status=JobStatus.STARTING, reason=reason, message=message)
     if now >= liveness.agent_late_at(snapshot):
         message = describe_late_agent(snapshot, liveness.AGENT_LATE_SECONDS)
         return SetStatus(status=JobStatus.STARTING, reason=Reason.AGENT_LOST, message=message)

@@ -16,6 +16,7 @@ from coordinator.decide.rank_state import (
 from muster.checkpoints.manifest import RestorePoint
 from muster.contracts import agent as agents
 from muster.contracts.agent import LOCAL_HOST, UNPLACED, AgentState
+from muster.contracts.engine import SCHEDULERS
 from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.messages import Raised
 from muster.contracts.pool import Pool
@@ -51,6 +52,7 @@ class AgentSnapshot:
     is_inherited: bool = False  # the previous coordinator left it, or its ranks
     failures: int = 0  # agents lost in a row before a rank came alive
     start_at: float = NEVER  # earliest start of the next agent
+    trouble: Cause | None = None  # why no agent runs yet, on any host but the coordinator's own
     listing_since: float = NEVER  # since when it lists what the ranks of a gang have saved
     draining_since: float = NEVER
     """Since when its host was asked to send the last logs of ranks that have ended."""
@@ -181,6 +183,11 @@ class JobSnapshot:
     def spans_hosts(self) -> bool:
         """True if ranks of the job may be on several hosts."""
         return len(self.hosts) > 1
+
+    @property
+    def is_scheduled(self) -> bool:
+        """True if a scheduler chooses the machines of its hosts."""
+        return self.spec.engine in SCHEDULERS
 
     def with_attempt(self, rank: RankSnapshot, changed: Attempt) -> "JobSnapshot":
         """Return this job with the attempt of one rank replaced."""

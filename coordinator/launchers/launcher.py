@@ -1,7 +1,7 @@
 """What every launcher promises; `tests/promises/test_launcher.py` checks it."""
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from muster.contracts.environ import SERVICE_ONLY, STORE_KEYS
+from muster.contracts.environ import SAME_ON_ALL_HOSTS, SERVICE_ONLY, STORE_KEYS
 from muster.contracts.errors import MusterError
 from muster.contracts.messages import AgentAssignment
 from muster.contracts.rank import ProcessRecord
@@ -28,8 +28,12 @@ class AgentProcess:
 
     job_uid: str
     record: ProcessRecord | None  # none if it ended, or its host went, before it was identified
-    ended: "asyncio.Future[int | None]"
-    """Done on evidence only: its exit status, None where it is not known."""
+    ended: "asyncio.Future[int | None] | asyncio.Future[str | None]"
+    """Done on evidence only: its exit status or how it ended, None where that is not known."""
+    is_evidence: bool = True
+    """Whether the end was seen. A scheduler may be wrong: an agent that is still heard runs."""
+    waits: Callable[[], str | None] = lambda: None
+    """Returns why it has not been started yet, and since when."""
 
 
 class Launcher(Protocol):
@@ -73,6 +77,12 @@ class AgentValues:
             name: value for name, value in environ.items() if name not in SERVICE_ONLY | shared
         }
         """The environment without what the service keeps for itself."""
+        self.given: Final = {
+            name: value
+            for name, value in self.environ.items()
+            if name.startswith(SAME_ON_ALL_HOSTS)
+        }
+        """What of it agents on other hosts get."""
 
     def complete(
         self, assignment: AgentAssignment, secrets_dir: Path | None = None

@@ -35,7 +35,6 @@ from muster.contracts.attach import (
     ProbeHost,
     WatchAgent,
 )
-from muster.contracts.environ import SAME_ON_ALL_HOSTS
 from muster.contracts.errors import printable
 from muster.contracts.interpreter import VERSION
 from muster.contracts.messages import AgentAssignment
@@ -175,8 +174,6 @@ class CommandLauncher:
         self._host = host
         self._command = command and [*command, *module_command("worker.attach")]
         self._values = AgentValues(environ)
-        environment = self._values.environ.items()
-        self._given = {k: value for k, value in environment if k.startswith(SAME_ON_ALL_HOSTS)}
         self._connecting = asyncio.Semaphore(CONNECTING_LIMIT)
         self._watching: set[asyncio.Task[int | None]] = set()
         self._problem = ""  # the last one that was logged
@@ -189,10 +186,10 @@ class CommandLauncher:
             owner = JobFiles(Path(assignment.job_root)).owner.stat()
             home = owner.st_ino, owner.st_mtime_ns
         with ExitStack() as opened:
-            async with _probe_file(assignment.shared_dir) as probe:
+            async with probe_file(assignment.shared_dir) as probe:
                 order = LaunchAgent(
                     assignment=complete,
-                    environment={**assignment.environment, **self._given},
+                    environment={**assignment.environment, **self._values.given},
                     home=home,
                     probe=probe,
                 )
@@ -232,8 +229,8 @@ class CommandLauncher:
 
         Raises `NotStarted`, and OSError if nothing can be written into the directory.
         """
-        async with _probe_file(directory) as probe:
-            order = ProbeHost(environment=self._given, probe=probe)
+        async with probe_file(directory) as probe:
+            order = ProbeHost(environment=self._values.given, probe=probe)
             with closing(await self._give(order)) as line:
                 answer = await line.answer()
                 why = line.last_error()
@@ -318,7 +315,7 @@ class CommandLauncher:
 
 
 @asynccontextmanager
-async def _probe_file(directory: Path | str | None) -> AsyncIterator[ProbeFile | None]:
+async def probe_file(directory: Path | str | None) -> AsyncIterator[ProbeFile | None]:
     """Have a probe file lie in a directory meanwhile, if there is one. Raises OSError."""
     if directory is None:
         yield None

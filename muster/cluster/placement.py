@@ -146,7 +146,9 @@ def _verdict(node: ClusterNode, request: RankRequest, use: NodeUse) -> Verdict:
 
 def _missing_slot(node: ClusterNode, request: RankRequest, use: NodeUse) -> str:
     """Return why no rank of the job may start on a node; empty if one may."""
-    hosts = request.spec.hosts
+    hosts, engine = request.spec.hosts, request.spec.engine
+    if engine is not None and node.transport != engine:
+        return f"agents are not started by {engine} there (engine)"
     if hosts is not None and node.name not in hosts:
         if not hosts:
             return "its checkpoints are on the disk of the coordinator's host"

@@ -4,12 +4,14 @@ The coordinator gives one order once the host has said that it is ready. A line 
 answer is evidence of nothing.
 """
 
+from collections.abc import Mapping
+from enum import IntEnum
 from typing import Final, TypeAlias
 
 import msgspec
 
 from muster.contracts.host import HostFacts
-from muster.contracts.messages import AgentAssignment
+from muster.contracts.messages import AgentAssignment, CoordinatorAddress
 from muster.contracts.rank import ProcessRecord
 
 REPEAT_SECONDS: Final = 10.0
@@ -33,6 +35,37 @@ class LaunchAgent(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     """Inode and modification time (ns) of what marks the job's directory on the coordinator's host.
     Agents of two hosts in one directory would take each other for successors."""
     probe: ProbeFile | None = None  # of the directory in which the job saves, if hosts share it
+
+
+class JoinOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """Fetch the assignment of an agent from the coordinator, and become its parent.
+
+    `worker.join` reads it from its standard input. The token is good for one machine.
+    """
+
+    job_uid: str
+    host: str
+    generation: int
+    token: str
+    coordinators: tuple[CoordinatorAddress, ...]
+
+
+class JoinExit(IntEnum):
+    """Exit codes of `worker.join`, by which a scheduler tells why an agent has ended."""
+
+    AGENT_DIED = 1
+    NO_ROUTE = 72
+    REFUSED = 73
+    NOT_SHARED = 74
+
+
+JOIN_EXITS: Final[Mapping[int, str]] = {
+    JoinExit.AGENT_DIED: "its agent died",
+    JoinExit.NO_ROUTE: "it reached no coordinator at MUSTER_AGENT_ADDRESS: open that port",
+    JoinExit.REFUSED: "the coordinator did not expect it any more",
+    JoinExit.NOT_SHARED: "its node does not share the job's checkpoint_dir: use s3://BUCKET/PREFIX",
+    127: "its node does not have the Python that runs the coordinator, at the same path",
+}
 
 
 class WatchAgent(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):

@@ -89,6 +89,7 @@ class Reason(StrEnum):
     INVALID_PROGRAM = "invalid_program"
     INVALID_DATASET = "invalid_dataset"
     INVALID_CHECKPOINT = "invalid_checkpoint"
+    ENGINE_REFUSED = "engine_refused"
     SECRET_UNAVAILABLE = "secret_unavailable"  # noqa: S105  a word
     """A secret of the job is missing, or other users may read it."""
     STOPPED_BY_USER = "stopped_by_user"

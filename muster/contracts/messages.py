@@ -219,6 +219,7 @@ class AgentHello(_Message, frozen=True, tag="agent_hello"):
     machine: str = ""  # `muster.host.processes.machine_id`
     boot_id: str = ""
     node: str = ""  # the name of its machine, for people
+    address: str = ""  # of its end of the connection
     version: str = VERSION
 
     @property
@@ -248,6 +249,19 @@ class KeyRequest(_FirstFrame, frozen=True, tag="key_request"):
 
     generation: int
     nonce: Nonce
+
+
+class JoinRequest(_FirstFrame, frozen=True, tag="join_request"):
+    """First sealed frame of the process that becomes the parent of an agent (`worker.join`).
+
+    The answer is a `muster.contracts.attach.LaunchAgent`, or why there is none.
+    """
+
+    generation: int
+    token: str
+    nonce: Nonce  # of this process: a token is good for one, however often it asks
+    node: str  # the name of its machine, for people
+    version: str = VERSION
 
 
 class LogHello(_FirstFrame, frozen=True, tag="log_hello"):
@@ -449,6 +463,8 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_log_bytes: int  # see `muster.contracts.spec.JobSpec`
     spare_ranks: int = 0  # processes kept ready to become a rank
     gpus_per_rank: int = 0  # GPUs that each rank has for itself
+    is_joined: bool = False
+    """A scheduler has chosen the machine, where another agent of the job may run as well."""
     gpus_at_once: int = 0  # without which none starts: those of a gang, or of one rank
     secrets: dict[str, str] = {}
     """The job's references by variable name, see `muster.contracts.secrets`."""

@@ -4,11 +4,12 @@ import re
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, get_args
 from urllib.parse import urlsplit
 
 import msgspec
 
+from muster.contracts.engine import Engine
 from muster.contracts.environ import (
     DEFAULT_BUCKET,
     INTEGER_MAX,
@@ -85,6 +86,13 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     cluster: Annotated[
         Path | None, Variable(CLUSTER, "The `cluster.yaml` that describes the machines.")
     ] = None
+    engines: Annotated[
+        frozenset[str],
+        Variable(
+            "MUSTER_ENGINES",
+            "The engines that jobs may name, separated by commas: local, ssh, slurm.",
+        ),
+    ] = frozenset({"local", "ssh"})
     orphan_timeout_seconds: Annotated[float, ORPHAN_VARIABLE] = ORPHAN_TIMEOUT_SECONDS
     rank_ports: Annotated[range | None, RANK_PORTS] = None
     trace: Annotated[Path | None, TRACE] = None
@@ -105,6 +113,9 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
             found["checkpoint_dir"] = DataDir(found["data_dir"]).checkpoints
         settings = cls(**found)
         settings.agent_endpoint  # noqa: B018  raises for an invalid address
+        if unknown := settings.engines - {*get_args(Engine)}:
+            wanted = f"a list of {', '.join(get_args(Engine))}"
+            raise InvalidEnvironment("MUSTER_ENGINES", ",".join(sorted(unknown)), wanted)
         return settings
 
     @property

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 import msgspec
 from msgspec import Meta
 
+from muster.contracts.engine import SCHEDULERS, Engine, SlurmOptions, scheduled_hosts
+
 JOB_ID_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}"
 """Safe as a directory name, an environment value and a URL part: no dot, no slash, no blank."""
 
@@ -227,6 +229,21 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             extra={"wanted": 'a list of nodes, such as ["gpu-box"]'},
         ),
     ] = None
+    engine: Annotated[
+        Engine | None,
+        _doc(
+            "What starts the agents: local on this machine, ssh on the nodes of MUSTER_CLUSTER, "
+            "slurm where Slurm has room. Default: all machines that the service knows."
+        ),
+    ] = None
+    engine_options: Annotated[
+        dict[str, Any],
+        Meta(
+            description="What each job of the scheduler asks for, such as partition and time; see "
+            "docs/engines.md.",
+            examples=[{"partition": "gpu", "ranks_per_host": 4}],
+        ),
+    ] = {}
     env: Annotated[dict[str, str], _doc("Environment of every rank.")] = {}
     secrets: Annotated[
         dict[str, str],
@@ -309,6 +326,20 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def effective_backend(self) -> str:
         """The transport of this job: shared memory for "auto", as all ranks are on one host."""
         return "shared_memory" if self.backend == "auto" else self.backend
+
+    @property
+    def scheduler_options(self) -> SlurmOptions | None:
+        """What to ask a scheduler for; None if the service chooses the machines."""
+        kind = SCHEDULERS.get(self.engine or "")
+        return None if kind is None else msgspec.convert(self.engine_options, kind)
+
+    @property
+    def scheduled_hosts(self) -> tuple[str, ...]:
+        """The hosts of a job for which a scheduler chooses machines; empty for any other job."""
+        options = self.scheduler_options
+        if options is None or self.engine is None:
+            return ()
+        return scheduled_hosts(self.engine, self.largest_world_size, options.ranks_per_host)
 
     @property
     def gpu_count(self) -> int:

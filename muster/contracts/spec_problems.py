@@ -10,11 +10,13 @@ from typing import Final
 
 from msgspec import inspect
 
+from muster.contracts.engine import SCHEDULERS
 from muster.contracts.errors import CONTROLS, FieldProblem, InvalidSpec
 from muster.contracts.job import JobId
 from muster.contracts.location import InvalidLocation, parse_location
 from muster.contracts.secrets import REFERENCE_WANTED, Reference
 from muster.contracts.spec import (
+    CLUSTER_FIELDS,
     COMMAND_LIMIT,
     COMMAND_LIMIT_BYTES,
     ENVIRONMENT_LIMIT_BYTES,
@@ -214,6 +216,7 @@ def problems(spec: JobSpec) -> Iterator[FieldProblem]:
     yield from _command_problems(spec)
     yield from _mode_problems(spec)
     yield from _batch_problems(spec)
+    yield from _engine_problems(spec)
     for name in ("env", "labels", "secrets"):
         yield from _mapping_problems(name, getattr(spec, name))
     yield from _secret_problems(spec)
@@ -291,6 +294,23 @@ def _mode_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             "checkpoint_every",
             "auto is not for a gang, whose ranks must save the same steps: give a number of steps",
         )
+
+
+def _engine_problems(spec: JobSpec) -> Iterator[FieldProblem]:
+    kind = SCHEDULERS.get(spec.engine or "")
+    if kind is None:
+        if spec.engine_options:
+            yield FieldProblem("engine_options", f"needs engine {' or '.join(SCHEDULERS)}")
+        return
+    for error in field_errors(spec.engine_options, kind):
+        where = ".".join(map(str, error.loc[1:]))
+        hint = error.hint or f"the options are {', '.join(declared_fields(kind))}"
+        hint = f" ({hint})" if error.type == "extra_forbidden" else ""
+        yield FieldProblem("engine_options", f"{where}: {error.msg}{hint}")
+    for field in CLUSTER_FIELDS:
+        if getattr(spec, field) is not None:
+            words = f"{spec.engine} chooses the machines: use engine_options instead"
+            yield FieldProblem(field, words)
 
 
 def _batch_problems(spec: JobSpec) -> Iterator[FieldProblem]:

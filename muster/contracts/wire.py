@@ -16,6 +16,7 @@ from muster.contracts.messages import (
     AgentMessage,
     AgentVersion,
     CoordinatorMessage,
+    JoinRequest,
     KeyAnswer,
     KeyRequest,
     LogHello,
@@ -113,6 +114,7 @@ def encode(
     | StorageRequest
     | StorageReply
     | LogHello
+    | JoinRequest
     | SenderMessage
     | ReceiverMessage,
 ) -> bytes:
@@ -136,8 +138,8 @@ class _Decode(Generic[Message]):
 
 decode_rank_message: Final = _Decode[RankMessage](RankMessage, "a rank")
 decode_agent_message: Final = _Decode[AgentMessage](AgentMessage, "an agent")
-decode_first_frame: Final = _Decode[AgentVersion | KeyRequest | LogHello](
-    AgentVersion | KeyRequest | LogHello, "an agent"
+decode_first_frame: Final = _Decode[AgentVersion | KeyRequest | LogHello | JoinRequest](
+    AgentVersion | KeyRequest | LogHello | JoinRequest, "an agent"
 )
 decode_key_answer: Final = _Decode[KeyAnswer](KeyAnswer, "a coordinator")
 decode_coordinator_message: Final = _Decode[CoordinatorMessage](CoordinatorMessage, "a coordinator")

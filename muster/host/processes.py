@@ -6,6 +6,7 @@ checked second. psutil is not used: it rounds the start time, and its process wa
 long.
 """
 
+import ctypes
 import os
 import platform
 import signal
@@ -26,10 +27,19 @@ from muster.host.files import closing
 
 _PROC: Final = Path("/proc")
 
+_PR_SET_CHILD_SUBREAPER: Final = 36
+
 # Fields of /proc/PID/stat, counted after the command name, which may contain blanks.
 _STATE_FIELD: Final = 0
 _PARENT_FIELD: Final = 1
 _START_TICKS_FIELD: Final = 19
+
+
+def adopt_orphans() -> None:
+    """Have orphans among our descendants become our children instead of init's. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
 def module_command(module: str, *words: str, python: str | None = None) -> list[str]:

@@ -229,6 +229,32 @@ def test_every_limit_holds_on_both_sides(field: str) -> None:
         assert (field not in fields_of(spec)) == good, value
 
 
+@pytest.mark.parametrize(
+    ("engine", "options", "words"),
+    [
+        ("slurm", {"partition": "-x"}, "partition: use a name as the commands of Slurm take it"),
+        ("slurm", {"partition": "a b"}, "partition: use a name as the commands of Slurm take it"),
+        ("slurm", {"qos": "$(reboot)"}, "qos: use a name as the commands of Slurm take it"),
+        ("slurm", {"gres": "gpu:1\n#SBATCH"}, "gres: use a name as the commands of Slurm take it"),
+        ("slurm", {"time": "soon"}, "time: use minutes, hours:minutes:seconds or days-hours"),
+        ("slurm", {"ranks_per_host": 0}, "ranks_per_host: 0 is not between 1 and 4096"),
+        ("slurm", {"ranks_per_host": "2"}, "ranks_per_host: expected an integer, got '2'"),
+        (
+            "slurm",
+            {"partitions": "a"},
+            "partitions: there is no such field (did you mean 'partition'?)",
+        ),
+        ("ssh", {"partition": "a"}, "needs engine slurm"),
+        (None, {"partition": "a"}, "needs engine slurm"),
+    ],
+)
+def test_options_of_an_engine_follow_its_schema(
+    engine: str | None, options: dict[str, object], words: str
+) -> None:
+    (problem,) = problems(JobSpec(engine=engine, engine_options=options))
+    assert (problem.field, problem.message) == ("engine_options", words)
+
+
 def test_bits_that_may_differ_are_not_compared() -> None:
     assert fields_of(JobSpec(mode="synchronous", bits="any", replay_every=2)) == {"replay_every"}
 

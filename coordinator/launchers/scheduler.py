@@ -1,0 +1,213 @@
+"""Agents as jobs of a scheduler, which chooses the machine: one job of its own for each agent.
+
+What a scheduler says and what an agent says are two facts. That a job has ended is evidence only
+once its agent is not heard any more; see `AgentProcess.is_evidence`. A scheduler that does not
+answer says nothing: its jobs count as running.
+"""
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import structlog
+
+from coordinator.launchers.launcher import AgentProcess, NotStarted
+from muster.contracts.attach import JoinOrder
+from muster.contracts.engine import agent_job_name, agent_job_prefix
+from muster.contracts.messages import AgentAssignment
+from muster.contracts.rank import ProcessRecord
+from muster.contracts.spec import JobSpec
+
+LOOK_SECONDS: Final = 1.0  # between two lists of jobs, while anything waits for one
+
+LAST_PAUSE_SECONDS: Final = 15.0
+"""Between two lists for an agent that runs, after pauses that double: most failures are early ones,
+and the connection of an agent tells sooner."""
+
+LOOK_LIMIT_SECONDS: Final = 60.0  # for one list; a scheduler whose head is away hangs
+
+_LOG: Final = structlog.get_logger("coordinator")
+
+
+class SchedulerUnavailable(Exception):
+    """The scheduler did not answer, or only with an error: nothing is known."""
+
+
+class Refused(NotStarted):
+    """The scheduler will never start such a job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerJob:
+    """What a scheduler says about the job of one agent."""
+
+    id: str
+    is_waiting: bool = False
+    is_over: bool = False
+    words: str = ""  # its state, for people
+
+
+class Scheduler(Protocol):
+    """The part that differs from one scheduler to another. All methods have a time limit."""
+
+    name: str
+
+    async def submit(self, name: str, order: JoinOrder, spec: JobSpec) -> None:
+        """Submit a job that becomes an agent.
+
+        Raises `Refused`, or `NotStarted` for any other failure that it reports, and
+        `SchedulerUnavailable` if it may have been submitted.
+        """
+
+    async def jobs(self) -> Mapping[str, SchedulerJob]:
+        """Return the jobs of this user by name, also those that have ended within minutes.
+
+        Of several with a name the newest. Raises `SchedulerUnavailable`.
+        """
+
+    async def cancel(self, job_id: str) -> None:
+        """End a job. Raises `SchedulerUnavailable`."""
+
+
+class SchedulerJobs:
+    """Looks at a scheduler for all who wait for its answer, with one list for all of them."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self._looking: asyncio.Task[Mapping[str, SchedulerJob]] | None = None
+        self._problem = ""  # the last one that was logged
+        self._woken = asyncio.Event()
+
+    async def pause(self, seconds: float) -> None:
+        """Wait, at most until an agent may have ended."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
+
+    def wake(self) -> None:
+        """End all pauses: an agent has lost its connection."""
+        self._woken.set()
+        self._woken.clear()
+
+    async def look(self) -> Mapping[str, SchedulerJob]:
+        """Return a list that was begun after this call, at the earliest `LOOK_SECONDS` later.
+
+        Waits for a scheduler that is away.
+        """
+        while True:
+            task = self._looking
+            if task is None or task.done():
+                task = self._looking = asyncio.get_running_loop().create_task(self._list())
+            try:
+                return await asyncio.shield(task)
+            except SchedulerUnavailable as error:
+                self._note(str(error))
+
+    async def cancel(self, job_id: str) -> None:
+        """End a job; who needs to know whether it has ended looks, and asks again."""
+        try:
+            await self.scheduler.cancel(job_id)
+        except SchedulerUnavailable as error:
+            self._note(str(error))
+
+    async def _list(self) -> Mapping[str, SchedulerJob]:
+        await asyncio.sleep(LOOK_SECONDS)
+        self._looking = None  # what is asked from now on needs a newer list
+        try:
+            async with asyncio.timeout(LOOK_LIMIT_SECONDS):
+                found = await self.scheduler.jobs()
+        except TimeoutError as error:
+            raise SchedulerUnavailable(f"no answer within {LOOK_LIMIT_SECONDS:g} s") from error
+        self._problem = ""
+        return found
+
+    def _note(self, problem: str) -> None:
+        """Log a problem that is new since the scheduler last answered."""
+        if problem != self._problem:
+            words = f"{self.scheduler.name} does not answer: {problem}"
+            _LOG.warning(words, action="engine_unavailable")
+        self._problem = problem
+
+
+class SchedulerLauncher:
+    """The launcher of one agent (`Launcher`): of the present one of a job's host."""
+
+    def __init__(
+        self, jobs: SchedulerJobs, job_uid: str, host: str, generation: int, spec: JobSpec
+    ) -> None:
+        self._jobs = jobs
+        self._uid = job_uid
+        self._host = host
+        self._generation = generation
+        self._spec = spec
+        self._name = agent_job_name(job_uid, host, generation)
+
+    async def start(self, assignment: AgentAssignment) -> AgentProcess:
+        order = JoinOrder(
+            job_uid=assignment.job_uid,
+            host=assignment.host,
+            generation=assignment.generation,
+            token=assignment.token,
+            coordinators=assignment.coordinators,
+        )
+        with suppress(SchedulerUnavailable):  # it may have been submitted: the next list tells
+            await self._jobs.scheduler.submit(self._name, order, self._spec)
+        return self._watched()
+
+    # What the following are told is known already: this is the launcher of one agent.
+
+    async def adopt(self, job_uid: str, record: ProcessRecord | None) -> AgentProcess | None:  # noqa: ARG002
+        return self._watched()
+
+    async def kill(self, agent: AgentProcess) -> None:  # noqa: ARG002
+        job = (await self._jobs.look()).get(self._name)
+        if job is not None and not job.is_over:
+            await self._jobs.cancel(job.id)
+
+    async def sweep(self, job_uid: str, known: Sequence[ProcessRecord]) -> None:  # noqa: ARG002
+        while left := self._living_up_to(self._generation, await self._jobs.look()):
+            await self._cancel(left)
+
+    def living(self, records: Collection[ProcessRecord]) -> frozenset[ProcessRecord]:  # noqa: ARG002
+        return frozenset()  # they end with the job of their agent
+
+    def _watched(self) -> AgentProcess:
+        waits: list[str] = []
+
+        async def watch() -> str | None:
+            pause_seconds = LOOK_SECONDS
+            while True:
+                jobs = await self._jobs.look()
+                # A coordinator that is gone may have submitted them while its successor looked.
+                await self._cancel(self._living_up_to(self._generation - 1, jobs))
+                job = jobs.get(self._name)
+                if job is None or job.is_over:
+                    return None if job is None else f"ended ({job.words})"
+                waits[:] = [f"{self._host} waits for {job.words}"] if job.is_waiting else []
+                if not job.is_waiting:
+                    await self._jobs.pause(pause_seconds)
+                    pause_seconds = min(2 * pause_seconds, LAST_PAUSE_SECONDS)
+
+        return AgentProcess(
+            job_uid=self._uid,
+            record=None,
+            ended=asyncio.get_running_loop().create_task(watch()),
+            is_evidence=False,
+            waits=lambda: next(iter(waits), None),
+        )
+
+    def _living_up_to(self, generation: int, jobs: Mapping[str, SchedulerJob]) -> list[str]:
+        """Return the ids of the host's jobs, up to this generation, that are not over."""
+        prefix = agent_job_prefix(self._uid, self._host)
+        numbers = {name.removeprefix(prefix): job for name, job in jobs.items()}
+        return [
+            job.id
+            for number, job in numbers.items()
+            if number.isdigit() and int(number) <= generation and not job.is_over
+        ]
+
+    async def _cancel(self, job_ids: Sequence[str]) -> None:
+        for job_id in job_ids:
+            await self._jobs.cancel(job_id)

@@ -1,0 +1,147 @@
+"""Slurm, through its own commands, as the user of the service would type them."""
+
+import asyncio
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from coordinator.launchers.launcher import NotStarted
+from coordinator.launchers.scheduler import Refused, SchedulerJob, SchedulerUnavailable
+from muster.contracts.attach import JOIN_EXITS, JoinOrder
+from muster.contracts.errors import printable
+from muster.contracts.spec import JobSpec
+from muster.host.processes import module_command
+
+NOTICE_SECONDS: Final = 60
+"""How long before the end of its time an agent is told, so that its ranks save."""
+
+COMMAND_SECONDS: Final = 30.0  # Slurm's own limits are below that
+
+_FORMAT: Final = "JobID:|,Name:|,State:|,Reason:|,SubmitTime:|,exit_code:|"
+
+_WAITING: Final = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED"})
+_RUNNING: Final = frozenset({"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "STOPPED"})
+
+_TRANSIENT: Final = ("Unable to contact", "timed out", "temporarily", "Connection refused")
+"""In the words of `sbatch` about a failure that may pass."""
+
+
+class Slurm:
+    """See `Scheduler`."""
+
+    name = "slurm"
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        """`environ` is that of its commands and, as with `sbatch`, of the jobs."""
+        self._environ = environ
+
+    async def submit(self, name: str, order: JoinOrder, spec: JobSpec) -> None:
+        if shutil.which("sbatch", path=self._environ.get("PATH")) is None:
+            raise Refused("there is no sbatch on the PATH of the coordinator: install slurm-client")
+        code, output, error = await self._run(sbatch_words(name, spec), script(order).encode())
+        if code == 0:
+            return
+        words = _reason(error or output)
+        kind = NotStarted if any(it in words for it in _TRANSIENT) else Refused
+        raise kind(f"sbatch: {words}")
+
+    async def jobs(self) -> Mapping[str, SchedulerJob]:
+        words = ["squeue", "--me", "--noheader", "--states=all", f"--Format={_FORMAT}"]
+        code, output, error = await self._run(words)
+        if code != 0:
+            raise SchedulerUnavailable(f"squeue: {_reason(error)}")
+        return parse_jobs(output)
+
+    async def cancel(self, job_id: str) -> None:
+        code, _, error = await self._run(["scancel", job_id])
+        if code != 0:
+            raise SchedulerUnavailable(f"scancel: {_reason(error)}")
+
+    async def _run(self, words: Sequence[str], content: bytes = b"") -> tuple[int, str, str]:
+        """Return the exit code and the output of a command. Raises `SchedulerUnavailable`."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *words,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=self._environ,
+                cwd="/",
+                start_new_session=True,  # Ctrl-C is for the coordinator
+            )
+        except OSError as error:
+            raise SchedulerUnavailable(f"{words[0]}: {error}") from error
+        try:
+            async with asyncio.timeout(COMMAND_SECONDS):
+                output, errors = await process.communicate(content)
+        except TimeoutError as error:
+            raise SchedulerUnavailable(f"{words[0]} takes over {COMMAND_SECONDS:g} s") from error
+        finally:
+            if process.returncode is None:
+                process.kill()
+        return (
+            process.returncode or 0,
+            output.decode(errors="replace"),
+            errors.decode(errors="replace"),
+        )
+
+
+def sbatch_words(name: str, spec: JobSpec) -> list[str]:
+    """Return the command that submits the job of an agent."""
+    options = spec.scheduler_options
+    assert options is not None  # noqa: S101  its engine is ours
+    named = ("partition", "account", "qos", "constraint", "gres", "mem", "time")
+    asked = [(option, getattr(options, option)) for option in named]
+    return [
+        "sbatch",
+        "--parsable",
+        f"--job-name={name}",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--cpus-per-task={options.ranks_per_host * options.cpus_per_rank}",
+        "--no-requeue",  # the next agent gets a job of its own
+        "--output=/dev/null",  # agents send their logs home
+        "--chdir=/",
+        f"--signal=B:USR1@{NOTICE_SECONDS}",
+        *(f"--{option}={value}" for option, value in asked if value is not None),
+    ]
+
+
+def script(order: JoinOrder) -> str:
+    """Return the script of the job. The order, with the token, is on no command line."""
+    words = shlex.join(module_command("worker.join"))
+    content = msgspec.json.encode(order).decode()
+    return f"#!/bin/sh\nexec {words} <<'ORDER'\n{content}\nORDER\n"
+
+
+def parse_jobs(output: str) -> dict[str, SchedulerJob]:
+    """Return the jobs in the output of ``squeue``, by name."""
+    found: dict[str, SchedulerJob] = {}
+    for line in output.splitlines():
+        fields = [field.strip() for field in line.split("|")]
+        if len(fields) <= _FORMAT.count("|") or not fields[0].isdigit():
+            continue  # not a line of the format
+        number, name, state, reason, since, status, *_ = fields
+        state = state.split()[0] if state else ""
+        if name in found and int(found[name].id) > int(number):
+            continue
+        why = "" if reason in {"", "None"} else f", {reason}"
+        exit_code = int(status) >> 8 if status.isdigit() else 0
+        if exit_code and state in {"FAILED", "COMPLETED"}:
+            why = f": {JOIN_EXITS.get(exit_code, f'exit code {exit_code}')}"
+        found[name] = SchedulerJob(
+            id=number,
+            is_waiting=state in _WAITING,
+            is_over=state not in _WAITING | _RUNNING,
+            words=f"Slurm job {number}: {state}{why}, since {since}",
+        )
+    return found
+
+
+def _reason(text: str) -> str:
+    """Return the last lines that a command wrote, without what all of them begin with."""
+    lines = [line.partition("error: ")[2] or line for line in text.strip().splitlines()[-3:]]
+    return printable("; ".join(lines)) or "it wrote no error"

@@ -1,0 +1,214 @@
+"""Jobs whose agents a real Slurm starts, on nodes that are test hosts."""
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.support.clusters import ClusterInstallation, needs_cluster
+from tests.support.installation import Seen, await_value, is_running
+from tests.support.slurm import Slurm, needs_slurm, slurm_cluster
+
+pytestmark = [needs_slurm(), needs_cluster(), pytest.mark.timeout(180)]
+
+JOB = {
+    "mode": "synchronous",
+    "world_size": 6,
+    "epochs": 3,
+    "virtual_shards": 8,
+    "engine": "slurm",
+    "engine_options": {"ranks_per_host": 2},
+}
+ENDLESS = {**JOB, "epochs": 100_000, "sleep_sec": 0.02}
+
+
+@pytest.fixture(scope="module")
+def both(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[ClusterInstallation, Slurm]]:
+    root = tmp_path_factory.mktemp("slurm")
+    with slurm_cluster(root, CHECKPOINT_DIR=str(root / "shared" / "checkpoints")) as both:
+        yield both
+
+
+@pytest.fixture
+def installation(both: tuple[ClusterInstallation, Slurm]) -> Iterator[ClusterInstallation]:
+    installation, slurm = both
+    yield installation
+    installation.end_jobs()
+    await_value(lambda: not slurm.jobs(), lambda: f"left: {slurm.jobs()}")
+    await_value(lambda: not marked(installation), lambda: f"left: {marked(installation)}")
+
+
+def marked(installation: ClusterInstallation) -> dict[int, str]:
+    """Return the processes of jobs on all hosts: what each is."""
+    found = [installation.marked(host) for host in installation.machines]
+    return {pid: tag for one in found for pid, tag in one.items()}
+
+
+@pytest.fixture
+def slurm(both: tuple[ClusterInstallation, Slurm]) -> Slurm:
+    return both[1]
+
+
+def last_digest(installation: ClusterInstallation, job_id: str) -> str:
+    audit = installation.request("GET", f"/jobs/{job_id}/audit").json()
+    assert audit["exactly_once"], audit
+    return str(audit["checkpoints"][-1]["digest"])
+
+
+def trains(step: int) -> Callable[[Seen], bool]:
+    return lambda seen: is_running(seen) and seen["step"] >= step
+
+
+def test_a_job_trains_on_slurm_as_it_does_here(
+    installation: ClusterInstallation, slurm: Slurm
+) -> None:
+    job_id = installation.submit(**JOB, sleep_sec=0.02)
+    installation.wait_until(job_id, is_running)
+    assert len(slurm.jobs()) == 3
+    installation.complete(job_id)
+    here = installation.submit(**{**JOB, "engine": "local", "engine_options": {}, "world_size": 2})
+    installation.complete(here)
+    assert last_digest(installation, job_id) == last_digest(installation, here)
+
+
+def test_a_coordinator_finds_the_jobs_of_its_predecessor(
+    installation: ClusterInstallation, slurm: Slurm
+) -> None:
+    job_id = installation.submit(**ENDLESS)
+    seen = installation.wait_until(job_id, trains(10))
+    names = slurm.jobs()
+    installation.restart_coordinator(signal.SIGKILL)
+    later = installation.wait_until(job_id, trains(seen["step"] + 50))
+    assert slurm.jobs() == names
+    assert [it["restarts"] for it in later["workers"]] == [0] * 6
+
+
+def test_a_job_that_is_cancelled_by_hand_is_replaced(
+    installation: ClusterInstallation, slurm: Slurm
+) -> None:
+    job_id = installation.submit(**ENDLESS)
+    seen = installation.wait_until(job_id, trains(10))
+    first = next(name for name in slurm.jobs() if "slurm-3-g1" in name)
+    slurm.run("scancel", f"--name={first}")
+    await_value(
+        lambda: any("slurm-3-g2" in name for name in slurm.jobs()),
+        lambda: installation.describe(job_id),
+    )
+    later = installation.wait_until(job_id, trains(seen["step"] + 50))
+    assert len(later["workers"]) >= 6
+
+
+def test_a_rank_is_replaced_where_it_was(installation: ClusterInstallation, slurm: Slurm) -> None:
+    job_id = installation.submit(**ENDLESS)
+    installation.wait_until(job_id, trains(10))
+    names = slurm.jobs()
+    ranks = [pid for pid, tag in marked(installation).items() if tag[:1].isdigit()]
+    os.kill(ranks[0], signal.SIGKILL)
+    installation.wait_until(job_id, lambda seen: is_running(seen) and seen["restarts"] == 1)
+    assert slurm.jobs() == names
+
+
+def test_a_job_in_slurms_queue_says_why(installation: ClusterInstallation, slurm: Slurm) -> None:
+    slurm.run("scontrol", "update", "PartitionName=main", "State=DOWN")
+    job_id = installation.submit(**JOB)
+    seen = installation.wait_until(job_id, lambda seen: seen["reason"] == "waiting_for_slots")
+    assert re.match("slurm-1 waits for Slurm job [0-9]+: PENDING, Part.*, since", seen["message"])
+    slurm.run("scontrol", "update", "PartitionName=main", "State=UP")
+    installation.complete(job_id)
+
+
+def test_a_wrong_partition_fails_the_job_with_slurms_words(
+    installation: ClusterInstallation,
+) -> None:
+    job_id = installation.submit(**{**JOB, "engine_options": {"partition": "nowhere"}})
+    seen = installation.fail(job_id)
+    assert (seen["reason"], "nowhere" in seen["message"]) == ("engine_refused", True)
+
+
+def test_an_agent_that_must_leave_saves_and_gets_another_job(
+    installation: ClusterInstallation, slurm: Slurm
+) -> None:
+    job_id = installation.submit(**ENDLESS)
+    seen = installation.wait_until(job_id, trains(10))
+    name = next(name for name in slurm.jobs() if "slurm-2-g1" in name)
+    slurm.run("scancel", "--batch", "--signal=USR1", slurm.id_of(name))
+    await_value(
+        lambda: any("slurm-2-g2" in name for name in slurm.jobs()),
+        lambda: installation.describe(job_id),
+    )
+    installation.wait_until(job_id, trains(seen["step"] + 100))
+    assert name not in slurm.jobs()
+
+
+def test_a_job_trains_on_without_slurms_controller(
+    installation: ClusterInstallation, slurm: Slurm
+) -> None:
+    job_id = installation.submit(**ENDLESS)
+    seen = installation.wait_until(job_id, trains(10))
+    slurm.kill_controller()
+    try:
+        installation.restart_coordinator(signal.SIGKILL)
+        installation.wait_until(job_id, trains(seen["step"] + 100))
+    finally:
+        slurm.start_controller()
+    await_value(slurm.is_up, lambda: "the controller is not back")
+    later = installation.wait_until(job_id, trains(seen["step"] + 200))
+    assert [it["restarts"] for it in later["workers"]] == [0] * 6
+    assert len(slurm.jobs()) == 3
+
+
+def test_a_killed_agent_leaves_nothing_and_gets_another_job(
+    installation: ClusterInstallation, slurm: Slurm
+) -> None:
+    job_id = installation.submit(**ENDLESS)
+    installation.wait_until(job_id, trains(10))
+    names = slurm.jobs()
+    agents = [pid for pid, tag in marked(installation).items() if tag == "agent"]
+    os.kill(agents[0], signal.SIGKILL)
+    await_value(
+        lambda: any(name.endswith("-g2") for name in slurm.jobs()),
+        lambda: installation.describe(job_id),
+    )
+    step = installation.see(job_id)["step"]
+    installation.wait_until(job_id, trains(step + 100))
+    assert len(slurm.jobs().keys() & names.keys()) == 2
+
+
+def test_a_directory_that_nodes_do_not_share_is_refused(
+    installation: ClusterInstallation, slurm: Slurm
+) -> None:
+    slurm.run("scontrol", "update", "NodeName=host-0", "State=DRAIN", "Reason=test")
+    own = str(installation.machines[0].local / "checkpoints")
+    job_id = installation.submit(**{**JOB, "checkpoint_dir": own})
+    words = "its node does not share the job's checkpoint_dir"
+    installation.wait_until(job_id, lambda seen: words in (seen["message"] or ""))
+    slurm.run("scontrol", "update", "NodeName=host-0", "State=RESUME")
+
+
+def test_a_gang_gets_the_variables_of_torchrun(installation: ClusterInstallation) -> None:
+    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "SLURM_PROCID")
+    words = f"import os; print(*(os.environ.get(name) for name in {names}))"
+    job_id = installation.submit(
+        command=[sys.executable, "-c", words],
+        world_size=4,
+        restart_scope="gang",
+        engine="slurm",
+        engine_options={"ranks_per_host": 2, "cpus_per_rank": 2},
+    )
+    installation.complete(job_id)
+    answer = installation.request("GET", f"/jobs/{job_id}/logs").json()
+    lines = sorted(line["line"].split() for line in answer["lines"])
+    (address,) = {line[4] for line in lines}
+    assert address.startswith("10.0.0.")
+    assert [line[:4] for line in lines] == [
+        ["0", "0", "2", "0"],
+        ["1", "1", "2", "0"],
+        ["2", "0", "2", "1"],
+        ["3", "1", "2", "1"],
+    ]
+    assert {line[5] for line in lines} == {"None"}

@@ -1,0 +1,117 @@
+"""The parent of an agent that a scheduler has started: ``python -P -m muster worker.join``.
+
+It reads a `JoinOrder`, fetches the assignment from the coordinator, and runs the agent in a
+directory of its own: the data directory may be one that all nodes share. Nothing that the agent has
+started outlives this process. SIGTERM and SIGUSR1 announce that the node is taken away.
+"""
+
+import os
+import platform
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from contextlib import closing, suppress
+from itertools import cycle
+from pathlib import Path
+from secrets import token_bytes
+from typing import Final
+
+import msgspec
+
+from muster.contracts.attach import JoinExit, JoinOrder, LaunchAgent, OrderFailed
+from muster.contracts.environ import SERVICE_ONLY
+from muster.contracts.errors import AuthenticationFailed, WireError
+from muster.contracts.job import JobUid
+from muster.contracts.messages import NONCE_BYTES, JoinRequest
+from muster.contracts.paths import JobFiles
+from muster.contracts.wire import CONTROL_FRAME_LIMIT_BYTES, encode
+from muster.host.files import shares_directory
+from muster.host.limits import ShellLimits
+from muster.host.processes import adopt_orphans
+from muster.runtime.agent_process import start_agent
+from muster.runtime.archive import claim_directory
+from muster.runtime.stderr_messages import print_stderr
+from worker.containment import kill_descendants
+from worker.helpers import log_sender
+from worker.home_line import HomeLine
+
+ROUTE_SECONDS: Final = 120.0  # for the way home, which a coordinator's successor may have to open
+RETRY_SECONDS: Final = 0.5
+
+_DECODER: Final[msgspec.json.Decoder[LaunchAgent | OrderFailed]] = msgspec.json.Decoder(
+    LaunchAgent | OrderFailed
+)
+
+
+def main() -> int:
+    """Return the exit code: a `JoinExit`, or 0 once the agent was dismissed."""
+    limits = ShellLimits.replaced()
+    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=JoinOrder)
+    launch = ask(order)
+    if isinstance(launch, JoinExit):
+        return launch
+    adopt_orphans()
+    return run_agent(launch, limits)
+
+
+def ask(order: JoinOrder) -> LaunchAgent | JoinExit:
+    """Return what the coordinator says: how to start the agent, or why not to."""
+    request = JoinRequest(
+        job_uid=order.job_uid,
+        host=order.host,
+        generation=order.generation,
+        token=order.token,
+        nonce=token_bytes(NONCE_BYTES),
+        node=platform.node(),
+    )
+    deadline, problem = time.monotonic() + ROUTE_SECONDS, ""
+    for address in cycle(order.coordinators):
+        if time.monotonic() >= deadline:
+            break
+        try:
+            with closing(HomeLine(order, address, CONTROL_FRAME_LIMIT_BYTES)) as line:
+                line.send(encode(request))
+                answer = _DECODER.decode(line.receive())
+                if isinstance(answer, OrderFailed):
+                    print_stderr(answer.message)
+                    return JoinExit.REFUSED
+                if answer.probe is not None and not shares_directory(answer.probe):
+                    print_stderr(f"{answer.probe.directory} is not that of the coordinator's host")
+                    return JoinExit.NOT_SHARED
+                return answer
+        except (OSError, WireError, AuthenticationFailed) as error:
+            if str(error) != problem:
+                problem = str(error)
+                print_stderr(f"cannot join at {address.host}:{address.port}: {problem}")
+            time.sleep(RETRY_SECONDS)
+    return JoinExit.NO_ROUTE
+
+
+def run_agent(launch: LaunchAgent, limits: ShellLimits) -> int:
+    """Run an agent to its end, and see to it that nothing of it is left."""
+    root = Path(tempfile.mkdtemp(prefix="muster-"))
+    files, assignment = JobFiles(root / "job"), launch.assignment
+    assignment = msgspec.structs.replace(assignment, job_root=str(files.root))
+    claim_directory(files, JobUid(assignment.job_uid))
+    files.run.mkdir(exist_ok=True)
+    environ = {name: value for name, value in os.environ.items() if name not in SERVICE_ONLY}
+    with files.agent_log.open("ab") as log:
+        agent = start_agent(assignment, log, {**environ, **launch.environment}, limits)
+    for number in signal.SIGTERM, signal.SIGUSR1:
+        signal.signal(number, lambda _number, _frame: agent.terminate())
+    status = agent.wait()
+    kill_descendants()
+    are_logs_home = not files.root.exists()  # then the agent has removed it
+    if not are_logs_home and (sender := log_sender(assignment, files)) is not None:
+        with suppress(OSError):  # of a disk that is full, or gone
+            sender.ensure_running()
+            are_logs_home = sender.stop()
+    if are_logs_home:
+        shutil.rmtree(root, ignore_errors=True)
+    return JoinExit.AGENT_DIED if status else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
