@@ -31,6 +31,7 @@ from muster.contracts.messages import (
     AgentAssignment,
     CoordinatorAddress,
     JoinRequest,
+    VramNeed,
 )
 from muster.contracts.paths import DataDir
 from muster.contracts.rank import ProcessRecord
@@ -67,15 +68,17 @@ class Unprepared(Exception):
 class AgentLifecycle:
     """The agents of this coordinator."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  it creates nothing itself
         self,
         local: Launcher,
         launchers: Mapping[str, Launcher],
         settings: ServiceSettings,
         holds_lease: Callable[[], Awaitable[bool]],
         facts: Callable[[], Awaitable[Mapping[str, HostFacts]]] | None = None,
+        *,
         schedulers: Mapping[str, SchedulerJobs] = MappingProxyType({}),
         values: AgentValues | None = None,
+        usable_vram_mb: Mapping[str, dict[str, int]] = MappingProxyType({}),  # by host and GPU
     ) -> None:
         """`launchers` are those of other hosts; `facts` returns what hosts have said, by name.
 
@@ -88,6 +91,7 @@ class AgentLifecycle:
         self._settings = settings
         self._holds_lease = holds_lease
         self._facts = facts
+        self._usable_vram_mb = usable_vram_mb
         self._data = DataDir(settings.data_dir)
         self._tasks: set[asyncio.Task[None]] = set()
         self._cleaning: dict[str, asyncio.Task[None]] = {}
@@ -384,11 +388,18 @@ class AgentLifecycle:
             agent_heartbeat_seconds=agent_heartbeat_seconds(snapshot.spec),
             max_log_bytes=snapshot.spec.max_log_bytes,
             spare_ranks=snapshot.spec.spare_ranks
-            if snapshot.is_synchronous and not snapshot.spec.gpus_per_rank
+            if snapshot.is_synchronous and not snapshot.spec.gpu_count
             else 0,
             gpus_per_rank=snapshot.spec.gpus_per_rank,
-            gpus_at_once=snapshot.spec.gpus_per_rank
-            * (snapshot.spec.world_size if snapshot.is_gang else 1),
+            gpus_at_once=snapshot.spec.gpu_count
+            * (max(1, len(snapshot.ranks_on(host))) if snapshot.is_gang else 1),
+            vram=None
+            if snapshot.spec.vram_mb is None
+            else VramNeed(
+                vram_mb=snapshot.spec.vram_mb,
+                wait_seconds=snapshot.spec.vram_wait_seconds,
+                usable_mb=self._usable_vram_mb.get(host, {}),
+            ),
             secrets=snapshot.spec.secrets,
             secrets_dir=str(self._data.secrets),
             # The launcher adds the keys.

@@ -134,6 +134,8 @@ class Service:
             return {name: it.facts for name, it in known.items() if it.facts is not None}
 
         holds_lease = partial(self._holds, lease)
+        nodes = () if self._cluster is None else self._cluster.nodes
+        usable_mb = {it.name: {gpu.uuid: gpu.usable_vram_mb for gpu in it.gpus} for it in nodes}
         values = AgentValues(self._environ)
         lifecycle = AgentLifecycle(
             launcher,
@@ -141,6 +143,7 @@ class Service:
             self._settings,
             holds_lease,
             facts,
+            usable_vram_mb=usable_mb,
             schedulers={"slurm": SchedulerJobs(Slurm(values.environ))},
             values=values,
         )

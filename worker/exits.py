@@ -64,8 +64,9 @@ class RankExit:
         if isinstance(error, OSError) and error.errno == errno.E2BIG:
             message += " (env and secrets are too large: pass a file's path, not its content)"
         reason = None
-        if isinstance(error, GpusBusy):
-            message = str(error)
+        busy = error if isinstance(error, GpusBusy) else None
+        if busy is not None:
+            message, reason = str(busy), Reason.HOST_EXHAUSTED if busy.is_final else None
         elif isinstance(error, SecretUnavailable):
             message, reason = f"cannot be started: {error}", Reason.SECRET_UNAVAILABLE
         elif isinstance(error, InvalidProgram):
@@ -79,7 +80,8 @@ class RankExit:
             signal=None,
             last_lines=(),
             unstarted=message if reason is None else None,
-            is_waiting=isinstance(error, GpusBusy),
+            is_waiting=busy is not None and not busy.is_final,
+            retry_after_seconds=None if busy is None else busy.retry_after_seconds,
         )
         if reason is None:
             return cls(exited=exited)

@@ -10,7 +10,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -41,12 +41,13 @@ from muster.runtime.agent_sockets import is_replaced, newest_socket
 from muster.runtime.stderr_messages import print_stderr
 from worker.containment import reap_zombies
 from worker.exits import ExitLog, RankExit
+from worker.gpus import RankGpus
 from worker.log_index import LogIndex, discard_oldest_lines
 from worker.process import AdoptedProcess
 from worker.rank import RankProcess
 from worker.rank_listener import ChannelReader, ReconnectListener
 from worker.spares import SpareRanks
-from worker.start import RankGpus, RankSecrets, Starter
+from worker.start import RankSecrets, Starter
 
 CONTAINMENT_SECONDS: Final = 2.0
 """A process that survives SIGKILL for this long hangs in the kernel. The exit of its rank is then
@@ -126,14 +127,15 @@ class RankTable:
         if order.rank in self._running or has_ended or self.is_replaced:
             return
         try:
-            with self._gpus.claimed(order, len(self._running)) as gpus:
-                rank = self._start(order, gpus)
+            with self._gpus.claimed(order, len(self._running)) as (uuids, descriptors):
+                rank = self._start(order, uuids, descriptors)
         except (OSError, SecretUnavailable, InvalidProgram) as error:
             exited = RankExit.of_failed_start(order, error)
             for said in exited.said:
                 self._report(said)
             self._report_exit(exited)
             return
+        self._gpus.hand_over(rank.tag, rank.process.identity)
         self._exits.forget(order.rank)
         self._running[order.rank] = rank
         stamp("rank forked", rank=order.rank, of=rank.pid)
@@ -143,11 +145,13 @@ class RankTable:
         for said in rank.kept_messages():  # of a spare process
             self._report(said)
 
-    def _start(self, order: StartRank, gpus: Mapping[str, int]) -> RankProcess:
+    def _start(
+        self, order: StartRank, uuids: Sequence[str], descriptors: Sequence[int]
+    ) -> RankProcess:
         environment = {
             **self._secrets.variables(),
             **order.environment,
-            **({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}),
+            **({"CUDA_VISIBLE_DEVICES": ",".join(uuids)} if uuids else {}),
             AGENT_SOCKET: str(self._socket),
             STORAGE_SOCKET: str(self._files.storage_socket) if self._has_storage else "",
             ORPHAN_TIMEOUT: repr(self._orphan_timeout_seconds),
@@ -159,7 +163,7 @@ class RankTable:
             return spare
         log = LogIndex(*files)
         try:
-            return RankProcess.start(complete, log, self._starter, *gpus.values())
+            return RankProcess.start(complete, log, self._starter, *descriptors)
         except (OSError, InvalidProgram):
             log.close()
             raise
@@ -271,6 +275,7 @@ class RankTable:
         if time.monotonic() >= self._next_logs_check:
             self._next_logs_check = time.monotonic() + LOGS_CHECK_SECONDS
             self._limit_logs()
+        self._gpus.renew([rank.tag for rank in self._running.values()])
         self.settle()
 
     def report_deaths(self) -> bool:
@@ -324,6 +329,8 @@ class RankTable:
             self._report(said)
         recorded = self._exits.record(rank, status)
         stamp("exit recorded")
+        if is_contained:  # otherwise what hangs in the kernel may still hold the memory
+            self._gpus.release(rank.tag)
         # Reap after recording: if this agent dies in between, a zombie or the record is left.
         rank.release()
         self._report_exit(recorded)

@@ -9,7 +9,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from errno import E2BIG, EACCES, EINVAL, ELOOP, ENAMETOOLONG, ENOENT, ENOEXEC, ENOTDIR, EPERM
 from pathlib import Path
 from typing import Final, Protocol
@@ -41,7 +41,6 @@ from muster.contracts.secrets import (
 )
 from muster.contracts.wire import encode
 from muster.host.containment import contain_self, set_tag_limit, tagged_processes
-from muster.host.gpus import claimed, list_gpus
 from muster.host.limits import ShellLimits
 from muster.host.processes import environment_of, identify, is_running, kill, module_command
 from muster.host.programs import interpreter_problem, path_with
@@ -242,44 +241,6 @@ class PreforkStarter:
         self._channel.settimeout(FORK_SECONDS)
         (pid,) = FORKED_PID.unpack(answer)
         return int(pid)
-
-
-class RankGpus:
-    """The GPUs of a job's ranks: claimed for each start, then held by the rank alone."""
-
-    def __init__(self, assignment: AgentAssignment) -> None:
-        self._per_rank = assignment.gpus_per_rank
-        self._at_once = assignment.gpus_at_once
-        self._listed: Sequence[str] = ()
-
-    def claimed(self, order: StartRank, running: int) -> AbstractContextManager[Mapping[str, int]]:
-        """Claim the GPUs of one more rank, see `muster.host.gpus.claimed`.
-
-        Raises `GpusBusy`, also if those for the rest of a gang are missing: two gangs that start
-        would each hold what the other needs. Raises `InvalidProgram` if the host has too few.
-        """
-        if not self._per_rank:
-            return nullcontext({})
-        if not self._listed:
-            self._listed = self._list({**os.environ, **order.environment})
-        missing = self._at_once - self._per_rank * running
-        return claimed(self._listed, self._per_rank, max(self._per_rank, missing))
-
-    def _list(self, environ: Mapping[str, str]) -> Sequence[str]:
-        try:
-            found = list_gpus(environ)
-        except FileNotFoundError:
-            found, why = [], "as there is no nvidia-smi on the PATH of the service"
-        except subprocess.CalledProcessError as error:
-            found, why = [], f"as nvidia-smi failed ({(error.stdout + error.stderr).strip()})"
-        else:
-            why = "CUDA_VISIBLE_DEVICES included"
-        if len(found) < self._at_once:
-            raise InvalidProgram(
-                f"the job needs {self._at_once} GPUs at once, and its host has {len(found)} for "
-                f"it, {why}: choose a smaller gpus_per_rank, or fewer ranks for a gang"
-            )
-        return found
 
 
 class RankSecrets:

@@ -135,7 +135,11 @@ def _restart_or_fail(
     if limit is not None:
         failure = _failure(rank, ending, _with_advice(snapshot.spec, message), *limit)
         return fail_job(snapshot, failure, now)
-    return snapshot.with_rank(_count_restart(snapshot, rank, ending.retry_class, now))
+    counted = _count_restart(snapshot, rank, ending.retry_class, now)
+    if message.retry_after_seconds is not None:
+        start_at = now + message.retry_after_seconds
+        counted = replace(counted, budget=replace(counted.budget, start_at=start_at))
+    return snapshot.with_rank(counted)
 
 
 def _count_end(

@@ -80,7 +80,7 @@ class Reason(StrEnum):
     PREEMPTED = "preempted"  # a rank received SIGTERM from outside Muster
     GANG_RESTARTED = "gang_restarted"  # a rank of the gang died, so all of its ranks restart
     HOST_EXHAUSTED = "host_exhausted"
-    """A host had no process, file descriptor or space left to start a rank."""
+    """A host had no process, file descriptor, space or GPU memory left to start a rank."""
     DO_NOT_RETRY = "do_not_retry"  # a rank exited with the code that forbids a retry
     DIFFERENT_BITS = "different_bits"  # the state of a worker differed from that of its group
     TOO_FEW_WORKERS = "too_few_workers"

@@ -313,7 +313,9 @@ class RankExited(_Message, frozen=True, tag="rank_exited"):
     """A verb phrase, set if its host lacked a process, a descriptor or memory for it: a later
     start may succeed. A start that can never succeed is a `PermanentFailure`."""
     is_waiting: bool = False
-    """Too few GPUs of its host are free, which is no failure, however often it repeats."""
+    """Too few GPUs of its host, or too little of their memory, are free, which is no failure,
+    however often it repeats."""
+    retry_after_seconds: float | None = None  # until the next start, if its agent has an opinion
     error: str | None = None
     """The error file of the program, as torch's `@record` writes it: a type and a message, at most
     `ERROR_LIMIT` characters."""
@@ -442,6 +444,14 @@ class AdoptedRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     process_tag: str  # `muster.contracts.environ.PROCESS_TAG` in it and in its children
 
 
+class VramNeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The GPU memory that each rank of a job needs, and what its host has."""
+
+    vram_mb: int  # of one GPU, or of each that a rank has for itself
+    wait_seconds: float  # for which a rank may wait for it
+    usable_mb: dict[str, int]  # by GPU, as the description of the cluster names it
+
+
 class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The configuration of one agent."""
 
@@ -465,7 +475,9 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     gpus_per_rank: int = 0  # GPUs that each rank has for itself
     is_joined: bool = False
     """A scheduler has chosen the machine, where another agent of the job may run as well."""
-    gpus_at_once: int = 0  # without which none starts: those of a gang, or of one rank
+    gpus_at_once: int = 0
+    """GPUs, or shares of one, without which none starts: those of a gang, or of one rank."""
+    vram: VramNeed | None = None
     secrets: dict[str, str] = {}
     """The job's references by variable name, see `muster.contracts.secrets`."""
     secrets_dir: str = ""  # the directory of ``file:`` references

@@ -126,3 +126,6 @@ class Backoff:
 
 DEFAULT_BACKOFF: Final = Backoff()
 """0.5 s, 1 s, 2 s, … up to 30 s; reset after a minute without failure."""
+
+VRAM_BACKOFF: Final = Backoff(first_seconds=30.0, cap_seconds=300.0, jitter=0.0)
+"""Between tries of a rank that waits for GPU memory, which others hold for minutes or hours."""

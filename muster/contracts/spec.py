@@ -214,10 +214,15 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     vram_mb: Annotated[
         Megabytes | None,
         _doc(
-            "MB of GPU memory that each rank needs, of one GPU or of each of its gpus_per_rank. "
-            "Needs MUSTER_CLUSTER; `muster plan` shows where the ranks fit."
+            "MB of GPU memory that each rank needs, of one GPU or of each of its gpus_per_rank. It "
+            "is reserved before the rank starts, and CUDA_VISIBLE_DEVICES names that GPU. Needs "
+            "MUSTER_CLUSTER; `muster plan` shows where the ranks fit."
         ),
     ] = None
+    vram_wait_seconds: Annotated[
+        _Seconds,
+        _doc("Seconds that a rank may wait for its vram_mb on a host before the job fails."),
+    ] = 3600.0
     ram_mb: Annotated[
         Megabytes | None, _doc("MB of main memory that each rank needs. Needs MUSTER_CLUSTER.")
     ] = None

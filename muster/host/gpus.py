@@ -8,10 +8,13 @@ that inherited the socket has ended, so there is no record that could be wrong a
 import errno
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
+
+from muster.host.containment import tag_of
 
 NVIDIA_SMI: Final = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
 NVIDIA_SMI_LIST: Final = ("nvidia-smi", "-L")
@@ -19,9 +22,16 @@ NVIDIA_SMI_LIST: Final = ("nvidia-smi", "-L")
 ANSWER_SECONDS: Final = 5.0
 """Without persistence mode the driver loads first. The agent's loop waits meanwhile."""
 
+MEASURE_SECONDS: Final = 1.5
+"""Of each of two questions, whose answers an agent can do without."""
+
 
 class GpusBusy(OSError):
-    """Too few GPUs are free at the moment; the text is a verb phrase about a rank."""
+    """Too few GPUs, or too little memory, are free now; the text is a verb phrase about a rank."""
+
+    retry_after_seconds: float | None = None
+    """None: as after any start that failed."""
+    is_final: bool = False  # the rank has waited for as long as its job allows
 
 
 def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
@@ -71,12 +81,54 @@ def describe_gpus() -> list[str]:
     return [line.strip() for line in told.stdout.splitlines()]
 
 
+def measure_gpus() -> tuple[dict[str, int], Counter[tuple[str, str]]]:
+    """Return free MB by UUID, and used MB by process tag (empty: of others) and UUID.
+
+    What `nvidia-smi` cannot tell is missing: the numbers of boards with unified memory, and in a
+    container the processes.
+    """
+    free = _query("--query-gpu=uuid,memory.free", columns=2)
+    used = _query("--query-compute-apps=pid,gpu_uuid,used_memory", columns=3)
+    by_tag: Counter[tuple[str, str]] = Counter()
+    for pid, uuid, mb in used:
+        if (pid + mb).isdecimal():
+            by_tag[tag_of(int(pid)) or "", uuid] += int(mb)
+    return {uuid: int(mb) for uuid, mb in free if mb.isdecimal()}, by_tag
+
+
+def _query(question: str, columns: int) -> list[list[str]]:
+    argv = ("nvidia-smi", question, "--format=csv,noheader,nounits")
+    try:
+        told = subprocess.run(  # noqa: S603  no word of it comes from outside
+            argv, check=True, capture_output=True, text=True, timeout=MEASURE_SECONDS
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = ([cell.strip() for cell in line.split(",")] for line in told.stdout.splitlines())
+    return [row for row in rows if len(row) == columns]
+
+
+def is_claimed(uuid: str) -> bool:
+    """Return whether a process has this GPU for itself."""
+    try:
+        with claimed([uuid], 1, 1):
+            return False
+    except GpusBusy:
+        return True
+
+
 @contextmanager
-def claimed(uuids: Sequence[str], count: int, at_once: int) -> Iterator[dict[str, int]]:
+def claimed(
+    uuids: Sequence[str],
+    count: int,
+    at_once: int,
+    shared: Callable[[], Collection[str]] = tuple,
+) -> Iterator[dict[str, int]]:
     """Claim `count` of these GPUs, for processes that inherit the descriptors, by UUID.
 
     This process gives up its own part at the end of the block. Raises `GpusBusy` if fewer than
-    `at_once` are free, of which the others stay free.
+    `at_once` are free, of which the others stay free. `shared` returns GPUs that are not, as ranks
+    share them. It is asked after each claim, because such a rank looks for claims last.
     """
     found: dict[str, int] = {}
     with ExitStack() as sockets:
@@ -90,7 +142,10 @@ def claimed(uuids: Sequence[str], count: int, at_once: int) -> Iterator[dict[str
                 if error.errno != errno.EADDRINUSE:
                     raise
             else:
-                found[uuid] = claim.fileno()
+                if uuid in shared():
+                    claim.close()
+                else:
+                    found[uuid] = claim.fileno()
         if len(found) < at_once:
             raise GpusBusy(f"found {len(found)} of {at_once} free GPUs on its host")
         yield dict(list(found.items())[:count])

@@ -30,6 +30,7 @@ from muster.contracts.messages import (
     CoordinatorMessage,
     RankSpawned,
     StartRank,
+    VramNeed,
     Welcome,
 )
 from muster.contracts.paths import JobFiles
@@ -127,6 +128,7 @@ class Stage:
         spare_ranks: int = 0,
         gpus_per_rank: int = 0,
         gpus_at_once: int = 0,
+        vram: VramNeed | None = None,
         adopted: Sequence[AdoptedRank] = (),
         store_keys: dict[str, str] | None = None,
         log: int | None = None,
@@ -148,6 +150,7 @@ class Stage:
             spare_ranks=spare_ranks,
             gpus_per_rank=gpus_per_rank,
             gpus_at_once=gpus_at_once,
+            vram=vram,
             orphan_timeout_seconds=orphan_timeout_seconds,
             stop_grace_seconds=stop_grace_seconds,
             agent_heartbeat_seconds=0.2,

@@ -2,24 +2,29 @@
 
 import os
 import signal
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from muster.cluster.vram import Lease
 from muster.contracts.job import Reason
-from muster.contracts.messages import PermanentFailure, RankExited, RankSpawned
+from muster.contracts.messages import PermanentFailure, RankExited, RankSpawned, VramNeed
 from muster.contracts.rank import ProcessRecord
-from muster.host.processes import environment_of, send_signal
+from muster.host.processes import environment_of, identify, send_signal
 from tests.support.agent_stage import Conversation, Stage, adopted
-from tests.support.gpus import install_gpus, write_nvidia_smi
+from tests.support.gpus import install_gpus, show_use, write_nvidia_smi
 from tests.support.takeovers import FOREVER, hear_said, started, taken_over
+from worker.gpus import VramLedger
 
 
 @pytest.fixture
 def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory in which agents look for `nvidia-smi` first."""
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return tmp_path / "bin"
 
@@ -153,3 +158,51 @@ def test_a_host_that_can_never_do_fails_the_job(
     assert refused.reason is Reason.INVALID_PROGRAM
     assert why in refused.message
     assert agent.hear_of(RankExited, 0).exit_code == 126
+
+
+def test_memory_is_reserved_until_its_rank_has_ended(
+    stage: Stage, other: Stage, nvidia_smi: Path
+) -> None:
+    (gpu,) = install_gpus(nvidia_smi, 1)
+    need = VramNeed(vram_mb=8000, wait_seconds=3600, usable_mb={gpu: 12_000})
+    stage.start_agent(gpus_at_once=1, vram=need)
+    other.start_agent(gpus_at_once=1, vram=need)
+    first, second = stage.meet(), other.meet()
+    rank = started(stage, first, FOREVER)
+    assert gpus_of(rank.process) == {gpu}
+    second.say(other.order(FOREVER))
+    needed = f"waits for 8000 MB of GPU memory on {other.host}"
+    assert waits(second) == f"{needed}: 4000 MB free on {gpu}; next try in 30 s"
+    stage.kill_agent()
+    show_use(nvidia_smi, [gpu], used=f"{rank.process.pid}, {gpu}, 9000\\n")
+    second.say(other.order(FOREVER, attempt=1))
+    assert waits(second) == f"{needed}: 3000 MB free on {gpu}; next try in 60 s"
+    first = taken_over(stage, rank, gpus_at_once=1, vram=need)
+    send_signal(rank.process, signal.SIGKILL)
+    first.hear_of(RankExited, 0)
+    show_use(nvidia_smi, [gpu])
+    assert gpus_of(started(other, second, FOREVER, attempt=2).process) == {gpu}
+
+
+def test_memory_of_an_agent_that_died_before_the_start_is_free(
+    stage: Stage, nvidia_smi: Path, tmp_path: Path
+) -> None:
+    (gpu,) = install_gpus(nvidia_smi, 1)
+    need = VramNeed(vram_mb=8000, wait_seconds=3600, usable_mb={gpu: 12_000})
+    gone = subprocess.Popen(FOREVER)
+    record = identify(gone.pid)
+    assert record is not None
+    how = {"process": record, "taken_at": time.time(), "renewed_at": time.time()}
+    ledger = VramLedger(tmp_path / "muster/gpu-leases")
+    with ledger.locked():
+        ledger.write([Lease(tag="other/0/0", holder="rank 0", gpu=gpu, vram_mb=8000, **how)])
+    stage.start_agent(gpus_at_once=1, vram=need)
+    agent = stage.meet()
+    agent.say(stage.order(FOREVER))
+    waits(agent)
+    gone.kill()
+    gone.wait()
+    rank = started(stage, agent, FOREVER, attempt=1)
+    (lease,) = ledger.read()
+    assert lease.process == rank.process
+    assert lease.tag == rank.process_tag

@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from muster.host.gpus import GpusBusy, claimed, describe_gpus, list_gpus, visible_gpus
-from tests.support.gpus import write_nvidia_smi
+from muster.host.gpus import (
+    GpusBusy,
+    claimed,
+    describe_gpus,
+    is_claimed,
+    list_gpus,
+    measure_gpus,
+    visible_gpus,
+)
+from tests.support.gpus import show_use, write_nvidia_smi
 
 A, B, C = "GPU-8932f937", "GPU-5f2cd0a1", "GPU-5f000000"
 
@@ -98,3 +106,25 @@ def test_a_gpu_has_one_owner_at_a_time() -> None:
             pass
     with claimed(uuids, count=1, at_once=3) as third:
         assert list(third) == uuids[:1]
+
+
+def test_a_gpu_that_ranks_share_is_not_free() -> None:
+    uuids = [f"GPU-{uuid.uuid4()}" for _ in range(2)]
+    with claimed(uuids, 1, 1, lambda: {uuids[0]}) as found:
+        assert list(found) == uuids[1:]
+        assert [is_claimed(each) for each in uuids] == [False, True]
+    with pytest.raises(GpusBusy, match="found 1 of 2"), claimed(uuids, 2, 2, lambda: {uuids[0]}):
+        pass
+
+
+def test_what_is_in_use_is_measured_as_far_as_nvidia_smi_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert measure_gpus() == ({}, {})
+    free = f"{A}, 8000\\n{B}, [N/A]\\nno devices\\n"
+    show_use(tmp_path, [A, B], free, f"0, {A}, 500\\n18, {A}, [N/A]\\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
+    assert measure_gpus() == ({A: 8000}, {("", A): 500})
+    write_nvidia_smi(tmp_path, "exit 9")
+    assert measure_gpus() == ({}, {})
