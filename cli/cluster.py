@@ -47,6 +47,27 @@ def check(*, file: Path, output: Output) -> None:
 
 @click.command()
 @output_option
+def engines(*, output: Output) -> None:
+    """Show what may start the ranks of jobs (--engine), and what is missing."""
+    with connected() as client:
+        found = client.engines()
+    now = datetime.now(UTC)
+    rows = [
+        (
+            it.engine,
+            "no" if it.problem else "yes",
+            f"{duration((now - it.seen_at).total_seconds())} ago" if it.seen_at else "-",
+            ", ".join(f"{count} {state}" for state, count in it.agents.items()) or "-",
+        )
+        for it in found.engines
+    ]
+    problems = [f"{it.engine}: {it.problem}" for it in found.engines if it.problem]
+    body, names = msgspec.to_builtins(found), (it.engine for it in found.engines)
+    show(output, body, [*table(("ENGINE", "READY", "SEEN", "AGENTS"), rows), *problems], names)
+
+
+@click.command()
+@output_option
 def hosts(*, output: Output) -> None:
     """Show the hosts on which ranks may run, and what runs there."""
     with connected() as client:
@@ -80,7 +101,8 @@ def hosts(*, output: Output) -> None:
         for it in found.hosts
     ]
     problems = [f"{it.host}: {it.problem}" for it in found.hosts if it.problem]
-    show(output, found, [*table(header, rows), *problems], (it.host for it in found.hosts))
+    names = (it.host for it in found.hosts)
+    show(output, msgspec.to_builtins(found), [*table(header, rows), *problems], names)
 
 
 @click.command()

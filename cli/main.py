@@ -33,6 +33,7 @@ HEADINGS: Final = {
         "status": Entry("cli.status:status", "Show what runs, and whether it is healthy."),
         "doctor": Entry("cli.doctor:doctor", "Check this installation and suggest repairs."),
         "cluster": Entry("cli.cluster:cluster", "Check the description of a cluster."),
+        "engines": Entry("cli.cluster:engines", "Show what may start ranks, and what is missing."),
         "hosts": Entry(
             "cli.cluster:hosts", "Show the hosts on which ranks may run, and what runs there."
         ),

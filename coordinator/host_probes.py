@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
 from coordinator.launchers.launcher import NotStarted
-from coordinator.launchers.remote import CommandLauncher
 from database.errors import DatabaseUnavailable, LeaseLost
 from database.hosts import Hosts
 from database.records import HostRecord, Lease, utc_now
+from muster.contracts.attach import HostProbed
 
 MIN_INTERVAL_SECONDS: Final = 10.0
 INTERVAL_SECONDS: Final = 300.0
@@ -23,12 +23,23 @@ RETRY_SECONDS: Final = 60.0  # after a probe that failed; an agent that connects
 _LOG: Final = structlog.get_logger("coordinator")
 
 
+class Prober(Protocol):
+    """A host, or a scheduler."""
+
+    async def probe(self, directory: Path | None = None) -> HostProbed:
+        """Return what it says about itself, and whether it shares a directory with us.
+
+        Raises `NotStarted` if it cannot be used, and OSError if nothing can be written into the
+        directory.
+        """
+
+
 class HostProbes:
     """One task per host, from `start` to `stop`."""
 
     def __init__(
         self,
-        launchers: Mapping[str, CommandLauncher],
+        launchers: Mapping[str, Prober],
         hosts: Hosts,
         lease: Lease,
         checkpoint_dir: Path | None = None,

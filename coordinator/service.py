@@ -21,12 +21,12 @@ import structlog
 from coordinator.agent_lifecycle import AgentLifecycle
 from coordinator.agent_requests import ONE_HOST
 from coordinator.agents import AgentServer, keep_address_published, listen_for_wake_ups
-from coordinator.host_probes import HostProbes
+from coordinator.host_probes import HostProbes, Prober
 from coordinator.jobs import JobTable, wait_for_database
 from coordinator.launchers.launcher import AgentValues
 from coordinator.launchers.local import LocalLauncher
 from coordinator.launchers.remote import CommandLauncher, CommandLaunchers
-from coordinator.launchers.scheduler import SchedulerJobs
+from coordinator.launchers.scheduler import SchedulerJobs, SchedulerProbe
 from coordinator.launchers.slurm import Slurm
 from coordinator.lease import LeaseCandidate
 from coordinator.loop import CoordinatorLoop
@@ -38,7 +38,7 @@ from database.leases import COORDINATOR_LEASE, Leases
 from database.records import Lease
 from muster.cluster.description import cluster_of_service
 from muster.contracts.agent import LOOPBACK
-from muster.contracts.engine import SCHEDULERS
+from muster.contracts.engine import SCHEDULERS, engine_row
 from muster.contracts.errors import InvalidEnvironment
 from muster.contracts.host import HostFacts
 from muster.contracts.paths import DataDir
@@ -137,6 +137,7 @@ class Service:
         nodes = () if self._cluster is None else self._cluster.nodes
         usable_mb = {it.name: {gpu.uuid: gpu.usable_vram_mb for gpu in it.gpus} for it in nodes}
         values = AgentValues(self._environ)
+        schedulers = {"slurm": SchedulerJobs(Slurm(values.environ))}
         lifecycle = AgentLifecycle(
             launcher,
             others,
@@ -144,14 +145,19 @@ class Service:
             holds_lease,
             facts,
             usable_vram_mb=usable_mb,
-            schedulers={"slurm": SchedulerJobs(Slurm(values.environ))},
+            schedulers=schedulers,
             values=values,
         )
-        probed = dict(others)
+        probed: dict[str, Prober] = dict(others)
         if self._cluster is not None and self._other_nodes:
             # Our own host is asked by a process of its own: this one does without numpy.
             here = (node.name for node in self._cluster.nodes if node.transport == "local")
             probed |= {name: CommandLauncher(name, ["env"], self._environ) for name in here}
+        probed |= {
+            engine_row(name): SchedulerProbe(jobs.scheduler)
+            for name, jobs in schedulers.items()
+            if name in self._settings.engines
+        }
         place = self._settings.checkpoint_dir
         probes = HostProbes(probed, hosts, lease, place if isinstance(place, Path) else None)
         self._loop = CoordinatorLoop(

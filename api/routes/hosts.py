@@ -1,6 +1,7 @@
 """The hosts on which ranks may run."""
 
 from collections import Counter
+from typing import get_args
 
 from fastapi import APIRouter, Response
 
@@ -8,9 +9,47 @@ from api.dependencies import READ, State
 from api.schema import operation, reply
 from database.records import HostRecord
 from muster.cluster.description import one_host
-from muster.contracts.views import HostList, HostView
+from muster.contracts.agent import AgentState
+from muster.contracts.engine import SCHEDULERS, Engine, engine_row
+from muster.contracts.views import EngineList, EngineView, HostList, HostView
 
 router = APIRouter(tags=["service"])
+
+
+@router.get("/engines", **operation("What may start agents", READ, EngineList))
+def list_engines(state: State) -> Response:
+    """Return every engine: whether jobs may use it, and what is missing."""
+    jobs, settings = state.jobs.unfinished(), state.submitter.settings
+    agents = state.history.agents_by_job([job.job_id for job in jobs])
+    cluster, known = state.submitter.cluster, state.hosts.all()
+    nodes = [] if cluster is None else cluster.nodes
+    transports = {node.name: node.transport for node in nodes}
+    states: dict[str, Counter[AgentState]] = {engine: Counter() for engine in get_args(Engine)}
+    for job in jobs:
+        for agent in agents[job.job_id]:
+            engine = job.spec.engine or transports.get(agent.host, "local")
+            states[engine][agent.state] += 1
+    views = []
+    for engine in get_args(Engine):
+        said = [known.get(engine_row(engine), HostRecord(host=engine))]
+        if engine not in SCHEDULERS:
+            said = [it for it in known.values() if transports.get(it.host) == engine]
+        problems = [it.problem for it in said if it.problem]
+        if engine == "ssh" and engine not in transports.values():
+            problems = ["no host is described: set MUSTER_CLUSTER, see docs/cluster.md"]
+        if engine not in settings.engines:
+            problems = [f"add {engine} to MUSTER_ENGINES of the services"]
+        seen = [it.seen_at for it in said if it.seen_at is not None]
+        views.append(
+            EngineView(
+                engine=engine,
+                is_allowed=engine in settings.engines,
+                problem="; ".join(problems) or None,
+                seen_at=max(seen, default=None),
+                agents=states[engine],
+            )
+        )
+    return reply(EngineList(engines=views))
 
 
 @router.get("/hosts", **operation("The hosts on which ranks may run", READ, HostList))

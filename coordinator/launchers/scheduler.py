@@ -9,12 +9,13 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Protocol
 
 import structlog
 
 from coordinator.launchers.launcher import AgentProcess, NotStarted
-from muster.contracts.attach import JoinOrder
+from muster.contracts.attach import HostProbed, JoinOrder
 from muster.contracts.engine import agent_job_name, agent_job_prefix
 from muster.contracts.messages import AgentAssignment
 from muster.contracts.rank import ProcessRecord
@@ -53,6 +54,9 @@ class Scheduler(Protocol):
     """The part that differs from one scheduler to another. All methods have a time limit."""
 
     name: str
+
+    async def check(self) -> None:
+        """Raise `NotStarted`, with what to do, if jobs cannot be submitted to it."""
 
     async def submit(self, name: str, order: JoinOrder, spec: JobSpec) -> None:
         """Submit a job that becomes an agent.
@@ -129,6 +133,17 @@ class SchedulerJobs:
             words = f"{self.scheduler.name} does not answer: {problem}"
             _LOG.warning(words, action="engine_unavailable")
         self._problem = problem
+
+
+class SchedulerProbe:
+    """Asks a scheduler whether it can be used, as `HostProbes` asks a host."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    async def probe(self, directory: Path | None = None) -> HostProbed:  # noqa: ARG002
+        await self._scheduler.check()
+        return HostProbed()
 
 
 class SchedulerLauncher:

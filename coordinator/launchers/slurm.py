@@ -25,6 +25,8 @@ _FORMAT: Final = "JobID:|,Name:|,State:|,Reason:|,SubmitTime:|,exit_code:|"
 _WAITING: Final = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED"})
 _RUNNING: Final = frozenset({"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "STOPPED"})
 
+_UP: Final = ("idle", "mix", "alloc", "comp", "plnd", "resv")  # states of nodes that take jobs
+
 _TRANSIENT: Final = ("Unable to contact", "timed out", "temporarily", "Connection refused")
 """In the words of `sbatch` about a failure that may pass."""
 
@@ -38,9 +40,23 @@ class Slurm:
         """`environ` is that of its commands and, as with `sbatch`, of the jobs."""
         self._environ = environ
 
+    async def check(self) -> None:
+        for command in ("sbatch", "squeue", "scancel", "sinfo"):
+            if shutil.which(command, path=self._environ.get("PATH")) is None:
+                words = f"there is no {command} on the PATH of the coordinator"
+                raise NotStarted(f"{words}: install slurm-client there")
+        try:
+            code, output, error = await self._run(["sinfo", "--noheader", "--format=%D %t"])
+        except SchedulerUnavailable as away:
+            raise NotStarted(f"{away}: run sinfo on the coordinator's host") from away
+        if code != 0:
+            raise NotStarted(f"sinfo: {_reason(error)}: run it on the coordinator's host")
+        if not any(state.startswith(_UP) for state in output.split()[1::2]):
+            raise NotStarted(f"no node of Slurm is up: sinfo says {printable(output.strip())!r}")
+
     async def submit(self, name: str, order: JoinOrder, spec: JobSpec) -> None:
         if shutil.which("sbatch", path=self._environ.get("PATH")) is None:
-            raise Refused("there is no sbatch on the PATH of the coordinator: install slurm-client")
+            raise Refused("there is no sbatch on the PATH of the coordinator: muster engines")
         code, output, error = await self._run(sbatch_words(name, spec), script(order).encode())
         if code == 0:
             return

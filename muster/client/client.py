@@ -27,6 +27,7 @@ from muster.client.job import ENDING_SECONDS, Job
 from muster.contracts.settings import CA_FILE, TOKEN, api_url
 from muster.contracts.spec import JOB_ID_PATTERN, RESERVED_IDS
 from muster.contracts.views import (
+    EngineList,
     Health,
     HostList,
     JobList,
@@ -140,6 +141,10 @@ class Client:
     def hosts(self) -> HostList:
         """Return the hosts on which ranks may run, with what runs there."""
         return self.connection.ask("GET", "/hosts").read_as(HostList)
+
+    def engines(self) -> EngineList:
+        """Return what may start the agents of jobs, and what is missing."""
+        return self.connection.ask("GET", "/engines").read_as(EngineList)
 
     def leaderboard(self, sweep: str | None = None) -> LeaderboardView:
         """Compare the jobs with this label `sweep`; None: with the only one. Or `NotFound`."""

@@ -112,7 +112,7 @@ class HostClean(msgspec.Struct, frozen=True, kw_only=True, tag="clean"):
 
 
 class HostProbed(msgspec.Struct, frozen=True, kw_only=True, tag="probed"):
-    facts: HostFacts
+    facts: HostFacts | None = None  # None: of a scheduler
     is_shared: bool = False  # the directory of the probe file
 
 

@@ -60,6 +60,11 @@ def scheduled_hosts(engine: str, ranks: int, ranks_per_host: int) -> tuple[str, 
     return tuple(f"{engine}-{number + 1}" for number in range(-(-ranks // ranks_per_host)))
 
 
+def engine_row(engine: str) -> str:
+    """Return the name under which what a scheduler says is kept; no host has such a name."""
+    return f"engine:{engine}"
+
+
 def agent_job_name(job_uid: str, host: str, generation: int) -> str:
     """Return what an engine calls the job of one agent.
 

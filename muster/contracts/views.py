@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from muster.contracts.agent import AgentState
+from muster.contracts.engine import Engine
 from muster.contracts.host import HostFacts
 from muster.contracts.job import JobStatus
 from muster.contracts.rank import RankProgress
@@ -176,6 +177,20 @@ class HostView(View, frozen=True, kw_only=True):
 
 class HostList(View, frozen=True, kw_only=True):
     hosts: list[HostView]
+
+
+class EngineView(View, frozen=True, kw_only=True):
+    """What may start the agents of jobs."""
+
+    engine: Engine
+    is_allowed: Annotated[bool, _doc("Whether jobs may name it (MUSTER_ENGINES).")]
+    problem: Annotated[str | None, _doc("Why no agent can be started, and what to do.")]
+    seen_at: Annotated[Moment | None, _doc("When a scheduler, or the last host, answered.")]
+    agents: Annotated[dict[AgentState, int], _doc("Number of agents per state.")]
+
+
+class EngineList(View, frozen=True, kw_only=True):
+    engines: list[EngineView]
 
 
 class MemberView(View, frozen=True, kw_only=True):

@@ -212,3 +212,16 @@ def test_a_gang_gets_the_variables_of_torchrun(installation: ClusterInstallation
         ["3", "1", "2", "1"],
     ]
     assert {line[5] for line in lines} == {"None"}
+
+
+def test_engines_say_what_is_missing(installation: ClusterInstallation) -> None:
+    def said() -> dict[str, Seen]:
+        answer = installation.request("GET", "/engines").json()
+        return {it["engine"]: it for it in answer["engines"]}
+
+    await_value(lambda: said()["slurm"]["seen_at"], lambda: f"{said()}")
+    assert {name: it["problem"] for name, it in said().items()} == {
+        "local": None,
+        "ssh": None,
+        "slurm": None,
+    }
