@@ -101,6 +101,9 @@ def hosts(*, output: Output) -> None:
         for it in found.hosts
     ]
     problems = [f"{it.host}: {it.problem}" for it in found.hosts if it.problem]
+    for it in found.hosts:
+        if it.facts is not None:
+            problems += [f"{it.host}: {warning}" for warning in it.facts.warnings()]
     names = (it.host for it in found.hosts)
     show(output, msgspec.to_builtins(found), [*table(header, rows), *problems], names)
 

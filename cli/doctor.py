@@ -30,6 +30,7 @@ from muster.contracts.settings import AccessSettings, S3Settings, ServiceSetting
 from muster.contracts.token import WAY_TO_ADMIN
 from muster.host.containment import cgroup_of
 from muster.host.extras import install_command, missing_server_packages
+from muster.host.files import existing
 from muster.host.gpus import visible_gpus
 from muster.host.ports import AddressNotLocal, PortUnavailable, is_port_free
 from muster.host.processes import module_command
@@ -197,7 +198,7 @@ def _check_machine() -> Iterator[Finding]:
 
 def _check_places(settings: ServiceSettings) -> Iterator[Finding]:
     yield _check_writable("data", settings.data_dir, "MUSTER_DATA_DIR")
-    present = _existing(settings.data_dir)
+    present = existing(settings.data_dir)
     parts = psutil.disk_partitions(all=True)
     mounts = [it for it in parts if present.resolve().is_relative_to(it.mountpoint)]
     kind = max(mounts, key=lambda it: len(it.mountpoint)).fstype if mounts else "unknown"
@@ -222,7 +223,7 @@ def _check_places(settings: ServiceSettings) -> Iterator[Finding]:
 
 
 def _check_writable(about: str, directory: Path, variable: str) -> Finding:
-    present = _existing(directory)
+    present = existing(directory)
     try:
         # Only writing tells: the disk may be full.
         with tempfile.TemporaryFile(dir=present) as probe:
@@ -306,8 +307,3 @@ def _lines(findings: list[Finding]) -> Iterator[str]:
 
 def _what(problem: Mapping[str, str]) -> str:
     return f"{problem['what']}: {problem['why']}" if problem["why"] else problem["what"]
-
-
-def _existing(directory: Path) -> Path:
-    """Return the directory, or its nearest parent that exists."""
-    return next(place for place in (directory, *directory.parents) if place.exists())

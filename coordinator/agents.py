@@ -7,7 +7,6 @@ first agrees on keys, from its token's digest and a nonce of each; all that foll
 """
 
 import asyncio
-import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
@@ -49,7 +48,7 @@ from muster.contracts.wire import (
     frame,
     frame_length,
 )
-from muster.host.files import read_coordinator_address
+from muster.host.files import publish_address, read_coordinator_address
 from muster.host.peers import SEND_TIMEOUT_SECONDS, is_same_user, keep_alive
 
 HELLO_TIMEOUT_SECONDS: Final = 10.0  # a peer that has not said hello by then is disconnected
@@ -164,12 +163,16 @@ class AgentServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._pending: dict[asyncio.Task[None], None] = {}  # from other hosts, in their order
 
-    async def start(self) -> CoordinatorAddress:
-        """Listen on a free port of the loopback interface and return its address."""
+    async def start(self, forwarded: socket.socket | None = None) -> CoordinatorAddress:
+        """Listen on a free loopback port, and return it; at `forwarded` our own ssh connects."""
         if self._endpoint is not None:
             self._run(self._accept_others(*self._endpoint))
-        local = self._listen("127.0.0.1", 0)
-        self._run(self._accept(local, or_remote=False))
+        if forwarded is not None:
+            self._sockets.append(forwarded)
+            self._run(self._accept(forwarded, is_remote=True))
+        local = listen("127.0.0.1", 0)
+        self._sockets.append(local)
+        self._run(self._accept(local, is_remote=False))
         host, port = local.getsockname()[:2]
         return CoordinatorAddress(host=host, port=port)
 
@@ -200,27 +203,21 @@ class AgentServer:
         if (uid, host) in self._senders:
             self._senders[uid, host][1].send(DrainLogs())
 
-    def _listen(self, host: str, port: int) -> socket.socket:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
-        listening.setblocking(False)  # noqa: FBT003  the standard library's signature
-        self._sockets.append(listening)
-        return listening
-
     async def _accept_others(self, host: str, port: int) -> None:
         """Accept agents of other hosts; the coordinator before us may still have the port."""
         while True:
             try:
-                listening = self._listen(host, port)
+                listening = listen(host, port)
             except OSError as error:
                 words = f"cannot listen at {host}:{port} for agents of other hosts ({error}); "
                 words += "if that goes on, correct MUSTER_AGENT_ADDRESS"
                 _LOG.warning(words, action="not_accepting")
                 await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
             else:
-                await self._accept(listening, or_remote=True)
+                self._sockets.append(listening)
+                await self._accept(listening, is_remote=True)
 
-    async def _accept(self, listening: socket.socket, *, or_remote: bool) -> None:
+    async def _accept(self, listening: socket.socket, *, is_remote: bool) -> None:
         # Not `asyncio.start_server`, which starts to read before it asks, and writes a hundred
         # tracebacks at once when there is no descriptor left.
         loop = asyncio.get_running_loop()
@@ -231,15 +228,15 @@ class AgentServer:
                 _LOG.warning("cannot accept agents", action="not_accepting", error=str(error))
                 await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
                 continue
-            if is_same_user(peer):
-                self._run(self._serve(peer, is_remote=False))
-            elif or_remote and is_same_user(peer, or_remote=True):
+            if not is_same_user(peer, or_remote=is_remote):
+                peer.close()
+            elif is_remote:  # our own ssh is: anybody on its host may be behind it
                 keep_alive(peer, SEND_TIMEOUT_SECONDS)
                 self._pending[self._run(self._serve(peer, is_remote=True))] = None
                 if len(self._pending) > PENDING_LIMIT:
                     next(iter(self._pending)).cancel()
             else:
-                peer.close()
+                self._run(self._serve(peer, is_remote=False))
             await asyncio.sleep(0)  # the loop's other work has its turn, however many connect
 
     def _run(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
@@ -378,13 +375,12 @@ class AgentServer:
                 self._listener.on_disconnected(hello)
 
 
-def publish_address(address: CoordinatorAddress, path: Path) -> None:
-    """Replace the address file atomically. It need not survive a power cut: no agent does."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.touch(mode=0o600)
-    temporary.write_bytes(msgspec.json.encode(address))
-    temporary.replace(path)
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that agents can connect to; raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    listening.setblocking(False)  # noqa: FBT003  the standard library's signature
+    return listening
 
 
 async def keep_address_published(

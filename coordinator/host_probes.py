@@ -26,8 +26,8 @@ _LOG: Final = structlog.get_logger("coordinator")
 class Prober(Protocol):
     """A host, or a scheduler."""
 
-    async def probe(self, directory: Path | None = None) -> HostProbed:
-        """Return what it says about itself, and whether it shares a directory with us.
+    async def probe(self, shared: Path | None = None) -> HostProbed:
+        """Return what it says about itself, and whether it shares this directory with us.
 
         Raises `NotStarted` if it cannot be used, and OSError if nothing can be written into the
         directory.

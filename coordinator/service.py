@@ -9,7 +9,7 @@ import errno
 import signal
 import socket
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from ipaddress import ip_address
@@ -20,7 +20,7 @@ import structlog
 
 from coordinator.agent_lifecycle import AgentLifecycle
 from coordinator.agent_requests import ONE_HOST
-from coordinator.agents import AgentServer, keep_address_published, listen_for_wake_ups
+from coordinator.agents import AgentServer, keep_address_published, listen, listen_for_wake_ups
 from coordinator.host_probes import HostProbes, Prober
 from coordinator.jobs import JobTable, wait_for_database
 from coordinator.launchers.launcher import AgentValues
@@ -36,11 +36,12 @@ from database.fenced_writer import FencedWriter
 from database.hosts import Hosts
 from database.leases import COORDINATOR_LEASE, Leases
 from database.records import Lease
-from muster.cluster.description import cluster_of_service
+from muster.cluster.description import ClusterNode, cluster_of_service
 from muster.contracts.agent import LOOPBACK
 from muster.contracts.engine import SCHEDULERS, engine_row
 from muster.contracts.errors import InvalidEnvironment
 from muster.contracts.host import HostFacts
+from muster.contracts.messages import CoordinatorAddress
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
 from muster.host.limits import ShellLimits
@@ -68,8 +69,10 @@ class Service:
         self._cluster = cluster_of_service(settings.cluster, settings.slots)
         nodes = () if self._cluster is None else self._cluster.nodes
         self._other_nodes = [node for node in nodes if node.transport != "local"]
+        endpoint = settings.agent_endpoint
         has_scheduler = settings.engines & SCHEDULERS.keys()
-        if (self._other_nodes or has_scheduler) and not _is_own_address(settings.agent_endpoint):
+        is_needed = has_scheduler or (self._other_nodes and endpoint is not None)
+        if is_needed and not (endpoint and _is_own_address(endpoint[0])):
             name = next((node.name for node in self._other_nodes), "every node of the scheduler")
             wanted = f"an address of this host that {name} reaches, such as 10.0.0.1:7400"
             way = "set it for the coordinator"
@@ -126,7 +129,12 @@ class Service:
     async def _serve(self, lease: Lease) -> None:
         stamp("lease won")
         launcher = LocalLauncher(self._environ, self._limits)
-        others = CommandLaunchers(self._other_nodes, self._environ)
+        forwarded = home = None
+        if self._other_nodes and self._settings.agent_endpoint is None:
+            forwarded = listen(LOOPBACK, 0)  # before the first order, which has to name the port
+            host, port = forwarded.getsockname()
+            home = CoordinatorAddress(host=host, port=port, number=(lease.epoch, 0))
+        others = CommandLaunchers(self._other_nodes, self._environ, self._data, home)
         hosts = Hosts(self._database)
 
         async def facts() -> dict[str, HostFacts]:
@@ -152,7 +160,8 @@ class Service:
         if self._cluster is not None and self._other_nodes:
             # Our own host is asked by a process of its own: this one does without numpy.
             here = (node.name for node in self._cluster.nodes if node.transport == "local")
-            probed |= {name: CommandLauncher(name, ["env"], self._environ) for name in here}
+            data_dir = str(self._data.root)
+            probed |= {it: CommandLauncher(it, ["env"], self._environ, data_dir) for it in here}
         probed |= {
             engine_row(name): SchedulerProbe(jobs.scheduler)
             for name, jobs in schedulers.items()
@@ -164,7 +173,7 @@ class Service:
             writer=FencedWriter(self._database, lease),
             jobs=self._jobs,
             lifecycle=lifecycle,
-            addresses=self._addresses(),
+            addresses=await self._addresses(),
             on_host_changed=probes.probe_soon,
         )
         if self._is_shutting_down:
@@ -173,7 +182,7 @@ class Service:
         stamp("jobs loaded")
         agents = AgentServer(lease.epoch, self._loop, self._settings.agent_endpoint)
         self._loop.attach(agents)
-        address = await agents.start()
+        address = await agents.start(forwarded)
         publishing = asyncio.ensure_future(
             keep_address_published(
                 address,
@@ -199,16 +208,17 @@ class Service:
             await agents.stop()
             await lifecycle.detach()
             launcher.close()
-            for other in others.values():
-                other.close()
+            others.close()
 
-    def _addresses(self) -> dict[str, str]:
+    async def _addresses(self) -> dict[str, str]:
         """Return where the ranks of each host reach those of the others."""
         if self._cluster is None:
             return {**ONE_HOST}
-        # Of this host the description may say localhost.
-        here = (self._settings.agent_endpoint or (LOOPBACK, 0))[0]
         nodes = self._cluster.nodes
+        if self._settings.agent_endpoint is not None:
+            here = self._settings.agent_endpoint[0]
+        else:
+            here = await asyncio.to_thread(_own_address, nodes)
         return {it.name: here if it.transport == "local" else it.host for it in nodes}
 
     async def _holds(self, lease: Lease) -> bool:
@@ -241,14 +251,38 @@ class Service:
             self._loop.wake_soon()
 
 
-def _is_own_address(endpoint: tuple[str, int] | None) -> bool:
-    """True if this host has the address, and others can reach it there."""
-    if endpoint is None or ip_address(endpoint[0]).is_loopback:
+def _is_own_address(host: str) -> bool:
+    """True for an address that this host has, and where others can reach it."""
+    try:
+        if ip_address(host).is_loopback:
+            return False
+    except ValueError:  # a name
         return False
-    family = socket.AF_INET6 if ":" in endpoint[0] else socket.AF_INET
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:
-            probe.bind((endpoint[0], 0))
+            probe.bind((host, 0))
         except OSError as error:
             return error.errno != errno.EADDRNOTAVAIL
     return True
+
+
+def _own_address(nodes: Sequence[ClusterNode]) -> str:
+    """Return where others reach this host: the `host` of its node, if that is an address of ours.
+
+    Else, as for localhost, that of the interface that leads to the first other; nothing is sent.
+    """
+    here = next((it.host for it in nodes if it.transport == "local"), "")
+    other = next((it.host for it in nodes if it.transport != "local"), "")
+    if not other or _is_own_address(here):
+        return here if other else LOOPBACK
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(other, 22, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        words = f"no address of this host is known that {other} reaches ({error})"
+        words += ": set host: of the local node in cluster.yaml to one"
+        _LOG.warning(words, action="no_own_address")
+        return LOOPBACK

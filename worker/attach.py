@@ -8,7 +8,9 @@ are detached: they live on when the line breaks.
 import os
 import platform
 import select
+import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -31,13 +33,13 @@ from muster.contracts.attach import (
     WatchAgent,
 )
 from muster.contracts.environ import SERVICE_ONLY, SINGLE_THREADED
-from muster.contracts.host import HostFacts
+from muster.contracts.host import FREE_LIMIT_MB, HostFacts
 from muster.contracts.interpreter import VERSION
 from muster.contracts.job import JobUid
-from muster.contracts.paths import JobFiles
+from muster.contracts.paths import DataDir, JobFiles
 from muster.contracts.rank import ProcessRecord
 from muster.host.containment import kill_job, tagged_processes
-from muster.host.files import closing, shares_directory
+from muster.host.files import closing, existing, publish_newer_address, shares_directory
 from muster.host.gpus import describe_gpus
 from muster.host.limits import ShellLimits
 from muster.host.processes import boot_id, identify, is_provably_gone, is_running, kill
@@ -72,15 +74,18 @@ def _carry_out(order: Order, limits: ShellLimits) -> None:
                 return
             if order.kills:
                 kill(agent)
+            elif order.coordinator is not None:
+                publish_newer_address(order.coordinator, _address_file(order))
             _watch(agent, lambda: None)
         case CleanHost():
             _say(HostClean(left=kill_job(order.job_uid, order.known)))
         case ProbeHost():
             is_shared = order.probe is not None and shares_directory(order.probe)
-            _say(HostProbed(facts=_facts(order.environment), is_shared=is_shared))
+            facts = _facts(order.environment, order.data_dir)
+            _say(HostProbed(facts=facts, clock=time.time(), is_shared=is_shared))
 
 
-def _facts(environment: Mapping[str, str]) -> HostFacts:
+def _facts(environment: Mapping[str, str], data_dir: str) -> HostFacts:
     """Return what there is here; `environment` is set before numpy is loaded, as for a rank."""
     os.nice(10)  # ranks may train here
     os.environ.update({**SINGLE_THREADED, **environment})
@@ -98,7 +103,12 @@ def _facts(environment: Mapping[str, str]) -> HostFacts:
         cpu_cores=len(os.sched_getaffinity(0)),
         ram_mb=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20,
         gpus=tuple(describe_gpus()),
+        disk_free_mb=_free_mb(Path(data_dir)) if data_dir else None,
     )
+
+
+def _free_mb(directory: Path) -> int:
+    return shutil.disk_usage(existing(directory)).free >> 20
 
 
 def _launch(order: LaunchAgent, limits: ShellLimits) -> None:
@@ -108,6 +118,8 @@ def _launch(order: LaunchAgent, limits: ShellLimits) -> None:
             f"{order.probe.directory} is not that of the coordinator's host: mount it there again"
         )
     files = JobFiles(Path(assignment.job_root))
+    if (free_mb := _free_mb(files.root)) < FREE_LIMIT_MB:
+        raise OSError(f"only {free_mb} MiB are free in {files.root.parents[1]}: make room there")
     claim_directory(files, JobUid(assignment.job_uid))
     owner = files.owner.stat()
     if (owner.st_ino, owner.st_mtime_ns) == order.home:
@@ -118,6 +130,8 @@ def _launch(order: LaunchAgent, limits: ShellLimits) -> None:
     files.run.mkdir(exist_ok=True)
     environ = {name: value for name, value in os.environ.items() if name not in SERVICE_ONLY}
     environ |= order.environment
+    if order.coordinator is not None:
+        publish_newer_address(order.coordinator, Path(assignment.address_file))
     with files.agent_log.open("ab") as log:
         process = start_agent(assignment, log, environ, limits)
     agent = identify(process.pid, or_zombie=True)
@@ -136,6 +150,14 @@ def _find(order: WatchAgent) -> ProcessRecord | None:
     if agent is not None and not (has_booted or is_provably_gone(agent)):
         raise OSError(f"this is {platform.node()}, where an agent of {agent.node} cannot be seen")
     return next(iter(tagged_processes(agent_tag(order.job_uid))), None)
+
+
+def _address_file(order: WatchAgent) -> Path:
+    """Return where the job's agent reads the coordinator's address. Raises OSError."""
+    for files in map(JobFiles, DataDir(Path(order.data_dir)).jobs.iterdir()):
+        if files.owner.is_file() and files.owner.read_text() == order.job_uid:
+            return files.coordinator_address
+    raise OSError(f"job {order.job_uid} has no directory in {order.data_dir}")
 
 
 def _watch(agent: ProcessRecord, reap: Callable[[], int | None]) -> None:

@@ -130,7 +130,7 @@ class CoordinatorLink:
 
     @property
     def _is_sealed(self) -> bool:
-        return bool(self._assignment.coordinators)
+        return self._assignment.is_remote
 
     def send(self, message: AgentMessage) -> None:
         """Send now or as soon as there is room; dropped without a connection."""

@@ -111,7 +111,7 @@ def storage_process(assignment: AgentAssignment, files: JobFiles) -> HelperProce
 
 def log_sender(assignment: AgentAssignment, files: JobFiles) -> HelperProcess | None:
     """Return what sends the logs of this host to that of the coordinator."""
-    if not assignment.coordinators:
+    if not assignment.is_remote:
         return None
     without_secrets = msgspec.structs.replace(assignment, shared_env={}, store_keys=None)
     return HelperProcess(

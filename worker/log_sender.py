@@ -253,13 +253,14 @@ class LogSender:
         self._is_ending = True
 
     def run(self) -> None:
-        for address in cycle(self._own.coordinators):
-            with (
-                suppress(OSError, WireError, AuthenticationFailed),
-                closing(Channel(self._own, address)) as channel,
-            ):
-                self._serve(channel)
-                return
+        fixed, file = cycle(self._own.coordinators), Path(self._own.address_file)
+        while True:
+            address = next(fixed, None) or host_files.read_coordinator_address(file)
+            with suppress(OSError, WireError, AuthenticationFailed):
+                if address is not None:
+                    with closing(Channel(self._own, address)) as channel:
+                        self._serve(channel)
+                        return
             time.sleep(RETRY_SECONDS)
 
     def _serve(self, channel: Channel) -> None:

@@ -1,29 +1,25 @@
 """Agents on another host, through a command that runs our words there, such as ssh."""
 
 import asyncio
-import os
 import secrets
 import shlex
-import signal
-import socket
-import subprocess
-import tempfile
+import time
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import structlog
+from msgspec.structs import replace
 
 from coordinator.launchers.launcher import AgentProcess, AgentValues, NotStarted
+from coordinator.launchers.line import Line
+from coordinator.launchers.ssh import SocketDirectory, SshMaster
 from muster.cluster.description import ClusterNode
 from muster.contracts.attach import (
-    REPEAT_SECONDS,
     AgentEnded,
     AgentRuns,
-    Answer,
     CleanHost,
     HostClean,
     HostProbed,
@@ -36,18 +32,14 @@ from muster.contracts.attach import (
     WatchAgent,
 )
 from muster.contracts.errors import printable
-from muster.contracts.interpreter import VERSION
-from muster.contracts.messages import AgentAssignment
-from muster.contracts.paths import JobFiles
+from muster.contracts.messages import AgentAssignment, CoordinatorAddress
+from muster.contracts.paths import DataDir, JobFiles
 from muster.contracts.rank import ProcessRecord
 from muster.host.files import remove_probe_file, write_probe_file
 from muster.host.processes import module_command
 
 READY_SECONDS: Final = 15.0
 """How long a host may take to connect, to start Python and to say that it is ready."""
-
-SILENCE_SECONDS: Final = 3 * REPEAT_SECONDS
-"""A line on which nothing comes for longer is broken."""
 
 KILL_SECONDS: Final = 10.0  # after which a kill is given up; who wants it asks again
 
@@ -62,117 +54,28 @@ was written, also if the writing was given up."""
 
 CONNECTING_LIMIT: Final = 8  # at once, to one host: sshd turns away more than ten
 
-LINE_LIMIT_BYTES: Final = 1 << 16  # of an answer, and of what a login shell prints before it
-
 _LOG: Final = structlog.get_logger("coordinator")
-_DECODER: Final[msgspec.json.Decoder[Answer]] = msgspec.json.Decoder(Answer)
-
-
-SSH: Final = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
-"""Never asks for a password. A dead connection ends after about 6 s of silence."""
-
-
-def ssh_command(node: ClusterNode) -> list[str]:
-    """Return the words that run a command on a node over SSH."""
-    alive = ("-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=3")
-    user = () if node.user is None else ("-l", node.user)
-    return [*SSH, *alive, *user, "--", node.host]
-
-
-class _Line:
-    """A client process, and the way through it to `worker.attach` on the host."""
-
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Start the client. Raises OSError."""
-        self._received = b""
-        self._ignored_bytes = 0
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed with the line
-        self._socket, theirs = socket.socketpair()
-        self._socket.setblocking(False)  # noqa: FBT003  the standard library's signature
-        with theirs:
-            try:
-                self._client = subprocess.Popen(
-                    command,
-                    stdin=theirs.fileno(),
-                    stdout=theirs.fileno(),
-                    stderr=self._errors,
-                    env=environ,
-                    start_new_session=True,  # Ctrl-C is for the coordinator
-                )
-            except OSError:
-                self._errors.close()
-                self._socket.close()
-                raise
-
-    async def give(self, order: Order) -> None:
-        """Send the order. Raises OSError if the line is broken."""
-        content = msgspec.json.encode(order) + b"\n"
-        await asyncio.get_running_loop().sock_sendall(self._socket, content)
-
-    async def answer(self) -> Answer | None:
-        """Return the next answer; None if the line is broken, or silent for too long."""
-        with suppress(TimeoutError, OSError):
-            async with asyncio.timeout(SILENCE_SECONDS):
-                while True:
-                    line, end, rest = self._received.partition(b"\n")
-                    if end:
-                        self._received = rest
-                        with suppress(msgspec.DecodeError):  # a login shell may print something
-                            return _DECODER.decode(line)
-                        self._ignored_bytes += len(line) + 1
-                    elif not await self._receive():
-                        return None
-                    if self._ignored_bytes > LINE_LIMIT_BYTES:
-                        return None
-        return None
-
-    async def _receive(self) -> bool:
-        await asyncio.sleep(0)  # what follows does not let others run while there is data
-        data = await asyncio.get_running_loop().sock_recv(self._socket, LINE_LIMIT_BYTES)
-        self._received += data
-        return bool(data) and len(self._received) < 2 * LINE_LIMIT_BYTES
-
-    async def problem(self) -> str:
-        """Wait until the host is ready; return why it takes no order, "" if it does."""
-        answer = await self.answer()
-        if self._ignored_bytes > LINE_LIMIT_BYTES:
-            return "its login shell prints too much: let it print nothing if it is not interactive"
-        if not isinstance(answer, HostReady):
-            return self.last_error()
-        if answer.version != VERSION:
-            return f"it has Muster {answer.version}: install {VERSION} there, as here"
-        return ""
-
-    def last_error(self) -> str:
-        """Return the last line that the client wrote to its standard error."""
-        size = os.fstat(self._errors.fileno()).st_size
-        end = os.pread(self._errors.fileno(), 2000, max(0, size - 2000)).decode(errors="replace")
-        return printable(next(iter(end.strip().splitlines()[-1:]), "it wrote no error"))
-
-    def close(self) -> None:
-        """End the client; what it has started on the host runs on."""
-        self._socket.close()
-        if self._client.returncode is None:  # not reaped, so the number is still its own
-            # The whole group: a shell would leave its command behind.
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._client.pid, signal.SIGKILL)
-            self._client.wait()
-        self._errors.close()
 
 
 class CommandLauncher:
     """Agents on a host where our checkout and interpreter have the same paths as here."""
 
     def __init__(
-        self, host: str, command: Sequence[str] | None, environ: Mapping[str, str]
+        self,
+        host: str,
+        command: Sequence[str] | SshMaster | None,
+        environ: Mapping[str, str],
+        data_dir: str = "",
     ) -> None:
-        """`command` runs the words that follow it on the host: ``["ssh", "user@host", "--"]``.
+        """`command` runs the words that follow it on the host, or is the connection that does.
 
         None: no way leads there. `environ` is the service's own environment, which the command gets
-        without secrets.
+        without secrets. `data_dir` has the same path on the host as here.
         """
         self._host = host
-        self._command = command and [*command, *module_command("worker.attach")]
+        self._master = command if isinstance(command, SshMaster) else None
+        self._command = command.by_hand if isinstance(command, SshMaster) else command
+        self._data_dir = data_dir
         self._values = AgentValues(environ)
         self._connecting = asyncio.Semaphore(CONNECTING_LIMIT)
         self._watching: set[asyncio.Task[int | None]] = set()
@@ -185,6 +88,9 @@ class CommandLauncher:
         with suppress(OSError):
             owner = JobFiles(Path(assignment.job_root)).owner.stat()
             home = owner.st_ino, owner.st_mtime_ns
+        if self._master is not None and self._master.home is not None:
+            address_file = str(JobFiles(Path(assignment.job_root)).coordinator_address)
+            complete = replace(complete, address_file=address_file, is_forwarded=True)
         with ExitStack() as opened:
             async with probe_file(assignment.shared_dir) as probe:
                 order = LaunchAgent(
@@ -201,10 +107,11 @@ class CommandLauncher:
             opened.pop_all()
         # Without an answer it may run nevertheless: only the host can tell.
         record = answer.process if isinstance(answer, AgentRuns) else None
-        return self._watched(WatchAgent(job_uid=assignment.job_uid, process=record), line)
+        watch = WatchAgent(job_uid=assignment.job_uid, process=record, data_dir=self._data_dir)
+        return self._watched(watch, line)
 
     async def adopt(self, job_uid: str, record: ProcessRecord | None) -> AgentProcess | None:
-        return self._watched(WatchAgent(job_uid=job_uid, process=record))
+        return self._watched(WatchAgent(job_uid=job_uid, process=record, data_dir=self._data_dir))
 
     async def kill(self, agent: AgentProcess) -> None:
         order = WatchAgent(job_uid=agent.job_uid, process=agent.record, kills=True)
@@ -224,18 +131,19 @@ class CommandLauncher:
         if isinstance(answer, HostClean) and answer.left:
             self._note(f"{answer.left} processes or cgroups survive SIGKILL on {self._host}")
 
-    async def probe(self, directory: Path | None = None) -> HostProbed:
+    async def probe(self, shared: Path | None = None) -> HostProbed:
         """Return what the host says about itself, and whether it shares a directory with us.
 
         Raises `NotStarted`, and OSError if nothing can be written into the directory.
         """
-        async with probe_file(directory) as probe:
-            order = ProbeHost(environment=self._values.given, probe=probe)
+        async with probe_file(shared) as probe:
+            order = ProbeHost(environment=self._values.given, probe=probe, data_dir=self._data_dir)
             with closing(await self._give(order)) as line:
                 answer = await line.answer()
                 why = line.last_error()
-        if isinstance(answer, HostProbed):
-            return answer
+        if isinstance(answer, HostProbed) and answer.facts is not None:
+            offset = round(answer.clock - time.time(), 1)
+            return replace(answer, facts=replace(answer.facts, clock_offset_seconds=offset))
         if isinstance(answer, OrderFailed):
             why = printable(answer.message)
         raise NotStarted(f"{self._host} did not answer what it has: {why}")
@@ -247,8 +155,10 @@ class CommandLauncher:
         """Watch no longer; agents run on."""
         for task in self._watching:
             task.cancel()
+        if self._master is not None:
+            self._master.close()
 
-    def _watched(self, order: WatchAgent, line: _Line | None = None) -> AgentProcess:
+    def _watched(self, order: WatchAgent, line: Line | None = None) -> AgentProcess:
         """Return an agent that is watched through a line on which the host answers already."""
 
         async def watch() -> int | None:
@@ -263,7 +173,7 @@ class CommandLauncher:
         return AgentProcess(job_uid=order.job_uid, record=order.process, ended=ended)
 
     async def _insist(
-        self, order: WatchAgent | CleanHost, line: _Line | None = None
+        self, order: WatchAgent | CleanHost, line: Line | None = None
     ) -> AgentEnded | HostClean:
         """Give an order again and again until it has its last answer."""
         pause_seconds = FIRST_PAUSE_SECONDS
@@ -274,7 +184,7 @@ class CommandLauncher:
                         case AgentEnded() | HostClean():
                             return answer
                         case AgentRuns():
-                            order = WatchAgent(job_uid=order.job_uid, process=answer.process)
+                            order = replace(order, process=answer.process)
                             pause_seconds, self._problem = FIRST_PAUSE_SECONDS, ""
                         case OrderFailed():
                             self._note(f"{self._host}: {answer.message}")
@@ -284,7 +194,7 @@ class CommandLauncher:
             await asyncio.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, LAST_PAUSE_SECONDS)
 
-    async def _give(self, order: Order) -> _Line:
+    async def _give(self, order: Order) -> Line:
         """Return a line on which the order was given. Raises `NotStarted`, which is noted."""
         if self._command is None:
             message = f"{self._host} is not in the cluster any more: add it again, or stop its jobs"
@@ -293,19 +203,29 @@ class CommandLauncher:
         async with self._connecting:
             with ExitStack() as opened:
                 try:
-                    line = opened.enter_context(closing(_Line(self._command, self._values.environ)))
                     async with asyncio.timeout(READY_SECONDS):
-                        why = await line.problem()
+                        why = await self._master.open() if self._master is not None else ""
                         if not why:
-                            await line.give(order)
+                            line = opened.enter_context(closing(self._start_client()))
+                            if isinstance(order, LaunchAgent | WatchAgent) and self._master:
+                                order = replace(order, coordinator=self._master.address)
+                            if not (why := await line.problem()):
+                                await line.give(order)
                 except (TimeoutError, OSError) as error:
                     why = str(error) or f"no answer within {READY_SECONDS:g} s"
                 if why:
-                    what = f"{self._host} cannot be used: `{shlex.join(self._command)}` failed"
-                    self._note(f"{what}: {why}")
-                    raise NotStarted(f"{what}: {why}")
+                    by_hand = shlex.join([*self._command, "true"])
+                    message = f"{self._host} cannot be used: {why}; try `{by_hand}`"
+                    self._note(message)
+                    raise NotStarted(message)
                 opened.pop_all()
         return line
+
+    def _start_client(self) -> Line:
+        words = module_command("worker.attach")
+        if self._master is not None:
+            return self._master.line(words)
+        return Line([*(self._command or ()), *words], self._values.environ)
 
     def _note(self, problem: str) -> None:
         """Log a problem that is new since an agent there was last heard of."""
@@ -333,12 +253,28 @@ async def probe_file(directory: Path | str | None) -> AsyncIterator[ProbeFile | 
 class CommandLaunchers(dict[str, CommandLauncher]):
     """The launchers of a cluster's other nodes by name."""
 
-    def __init__(self, nodes: Iterable[ClusterNode], environ: Mapping[str, str]) -> None:
-        super().__init__(
-            (node.name, CommandLauncher(node.name, ssh_command(node), environ)) for node in nodes
-        )
+    def __init__(
+        self,
+        nodes: Iterable[ClusterNode],
+        environ: Mapping[str, str],
+        data: DataDir,
+        home: CoordinatorAddress | None = None,
+    ) -> None:
+        """`home` is where SSH connections lead agents that know no address of this host."""
+        super().__init__()
         self._environ = environ
+        self._sockets = SocketDirectory(data.ssh_sockets)
+        given = AgentValues(environ).environ
+        for node in nodes:
+            master = SshMaster(node, given, self._sockets, home)
+            self[node.name] = CommandLauncher(node.name, master, environ, str(data.root))
 
     def __missing__(self, host: str) -> CommandLauncher:
         # A job was there when the cluster still had it: now it is one that does not answer.
         return self.setdefault(host, CommandLauncher(host, None, self._environ))
+
+    def close(self) -> None:
+        """End all connections; agents run on."""
+        for launcher in self.values():
+            launcher.close()
+        self._sockets.close()

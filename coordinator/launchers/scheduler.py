@@ -141,7 +141,7 @@ class SchedulerProbe:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
 
-    async def probe(self, directory: Path | None = None) -> HostProbed:  # noqa: ARG002
+    async def probe(self, shared: Path | None = None) -> HostProbed:  # noqa: ARG002
         await self._scheduler.check()
         return HostProbed()
 

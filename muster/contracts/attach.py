@@ -35,6 +35,7 @@ class LaunchAgent(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     """Inode and modification time (ns) of what marks the job's directory on the coordinator's host.
     Agents of two hosts in one directory would take each other for successors."""
     probe: ProbeFile | None = None  # of the directory in which the job saves, if hosts share it
+    coordinator: CoordinatorAddress | None = None  # to be written into the agent's address file
 
 
 class JoinOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +75,8 @@ class WatchAgent(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
     job_uid: str
     process: ProcessRecord | None  # None if it is known by the job alone
     kills: bool = False  # end it first
+    coordinator: CoordinatorAddress | None = None  # tell it, by the file in its job's directory
+    data_dir: str = ""
 
 
 class CleanHost(msgspec.Struct, frozen=True, kw_only=True, tag="clean"):
@@ -88,6 +91,7 @@ class ProbeHost(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
 
     environment: dict[str, str] = {}  # that agents would get
     probe: ProbeFile | None = None
+    data_dir: str = ""  # where agents would write
 
 
 Order: TypeAlias = LaunchAgent | WatchAgent | CleanHost | ProbeHost
@@ -113,6 +117,7 @@ class HostClean(msgspec.Struct, frozen=True, kw_only=True, tag="clean"):
 
 class HostProbed(msgspec.Struct, frozen=True, kw_only=True, tag="probed"):
     facts: HostFacts | None = None  # None: of a scheduler
+    clock: float = 0.0  # seconds since the epoch
     is_shared: bool = False  # the directory of the probe file
 
 

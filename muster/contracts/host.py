@@ -1,10 +1,15 @@
 """Facts that a host reports, and how hosts that differ can compute the same bits."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
+
+FREE_LIMIT_MB: Final = 64
+"""An agent is not started with less room for its logs."""
+
+CLOCK_LIMIT_SECONDS: Final = 5.0
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,6 +27,21 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     cpu_cores: Annotated[int, Meta(description="Logical processors that a rank may use.")]
     ram_mb: Annotated[int, Meta(description="Main memory, in MiB.")]
     gpus: Annotated[tuple[str, ...], Meta(description="As nvidia-smi -L shows them.")]
+    disk_free_mb: Annotated[
+        int | None, Meta(description="Free in its data directory, in MiB; null: not known.")
+    ] = None
+    clock_offset_seconds: Annotated[
+        float, Meta(description="By which its clock is ahead of the coordinator's.")
+    ] = 0.0
+
+    def warnings(self) -> Iterator[str]:
+        """Yield what a person should mend there, in sentences."""
+        if self.disk_free_mb is not None and self.disk_free_mb < FREE_LIMIT_MB:
+            yield f"{self.disk_free_mb} MiB are free in its data directory: make room there"
+        if abs(seconds := self.clock_offset_seconds) > CLOCK_LIMIT_SECONDS:
+            side = "ahead" if seconds > 0 else "behind"
+            words = f"its clock is {abs(seconds):.0f} s {side}, as the times of its logs are"
+            yield f"{words}: run `timedatectl set-ntp true` there"
 
     @property
     def processor(self) -> str:

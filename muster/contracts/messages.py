@@ -433,6 +433,8 @@ class CoordinatorAddress(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     port: int
+    number: tuple[int, int] = (0, 0)
+    """Of the port that SSH forwards: the coordinator's epoch, and which connection it is."""
 
 
 class AdoptedRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -464,6 +466,8 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     coordinators: tuple[CoordinatorAddress, ...] = ()
     """Tried in turn, with sealed connections, instead of that in the file. Each `host` is an IP
     address: the agent, which has one thread, must not wait for a name to be looked up."""
+    is_forwarded: bool = False
+    """The file names a port of this host that SSH forwards, which is sealed as well."""
     is_managed: bool  # the ranks run a managed program, so they may be forked from a prefork server
     orphan_timeout_seconds: float
     """After this long without a coordinator, ranks are asked to save and exit."""
@@ -493,6 +497,11 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Where the job's checkpoints lie, if that has to be a directory of the coordinator's host."""
     adopted: tuple[AdoptedRank, ...] = ()
     """The job's processes that live on. Any other process of the job is ended first."""
+
+    @property
+    def is_remote(self) -> bool:
+        """True for a host that is not the coordinator's: connections are sealed, logs sent home."""
+        return self.is_forwarded or bool(self.coordinators)
 
 
 # What a coordinator sends to its fork server

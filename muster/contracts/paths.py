@@ -115,6 +115,10 @@ class JobFiles:
         return self.run / "agent.log"
 
     @property
+    def coordinator_address(self) -> Path:
+        return self.run / "coordinator.json"  # of an agent that reaches it through SSH
+
+    @property
     def storage_log(self) -> Path:
         return self.run / "storage.log"
 
@@ -157,6 +161,10 @@ class DataDir:
     @property
     def coordinator_address(self) -> Path:
         return self.root / "coordinator.json"
+
+    @property
+    def ssh_sockets(self) -> Path:
+        return self.root / "ssh"
 
     @property
     def disk_reserve(self) -> Path:

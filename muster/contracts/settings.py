@@ -72,7 +72,8 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
         Variable(
             "MUSTER_AGENT_ADDRESS",
             "`address:port` where agents of other hosts reach the coordinator. Their connections "
-            "are encrypted, and each agent proves that this service started it.",
+            "are encrypted, and each agent proves that this service started it. Without it they "
+            "come through the SSH connections that start them.",
         ),
     ] = None
     slots: Annotated[

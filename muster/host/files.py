@@ -89,6 +89,30 @@ def read_coordinator_address(file: Path) -> CoordinatorAddress | None:
         return None
 
 
+def publish_address(address: CoordinatorAddress, path: Path) -> None:
+    """Replace the address file atomically. It need not survive a power cut: no agent does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.touch(mode=0o600)
+    temporary.write_bytes(msgspec.json.encode(address))
+    temporary.replace(path)
+
+
+def publish_newer_address(address: CoordinatorAddress, path: Path) -> None:
+    """Publish an address on another host than the coordinator's. Raises OSError.
+
+    The order of one that was replaced, or of its last connection, may come late.
+    """
+    known = read_coordinator_address(path)
+    if known is None or known.number <= address.number:
+        publish_address(address, path)
+
+
+def existing(directory: Path) -> Path:
+    """Return the directory, or its nearest parent that exists."""
+    return next(place for place in (directory, *directory.parents) if place.exists())
+
+
 def write_probe_file(probe: ProbeFile) -> None:
     """Put a file into a directory, which is created if it is missing. Raises OSError."""
     directory = Path(probe.directory)

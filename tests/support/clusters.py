@@ -69,7 +69,10 @@ class ClusterInstallation(Installation):
         own: Sequence[Mapping[str, str]] = (),
         **environment: str,
     ) -> None:
-        """`own` are variables that the hosts themselves set, in the order of `machines`."""
+        """`own` are variables that the hosts themselves set, in the order of `machines`.
+
+        With an empty `MUSTER_AGENT_ADDRESS` agents reach the coordinator through SSH.
+        """
         self.machines = machines
         self._own = dict(zip(machines, own, strict=False))
         first, *_ = machines
@@ -89,8 +92,10 @@ class ClusterInstallation(Installation):
         api = {**self.environment, "MUSTER_DATA_DIR": str(first.directory / "data")}
         self.environment |= {
             "MUSTER_DATA_DIR": str(local / "data"),
-            "MUSTER_AGENT_ADDRESS": f"{first.address}:{AGENT_PORT}",
-            "PATH": f"{_ssh_client(root)}:{os.environ['PATH']}",
+            "MUSTER_AGENT_ADDRESS": environment.get(
+                "MUSTER_AGENT_ADDRESS", f"{first.address}:{AGENT_PORT}"
+            ),
+            "PATH": f"{ssh_client(root)}:{os.environ['PATH']}",
         }
         self.api = Service("api", root, api)
         self.coordinator = self._service("coordinator")
@@ -135,22 +140,28 @@ def cluster(
 
 
 def start_sshd(host: Host, root: Path, variables: Mapping[str, str] | None = None) -> Process:
-    """Start a real sshd, which lets in the key of `_ssh_client` and sets `variables`."""
-    Path("/run/sshd").mkdir(exist_ok=True)
-    key = host.directory / "host_key"
-    if not key.exists():
-        _make_key(key)
-    config = host.directory / "sshd_config"
-    config.write_text(
-        f"HostKey {key}\nAuthorizedKeysFile {root}/ssh/key.pub\nPasswordAuthentication no\n"
-        "UsePAM no\nStrictModes no\nPermitRootLogin yes\nPidFile none\n"
-        "ClientAliveInterval 2\nClientAliveCountMax 2\nMaxStartups 100\n"
-        + "".join(f"SetEnv {name}={value}\n" for name, value in (variables or {}).items())
-    )
+    """Start a real sshd, which lets in the key of `ssh_client` and sets `variables`."""
+    lines = "".join(f"SetEnv {name}={value}\n" for name, value in (variables or {}).items())
+    config = sshd_config(host.directory, root, lines)
     return host.start([str(SSHD), "-D", "-e", "-f", str(config)], cwd=root)
 
 
-def _ssh_client(root: Path) -> Path:
+def sshd_config(directory: Path, root: Path, lines: str) -> Path:
+    """Write the configuration of an sshd, with a key of its own; `lines` come first, and win."""
+    Path("/run/sshd").mkdir(exist_ok=True)
+    key = directory / "host_key"
+    if not key.exists():
+        _make_key(key)
+    config = directory / "sshd_config"
+    config.write_text(
+        f"{lines}\nHostKey {key}\nAuthorizedKeysFile {root}/ssh/key.pub\n"
+        "PasswordAuthentication no\nUsePAM no\nStrictModes no\nPermitRootLogin yes\n"
+        "PidFile none\nClientAliveInterval 2\nClientAliveCountMax 2\nMaxStartups 100\n"
+    )
+    return config
+
+
+def ssh_client(root: Path) -> Path:
     """Return the directory of an ``ssh`` that uses its own key and configuration."""
     directory = root / "ssh"
     directory.mkdir(exist_ok=True)
@@ -177,7 +188,7 @@ def _description(machines: Sequence[Host], slots: int) -> str:
         transport = "ssh" if number else "local"
         lines += [
             f"  - name: {host.name}",
-            f"    host: {host.address}",
+            f"    host: {host.address if number else 'localhost'}",
             f"    transport: {transport}",
             f"    slots: {slots}",
             "    max_adapters: 8",

@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +23,11 @@ from database.records import AgentRecord
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.interpreter import VERSION
 from muster.contracts.job import JobUid
-from muster.contracts.messages import AgentAssignment
-from muster.contracts.paths import JobFiles
+from muster.contracts.messages import AgentAssignment, CoordinatorAddress
+from muster.contracts.paths import DataDir, JobFiles
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.settings import ServiceSettings
+from muster.host.files import publish_newer_address, read_coordinator_address
 from muster.host.processes import boot_id, descendants, environment_of
 from muster.runtime.archive import claim_directory
 from muster.runtime.secrets import SecretStore
@@ -142,7 +144,10 @@ def test_only_a_host_that_answers_tells_of_an_agent(
     ("script", "why"),
     [
         ("exec /nowhere/ssh", "/nowhere/ssh: not found"),
-        ("echo hello; echo first >&2; echo no route >&2; exit 255", "failed: no route"),
+        (
+            "echo hello; echo first >&2; echo no route >&2; exit 255",
+            "cannot be used: no route; try",
+        ),
         ("exit 1", "it wrote no error"),
         ("exec yes", "its login shell prints too much"),
         ("""echo Hello; echo '{"type":"ready","version":"0.0.1"}'""", "it has Muster 0.0.1"),
@@ -154,8 +159,8 @@ def test_a_failed_start_says_where_and_why(
 ) -> None:
     monkeypatch.setattr(remote, "READY_SECONDS", 0.5)
     message = refusal(tmp_path, "sh", "-c", script)
-    assert message.startswith("elsewhere cannot be used: `sh -c ")
-    assert shlex.quote(script) in message
+    assert message.startswith("elsewhere cannot be used: ")
+    assert message.endswith(f"; try `sh -c {shlex.quote(script)} true`")
     assert why in message
 
 
@@ -193,7 +198,7 @@ def test_a_silent_host_delays_no_other(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_host_that_the_cluster_has_no_more_does_not_answer(tmp_path: Path) -> None:
     async def check() -> None:
         scene = Scene(tmp_path)
-        launchers = CommandLaunchers([], ENVIRON)
+        launchers = CommandLaunchers([], ENVIRON, DataDir(tmp_path))
         agent = await launchers["gpu-box"].adopt("uid", None)
         assert agent is not None
         await launchers["gpu-box"].kill(agent)
@@ -227,7 +232,7 @@ def test_a_probe_is_told_what_a_rank_would_find() -> None:
 
 
 def test_a_host_that_does_not_answer_a_probe_is_named() -> None:
-    with pytest.raises(NotStarted, match=r"elsewhere cannot be used: .* failed: no route"):
+    with pytest.raises(NotStarted, match=r"elsewhere cannot be used: no route; try"):
         asyncio.run(
             CommandLauncher("elsewhere", ["sh", "-c", "echo no route >&2"], ENVIRON).probe()
         )
@@ -253,6 +258,47 @@ def test_an_agent_needs_the_shared_directory(tmp_path: Path) -> None:
 
     asyncio.run(check())
     elsewhere.power_off()
+
+
+@needs_hosts(network=False)
+def test_an_agent_needs_some_room_on_its_disk(tmp_path: Path) -> None:
+    elsewhere = Host("elsewhere", tmp_path)
+    elsewhere.run("mount", "-t", "tmpfs", "-o", "size=32m", "none", str(elsewhere.local))
+
+    async def check() -> None:
+        data_dir = str(elsewhere.local)
+        by = CommandLauncher("elsewhere", elsewhere.prefix, ENVIRON, data_dir)
+        async with Scene(elsewhere.local / "jobs", local) as scene:
+            probed = await by.probe()
+            assert probed.facts.disk_free_mb == 32
+            assert "make room there" in " ".join(probed.facts.warnings())
+            with pytest.raises(NotStarted, match="elsewhere cannot start it: only 32 MiB are free"):
+                await by.start(scene.assignment())
+
+    asyncio.run(check())
+    elsewhere.power_off()
+
+
+def test_a_clock_that_differs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote.time, "time", lambda: time.monotonic() - 100)
+    probed = asyncio.run(CommandLauncher("elsewhere", ["env"], ENVIRON).probe())
+    assert "s ahead, as the times of its logs are" in " ".join(probed.facts.warnings())
+
+
+def test_an_older_connection_does_not_change_the_address(tmp_path: Path) -> None:
+    file = tmp_path / "coordinator.json"
+    older, newer, next_epoch = (
+        CoordinatorAddress(host="127.0.0.1", port=port, number=number)
+        for port, number in ((1, (3, 4)), (2, (3, 5)), (3, (4, 1)))
+    )
+    for told, kept in (
+        (newer, newer),
+        (older, newer),
+        (next_epoch, next_epoch),
+        (newer, next_epoch),
+    ):
+        publish_newer_address(told, file)
+        assert read_coordinator_address(file) == kept
 
 
 def test_a_rank_elsewhere_may_live() -> None:

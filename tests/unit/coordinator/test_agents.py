@@ -16,7 +16,7 @@ from coordinator.agents import (
     HELLO_LIMIT_BYTES,
     AgentServer,
     keep_address_published,
-    publish_address,
+    listen,
 )
 from muster.contracts.interpreter import VERSION
 from muster.contracts.job import JobUid
@@ -45,7 +45,7 @@ from muster.contracts.wire import (
     frame,
     frame_length,
 )
-from muster.host.files import read_coordinator_address
+from muster.host.files import publish_address, read_coordinator_address
 from muster.host.peers import normalize_address, uid_of_connection
 from tests.support.strangers import STRANGER, needs_root, socket_of
 
@@ -335,6 +335,30 @@ def test_a_sealed_agent_can_talk_both_ways() -> None:
             assert await agent.hears(1) == [ORDER]
 
     play(story)
+
+
+def test_what_ssh_forwards_has_to_be_sealed() -> None:
+    """Anybody on the host at its other end may connect there."""
+
+    async def told() -> None:
+        notebook = Notebook()
+        server = AgentServer(epoch=5, listener=notebook)
+        forwarded = listen("127.0.0.1", 0)
+        await server.start(forwarded)
+        stage = Stage(server, notebook, forwarded.getsockname()[1])
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                async with stage.peer() as stranger:
+                    stranger.sends(HELLO)
+                    assert await stranger.is_hung_up_on() == []
+                async with stage.peer() as agent:
+                    await agent.gets_keys()
+                    agent.sends(HELLO)
+                    assert await agent.hears(1) == [Welcome(epoch=5)]
+        finally:
+            await server.stop()
+
+    asyncio.run(told())
 
 
 @pytest.mark.parametrize("first", [HELLO, REQUEST])

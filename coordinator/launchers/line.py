@@ -1,0 +1,125 @@
+"""A line to a host: a client process, such as ssh, that runs our words there."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from muster.contracts.attach import REPEAT_SECONDS, Answer, HostReady, Order
+from muster.contracts.errors import printable
+from muster.contracts.interpreter import VERSION
+
+SILENCE_SECONDS: Final = 3 * REPEAT_SECONDS
+"""A line on which nothing comes for longer is broken."""
+
+LINE_LIMIT_BYTES: Final = 1 << 16  # of an answer, and of what a login shell prints before it
+
+_DECODER: Final[msgspec.json.Decoder[Answer]] = msgspec.json.Decoder(Answer)
+
+
+class Line:
+    """A client process, and the way through it to `worker.attach` on the host."""
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Start the client. Raises OSError."""
+        self._received = b""
+        self._ignored_bytes = 0
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed with the line
+        self._socket, theirs = socket.socketpair()
+        self._socket.setblocking(False)  # noqa: FBT003  the standard library's signature
+        with theirs:
+            try:
+                self._client = subprocess.Popen(
+                    command,
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=self._errors,
+                    env=environ,
+                    start_new_session=True,  # Ctrl-C is for the coordinator
+                )
+            except OSError:
+                self._errors.close()
+                self._socket.close()
+                raise
+
+    async def give(self, order: Order | HostReady) -> None:
+        """Send an order. Raises OSError if the line is broken."""
+        content = msgspec.json.encode(order) + b"\n"
+        await asyncio.get_running_loop().sock_sendall(self._socket, content)
+
+    async def answer(self) -> Answer | None:
+        """Return the next answer; None if the line is broken, or silent for too long."""
+        with suppress(TimeoutError, OSError):
+            async with asyncio.timeout(SILENCE_SECONDS):
+                while (text := await self.read()) is not None:
+                    with suppress(msgspec.DecodeError):  # a login shell may print something
+                        return _DECODER.decode(text)
+                    self._ignored_bytes += len(text) + 1
+                    if self._ignored_bytes > LINE_LIMIT_BYTES:
+                        return None
+        return None
+
+    async def read(self) -> bytes | None:
+        """Return the next line of text; None at the end. Raises OSError."""
+        while b"\n" not in self._received:
+            if not await self._receive():
+                return None
+        text, _, self._received = self._received.partition(b"\n")
+        return text
+
+    async def ended(self) -> None:
+        """Return once the client has ended; what it prints until then is ignored."""
+        with suppress(OSError):
+            while await self._receive():
+                self._received = b""
+
+    async def _receive(self) -> bool:
+        await asyncio.sleep(0)  # what follows does not let others run while there is data
+        data = await asyncio.get_running_loop().sock_recv(self._socket, LINE_LIMIT_BYTES)
+        self._received += data
+        return bool(data) and len(self._received) < 2 * LINE_LIMIT_BYTES
+
+    async def problem(self) -> str:
+        """Wait until the host is ready; return why it takes no order, "" if it does."""
+        answer = await self.answer()
+        if self._ignored_bytes > LINE_LIMIT_BYTES:
+            return "its login shell prints too much: let it print nothing if it is not interactive"
+        if not isinstance(answer, HostReady):
+            why = self.last_error()
+            is_missing = sys.executable in why or "No module named" in why
+            return why + f": install Muster {VERSION} there, under the same path" * is_missing
+        if answer.version != VERSION:
+            return f"it has Muster {answer.version}: install {VERSION} there, as here"
+        return ""
+
+    def errors(self) -> str:
+        """Return the end of what the client wrote to its standard error."""
+        size = os.fstat(self._errors.fileno()).st_size
+        return os.pread(self._errors.fileno(), 2000, max(0, size - 2000)).decode(errors="replace")
+
+    def last_error(self) -> str:
+        """Return the last line of it."""
+        return printable(next(iter(self.errors().strip().splitlines()[-1:]), "it wrote no error"))
+
+    def hang_up(self) -> None:
+        """Break the line: its reader finds the end."""
+        with suppress(OSError):  # it is closed
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the client; what it has started on the host runs on."""
+        self._socket.close()
+        if self._client.returncode is None:  # not reaped, so the number is still its own
+            # The whole group: a shell would leave its command behind.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._client.pid, signal.SIGKILL)
+            self._client.wait()
+        self._errors.close()

@@ -1,0 +1,172 @@
+"""One SSH connection a host: the master through which all orders go, and agents come home.
+
+OpenSSH does the work (ControlMaster), with the user's configuration, keys and jump hosts. An order
+takes a session of the master, which needs no handshake. Where the host allows no more of them, or
+the master has just ended, ssh connects anew for it.
+
+The master runs ``cat`` on the host, and its input is a socket of ours: it ends when we do, however
+that is.
+"""
+
+import asyncio
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import Final
+from weakref import WeakSet
+
+from coordinator.launchers.line import Line
+from muster.cluster.description import ClusterNode
+from muster.contracts.attach import HostReady
+from muster.contracts.interpreter import VERSION
+from muster.contracts.messages import CoordinatorAddress
+
+LOGIN_SECONDS: Final = 12.0  # ssh itself limits only what comes before its handshake
+
+_SSH: Final = (
+    *("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5"),  # never asks for a password
+    # A dead connection ends after about 6 s of silence.
+    *("-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=3"),
+    # The user's own are for the user's own sessions, which may have their ports already.
+    *("-o", "ClearAllForwardings=yes", "-o", "ControlPersist=no"),
+)
+
+_REASONS: Final = {
+    "Could not resolve": "no address of {host} is known: correct its host: in cluster.yaml",
+    "IDENTIFICATION HAS CHANGED": "its host key has changed: if it should, `ssh-keygen -R {host}`",
+    "Host key verification failed": "its host key is not known: log in by hand once",
+    "Permission denied": "it lets nobody in without a password: run `ssh-copy-id {login}`",
+    "Connection refused": "nothing listens on its SSH port: start sshd there",
+    "banner exchange": "what listens on its SSH port does not answer: restart sshd there",
+    "timed out|No route to host|unreachable": "it does not answer: is it on, and host: right?",
+    "remote port forwarding failed": "it forwards no port: set AllowTcpForwarding yes in its "
+    "sshd_config, or MUSTER_AGENT_ADDRESS here",
+}
+"""What we say for what ssh says."""
+
+
+class SocketDirectory:
+    """Where the control sockets of this coordinator are; those of earlier ones are removed."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._made: tempfile.TemporaryDirectory[str] | None = None
+        self._descriptor = -1
+        self.count = 0
+
+    def new_socket(self) -> Path:
+        """Return a path that no socket has had, as short as ssh needs it. Raises OSError."""
+        if self._made is None:
+            shutil.rmtree(self._root, ignore_errors=True)
+            self._root.mkdir(parents=True)
+            self._made = tempfile.TemporaryDirectory(dir=self._root)
+            self._descriptor = os.open(self._made.name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.count += 1
+        return Path(f"/proc/{os.getpid()}/fd/{self._descriptor}/{self.count}")
+
+    def close(self) -> None:
+        """Remove it. The descriptor stays: paths with its number are still in use."""
+        if self._made is not None:
+            self._made.cleanup()
+
+
+class SshMaster:
+    """The connection to one host; it is opened by the first order, and again once it has ended."""
+
+    def __init__(
+        self,
+        node: ClusterNode,
+        environ: Mapping[str, str],
+        sockets: SocketDirectory,
+        home: CoordinatorAddress | None,
+    ) -> None:
+        """`home` is where connections are forwarded to; None if agents reach us without that."""
+        user = () if node.user is None else ("-l", node.user)
+        self._host = (*user, "--", node.host)
+        self._login = node.host if node.user is None else f"{node.user}@{node.host}"
+        self._environ = environ
+        self._sockets = sockets
+        self._socket = Path()
+        self.home = home
+        self._opening: asyncio.Task[str] | None = None
+        self._ended: asyncio.Task[None] | None = None
+        self._lines: WeakSet[Line] = WeakSet()
+        self.by_hand = ["ssh", "-o", "BatchMode=yes", self._login]  # for a person
+        self.address: CoordinatorAddress | None = None
+        """Where agents on the host reach us through this connection."""
+
+    async def open(self) -> str:
+        """Connect unless we are; return why that is not possible, "" if it is."""
+        if self._ended is not None and not self._ended.done():
+            return ""
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.get_running_loop().create_task(self._open())
+        return await asyncio.shield(self._opening)  # others wait for it, too
+
+    def line(self, command: Sequence[str]) -> Line:
+        """Run a command on the host. Raises OSError.
+
+        The line breaks with the connection, also if ssh has made another one for it: the agent has
+        to hear of our next address.
+        """
+        line = Line([*self._words("ControlMaster=no"), *command], self._environ)
+        self._lines.add(line)
+        return line
+
+    def close(self) -> None:
+        for task in (self._opening, self._ended):
+            if task is not None:
+                task.cancel()
+
+    def _words(self, control: str) -> list[str]:
+        return [*_SSH, "-o", control, "-o", f"ControlPath={self._socket}", *self._host]
+
+    async def _open(self) -> str:
+        with ExitStack() as opened:
+            try:
+                self._socket = self._sockets.new_socket()
+                master = Line([*self._words("ControlMaster=yes"), "cat"], self._environ)
+                opened.callback(self._end, master)
+                async with asyncio.timeout(LOGIN_SECONDS):
+                    await master.give(HostReady(version=VERSION))  # cat gives it back
+                    why = await master.problem() or await self._forward()
+            except TimeoutError:
+                return f"it did not let us in within {LOGIN_SECONDS:g} s"
+            except OSError as error:
+                return str(error)
+            if why:
+                said = f"{master.errors()}\n{why}"
+                known = [it for pattern, it in _REASONS.items() if re.search(pattern, said)]
+                return known[0].format(host=self._host[-1], login=self._login) if known else why
+            self._ended = asyncio.get_running_loop().create_task(master.ended())
+            end = opened.pop_all().close
+            self._ended.add_done_callback(lambda _: end())
+        return ""
+
+    async def _forward(self) -> str:
+        """Have the host forward a free port of its own to us; return why it does not."""
+        if self.home is None:
+            return ""
+        # The answer is its output. On the master's command line it would be a remark among errors.
+        where = f"{self.home.host}:0:{self.home.host}:{self.home.port}"
+        words = ["ssh", "-F", "none", "-o", f"ControlPath={self._socket}", "-O", "forward", "-R"]
+        with closing(Line([*words, where, *self._host], self._environ)) as line:
+            port = await line.read()
+            if port is None or not port.isdigit():
+                return line.last_error()
+        number = self.home.number[0], self._sockets.count
+        self.address = CoordinatorAddress(host=self.home.host, port=int(port), number=number)
+        return ""
+
+    def _end(self, master: Line) -> None:
+        """Break all that went through a connection that has ended."""
+        master.close()
+        with suppress(OSError):
+            self._socket.unlink(missing_ok=True)
+        for line in list(self._lines):
+            line.hang_up()
+        self._lines.clear()

@@ -1,0 +1,227 @@
+"""The SSH connections of a coordinator: agents come home through them, and they end with it."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from coordinator.launchers.launcher import NotStarted
+from coordinator.launchers.remote import CommandLaunchers
+from coordinator.launchers.ssh import SocketDirectory
+from muster.cluster.description import ClusterNode
+from muster.contracts.messages import CoordinatorAddress
+from muster.contracts.paths import DataDir, JobFiles
+from muster.host.files import read_coordinator_address
+from muster.host.processes import descendants
+from stress.frozen_hosts import command_of
+from tests.support.clusters import (
+    SSHD,
+    ClusterInstallation,
+    cluster,
+    needs_cluster,
+    ssh_client,
+    sshd_config,
+)
+from tests.support.installation import await_value, pids
+from tests.support.launchers import ENVIRON, Scene, agents_of
+
+pytestmark = [needs_cluster(), pytest.mark.timeout(120)]
+
+MASTER = "ControlMaster=yes"
+
+
+def clients(installation: ClusterInstallation, kind: str = "/ssh -F ") -> dict[int, str]:
+    """Return the ssh processes on the coordinator's host."""
+    here, *_ = installation.machines
+    found = {pid: command_of(pid) for pid in here.processes()}
+    return {pid: words for pid, words in found.items() if kind in words}
+
+
+def wait_until_heard(installation: ClusterInstallation, job_id: str) -> dict[str, object]:
+    """Return the job once all of its ranks were heard after this call."""
+    began = time.monotonic()
+
+    def is_heard(seen: dict[str, list[dict[str, float]]]) -> bool:
+        ages = [it["last_heartbeat_age_seconds"] for it in seen["workers"]]
+        return max(ages) < time.monotonic() - began - 1.0
+
+    return installation.wait_until(job_id, is_heard)
+
+
+def test_agents_come_home_through_ssh(tmp_path: Path) -> None:
+    with cluster(tmp_path, MUSTER_AGENT_ADDRESS="") as installation:
+        job_id = installation.submit(
+            mode="synchronous", world_size=6, min_workers=6, epochs=60, sleep_sec=0.02
+        )
+        before = installation.wait_until(job_id, lambda seen: seen["step"] > 3)
+        masters = clients(installation, MASTER)
+        assert len(masters) == 2
+        logs = [host.log for host in installation.machines[1:]]
+        assert [log.read_text().count("Accepted publickey") for log in logs] == [1, 1]
+        for pid in masters:
+            os.kill(pid, signal.SIGKILL)
+        await_value(
+            lambda: len(set(clients(installation, MASTER)) - set(masters)) == 2,
+            lambda: f"{clients(installation)}",
+        )
+        wait_until_heard(installation, job_id)
+        installation.coordinator.end(signal.SIGKILL)
+        await_value(lambda: not clients(installation), lambda: f"{clients(installation)}")
+        installation.coordinator.start()
+        adopted = wait_until_heard(installation, job_id)
+        assert pids(adopted) == pids(before)
+        ended = installation.complete(job_id)
+        kinds = installation.kinds(job_id)
+        assert (ended["restarts"], kinds.count("rank_started")) == (0, 6)
+        assert "agent_lost" not in kinds
+        installation.coordinator.end(signal.SIGTERM)
+        await_value(lambda: not clients(installation), lambda: f"{clients(installation)}")
+        installation.coordinator.start()
+
+
+class Sshd:
+    """An sshd on a port of this machine, which its client calls ``gpu-box``."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._process: subprocess.Popen[bytes] | None = None
+        self._client = ssh_client(root)
+        self.home = socket.create_server(("127.0.0.1", 0))
+        self.data = DataDir(root / "data")
+
+    def start(self, lines: str = "", client: str = "") -> None:
+        with closing(socket.create_server(("127.0.0.1", 0))) as free:
+            port = free.getsockname()[1]
+        lines = f"Port {port}\nListenAddress 127.0.0.1\n{lines}"
+        config = sshd_config(self._root, self._root, lines=lines)
+        self._process = subprocess.Popen([str(SSHD), "-D", "-e", "-f", str(config)])
+        await_value(lambda: _answers(port), lambda: "no sshd")
+        self.configure(port, client)
+
+    def configure(self, port: int, client: str = "") -> None:
+        file = self._client / "config"
+        words = f"HostName 127.0.0.1\nHostKeyAlias gpu-box\nPort {port}\n{client}\n"
+        file.write_text(f"Host gpu-box\n{words}\nHost *\n{file.read_text()}")
+
+    def launchers(self, host: str = "gpu-box") -> CommandLaunchers:
+        environ = {**ENVIRON, "PATH": f"{self._client}:{os.environ['PATH']}"}
+        node = ClusterNode(name="elsewhere", host=host, user="root", transport="ssh")
+        port = self.home.getsockname()[1]
+        home = CoordinatorAddress(host="127.0.0.1", port=port, number=(7, 0))
+        return CommandLaunchers([node], environ, self.data, home)
+
+    def problem(self, host: str = "gpu-box") -> str:
+        """Return why the host cannot be used."""
+
+        async def check() -> str:
+            with closing(self.launchers(host)) as launchers:
+                with pytest.raises(NotStarted) as caught:
+                    await launchers["elsewhere"].probe()
+                return str(caught.value)
+
+        return asyncio.run(check())
+
+    def close(self) -> None:
+        self.home.close()
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+
+
+def _answers(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
+@pytest.fixture
+def sshd(tmp_path: Path) -> Iterator[Sshd]:
+    with closing(Sshd(tmp_path)) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("lines", "client", "why"),
+    [
+        ("AuthorizedKeysFile none", "", "it lets nobody in without a password: run `ssh-copy-id"),
+        ("AllowTcpForwarding no", "", "it forwards no port: set AllowTcpForwarding yes"),
+        ("", "StrictHostKeyChecking yes", "its host key is not known: log in by hand once"),
+        (
+            "",
+            "StrictHostKeyChecking yes\nUserKnownHostsFile {root}/known",
+            "its host key has changed: if it should, `ssh-keygen -R gpu-box`",
+        ),
+        ("ForceCommand exit 1", "", "it wrote no error"),
+        ("ForceCommand yes", "", "its login shell prints too much"),
+    ],
+)
+def test_what_a_host_refuses_is_a_sentence(
+    sshd: Sshd, tmp_path: Path, lines: str, client: str, why: str
+) -> None:
+    other = (tmp_path / "ssh" / "key.pub").read_text()
+    (tmp_path / "known").write_text(f"gpu-box {other}")
+    sshd.start(lines, client.format(root=tmp_path))
+    problem = sshd.problem()
+    assert problem.startswith(f"elsewhere cannot be used: {why}")
+    assert problem.endswith("; try `ssh -o BatchMode=yes root@gpu-box true`")
+
+
+def test_a_host_that_is_not_there_is_a_sentence(sshd: Sshd) -> None:
+    assert "no address of nowhere.invalid is known" in sshd.problem("nowhere.invalid")
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        sshd.configure(silent.getsockname()[1])
+        assert "what listens on its SSH port does not answer" in sshd.problem()
+    assert "nothing listens on its SSH port: start sshd there" in sshd.problem()
+
+
+def test_a_host_without_muster_is_a_sentence(sshd: Sshd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    sshd.start()
+    assert "/nowhere/python: No such file or directory: install Muster" in sshd.problem()
+
+
+def test_sockets_of_a_killed_coordinator_are_removed(tmp_path: Path) -> None:
+    first, second = SocketDirectory(tmp_path), SocketDirectory(tmp_path)
+    first.new_socket().touch()
+    path = second.new_socket()
+    path.touch()
+    assert len(str(path)) < 40, "sun_path has 108 bytes"
+    assert len(list(tmp_path.glob("*/*"))) == 1
+    first.close()  # it was only suspended
+    assert path.exists()
+    second.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_more_orders_than_sessions_are_carried_out(sshd: Sshd) -> None:
+    """Ssh connects anew for them; all agents hear of the next connection all the same."""
+    sshd.start("MaxSessions 3")
+
+    async def check() -> None:
+        with closing(sshd.launchers()) as launchers:
+            async with Scene(sshd.data.jobs, lambda: launchers["elsewhere"]) as scene:
+                by = scene.launcher()
+                given = [scene.assignment() for _ in range(4)]
+                await asyncio.gather(*(scene.start(by, it) for it in given))
+                files = [JobFiles(Path(it.job_root)).coordinator_address for it in given]
+                first = {read_coordinator_address(file) for file in files}
+                assert len(first) == 1
+                for pid in descendants(os.getpid()):
+                    if MASTER in command_of(pid):
+                        os.kill(pid, signal.SIGKILL)
+
+                def have_heard() -> bool:
+                    return {read_coordinator_address(file) for file in files}.isdisjoint(first)
+
+                await asyncio.to_thread(await_value, have_heard, lambda: f"{files}")
+                assert all(len(agents_of(it.job_uid)) == 1 for it in given)
+
+    asyncio.run(check())
