@@ -145,7 +145,7 @@ def run(directory: Path, *, build: int = 1, seed: int = 0) -> Report:
     """Kill each service once in the middle of a job of its own; `build` 0: the images exist."""
     report = Report()
     if build:
-        for image in ("api", "worker"):
+        for image in ("api", "coordinator"):
             say(f"builds muster-{image}")
             words = ("-f", f"Dockerfile.{image}", "-t", f"muster-{image}", str(ROOT))
             Cluster(directory).engine("build", *words)

@@ -67,7 +67,7 @@ def stages(image: str) -> list[str]:
     return re.split(r"(?m)^FROM ", (ROOT / f"Dockerfile.{image}").read_text())[1:]
 
 
-@pytest.mark.parametrize("image", ["api", "worker"])
+@pytest.mark.parametrize("image", ["api", "coordinator", "worker"])
 def test_image_runs_without_root_below_an_init(image: str) -> None:
     last = stages(image)[-1]
     assert "\nUSER 10001\n" in last
@@ -75,9 +75,13 @@ def test_image_runs_without_root_below_an_init(image: str) -> None:
     assert last.startswith("scratch\n"), "with the layers of no other image, so without their tools"
 
 
-def test_both_images_install_the_same() -> None:
-    assert stages("api")[:-1] == stages("worker")[:-1]
-    assert sum(stage.count("--require-hashes") for stage in stages("api")) == 1
+@pytest.mark.parametrize("image", ["coordinator", "worker"])
+def test_images_differ_in_extras_and_last_stage(image: str) -> None:
+    shared = ["\n".join(stages(it)[:-1]) for it in ("api", image)]
+    first, second = (re.sub('ARG EXTRAS=".*"', "", text) for text in shared)
+    assert first == second
+    assert first.count("--require-hashes") == 1
+    assert shared[0] == shared[1] or image == "worker", "API and coordinator share their layers"
 
 
 def test_a_setting_can_be_in_a_file(tmp_path: Path) -> None:
