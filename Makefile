@@ -88,7 +88,7 @@ security: $(STAMP) ## attacks on the API, path traversal, leaks of secrets: 5 mi
 bench: $(STAMP) ## run every benchmark and print its figures
 	$(BIN)/python -m bench
 
-compose-env: ## write .secrets with random passwords and keys, for docker compose
+compose-env: ## write .secrets with random passwords and keys, for docker compose and Kubernetes
 	@if [ -e .secrets ]; then echo ".secrets exists; remove it to make new ones" >&2; exit 1; fi
 	@umask 077; mkdir .secrets; cd .secrets; \
 	for name in muster_token postgres_password s3_access_key s3_secret_key; do \
@@ -96,7 +96,7 @@ compose-env: ## write .secrets with random passwords and keys, for docker compos
 	echo "postgresql+psycopg://muster:$$(cat postgres_password)@postgres/muster" > database_url; \
 	chmod 444 *
 	@# Each container sees its own files, as its own user; on this machine the directory is yours alone.
-	@echo "wrote .secrets; now: docker compose up -d"
+	@echo "wrote .secrets; now: docker compose up -d, or docs/kubernetes.md"
 
 containers: $(STAMP) ## build the images, run docker-compose.yml, kill its services: 10 min (ARGS='--build 0')
 	$(BIN)/python -m stress.containers $(ARGS)
