@@ -23,6 +23,7 @@ from coordinator.agent_requests import ONE_HOST
 from coordinator.agents import AgentServer, keep_address_published, listen, listen_for_wake_ups
 from coordinator.host_probes import HostProbes, Prober
 from coordinator.jobs import JobTable, wait_for_database
+from coordinator.launchers.kubernetes import Kubernetes
 from coordinator.launchers.launcher import AgentValues
 from coordinator.launchers.local import LocalLauncher
 from coordinator.launchers.remote import CommandLauncher, CommandLaunchers
@@ -145,7 +146,9 @@ class Service:
         nodes = () if self._cluster is None else self._cluster.nodes
         usable_mb = {it.name: {gpu.uuid: gpu.usable_vram_mb for gpu in it.gpus} for it in nodes}
         values = AgentValues(self._environ)
-        schedulers = {"slurm": SchedulerJobs(Slurm(values.environ))}
+        schedulers = {
+            it.name: SchedulerJobs(it) for it in (Slurm(values.environ), Kubernetes(self._environ))
+        }
         lifecycle = AgentLifecycle(
             launcher,
             others,

@@ -1,8 +1,9 @@
 """The parent of an agent that a scheduler has started: ``python -P -m muster worker.join``.
 
-It reads a `JoinOrder`, fetches the assignment from the coordinator, and runs the agent in a
-directory of its own: the data directory may be one that all nodes share. Nothing that the agent has
-started outlives this process. SIGTERM and SIGUSR1 announce that the node is taken away.
+It reads a `JoinOrder` from its standard input, or from a variable, fetches the assignment from the
+coordinator, and runs the agent in a directory of its own: the data directory may be one that all
+nodes share. Nothing that the agent has started outlives this process. SIGTERM and SIGUSR1 announce
+that the node is taken away.
 """
 
 import os
@@ -20,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from muster.contracts.attach import JoinExit, JoinOrder, LaunchAgent, OrderFailed
+from muster.contracts.attach import JOIN_ORDER, JoinExit, JoinOrder, LaunchAgent, OrderFailed
 from muster.contracts.environ import SERVICE_ONLY
 from muster.contracts.errors import AuthenticationFailed, WireError
 from muster.contracts.job import JobUid
@@ -48,7 +49,9 @@ _DECODER: Final[msgspec.json.Decoder[LaunchAgent | OrderFailed]] = msgspec.json.
 def main() -> int:
     """Return the exit code: a `JoinExit`, or 0 once the agent was dismissed."""
     limits = ShellLimits.replaced()
-    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=JoinOrder)
+    # A Pod has no standard input. Its ranks do not see the variable.
+    content = os.environ.pop(JOIN_ORDER, None) or sys.stdin.buffer.readline()
+    order = msgspec.json.decode(content, type=JoinOrder)
     launch = ask(order)
     if isinstance(launch, JoinExit):
         return launch

@@ -74,6 +74,9 @@ class Scheduler(Protocol):
     async def cancel(self, job_id: str) -> None:
         """End a job. Raises `SchedulerUnavailable`."""
 
+    async def forget(self, job_id: str) -> None:
+        """Remove what is left of a job that is over. Raises `SchedulerUnavailable`."""
+
 
 class SchedulerJobs:
     """Looks at a scheduler for all who wait for its answer, with one list for all of them."""
@@ -115,6 +118,11 @@ class SchedulerJobs:
             await self.scheduler.cancel(job_id)
         except SchedulerUnavailable as error:
             self._note(str(error))
+
+    async def forget(self, job_id: str) -> None:
+        """Remove what is left of a job that is over, if the scheduler answers."""
+        with suppress(SchedulerUnavailable):
+            await self.scheduler.forget(job_id)
 
     async def _list(self) -> Mapping[str, SchedulerJob]:
         await asyncio.sleep(LOOK_SECONDS)
@@ -198,8 +206,11 @@ class SchedulerLauncher:
                 # A coordinator that is gone may have submitted them while its successor looked.
                 await self._cancel(self._living_up_to(self._generation - 1, jobs))
                 job = jobs.get(self._name)
-                if job is None or job.is_over:
-                    return None if job is None else f"ended ({job.words})"
+                if job is None:
+                    return None
+                if job.is_over:
+                    await self._jobs.forget(job.id)
+                    return f"ended ({job.words})"
                 waits[:] = [f"{self._host} waits for {job.words}"] if job.is_waiting else []
                 if not job.is_waiting:
                     await self._jobs.pause(pause_seconds)

@@ -11,6 +11,7 @@ import msgspec
 from coordinator.launchers.launcher import NotStarted
 from coordinator.launchers.scheduler import Refused, SchedulerJob, SchedulerUnavailable
 from muster.contracts.attach import JOIN_EXITS, JoinOrder
+from muster.contracts.engine import SlurmOptions
 from muster.contracts.errors import printable
 from muster.contracts.spec import JobSpec
 from muster.host.processes import module_command
@@ -76,6 +77,9 @@ class Slurm:
         if code != 0:
             raise SchedulerUnavailable(f"scancel: {_reason(error)}")
 
+    async def forget(self, job_id: str) -> None:
+        """Slurm does, after some minutes."""
+
     async def _run(self, words: Sequence[str], content: bytes = b"") -> tuple[int, str, str]:
         """Return the exit code and the output of a command. Raises `SchedulerUnavailable`."""
         try:
@@ -108,7 +112,7 @@ class Slurm:
 def sbatch_words(name: str, spec: JobSpec) -> list[str]:
     """Return the command that submits the job of an agent."""
     options = spec.scheduler_options
-    assert options is not None  # noqa: S101  its engine is ours
+    assert isinstance(options, SlurmOptions)  # noqa: S101  its engine is ours
     named = ("partition", "account", "qos", "constraint", "gres", "mem", "time")
     asked = [(option, getattr(options, option)) for option in named]
     return [

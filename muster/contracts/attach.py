@@ -38,10 +38,14 @@ class LaunchAgent(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     coordinator: CoordinatorAddress | None = None  # to be written into the agent's address file
 
 
+JOIN_ORDER: Final = "MUSTER_JOIN_ORDER"
+"""The variable of a `JoinOrder`."""
+
+
 class JoinOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Fetch the assignment of an agent from the coordinator, and become its parent.
 
-    `worker.join` reads it from its standard input. The token is good for one machine.
+    The token is good for one process.
     """
 
     job_uid: str

@@ -6,12 +6,12 @@ cancel. Each of these jobs counts as a host of the job, such as ``slurm-1``.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-Engine: TypeAlias = Literal["local", "ssh", "slurm"]
+Engine: TypeAlias = Literal["local", "ssh", "slurm", "kubernetes"]
 
 _Count: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
 
@@ -25,11 +25,16 @@ _NAME: Final = r"[A-Za-z0-9_][A-Za-z0-9_.,:=+&|*()\[\]-]{0,127}"
 _NAME_WANTED: Final = "use a name as the commands of Slurm take it"
 
 
-class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What each Slurm job of a job asks for; `sbatch` has options of the same names."""
+class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every scheduler is asked for."""
 
-    ranks_per_host: Annotated[_Count, Meta(description="Ranks of one Slurm job.")] = 1
+    ranks_per_host: Annotated[_Count, Meta(description="Ranks of one agent.")] = 1
     cpus_per_rank: Annotated[_Count, Meta(description="Processors for each of them.")] = 1
+
+
+class SlurmOptions(SchedulerOptions, frozen=True, kw_only=True):
+    """`sbatch` has options of the same names."""
+
     partition: Annotated[str, _text(_NAME, "The partition.", _NAME_WANTED)] | None = None
     account: Annotated[str, _text(_NAME, "The account.", _NAME_WANTED)] | None = None
     qos: Annotated[str, _text(_NAME, "The quality of service.", _NAME_WANTED)] | None = None
@@ -51,7 +56,48 @@ class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ) = None
 
 
-SCHEDULERS: Final[Mapping[str, type[SlurmOptions]]] = {"slurm": SlurmOptions}
+class KubernetesOptions(SchedulerOptions, frozen=True, kw_only=True):
+    """Parts of the Pod of an agent."""
+
+    image: Annotated[
+        str,
+        _text(
+            "[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,255}",
+            "With Muster, the job's program and all that this imports.",
+            "use an image as kubectl run takes it",
+        ),
+    ]
+    mem: (
+        Annotated[
+            str, _text("[0-9]{1,9}(Mi|Gi|Ti)", "Main memory of a Pod.", "use a size such as 8Gi")
+        ]
+        | None
+    ) = None
+    gpus: Annotated[int, Meta(ge=0, le=64, description="nvidia.com/gpu of a Pod.")] = 0
+    node_selector: Annotated[dict[str, str], Meta(description="Labels of the node.")] = {}
+    tolerations: Annotated[
+        tuple[dict[str, Any], ...], Meta(description="As in a Pod; of tainted nodes.")
+    ] = ()
+    claim: (
+        Annotated[
+            str,
+            _text(
+                "[a-z0-9][a-z0-9.-]{0,252}",
+                "A persistent volume claim with data and checkpoints.",
+                "use the name of a claim",
+            ),
+        ]
+        | None
+    ) = None
+    claim_path: Annotated[
+        str, _text("/[A-Za-z0-9_./-]{1,255}", "Where a Pod sees it.", "use an absolute path")
+    ] = "/data"
+
+
+SCHEDULERS: Final[Mapping[str, type[SlurmOptions] | type[KubernetesOptions]]] = {
+    "slurm": SlurmOptions,
+    "kubernetes": KubernetesOptions,
+}
 """By engine: the options of those that choose the machines."""
 
 

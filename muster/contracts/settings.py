@@ -91,7 +91,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
         frozenset[str],
         Variable(
             "MUSTER_ENGINES",
-            "The engines that jobs may name, separated by commas: local, ssh, slurm.",
+            "The engines that jobs may name, separated by commas: local, ssh, slurm, kubernetes.",
         ),
     ] = frozenset({"local", "ssh"})
     orphan_timeout_seconds: Annotated[float, ORPHAN_VARIABLE] = ORPHAN_TIMEOUT_SECONDS

@@ -10,7 +10,13 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 import msgspec
 from msgspec import Meta
 
-from muster.contracts.engine import SCHEDULERS, Engine, SlurmOptions, scheduled_hosts
+from muster.contracts.engine import (
+    SCHEDULERS,
+    Engine,
+    KubernetesOptions,
+    SlurmOptions,
+    scheduled_hosts,
+)
 
 JOB_ID_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}"
 """Safe as a directory name, an environment value and a URL part: no dot, no slash, no blank."""
@@ -238,14 +244,15 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Engine | None,
         _doc(
             "What starts the agents: local on this machine, ssh on the nodes of MUSTER_CLUSTER, "
-            "slurm where Slurm has room. Default: all machines that the service knows."
+            "slurm and kubernetes where these have room. Default: all machines that the service "
+            "knows."
         ),
     ] = None
     engine_options: Annotated[
         dict[str, Any],
         Meta(
-            description="What each job of the scheduler asks for, such as partition and time; see "
-            "docs/engines.md.",
+            description="What each job of the scheduler asks for, such as partition and time, or "
+            "image; see docs/engines.md.",
             examples=[{"partition": "gpu", "ranks_per_host": 4}],
         ),
     ] = {}
@@ -333,7 +340,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return "shared_memory" if self.backend == "auto" else self.backend
 
     @property
-    def scheduler_options(self) -> SlurmOptions | None:
+    def scheduler_options(self) -> SlurmOptions | KubernetesOptions | None:
         """What to ask a scheduler for; None if the service chooses the machines."""
         kind = SCHEDULERS.get(self.engine or "")
         return None if kind is None else msgspec.convert(self.engine_options, kind)

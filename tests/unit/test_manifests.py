@@ -6,6 +6,11 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from coordinator.launchers.kubernetes import pod, pod_name
+from muster.contracts.attach import JoinOrder
+from muster.contracts.messages import CoordinatorAddress
+from muster.contracts.spec import JobSpec
+
 ROOT = Path(__file__).parents[2]
 FILES = ("01-namespace-config", "02-minio", "03-coordinator", "04-api")
 COMPONENT = "app.kubernetes.io/component"
@@ -19,6 +24,29 @@ DOCUMENTS: list[dict[str, Any]] = [
 
 def of_kind(*kinds: str) -> dict[str, dict[str, Any]]:
     return {it["metadata"]["name"]: it for it in DOCUMENTS if it["kind"] in kinds}
+
+
+def agent_pod() -> dict[str, Any]:
+    """Return the Pod of an agent with every option."""
+    options = {
+        "image": "REGISTRY/muster-coordinator",
+        "mem": "8Gi",
+        "gpus": 2,
+        "node_selector": {"kind": "gpu"},
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "claim": "muster-data",
+    }
+    address = CoordinatorAddress(host="10.0.0.1", port=7400)
+    order = JoinOrder(
+        job_uid="u",
+        host="kubernetes-1",
+        generation=1,
+        token="t",  # noqa: S106
+        coordinators=(address,),
+    )
+    return pod(
+        "muster-u-kubernetes-1-g1", order, JobSpec(engine="kubernetes", engine_options=options)
+    )
 
 
 def containers_of(spec: dict[str, Any]) -> list[dict[str, Any]]:
@@ -41,8 +69,15 @@ def test_manifests_match_the_schemas_of(version: str) -> None:
     schemas = pytest.importorskip(
         "kubernetes_validate", reason="needs: pip install kubernetes-validate (108 MB of schemas)"
     )
-    for document in DOCUMENTS:
+    for document in [*DOCUMENTS, agent_pod()]:
         schemas.validate(document, version, strict=True)
+
+
+def test_a_long_name_of_a_pod_is_cut_and_stays_unique() -> None:
+    names = [pod_name(f"muster-{'u' * 60}-g{number}") for number in range(20)]
+    assert len({*names}) == len(names)
+    assert all(len(it) == 63 for it in names)
+    assert pod_name("muster-u-kubernetes-1-g1") == "muster-u-kubernetes-1-g1"
 
 
 def test_everything_is_in_one_namespace() -> None:
@@ -82,6 +117,9 @@ def test_coordinator_may_only_handle_pods() -> None:
 def test_only_named_pods_reach_another() -> None:
     policies = of_kind("NetworkPolicy")
     assert policies.pop("deny-all")["spec"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
+    agent = {"podSelector": {"matchLabels": {COMPONENT: "agent"}}}
+    wanted = {**agent, "policyTypes": ["Ingress"], "ingress": [{"from": [agent]}]}
+    assert policies.pop("agent")["spec"] == wanted, "ranks train together, at any port"
     reached = {}
     for name, policy in policies.items():
         assert policy["spec"]["podSelector"] == {"matchLabels": {COMPONENT: name}}

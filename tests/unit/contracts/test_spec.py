@@ -244,8 +244,10 @@ def test_every_limit_holds_on_both_sides(field: str) -> None:
             {"partitions": "a"},
             "partitions: there is no such field (did you mean 'partition'?)",
         ),
-        ("ssh", {"partition": "a"}, "needs engine slurm"),
-        (None, {"partition": "a"}, "needs engine slurm"),
+        ("kubernetes", {}, "image: is required"),
+        ("kubernetes", {"image": "a b"}, "image: use an image as kubectl run takes it"),
+        ("ssh", {"partition": "a"}, "needs engine slurm or kubernetes"),
+        (None, {"partition": "a"}, "needs engine slurm or kubernetes"),
     ],
 )
 def test_options_of_an_engine_follow_its_schema(

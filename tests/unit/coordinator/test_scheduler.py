@@ -131,6 +131,11 @@ class FakeScheduler:
     async def cancel(self, job_id: str) -> None:
         self.cancelled.append(job_id)
 
+    async def forget(self, job_id: str) -> None:
+        assert job_id == "2"
+
+    async def check(self) -> None: ...
+
 
 RUNS = SchedulerJob(id="2", words="runs")
 OVER = SchedulerJob(id="2", is_over=True, words="over")

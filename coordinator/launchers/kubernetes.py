@@ -1,0 +1,250 @@
+"""Kubernetes, through its official client: one Pod for each agent.
+
+The client finds its cluster as `kubectl` does, or inside one by its service account, which may only
+create, get, list and delete Pods. So the order to join is in the Pod and not in a Secret: whoever
+may read Pods reads a token that is good for one process.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from coordinator.launchers.launcher import NotStarted
+from coordinator.launchers.scheduler import Refused, SchedulerJob, SchedulerUnavailable
+from muster.contracts.attach import JOIN_EXITS, JOIN_ORDER, JoinOrder
+from muster.contracts.engine import KubernetesOptions
+from muster.contracts.errors import printable
+from muster.contracts.spec import JobSpec
+
+NAME: Final = "muster/agent"  # the annotation with the whole name of a job
+LABELS: Final = {
+    "app.kubernetes.io/managed-by": "muster",
+    "app.kubernetes.io/component": "agent",
+}
+NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+NAME_LIMIT: Final = 63  # of a Pod that is to have a host name
+GRACE_SECONDS: Final = 60  # in which ranks save
+REQUEST_SECONDS: Final = (5.0, 15.0)  # to connect, and to answer
+
+_TRANSIENT: Final = (429, 500, 502, 503, 504)
+_CONFLICT, _MISSING = 409, 404
+
+_NOT_INSTALLED: Final = (
+    "the client of Kubernetes is not installed here: pip install 'muster-train[kubernetes]'"
+)
+
+
+class Kubernetes:
+    """See `Scheduler`."""
+
+    name = "kubernetes"
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+
+    async def check(self) -> None:
+        try:
+            await self.jobs()
+        except SchedulerUnavailable as error:
+            raise NotStarted(f"{error}: try kubectl get pods on the coordinator's host") from error
+
+    async def submit(self, name: str, order: JoinOrder, spec: JobSpec) -> None:
+        def create() -> None:
+            api, namespace = self._connection
+            body = pod(name, order, spec)
+            api.create_namespaced_pod(namespace, body, _request_timeout=REQUEST_SECONDS)
+
+        try:
+            await self._call(create)
+        except _Answer as answer:
+            if answer.status != _CONFLICT:  # it exists: this was tried before
+                kind = NotStarted if answer.status in _TRANSIENT else Refused
+                raise kind(str(answer)) from answer
+
+    async def jobs(self) -> Mapping[str, SchedulerJob]:
+        def look() -> Any:  # noqa: ANN401  a PodList
+            api, namespace = self._connection
+            selector = ",".join(f"{key}={value}" for key, value in LABELS.items())
+            return api.list_namespaced_pod(
+                namespace, label_selector=selector, _request_timeout=REQUEST_SECONDS
+            )
+
+        try:
+            pods = (await self._call(look)).items
+        except _Answer as answer:
+            raise SchedulerUnavailable(str(answer)) from answer
+        names = [(it.metadata.annotations or {}).get(NAME, it.metadata.name) for it in pods]
+        return dict(zip(names, map(job_of, pods), strict=True))
+
+    async def cancel(self, job_id: str) -> None:
+        def delete() -> None:
+            api, namespace = self._connection
+            api.delete_namespaced_pod(job_id, namespace, _request_timeout=REQUEST_SECONDS)
+
+        try:
+            await self._call(delete)
+        except _Answer as answer:
+            if answer.status != _MISSING:
+                raise SchedulerUnavailable(str(answer)) from answer
+
+    async def forget(self, job_id: str) -> None:
+        await self.cancel(job_id)
+
+    @cached_property
+    def _connection(self) -> tuple[Any, str]:
+        """The API and our namespace. Raises `SchedulerUnavailable`."""
+        try:
+            client: Any = import_module("kubernetes.client")  # an extra
+            config: Any = import_module("kubernetes.config")
+        except ImportError as error:
+            raise SchedulerUnavailable(_NOT_INSTALLED) from error
+        own = client.Configuration()
+        try:
+            if "KUBERNETES_SERVICE_HOST" in self._environ:
+                config.load_incluster_config(own)
+                namespace = NAMESPACE_FILE.read_text().strip()
+            else:
+                path = self._environ.get("KUBECONFIG")
+                config.load_kube_config(path, client_configuration=own)
+                _, context = config.list_kube_config_contexts(path)
+                namespace = context["context"].get("namespace", "default")
+        except (config.ConfigException, OSError) as error:
+            raise SchedulerUnavailable(f"no cluster is configured ({error})") from error
+        own.retries = False  # the next look is one
+        return client.CoreV1Api(client.ApiClient(own)), namespace
+
+    async def _call(self, call: Callable[[], Any]) -> Any:  # noqa: ANN401  what it returns
+        """Call the client in a thread. Raises `SchedulerUnavailable` and `_Answer`."""
+        return await asyncio.to_thread(_translated, call)
+
+
+class _Answer(Exception):
+    """The API has refused a request."""
+
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(f"Kubernetes answers {status}: {words}")
+        self.status = status
+
+
+def _translated(call: Callable[[], Any]) -> Any:  # noqa: ANN401  what it returns
+    try:
+        return call()
+    except (SchedulerUnavailable, OSError) as error:
+        raise SchedulerUnavailable(printable(str(error))) from error
+    except Exception as error:
+        # Of the client and of urllib3, which need not be installed.
+        status = getattr(error, "status", None)
+        if not status:
+            raise SchedulerUnavailable(printable(str(error))) from error
+        raise _Answer(int(status), _message(error)) from error
+
+
+def _message(error: Exception) -> str:
+    """Return what the API says in its answer."""
+    body = getattr(error, "body", None) or "{}"
+    try:
+        said = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        said = {}
+    words = said.get("message") if isinstance(said, dict) else None
+    return printable(str(words or getattr(error, "reason", "") or error))
+
+
+def pod_name(name: str) -> str:
+    """Return the name of a Pod: that of its job, cut and made unique by a hash if it is long."""
+    if len(name) <= NAME_LIMIT:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:10]
+    return f"{name[: NAME_LIMIT - 11]}-{digest}"
+
+
+def pod(name: str, order: JoinOrder, spec: JobSpec) -> dict[str, Any]:
+    """Return the Pod of an agent: without rights, and writable in its temporary directory only."""
+    options = spec.scheduler_options
+    assert isinstance(options, KubernetesOptions)  # noqa: S101  its engine is ours
+    asked: dict[str, str] = {"cpu": str(options.ranks_per_host * options.cpus_per_rank)}
+    asked |= {} if options.mem is None else {"memory": options.mem}
+    gpus = {"nvidia.com/gpu": str(options.gpus)} if options.gpus else {}
+    volumes: dict[str, dict[str, Any]] = {
+        "tmp": {"emptyDir": {}},
+        "shm": {"emptyDir": {"medium": "Memory"}},
+    }
+    mounts = {"tmp": "/tmp", "shm": "/dev/shm"}  # noqa: S108  in the container
+    if options.claim is not None:
+        volumes["data"] = {"persistentVolumeClaim": {"claimName": options.claim}}
+        mounts["data"] = options.claim_path
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": pod_name(name), "labels": LABELS, "annotations": {NAME: name}},
+        "spec": {
+            "restartPolicy": "Never",  # the next agent gets a Pod of its own
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": GRACE_SECONDS,
+            "nodeSelector": options.node_selector,
+            "tolerations": list(options.tolerations),
+            "securityContext": {
+                "runAsNonRoot": True,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [
+                {
+                    "name": "agent",
+                    "image": options.image,
+                    "command": ["python", "-P", "-m", "muster", "worker.join"],
+                    "env": [
+                        {"name": JOIN_ORDER, "value": msgspec.json.encode(order).decode()},
+                        {"name": "HOME", "value": "/tmp"},  # noqa: S108
+                    ],
+                    "resources": {"requests": asked, "limits": gpus},
+                    "securityContext": {
+                        "allowPrivilegeEscalation": False,
+                        "readOnlyRootFilesystem": True,
+                        "capabilities": {"drop": ["ALL"]},
+                    },
+                    "volumeMounts": [
+                        {"name": volume, "mountPath": path} for volume, path in mounts.items()
+                    ],
+                }
+            ],
+            "volumes": [{"name": volume, **source} for volume, source in volumes.items()],
+        },
+    }
+
+
+def job_of(found: Any) -> SchedulerJob:  # noqa: ANN401  a V1Pod
+    """Return what a Pod says about its agent."""
+    status, name = found.status, found.metadata.name
+    phase = status.phase or "Pending"
+    words = [phase, *_reasons(status)]
+    return SchedulerJob(
+        id=name,
+        is_waiting=phase == "Pending",
+        is_over=phase in {"Succeeded", "Failed"},
+        words=f"Pod {name}: {': '.join(printable(it) for it in words)}, "
+        f"since {found.metadata.creation_timestamp:%Y-%m-%dT%H:%M:%S}",
+    )
+
+
+def _reasons(status: Any) -> Iterable[str]:  # noqa: ANN401  a V1PodStatus
+    """Yield why a Pod is not scheduled, not started, evicted or ended, as far as it says so."""
+    if status.reason:
+        yield f"{status.reason} {status.message or ''}".strip()
+    for condition in status.conditions or ():
+        if condition.status == "False" and condition.type == "PodScheduled":
+            yield condition.message or condition.reason or condition.type
+    for container in status.container_statuses or ():
+        state = container.state
+        if state is not None and state.waiting is not None and state.waiting.reason:
+            yield f"{state.waiting.reason} {state.waiting.message or ''}".strip()
+        if state is not None and state.terminated is not None and state.terminated.exit_code:
+            code = state.terminated.exit_code
+            reason = state.terminated.reason or "Error"  # or OOMKilled
+            yield reason if reason != "Error" else JOIN_EXITS.get(code, f"exit code {code}")
