@@ -48,7 +48,10 @@ def check(*, file: Path, output: Output) -> None:
 @click.command()
 @output_option
 def engines(*, output: Output) -> None:
-    """Show what may start the ranks of jobs (--engine), and what is missing."""
+    """Show what may start ranks, and what is missing.
+
+    A job names one with --engine; MUSTER_ENGINES of the services says which it may.
+    """
     with connected() as client:
         found = client.engines()
     now = datetime.now(UTC)
