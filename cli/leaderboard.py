@@ -1,11 +1,16 @@
 """``muster leaderboard``: which of several jobs is the best."""
 
+import sys
+
 import click
 import msgspec
 
 from cli.connection import connected
+from cli.errors import ExitCode
 from cli.jobs import progress_of
 from cli.output import Output, output_option, shortened, show, table
+from muster.contracts.errors import printable
+from muster.contracts.leaderboard import which_sweep
 
 VALUE_WIDTH = 24  # of a value in which jobs differ: several columns fit a terminal
 
@@ -22,6 +27,9 @@ def leaderboard(*, sweep: str | None, output: Output) -> None:
     """
     with connected() as client:
         found = client.leaderboard(sweep)
+    if found.sweep is None:
+        click.echo(f"muster: {printable(which_sweep(found.sweeps))}", err=True)
+        sys.exit(ExitCode.NOT_FOUND)
     kind = f"{found.loss_kind} loss"
     names = list(dict.fromkeys(name for job in found.jobs for name in job.differences))
     losses = {job.job_id: f"{job.loss:.6g}" for job in found.jobs if job.loss is not None}

@@ -449,7 +449,7 @@ class AgentLifecycle:
 
 def _fail_if_refused(job: TrackedJob, error: NotStarted, observe: Observe) -> None:
     """End a job that a scheduler will not take: nothing of it is lost before its first rank."""
-    if isinstance(error, Refused) and not job.snapshot.next_attempt:
+    if isinstance(error, Refused) and not (job.snapshot.next_attempt or job.agents):
         words = f"{job.snapshot.spec.engine} does not take the job: {error}"
         failure = JobFailure(reason=Reason.ENGINE_REFUSED, message=words)
         observe(job.snapshot.uid, JobFailed(failure=failure))

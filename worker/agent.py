@@ -46,7 +46,7 @@ from muster.contracts.paths import JobFiles
 from muster.contracts.retry import REPLACED_CODE
 from muster.host.files import rotate
 from muster.host.limits import ShellLimits
-from muster.host.processes import adopt_orphans, boot_id, machine_id
+from muster.host.processes import adopt_orphans, boot_id, follow_parent, machine_id
 from muster.host.trace import stamp
 from muster.runtime.stderr_messages import print_stderr
 from worker.containment import kill_descendants, kill_leftovers
@@ -370,6 +370,8 @@ def main(prefork: tuple[int, socket.socket] | None = None) -> int:
     stamp("agent began")
     os.chdir("/")
     adopt_orphans()
+    if assignment.is_joined:
+        follow_parent(signal.SIGTERM)
     try:
         agent = Agent(assignment, prefork)
     except OSError as error:  # the ranks live on, and the next agent adopts them

@@ -12,8 +12,9 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from itertools import cycle
 from pathlib import Path
 from secrets import token_bytes
@@ -25,7 +26,7 @@ from muster.contracts.attach import JOIN_ORDER, JoinExit, JoinOrder, LaunchAgent
 from muster.contracts.environ import SERVICE_ONLY
 from muster.contracts.errors import AuthenticationFailed, WireError
 from muster.contracts.job import JobUid
-from muster.contracts.messages import NONCE_BYTES, JoinRequest
+from muster.contracts.messages import NONCE_BYTES, AgentAssignment, JoinRequest
 from muster.contracts.paths import JobFiles
 from muster.contracts.wire import CONTROL_FRAME_LIMIT_BYTES, encode
 from muster.host.files import shares_directory
@@ -35,11 +36,15 @@ from muster.runtime.agent_process import start_agent
 from muster.runtime.archive import claim_directory
 from muster.runtime.stderr_messages import print_stderr
 from worker.containment import kill_descendants
-from worker.helpers import log_sender
+from worker.helpers import SENDER_GRACE_SECONDS
 from worker.home_line import HomeLine
+from worker.log_sender import LogSender
 
 ROUTE_SECONDS: Final = 120.0  # for the way home, which a coordinator's successor may have to open
 RETRY_SECONDS: Final = 0.5
+
+CLOSED_SECONDS: Final = 10.0
+"""A coordinator that closes each connection for so long expects no such agent."""
 
 _DECODER: Final[msgspec.json.Decoder[LaunchAgent | OrderFailed]] = msgspec.json.Decoder(
     LaunchAgent | OrderFailed
@@ -70,6 +75,7 @@ def ask(order: JoinOrder) -> LaunchAgent | JoinExit:
         node=platform.node(),
     )
     deadline, problem = time.monotonic() + ROUTE_SECONDS, ""
+    closed_since: float | None = None
     for address in cycle(order.coordinators):
         if time.monotonic() >= deadline:
             break
@@ -85,6 +91,10 @@ def ask(order: JoinOrder) -> LaunchAgent | JoinExit:
                     return JoinExit.NOT_SHARED
                 return answer
         except (OSError, WireError, AuthenticationFailed) as error:
+            is_closed = isinstance(error, ConnectionResetError)
+            closed_since = (closed_since or time.monotonic()) if is_closed else None
+            if closed_since is not None and time.monotonic() >= closed_since + CLOSED_SECONDS:
+                return JoinExit.REFUSED
             if str(error) != problem:
                 problem = str(error)
                 print_stderr(f"cannot join at {address.host}:{address.port}: {problem}")
@@ -106,14 +116,21 @@ def run_agent(launch: LaunchAgent, limits: ShellLimits) -> int:
         signal.signal(number, lambda _number, _frame: agent.terminate())
     status = agent.wait()
     kill_descendants()
-    are_logs_home = not files.root.exists()  # then the agent has removed it
-    if not are_logs_home and (sender := log_sender(assignment, files)) is not None:
-        with suppress(OSError):  # of a disk that is full, or gone
-            sender.ensure_running()
-            are_logs_home = sender.stop()
-    if are_logs_home:
+    if send_logs(assignment, files):
         shutil.rmtree(root, ignore_errors=True)
     return JoinExit.AGENT_DIED if status else 0
+
+
+def send_logs(assignment: AgentAssignment, files: JobFiles) -> bool:
+    """Send what an agent has left; return whether all logs are home."""
+    if not files.root.exists():
+        return True  # the agent has removed it
+    sender = LogSender(assignment)
+    sender.end()  # once everything is home
+    sending = threading.Thread(target=sender.run, daemon=True)
+    sending.start()
+    sending.join(SENDER_GRACE_SECONDS)
+    return not sending.is_alive()
 
 
 if __name__ == "__main__":

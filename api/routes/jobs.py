@@ -38,7 +38,7 @@ from database.jobs import JobQuery, NewJob
 from database.records import Job
 from muster.contracts.errors import MusterError
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
-from muster.contracts.leaderboard import SWEEP_LABEL, compare
+from muster.contracts.leaderboard import SWEEP_LABEL, compare, which_sweep
 from muster.contracts.shards import Reading, ranges
 from muster.contracts.spec import JobRequest, JobSpec
 from muster.contracts.views import (
@@ -162,17 +162,17 @@ def get_leaderboard(
     known = state.jobs.sweeps()
     if sweep is None and len(known) == 1:
         (sweep,) = known
-    if sweep is None or sweep not in known:
-        detail = f"name one of these sweeps (muster leaderboard NAME): {', '.join(known)}"
-        if not known:
-            detail = "no job has a label `sweep`: add one, as in muster submit --label sweep=lr"
-        raise Problem(HTTPStatus.NOT_FOUND, "sweep-not-found", detail)
+    if sweep is None:
+        return reply(compare(None, [], [], known))
+    if sweep not in known:
+        raise Problem(HTTPStatus.NOT_FOUND, "sweep-not-found", which_sweep(known))
     query = JobQuery(labels={SWEEP_LABEL: sweep})
     jobs = state.jobs.page(query, DEFAULT_LIMIT, None)[::-1]  # of equal ones the oldest comes first
     ranks, now = state.history.ranks_by_job([job.job_id for job in jobs]), state.clock()
     summaries = [summary(job, ranks.get(job.job_id, []), now) for job in jobs]
     # Not the specs of the rows: a view hides the values of `env` from a caller of scope read.
-    return reply(compare(sweep, summaries, [job_view(job, caller).spec for job in jobs]))
+    specs = [job_view(job, caller).spec for job in jobs]
+    return reply(compare(sweep, summaries, specs, known))
 
 
 @router.get("/jobs/{job_id}", **operation("Status of one job", READ, JobView, 404, 304))

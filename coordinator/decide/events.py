@@ -224,7 +224,10 @@ def describe_group(group: GroupSnapshot) -> str:
 
 
 def describe_late_agent(snapshot: JobSnapshot, seconds: float) -> str:
-    """Return that a job cannot start, and which file may tell why."""
+    """Return that a job cannot start, and what may tell why."""
+    if snapshot.is_scheduled:
+        engine = snapshot.spec.engine
+        return f"no agent has connected for {seconds:g} s; is {engine} there? See muster engines"
     return (
         f"its agent has not connected to the coordinator for {seconds:g} s; see "
         f"jobs/{snapshot.job_id}/run/agent.log in the data directory"

@@ -24,8 +24,8 @@ from muster.contracts.spec import JobSpec
 LOOK_SECONDS: Final = 1.0  # between two lists of jobs, while anything waits for one
 
 LAST_PAUSE_SECONDS: Final = 15.0
-"""Between two lists for an agent that runs, after pauses that double: most failures are early ones,
-and the connection of an agent tells sooner."""
+"""Between two lists for an agent, after pauses that double: most failures are early ones, and its
+connection tells sooner."""
 
 LOOK_LIMIT_SECONDS: Final = 60.0  # for one list; a scheduler whose head is away hangs
 
@@ -110,14 +110,14 @@ class SchedulerJobs:
             try:
                 return await asyncio.shield(task)
             except SchedulerUnavailable as error:
-                self._note(str(error))
+                self.note(str(error))
 
     async def cancel(self, job_id: str) -> None:
         """End a job; who needs to know whether it has ended looks, and asks again."""
         try:
             await self.scheduler.cancel(job_id)
         except SchedulerUnavailable as error:
-            self._note(str(error))
+            self.note(str(error))
 
     async def forget(self, job_id: str) -> None:
         """Remove what is left of a job that is over, if the scheduler answers."""
@@ -135,7 +135,7 @@ class SchedulerJobs:
         self._problem = ""
         return found
 
-    def _note(self, problem: str) -> None:
+    def note(self, problem: str) -> None:
         """Log a problem that is new since the scheduler last answered."""
         if problem != self._problem:
             words = f"{self.scheduler.name} does not answer: {problem}"
@@ -175,14 +175,18 @@ class SchedulerLauncher:
             token=assignment.token,
             coordinators=assignment.coordinators,
         )
-        with suppress(SchedulerUnavailable):  # it may have been submitted: the next list tells
+        is_accepted = False
+        try:
             await self._jobs.scheduler.submit(self._name, order, self._spec)
-        return self._watched()
+            is_accepted = True
+        except SchedulerUnavailable as error:  # it may have been submitted: the next list tells
+            self._jobs.note(str(error))
+        return self._watched(is_accepted=is_accepted)
 
     # What the following are told is known already: this is the launcher of one agent.
 
     async def adopt(self, job_uid: str, record: ProcessRecord | None) -> AgentProcess | None:  # noqa: ARG002
-        return self._watched()
+        return self._watched(is_accepted=False)
 
     async def kill(self, agent: AgentProcess) -> None:  # noqa: ARG002
         job = (await self._jobs.look()).get(self._name)
@@ -196,25 +200,32 @@ class SchedulerLauncher:
     def living(self, records: Collection[ProcessRecord]) -> frozenset[ProcessRecord]:  # noqa: ARG002
         return frozenset()  # they end with the job of their agent
 
-    def _watched(self) -> AgentProcess:
+    def _watched(self, *, is_accepted: bool) -> AgentProcess:
+        """Return the agent. If its job `is_accepted`, a list without it is no evidence of its end.
+
+        It is once a list had it.
+        """
         waits: list[str] = []
 
         async def watch() -> str | None:
-            pause_seconds = LOOK_SECONDS
+            pause_seconds, is_unseen = LOOK_SECONDS, is_accepted
             while True:
                 jobs = await self._jobs.look()
                 # A coordinator that is gone may have submitted them while its successor looked.
                 await self._cancel(self._living_up_to(self._generation - 1, jobs))
                 job = jobs.get(self._name)
-                if job is None:
+                if job is None and not is_unseen:
                     return None
-                if job.is_over:
+                if job is not None and job.is_over:
                     await self._jobs.forget(job.id)
                     return f"ended ({job.words})"
-                waits[:] = [f"{self._host} waits for {job.words}"] if job.is_waiting else []
-                if not job.is_waiting:
-                    await self._jobs.pause(pause_seconds)
-                    pause_seconds = min(2 * pause_seconds, LAST_PAUSE_SECONDS)
+                is_unseen = job is None
+                words = f"{self._spec.engine}, which has taken its job and does not list it"
+                words = words if job is None else job.words
+                is_waiting = job is None or job.is_waiting
+                waits[:] = [f"{self._host} waits for {words}"] if is_waiting else []
+                await self._jobs.pause(pause_seconds)
+                pause_seconds = min(2 * pause_seconds, LAST_PAUSE_SECONDS)
 
         return AgentProcess(
             job_uid=self._uid,

@@ -28,8 +28,19 @@ _RUNNING: Final = frozenset({"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", 
 
 _UP: Final = ("idle", "mix", "alloc", "comp", "plnd", "resv")  # states of nodes that take jobs
 
-_TRANSIENT: Final = ("Unable to contact", "timed out", "temporarily", "Connection refused")
-"""In the words of `sbatch` about a failure that may pass."""
+_PERMANENT: Final = (
+    *("invalid partition", "Invalid account", "Invalid qos", "Invalid generic resource"),
+    *("Invalid feature", "time limit", "node configuration is not available", "not permitted"),
+    *("Memory specification", "More processors requested", "Access/permission denied"),
+)
+"""In the words of `sbatch` about a job that it will never take."""
+
+_LIMITS: Final = ("QOS", "Assoc", "MaxSubmit", "MaxJobs")  # about one that it may take later
+
+_OF_USERS: Final = ("SQUEUE_", "SCANCEL_", "SINFO_", "SBATCH_", "SLURM_CLUSTERS")
+"""How variables begin that change what the commands do or print."""
+
+COMMANDS_LIMIT: Final = 8  # at once: Slurm asks its users not to send bursts
 
 
 class Slurm:
@@ -39,7 +50,8 @@ class Slurm:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         """`environ` is that of its commands and, as with `sbatch`, of the jobs."""
-        self._environ = environ
+        self._environ = {k: v for k, v in environ.items() if not k.startswith(_OF_USERS)}
+        self._running = asyncio.Semaphore(COMMANDS_LIMIT)
 
     async def check(self) -> None:
         for command in ("sbatch", "squeue", "scancel", "sinfo"):
@@ -61,12 +73,15 @@ class Slurm:
         code, output, error = await self._run(sbatch_words(name, spec), script(order).encode())
         if code == 0:
             return
-        words = _reason(error or output)
-        kind = NotStarted if any(it in words for it in _TRANSIENT) else Refused
-        raise kind(f"sbatch: {words}")
+        words = f"sbatch: {_reason(error or output)}"
+        if any(it in words for it in _LIMITS):
+            raise NotStarted(words)
+        if any(it in words for it in _PERMANENT):
+            raise Refused(words)
+        raise SchedulerUnavailable(words)  # after a timeout it may have the job nevertheless
 
     async def jobs(self) -> Mapping[str, SchedulerJob]:
-        words = ["squeue", "--me", "--noheader", "--states=all", f"--Format={_FORMAT}"]
+        words = ["squeue", "--me", "--all", "--noheader", "--states=all", f"--Format={_FORMAT}"]
         code, output, error = await self._run(words)
         if code != 0:
             raise SchedulerUnavailable(f"squeue: {_reason(error)}")
@@ -82,6 +97,10 @@ class Slurm:
 
     async def _run(self, words: Sequence[str], content: bytes = b"") -> tuple[int, str, str]:
         """Return the exit code and the output of a command. Raises `SchedulerUnavailable`."""
+        async with self._running:
+            return await self._run_now(words, content)
+
+    async def _run_now(self, words: Sequence[str], content: bytes) -> tuple[int, str, str]:
         try:
             process = await asyncio.create_subprocess_exec(
                 *words,

@@ -132,7 +132,8 @@ class SshMaster:
                 master = Line([*self._words("ControlMaster=yes"), "cat"], self._environ)
                 opened.callback(self._end, master)
                 async with asyncio.timeout(LOGIN_SECONDS):
-                    await master.give(HostReady(version=VERSION))  # cat gives it back
+                    with suppress(BrokenPipeError):  # ssh has ended, and has written why
+                        await master.give(HostReady(version=VERSION))  # cat gives it back
                     why = await master.problem() or await self._forward()
             except TimeoutError:
                 return f"it did not let us in within {LOGIN_SECONDS:g} s"

@@ -147,7 +147,7 @@ class Client:
         return self.connection.ask("GET", "/engines").read_as(EngineList)
 
     def leaderboard(self, sweep: str | None = None) -> LeaderboardView:
-        """Compare the jobs with this label `sweep`; None: with the only one. Or `NotFound`."""
+        """Compare the jobs with this label `sweep`; None: with the only one, if there is one."""
         query: Query = {} if sweep is None else {"sweep": sweep}
         return self.connection.ask("GET", "/leaderboard", query=query).read_as(LeaderboardView)
 

@@ -19,12 +19,16 @@ _BEFORE_OPTION: Final = re.compile(r" (?=--?[A-Za-z])")  # -1 is a value
 
 
 def compare(
-    sweep: str, jobs: Sequence[SummaryView], specs: Sequence[Mapping[str, Any]]
+    sweep: str | None,
+    jobs: Sequence[SummaryView],
+    specs: Sequence[Mapping[str, Any]],
+    sweeps: Sequence[str] = (),
 ) -> LeaderboardView:
     """Return the jobs with the lowest loss first; equal ones stay in their order.
 
     Validation loss decides if every job that has a loss reports one, FAILED jobs aside; otherwise
     training loss does. Losses that are not finite come after the others, then jobs without one.
+    `sweeps` are the names of all.
     """
     validation = [_validation_loss(job) for job in jobs]
     is_validated = any(loss is not None for loss in validation) and all(
@@ -51,10 +55,18 @@ def compare(
     )
     return LeaderboardView(
         sweep=sweep,
+        sweeps=list(sweeps),
         loss_kind="validation" if is_validated else "training",
         best=next(best, None),
         jobs=rows,
     )
+
+
+def which_sweep(known: Sequence[str]) -> str:
+    """Return which sweeps there are to choose from, or how to make one."""
+    if known:
+        return f"name one of these sweeps (muster leaderboard NAME): {', '.join(known)}"
+    return "no job has a label `sweep`: add one, as in muster submit --label sweep=lr"
 
 
 def differences(specs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

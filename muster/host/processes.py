@@ -27,6 +27,7 @@ from muster.host.files import closing
 
 _PROC: Final = Path("/proc")
 
+_PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 # Fields of /proc/PID/stat, counted after the command name, which may contain blanks.
@@ -37,9 +38,18 @@ _START_TICKS_FIELD: Final = 19
 
 def adopt_orphans() -> None:
     """Have orphans among our descendants become our children instead of init's. Raises OSError."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def follow_parent(number: signal.Signals) -> None:
+    """Have the kernel send us this signal when our parent ends. Raises OSError."""
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def _prctl(option: int, value: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
 
 
 def module_command(module: str, *words: str, python: str | None = None) -> list[str]:

@@ -64,16 +64,18 @@ def test_leaderboard_names_the_sweeps_to_choose_from(
     client.post("/jobs", json=body).raise_for_status()
     wanted = f"name one of these sweeps (muster leaderboard NAME): it's new, {sweep}"
     with Client(service.url) as muster:
-        for word in (None, "unknown"):
-            with pytest.raises(NotFound) as refused:
-                muster.leaderboard(word)
-            assert str(refused.value) == wanted
+        assert (muster.leaderboard().sweep, muster.leaderboard().jobs) == (None, [])
+        assert muster.leaderboard().sweeps == ["it's new", sweep]
+        with pytest.raises(NotFound) as refused:
+            muster.leaderboard("unknown")
+        assert str(refused.value) == wanted
     stand_in.end(f"{sweep}-3")
     client.delete(f"/jobs/{sweep}-3").raise_for_status()
 
 
 def test_leaderboard_without_a_sweep_says_how_to_make_one(client: httpx.Client) -> None:
-    missing = client.get("/leaderboard")
+    assert client.get("/leaderboard").json()["sweep"] is None
+    missing = client.get("/leaderboard?sweep=lr")
     assert (missing.status_code, missing.json()["type"]) == (404, "/problems/sweep-not-found")
     assert "muster submit --label sweep=" in missing.json()["detail"]
     assert client.get("/leaderboard?swep=lr").status_code == 422

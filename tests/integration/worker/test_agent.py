@@ -172,6 +172,7 @@ def test_a_new_coordinator_gets_the_whole_state(stage: Stage) -> None:
         machine=machine_id(),
         boot_id=boot_id(),
         node=platform.node(),
+        address="127.0.0.1",
     )
     assert second.hear() == spawned
     assert second.hear() == RankSaid(rank=0, attempt=0, message=Executing())
