@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -224,4 +225,44 @@ def test_engines_say_what_is_missing(installation: ClusterInstallation) -> None:
         "local": None,
         "ssh": None,
         "slurm": None,
+        "kubernetes": "add kubernetes to MUSTER_ENGINES of the services",
     }
+
+
+def test_a_killed_agent_loses_no_line(installation: ClusterInstallation) -> None:
+    words = "import itertools, time\nfor n in itertools.count(): print(n); time.sleep(0.002)"
+    job_id = installation.submit(
+        command=[sys.executable, "-c", words],
+        world_size=1,
+        engine="slurm",
+        max_log_bytes=1 << 20,
+    )
+    home = installation.machines[0].directory / "data" / "jobs" / job_id
+    log = home / "logs" / "rank_00000.000.log"
+    await_value(lambda: log.exists() and log.stat().st_size > 2000, lambda: "no lines")
+    (agent,) = [pid for pid, tag in marked(installation).items() if tag == "agent"]
+    root = Path(f"/proc/{agent}/root")  # of its host
+    there = max(root.glob(f"tmp/muster-*/job/logs/{log.name}"), key=lambda it: it.stat().st_ctime)
+    with there.open() as lines:
+        os.kill(agent, signal.SIGKILL)
+        later = home / "logs" / "rank_00000.001.log"
+        await_value(later.exists, lambda: installation.describe(job_id))
+        assert log.read_text() == lines.read()
+
+
+def test_a_killed_parent_takes_its_agent_along(
+    installation: ClusterInstallation, slurm: Slurm
+) -> None:
+    job_id = installation.submit(**ENDLESS)
+    installation.wait_until(job_id, trains(10))
+    (agent, *_) = [pid for pid, tag in marked(installation).items() if tag == "agent"]
+    status = Path(f"/proc/{agent}/status").read_text()
+    (parent,) = re.findall(r"^PPid:\t(\d+)$", status, re.MULTILINE)
+    os.kill(int(parent), signal.SIGKILL)
+    await_value(lambda: not Path(f"/proc/{agent}").exists(), lambda: f"{marked(installation)}")
+    await_value(
+        lambda: any(name.endswith("-g2") for name in slurm.jobs()),
+        lambda: installation.describe(job_id),
+    )
+    step = installation.see(job_id)["step"]
+    installation.wait_until(job_id, trains(step + 50))
