@@ -341,7 +341,7 @@ class AgentLifecycle:
     def joining(
         self, job: TrackedJob | None, request: JoinRequest
     ) -> AbstractAsyncContextManager[LaunchAgent | OrderFailed]:
-        """Yield what the parent of an agent of this job is told; None: of no job."""
+        """Yield the answer to the parent of an agent of this job; None: of no job."""
         assignment = None
         if job is not None and job.places is not None and not _is_heard(job, request):
             assignment = self._assignment(job, request.host)

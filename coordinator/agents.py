@@ -230,7 +230,7 @@ class AgentServer:
                 continue
             if not is_same_user(peer, or_remote=is_remote):
                 peer.close()
-            elif is_remote:  # our own ssh is: anybody on its host may be behind it
+            elif is_remote:  # our own ssh is: any user of its host may be behind it
                 keep_alive(peer, SEND_TIMEOUT_SECONDS)
                 self._pending[self._run(self._serve(peer, is_remote=True))] = None
                 if len(self._pending) > PENDING_LIMIT:

@@ -220,7 +220,7 @@ class Agent:
     def _leave(self) -> None:
         """Let the ranks save and exit, and then exit: the machine is taken away."""
         self._is_leaving = True
-        print_stderr("told to leave this machine (SIGTERM): the ranks save and exit")
+        print_stderr("SIGTERM: the ranks save and exit, and this agent leaves the machine")
         self._ranks.signal_all(signal.SIGTERM)
 
     def _resign(self, consequence: str) -> None:

@@ -159,7 +159,7 @@ class RankGpus:
                     renewed_at=now,
                 )
                 self._ledger.write([*leases, lease])
-                # Look again after writing: whoever claims a GPU looks for leases last.
+                # Look again after writing: a claim of a GPU looks for leases last.
                 if not is_claimed(gpu):
                     self._waits.pop(order.rank, None)
                     return lease

@@ -1,8 +1,8 @@
 """Kubernetes, through its official client: one Pod for each agent.
 
 The client finds its cluster as `kubectl` does, or inside one by its service account, which may only
-create, get, list and delete Pods. So the order to join is in the Pod and not in a Secret: whoever
-may read Pods reads a token that is good for one process.
+create, get, list and delete Pods. So the order to join is in the Pod and not in a Secret: users
+that may read Pods read a token that is good for one process.
 """
 
 import asyncio

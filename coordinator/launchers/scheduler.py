@@ -183,7 +183,7 @@ class SchedulerLauncher:
             self._jobs.note(str(error))
         return self._watched(is_accepted=is_accepted)
 
-    # What the following are told is known already: this is the launcher of one agent.
+    # The following need no arguments: this is the launcher of one agent.
 
     async def adopt(self, job_uid: str, record: ProcessRecord | None) -> AgentProcess | None:  # noqa: ARG002
         return self._watched(is_accepted=False)

@@ -17,7 +17,7 @@ from muster.contracts.spec import JobSpec
 from muster.host.processes import module_command
 
 NOTICE_SECONDS: Final = 60
-"""How long before the end of its time an agent is told, so that its ranks save."""
+"""How long before the end of its time an agent gets a signal, so that its ranks save."""
 
 COMMAND_SECONDS: Final = 30.0  # Slurm's own limits are below that
 

@@ -39,7 +39,7 @@ _REASONS: Final = {
     "Could not resolve": "no address of {host} is known: correct its host: in cluster.yaml",
     "IDENTIFICATION HAS CHANGED": "its host key has changed: if it should, `ssh-keygen -R {host}`",
     "Host key verification failed": "its host key is not known: log in by hand once",
-    "Permission denied": "it lets nobody in without a password: run `ssh-copy-id {login}`",
+    "Permission denied": "it wants a password: run `ssh-copy-id {login}`",
     "Connection refused": "nothing listens on its SSH port: start sshd there",
     "banner exchange": "what listens on its SSH port does not answer: restart sshd there",
     "timed out|No route to host|unreachable": "it does not answer: is it on, and host: right?",
@@ -111,7 +111,7 @@ class SshMaster:
         """Run a command on the host. Raises OSError.
 
         The line breaks with the connection, also if ssh has made another one for it: the agent has
-        to hear of our next address.
+        to learn our next address.
         """
         line = Line([*self._words("ControlMaster=no"), *command], self._environ)
         self._lines.add(line)

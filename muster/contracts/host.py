@@ -35,7 +35,7 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0.0
 
     def warnings(self) -> Iterator[str]:
-        """Yield what a person should mend there, in sentences."""
+        """Yield what a person should correct there, in sentences."""
         if self.disk_free_mb is not None and self.disk_free_mb < FREE_LIMIT_MB:
             yield f"{self.disk_free_mb} MiB are free in its data directory: make room there"
         if abs(seconds := self.clock_offset_seconds) > CLOCK_LIMIT_SECONDS:

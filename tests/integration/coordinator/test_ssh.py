@@ -151,7 +151,7 @@ def sshd(tmp_path: Path) -> Iterator[Sshd]:
 @pytest.mark.parametrize(
     ("lines", "client", "why"),
     [
-        ("AuthorizedKeysFile none", "", "it lets nobody in without a password: run `ssh-copy-id"),
+        ("AuthorizedKeysFile none", "", "it wants a password: run `ssh-copy-id"),
         ("AllowTcpForwarding no", "", "it forwards no port: set AllowTcpForwarding yes"),
         ("", "StrictHostKeyChecking yes", "its host key is not known: log in by hand once"),
         (
