@@ -160,9 +160,9 @@ def get_leaderboard(
 ) -> Response:
     """Return the newest 1000 jobs of a sweep, without `sweep` of the only one: best first."""
     known = state.jobs.sweeps()
-    if sweep is None and len(known) == 1:
+    if not sweep and len(known) == 1:
         (sweep,) = known
-    if sweep is None:
+    if not sweep:
         return reply(compare(None, [], [], known))
     if sweep not in known:
         raise Problem(HTTPStatus.NOT_FOUND, "sweep-not-found", which_sweep(known))

@@ -84,7 +84,7 @@ _QUERIES: Mapping[str, str] = {
     "label": "team:vision",
     "sort": "created_at",
     "grep": "line",
-    "sweep": "lr",
+    "sweep": "",
     "after": "0.0:0",
     "cursor": encode_cursor((NOON, ORDINARY)),
 }

@@ -73,6 +73,8 @@ class Slurm:
         """Kill it once it has written down what it knows."""
         now = time.time()
         state = self._root / "state" / "job_state"
+        held = self.run("sbatch", "--parsable", "--hold", "--output=/dev/null", "--wrap=true")
+        self.run("scancel", held.strip())  # a change, so that it writes
         await_value(lambda: state.exists() and state.stat().st_mtime > now, lambda: "no state")
         assert self.controller is not None
         self.controller.send_signal(signal.SIGKILL)
