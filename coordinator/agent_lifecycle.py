@@ -323,20 +323,31 @@ class AgentLifecycle:
             job.note("hosts_differ", f"hosts differ ({hosts}): {why}")
 
     async def _wait_for_end(self, job: TrackedJob, host: str, observe: Observe) -> str:
-        status = None
-        if (agent := job.agents.get(host)) is not None:
-            started = job.snapshot.agents[host]
-            while not (await asyncio.wait([agent.ended], timeout=WAIT_SECONDS))[0]:
-                if why := agent.waits():
-                    waits = AgentWaits(host=host, generation=started.generation, message=why)
-                    observe(job.snapshot.uid, waits)
+        agent, status = job.agents.get(host), None
+        if agent is not None and agent.is_evidence:
             status = await agent.ended
-            while not agent.is_evidence and _is_heard(job, started):  # noqa: ASYNC110
-                await asyncio.sleep(WAIT_SECONDS)
+        elif agent is not None:
+            status = await self._wait_for_scheduler(job, host, agent, observe)
         ending = "ended" if status is None else status
         if isinstance(ending, int):
             ending = describe_status(ending)
         return f"{job.snapshot.agent_name(host)} {ending}; another one is started"
+
+    async def _wait_for_scheduler(
+        self, job: TrackedJob, host: str, agent: AgentProcess, observe: Observe
+    ) -> int | str | None:
+        """Return how an agent has ended; report meanwhile why its scheduler has not started it."""
+        started = job.snapshot.agents[host]
+        try:
+            while not (await asyncio.wait([agent.ended], timeout=WAIT_SECONDS))[0]:
+                if why := agent.waits():
+                    waits = AgentWaits(host=host, generation=started.generation, message=why)
+                    observe(job.snapshot.uid, waits)
+            while _is_heard(job, started):  # noqa: ASYNC110
+                await asyncio.sleep(WAIT_SECONDS)
+            return await agent.ended
+        finally:
+            agent.ended.cancel()  # the host was given up, or we end
 
     def joining(
         self, job: TrackedJob | None, request: JoinRequest

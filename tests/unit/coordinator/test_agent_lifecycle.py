@@ -226,19 +226,26 @@ def test_the_late_end_of_an_agent_does_not_touch_the_next_one(
     assert lost_elsewhere(tmp_path, elsewhere, serve_late) == ([], [])
 
 
-def test_nobody_waits_for_an_agent_that_was_given_up(elsewhere: TrackedJob, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_evidence", [True, False])
+def test_nobody_waits_for_an_agent_that_was_given_up(
+    elsewhere: TrackedJob, tmp_path: Path, *, is_evidence: bool
+) -> None:
     async def give_up() -> None:
         others = {ELSEWHERE: OtherHost()}
         lifecycle = AgentLifecycle(OtherHost(), others, service_settings(tmp_path), holds_lease)
         ended = asyncio.get_running_loop().create_future()
-        elsewhere.agents[ELSEWHERE] = AgentProcess(job_uid="", record=None, ended=ended)
+        elsewhere.agents[ELSEWHERE] = AgentProcess(
+            job_uid="", record=None, ended=ended, is_evidence=is_evidence
+        )
         await lifecycle.adopt(elsewhere, lambda *_: None)
         assert not lifecycle.is_idle
+        await asyncio.sleep(0)  # it waits for the end
         lifecycle.give_up(elsewhere, ELSEWHERE)
         async with asyncio.timeout(DEADLINE_SECONDS):
             while not lifecycle.is_idle:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         assert elsewhere.agents == {}
+        assert ended.cancelled()
 
     asyncio.run(give_up())
 
