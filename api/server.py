@@ -241,7 +241,6 @@ def _build_state(
             random_hex=partial(secrets.token_hex, 16),
             checkpoint_dir_of=checkpoint_dir_of,
             search_path=os.environ.get("PATH"),
-            shared_dirs=lambda: {name: it.shared_dir for name, it in hosts.all().items()},
         ),
         submission_queue=SubmissionQueue(store),
         data_dir=data_dir,

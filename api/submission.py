@@ -7,7 +7,7 @@ than by a rank minutes later.
 import asyncio
 import base64
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,7 +29,7 @@ from muster.checkpoints.listing import (
     values_of_newest,
 )
 from muster.cluster.description import Cluster
-from muster.cluster.placement import RankRequest, place, requests_of
+from muster.cluster.placement import RankRequest, place
 from muster.contracts.errors import InvalidDescription
 from muster.contracts.job import JobId
 from muster.contracts.location import InvalidLocation, parse_location
@@ -61,7 +61,6 @@ class Submission:
     spec: JobSpec
     message: str | None
     shards: int | None  # of the data set; None for a command
-    shared_hosts: tuple[str, ...] = ()  # see `database.records.Job`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +76,6 @@ class Submitter:
     """Of a stored job; None for any other id."""
     search_path: str | None
     """Where ranks look for programs (PATH), unless their job has its own."""
-    shared_dirs: Callable[[], Mapping[str, str | None]] = dict
-    """By host: the directory that it was proven to share with the coordinator's."""
 
     def prepare(self, request: JobRequest) -> Submission:
         """Return what to store.
@@ -101,12 +98,7 @@ class Submitter:
             may = ", ".join(sorted(self.settings.engines))
             words = f"this service may use {may}: add {spec.engine} to its MUSTER_ENGINES"
             raise invalid_field("body", "engine", words)
-        # Each host of a scheduler proves that it shares the directory when its agent starts.
-        is_on_disk = isinstance(completed.checkpoint_dir, Path)
-        shared_hosts = spec.scheduled_hosts if is_on_disk else ()
-        if self.cluster is not None and not spec.scheduled_hosts:
-            shared_hosts = _shared_hosts(completed, self.cluster, self.shared_dirs())
-        _check_hosts(job_id, completed, self.cluster, shared_hosts)
+        _check_hosts(job_id, completed.spec, self.cluster)
         _refuse_missing_files(spec, completed, self.search_path)
         with refusing("dataset_dir"):
             synthetic_dir = DataDir(self.settings.data_dir).synthetic_dataset
@@ -125,7 +117,6 @@ class Submitter:
             spec=completed.spec,
             message=message,
             shards=shards,
-            shared_hosts=shared_hosts,
         )
 
     def _job_id(self, request: JobRequest) -> JobId:
@@ -188,29 +179,8 @@ def refusing(field: str) -> Iterator[None]:
         raise invalid_field("body", field, str(error)) from error
 
 
-def _shared_hosts(
-    completed: Completed, cluster: Cluster, shared_dirs: Mapping[str, str | None]
-) -> tuple[str, ...]:
-    """Return the hosts on which a job may run because they share its directory of checkpoints.
-
-    Ranks that train together have one saver: either every host shares the directory, or the saver
-    has to be on the coordinator's: then none are returned.
-    """
-    spec, place = completed.spec, completed.checkpoint_dir
-    allowed = [it for it in cluster.nodes if spec.hosts is None or it.name in spec.hosts]
-    others = [it.name for it in allowed if it.transport != "local"]
-    sharing = [name for name in others if shared_dirs.get(name) == str(place)]
-    is_partly = spec.mode == "synchronous" and len(sharing) < len(others)
-    if is_partly or not sharing or not isinstance(place, Path):
-        return ()
-    return tuple(it.name for it in allowed if it.name in sharing or it.name not in others)
-
-
-def _check_hosts(
-    job_id: JobId, completed: Completed, cluster: Cluster | None, shared_hosts: tuple[str, ...]
-) -> None:
-    """Refuse a job whose ranks would never have a host, or would lose their checkpoints."""
-    spec = completed.spec
+def _check_hosts(job_id: JobId, spec: JobSpec, cluster: Cluster | None) -> None:
+    """Refuse a job whose ranks would never have a host."""
     if spec.scheduled_hosts:
         return
     if cluster is None:
@@ -233,15 +203,6 @@ def _check_hosts(
             "world_size",
             f"only {spec.world_size - len(missing)} of {spec.world_size} ranks fit on the cluster "
             f"while it is free ({missing[0]}): ask for fewer, or see muster plan",
-        )
-    requests = requests_of(cluster, job_id, spec, shared_hosts=shared_hosts)
-    if not all(it.chosen for it in place(cluster, requests)):
-        raise invalid_field(
-            "body",
-            "checkpoint_dir",
-            f"{completed.checkpoint_dir} is a directory of this host, and ranks of the job would "
-            "run on others, which do not all share it: use s3://BUCKET/PREFIX, or a CHECKPOINT_DIR "
-            "that they share (muster hosts shows it), or ask for as many ranks as fit here",
         )
 
 

@@ -25,7 +25,7 @@ from muster.contracts.attach import LaunchAgent, OrderFailed
 from muster.contracts.environ import agent_heartbeat_seconds, process_tag
 from muster.contracts.host import HostFacts, common_environment
 from muster.contracts.job import JobUid, Reason
-from muster.contracts.location import InvalidLocation
+from muster.contracts.location import InvalidLocation, parse_location
 from muster.contracts.messages import (
     AdoptedRank,
     AgentAssignment,
@@ -310,7 +310,7 @@ class AgentLifecycle:
             return
         if snapshot.is_scheduled:
             return  # nothing is known of machines that it has not got yet
-        known, names = await self._facts(), snapshot.shared_hosts or snapshot.spec.hosts
+        known, names = await self._facts(), snapshot.spec.hosts
         if job.attachment.numeric_environment is not None:
             return  # chosen for another agent, meanwhile or before
         facts = {host: known[host] for host in names or snapshot.hosts if host in known}
@@ -416,9 +416,7 @@ class AgentLifecycle:
             # The launcher adds the keys.
             store_keys={} if job.places is not None and job.places.uses_store else None,
             environment=(job.attachment.numeric_environment or {}).get(host, {}),
-            shared_dir=snapshot.spec.checkpoint_dir
-            if snapshot.shared_hosts and not agent.is_local
-            else None,
+            checkpoint_dir=None if agent.is_local else _directory_of_checkpoints(snapshot.spec),
             adopted=tuple(
                 AdoptedRank(
                     rank=rank.rank,
@@ -464,6 +462,12 @@ def _fail_if_refused(job: TrackedJob, error: NotStarted, observe: Observe) -> No
         words = f"{job.snapshot.spec.engine} does not take the job: {error}"
         failure = JobFailure(reason=Reason.ENGINE_REFUSED, message=words)
         observe(job.snapshot.uid, JobFailed(failure=failure))
+
+
+def _directory_of_checkpoints(spec: JobSpec) -> str | None:
+    """Return None for an object store."""
+    place = parse_location(spec.checkpoint_dir or "")
+    return str(place) if isinstance(place, Path) else None
 
 
 def _is_heard(job: TrackedJob, which: AgentSnapshot | JoinRequest) -> bool:

@@ -19,6 +19,7 @@ from typing import Final, Protocol
 import msgspec
 import structlog
 
+from coordinator.checkpoint_receiver import CheckpointReceiver, JobDirectories
 from coordinator.log_receiver import Disk, LogListener, receive_logs
 from muster.contracts.attach import LaunchAgent, OrderFailed
 from muster.contracts.errors import AuthenticationFailed, WireError
@@ -37,9 +38,11 @@ from muster.contracts.messages import (
     KeyAnswer,
     KeyRequest,
     LogHello,
+    StoreHello,
     Welcome,
 )
 from muster.contracts.wire import (
+    CONTROL_FRAME_LIMIT_BYTES,
     PREFIX_BYTES,
     FrameReader,
     decode_agent_message,
@@ -50,6 +53,7 @@ from muster.contracts.wire import (
 )
 from muster.host.files import publish_address, read_coordinator_address
 from muster.host.peers import SEND_TIMEOUT_SECONDS, is_same_user, keep_alive
+from muster.host.sealed_line import Cipher, SealedLine
 
 HELLO_TIMEOUT_SECONDS: Final = 10.0  # a peer that has not said hello by then is disconnected
 
@@ -85,6 +89,9 @@ class Listener(LogListener, Protocol):
     ) -> AbstractAsyncContextManager[LaunchAgent | OrderFailed]:
         """Answer the parent of an agent that a scheduler has started, until it is done with it."""
 
+    def checkpoint_directories(self, hello: StoreHello) -> JobDirectories | None:
+        """Return where the job of a storage process saves; None if it was not started for it."""
+
     def is_expected(self, hello: AgentHello) -> bool:
         """Return True for the agent that was started for its job."""
 
@@ -99,19 +106,28 @@ class Listener(LogListener, Protocol):
         """Take a message of the agent that said `hello` when it connected."""
 
 
+class _InClear:
+    """The cipher of a connection within this host."""
+
+    def seal(self, data: bytes | memoryview) -> bytes:
+        return bytes(data)
+
+    def open(self, sealed: bytes | bytearray) -> bytes:
+        return bytes(sealed)
+
+
 @dataclass(slots=True, kw_only=True)
 class _Connection:
     """One connection of an agent; payloads are sealed once both ends have the keys."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    seal: Callable[[bytes], bytes] = bytes
-    open: Callable[[bytes], bytes] = bytes
+    cipher: Cipher = field(default_factory=_InClear)
     frames: FrameReader = field(default_factory=FrameReader)
     hello: AgentHello | None = None
 
     def send(self, message: CoordinatorMessage | KeyAnswer | ReceiverMessage) -> None:
-        self.writer.write(frame(self.seal(encode(message))))
+        self.writer.write(frame(self.cipher.seal(encode(message))))
 
     async def receive_one(self, limit_bytes: int = HELLO_LIMIT_BYTES) -> bytes:
         """Return the payload of a frame, by default one before, or with, the hello.
@@ -119,7 +135,7 @@ class _Connection:
         Raises `WireError`, `EOFError`, OSError.
         """
         length = frame_length(await self.reader.readexactly(PREFIX_BYTES), limit_bytes)
-        return self.open(await self.reader.readexactly(length))
+        return self.cipher.open(await self.reader.readexactly(length))
 
     async def receive(self) -> list[bytes] | None:
         """Return the payloads that have come; None at the end.
@@ -129,7 +145,7 @@ class _Connection:
         """
         data = await self.reader.read(READ_BYTES)
         try:
-            return [self.open(payload) for payload in self.frames.feed(data)] if data else None
+            return [*map(self.cipher.open, self.frames.feed(data))] if data else None
         except WireError as error:
             raise AuthenticationFailed(str(error)) from error
 
@@ -158,6 +174,7 @@ class AgentServer:
         self._connections: dict[tuple[JobUid, str], _Connection] = {}
         self._senders: dict[tuple[JobUid, str], tuple[asyncio.Task[None], _Connection]] = {}
         """Of logs, by job and host."""
+        self._receivers: list[CheckpointReceiver] = []
         self._disk = Disk()
         self._sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -183,6 +200,8 @@ class AgentServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for listening in self._sockets:
             listening.close()
+        for receiver in self._receivers:
+            receiver.end()
         self._disk.close()
 
     async def flush(self) -> None:
@@ -260,6 +279,8 @@ class AgentServer:
                 self._pending.pop(task, None)
             if isinstance(said, LogHello):
                 await self._receive_logs(said, connection)
+            elif isinstance(said, StoreHello):
+                self._receive_checkpoints(said, connection)
             elif isinstance(said, JoinRequest):
                 await self._let_join(said, connection)
             else:
@@ -267,7 +288,7 @@ class AgentServer:
 
     async def _receive_hello(
         self, connection: _Connection, *, is_remote: bool
-    ) -> tuple[AgentVersion | LogHello | JoinRequest, bytes]:
+    ) -> tuple[AgentVersion | LogHello | StoreHello | JoinRequest, bytes]:
         """Return what every version can read of an agent's hello, and all of it.
 
         Raises `WireError` if it is no hello, `AuthenticationFailed`, `EOFError`, OSError.
@@ -282,8 +303,8 @@ class AgentServer:
             raise WireError("an agent of another host has not asked for keys")
         if isinstance(said, KeyRequest):
             raise WireError("an agent asked for keys again")
-        if isinstance(said, LogHello | JoinRequest) and not is_sealed:
-            raise WireError("a sender of logs, or an agent's parent, has not asked for keys")
+        if not (is_sealed or isinstance(said, AgentVersion)):
+            raise WireError("a process of another host has not asked for keys")
         return said, payload
 
     def _seal(self, connection: _Connection, request: KeyRequest, payload: bytes) -> None:
@@ -296,8 +317,7 @@ class AgentServer:
             raise WireError("an agent is not expected")
         answer = KeyAnswer(nonce=secrets.token_bytes(NONCE_BYTES))
         connection.send(answer)
-        cipher = agent_cipher(digest, payload, encode(answer), is_agent=False)
-        connection.seal, connection.open = cipher.seal, cipher.open
+        connection.cipher = agent_cipher(digest, payload, encode(answer), is_agent=False)
 
     async def _receive_logs(self, hello: LogHello, connection: _Connection) -> None:
         key, task = (JobUid(hello.job_uid), hello.host), asyncio.current_task()
@@ -316,9 +336,22 @@ class AgentServer:
             if self._senders.get(key) == (task, connection):
                 del self._senders[key]
 
+    def _receive_checkpoints(self, hello: StoreHello, connection: _Connection) -> None:
+        """Hand a connection, on which nothing more has come yet, to a thread of its own."""
+        directories = self._listener.checkpoint_directories(hello)
+        if directories is None:
+            return
+        channel = connection.writer.get_extra_info("socket").dup()
+        connection.writer.close()  # the event loop reads no more
+        channel.settimeout(None)
+        line = SealedLine(channel, connection.cipher, CONTROL_FRAME_LIMIT_BYTES)
+        receiver = CheckpointReceiver(line, directories, hello.host)
+        self._receivers = [it for it in self._receivers if it.is_alive()] + [receiver]
+        receiver.start()
+
     async def _let_join(self, request: JoinRequest, connection: _Connection) -> None:
         async with self._listener.joining(request) as answer:
-            connection.writer.write(frame(connection.seal(msgspec.json.encode(answer))))
+            connection.writer.write(frame(connection.cipher.seal(msgspec.json.encode(answer))))
             async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
                 await connection.reader.read()  # to its end: the probe file is needed until then
 

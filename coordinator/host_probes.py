@@ -91,12 +91,7 @@ class HostProbes:
     async def _ask(self, known: HostRecord) -> HostRecord:
         launcher, directory = self._launchers[known.host], self._checkpoint_dir
         try:
-            try:
-                probed = await launcher.probe(directory)
-            except OSError as error:  # of our own disk, and no fault of the host
-                words = f"cannot tell which hosts share {directory}: {error}"
-                _LOG.warning(words, action="not_probed", host=known.host)
-                probed = await launcher.probe()
+            probed = await launcher.probe(directory)
         except NotStarted as error:
             return replace(known, problem=str(error))
         return HostRecord(

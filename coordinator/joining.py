@@ -46,7 +46,7 @@ class Joins:
         joined = msgspec.structs.replace(assignment, token=request.token, is_joined=True)
         secrets_dir = Path(assignment.secrets_dir)
         complete = await asyncio.to_thread(self._values.complete, joined, secrets_dir)
-        async with probe_file(assignment.shared_dir) as probe:
+        async with probe_file(assignment.checkpoint_dir) as probe:
             yield LaunchAgent(assignment=complete, environment=self._values.given, probe=probe)
 
     def _refusal(self, request: JoinRequest) -> str:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -20,6 +21,7 @@ import structlog
 from coordinator.agent_lifecycle import AgentLifecycle
 from coordinator.agent_requests import ONE_HOST, Executor
 from coordinator.agents import AgentServer
+from coordinator.checkpoint_receiver import JobDirectories
 from coordinator.decide.actions import (
     AgentConnected,
     AgentDisconnected,
@@ -47,6 +49,7 @@ from muster.contracts.messages import (
     LogHello,
     RankDied,
     RankSaid,
+    StoreHello,
 )
 from muster.contracts.paths import JobFiles, LogName
 from muster.contracts.token import matches
@@ -124,7 +127,9 @@ class CoordinatorLoop:
 
     # What agents report (coordinator.agents.Listener)
 
-    def token_sha256(self, claim: AgentHello | KeyRequest | LogHello | JoinRequest) -> str | None:
+    def token_sha256(
+        self, claim: AgentHello | KeyRequest | LogHello | StoreHello | JoinRequest
+    ) -> str | None:
         job = self._jobs.tracked.get(JobUid(claim.job_uid))
         agent = None if job is None else job.snapshot.agents.get(claim.host)
         if job is None or agent is None or claim.generation != agent.generation:
@@ -137,9 +142,12 @@ class CoordinatorLoop:
         job = self._jobs.tracked.get(JobUid(request.job_uid))
         return self._lifecycle.joining(job if self.is_expected(request) else None, request)
 
-    def is_expected(self, hello: AgentHello | JoinRequest) -> bool:
+    def _has_token(self, hello: AgentHello | JoinRequest | LogHello | StoreHello) -> bool:
         digest = self.token_sha256(hello)
-        if digest is None or not matches(hello.token, digest):
+        return digest is not None and matches(hello.token, digest)
+
+    def is_expected(self, hello: AgentHello | JoinRequest) -> bool:
+        if not self._has_token(hello):
             return False
         return self._jobs.tracked[JobUid(hello.job_uid)].snapshot.agents[hello.host].is_wanted
 
@@ -154,6 +162,13 @@ class CoordinatorLoop:
         job = self._jobs.tracked.get(JobUid(hello.job_uid))
         if job is not None and job.snapshot.is_scheduled:
             job.addresses[hello.host] = hello.address
+        if job is not None and hello.sends_checkpoints and hello.host not in job.senders:
+            job.senders.add(hello.host)
+            spec = job.snapshot.spec
+            words = f"{hello.host} does not share {spec.checkpoint_dir}: it sends its checkpoints"
+            if spec.command is not None:
+                words += f", and files that the program itself writes there stay on {hello.host}"
+            job.note("checkpoints_sent", words, self._now().wall)
         connected = AgentConnected(host=hello.host, generation=hello.generation)
         self.observe(JobUid(hello.job_uid), connected)
 
@@ -176,13 +191,19 @@ class CoordinatorLoop:
             case _:
                 self.observe(uid, message)
 
+    def checkpoint_directories(self, hello: StoreHello) -> JobDirectories | None:
+        job = self._jobs.tracked.get(JobUid(hello.job_uid))
+        if job is None or not self._has_token(hello):
+            return None
+        spec = job.snapshot.spec
+        place = Path(spec.checkpoint_dir or "")
+        earlier = None if spec.resume_from is None else place / spec.resume_from
+        return JobDirectories(own=place / job.snapshot.job_id, inherited=earlier)
+
     # What their senders of logs need (coordinator.log_receiver.LogListener)
 
     def log_home(self, hello: LogHello) -> JobFiles | None:
-        digest = self.token_sha256(hello)
-        if digest is None or not matches(hello.token, digest):
-            return None
-        return self._jobs.files(JobUid(hello.job_uid))
+        return self._jobs.files(JobUid(hello.job_uid)) if self._has_token(hello) else None
 
     def may_send(self, hello: LogHello, name: LogName) -> bool:
         job = self._jobs.tracked.get(JobUid(hello.job_uid))

@@ -124,7 +124,6 @@ def snapshot_of(
         # The message of a job without a reason is its note.
         note=job.message if job.reason is None else None,
         hosts=hosts,
-        shared_hosts=job.shared_hosts,
         agents={**fresh, **{row.host: _agent_of(row, hosts, agents, now) for row in rows.agents}},
         restore=_restore_of(job, rows.ranks),
         failure=failure,

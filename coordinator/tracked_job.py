@@ -70,6 +70,7 @@ class TrackedJob:
     leaving: frozenset[int] = frozenset()  # workers whose leave request was folded in
     agents: dict[str, AgentProcess] = field(default_factory=dict)  # by host: those that may run
     addresses: dict[str, str] = field(default_factory=dict)
+    senders: set[str] = field(default_factory=set)  # hosts that send their checkpoints
     """By host: where the agents say that others reach them, if no description says so."""
     repeat_to: set[str] = field(default_factory=set)
     """Hosts whose agent has connected and may have missed requests."""

@@ -72,7 +72,6 @@ class NewJob:
     message: str | None = None
     idempotency: IdempotencyKey | None = None
     actor: str | None = None
-    shared_hosts: tuple[str, ...] = ()  # see `Job`
 
 
 class Jobs:
@@ -125,7 +124,6 @@ class Jobs:
                 spec=new.spec,
                 status=JobStatus.QUEUED,
                 message=new.message,
-                shared_hosts=new.shared_hosts,
                 created_at=created_at,
                 updated_at=created_at,
             )

@@ -85,9 +85,6 @@ class Job:
     numeric_environment: dict[str, dict[str, str]] | None = None
     """By host: the variables with which all hosts of the job compute the same bits, chosen before
     its first rank and for good; None before. Of a host that came later there are none."""
-    shared_hosts: tuple[str, ...] = ()
-    """Hosts that shared its directory of checkpoints when it was submitted, if it relies on that:
-    its ranks run there only."""
 
     @property
     def world_size(self) -> int:

@@ -246,6 +246,7 @@ class Agent:
                 boot_id=boot_id(),
                 node=platform.node(),
                 address=self._link.own_address,
+                sends_checkpoints=self._assignment.sends_checkpoints,
             )
         )
         for message in self._ranks.state():

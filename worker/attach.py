@@ -112,11 +112,7 @@ def _free_mb(directory: Path) -> int:
 
 
 def _launch(order: LaunchAgent, limits: ShellLimits) -> None:
-    assignment = order.assignment
-    if order.probe is not None and not shares_directory(order.probe):
-        raise OSError(
-            f"{order.probe.directory} is not that of the coordinator's host: mount it there again"
-        )
+    assignment = with_checkpoints(order).assignment
     files = JobFiles(Path(assignment.job_root))
     if (free_mb := _free_mb(files.root)) < FREE_LIMIT_MB:
         raise OSError(f"only {free_mb} MiB are free in {files.root.parents[1]}: make room there")
@@ -137,6 +133,13 @@ def _launch(order: LaunchAgent, limits: ShellLimits) -> None:
     agent = identify(process.pid, or_zombie=True)
     if agent is not None:  # always: it is not reaped yet
         _watch(agent, process.wait)
+
+
+def with_checkpoints(order: LaunchAgent) -> LaunchAgent:
+    """Return the order as it is for this host, which may share the directory of checkpoints."""
+    sends = order.probe is not None and not shares_directory(order.probe)
+    assignment = msgspec.structs.replace(order.assignment, sends_checkpoints=sends)
+    return msgspec.structs.replace(order, assignment=assignment)
 
 
 def _find(order: WatchAgent) -> ProcessRecord | None:

@@ -93,12 +93,13 @@ def helper_tag(assignment: AgentAssignment, name: str) -> str:
 
 def storage_process(assignment: AgentAssignment, files: JobFiles) -> HelperProcess | None:
     """Return what keeps the job's storage process alive; that of an earlier agent goes on."""
-    if assignment.store_keys is None:
+    if not assignment.has_storage:
         return None
     order = StorageAssignment(
         socket=str(files.storage_socket),
         stop_grace_seconds=assignment.stop_grace_seconds,
-        keys=assignment.store_keys,
+        keys=assignment.store_keys or {},
+        agent=_without_secrets(assignment) if assignment.sends_checkpoints else None,
     )
     return HelperProcess(
         "worker.storage",
@@ -113,11 +114,14 @@ def log_sender(assignment: AgentAssignment, files: JobFiles) -> HelperProcess | 
     """Return what sends the logs of this host to that of the coordinator."""
     if not assignment.is_remote:
         return None
-    without_secrets = msgspec.structs.replace(assignment, shared_env={}, store_keys=None)
     return HelperProcess(
         "worker.log_sender",
-        without_secrets,
+        _without_secrets(assignment),
         environ={**os.environ, PROCESS_TAG: helper_tag(assignment, "logs")},
         log=files.agent_log,
         grace_seconds=SENDER_GRACE_SECONDS,
     )
+
+
+def _without_secrets(assignment: AgentAssignment) -> AgentAssignment:
+    return msgspec.structs.replace(assignment, shared_env={}, store_keys=None)

@@ -29,15 +29,15 @@ from muster.contracts.job import JobUid
 from muster.contracts.messages import NONCE_BYTES, AgentAssignment, JoinRequest
 from muster.contracts.paths import JobFiles
 from muster.contracts.wire import CONTROL_FRAME_LIMIT_BYTES, encode
-from muster.host.files import shares_directory
 from muster.host.limits import ShellLimits
 from muster.host.processes import adopt_orphans
 from muster.runtime.agent_process import start_agent
 from muster.runtime.archive import claim_directory
 from muster.runtime.stderr_messages import print_stderr
+from worker.attach import with_checkpoints
 from worker.containment import kill_descendants
 from worker.helpers import SENDER_GRACE_SECONDS
-from worker.home_line import HomeLine
+from worker.home_line import home_line
 from worker.log_sender import LogSender
 
 ROUTE_SECONDS: Final = 120.0  # for the way home, which a coordinator's successor may have to open
@@ -80,16 +80,14 @@ def ask(order: JoinOrder) -> LaunchAgent | JoinExit:
         if time.monotonic() >= deadline:
             break
         try:
-            with closing(HomeLine(order, address, CONTROL_FRAME_LIMIT_BYTES)) as line:
+            with closing(home_line(order, address, CONTROL_FRAME_LIMIT_BYTES)) as line:
                 line.send(encode(request))
                 answer = _DECODER.decode(line.receive())
                 if isinstance(answer, OrderFailed):
                     print_stderr(answer.message)
                     return JoinExit.REFUSED
-                if answer.probe is not None and not shares_directory(answer.probe):
-                    print_stderr(f"{answer.probe.directory} is not that of the coordinator's host")
-                    return JoinExit.NOT_SHARED
-                return answer
+                # Looked at now: the coordinator removes the file when this connection ends.
+                return with_checkpoints(answer)
         except (OSError, WireError, AuthenticationFailed) as error:
             is_closed = isinstance(error, ConnectionResetError)
             closed_since = (closed_since or time.monotonic()) if is_closed else None

@@ -18,7 +18,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
 from typing import Final
 
@@ -43,7 +42,7 @@ from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK, JobFiles, LogName
 from muster.contracts.wire import decode_receiver_message, encode
 from muster.host import files as host_files
 from muster.logs.log_file import open_log
-from worker.home_line import HomeLine
+from worker.home_line import coordinator_addresses, home_line
 
 PASS_SECONDS: Final = 0.25  # between two looks at all files, as often as the agent notes times
 PAUSE_FACTOR: Final = 10  # with many files a look takes longer, and its pause so many times that
@@ -53,13 +52,13 @@ RETRY_SECONDS: Final = 0.5
 
 
 class Channel:
-    """The conversation of `muster.contracts.log_parts` on a `HomeLine`, which raises its errors."""
+    """The conversation of `muster.contracts.log_parts` on a line, which raises its errors."""
 
     def __init__(self, own: AgentAssignment, address: CoordinatorAddress) -> None:
         self.is_asked_to_drain = False
         self._unkept_bytes = 0
         owner = JobFiles(Path(own.job_root)).owner.stat()
-        self._line = HomeLine(own, address, FRAME_LIMIT_BYTES)
+        self._line = home_line(own, address, FRAME_LIMIT_BYTES)
         hello = LogHello(
             job_uid=own.job_uid,
             host=own.host,
@@ -253,9 +252,7 @@ class LogSender:
         self._is_ending = True
 
     def run(self) -> None:
-        fixed, file = cycle(self._own.coordinators), Path(self._own.address_file)
-        while True:
-            address = next(fixed, None) or host_files.read_coordinator_address(file)
+        for address in coordinator_addresses(self._own):
             with suppress(OSError, WireError, AuthenticationFailed):
                 if address is not None:
                     with closing(Channel(self._own, address)) as channel:

@@ -18,7 +18,13 @@ from typing import Final
 import msgspec
 
 from muster.contracts.agent import LOCAL_HOST
-from muster.contracts.environ import AGENT_SOCKET, ERROR_FILE, ORPHAN_TIMEOUT, STORAGE_SOCKET
+from muster.contracts.environ import (
+    AGENT_SOCKET,
+    ERROR_FILE,
+    ORPHAN_TIMEOUT,
+    SENDS_CHECKPOINTS,
+    STORAGE_SOCKET,
+)
 from muster.contracts.messages import (
     AdoptedRank,
     AgentAssignment,
@@ -81,12 +87,15 @@ class RankTable:
         secrets: RankSecrets,
     ) -> None:
         self._gpus = RankGpus(assignment)
-        self._files = JobFiles(Path(assignment.job_root))
+        self._files = files = JobFiles(Path(assignment.job_root))
         self._selector = selector
         self._starter = starter
         self._report = report
         self._orphan_timeout_seconds = assignment.orphan_timeout_seconds
-        self._has_storage = assignment.store_keys is not None
+        self._storage = {
+            STORAGE_SOCKET: str(files.storage_socket) if assignment.has_storage else "",
+            SENDS_CHECKPOINTS: str(int(assignment.sends_checkpoints)),
+        }
         self._max_log_bytes = assignment.max_log_bytes
         self._next_logs_check = 0.0
         self._are_logs_full = False
@@ -153,7 +162,7 @@ class RankTable:
             **order.environment,
             **({"CUDA_VISIBLE_DEVICES": ",".join(uuids)} if uuids else {}),
             AGENT_SOCKET: str(self._socket),
-            STORAGE_SOCKET: str(self._files.storage_socket) if self._has_storage else "",
+            **self._storage,
             ORPHAN_TIMEOUT: repr(self._orphan_timeout_seconds),
             ERROR_FILE: str(self._files.error_file(order.rank, order.attempt)),
         }

@@ -1,8 +1,10 @@
 """The storage process: ``python -P -m muster worker.storage``, one per job and host.
 
-It is the only process of a job that talks to the object store and has its keys. Each connection has
-a thread. A request that was sent is carried out even if its rank dies. A second process waits until
-the first has ended: on SIGTERM, or when its agent and all ranks are gone.
+It is the only process of a job that talks to the object store and has its keys, or that sends
+checkpoints to the coordinator's host. Each connection has a thread. A request that was sent is
+carried out even if its rank dies. A second process waits until the first has ended: on SIGTERM, or
+when its agent and all ranks are gone. One that sends checkpoints ends with its agent, for which
+alone the coordinator takes them; a rank then sends its request again to the next process.
 """
 
 import fcntl
@@ -15,7 +17,7 @@ import threading
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -27,9 +29,10 @@ from muster.checkpoints.format import Packed, pack
 from muster.checkpoints.listing import gang_checkpoints
 from muster.checkpoints.manager import CheckpointManager, open_manager
 from muster.checkpoints.manifest import sign
+from muster.checkpoints.store import CheckpointStore, open_store
 from muster.contracts import storage
 from muster.contracts.errors import MusterError, WireError
-from muster.contracts.location import S3Location, parse_location
+from muster.contracts.location import Location, S3Location, parse_location
 from muster.contracts.storage import (
     SENTENCE_LIMIT,
     DataRequest,
@@ -48,6 +51,7 @@ from muster.datasets.sources.s3 import S3Source
 from muster.host.peers import peer_of, short_socket_path
 from muster.runtime.redaction import Redaction
 from muster.runtime.stderr_messages import print_stderr
+from worker.coordinator_store import CoordinatorLine, CoordinatorStore
 
 BACKLOG: Final = 4096  # all ranks of a job may connect at once
 CHECK_SECONDS: Final = 0.5
@@ -67,6 +71,7 @@ class Server:
         self.redaction: Final = Redaction(assignment.keys.values())
         self.locks: Final[defaultdict[str, threading.Lock]] = defaultdict(threading.Lock)
         """One for each place of checkpoints."""
+        self.agent: Final = assignment.agent
         self._agent_gone = agent_gone
         self._grace_seconds = assignment.stop_grace_seconds
         self._connections: list[Connection] = []
@@ -95,6 +100,8 @@ class Server:
         needed_at = time.monotonic()
         with suppress(_Terminated):
             while time.monotonic() < needed_at + LINGER_SECONDS:
+                if self.agent is not None and self._agent_gone.is_set():
+                    os._exit(0)
                 self._connections = [each for each in self._connections if each.is_alive()]
                 if self._connections or not self._agent_gone.is_set():
                     needed_at = time.monotonic()
@@ -124,6 +131,7 @@ class Connection(threading.Thread):
         self._server: Final = server
         self._session: OpenCheckpoints | None = None
         self._manager: CheckpointManager | None = None
+        self._line: Final = None if server.agent is None else CoordinatorLine(server.agent)
 
     def run(self) -> None:
         with self._channel, suppress(OSError, WireError):  # the rank is gone, or not ours
@@ -140,6 +148,8 @@ class Connection(threading.Thread):
                     self._answer(request, descriptors)
         if self._manager is not None:
             self._manager.close()
+        if self._line is not None:
+            self._line.close()
 
     def finish(self, seconds: float) -> None:
         """Wait until everything is carried out that was sent before."""
@@ -178,6 +188,7 @@ class Connection(threading.Thread):
                 request.job_uid,
                 is_inherited=request.is_inherited,
                 guard=self._server.locks.__getitem__,
+                open_at=self._open,
             )
             return [], msgspec.json.encode(listed)
         if isinstance(request, DataRequest):
@@ -188,12 +199,14 @@ class Connection(threading.Thread):
         # save that the rank has left behind.
         with self._server.locks[self._session.location]:
             if self._manager is None:
-                self._manager = open_manager(self._session, self._warn, reports_cost=False)
+                self._manager = open_manager(
+                    self._session, self._warn, self._open, reports_cost=False
+                )
             if isinstance(request, storage.Claim):
                 self._manager.claim()
             elif isinstance(request, storage.Restore) and (found := self._manager.restore()):
                 unsigned = msgspec.structs.replace(found.manifest, manifest_xxh3="")
-                return pack(found.state).buffers, sign(unsigned)[1]
+                return [*pack(found.state).buffers], sign(unsigned)[1]
             elif isinstance(request, storage.Save):
                 content = memoryview(mmap.mmap(descriptors[0], 0, prot=mmap.PROT_READ))
                 size, end = request.state_bytes, request.state_bytes + request.json_bytes
@@ -201,6 +214,13 @@ class Connection(threading.Thread):
                 packed = Packed([content[:size]] if size else [], size, values)
                 self._manager.save(request.step, request.position, packed)
         return [], b""
+
+    def _open(
+        self, location: Location, warn: Callable[[str], None] = lambda _sentence: None
+    ) -> CheckpointStore:
+        if self._line is None or not isinstance(location, Path):
+            return open_store(location, warn)
+        return CoordinatorStore(self._line, location, warn)
 
     def _read_data(self, request: DataRequest) -> Listing | str | list[Totals]:
         source = self._server.source(request.location)

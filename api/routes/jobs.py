@@ -317,7 +317,6 @@ async def create(
         message=submission.message,
         idempotency=key,
         actor=actor,
-        shared_hosts=submission.shared_hosts,
     )
     return await state.submission_queue.store(new)
 

@@ -13,7 +13,7 @@ from api.views import job_tag, job_view, member_list
 from database.errors import JobOver
 from database.records import Job
 from muster.cluster.description import Cluster
-from muster.cluster.placement import RankRequest, place, requests_of, use_of
+from muster.cluster.placement import RankRequest, place, use_of
 from muster.contracts.errors import InvalidDescription
 from muster.contracts.job import JobId, JobStatus
 from muster.contracts.views import JobView, MemberList
@@ -178,10 +178,7 @@ def _refuse_without_room(state: AppState, job: Job, asking: JoinRequest) -> None
         for _ in range(it.expected_on(node.name, ranks[it.job_id]))
     ]
     alone = Cluster(nodes=(node,))
-    requests = requests_of(
-        cluster, job.job_id, spec, 1, has_local=True, shared_hosts=job.shared_hosts
-    )
-    (placement,) = place(alone, requests, use_of(alone, placed))
+    (placement,) = place(alone, [RankRequest(job.job_id, spec)], use_of(alone, placed))
     if placement.chosen is None:
         raise Conflict(
             "node-unsuitable", f"{node.name} cannot run another rank of {job.job_id} ({placement})."

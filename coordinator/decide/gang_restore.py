@@ -37,7 +37,7 @@ def choose(snapshot: JobSnapshot, listed: CheckpointsListed) -> GangRestore:
     `NoCommonCheckpoint`.
     """
     spec = snapshot.spec
-    lead = save_lead(parse_location(spec.checkpoint_dir or ""))
+    lead = save_lead(parse_location(spec.checkpoint_dir or ""), len(snapshot.hosts))
     # The ranks of another job have ended: those without checkpoints do not save.
     leads = lead, lead if spec.resume_from == snapshot.job_id else 0
     for is_inherited, ranks in (False, listed.own), (True, listed.inherited):

@@ -12,7 +12,7 @@ from coordinator.decide.actions import PlaceRank
 from coordinator.decide.rank_state import RankSnapshot
 from coordinator.decide.state import AgentSnapshot, JobSnapshot
 from muster.cluster.description import Cluster
-from muster.cluster.placement import RankRequest, requests_of, use_of
+from muster.cluster.placement import RankRequest, use_of
 from muster.cluster.placement import place as place_requests
 from muster.contracts.agent import AgentState
 
@@ -32,10 +32,7 @@ def admit(
             ahead += 1
             continue
         request = RankRequest(job.job_id, job.spec)
-        requests = requests_of(
-            cluster, job.job_id, job.spec, len(ranks), shared_hosts=job.shared_hosts
-        )
-        requests = _preferring(requests, job.wanted_hosts)
+        requests = _preferring([request] * len(ranks), job.wanted_hosts)
         placements = place_requests(cluster, requests, use_of(cluster, placed))
         hosts = [it.chosen.node for it in placements if it.chosen is not None]
         # Scripts for torchrun expect that the ranks of a host follow each other.
@@ -65,15 +62,7 @@ def place(
     ]
     if not nodes:
         return
-    has_local = any(job.agent_of(rank).is_local for rank in job.in_service if rank not in waiting)
-    requests = requests_of(
-        cluster,
-        job.job_id,
-        job.spec,
-        len(waiting),
-        has_local=has_local,
-        shared_hosts=job.shared_hosts,
-    )
+    requests = [RankRequest(job.job_id, job.spec)] * len(waiting)
     present = Counter(rank.host for rank in job.in_service if rank not in waiting)
     requests = _preferring(requests, Counter(job.wanted_hosts) - present)
     uses = use_of(cluster, _placed(holding))

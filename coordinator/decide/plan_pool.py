@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Final
 
 from coordinator.decide import actions
@@ -14,7 +13,6 @@ from coordinator.decide.rank_state import RankSnapshot
 from coordinator.decide.state import GroupSnapshot, JobSnapshot, Partition
 from muster.contracts.agent import UNPLACED
 from muster.contracts.job import JobStatus, Reason, StopRequest
-from muster.contracts.location import parse_location
 
 GATHER_SECONDS: Final = 1.0
 """How long a new rank waits for others started with it: one group round is cheaper than two."""
@@ -81,8 +79,6 @@ def publish_group(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     )
     if len(members) < (1 if snapshot.is_ending else max(1, snapshot.spec.min_workers)):
         return  # the remaining members wait at their present step
-    if _saves_on_local_host(snapshot) and not snapshot.agent_of(members[0]).is_local:
-        return  # no other host may write checkpoints; a rank here starts again soon
     wanted = GroupSnapshot(
         round=snapshot.group.round + 1,
         workers=tuple(rank.attempt.worker_id or 0 for rank in members),
@@ -199,13 +195,6 @@ def lose_partitioned_host(snapshot: JobSnapshot, partition: Partition) -> Action
     lost, kept = sorted(partition.hosts, key=worth)
     why = f"{lost} and {kept} cannot reach each other: open the ports of MUSTER_RANK_PORTS"
     return actions.LoseHost(host=lost, why=why)
-
-
-def _saves_on_local_host(snapshot: JobSnapshot) -> bool:
-    """True if a job of several hosts saves on a disk: that of the coordinator's host."""
-    place = snapshot.spec.checkpoint_dir
-    is_alone = snapshot.spans_hosts and not snapshot.shared_hosts
-    return is_alone and isinstance(parse_location(place or ""), Path)
 
 
 def _are_agents_connected(snapshot: JobSnapshot) -> bool:

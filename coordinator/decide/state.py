@@ -144,8 +144,6 @@ class JobSnapshot:
     """Every host on which the job may have ranks, with an agent that was never started."""
     agents: Mapping[str, AgentSnapshot] = field(default_factory=lambda: ONE_HOST)
     """By host: of those on which the job has, or had, ranks."""
-    shared_hosts: tuple[str, ...] = ()
-    """Those that share its directory of checkpoints, if it relies on that."""
     stop: StopRequest | None = None
     stop_grace_seconds: float = 0.0
     stop_at: float = NEVER  # when this coordinator learned of the stop request or the failure

@@ -92,7 +92,7 @@ class CommandLauncher:
             address_file = str(JobFiles(Path(assignment.job_root)).coordinator_address)
             complete = replace(complete, address_file=address_file, is_forwarded=True)
         with ExitStack() as opened:
-            async with probe_file(assignment.shared_dir) as probe:
+            async with probe_file(assignment.checkpoint_dir) as probe:
                 order = LaunchAgent(
                     assignment=complete,
                     environment={**assignment.environment, **self._values.given},
@@ -236,15 +236,22 @@ class CommandLauncher:
 
 @asynccontextmanager
 async def probe_file(directory: Path | str | None) -> AsyncIterator[ProbeFile | None]:
-    """Have a probe file lie in a directory meanwhile, if there is one. Raises OSError."""
+    """Have a probe file lie in a directory meanwhile, if there is one.
+
+    If it cannot be written, which is logged, no host can read it.
+    """
     if directory is None:
         yield None
         return
     name, content = f".muster-probe-{secrets.token_hex(8)}", secrets.token_hex(16)
     probe = ProbeFile(directory=str(directory), name=name, content=content)
     try:
-        async with asyncio.timeout(DISK_SECONDS):
-            await asyncio.get_running_loop().run_in_executor(_DISK, write_probe_file, probe)
+        try:
+            async with asyncio.timeout(DISK_SECONDS):
+                await asyncio.get_running_loop().run_in_executor(_DISK, write_probe_file, probe)
+        except OSError as error:
+            words = f"cannot tell which hosts share {directory}: {str(error) or 'the disk hangs'}"
+            _LOG.warning(words, action="not_probed")
         yield probe
     finally:
         _DISK.submit(remove_probe_file, probe)

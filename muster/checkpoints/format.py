@@ -16,7 +16,7 @@ import math
 import struct
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -77,7 +77,7 @@ _HEADER: Final = msgspec.json.Decoder(dict[str, _Entry])
 class Packed:
     """A state as the buffers of its arrays' file (empty without arrays), and JSON values."""
 
-    buffers: list[memoryview]
+    buffers: Iterable[memoryview]
     size_bytes: int  # the length of the arrays' file
     values: dict[str, Any]
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from muster.checkpoints.errors import CheckpointDamaged, CheckpointMismatch, CheckpointMissing
 from muster.checkpoints.manifest import SCHEDULE, VIRTUAL_SHARDS, CheckpointName, Manifest
 from muster.checkpoints.reader import Checkpoint, CheckpointReader
-from muster.checkpoints.store import CheckpointStore, manifest_of, open_store
+from muster.checkpoints.store import CheckpointStore, StoreOpener, manifest_of, open_store
 from muster.contracts.location import Location
 from muster.contracts.messages import RankCheckpoints
 from muster.contracts.paths import rank_of_checkpoints, rank_place
@@ -154,6 +154,7 @@ def gang_checkpoints(
     *,
     is_inherited: bool,
     guard: Callable[[str], AbstractContextManager[object]] = nullcontext,
+    open_at: StoreOpener = open_store,
 ) -> list[RankCheckpoints]:
     """Return what each rank of a gang has below a job's place, as the manifests tell.
 
@@ -165,7 +166,7 @@ def gang_checkpoints(
     for rank in range(ranks):
         place = rank_place(location, rank)
         with guard(str(place)):
-            found.append(_manifests(open_store(place), None if is_inherited else job_uid))
+            found.append(_manifests(open_at(place), None if is_inherited else job_uid))
     uid = job_uid
     if is_inherited:
         known = (it for manifests in found for it in manifests.values() if it is not None)

@@ -18,7 +18,7 @@ clean, and the next fsync would then report success.
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Final, Protocol, TypeAlias
 
@@ -167,9 +167,11 @@ def write_file(files: FileSystem, path: str, buffers: Iterable[memoryview]) -> F
     return _fill(files, path, files.create(path), buffers)
 
 
-def rewrite_file(files: FileSystem, path: str, buffers: Sequence[memoryview]) -> FileFacts:
+def rewrite_file(
+    files: FileSystem, path: str, buffers: Iterable[memoryview], size_bytes: int
+) -> FileFacts:
     """Overwrite `path`, whose content no reader trusts, with the buffers' bytes, durably."""
-    return _fill(files, path, files.overwrite(path, sum(map(len, buffers))), buffers)
+    return _fill(files, path, files.overwrite(path, size_bytes), buffers)
 
 
 def replace_file(files: FileSystem, target: str, content: bytes) -> None:

@@ -35,7 +35,7 @@ The order of trust: the highest generation first (a fenced process may have turn
 within it the checkpoint that LATEST names, then the steps from new to old.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -59,6 +59,7 @@ from muster.checkpoints.manifest import (
     STATE,
     CheckpointName,
     Fence,
+    FileFacts,
     Manifest,
     generation_of_temporary,
     latest_line,
@@ -265,12 +266,18 @@ class LocalStore:
         self, temporary: str, recycled: CheckpointName | None, unsigned: Manifest, packed: Packed
     ) -> Manifest:
         """Write both files into a new or a recycled directory."""
-        write = rewrite_file if recycled else write_file
+
+        def write(file: str, buffers: Iterable[memoryview], size_bytes: int) -> FileFacts:
+            path = f"{temporary}/{file}"
+            if recycled:
+                return rewrite_file(self._files, path, buffers, size_bytes)
+            return write_file(self._files, path, buffers)
+
         facts = {}
-        if packed.buffers:
-            facts[STATE] = write(self._files, f"{temporary}/{STATE}", packed.buffers)
+        if packed.size_bytes:
+            facts[STATE] = write(STATE, packed.buffers, packed.size_bytes)
         manifest, content = sign(msgspec.structs.replace(unsigned, files=facts))
-        write(self._files, f"{temporary}/{MANIFEST}", [memoryview(content)])
+        write(MANIFEST, [memoryview(content)], len(content))
         if not recycled:
             self._files.fsync_directory(temporary)
         return manifest

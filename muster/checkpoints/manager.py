@@ -17,7 +17,7 @@ from muster.checkpoints.errors import CheckpointDamaged, CheckpointError, Restor
 from muster.checkpoints.format import Packed, State, pack
 from muster.checkpoints.manifest import CheckpointName, Manifest, Owner, RestorePoint
 from muster.checkpoints.reader import Checkpoint, CheckpointReader
-from muster.checkpoints.store import CheckpointStore, manifest_of, open_store
+from muster.checkpoints.store import CheckpointStore, StoreOpener, manifest_of, open_store
 from muster.contracts.location import parse_location
 from muster.contracts.shards import Position
 from muster.contracts.storage import OpenCheckpoints
@@ -265,12 +265,16 @@ class CheckpointManager:
 
 
 def open_manager(
-    session: OpenCheckpoints, warn: Callable[[str], None], *, reports_cost: bool = True
+    session: OpenCheckpoints,
+    warn: Callable[[str], None],
+    open_at: StoreOpener = open_store,
+    *,
+    reports_cost: bool = True,
 ) -> CheckpointManager:
     """Return the manager of a rank's checkpoints; `warn` takes sentences for the user."""
 
     def store_at(text: str) -> CheckpointStore:
-        return open_store(parse_location(text), warn)
+        return open_at(parse_location(text), warn)
 
     return CheckpointManager(
         store=store_at(session.location),

@@ -17,6 +17,7 @@ that field empty, so any flipped bit is detected, even one that leaves valid JSO
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -24,6 +25,7 @@ import msgspec
 from xxhash import xxh3_64_hexdigest
 
 from muster.checkpoints.errors import CheckpointDamaged, UnsupportedState
+from muster.contracts.errors import WireError
 from muster.contracts.shards import Position
 
 LATEST: Final = "LATEST"
@@ -81,6 +83,14 @@ class CheckpointName(NamedTuple):
             return None
         name = cls(generation=int(found[2]), step=int(found[1]), revision=int(found[3] or 0))
         return name if str(name) == text else None
+
+
+def parse_names(texts: Iterable[str]) -> list[CheckpointName]:
+    """Return the names that another process has sent; raises `WireError`."""
+    names = [(text, CheckpointName.parse(text)) for text in texts]
+    if wrong := [text for text, name in names if name is None]:
+        raise WireError(f"a process named {wrong[0]!r}, which is not a checkpoint")
+    return [name for _, name in names if name is not None]
 
 
 class RestorePoint(NamedTuple):

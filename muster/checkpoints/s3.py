@@ -199,9 +199,9 @@ class S3Store:
         place, self._begun = self.location / str(name), name
         facts = {}
         with suppress(PreconditionFailed):
-            if packed.buffers:
+            if packed.size_bytes:
                 self._has_uploaded |= packed.size_bytes > PART_BYTES
-                stored = self._client.put_if_absent(place / STATE, packed.buffers)
+                stored = self._client.put_if_absent(place / STATE, [*packed.buffers])
                 facts[STATE] = FileFacts(stored.size_bytes, stored.xxh3)
             manifest, content = sign(msgspec.structs.replace(unsigned, files=facts))
             self._client.put_if_absent(place / MANIFEST, [memoryview(content)])

@@ -96,6 +96,14 @@ def manifest_of(store: CheckpointStore, name: CheckpointName) -> Manifest:
     return manifest
 
 
+class StoreOpener(Protocol):
+    """Opens the store at a location, as `open_store` does."""
+
+    def __call__(
+        self, location: Location, warn: Callable[[str], None] = ..., /
+    ) -> CheckpointStore: ...
+
+
 def open_store(
     location: Location, warn: Callable[[str], None] = lambda _sentence: None
 ) -> CheckpointStore:

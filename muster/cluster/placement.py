@@ -7,15 +7,11 @@ budget the ratio is 1. The best GPU of a node counts.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-import msgspec
-
 from muster.cluster.description import Cluster, ClusterNode, Gpu
 from muster.cluster.speed import CPU_FACTOR, flops_factor
-from muster.contracts.location import parse_location
 from muster.contracts.spec import JobSpec
 
 
@@ -83,34 +79,6 @@ def place(
             uses[node.name] = _with_rank(uses[node.name], node, request, chosen.gpus)
         placements.append(Placement(chosen=chosen, verdicts=verdicts))
     return placements
-
-
-def requests_of(
-    cluster: Cluster,
-    job_id: str,
-    spec: JobSpec,
-    count: int | None = None,
-    *,
-    has_local: bool = False,
-    shared_hosts: tuple[str, ...] = (),
-) -> list[RankRequest]:
-    """Return requests for so many ranks of a job, None: for all of them.
-
-    A job that saves on a disk saves on that of the coordinator's host, unless it may rely on
-    `shared_hosts`, which share the directory: then it runs on these.
-    Of ranks that train together one saves: the first one, unless the job `has_local` ones already.
-    """
-    request, count = RankRequest(job_id, spec), spec.world_size if count is None else count
-    if not isinstance(parse_location(spec.checkpoint_dir or ""), Path):
-        return [request] * count
-    if shared_hosts:
-        return [RankRequest(job_id, msgspec.structs.replace(spec, hosts=shared_hosts))] * count
-    local = tuple(node.name for node in cluster.nodes if node.transport == "local")
-    allowed = local if spec.hosts is None else tuple(it for it in spec.hosts if it in local)
-    here = RankRequest(job_id, msgspec.structs.replace(spec, hosts=allowed))
-    if spec.mode == "synchronous":
-        return [request] * count if has_local else [here, *[request] * (count - 1)]
-    return [here] * count
 
 
 def use_of(cluster: Cluster, placed: Iterable[tuple[RankRequest, str]]) -> dict[str, NodeUse]:

@@ -34,7 +34,7 @@ class LaunchAgent(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     home: tuple[int, int] | None = None
     """Inode and modification time (ns) of what marks the job's directory on the coordinator's host.
     Agents of two hosts in one directory would take each other for successors."""
-    probe: ProbeFile | None = None  # of the directory in which the job saves, if hosts share it
+    probe: ProbeFile | None = None  # of the directory of checkpoints, which hosts may share
     coordinator: CoordinatorAddress | None = None  # to be written into the agent's address file
 
 
@@ -61,14 +61,12 @@ class JoinExit(IntEnum):
     AGENT_DIED = 1
     NO_ROUTE = 72
     REFUSED = 73
-    NOT_SHARED = 74
 
 
 JOIN_EXITS: Final[Mapping[int, str]] = {
     JoinExit.AGENT_DIED: "its agent died",
     JoinExit.NO_ROUTE: "it reached no coordinator at MUSTER_AGENT_ADDRESS: open that port",
     JoinExit.REFUSED: "the coordinator did not expect it any more",
-    JoinExit.NOT_SHARED: "its node does not share the job's checkpoint_dir: use s3://BUCKET/PREFIX",
     127: "its node does not have the Python that runs the coordinator, at the same path",
 }
 

@@ -84,6 +84,7 @@ RESTORE_FROM: Final = "MUSTER_RESTORE_FROM"
 AGENT_FD: Final = "MUSTER_AGENT_FD"
 AGENT_SOCKET: Final = "MUSTER_AGENT_SOCKET"
 STORAGE_SOCKET: Final = "MUSTER_STORAGE_SOCKET"
+SENDS_CHECKPOINTS: Final = "MUSTER_SENDS_CHECKPOINTS"
 PREFORK_FD: Final = "MUSTER_TEMPLATE_FD"
 """The descriptor of a prefork server's channel to its agent."""
 LIFELINE_FD: Final = "MUSTER_LIFELINE_FD"
@@ -294,6 +295,9 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where the next agent listens after a takeover."""
     storage_socket: Annotated[Path | None, Variable(STORAGE_SOCKET)] = None
     """Where the job's storage process listens. None: the rank talks to the store itself."""
+    sends_checkpoints: Annotated[bool, Variable(SENDS_CHECKPOINTS)] = False
+    """`checkpoint_dir` is a directory of the coordinator's host, which this one does not share:
+    the storage process sends checkpoints there."""
     orphan_timeout_seconds: Annotated[float, ORPHAN_VARIABLE] = ORPHAN_TIMEOUT_SECONDS
     host_count: Annotated[int, Variable(HOST_COUNT, "", 1, INTEGER_MAX)] = 1
     """On how many hosts the job may have ranks."""
@@ -393,7 +397,8 @@ def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
     job = msgspec.structs.asdict(spec) | {"batch_size": spec.effective_batch_size}
     job |= dict.fromkeys(spec.left_to_script)
     if spec.restart_scope == "gang":
-        job["keep_last"] = max(spec.keep_last, 1 + save_lead(assignment.checkpoint_dir))
+        lead = save_lead(assignment.checkpoint_dir, place.host_count)
+        job["keep_last"] = max(spec.keep_last, 1 + lead)
     if spec.command:
         job["command"] = msgspec.json.encode(spec.argv).decode()
     heartbeat = min(HEARTBEAT_SECONDS, spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT)

@@ -70,11 +70,11 @@ def parse_location(text: str, working_dir: Path = Path()) -> Location:
     return S3Location(bucket, prefix)
 
 
-def save_lead(checkpoint_dir: Location) -> int:
+def save_lead(checkpoint_dir: Location, host_count: int) -> int:
     """Return how many checkpoints a rank of a gang may be ahead of a rank that it waits for.
 
     A rank that has saved waits in its next step for one that has not. It may save that step twice:
-    in the loop, and at its end. In an object store the next step may come while the first save is
-    under way, and ends in a save of its own.
+    in the loop, and at its end. Where a storage process saves, as on other hosts it may, the next
+    step may come while the first save is under way, and ends in a save of its own.
     """
-    return 2 if isinstance(checkpoint_dir, Path) else 3
+    return 2 if isinstance(checkpoint_dir, Path) and host_count == 1 else 3

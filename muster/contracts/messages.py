@@ -220,6 +220,7 @@ class AgentHello(_Message, frozen=True, tag="agent_hello"):
     boot_id: str = ""
     node: str = ""  # the name of its machine, for people
     address: str = ""  # of its end of the connection
+    sends_checkpoints: bool = False  # see `AgentAssignment`
     version: str = VERSION
 
     @property
@@ -274,6 +275,13 @@ class LogHello(_FirstFrame, frozen=True, tag="log_hello"):
     token: str
     directory: tuple[int, int]
     """Inode and time of the job's `uid` file, by which a disk is noticed that both hosts share."""
+
+
+class StoreHello(_FirstFrame, frozen=True, tag="store_hello"):
+    """First sealed frame of a storage process that sends checkpoints (`StoreCall`)."""
+
+    generation: int
+    token: str
 
 
 class RankSpawned(_Message, frozen=True, tag="rank_spawned"):
@@ -493,10 +501,18 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Variables for the job's storage process alone; None for a job that needs none."""
     environment: dict[str, str] = {}
     """Variables of the agent and its ranks that the launcher sets, unless its own say otherwise."""
-    shared_dir: str | None = None
-    """Where the job's checkpoints lie, if that has to be a directory of the coordinator's host."""
+    checkpoint_dir: str | None = None
+    """The directory of checkpoints, which this host may share with the coordinator's; None for an
+    agent on that host, and for a job that saves in an object store."""
+    sends_checkpoints: bool = False
+    """This host does not share it: the storage process sends checkpoints to the coordinator."""
     adopted: tuple[AdoptedRank, ...] = ()
     """The job's processes that live on. Any other process of the job is ended first."""
+
+    @property
+    def has_storage(self) -> bool:
+        """True if ranks save or read through a storage process."""
+        return self.store_keys is not None or self.sends_checkpoints
 
     @property
     def is_remote(self) -> bool:

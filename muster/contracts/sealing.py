@@ -49,7 +49,7 @@ class Cipher:
         self._receiving = AESGCM(keys.receiving)
         self._sealed_count = self._opened_count = 0
 
-    def seal(self, data: bytes, header: bytes = b"") -> bytes:
+    def seal(self, data: bytes | memoryview, header: bytes = b"") -> bytes:
         """Return the next message, sealed; `header` goes before it in clear, and may not change."""
         # A counter is a safe nonce, as each direction of each connection has a key of its own.
         sealed = self._sending.encrypt(_nonce(self._sealed_count), data, header)

@@ -2,13 +2,17 @@
 
 Every request but `OpenCheckpoints` has one reply, after any number of `StorageWarned`. What is
 large travels as a descriptor of anonymous memory, so that a save can be finished without its rank.
+
+Where a host does not share the directory of checkpoints, its storage process calls a store on the
+coordinator's host: `StoreCall` and `StoreAnswer` are sealed frames, each followed by its bytes.
 """
 
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
+from muster.contracts.messages import AgentAssignment
 from muster.contracts.rank import Count
 from muster.contracts.shards import Position, Reading
 
@@ -121,9 +125,41 @@ class StorageWarned(_Message, frozen=True, tag="storage_warned"):
 StorageReply: TypeAlias = Done | StorageFailed | StorageWarned
 
 
+StoreMethod: TypeAlias = Literal[
+    "latest", "names", "by_trust", "ranks", "read", "claim", "commit", "rewind", "remove", "close"
+]
+
+CHUNK_BYTES: Final = 1 << 19
+"""Most bytes of a frame behind a call or an answer."""
+
+
+class StoreCall(_Message, frozen=True, tag="store_call"):
+    """Call a method of the `CheckpointStore` in a directory of the coordinator's host."""
+
+    location: LocationText
+    method: StoreMethod
+    name: Name = ""  # of a checkpoint
+    file: Name = ""
+    limit_bytes: Count = 0
+    generation: Count | None = None
+    job_uid: Name | None = None
+    manifest_bytes: Count = 0  # of a commit, followed by its arrays
+    state_bytes: Count = 0
+
+
+class StoreAnswer(_Message, frozen=True, tag="store_answer"):
+    """What the method has returned; bytes of that length follow."""
+
+    names: tuple[Name, ...] = ()  # of checkpoints
+    numbers: tuple[int, ...] = ()
+    size_bytes: Count = 0
+
+
 class StorageAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a storage process reads as a line from its standard input."""
 
     socket: str  # its path
     stop_grace_seconds: float
     keys: dict[str, str]  # of the store: environment variables of this process alone
+    agent: AgentAssignment | None = None
+    """How to reach the coordinator, to which checkpoints are sent; None if none are."""

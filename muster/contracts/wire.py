@@ -6,7 +6,7 @@ direction; anything else is a `WireError`, because the sender is of another vers
 """
 
 import struct
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -23,9 +23,17 @@ from muster.contracts.messages import (
     RankExited,
     RankMessage,
     RankSaid,
+    StoreHello,
     WorkerGroup,
 )
-from muster.contracts.storage import StorageReply, StorageRequest
+from muster.contracts.storage import (
+    StorageFailed,
+    StorageReply,
+    StorageRequest,
+    StorageWarned,
+    StoreAnswer,
+    StoreCall,
+)
 
 CONTROL_FRAME_LIMIT_BYTES: Final = 1 << 20
 """Control messages are small (an environment is the largest). A longer prefix comes from a broken
@@ -114,6 +122,9 @@ def encode(
     | StorageRequest
     | StorageReply
     | LogHello
+    | StoreHello
+    | StoreCall
+    | StoreAnswer
     | JoinRequest
     | SenderMessage
     | ReceiverMessage,
@@ -138,15 +149,18 @@ class _Decode(Generic[Message]):
 
 decode_rank_message: Final = _Decode[RankMessage](RankMessage, "a rank")
 decode_agent_message: Final = _Decode[AgentMessage](AgentMessage, "an agent")
-decode_first_frame: Final = _Decode[AgentVersion | KeyRequest | LogHello | JoinRequest](
-    AgentVersion | KeyRequest | LogHello | JoinRequest, "an agent"
-)
+FirstFrame: TypeAlias = AgentVersion | KeyRequest | LogHello | StoreHello | JoinRequest
+decode_first_frame: Final = _Decode[FirstFrame](FirstFrame, "an agent")
 decode_key_answer: Final = _Decode[KeyAnswer](KeyAnswer, "a coordinator")
 decode_coordinator_message: Final = _Decode[CoordinatorMessage](CoordinatorMessage, "a coordinator")
 decode_sender_message: Final = _Decode[SenderMessage](SenderMessage, "a sender of logs")
 decode_receiver_message: Final = _Decode[ReceiverMessage](ReceiverMessage, "a coordinator")
 decode_group: Final = _Decode[WorkerGroup](WorkerGroup, "an agent")
 decode_storage_request: Final = _Decode[StorageRequest](StorageRequest, "a rank")
+decode_store_call: Final = _Decode[StoreCall](StoreCall, "a storage process")
+decode_store_answer: Final = _Decode[StoreAnswer | StorageFailed | StorageWarned](
+    StoreAnswer | StorageFailed | StorageWarned, "a coordinator"
+)
 decode_storage_reply: Final = _Decode[StorageReply](StorageReply, "a storage process")
 
 

@@ -121,7 +121,7 @@ class StorageConnection:
             if isinstance(reply, storage.StorageWarned):
                 self._warn(reply.message)
             elif isinstance(reply, storage.StorageFailed):
-                raise _error_of(reply)
+                raise error_of(reply)
             else:
                 arrays = bytearray(reply.state_bytes)
                 if not descriptors:
@@ -249,9 +249,7 @@ class RemoteCheckpoints:
         if self._delivery is not None:
             self._delivery.join(NOTICE_SECONDS)
             if self._delivery.is_alive():
-                self._warn(
-                    "training waits for the object store, which has not saved the last state"
-                )
+                self._warn("training waits: the last state is not saved yet")
                 self._delivery.join()
             self._delivery = None
         if not isinstance(self._error, CheckpointFailed):
@@ -300,9 +298,10 @@ Checkpoints: TypeAlias = CheckpointManager | RemoteCheckpoints
 def open_checkpoints(
     settings: RankSettings, session: OpenCheckpoints, warn: Callable[[str], None]
 ) -> Checkpoints:
-    """Return the checkpoints of a rank; those in an object store by the storage process, if any."""
+    """Return the checkpoints of a rank: by the storage process, unless they are on this host."""
     address = settings.storage_socket
-    if address is None or not isinstance(parse_location(session.location), S3Location):
+    is_on_disk = isinstance(parse_location(session.location), Path)
+    if address is None or (is_on_disk and not settings.sends_checkpoints):
         return open_manager(session, warn)
     return RemoteCheckpoints(StorageConnection(address, session, warn), warn)
 
@@ -312,10 +311,10 @@ def list_gang(
 ) -> list[RankCheckpoints]:
     """Return what each rank of a gang has saved, see `gang_checkpoints`.
 
-    `address` is that of the storage process, if there is one. Raises a `CheckpointError`.
+    `address` is that of the storage process, if it has to be asked. Raises a `CheckpointError`.
     """
-    place = parse_location(location)
-    if address is None or not isinstance(place, S3Location):
+    if address is None:
+        place = parse_location(location)
         return gang_checkpoints(place, ranks, job_uid, is_inherited=is_inherited)
     connection = StorageConnection(address, None, print_stderr)
     try:
@@ -335,8 +334,8 @@ def open_data(settings: RankSettings, warn: Callable[[str], None]) -> DataSource
     return RemoteSource(location, StorageConnection(address, None, warn))
 
 
-def _error_of(failed: storage.StorageFailed) -> MusterError:
-    """Return the error of the process, with its class and sentence."""
+def error_of(failed: storage.StorageFailed) -> MusterError:
+    """Return the error that another process has met, with its class and sentence."""
     for module in (checkpoint_errors, dataset_errors, store_errors):
         kind = getattr(module, failed.error, None)
         if isinstance(kind, type) and issubclass(kind, MusterError):

@@ -67,14 +67,12 @@ def submit(
     uid: str | None = None,
     key: str | None = None,
     spec: JobSpec | None = None,
-    shared_hosts: tuple[str, ...] = (),
 ) -> Job:
     new = NewJob(
         JobId(job_id),
         JobUid(uid or f"uid-{job_id}"),
         spec or JobSpec(world_size=2),
         idempotency=None if key is None else idempotency_key(key),
-        shared_hosts=shared_hosts,
     )
     return jobs.create(new)
 

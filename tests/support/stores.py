@@ -1,17 +1,22 @@
 """Places for checkpoints, one of each kind, for the promises that every store keeps."""
 
+import asyncio
+import socket
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 from xxhash import xxh3_64_hexdigest
 
+from coordinator.agents import AgentServer, Listener
+from coordinator.checkpoint_receiver import JobDirectories
 from muster.checkpoints.errors import CheckpointDamaged, StaleGeneration
 from muster.checkpoints.format import Packed
 from muster.checkpoints.local_store import LocalStore
@@ -28,9 +33,12 @@ from muster.checkpoints.manifest import (
 from muster.checkpoints.s3 import S3Store
 from muster.checkpoints.store import CheckpointStore
 from muster.contracts.location import Location
+from muster.contracts.messages import AgentAssignment, CoordinatorAddress, KeyRequest, StoreHello
 from muster.contracts.paths import rank_of_checkpoints, rank_place
+from muster.contracts.token import sha256_of
 from muster.objects.client import S3Client
 from tests.support.s3_server import bare_client, new_bucket, shared_store
+from worker.coordinator_store import CoordinatorLine, CoordinatorStore
 
 
 @dataclass(slots=True)
@@ -205,8 +213,79 @@ def s3(_directory: Path) -> Iterator[Place]:
     )
 
 
+class Host:
+    """A listener that knows one agent of another host."""
+
+    def __init__(self, agent: AgentAssignment, own: Path) -> None:
+        self._agent = agent
+        self._directories = JobDirectories(own=own, inherited=None)
+
+    def token_sha256(self, _claim: KeyRequest) -> str:
+        return sha256_of(self._agent.token)
+
+    def checkpoint_directories(self, _hello: StoreHello) -> JobDirectories:
+        return self._directories
+
+
+@contextmanager
+def coordinator(directory: Path) -> Iterator[Place]:
+    """Have another host save in a directory of this one."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = free.getsockname()
+    agent = AgentAssignment(
+        job_uid="uid",
+        host="host-1",
+        generation=0,
+        token="secret",  # noqa: S106  of a test
+        job_root=str(directory / "job-root"),
+        address_file="",
+        coordinators=(CoordinatorAddress(host=endpoint[0], port=endpoint[1]),),
+        is_managed=True,
+        orphan_timeout_seconds=60.0,
+        stop_grace_seconds=1.0,
+        agent_heartbeat_seconds=1.0,
+        max_log_bytes=1 << 20,
+    )
+    with local(directory) as here, ExitStack() as opened:
+        root = directory / "checkpoints" / "job"
+        opened.enter_context(serving(Host(agent, root), endpoint))
+
+        def store(location: Path) -> CoordinatorStore:
+            line = CoordinatorLine(agent)
+            opened.callback(line.close)
+            return CoordinatorStore(line, location, print)
+
+        yield replace(
+            here, open=partial(store, root), open_rank=lambda rank: store(rank_place(root, rank))
+        )
+
+
+@contextmanager
+def serving(host: Host, endpoint: tuple[str, int]) -> Iterator[None]:
+    """Run the server of a coordinator in a thread of its own."""
+    loop, started = asyncio.new_event_loop(), threading.Event()
+    server = AgentServer(epoch=1, listener=cast("Listener", host), endpoint=endpoint)
+
+    def run() -> None:
+        loop.run_until_complete(server.start())
+        started.set()
+        loop.run_forever()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    started.wait()
+    try:
+        yield
+    finally:
+        asyncio.run_coroutine_threadsafe(server.stop(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
 PLACES: Mapping[str, Callable[[Path], AbstractContextManager[Place]]] = {
     "local": local,
     "memory": memory,
+    "coordinator": coordinator,
     "s3": s3,
 }

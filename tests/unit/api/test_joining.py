@@ -138,16 +138,6 @@ def test_ranks_that_wait_to_restart_are_counted(service: Service) -> None:
         service.join("small")
 
 
-def test_only_a_host_that_shares_the_checkpoints_can_join(service: Service) -> None:
-    spec = msgspec.structs.replace(TWO, checkpoint_dir="/shared")
-    submit(service.jobs, "a", spec=spec, shared_hosts=("home", "small"))
-    with (
-        nothing_moves(service.database),
-        pytest.raises(Problem, match="on home, small only"),
-    ):
-        service.join("gpu-box")
-
-
 def test_a_machine_that_was_lost_may_join_again(service: Service) -> None:
     service.starts("a", TWO, "home", "home")
     service.run(service.join("small"), "home", "home", "home")

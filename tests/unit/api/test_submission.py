@@ -96,25 +96,19 @@ def test_needs_of_a_cluster_are_refused_without_one(
 HERE = ClusterNode(name="here", host="10.0.0.1", slots=2, ram_mb=4096, max_adapters=2)
 BOX = ClusterNode(name="box", host="10.0.0.2", transport="ssh", slots=2)
 OTHER_HOSTS: dict[str, tuple[dict[str, object], str | None]] = {
-    "a saver here": ({"world_size": 4, "mode": "synchronous"}, None),
+    "together": ({"world_size": 4, "mode": "synchronous"}, None),
     "only here": ({"world_size": 2, "hosts": ("here",)}, None),
     "an object store": ({"world_size": 4, "checkpoint_dir": "s3://bucket/runs"}, None),
     "no such host": ({"hosts": ("nowhere",)}, "there is no node 'nowhere': use one of here, box"),
     "too many ranks": ({"world_size": 5}, "only 4 of 5 ranks fit on the cluster while it is free"),
     "needs that no host has": ({"world_size": 1, "vram_mb": 1}, "here: it has no GPU; box: it"),
-    "savers elsewhere": (
-        {"world_size": 4, "mode": "independent"},
-        "checkpoint_dir: .* ranks of the job would run on",
-    ),
-    "no saver here": (
-        {"world_size": 2, "mode": "synchronous", "hosts": ("box",)},
-        "use s3://BUCKET/PREFIX, or a CHECKPOINT_DIR that they share",
-    ),
+    "apart": ({"world_size": 4, "mode": "independent"}, None),
+    "only elsewhere": ({"world_size": 2, "mode": "synchronous", "hosts": ("box",)}, None),
 }
 
 
 @pytest.mark.parametrize(("fields", "why"), OTHER_HOSTS.values(), ids=OTHER_HOSTS)
-def test_a_job_needs_hosts_and_a_place_for_checkpoints(
+def test_a_job_needs_hosts(
     submitter: Submitter, fields: dict[str, object], why: str | None
 ) -> None:
     submitter = replace(submitter, cluster=Cluster(nodes=(HERE, BOX)))
@@ -124,32 +118,6 @@ def test_a_job_needs_hosts_and_a_place_for_checkpoints(
             submitter.prepare(request)
     elif "s3" not in str(fields):
         submitter.prepare(request)
-
-
-@pytest.mark.parametrize(
-    ("fields", "shared", "expected"),
-    [
-        ({"mode": "independent"}, {"box": "runs"}, ("here", "box")),
-        ({"mode": "independent", "hosts": ("box",), "world_size": 2}, {"box": "runs"}, ("box",)),
-        ({"mode": "synchronous"}, {"box": "runs"}, ("here", "box")),
-        ({"mode": "synchronous"}, {"box": "other"}, ()),
-        ({"mode": "synchronous", "checkpoint_dir": "s3://bucket/runs"}, {"box": "runs"}, ()),
-    ],
-)
-def test_hosts_that_share_the_checkpoints_may_have_any_rank(
-    submitter: Submitter,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    fields: dict[str, object],
-    shared: dict[str, str],
-    expected: tuple[str, ...],
-) -> None:
-    monkeypatch.setattr("api.submission.check_store", lambda *_: None)
-    monkeypatch.setattr("api.submission.holds_checkpoints", lambda *_: False)
-    proven = {host: str(tmp_path / name) for host, name in shared.items()}
-    submitter = replace(submitter, cluster=Cluster(nodes=(HERE, BOX)), shared_dirs=lambda: proven)
-    request = JobRequest(**{"checkpoint_dir": str(tmp_path / "runs"), **fields})
-    assert submitter.prepare(request).shared_hosts == expected
 
 
 def test_command_that_cannot_run_is_refused(submitter: Submitter, tmp_path: Path) -> None:

@@ -1,0 +1,197 @@
+"""A store of checkpoints on the coordinator's host, for a host that does not share its directory.
+
+The storage process sends what is to be saved over a sealed line of its own. The other end
+(`coordinator.checkpoint_receiver`) writes it there, commits, and moves ``LATEST``. If the line
+breaks, also because another coordinator takes over, the call is made again: a save may take place
+twice, in two revisions. A successor that has claimed the place meanwhile refuses it.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from muster.checkpoints.errors import CheckpointError, CheckpointFailed
+from muster.checkpoints.format import Packed
+from muster.checkpoints.manifest import (
+    CheckpointName,
+    Manifest,
+    decode_manifest,
+    parse_names,
+    sign,
+)
+from muster.contracts.errors import AuthenticationFailed, WireError
+from muster.contracts.messages import AgentAssignment, StoreHello
+from muster.contracts.storage import (
+    CHUNK_BYTES,
+    StorageFailed,
+    StorageWarned,
+    StoreAnswer,
+    StoreCall,
+    StoreMethod,
+)
+from muster.contracts.wire import CONTROL_FRAME_LIMIT_BYTES, decode_store_answer, encode
+from muster.host.sealed_line import SealedLine
+from muster.runtime.storage_client import error_of
+from worker.home_line import coordinator_addresses, home_line
+
+REACH_SECONDS: Final = 30.0
+"""How long a call waits for a coordinator: a successor takes over within seconds."""
+
+RETRY_SECONDS: Final = 0.2
+
+_BROKEN: Final = (OSError, WireError, AuthenticationFailed)
+
+
+class CoordinatorLine:
+    """The connection of one thread of the storage process, made when it is needed."""
+
+    def __init__(self, own: AgentAssignment) -> None:
+        self._own: Final = own
+        self._addresses: Final = coordinator_addresses(own)
+        self._line: SealedLine | None = None
+        self.number: int = 0
+        """Counts the connections. What a store has claimed holds for one."""
+
+    def connect(self) -> None:
+        """Connect unless that is done. Raises OSError, `WireError`, `AuthenticationFailed`."""
+        if self._line is not None:
+            return
+        address = next(self._addresses)
+        if address is None:
+            raise ConnectionError("there is no coordinator")
+        own = self._own
+        line = home_line(own, address, CONTROL_FRAME_LIMIT_BYTES)
+        try:
+            hello = StoreHello(
+                job_uid=own.job_uid, host=own.host, generation=own.generation, token=own.token
+            )
+            line.send(encode(hello))
+            decode_store_answer(line.receive())  # it listens
+        except BaseException:
+            line.close()
+            raise
+        self._line = line
+        self.number += 1
+
+    def exchange(
+        self, call: StoreCall, warn: Callable[[str], None], *content: Iterable[memoryview]
+    ) -> tuple[StoreAnswer, bytearray]:
+        """Make a call on the connection; return the answer and its bytes.
+
+        Raises the error that the other end has met, or that of the connection, which is closed.
+        """
+        assert self._line is not None  # noqa: S101  it is connected
+        found = bytearray()
+        try:
+            self._line.send(encode(call))
+            for buffer in chain(*content):
+                for start in range(0, len(buffer), CHUNK_BYTES):
+                    self._line.send(buffer[start : start + CHUNK_BYTES])
+            while isinstance(answer := decode_store_answer(self._line.receive()), StorageWarned):
+                warn(answer.message)
+            while isinstance(answer, StoreAnswer) and len(found) < answer.size_bytes:
+                found += self._line.receive()
+        except BaseException:  # in the middle of a call: nothing can follow
+            self.close()
+            raise
+        if isinstance(answer, StorageFailed):
+            raise error_of(answer)
+        return answer, found
+
+    @property
+    def is_connected(self) -> bool:
+        return self._line is not None
+
+    def close(self) -> None:
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+
+class CoordinatorStore:
+    """A `CheckpointStore` in a directory of the coordinator's host."""
+
+    def __init__(self, line: CoordinatorLine, location: Path, warn: Callable[[str], None]) -> None:
+        """`warn` takes sentences for the user."""
+        self.location: Final = location
+        self._line: Final = line
+        self._warn: Final = warn
+        self._claim: StoreCall | None = None
+        self._claimed_on = 0  # the number of the connection
+
+    def latest(self) -> CheckpointName | None:
+        return next(iter(self._names("latest")), None)
+
+    def names(self) -> list[CheckpointName]:
+        return self._names("names")
+
+    def by_trust(self) -> Iterator[CheckpointName]:
+        yield from self._names("by_trust")
+
+    def ranks(self) -> list[int]:
+        return list(self._call(self._to("ranks"))[0].numbers)
+
+    def read(self, name: CheckpointName, file: str, limit_bytes: int) -> bytearray:
+        call = self._to("read", name)
+        return self._call(msgspec.structs.replace(call, file=file, limit_bytes=limit_bytes))[1]
+
+    def claim(self, generation: int | None, job_uid: str | None) -> int:
+        call = self._to("claim")
+        call = msgspec.structs.replace(call, generation=generation, job_uid=job_uid)
+        self._claim = None
+        answer, _ = self._call(call)
+        (claimed,) = answer.numbers
+        self._claim = msgspec.structs.replace(call, generation=claimed)
+        self._claimed_on = self._line.number
+        return claimed
+
+    def commit(self, unsigned: Manifest, packed: Packed) -> tuple[CheckpointName, Manifest]:
+        _, manifest = sign(unsigned)
+        sizes = {"manifest_bytes": len(manifest), "state_bytes": packed.size_bytes}
+        call = msgspec.structs.replace(self._to("commit"), **sizes)
+        answer, content = self._call(call, [memoryview(manifest)], packed.buffers)
+        (name,) = parse_names(answer.names)
+        return name, decode_manifest(content, f"the manifest of {name}")
+
+    def rewind(self, name: CheckpointName) -> None:
+        self._call(self._to("rewind", name))
+
+    def remove(self, name: CheckpointName) -> None:
+        self._call(self._to("remove", name))
+
+    def close(self) -> None:
+        self._claim = None
+        if self._line.is_connected:  # otherwise the other end has closed the store
+            with suppress(*_BROKEN, CheckpointError):
+                self._line.exchange(self._to("close"), self._warn)
+
+    def _to(self, method: StoreMethod, name: CheckpointName | None = None) -> StoreCall:
+        of = "" if name is None else str(name)
+        return StoreCall(location=str(self.location), method=method, name=of)
+
+    def _names(self, method: StoreMethod) -> list[CheckpointName]:
+        return parse_names(self._call(self._to(method))[0].names)
+
+    def _call(
+        self, call: StoreCall, *content: Iterable[memoryview]
+    ) -> tuple[StoreAnswer, bytearray]:
+        """Make a call, on a new connection after claiming again if one breaks."""
+        deadline = time.monotonic() + REACH_SECONDS
+        while True:
+            try:
+                self._line.connect()
+                if self._claim is not None and self._claimed_on != self._line.number:
+                    self._line.exchange(self._claim, self._warn)
+                    self._claimed_on = self._line.number
+                return self._line.exchange(call, self._warn, *content)
+            except _BROKEN as error:
+                if time.monotonic() >= deadline:
+                    raise CheckpointFailed(
+                        f"the coordinator, which keeps {self.location}, cannot be reached: {error}"
+                    ) from error
+            time.sleep(RETRY_SECONDS)
