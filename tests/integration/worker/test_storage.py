@@ -211,7 +211,7 @@ def test_rank_that_waits_for_the_store_says_so(
     waiting = threading.Thread(target=rank.flush)
     waiting.start()
     await_value(lambda: stage.warnings, str)
-    assert stage.warnings[0].startswith("training waits for the object store")
+    assert stage.warnings[0].startswith("training waits")
     os.kill(stage.pid(), signal.SIGCONT)
     waiting.join()
     assert saved == [1]
