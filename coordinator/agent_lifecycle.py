@@ -7,45 +7,34 @@ nothing that it started is left but the ranks that wait for the next agent.
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from coordinator.decide.actions import AgentLost, AgentWaits, JobFailed, Observation
-from coordinator.decide.liveness import REMOTE_GRACE_SECONDS, REMOTE_ORPHAN_SECONDS
 from coordinator.decide.state import AGENT_FAILURES_LIMIT, AgentSnapshot, JobFailure, JobSnapshot
 from coordinator.joining import Joins
 from coordinator.launchers.launcher import AgentProcess, AgentValues, Launcher, NotStarted
 from coordinator.launchers.scheduler import Refused, SchedulerJobs, SchedulerLauncher
+from coordinator.preparation import Unprepared, agent_assignment, choose_kernels, prepare
 from coordinator.tracked_job import TrackedJob
 from database.records import AgentRecord
 from muster.contracts.attach import LaunchAgent, OrderFailed
-from muster.contracts.environ import agent_heartbeat_seconds, process_tag
-from muster.contracts.host import HostFacts, common_environment
+from muster.contracts.host import HostFacts
 from muster.contracts.job import JobUid, Reason
-from muster.contracts.location import InvalidLocation, parse_location
 from muster.contracts.messages import (
-    AdoptedRank,
     AgentAssignment,
-    CoordinatorAddress,
     JoinRequest,
-    VramNeed,
 )
 from muster.contracts.paths import DataDir
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.retry import describe_status
 from muster.contracts.settings import ServiceSettings
-from muster.contracts.spec import JobSpec
 from muster.contracts.token import sha256_of
-from muster.datasets.errors import DatasetError
-from muster.datasets.sources import open_source
-from muster.datasets.synthetic import ensure_synthetic
 from muster.host.ports import group_port
 from muster.host.trace import stamp
-from muster.job_defaults import Completed, complete
-from muster.objects.errors import ObjectStoreError
+from muster.job_defaults import Completed
 from muster.runtime.agent_sockets import newest_generation
 from muster.runtime.archive import claim_directory
 
@@ -55,14 +44,6 @@ DISMISSAL_SECONDS: Final = 5.0
 """A dismissed agent has nothing left to do; one that stays longer is killed."""
 
 Observe = Callable[[JobUid, Observation], None]
-
-
-class Unprepared(Exception):
-    """The job cannot run."""
-
-    def __init__(self, failure: JobFailure) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
 
 
 class AgentLifecycle:
@@ -286,7 +267,8 @@ class AgentLifecycle:
         """
         if job.places is None or not job.snapshot.any_alive:  # living ranks have their places
             job.places = await self._prepare(job)
-        await self._choose_kernels(job)
+        if self._facts is not None:
+            await choose_kernels(job, self._facts)
         if _is_wanted(job, host):
             files = self._data.job(job.snapshot.job_id)
             await asyncio.to_thread(claim_directory, files, job.snapshot.uid)
@@ -298,29 +280,6 @@ class AgentLifecycle:
         if not _is_wanted(job, host):  # dismissed while it was being started
             self.dismiss(job, host)
         return await self._wait_for_end(job, host, observe)
-
-    async def _choose_kernels(self, job: TrackedJob) -> None:
-        """Choose the variables that each host of a job needs, once and for good.
-
-        A later choice would change the bits of a job that goes on. Where none can be made, ranks
-        that compute other bits are refused when they meet. An event says what was chosen, and why.
-        """
-        snapshot = job.snapshot
-        if self._facts is None or not (snapshot.is_synchronous and snapshot.spans_hosts):
-            return
-        if snapshot.is_scheduled:
-            return  # nothing is known of machines that it has not got yet
-        known, names = await self._facts(), snapshot.spec.hosts
-        if job.attachment.numeric_environment is not None:
-            return  # chosen for another agent, meanwhile or before
-        facts = {host: known[host] for host in names or snapshot.hosts if host in known}
-        chosen, why = common_environment(facts)
-        if why and snapshot.spec.bits == "any":
-            chosen, why = {}, "its bits are not promised"
-        job.attach(numeric_environment=chosen)
-        if why:
-            hosts = "; ".join(f"{host}: {it.arithmetic}" for host, it in facts.items())
-            job.note("hosts_differ", f"hosts differ ({hosts}): {why}")
 
     async def _wait_for_end(self, job: TrackedJob, host: str, observe: Observe) -> str:
         agent, status = job.agents.get(host), None
@@ -364,75 +323,15 @@ class AgentLifecycle:
         for jobs in self._schedulers.values():
             jobs.wake()
 
+    def _assignment(self, job: TrackedJob, host: str) -> AgentAssignment:
+        return agent_assignment(job, host, self._settings, self._usable_vram_mb.get(host, {}))
+
     async def _prepare(self, job: TrackedJob) -> Completed:
         return await asyncio.to_thread(prepare, job.snapshot.spec, self._settings)
 
     async def _kill_if_it_stays(self, agent: AgentProcess, launcher: Launcher) -> None:
         while not (await asyncio.wait([agent.ended], timeout=DISMISSAL_SECONDS))[0]:
             await launcher.kill(agent)
-
-    def _assignment(self, job: TrackedJob, host: str) -> AgentAssignment:
-        snapshot, agent = job.snapshot, job.snapshot.agents[host]
-        orphan_seconds = self._settings.orphan_timeout_seconds
-        grace_seconds = snapshot.spec.stop_grace_seconds
-        if not (agent.is_local or snapshot.is_synchronous):
-            # They are replaced after their lease, see `liveness`.
-            orphan_seconds = min(orphan_seconds, REMOTE_ORPHAN_SECONDS)
-            grace_seconds = min(grace_seconds, REMOTE_GRACE_SECONDS)
-        return AgentAssignment(
-            job_uid=snapshot.uid,
-            host=host,
-            generation=agent.generation,
-            token=job.tokens.get(host, ""),
-            job_root=str(self._data.job(snapshot.job_id).root),
-            address_file=str(self._data.coordinator_address),
-            # Ranks are forked from the prefork server unless the user's variables may change how
-            # Python or numpy start, or the next agent has to read secrets from the environment of
-            # a process, where the kernel does not show those of a fork.
-            is_managed=snapshot.spec.command is None
-            and not snapshot.spec.env
-            and not snapshot.spec.secrets,
-            coordinators=() if agent.is_local else self._addresses(),
-            orphan_timeout_seconds=orphan_seconds,
-            stop_grace_seconds=grace_seconds,
-            python=snapshot.spec.python,
-            agent_heartbeat_seconds=agent_heartbeat_seconds(snapshot.spec),
-            max_log_bytes=snapshot.spec.max_log_bytes,
-            spare_ranks=snapshot.spec.spare_ranks
-            if snapshot.is_synchronous and not snapshot.spec.gpu_count
-            else 0,
-            gpus_per_rank=snapshot.spec.gpus_per_rank,
-            gpus_at_once=snapshot.spec.gpu_count
-            * (max(1, len(snapshot.ranks_on(host))) if snapshot.is_gang else 1),
-            vram=None
-            if snapshot.spec.vram_mb is None
-            else VramNeed(
-                vram_mb=snapshot.spec.vram_mb,
-                wait_seconds=snapshot.spec.vram_wait_seconds,
-                usable_mb=self._usable_vram_mb.get(host, {}),
-            ),
-            secrets=snapshot.spec.secrets,
-            secrets_dir=str(self._data.secrets),
-            # The launcher adds the keys.
-            store_keys={} if job.places is not None and job.places.uses_store else None,
-            environment=(job.attachment.numeric_environment or {}).get(host, {}),
-            checkpoint_dir=None if agent.is_local else _directory_of_checkpoints(snapshot.spec),
-            adopted=tuple(
-                AdoptedRank(
-                    rank=rank.rank,
-                    attempt=rank.attempt.number,
-                    process=rank.attempt.identity,
-                    process_tag=process_tag(snapshot.uid, rank.rank, rank.attempt.number),
-                )
-                for rank in snapshot.ranks_on(host)
-                if rank.is_alive and rank.attempt.identity is not None
-            ),
-        )
-
-    def _addresses(self) -> tuple[CoordinatorAddress, ...]:
-        """Return where agents of other hosts connect."""
-        endpoint = self._settings.agent_endpoint
-        return () if endpoint is None else (CoordinatorAddress(host=endpoint[0], port=endpoint[1]),)
 
     def _launcher_of(self, job: TrackedJob, host: str) -> Launcher:
         return self._launcher(job.snapshot, job.snapshot.agents[host])
@@ -464,12 +363,6 @@ def _fail_if_refused(job: TrackedJob, error: NotStarted, observe: Observe) -> No
         observe(job.snapshot.uid, JobFailed(failure=failure))
 
 
-def _directory_of_checkpoints(spec: JobSpec) -> str | None:
-    """Return None for an object store."""
-    place = parse_location(spec.checkpoint_dir or "")
-    return str(place) if isinstance(place, Path) else None
-
-
 def _is_heard(job: TrackedJob, which: AgentSnapshot | JoinRequest) -> bool:
     """True if this agent is connected."""
     agent = job.snapshot.agents[which.host]
@@ -492,29 +385,3 @@ def _set_agent(job: TrackedJob, host: str, agent: AgentProcess | None) -> None:
         job.agents[host] = agent
     records = {host: it.record for host, it in job.agents.items() if it.record is not None}
     job.attach(agents=records)
-
-
-def prepare(spec: JobSpec, settings: ServiceSettings) -> Completed:
-    """Return the job with its directories; create the synthetic data set if it trains on that.
-
-    Blocks on the disk. Missing data or a missing directory fails the job here, with a sentence, and
-    not fifty times in a rank. Raises `Unprepared`.
-    """
-    try:
-        # Jobs that an earlier version has stored are not complete yet.
-        completed = complete(spec, settings, Path.cwd())
-        if spec.command is None:  # a command knows itself which data it needs
-            if completed.dataset_dir == DataDir(settings.data_dir).synthetic_dataset:
-                ensure_synthetic(completed.dataset_dir)
-            elif isinstance(completed.dataset_dir, Path):
-                open_source(completed.dataset_dir)
-            # A store that is away must fail no job that trains: the ranks ask for it themselves.
-    except (DatasetError, ObjectStoreError, InvalidLocation) as error:
-        raise Unprepared(JobFailure(reason=Reason.INVALID_DATASET, message=str(error))) from error
-    is_directory = False
-    with suppress(OSError):  # the name is too long, or a parent must not be searched
-        is_directory = completed.working_dir.is_dir()
-    if not is_directory:
-        message = f"the working directory {completed.working_dir} does not exist: create it first"
-        raise Unprepared(JobFailure(reason=Reason.INVALID_PROGRAM, message=message))
-    return completed

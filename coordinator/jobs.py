@@ -160,8 +160,7 @@ class JobTable:
 
     def _admissions(self, waiting: Sequence[TrackedJob]) -> Iterable[Sequence[PlaceRank] | str]:
         """Return the hosts of each job that may start, and a sentence why each other one waits."""
-        holding = [job.snapshot for job in self.admitted() if not job.snapshot.is_scheduled]
-        wanted = [job.snapshot for job in waiting]
+        wanted, holding = [job.snapshot for job in waiting], self._holding()
         if self._cluster is not None:
             return list(placement.admit(wanted, holding, self._cluster))
         admitted, waits = admit(
@@ -170,6 +169,10 @@ class JobTable:
             slots=self._slots,
         )
         return [*[()] * admitted, *waits]
+
+    def _holding(self) -> list[JobSnapshot]:
+        """Return the jobs that hold slots of ours; a scheduler has its own."""
+        return [job.snapshot for job in self.admitted() if not job.snapshot.is_scheduled]
 
     def _start_or_wait(
         self, job: TrackedJob, places: Sequence[PlaceRank] | str, now: Moment
@@ -191,8 +194,8 @@ class JobTable:
                 job.decide(list(placement.place_on_scheduler(job.snapshot, now.monotonic)), now)
                 continue
             cluster = self._cluster or one_host(self._slots)
-            holding = [it.snapshot for it in self.admitted() if not it.snapshot.is_scheduled]
-            job.decide(list(placement.place(job.snapshot, holding, cluster, now.monotonic)), now)
+            places = placement.place(job.snapshot, self._holding(), cluster, now.monotonic)
+            job.decide(list(places), now)
 
     def wake_agents(self) -> None:
         """Make adopted agents look for the coordinator's address now: SIGCHLD wakes their loop."""

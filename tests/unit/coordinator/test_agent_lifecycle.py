@@ -10,12 +10,13 @@ import msgspec
 import pytest
 
 from coordinator import agent_lifecycle
-from coordinator.agent_lifecycle import AgentLifecycle, Unprepared, prepare
+from coordinator.agent_lifecycle import AgentLifecycle
 from coordinator.decide.actions import AgentLost, DismissAgent, JobFailed, Observation
 from coordinator.decide.rank_state import Cause
 from coordinator.decide.state import JobFailure
 from coordinator.launchers.launcher import AgentProcess, NotStarted
 from coordinator.persistence import Attachment
+from coordinator.preparation import Unprepared, choose_kernels, prepare
 from coordinator.tracked_job import TrackedJob
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.host import HostFacts, common_environment
@@ -466,9 +467,7 @@ def test_a_missing_working_directory_fails_the_job(
     assert str(tmp_path / working_dir) in message
 
 
-def test_the_numeric_environment_is_chosen_once_and_for_good(
-    elsewhere: TrackedJob, tmp_path: Path
-) -> None:
+def test_the_numeric_environment_is_chosen_once_and_for_good(elsewhere: TrackedJob) -> None:
     """A successor starts from the row: other facts must not change the bits of the job."""
     alike = {ELSEWHERE: FACTS, LOCAL_HOST: FACTS}
     older = {**alike, ELSEWHERE: msgspec.structs.replace(FACTS, blas_kernel="Nehalem")}
@@ -481,8 +480,7 @@ def test_the_numeric_environment_is_chosen_once_and_for_good(
         async def answer() -> dict[str, HostFacts]:
             return facts
 
-        lifecycle = AgentLifecycle(OtherHost(), {}, service_settings(tmp_path), holds_lease, answer)
-        asyncio.run(lifecycle._choose_kernels(elsewhere))  # noqa: SLF001
+        asyncio.run(choose_kernels(elsewhere, answer))
         return elsewhere.attachment.numeric_environment
 
     assert chosen(alike) == {}

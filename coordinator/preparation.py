@@ -1,0 +1,155 @@
+"""What an agent is given before it starts: directories that exist, kernels, its assignment."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from coordinator.decide.liveness import REMOTE_GRACE_SECONDS, REMOTE_ORPHAN_SECONDS
+from coordinator.decide.state import JobFailure
+from coordinator.tracked_job import TrackedJob
+from muster.contracts.environ import agent_heartbeat_seconds, process_tag
+from muster.contracts.host import HostFacts, common_environment
+from muster.contracts.job import Reason
+from muster.contracts.location import InvalidLocation, parse_location
+from muster.contracts.messages import (
+    AdoptedRank,
+    AgentAssignment,
+    CoordinatorAddress,
+    VramNeed,
+)
+from muster.contracts.paths import DataDir
+from muster.contracts.settings import ServiceSettings
+from muster.contracts.spec import JobSpec
+from muster.datasets.errors import DatasetError
+from muster.datasets.sources import open_source
+from muster.datasets.synthetic import ensure_synthetic
+from muster.job_defaults import Completed, complete
+from muster.objects.errors import ObjectStoreError
+
+
+class Unprepared(Exception):
+    """The job cannot run."""
+
+    def __init__(self, failure: JobFailure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+def prepare(spec: JobSpec, settings: ServiceSettings) -> Completed:
+    """Return the job with its directories; create the synthetic data set if it trains on that.
+
+    Blocks on the disk. Missing data or a missing directory fails the job here, with a sentence, and
+    not fifty times in a rank. Raises `Unprepared`.
+    """
+    try:
+        # Jobs that an earlier version has stored are not complete yet.
+        completed = complete(spec, settings, Path.cwd())
+        if spec.command is None:  # a command knows itself which data it needs
+            if completed.dataset_dir == DataDir(settings.data_dir).synthetic_dataset:
+                ensure_synthetic(completed.dataset_dir)
+            elif isinstance(completed.dataset_dir, Path):
+                open_source(completed.dataset_dir)
+            # A store that is away must fail no job that trains: the ranks ask for it themselves.
+    except (DatasetError, ObjectStoreError, InvalidLocation) as error:
+        raise Unprepared(JobFailure(reason=Reason.INVALID_DATASET, message=str(error))) from error
+    is_directory = False
+    with suppress(OSError):  # the name is too long, or a parent must not be searched
+        is_directory = completed.working_dir.is_dir()
+    if not is_directory:
+        message = f"the working directory {completed.working_dir} does not exist: create it first"
+        raise Unprepared(JobFailure(reason=Reason.INVALID_PROGRAM, message=message))
+    return completed
+
+
+async def choose_kernels(
+    job: TrackedJob, known_facts: Callable[[], Awaitable[Mapping[str, HostFacts]]]
+) -> None:
+    """Choose the variables that each host of a job needs, once and for good.
+
+    A later choice would change the bits of a job that goes on. Where none can be made, ranks
+    that compute other bits are refused when they meet. An event says what was chosen, and why.
+    """
+    snapshot = job.snapshot
+    if not (snapshot.is_synchronous and snapshot.spans_hosts):
+        return
+    if snapshot.is_scheduled:
+        return  # nothing is known of machines that it has not got yet
+    known, names = await known_facts(), snapshot.spec.hosts
+    if job.attachment.numeric_environment is not None:
+        return  # chosen for another agent, meanwhile or before
+    facts = {host: known[host] for host in names or snapshot.hosts if host in known}
+    chosen, why = common_environment(facts)
+    if why and snapshot.spec.bits == "any":
+        chosen, why = {}, "its bits are not promised"
+    job.attach(numeric_environment=chosen)
+    if why:
+        hosts = "; ".join(f"{host}: {it.arithmetic}" for host, it in facts.items())
+        job.note("hosts_differ", f"hosts differ ({hosts}): {why}")
+
+
+def agent_assignment(
+    job: TrackedJob, host: str, settings: ServiceSettings, usable_vram_mb: Mapping[str, int]
+) -> AgentAssignment:
+    """Return the assignment of a job's next agent on a host, with that memory of its GPUs."""
+    snapshot, agent = job.snapshot, job.snapshot.agents[host]
+    spec, data = snapshot.spec, DataDir(settings.data_dir)
+    endpoint = None if agent.is_local else settings.agent_endpoint
+    orphan_seconds = settings.orphan_timeout_seconds
+    grace_seconds = spec.stop_grace_seconds
+    if not (agent.is_local or snapshot.is_synchronous):
+        # They are replaced after their lease, see `liveness`.
+        orphan_seconds = min(orphan_seconds, REMOTE_ORPHAN_SECONDS)
+        grace_seconds = min(grace_seconds, REMOTE_GRACE_SECONDS)
+    return AgentAssignment(
+        job_uid=snapshot.uid,
+        host=host,
+        generation=agent.generation,
+        token=job.tokens.get(host, ""),
+        job_root=str(data.job(snapshot.job_id).root),
+        address_file=str(data.coordinator_address),
+        # Ranks are forked from the prefork server unless the user's variables may change how
+        # Python or numpy start, or the next agent has to read secrets from the environment of
+        # a process, where the kernel does not show those of a fork.
+        is_managed=spec.command is None and not spec.env and not spec.secrets,
+        coordinators=()
+        if endpoint is None
+        else (CoordinatorAddress(host=endpoint[0], port=endpoint[1]),),
+        orphan_timeout_seconds=orphan_seconds,
+        stop_grace_seconds=grace_seconds,
+        python=spec.python,
+        agent_heartbeat_seconds=agent_heartbeat_seconds(spec),
+        max_log_bytes=spec.max_log_bytes,
+        spare_ranks=spec.spare_ranks if snapshot.is_synchronous and not spec.gpu_count else 0,
+        gpus_per_rank=spec.gpus_per_rank,
+        gpus_at_once=spec.gpu_count
+        * (max(1, len(snapshot.ranks_on(host))) if snapshot.is_gang else 1),
+        vram=None
+        if spec.vram_mb is None
+        else VramNeed(
+            vram_mb=spec.vram_mb,
+            wait_seconds=spec.vram_wait_seconds,
+            usable_mb=dict(usable_vram_mb),
+        ),
+        secrets=spec.secrets,
+        secrets_dir=str(data.secrets),
+        # The launcher adds the keys.
+        store_keys={} if job.places is not None and job.places.uses_store else None,
+        environment=(job.attachment.numeric_environment or {}).get(host, {}),
+        checkpoint_dir=None if agent.is_local else _directory_of_checkpoints(spec),
+        adopted=tuple(
+            AdoptedRank(
+                rank=rank.rank,
+                attempt=rank.attempt.number,
+                process=rank.attempt.identity,
+                process_tag=process_tag(snapshot.uid, rank.rank, rank.attempt.number),
+            )
+            for rank in snapshot.ranks_on(host)
+            if rank.is_alive and rank.attempt.identity is not None
+        ),
+    )
+
+
+def _directory_of_checkpoints(spec: JobSpec) -> str | None:
+    """Return None for an object store."""
+    place = parse_location(spec.checkpoint_dir or "")
+    return str(place) if isinstance(place, Path) else None
