@@ -76,6 +76,14 @@ class StopBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = None
 
 
+class FaultBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is to happen to one rank, or to all ranks of a host and their agent."""
+
+    fault: Annotated[views.Fault, Meta(description="SIGKILL, SIGSTOP or SIGTERM.")] = "kill"
+    rank: Annotated[int | None, Meta(description="Either this rank,")] = None
+    host: Annotated[str | None, Meta(description="or this host, which can only be killed.")] = None
+
+
 class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A token to create."""
 
@@ -100,6 +108,7 @@ _EXAMPLES: Final[Mapping[type[msgspec.Struct], Mapping[str, Any]]] = {
     JobRequest: {"job_id": "digits", "world_size": 4, "checkpoint_every": 5},
     JobPatch: {"world_size": 6},
     JoinRequest: {"node": "gpu-box", "gpu_count": 2, "backend": "cuda", "epoch": 3},
+    FaultBody: {"fault": "kill", "rank": 1},
     StopBody: {"grace_seconds": 30, "reason": "the loss diverges"},
     TokenRequest: {"name": "ci", "scope": "submit", "expires_in_seconds": 2592000},
 }

@@ -1,27 +1,25 @@
-"""``muster chaos``: one fault for one rank of a job on this machine, or one every so often.
+"""``muster chaos``: one fault for a rank or a host of a job, or one every so often.
 
-The pid comes from the API and is checked against /proc: a process without the tag of this job and
-rank never gets a signal. Times of a recovery are those of the job's events, less that of the fault.
+The agent of the rank's host sends the signal. Times of a recovery are those of the job's events,
+less that of the event `fault_injected`, by the clock of the coordinator.
 """
 
 from __future__ import annotations
 
-import platform
 import random
-import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from itertools import dropwhile, islice
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
 import msgspec
 
 from cli.connection import connected, exact_job_argument
-from cli.errors import Misuse, WrongState
+from cli.errors import WrongState
 from cli.output import plural, say, table
 from cli.workers import verdict_of
 from muster.client.errors import WaitTimedOut
@@ -29,9 +27,7 @@ from muster.client.progress import Progress
 from muster.contracts.errors import MusterError, printable
 from muster.contracts.job import TERMINAL, JobStatus
 from muster.contracts.rank import ProcessState
-from muster.contracts.views import EventView, JobView, MemberView, SummaryView, WorkerView
-from muster.host.containment import tag_of
-from muster.host.processes import identify, send_signal
+from muster.contracts.views import EventView, Fault, MemberView, StruckProcess, SummaryView
 
 if TYPE_CHECKING:
     from muster.client import Job
@@ -50,18 +46,12 @@ FINISHED: Final = "finished"
 """The API's state of a rank that has nothing left to do."""
 
 
-FAULTS: Final[Mapping[str, tuple[signal.Signals, str]]] = {
-    "kill": (signal.SIGKILL, "was killed (SIGKILL)"),
-    "stop": (
-        signal.SIGSTOP,
-        "was stopped (SIGSTOP) and is replaced after the job's heartbeat_timeout",
-    ),
-    "term": (
-        signal.SIGTERM,
-        "was asked to end (SIGTERM); a script does if it checks run.should_stop",
-    ),
+FAULTS: Final[Mapping[Fault, str]] = {
+    "kill": "is killed (SIGKILL)",
+    "stop": "is stopped (SIGSTOP) and is replaced after the job's heartbeat_timeout",
+    "term": "is asked to end (SIGTERM); a script does if it checks run.should_stop",
 }
-"""A signal, and what it does to a rank."""
+"""What each does to a rank."""
 
 
 @click.command()
@@ -78,107 +68,46 @@ FAULTS: Final[Mapping[str, tuple[signal.Signals, str]]] = {
     metavar="RANK",
     help="Which rank. Default: 0; with --every, a random one each time.",
 )
+@click.option("--host", metavar="HOST", help="Kill all ranks of this host, and their agent.")
 @click.option("--every", type=click.FloatRange(0.05, 3600), help="Seconds between two faults.")
 @click.option("--for", "duration", type=click.FloatRange(1, 86400), help="Seconds with faults.")
 def chaos(
     *,
     job: str,
-    fault: str,
+    fault: Fault,
     rank: int | None,
+    host: str | None,
     every: float | None,
     duration: float | None,
 ) -> None:
     """Kill one rank and watch the job recover.
 
-    Or stop it, or ask it to end. Exit code 0 if the rank runs again or has nothing left to
-    do, 1 if the job fails or neither happens within a minute, 6 if nothing runs.
+    Or stop it, or ask it to end, or kill all of a host. Exit code 0 if the rank runs again or
+    has nothing left to do, 1 if the job fails or neither happens within a minute, 6 if nothing
+    runs.
 
     With --every or --for (defaults: 1 and 60) it strikes repeatedly, then shows the share
     of steps that is left, how long the recoveries took, and the audit. Ctrl-C ends that early.
     Exit code 1 if the job fails, or a sample was not read exactly once.
     """
-    number, effect = FAULTS[fault]
+    if host is not None and (rank is not None or fault != "kill"):
+        raise click.UsageError("A host can only be killed: leave out --rank and --fault.")
     with connected() as client:
         found = client.named(job)
         if every is not None or duration is not None:
-            strike_again_and_again(found, number, rank, every or 1.0, duration or 60.0)
+            strike_again_and_again(found, fault, rank, host, every or 1.0, duration or 60.0)
         newest = newest_event(found)
-        struck = strike(found.view, found.summary().workers, rank or 0, number)
-        click.echo(f"rank {struck.rank} of {found.id}, pid {struck.pid}, {effect}")
+        rank = 0 if rank is None and host is None else rank
+        struck = found.inject_fault(fault, rank=rank, host=host)
+        for it in struck.processes:
+            click.echo(f"rank {it.rank} of {found.id}, pid {it.pid}, {FAULTS[fault]}")
         try:
-            for message in watch(found, struck, newest):
+            for message in watch(found, struck.processes, newest):
                 click.echo(printable(message))
-            print_recoveries(found, [struck], newest)
+            print_recoveries(found, struck.processes, newest)
         finally:
             click.echo(f"see all of it: muster events {found.id}")
         sys.exit(found.refresh().status == JobStatus.FAILED)
-
-
-class Strike(NamedTuple):
-    """A fault that hit a process."""
-
-    rank: int
-    attempt: int
-    pid: int
-    at: datetime
-
-
-def strike(
-    job: JobView, workers: Sequence[WorkerView], rank: int, number: signal.Signals
-) -> Strike:
-    """Send a signal to the process of a rank; raises `MusterError` unless it provably is that.
-
-    `workers` are those of the job's summary.
-    """
-    name = job.job_id
-    worker = worker_of(job, workers, rank)
-    if worker.pid is None:
-        raise WrongState(
-            f"rank {rank} of {name} has no process, its state is {worker.state}: wait until it "
-            f"has one: muster show {name}"
-        )
-    if worker.node != platform.node():
-        raise MusterError(f"rank {rank} of {name} runs on {worker.node}: use muster chaos there")
-    process = identify(worker.pid)
-    is_tagged = (tag_of(worker.pid) or "").startswith(f"{job.job_uid}/{rank}/")
-    struck = Strike(rank, attempt_of(worker), worker.pid, datetime.now(UTC))
-    # Sent only to the process that was identified before: the tag is of that, not of a successor.
-    if process is None or not is_tagged or not send_signal(process, number):
-        raise MusterError(
-            f"pid {worker.pid} does not carry the tag of rank {rank} of {name}, so no process was "
-            "signalled: try again once the rank is replaced"
-        )
-    return struck
-
-
-def worker_of(job: JobView, workers: Sequence[WorkerView], rank: int) -> WorkerView:
-    """Return a rank of a job that is not over; raises `WrongState` and `Misuse`."""
-    if job.status in TERMINAL:
-        raise WrongState(
-            f"{job.job_id} is {job.status}: choose a running job: muster ps -s RUNNING"
-        )
-    worker = next((it for it in workers if it.rank == rank), None)
-    if worker is None:
-        ranks = f"0 to {len(workers) - 1}"
-        raise Misuse(f"{job.job_id} has no rank {rank}: choose {ranks} with --rank")
-    return worker
-
-
-def attempt_of(worker: WorkerView) -> int:
-    """Return which attempt of its rank this is, -1 if none was started."""
-    return int(worker.worker_id.partition(".")[2] or -1)
-
-
-def targets(
-    workers: Sequence[WorkerView], rank: int | None
-) -> tuple[list[WorkerView], dict[int, str | None]]:
-    """Return the live ranks on this host, and the hosts of the others by rank.
-
-    Of `rank` alone, or of all if that is None.
-    """
-    live = [it for it in workers if it.state == ProcessState.LIVE and rank in {None, it.rank}]
-    here = [it for it in live if it.node == platform.node()]
-    return here, {it.rank: it.node for it in live if it not in here}
 
 
 def newest_event(job: Job) -> int:
@@ -186,41 +115,52 @@ def newest_event(job: Job) -> int:
     return max((it.event_id or 0 for it in job.events(1)), default=0)
 
 
-def watch(job: Job, struck: Strike, newest: int) -> Iterator[str]:
-    """Yield the events after `newest` until the rank runs again or is finished, then the outcome.
+def watch(job: Job, struck: Sequence[StruckProcess], newest: int) -> Iterator[str]:
+    """Yield the events after `newest`, and what becomes of each rank, until all run or are done.
 
-    Raises `MusterError` after a minute.
+    Raises `MusterError` after a minute, or if nothing was struck.
     """
-    rank, until = struck.rank, time.monotonic() + WAIT_SECONDS
+    waiting, until = {it.rank: it.pid for it in struck}, time.monotonic() + WAIT_SECONDS
     while time.monotonic() < until:
         # The summary first: the events then explain it.
         summary = job.summary()
         for event in job.events(after=newest):
             newest = event.event_id or newest
             yield event.message
-        now = next((it for it in summary.workers if it.rank == rank), None)
-        if summary.status in TERMINAL:
-            yield f"rank {rank} is not replaced: {job.id} is {summary.status}"
-            return
-        if now is None or now.state == FINISHED:
-            yield f"rank {rank} is not replaced: it is finished"
-            return
-        if now.state == ProcessState.LIVE and now.pid != struck.pid:
-            yield f"rank {rank} runs again, as pid {now.pid}"
+            if event.kind == "fault_dropped":
+                raise WrongState("nothing was struck: try again once the rank is replaced")
+        workers = {it.rank: it for it in summary.workers}
+        for rank, pid in list(waiting.items()):
+            now = workers.get(rank)
+            if summary.status in TERMINAL:
+                outcome = f"is not replaced: {job.id} is {summary.status}"
+            elif now is None or now.state == FINISHED:
+                outcome = "is not replaced: it is finished"
+            elif now.state == ProcessState.LIVE and now.pid != pid:
+                outcome = f"runs again, as pid {now.pid}"
+            else:
+                continue
+            del waiting[rank]
+            yield f"rank {rank} {outcome}"
+        if not waiting:
             return
         time.sleep(POLL_SECONDS)
-    raise MusterError(f"rank {rank} has not been replaced within {WAIT_SECONDS:g} s")
+    raise MusterError(f"rank {min(waiting)} has not been replaced within {WAIT_SECONDS:g} s")
 
 
 def recovery_of(
-    strike: Strike, events: Sequence[EventView], members: Sequence[MemberView]
+    strike: StruckProcess, events: Sequence[EventView], members: Sequence[MemberView]
 ) -> list[int | None]:
-    """Return the milliseconds after a strike of what `RECOVERY` names; None: it did not happen.
+    """Return the milliseconds after a fault of what `RECOVERY` names; None: it did not happen.
 
     `members` are all workers of the job's pool. The step is the first of the group without this
     rank; None for a process that was no member of the group.
     """
-    later = [it for it in events if it.at > strike.at]
+    me = strike.rank, strike.attempt
+    ats = (it.at for it in events if it.kind == "fault_injected" and (it.rank, it.attempt) == me)
+    if (struck_at := next(ats, None)) is None:
+        return [None] * len(RECOVERY)
+    later = [it for it in events if it.at > struck_at]
     of_rank = [it for it in later if it.rank == strike.rank]
     ends = (
         it
@@ -236,10 +176,10 @@ def recovery_of(
     since = dropwhile(lambda it: it.kind != "group_announced", later if is_member else ())
     steps = (it for it in since if it.kind == "step_taken")
     found = [next(ends, None), next(steps, None), next(ready, None)]
-    return [round((it.at - strike.at) / MILLISECOND) if it else None for it in found]
+    return [round((it.at - struck_at) / MILLISECOND) if it else None for it in found]
 
 
-def print_recoveries(job: Job, strikes: Sequence[Strike], newest: int) -> None:
+def print_recoveries(job: Job, strikes: Sequence[StruckProcess], newest: int) -> None:
     """Print a table of the times after the strikes, from the events after `newest`."""
     with suppress(WaitTimedOut):
         job.wait(JobStatus.RUNNING, RECOVERY_SECONDS)
@@ -260,13 +200,12 @@ def print_recoveries(job: Job, strikes: Sequence[Strike], newest: int) -> None:
 
 
 def strike_again_and_again(
-    job: Job, number: signal.Signals, rank: int | None, every: float, duration: float
+    job: Job, fault: Fault, rank: int | None, host: str | None, every: float, duration: float
 ) -> NoReturn:
     """Watch the undisturbed job, strike every so often, print what it has cost, and exit."""
-    worker_of(job.view, job.summary().workers, rank or 0)
-    if job.view.status in {JobStatus.QUEUED, JobStatus.PAUSED}:
+    if job.is_terminal or job.status in {JobStatus.QUEUED, JobStatus.PAUSED}:
         raise WrongState(
-            f"{job.id} is {job.view.status}: start this when it trains: "
+            f"{job.id} is {job.status}: start this when it trains: "
             f"muster wait {job.id} --until RUNNING"
         )
     say(f"{job.id} trains undisturbed for {CALM_SECONDS:g} s, then with faults; Ctrl-C ends this")
@@ -274,8 +213,8 @@ def strike_again_and_again(
     progress = Progress(sys.stderr, time.monotonic)
     looks: list[tuple[float, int]] = []
     calm: list[tuple[float, int]] = []
-    strikes: list[Strike] = []
-    elsewhere: dict[int, str | None] = {}
+    strikes: list[StruckProcess] = []
+    count = 0
     strike_at = time.monotonic() + CALM_SECONDS
     end_at = strike_at + duration
     with suppress(KeyboardInterrupt):
@@ -287,25 +226,27 @@ def strike_again_and_again(
             looks.append((at, max(step, looks[-1][1] if looks else 0)))
             if now >= strike_at:
                 calm = calm or looks[:]
-                here, others = targets(summary.workers, rank)
-                elsewhere |= others
-                # A stopped rank is live until it is replaced.
-                struck = {(it.rank, it.attempt) for it in strikes if number == signal.SIGSTOP}
-                ranks = [it.rank for it in here if (it.rank, attempt_of(it)) not in struck]
+                struck = {(it.rank, it.pid) for it in strikes}
+                ranks = [
+                    it.rank
+                    for it in summary.workers
+                    if it.state == ProcessState.LIVE
+                    and rank in {None, it.rank}
+                    and (it.rank, it.pid) not in struck
+                ]
                 with suppress(MusterError, IndexError):  # it ended just now, or none is alive
-                    one = random.choice(ranks)  # noqa: S311  no secret
-                    strikes.append(strike(job.view, summary.workers, one, number))
+                    one = random.choice(ranks) if host is None else None  # noqa: S311  no secret
+                    strikes += job.inject_fault(fault, rank=one, host=host).processes
+                    count += 1
                 strike_at += every
             time.sleep(max(0.0, min(POLL_SECONDS, strike_at - time.monotonic())))
     progress.close()
-    for other, node in sorted(elsewhere.items()):
-        say(f"rank {other} runs on {node} and was not struck there: use muster chaos there")
     if not strikes:
         raise WrongState(f"{job.id} is {job.status}: no rank was hit; run it while the job trains")
     before, after = _speed(calm), _speed([calm[-1], looks[-1]])
     share = f"{after / before:.2f}" if before else "unknown"
     click.echo(f"goodput {share}: {after:.1f} steps/s with faults, {before:.1f} before")
-    click.echo(f"{plural(len(strikes), 'fault')} ({number.name})")
+    click.echo(f"{plural(count, 'fault')} (SIG{fault.upper()})")
     print_recoveries(job, strikes, newest)
     sentence, code = verdict_of(job.refresh().view, msgspec.to_builtins(job.audit()))
     click.echo(sentence)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 import msgspec
 
-from cli.chaos import strike
 from cli.connection import CONNECT_SECONDS
 from cli.output import plural
 from cli.service_record import service_settings
@@ -169,9 +167,9 @@ def _grow(job: Job, _: SummaryView) -> str:
     return f"PATCH /jobs/elastic  world_size {RANKS}"
 
 
-def _kill(job: Job, summary: SummaryView) -> str:
-    struck = strike(job.view, summary.workers, VICTIM, signal.SIGKILL)
-    return f"kill -9 {struck.pid}  (rank {VICTIM})"
+def _kill(job: Job, _: SummaryView) -> str:
+    (struck,) = job.inject_fault("kill", rank=VICTIM).processes
+    return f"POST /jobs/elastic/faults  kill rank {VICTIM} (pid {struck.pid})"
 
 
 def _shrink(job: Job, summary: SummaryView) -> str:

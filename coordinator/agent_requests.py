@@ -12,6 +12,7 @@ from coordinator.decide import actions
 from coordinator.decide.actions import Observation
 from coordinator.decide.state import JobSnapshot
 from coordinator.tracked_job import TrackedJob
+from database.records import Event, utc_now
 from muster.contracts.agent import LOCAL_HOST, LOOPBACK
 from muster.contracts.environ import Assignment, HostPlace, rank_environment
 from muster.contracts.job import JobUid
@@ -19,6 +20,7 @@ from muster.contracts.messages import (
     AnnounceGroup,
     Dismiss,
     GroupMember,
+    InjectFault,
     KillRank,
     ListCheckpoints,
     StartRank,
@@ -30,7 +32,7 @@ from muster.host.trace import stamp
 from muster.job_defaults import Completed
 
 Request: TypeAlias = (
-    ListCheckpoints | StartRank | TerminateRank | KillRank | AnnounceGroup | Dismiss
+    ListCheckpoints | StartRank | TerminateRank | KillRank | InjectFault | AnnounceGroup | Dismiss
 )
 
 ONE_HOST: Final[Mapping[str, str]] = {LOCAL_HOST: LOOPBACK}
@@ -114,6 +116,21 @@ class Executor:
             for request in pending_requests(job, host, self._addresses_of(job)):
                 self._send(job, host, request)
 
+    def inject_faults(self, job: TrackedJob) -> None:
+        """Pass on what was requested, now or never; recoveries are measured from these events."""
+        faults, job.faults = job.faults, []
+        for fault in faults:
+            attempts, at = tuple((it.rank, it.attempt) for it in fault.processes), utc_now()
+            request = InjectFault(signal=fault.signal, attempts=attempts, agent=fault.agent)
+            is_sent = self._send(job, fault.host, request)
+            kind, word = ("fault_injected", "was") if is_sent else ("fault_dropped", "was not")
+            why = "" if is_sent else f": the agent on {fault.host} is not connected"
+            for it in fault.processes:
+                words = f"{fault.signal.name} {word} sent to pid {it.pid} of rank {it.rank}{why}"
+                event = Event(at=at, kind=kind, message=words, rank=it.rank, attempt=it.attempt)
+                job.events.append(event)
+                job.revision += 1
+
     def dismiss(self, job: TrackedJob) -> None:
         """Tell all agents to exit."""
         for host in job.snapshot.agents:
@@ -140,9 +157,8 @@ class Executor:
         if self._agents is not None:
             self._agents.drain_logs(job.snapshot.uid, host)
 
-    def _send(self, job: TrackedJob, host: str, request: Request) -> None:
-        if self._agents is not None:
-            self._agents.send(job.snapshot.uid, host, request)
+    def _send(self, job: TrackedJob, host: str, request: Request) -> bool:
+        return self._agents is not None and self._agents.send(job.snapshot.uid, host, request)
 
 
 def pending_requests(job: TrackedJob, host: str, addresses: Mapping[str, str]) -> Iterator[Request]:

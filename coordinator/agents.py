@@ -211,11 +211,12 @@ class AgentServer:
                 async with asyncio.timeout(1.0):
                     await connection.writer.drain()
 
-    def send(self, uid: JobUid, host: str, message: CoordinatorMessage) -> None:
-        """Send to a job's agent; without a connection nothing is sent, as it will reconnect."""
+    def send(self, uid: JobUid, host: str, message: CoordinatorMessage) -> bool:
+        """Send to a job's agent; return False without a connection: it will reconnect."""
         connection = self._connections.get((uid, host))
         if connection is not None:
             connection.send(message)
+        return connection is not None
 
     def drain_logs(self, uid: JobUid, host: str) -> None:
         """Ask a host for its last logs; a sender that connects later is asked then."""

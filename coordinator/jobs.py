@@ -285,6 +285,8 @@ def _track(
         agents=agents,
         committed_agents={row.host: row for row in rows.agents},
         committed_ranks={record.rank: record for record in rows.ranks},
+        # What the coordinator before us has not done is dropped: it may have done it.
+        faults_seen=max((it.number for it in rows.job.faults), default=0),
     )
     # A living agent reports the ends itself.
     alone = [row for row in rows.ranks if row.host not in agents]
@@ -300,6 +302,8 @@ def _take_requests(job: TrackedJob, row: Job, departures: Collection[int], now: 
         grace = row.stop_grace_seconds
         grace = row.spec.stop_grace_seconds if grace is None else grace
         job.observe(actions.StopRequested(request=row.stop_request, grace_seconds=grace), now)
+    job.faults += [it for it in row.faults if it.number > job.faults_seen]
+    job.faults_seen = max((it.number for it in row.faults), default=0)
     for worker_id in frozenset(departures) - job.leaving:
         job.leaving |= {worker_id}
         job.observe(actions.LeaveRequested(worker_id=worker_id), now)

@@ -344,6 +344,8 @@ class CoordinatorLoop:
         if self._failing_since is None:  # otherwise the next commit tells if the database is back
             with suppress(DatabaseUnavailable):
                 await self._jobs.look(self._now())
+            for job in self._jobs.tracked.values():
+                self._executor.inject_faults(job)
         if not self._is_draining:
             self._jobs.admit(self._now())
             return

@@ -41,6 +41,7 @@ from muster.contracts.job import TERMINAL, JobStatus
 from muster.contracts.messages import RankExited, RankSaid, Saved
 from muster.contracts.paths import JobFiles
 from muster.contracts.rank import ProcessRecord
+from muster.contracts.views import FaultView
 from muster.job_defaults import Completed
 from muster.runtime.exit_report import find_exit_record
 
@@ -69,6 +70,8 @@ class TrackedJob:
     """From which the tokens of group rounds are derived."""
     leaving: frozenset[int] = frozenset()  # workers whose leave request was folded in
     agents: dict[str, AgentProcess] = field(default_factory=dict)  # by host: those that may run
+    faults: list[FaultView] = field(default_factory=list)  # that were requested, to be injected
+    faults_seen: int = 0  # how many ever were
     addresses: dict[str, str] = field(default_factory=dict)
     senders: set[str] = field(default_factory=set)  # hosts that send their checkpoints
     """By host: where the agents say that others reach them, if no description says so."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+import msgspec
 import sqlalchemy as sa
 
 from database.engine import Database
@@ -23,9 +24,13 @@ from database.tables import DEPARTURES, EVENTS, JOBS
 from muster.contracts.job import OPEN, TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.leaderboard import SWEEP_LABEL
 from muster.contracts.spec import JobSpec
+from muster.contracts.views import FaultView
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 _BATCH: Final = 500  # ids in one statement
+
+FAULTS_KEPT: Final = 16
+"""A coordinator takes them at once; of more between two of its looks the first are lost."""
 
 _IS_UNFINISHED: Final = JOBS.c.status.in_(sorted(OPEN))
 _UNFINISHED: Final = (
@@ -285,6 +290,20 @@ class Jobs:
             values = {"checkpoint_requests": job.checkpoint_requests + 1}
             kind, text = "checkpoint_requested", "a checkpoint was requested"
             return self._request(connection, job, kind, text, actor, values)
+
+    def request_fault(self, job: Job, fault: FaultView, *, actor: str | None = None) -> FaultView:
+        """Request a fault, and return it with its number. Raises `JobMissing` or `JobOver`."""
+        with self._database.writing() as connection:
+            now = _get(connection, job.job_id)
+            if now.is_terminal or now.uid != job.uid:
+                raise JobOver(job.job_id, now.status)
+            number = now.faults[-1].number + 1 if now.faults else 1
+            fault = msgspec.structs.replace(fault, number=number)
+            what = "all" if fault.agent is not None else f"rank {fault.processes[0].rank}"
+            text = f"{fault.signal.name} was requested for {what} on {fault.host}"
+            values = {"faults": (*now.faults, fault)[-FAULTS_KEPT:]}
+            self._request(connection, now, "fault_requested", text, actor, values)
+            return fault
 
     @contextmanager
     def keeping(self, job_id: JobId, uid: JobUid) -> Iterator[None]:

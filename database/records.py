@@ -18,7 +18,7 @@ from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.messages import EpochDone
 from muster.contracts.rank import NO_PROGRESS, ProcessRecord, RankProgress
 from muster.contracts.spec import JobSpec
-from muster.contracts.views import AttemptView, CheckpointView, EventView
+from muster.contracts.views import AttemptView, CheckpointView, EventView, FaultView
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -85,6 +85,8 @@ class Job:
     numeric_environment: dict[str, dict[str, str]] | None = None
     """By host: the variables with which all hosts of the job compute the same bits, chosen before
     its first rank and for good; None before. Of a host that came later there are none."""
+
+    faults: tuple[FaultView, ...] = ()  # the last ones that were requested, in their order
 
     @property
     def world_size(self) -> int:

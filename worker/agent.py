@@ -10,6 +10,7 @@ One thread, one selector: commands from the coordinator, messages on each rank's
 SIGCHLD through a wake-up descriptor or as pidfds.
 """
 
+import itertools
 import math
 import os
 import platform
@@ -35,6 +36,7 @@ from muster.contracts.messages import (
     CheckpointsListed,
     CoordinatorMessage,
     Dismiss,
+    InjectFault,
     KillRank,
     ListCheckpoints,
     RankCheckpoints,
@@ -46,7 +48,7 @@ from muster.contracts.paths import JobFiles
 from muster.contracts.retry import REPLACED_CODE
 from muster.host.files import rotate
 from muster.host.limits import ShellLimits
-from muster.host.processes import adopt_orphans, boot_id, follow_parent, machine_id
+from muster.host.processes import adopt_orphans, boot_id, follow_parent, machine_id, send_signal
 from muster.host.trace import stamp
 from muster.runtime.stderr_messages import print_stderr
 from worker.containment import kill_descendants, kill_leftovers
@@ -255,7 +257,7 @@ class Agent:
     def _report(self, message: AgentMessage) -> None:
         self._link.send(self._secrets.redaction.redact(message))
 
-    def _on_message(self, message: CoordinatorMessage) -> None:
+    def _on_message(self, message: CoordinatorMessage) -> None:  # noqa: C901  one case for each
         stamp("order received", order=type(message).__name__)
         if not (self._link.is_welcome or isinstance(message, Welcome)):
             self._link.close()  # orders before a welcome do not come from a coordinator
@@ -276,6 +278,8 @@ class Agent:
                 self._ranks.send_signal(message.rank, message.attempt, signal.SIGTERM)
             case KillRank():
                 self._ranks.send_signal(message.rank, message.attempt, signal.SIGKILL)
+            case InjectFault():
+                self._inject(message)
             case AnnounceGroup():
                 self._groups.publish(message)
                 self._settle_at = 0.0
@@ -284,6 +288,16 @@ class Agent:
                 self._ranks.signal_all(signal.SIGKILL)
             case _:
                 assert_never(message)
+
+    def _inject(self, fault: InjectFault) -> None:
+        number = signal.Signals(fault.signal)
+        for found in itertools.starmap(self._ranks.find, fault.attempts):
+            if found is not None and found.process.identity is not None:
+                with suppress(PermissionError):  # it has changed its user
+                    send_signal(found.process.identity, number)
+        if fault.agent == self._assignment.generation:
+            self._ranks.signal_all(number)
+            os.kill(os.getpid(), number)
 
     def _start(self, order: StartRank) -> None:
         if not self._is_leaving:  # else the rank starts with the next agent

@@ -1,4 +1,4 @@
-"""Jobs: submit, list, show, wait, stop; their events, attempts and audit."""
+"""Jobs: submit, list, show, wait, stop, strike; their events, attempts and audit."""
 
 import asyncio
 import hashlib
@@ -14,7 +14,7 @@ from msgspec import Meta
 from msgspec.json import Decoder
 
 from api.dependencies import READ, SUBMIT, AppState, CurrentCaller, State
-from api.errors import Problem
+from api.errors import Conflict, Problem, invalid_field
 from api.listing import (
     DEFAULT_LIMIT,
     Cursor,
@@ -28,10 +28,10 @@ from api.listing import (
     statuses_of,
     weak_tag,
 )
-from api.schema import KnownJobId, StopBody, body, operation, refusals, reply, returns
+from api.schema import FaultBody, KnownJobId, StopBody, body, operation, refusals, reply, returns
 from api.streams import FRESH_SECONDS, JobState
 from api.views import audit_view, job_tag, job_view, summary
-from database.errors import JobExists, JobMissing
+from database.errors import JobExists, JobMissing, JobOver
 from database.history import AttemptPosition
 from database.idempotency import IdempotencyKey
 from database.jobs import JobQuery, NewJob
@@ -45,11 +45,13 @@ from muster.contracts.views import (
     AttemptList,
     AuditView,
     EventList,
+    FaultView,
     JobList,
     JobPlan,
     JobView,
     LeaderboardView,
     Moment,
+    StruckProcess,
     SummaryList,
     SummaryView,
 )
@@ -294,6 +296,51 @@ def get_audit(
     """
     job = state.jobs.get(job_id)
     return reply(audit_view(job, state.history.audit(job_id, limit)))
+
+
+@router.post(
+    "/jobs/{job_id}/faults",
+    **operation("Strike a rank, or a host", SUBMIT, FaultView, 404, 409, status=202),
+)
+def request_fault(
+    job_id: KnownJobId,
+    state: State,
+    caller: CurrentCaller,
+    asking: Annotated[FaultBody, body(FaultBody)],
+) -> Response:
+    """Send a signal to the present process of a rank, or kill a host's ranks and their agent.
+
+    The event `fault_injected` of each process has the time; or it is `fault_dropped`, and says why.
+    """
+    if (asking.rank is None) == (asking.host is None):
+        raise invalid_field("body", "rank", "give either a rank or a host")
+    if asking.host is not None and asking.fault != "kill":
+        raise invalid_field("body", "fault", "a host can only be killed")
+    job, ranks = state.jobs.get(job_id), state.history.ranks(job_id)
+    if job.is_terminal:
+        raise JobOver(job_id, job.status)
+    if absence := state.coordinator.absence():
+        raise Conflict("no-coordinator", f"Nothing can be struck: {absence}.")
+    meant = [it for it in ranks if it.rank == asking.rank or it.host == asking.host]
+    what = f"rank {asking.rank}" if asking.host is None else f"rank on host {asking.host[:63]}"
+    if not meant:
+        hosts = ", ".join(sorted({it.host for it in ranks})) or "no host yet"
+        detail = f"{job_id} has no {what}: it has {len(ranks)} ranks, on {hosts}."
+        raise Problem(HTTPStatus.NOT_FOUND, "rank-not-found", detail)
+    processes = [
+        StruckProcess(rank=it.rank, attempt=it.attempt, pid=it.process.pid)
+        for it in meant
+        if it.process is not None
+    ]
+    if not processes:
+        detail = f"{job_id} has no process of {what} now: wait for it, see muster show {job_id}."
+        raise Conflict("no-process", detail)
+    agents = {it.host: it.generation for it in state.history.agents_by_job([job_id])[job_id]}
+    agent, host = agents.get(asking.host or ""), meant[0].host
+    fault = FaultView(number=0, fault=asking.fault, host=host, agent=agent, processes=processes)
+    requested = state.jobs.request_fault(job, fault, actor=caller.name)
+    state.coordinator.wake()
+    return reply(requested, HTTPStatus.ACCEPTED)
 
 
 async def create(

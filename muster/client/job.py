@@ -30,6 +30,8 @@ from muster.contracts.views import (
     Deleted,
     EventList,
     EventView,
+    Fault,
+    FaultView,
     JobView,
     LogLineView,
     LogTail,
@@ -246,6 +248,13 @@ class Job:
     def checkpoint(self) -> Self:
         """Request a checkpoint now, see `wait`; running synchronous jobs only."""
         return self._order(CHECKPOINT)
+
+    def inject_fault(
+        self, fault: Fault = "kill", *, rank: int | None = None, host: str | None = None
+    ) -> FaultView:
+        """Strike a rank, or kill all ranks of a host and their agent, to test the recovery."""
+        body = _present(fault=fault, rank=rank, host=host)
+        return self._connection.ask("POST", self._path("faults"), body=body).read_as(FaultView)
 
     def stop(self, grace_seconds: float | None = None, reason: str | None = None) -> Self:
         """Request a last checkpoint and the end; a job that is over stays as it is.

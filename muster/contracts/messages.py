@@ -417,6 +417,14 @@ class KillRank(_Message, frozen=True, tag="kill_rank"):
     attempt: int
 
 
+class InjectFault(_Message, frozen=True, tag="inject_fault"):
+    """Send a signal to the processes of these attempts, if they run, as an accident would."""
+
+    signal: int
+    attempts: tuple[tuple[int, int], ...]  # rank and attempt
+    agent: int | None = None  # the generation of the agent, if it ends as well with all its ranks
+
+
 class AnnounceGroup(_Message, frozen=True, tag="announce_group"):
     """Send the group to every rank; the attempt numbers say which processes are meant."""
 
@@ -429,7 +437,14 @@ class Dismiss(_Message, frozen=True, tag="dismiss"):
 
 
 CoordinatorMessage: TypeAlias = (
-    Welcome | ListCheckpoints | StartRank | TerminateRank | KillRank | AnnounceGroup | Dismiss
+    Welcome
+    | ListCheckpoints
+    | StartRank
+    | TerminateRank
+    | KillRank
+    | InjectFault
+    | AnnounceGroup
+    | Dismiss
 )
 
 

@@ -4,6 +4,7 @@ A client ignores fields it does not know. Fields that an earlier server does not
 """
 
 from datetime import datetime
+from signal import Signals
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -18,6 +19,7 @@ from muster.contracts.spec import Bits
 from muster.contracts.token import Scope
 
 Moment: TypeAlias = Annotated[datetime, Meta(tz=True)]
+Fault: TypeAlias = Literal["kill", "stop", "term"]
 
 
 def _doc(text: str) -> Meta:
@@ -229,6 +231,26 @@ class MemberList(View, frozen=True, kw_only=True):
     ] = False
     agents: Annotated[list[AgentView], _doc("One for each host that has, or had, ranks.")]
     workers: list[MemberView]
+
+
+class StruckProcess(View, frozen=True, kw_only=True):
+    rank: int
+    attempt: int
+    pid: int
+
+
+class FaultView(View, frozen=True, kw_only=True):
+    """A requested fault. No other attempt is struck, and none twice."""
+
+    number: Annotated[int, _doc("Counts the faults of a job.")]
+    fault: Fault
+    host: str
+    agent: Annotated[int | None, _doc("The agent that dies with all its ranks; null: none.")]
+    processes: list[StruckProcess]
+
+    @property
+    def signal(self) -> Signals:
+        return Signals[f"SIG{self.fault.upper()}"]
 
 
 class EventView(View, frozen=True, kw_only=True):

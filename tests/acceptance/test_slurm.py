@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -53,6 +54,16 @@ def marked(installation: ClusterInstallation) -> dict[int, str]:
 @pytest.fixture
 def slurm(both: tuple[ClusterInstallation, Slurm]) -> Slurm:
     return both[1]
+
+
+def muster(installation: ClusterInstallation, *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "cli", *words],
+        env={**installation.environment, "MUSTER_URL": installation.url},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def last_digest(installation: ClusterInstallation, job_id: str) -> str:
@@ -228,6 +239,23 @@ def test_engines_say_what_is_missing(installation: ClusterInstallation) -> None:
         "slurm": None,
         "kubernetes": "add kubernetes to MUSTER_ENGINES of the services",
     }
+
+
+def test_a_rank_and_a_host_are_struck_where_they_are(
+    installation: ClusterInstallation, slurm: Slurm
+) -> None:
+    job_id = installation.submit(**ENDLESS)
+    installation.wait_until(job_id, trains(10))
+    names = slurm.jobs()
+    rank = muster(installation, "chaos", job_id, "--rank", "3")
+    assert rank.returncode == 0, rank
+    assert "rank 3 runs again, as pid " in rank.stdout
+    assert "the replacement is ready" in rank.stdout
+    assert slurm.jobs() == names
+    host = muster(installation, "chaos", job_id, "--host", "slurm-3")
+    assert host.returncode == 0, host
+    assert [host.stdout.count(f"rank {it} runs again") for it in range(6)] == [0, 0, 0, 0, 1, 1]
+    assert len(slurm.jobs().keys() & names.keys()) == 2
 
 
 def test_a_killed_agent_loses_no_line(installation: ClusterInstallation) -> None:

@@ -164,3 +164,23 @@ def test_hosts_show_what_runs_there(client: httpx.Client, stand_in: StandIn, ela
     assert (found["host"], found["address"], found["transport"]) == ("local", "127.0.0.1", "local")
     assert (found["slots_in_use"], found["jobs"]) == (1, [elastic])
     assert found["agents"] == {"connected": 1}
+
+
+def test_a_fault_names_the_processes_that_it_strikes(
+    client: httpx.Client, stand_in: StandIn, elastic: str
+) -> None:
+    mine = stand_in.lease.process
+    ranks = [worker(it, attempt=it, process=mine, host=f"host-{it // 2}") for it in range(4)]
+    ranks[2] = worker(2, attempt=-1, process=None, state="exited", host="host-1")
+    agents = [AgentRecord(host=f"host-{it}", generation=3 + it) for it in range(2)]
+    stand_in.write(elastic, ranks=ranks, agents=agents)
+    one = {"rank": 1, "attempt": 1, "pid": os.getpid()}
+    struck = client.post(f"/jobs/{elastic}/faults", json={"rank": 1, "fault": "stop"})
+    assert (struck.status_code, struck.json()) == (
+        202,
+        {"number": 1, "fault": "stop", "host": "host-0", "agent": None, "processes": [one]},
+    )
+    host = client.post(f"/jobs/{elastic}/faults", json={"host": "host-1"}).json()
+    assert (host["agent"], [it["rank"] for it in host["processes"]]) == (4, [3])
+    assert [it.number for it in stand_in.jobs.get(JobId(elastic)).faults] == [1, 2]
+    assert kinds(client, elastic)[-2:] == ["fault_requested"] * 2

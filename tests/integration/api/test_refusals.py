@@ -9,7 +9,7 @@ import pytest
 
 from muster.contracts.job import JobStatus
 from tests.support.api_service import Service, StandIn
-from tests.support.database_samples import member
+from tests.support.database_samples import member, worker
 from tests.support.refusals import Table, stored, tables
 
 TABLES = [
@@ -36,6 +36,7 @@ def names(service: Service, client: httpx.Client, stand_in: StandIn) -> Iterator
     for name in ("elastic", "over", "saving"):
         stand_in.run(name)
         stand_in.write(name, members=members)
+    stand_in.write("saving", ranks=[worker(0, state="exited", process=None)])
     stand_in.move("over", JobStatus.COMPLETED)
     client.post("/jobs/saving/checkpoint").raise_for_status()
     token = client.post("/tokens", json={"name": "looker", "scope": "read"}).json()["token"]

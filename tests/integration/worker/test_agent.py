@@ -20,6 +20,7 @@ from muster.contracts.messages import (
     Dismiss,
     Executing,
     Hello,
+    InjectFault,
     KillRank,
     ListCheckpoints,
     Orphaned,
@@ -75,6 +76,29 @@ def test_pulses_do_not_name_ranks_with_heartbeats(stage: Stage) -> None:
     other = identify(agent.hear_of(RankSpawned, 1).pid)
     send_signal(other, signal.SIGSTOP)
     agent.hear_pulse((1, 0))
+
+
+def test_a_fault_strikes_no_other_attempt(stage: Stage) -> None:
+    stage.start_agent()
+    agent = stage.meet()
+    for rank in (0, 1):
+        agent.say(stage.order(list(FOREVER), rank=rank, attempt=3))
+        agent.hear_of(RankSpawned, rank)
+    agent.say(InjectFault(signal=signal.SIGKILL, attempts=((0, 2), (1, 3)), agent=GENERATION + 1))
+    assert agent.hear_of(RankExited, 1).signal == signal.SIGKILL
+    assert [it.pid for it in stage.running(0)], "its earlier attempt was meant"
+    agent.hear_pulse()
+
+
+def test_a_fault_of_a_host_ends_its_agent_and_ranks(stage: Stage) -> None:
+    stage.start_agent()
+    agent = stage.meet()
+    for rank in (0, 1):
+        agent.say(stage.order(list(FOREVER), rank=rank))
+        agent.hear_of(RankSpawned, rank)
+    agent.say(InjectFault(signal=signal.SIGKILL, attempts=((0, 0),), agent=GENERATION))
+    assert stage.exit_code() == -signal.SIGKILL
+    await_value(lambda: not stage.running(), lambda: f"{stage.running()}")
 
 
 def test_a_long_log_of_the_agent_is_rotated(stage: Stage) -> None:

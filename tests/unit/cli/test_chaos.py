@@ -1,79 +1,17 @@
-"""A fault hits the rank that was named, or no process; what it causes is reported."""
+"""What a fault causes is reported, and how long it took."""
 
-import os
-import platform
-import signal
-import subprocess
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import count
-from subprocess import PIPE
 from typing import Any, cast
 
 import pytest
 
 from cli import chaos
-from cli.chaos import Strike, recovery_of, strike, targets, watch
-from cli.errors import Misuse, WrongState
+from cli.chaos import recovery_of, watch
 from muster.client import Job
-from muster.contracts.environ import PROCESS_TAG
 from muster.contracts.errors import MusterError
-from muster.contracts.views import EventView, MemberView, SummaryView, WorkerView
-from tests.support.summaries import RANK, job, rank, summary
-
-JOB = job(job_uid="uid")
-
-
-def worker(**fields: object) -> WorkerView:
-    return rank(**{"pid": None, "node": platform.node(), **fields})
-
-
-@pytest.fixture
-def process() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that carries the tag of rank 0."""
-    environ = {**os.environ, PROCESS_TAG: "uid/0/3"}
-    script = "echo; read line"
-    with subprocess.Popen(["sh", "-c", script], env=environ, stdin=PIPE, stdout=PIPE) as process:  # noqa: S607
-        assert process.stdout is not None
-        process.stdout.readline()  # until then /proc may show no environment
-        yield process
-        process.kill()
-
-
-def test_process_is_found_by_pid_and_proved_by_tag(process: subprocess.Popen[bytes]) -> None:
-    assert strike(JOB, [worker(pid=process.pid)], 0, signal.SIGKILL).pid == process.pid
-    assert process.wait() == -signal.SIGKILL
-
-
-@pytest.mark.parametrize(
-    ("fields", "word"),
-    [
-        pytest.param({}, "no process", id="between two processes"),
-        pytest.param({"pid": 1, "node": "elsewhere"}, "runs on elsewhere", id="another machine"),
-        pytest.param({"pid": 1}, "tag", id="the pid of another process"),
-        pytest.param({"pid": 2**22 + 1}, "tag", id="an unused pid"),
-    ],
-)
-def test_uncertain_process_is_refused(fields: dict[str, object], word: str) -> None:
-    with pytest.raises(MusterError, match=word):
-        strike(JOB, [worker(**fields)], 0, signal.SIGKILL)
-
-
-def test_tag_of_another_rank_or_job_is_refused(process: subprocess.Popen[bytes]) -> None:
-    ranks = [worker(pid=process.pid, rank=number) for number in range(2)]
-    with pytest.raises(MusterError, match="tag of rank 1"):
-        strike(JOB, ranks, 1, signal.SIGKILL)
-    with pytest.raises(MusterError, match="tag of rank 0"):
-        strike(job(job_uid="u"), ranks, 0, signal.SIGKILL)
-    assert process.poll() is None
-
-
-def test_ended_job_and_missing_rank_are_refused() -> None:
-    with pytest.raises(WrongState, match="is COMPLETED"):
-        strike(job(status="COMPLETED"), [worker()], 0, signal.SIGKILL)
-    with pytest.raises(Misuse, match="has no rank 7: choose 0 to 1 with --rank"):
-        strike(JOB, [worker(), worker(rank=1)], 7, signal.SIGKILL)
-
+from muster.contracts.views import EventView, MemberView, StruckProcess, SummaryView
+from tests.support.summaries import RANK, summary
 
 STRUCK = datetime(2026, 3, 1, tzinfo=UTC)
 BEFORE = {**RANK, "rank": 1, "worker_id": "1.0"}
@@ -102,7 +40,8 @@ class FakeJob:
 
 
 def event(message: str, number: int) -> EventView:
-    return EventView(at=STRUCK, kind="k", message=message, rank=1, event_id=number)
+    kind = "fault_dropped" if message == "rank 1 is waiting" else "k"
+    return EventView(at=STRUCK, kind=kind, message=message, rank=1, event_id=number)
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +62,7 @@ def _fake_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def messages(fake: FakeJob) -> list[str]:
     found = []
-    watching = watch(cast("Job", fake), Strike(1, 0, 7, STRUCK), newest=1)
+    watching = watch(cast("Job", fake), [StruckProcess(rank=1, attempt=0, pid=7)], newest=1)
     try:
         found.extend(watching)
     except MusterError as error:
@@ -149,8 +88,9 @@ def test_events_are_shown_until_the_rank_runs_again() -> None:
         ([("RUNNING", {**GONE, "state": "finished"})], "rank 1 is not replaced: it is finished"),
         ([("RECOVERING", GONE)], "not back: rank 1 has not been replaced within 60 s"),
         ([("RUNNING", BEFORE)], "not back: rank 1 has not been replaced within 60 s"),
+        ([("RUNNING", {**GONE, "state": "waiting"})], "not back: nothing was struck"),
     ],
-    ids=["it ends late", "failed", "finished", "not replaced in time", "it survives"],
+    ids=["it ends late", "failed", "finished", "not replaced in time", "it survives", "dropped"],
 )
 def test_the_outcome_is_reported_last(
     looks: list[tuple[str, dict[str, Any]]], outcome: str
@@ -160,19 +100,20 @@ def test_the_outcome_is_reported_last(
     assert len(found) - 1 <= chaos.WAIT_SECONDS / chaos.POLL_SECONDS + 1
 
 
-EXIT, READY = ("rank_exited", 1, 3), ("rank_ready", 1, 4)
+SENT, EXIT, READY = ("fault_injected", 1, 3), ("rank_exited", 1, 3), ("rank_ready", 1, 4)
 GROUP, STEP = ("group_announced", None, None), ("step_taken", None, None)
 
 
 @pytest.mark.parametrize(
     ("told", "is_member", "milliseconds"),
     [
-        ([GROUP, EXIT, STEP, GROUP, STEP, READY, GROUP, STEP], True, [10, 40, 50]),
-        ([GROUP, EXIT, READY, GROUP, STEP], False, [10, None, 20]),
-        ([GROUP, ("rank_killed", 1, 3), GROUP], True, [10, None, None]),
-        ([GROUP, ("rank_exited", 0, 3), ("rank_ready", 0, 4), EXIT], True, [30, None, None]),
+        ([GROUP, SENT, EXIT, STEP, GROUP, STEP, READY, GROUP, STEP], True, [10, 40, 50]),
+        ([SENT, GROUP, EXIT, READY, GROUP, STEP], False, [20, None, 30]),
+        ([SENT, GROUP, ("rank_killed", 1, 3), GROUP], True, [20, None, None]),
+        ([SENT, ("rank_exited", 0, 3), ("rank_ready", 0, 4), EXIT], True, [30, None, None]),
+        ([("fault_injected", 1, 2), GROUP, EXIT, READY], True, [None, None, None]),
     ],
-    ids=["all", "no member of the group yet", "not over", "another rank in between"],
+    ids=["all", "no member of the group yet", "not over", "another rank in between", "not struck"],
 )
 def test_times_of_a_recovery_are_those_of_its_events(
     told: list[tuple[str, int | None, int | None]],
@@ -185,15 +126,8 @@ def test_times_of_a_recovery_are_those_of_its_events(
         for at, (kind, rank, attempt) in zip(ats, told, strict=False)
     ]
     joined = [5, 5, 5, 5 if is_member else None]
-    assert recovery_of(Strike(1, 3, 7, STRUCK), events, list(map(member, joined))) == milliseconds
-
-
-def test_only_live_ranks_of_this_host_are_targets() -> None:
-    here = worker(pid=1, state="live")
-    other = worker(pid=1, rank=1, state="live", node="elsewhere")
-    ended = worker(rank=2, state="exited")
-    assert targets([here, other, ended], None) == ([here], {1: "elsewhere"})
-    assert targets([here, other], 1) == ([], {1: "elsewhere"})
+    struck = StruckProcess(rank=1, attempt=3, pid=7)
+    assert recovery_of(struck, events, list(map(member, joined))) == milliseconds
 
 
 def member(joined_step: int | None) -> MemberView:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
+import msgspec
 import pytest
 from sqlalchemy import insert
 
@@ -11,11 +12,12 @@ from database.engine import Database
 from database.errors import CheckpointPending, JobExists, JobMissing, JobNotTerminal, JobOver
 from database.fenced_writer import FencedWriter
 from database.history import History
-from database.jobs import JobQuery, Jobs, NewJob
+from database.jobs import FAULTS_KEPT, JobQuery, Jobs, NewJob
 from database.records import Job, values_of
 from database.tables import JOBS
 from muster.contracts.job import JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.spec import JobSpec
+from muster.contracts.views import FaultView, StruckProcess
 from tests.support.database_samples import (
     EVERY_STATUS,
     NOON,
@@ -292,6 +294,29 @@ def test_a_checkpoint_is_requested_again_once_it_is_durable(database: Database, 
     after = jobs.get(job.job_id)
     assert (after.checkpoint_requests, after.is_checkpoint_pending) == (1, False)
     assert jobs.request_checkpoint(job.job_id).checkpoint_requests == 2
+
+
+FAULT = FaultView(
+    number=0,
+    fault="kill",
+    host="local",
+    agent=None,
+    processes=[StruckProcess(rank=1, attempt=2, pid=7)],
+)
+
+
+def test_faults_are_counted_and_the_last_ones_kept(database: Database, jobs: Jobs) -> None:
+    job = submit(jobs, "a")
+    numbers = [jobs.request_fault(job, FAULT, actor="ada").number for _ in range(20)]
+    assert numbers == [*range(1, 21)]
+    kept = jobs.get(job.job_id).faults
+    assert [it.number for it in kept] == numbers[-FAULTS_KEPT:]
+    assert kept[-1] == msgspec.structs.replace(FAULT, number=20)
+    event = History(database).events(job.job_id, 1)[0]
+    assert event.message == "SIGKILL was requested for rank 1 on local"
+    over = finish(database, job)
+    with nothing_moves(database), pytest.raises(JobOver):
+        jobs.request_fault(over, FAULT)
 
 
 REQUESTS = [

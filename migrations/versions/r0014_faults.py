@@ -1,0 +1,11 @@
+"""Faults that users ask for."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0014"
+down_revision = "0013"
+
+
+def upgrade() -> None:
+    op.add_column("jobs", sa.Column("faults", sa.Text(), nullable=False, server_default="[]"))
