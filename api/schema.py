@@ -84,6 +84,10 @@ class FaultBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     host: Annotated[str | None, Meta(description="or this host, which can only be killed.")] = None
 
 
+class SweepBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    cancel: Annotated[list[str], Meta(description="Some names of the `leftovers`.")] = []
+
+
 class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A token to create."""
 
@@ -96,7 +100,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ]
     scope: Annotated[
-        Scope, Meta(description="read, submit (may change jobs) or admin (may create tokens).")
+        Scope, Meta(description="read, submit (may change jobs) or admin (tokens, sweeps).")
     ] = Scope.READ
     expires_in_seconds: Annotated[
         Annotated[int, Meta(ge=1, le=token.SECONDS_LIMIT)] | None,
@@ -109,6 +113,7 @@ _EXAMPLES: Final[Mapping[type[msgspec.Struct], Mapping[str, Any]]] = {
     JobPatch: {"world_size": 6},
     JoinRequest: {"node": "gpu-box", "gpu_count": 2, "backend": "cuda", "epoch": 3},
     FaultBody: {"fault": "kill", "rank": 1},
+    SweepBody: {"cancel": ["muster-0f3a-slurm-1-g1"]},
     StopBody: {"grace_seconds": 30, "reason": "the loss diverges"},
     TokenRequest: {"name": "ci", "scope": "submit", "expires_in_seconds": 2592000},
 }

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
 from cli.connection import connected
-from cli.errors import ExitCode
-from cli.output import Group, Output, output_option, show, table
+from cli.errors import ExitCode, WrongState
+from cli.output import Group, Output, notice_if_slow, output_option, plural, say, show, table
 from cli.submit import JobDescription, read_job_file, refuse
 from muster.client.progress import duration
 from muster.cluster.description import Cluster
 from muster.cluster.placement import Placement, RankRequest, place
 from muster.cluster.reading import read_cluster
 from muster.cluster.speed import GpuCost, is_gpu_worth
+from muster.contracts.engine import SCHEDULERS
+from muster.contracts.errors import MusterError
 from muster.contracts.settings import CLUSTER
 from muster.contracts.spec import JobRequest, JobSpec
 from muster.contracts.spec_problems import checked, field_errors
+from muster.contracts.views import EngineSweep
+
+if TYPE_CHECKING:
+    from muster import Client
+
+SWEEP_SECONDS: Final = 120.0  # a scheduler has half of that to answer
+LOOK_SECONDS: Final = 0.2
+UNKNOWN_UID: Final = "unknown: no job here has this uid; it may be of another installation"
 
 _file = click.Path(path_type=Path)
 
@@ -45,13 +56,16 @@ def check(*, file: Path, output: Output) -> None:
     show(output, body, str(found).splitlines(), (node.name for node in found.nodes))
 
 
-@click.command()
+@click.group(cls=Group, invoke_without_command=True)
 @output_option
-def engines(*, output: Output) -> None:
+@click.pass_context
+def engines(ctx: click.Context, *, output: Output) -> None:
     """Show what may start ranks, and what is missing.
 
     A job names one with --engine; MUSTER_ENGINES of the services says which it may.
     """
+    if ctx.invoked_subcommand is not None:
+        return
     with connected() as client:
         found = client.engines()
     now = datetime.now(UTC)
@@ -65,8 +79,68 @@ def engines(*, output: Output) -> None:
         for it in found.engines
     ]
     problems = [f"{it.engine}: {it.problem}" for it in found.engines if it.problem]
+    for it in found.engines:
+        if it.sweep is not None and it.sweep.leftovers:
+            count = plural(len(it.sweep.leftovers), "job")
+            problems.append(f"{it.engine} has {count} of no job here: muster engines sweep")
     body, names = msgspec.to_builtins(found), (it.engine for it in found.engines)
     show(output, body, [*table(("ENGINE", "READY", "SEEN", "AGENTS"), rows), *problems], names)
+
+
+@engines.command()
+@click.argument(
+    "engine",
+    type=click.Choice([*SCHEDULERS]),
+    required=False,
+    metavar="[ENGINE]",
+    help=f"{' or '.join(SCHEDULERS)}. Default: those of MUSTER_ENGINES.",
+)
+@click.option("-y", "--yes", is_flag=True, help="Cancel what is listed without a question.")
+@output_option
+def sweep(*, engine: str | None, yes: bool, output: Output) -> None:
+    """List what a scheduler runs in Muster's name for no job here, and cancel it.
+
+    A crash or a deleted database left it, or it belongs to another installation of the same
+    user: then leave it. At a terminal you are asked first. Exit code 1 if a scheduler does not
+    answer, or did not cancel all.
+    """
+    with connected() as client:
+        known = [it.engine for it in client.engines().engines if it.is_allowed]
+        asked = [engine] if engine else [it for it in known if it in SCHEDULERS]
+        if not asked:
+            raise WrongState("the services use no scheduler: add one to their MUSTER_ENGINES")
+        listed = {it: _sweep(client, it) for it in asked}
+        found = [(name, it) for name, of in listed.items() for it in of.leftovers]
+        rows = [(name, it.name, it.job_id or "unknown", it.state) for name, it in found]
+        lines = [*table(("ENGINE", "NAME", "JOB", "STATE"), rows)]
+        lines += [UNKNOWN_UID] * any(it.job_id is None for _, it in found)
+        lines = lines if found else [f"nothing is left on {' and '.join(asked)}"]
+        show(output, msgspec.to_builtins(listed), lines, (it.name for _, it in found))
+        is_asked = not yes and output is Output.TABLE and sys.stdin.isatty()
+        if not found or not (yes or (is_asked and click.confirm("Cancel them?", err=True))):
+            return
+        for name, of in listed.items():
+            names = {it.name for it in of.leftovers}
+            after = _sweep(client, name, names).leftovers if names else []
+            if left := names.intersection(it.name for it in after):
+                raise MusterError(f"{name} did not cancel {', '.join(sorted(left))}: try again")
+    say(f"cancelled: {plural(len(found), 'job')}")
+
+
+def _sweep(client: Client, engine: str, cancel: Collection[str] = ()) -> EngineSweep:
+    """Return what the coordinator finds on a scheduler now, without what it has cancelled."""
+    path, body = f"/engines/{engine}/sweep", {"cancel": list(cancel)}
+    number = client.connection.ask("POST", path, body=body).read_as(EngineSweep).number
+    until = time.monotonic() + SWEEP_SECONDS
+    with notice_if_slow(f"waiting for the answer of {engine} …"):
+        while time.monotonic() < until:
+            (seen,) = (it for it in client.engines().engines if it.engine == engine)
+            if seen.sweep is not None and seen.sweep.number >= number:
+                if seen.problem is not None:
+                    raise MusterError(f"{engine} does not answer: {seen.problem}")
+                return seen.sweep
+            time.sleep(LOOK_SECONDS)
+    raise MusterError(f"{engine} was not asked for {SWEEP_SECONDS:g} s: see muster status")
 
 
 @click.command()

@@ -7,13 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
+import msgspec
 import structlog
 
 from coordinator.launchers.launcher import NotStarted
+from coordinator.launchers.scheduler import LOOK_SECONDS, SchedulerProbe
 from database.errors import DatabaseUnavailable, LeaseLost
 from database.hosts import Hosts
 from database.records import HostRecord, Lease, utc_now
 from muster.contracts.attach import HostProbed
+from muster.contracts.views import EngineSweep
 
 MIN_INTERVAL_SECONDS: Final = 10.0
 INTERVAL_SECONDS: Final = 300.0
@@ -81,22 +84,38 @@ class HostProbes:
                 return
             except Exception:  # noqa: BLE001  of one host alone: no job depends on it
                 _LOG.exception("cannot probe a host", action="not_probed", host=host)
-            await asyncio.sleep(MIN_INTERVAL_SECONDS)
+            await asyncio.sleep(MIN_INTERVAL_SECONDS if record.sweep is None else LOOK_SECONDS)
             has_failed = record.seen_at is None or record.problem is not None
-            with suppress(TimeoutError):
+            with suppress(TimeoutError, DatabaseUnavailable):
                 async with asyncio.timeout(RETRY_SECONDS if has_failed else INTERVAL_SECONDS):
-                    await self._woken[host].wait()
+                    await self._wait(host)
             self._woken[host].clear()
+
+    async def _wait(self, host: str) -> None:
+        """Wait until a host has changed, or a sweep of a scheduler was requested."""
+        if not isinstance(self._launchers[host], SchedulerProbe):
+            await self._woken[host].wait()
+            return
+        while not (await asyncio.to_thread(self._hosts.find, host)).is_sweep_due:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def _ask(self, known: HostRecord) -> HostRecord:
         launcher, directory = self._launchers[known.host], self._checkpoint_dir
+        sweep = None
+        if isinstance(launcher, SchedulerProbe):
+            sweep = known.sweep_request or EngineSweep(number=0, cancel=[])
         try:
             probed = await launcher.probe(directory)
+            if sweep is not None and isinstance(launcher, SchedulerProbe):
+                # What was answered once is never cancelled later.
+                left = await launcher.sweep(sweep.cancel if known.is_sweep_due else ())
+                sweep = msgspec.structs.replace(sweep, leftovers=left)
         except NotStarted as error:
-            return replace(known, problem=str(error))
+            return replace(known, problem=str(error), sweep=sweep)
         return HostRecord(
             host=known.host,
             facts=probed.facts,
             seen_at=utc_now(),
             shared_dir=str(directory) if probed.is_shared else None,
+            sweep=sweep,
         )

@@ -35,6 +35,7 @@ from database.engine import Database
 from database.errors import DatabaseUnavailable
 from database.fenced_writer import FencedWriter
 from database.hosts import Hosts
+from database.jobs import Jobs
 from database.leases import COORDINATOR_LEASE, Leases
 from database.records import Lease
 from muster.cluster.description import ClusterNode, cluster_of_service
@@ -166,7 +167,7 @@ class Service:
             data_dir = str(self._data.root)
             probed |= {it: CommandLauncher(it, ["env"], self._environ, data_dir) for it in here}
         probed |= {
-            engine_row(name): SchedulerProbe(jobs.scheduler)
+            engine_row(name): SchedulerProbe(jobs, Jobs(self._database).by_uid)
             for name, jobs in schedulers.items()
             if name in self._settings.engines
         }

@@ -8,6 +8,7 @@ from database.engine import Database
 from database.leases import require_held
 from database.records import HostRecord, Lease, values_of
 from database.tables import HOSTS
+from muster.contracts.views import EngineSweep
 
 _ALL: Final = select(HOSTS)
 _ONE: Final = _ALL.where(HOSTS.c.host == bindparam("name"))
@@ -18,7 +19,10 @@ class Hosts:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._upsert = database.upsert(HOSTS)
+        requested = "sweep_request"
+        self._upsert = database.upsert(HOSTS, kept=[requested])
+        others = [column.name for column in HOSTS.c if column.name != requested]
+        self._request = database.upsert(HOSTS, kept=others)
 
     def all(self) -> dict[str, HostRecord]:
         with self._database.reading() as connection:
@@ -36,3 +40,13 @@ class Hosts:
         with self._database.writing() as connection:
             require_held(connection, lease)
             connection.execute(self._upsert, values_of(record))
+
+    def request_sweep(self, scheduler: str, names: list[str]) -> EngineSweep:
+        """Ask for a look at a scheduler and the end of jobs there, in place of the last request."""
+        with self._database.writing() as connection:
+            row = connection.execute(_ONE, {"name": scheduler}).one_or_none()
+            last = None if row is None else row.sweep_request
+            request = EngineSweep(number=last.number + 1 if last else 1, cancel=names)
+            record = HostRecord(host=scheduler, sweep_request=request)
+            connection.execute(self._request, values_of(record))
+        return request

@@ -41,6 +41,7 @@ _UNFINISHED: Final = (
 _COLUMNS: Final = [JOBS.c[field.name] for field in fields(Job)]
 _ONE: Final = sa.select(*_COLUMNS).where(JOBS.c.job_id == sa.bindparam("id"))
 _SEVERAL: Final = sa.select(*_COLUMNS).where(JOBS.c.job_id.in_(sa.bindparam("ids", expanding=True)))
+_BY_UID: Final = sa.select(*_COLUMNS).where(JOBS.c.uid.in_(sa.bindparam("uids", expanding=True)))
 _NOT_OVER: Final = sa.select(JOBS.c.uid).where(_IS_UNFINISHED)
 _TAKEN: Final = sa.select(JOBS.c.job_id).where(
     JOBS.c.job_id.in_(sa.bindparam("ids", expanding=True))
@@ -197,6 +198,12 @@ class Jobs:
             jobs = _unfinished(connection, known)
             synchronous = [job.job_id for job in jobs if job.spec.mode == "synchronous"]
             return jobs, departures_of(connection, synchronous)
+
+    def by_uid(self, uids: Collection[JobUid]) -> dict[JobUid, Job]:
+        """Return those of these jobs that exist."""
+        with self._database.reading() as connection:
+            rows = connection.execute(_BY_UID, {"uids": list(uids)})
+            return {job.uid: job for job in map(_job, rows)}
 
     def not_over(self, uids: Collection[JobUid]) -> set[JobUid]:
         """Return which of these jobs are not over; a deleted job is over."""

@@ -18,7 +18,7 @@ from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.messages import EpochDone
 from muster.contracts.rank import NO_PROGRESS, ProcessRecord, RankProgress
 from muster.contracts.spec import JobSpec
-from muster.contracts.views import AttemptView, CheckpointView, EventView, FaultView
+from muster.contracts.views import AttemptView, CheckpointView, EngineSweep, EventView, FaultView
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -143,6 +143,13 @@ class HostRecord:
     seen_at: datetime | None = None  # when it did last
     problem: str | None = None  # why it has not answered since
     shared_dir: str | None = None  # proven to be the same directory as on the coordinator's host
+    sweep: EngineSweep | None = None  # of a scheduler
+    sweep_request: EngineSweep | None = None  # the last one; the API writes it alone
+
+    @property
+    def is_sweep_due(self) -> bool:
+        asked, done = self.sweep_request, self.sweep
+        return asked is not None and (done is None or done.number < asked.number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

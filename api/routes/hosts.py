@@ -1,17 +1,19 @@
 """The hosts on which ranks may run."""
 
 from collections import Counter
-from typing import get_args
+from http import HTTPStatus
+from typing import Annotated, get_args
 
 from fastapi import APIRouter, Response
 
-from api.dependencies import READ, State
-from api.schema import operation, reply
+from api.dependencies import ADMIN, READ, State
+from api.errors import Problem
+from api.schema import SweepBody, body, operation, reply
 from database.records import HostRecord
 from muster.cluster.description import one_host
 from muster.contracts.agent import AgentState
 from muster.contracts.engine import SCHEDULERS, Engine, engine_row
-from muster.contracts.views import EngineList, EngineView, HostList, HostView
+from muster.contracts.views import EngineList, EngineSweep, EngineView, HostList, HostView
 
 router = APIRouter(tags=["service"])
 
@@ -47,9 +49,25 @@ def list_engines(state: State) -> Response:
                 problem="; ".join(problems) or None,
                 seen_at=max(seen, default=None),
                 agents=states[engine],
+                sweep=said[0].sweep if engine in SCHEDULERS else None,
             )
         )
     return reply(EngineList(engines=views))
+
+
+@router.post(
+    "/engines/{engine}/sweep",
+    **operation("Look for leftovers on a scheduler", ADMIN, EngineSweep, 404, status=202),
+)
+def request_sweep(
+    engine: str, state: State, asked: Annotated[SweepBody, body(SweepBody)]
+) -> Response:
+    """Have the coordinator look for what is there in our name for no job of this service."""
+    if engine not in SCHEDULERS.keys() & state.submitter.settings.engines:
+        ours = " or ".join(SCHEDULERS)
+        detail = f"{engine[:32]!r} cannot be swept: name {ours}, and add it to MUSTER_ENGINES."
+        raise Problem(HTTPStatus.NOT_FOUND, "engine-not-found", detail)
+    return reply(state.hosts.request_sweep(engine_row(engine), asked.cancel), HTTPStatus.ACCEPTED)
 
 
 @router.get("/hosts", **operation("The hosts on which ranks may run", READ, HostList))

@@ -6,7 +6,7 @@ answer says nothing: its jobs count as running.
 """
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +15,16 @@ from typing import Final, Protocol
 import structlog
 
 from coordinator.launchers.launcher import AgentProcess, NotStarted
+from database.records import Job
 from muster.contracts.attach import HostProbed, JoinOrder
-from muster.contracts.engine import agent_job_name, agent_job_prefix
+from muster.contracts.engine import agent_job_name, agent_job_prefix, uid_in
+from muster.contracts.job import JobUid
 from muster.contracts.messages import AgentAssignment
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.spec import JobSpec
+from muster.contracts.views import EngineJob
+
+FindJobs = Callable[[Collection[JobUid]], Mapping[JobUid, Job]]
 
 LOOK_SECONDS: Final = 1.0  # between two lists of jobs, while anything waits for one
 
@@ -112,12 +117,14 @@ class SchedulerJobs:
             except SchedulerUnavailable as error:
                 self.note(str(error))
 
-    async def cancel(self, job_id: str) -> None:
-        """End a job; who needs to know whether it has ended looks, and asks again."""
+    async def cancel(self, job_id: str) -> bool:
+        """End a job, and return whether the scheduler has answered; the next list tells more."""
         try:
             await self.scheduler.cancel(job_id)
         except SchedulerUnavailable as error:
             self.note(str(error))
+            return False
+        return True
 
     async def forget(self, job_id: str) -> None:
         """Remove what is left of a job that is over, if the scheduler answers."""
@@ -146,12 +153,37 @@ class SchedulerJobs:
 class SchedulerProbe:
     """Asks a scheduler whether it can be used, as `HostProbes` asks a host."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, jobs: SchedulerJobs, find_jobs: FindJobs) -> None:
+        self._jobs = jobs
+        self._find_jobs = find_jobs
 
     async def probe(self, shared: Path | None = None) -> HostProbed:  # noqa: ARG002
-        await self._scheduler.check()
+        await self._jobs.scheduler.check()
         return HostProbed()
+
+    async def sweep(self, names: Collection[str]) -> list[EngineJob]:
+        """Return what runs in our name for no job that is not over, and cancel those of `names`.
+
+        Nothing else is cancelled: it may belong to another service. Raises `NotStarted`.
+        """
+        try:
+            async with asyncio.timeout(LOOK_LIMIT_SECONDS):
+                listed = await self._jobs.look()
+        except TimeoutError as error:
+            name = self._jobs.scheduler.name
+            raise NotStarted(f"{name} does not list its jobs: try again") from error
+        uids = {name: JobUid(uid) for name in listed if (uid := uid_in(name))}
+        # Read after the list: the row of a job is durable before anything is submitted for it.
+        known = await asyncio.to_thread(self._find_jobs, {*uids.values()})
+        left = []
+        for name, uid in uids.items():
+            job, owner = listed[name], known.get(uid)
+            if job.is_over or (owner is not None and not owner.is_terminal):
+                continue
+            if name not in names or not await self._jobs.cancel(job.id):
+                job_id = None if owner is None else owner.job_id
+                left.append(EngineJob(name=name, state=job.words, job_id=job_id))
+        return left
 
 
 class SchedulerLauncher:

@@ -5,6 +5,7 @@ itself: it gets one job of its own for each agent, so that growing is to submit 
 cancel. Each of these jobs counts as a host of the job, such as ``slurm-1``.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -122,3 +123,9 @@ def agent_job_name(job_uid: str, host: str, generation: int) -> str:
 def agent_job_prefix(job_uid: str, host: str) -> str:
     """Return how the names of a host's agents begin; the generation follows."""
     return f"muster-{job_uid}-{host}-g"
+
+
+def uid_in(agent_job_name: str) -> str | None:
+    """Return the uid of the job to which an agent belongs; None if the name is no agent's."""
+    found = re.fullmatch(r"muster-([^-]+)-.+-g[0-9]+", agent_job_name)
+    return found[1] if found else None

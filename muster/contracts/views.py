@@ -182,6 +182,22 @@ class HostList(View, frozen=True, kw_only=True):
     hosts: list[HostView]
 
 
+class EngineJob(View, frozen=True, kw_only=True):
+    """What a scheduler holds in Muster's name, for no job of this service that is not over."""
+
+    name: str
+    state: Annotated[str, _doc("In the words of the scheduler.")]
+    job_id: Annotated[str | None, _doc("A job that is over; null: no job here has its uid.")]
+
+
+class EngineSweep(View, frozen=True, kw_only=True):
+    """A look at a scheduler. A requested one is done once GET /engines shows its number."""
+
+    number: Annotated[int, _doc("Counts the requests.")]
+    cancel: Annotated[list[str], _doc("Names to cancel first, if no job here has them.")]
+    leftovers: list[EngineJob] = []
+
+
 class EngineView(View, frozen=True, kw_only=True):
     """What may start the agents of jobs."""
 
@@ -190,6 +206,7 @@ class EngineView(View, frozen=True, kw_only=True):
     problem: Annotated[str | None, _doc("Why no agent can be started, and what to do.")]
     seen_at: Annotated[Moment | None, _doc("When a scheduler, or the last host, answered.")]
     agents: Annotated[dict[AgentState, int], _doc("Number of agents per state.")]
+    sweep: Annotated[EngineSweep | None, _doc("null: not a scheduler, or not asked yet.")] = None
 
 
 class EngineList(View, frozen=True, kw_only=True):

@@ -241,6 +241,39 @@ def test_engines_say_what_is_missing(installation: ClusterInstallation) -> None:
     }
 
 
+def test_a_sweep_cancels_what_no_job_here_owns(
+    installation: ClusterInstallation, slurm: Slurm
+) -> None:
+    installation.wait_until(installation.submit(**ENDLESS), trains(10))
+    ours, left = slurm.jobs(), "muster-feed-slurm-1-g1"
+    slurm.run("sbatch", "--hold", f"--job-name={left}", "--output=/dev/null", "--wrap=true")
+    listed = muster(installation, "engines", "sweep", "-o", "name")
+    assert (listed.returncode, listed.stdout) == (0, f"{left}\n"), listed.stderr
+    assert slurm.jobs().keys() == {*ours, left}
+    swept = muster(installation, "engines", "sweep", "slurm", "--yes")
+    assert re.search(f"slurm +{left} +unknown +Slurm job [0-9]+: PENDING", swept.stdout), swept
+    assert swept.returncode == 0
+    assert swept.stderr.endswith("muster: cancelled: 1 job\n")
+    assert slurm.jobs() == ours
+    assert muster(installation, "engines", "sweep").stdout == "nothing is left on slurm\n"
+
+
+def test_a_sweep_says_what_to_do_without_slurms_controller(
+    installation: ClusterInstallation, slurm: Slurm
+) -> None:
+    assert slurm.controller is not None
+    slurm.controller.send_signal(signal.SIGTERM)  # it saves its state
+    slurm.controller.wait()
+    try:
+        swept = muster(installation, "engines", "sweep", "--yes")
+    finally:
+        slurm.start_controller()
+    assert swept.returncode == 1, swept
+    words = "slurm does not answer: sinfo.*: run (it|sinfo) on the coordinator's host"
+    assert re.search(words, swept.stderr), swept
+    await_value(slurm.is_up, lambda: "the controller is not back")
+
+
 def test_a_rank_and_a_host_are_struck_where_they_are(
     installation: ClusterInstallation, slurm: Slurm
 ) -> None:

@@ -79,7 +79,7 @@ def needed_by(method: str, path: str) -> Scope | None:
     plain = path.removeprefix("/api/v1")
     if plain in {"/health", "/healthz", "/livez", "/readyz"}:
         return None
-    if plain.startswith("/tokens"):
+    if plain.startswith("/tokens") or plain.endswith("/sweep"):
         return Scope.ADMIN
     return LOOKS.get(method, Scope.SUBMIT)
 

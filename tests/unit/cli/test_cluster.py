@@ -1,13 +1,18 @@
-"""``muster cluster check`` and ``muster plan`` work on files alone."""
+"""``muster cluster check`` and ``muster plan`` work on files alone; a sweep asks first."""
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
+import httpx
 import pytest
 from click.testing import CliRunner, Result
 
+from cli import cluster
 from cli.main import app
+from muster import Client
 
 CLUSTER = """\
 nodes:
@@ -122,3 +127,44 @@ def test_invalid_cluster_is_refused_in_one_sentence(muster: Callable[..., Result
             "muster: cluster.yaml:6: node gpu-box: GPU GPU-1 has vram_mb 0: "
             "write the MB that nvidia-smi shows\n"
         )
+
+
+LEFT = {"name": "muster-u-slurm-1-g1", "state": "PENDING", "job_id": None}
+
+
+@pytest.mark.parametrize(
+    ("words", "is_terminal", "reply", "cancelled"),
+    [
+        ([], True, "y", [LEFT["name"]]),
+        ([], True, "n", None),
+        ([], False, "y", None),
+        (["-o", "json"], True, "y", None),
+        (["--yes"], False, "", [LEFT["name"]]),
+    ],
+)
+def test_a_sweep_cancels_only_what_was_agreed(
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    is_terminal: bool,  # noqa: FBT001  a table's column
+    reply: str,
+    cancelled: list[str] | None,
+) -> None:
+    requests: list[list[str]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "POST":
+            requests.append(json.loads(request.content)["cancel"])
+        left = [] if requests and requests[-1] else [LEFT]
+        sweep = {"number": len(requests), "cancel": [], "leftovers": left}
+        slurm = {"engine": "slurm", "is_allowed": True, "problem": None, "seen_at": None}
+        engines = [{**slurm, "agents": {}, "sweep": sweep}]
+        body = sweep if request.method == "POST" else {"engines": engines}
+        return httpx.Response(200, json=body)
+
+    client = Client("http://api", transport=httpx.MockTransport(answer))
+    monkeypatch.setattr(cluster, "connected", lambda: nullcontext(client))
+    stdin = SimpleNamespace(isatty=lambda: is_terminal)
+    monkeypatch.setattr(cluster, "sys", SimpleNamespace(stdin=stdin))
+    shown = CliRunner().invoke(app, ["engines", "sweep", *words], input=reply)
+    assert (shown.exit_code, LEFT["name"] in shown.stdout) == (0, True), shown
+    assert requests == [[], *([] if cancelled is None else [cancelled])]

@@ -16,14 +16,17 @@ from coordinator.launchers.scheduler import (
     SchedulerJob,
     SchedulerJobs,
     SchedulerLauncher,
+    SchedulerProbe,
     SchedulerUnavailable,
 )
 from coordinator.launchers.slurm import parse_jobs, sbatch_words, script
+from database.records import Job
 from muster.contracts.attach import JoinOrder
 from muster.contracts.engine import agent_job_name
 from muster.contracts.job import JobId, JobStatus, JobUid
 from muster.contracts.messages import CoordinatorAddress
 from muster.contracts.spec import JobSpec
+from tests.support.database_samples import NOON
 
 SPEC = JobSpec(
     engine="slurm", world_size=5, mode="synchronous", engine_options={"ranks_per_host": 2}
@@ -172,3 +175,44 @@ def test_the_end_of_an_agent_is_that_of_its_job(
 
     asyncio.run(check())
     assert scheduler.cancelled == cancelled
+
+
+@pytest.mark.parametrize(
+    ("name", "job", "outcome"),
+    [
+        ("muster-unknown-slurm-1-g1", RUNS, "cancelled"),
+        ("muster-over-slurm-12-g3", RUNS, "cancelled"),
+        ("muster-live-slurm-1-g1", RUNS, "ours"),
+        ("muster-unknown-slurm-1-g1", OVER, "ours"),
+        ("muster-unknown-slurm-1", RUNS, "ours"),
+        ("another-unknown-slurm-1-g1", RUNS, "ours"),
+    ],
+)
+def test_a_sweep_touches_only_what_no_open_job_owns(
+    monkeypatch: pytest.MonkeyPatch, name: str, job: SchedulerJob, outcome: str
+) -> None:
+    monkeypatch.setattr("coordinator.launchers.scheduler.LOOK_SECONDS", 0.0)
+    other = "muster-unknown-slurm-9-g9"
+    listed = {name: job, other: SchedulerJob(id="9", words="waits")}
+    scheduler = FakeScheduler(listed, listed)
+    known = {
+        JobUid(uid): row(uid, status) for uid, status in (("live", "RUNNING"), ("over", "FAILED"))
+    }
+    probe = SchedulerProbe(SchedulerJobs(scheduler), lambda _: known)
+    before = asyncio.run(probe.sweep([]))
+    assert len(before) == 1 + (outcome == "cancelled")
+    assert scheduler.cancelled == []
+    left = asyncio.run(probe.sweep([name, "muster-gone-slurm-1-g1"]))
+    assert [(it.name, it.state, it.job_id) for it in left] == [(other, "waits", None)]
+    assert scheduler.cancelled == (["2"] if outcome == "cancelled" else [])
+
+
+def row(uid: str, status: str) -> Job:
+    return Job(
+        job_id=JobId(f"job-{uid}"),
+        uid=JobUid(uid),
+        spec=SPEC,
+        status=JobStatus(status),
+        created_at=NOON,
+        updated_at=NOON,
+    )
