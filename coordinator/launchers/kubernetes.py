@@ -66,6 +66,12 @@ class Kubernetes:
             if answer.status != _CONFLICT:  # it exists: this was tried before
                 kind = NotStarted if answer.status in _TRANSIENT else Refused
                 raise kind(str(answer)) from answer
+        except SchedulerUnavailable as error:
+            if not isinstance(error.__cause__, ValueError):
+                raise
+            # The client checks Pods by models of its own. It has sent none.
+            words = " ".join(str(error).split())
+            raise Refused(f"the client of Kubernetes refuses the Pod: {words}") from error
 
     async def jobs(self) -> Mapping[str, SchedulerJob]:
         def look() -> Any:  # noqa: ANN401  a PodList
