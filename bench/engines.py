@@ -15,13 +15,14 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from tests.support.clusters import ClusterInstallation
+from tests.support.clusters import ClusterInstallation, scheduler_cluster
 from tests.support.installation import await_value, is_over, is_running
-from tests.support.slurm import Slurm, slurm_cluster
+from tests.support.slurm import Slurm
 
 ENGINES = {
     "local": {"engine": "local"},
@@ -38,8 +39,7 @@ def main() -> None:
     found: dict[str, list[float]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        shared = str(root / "shared" / "checkpoints")
-        with slurm_cluster(root, 3, 2, CHECKPOINT_DIR=shared) as (installation, slurm):
+        with scheduler_cluster(root, partial(Slurm, cpus=2)) as (installation, slurm):
             results = set()
             for _ in range(asked.rounds):
                 found["empty Slurm job: submit -> runs"].append(empty_job(slurm, root))
@@ -47,7 +47,7 @@ def main() -> None:
                     size = 2 if engine == "local" else 6  # as many as fit; the bits are the same
                     job_id = installation.submit(**{**JOB, **fields, "world_size": size})
                     installation.complete(job_id)
-                    results.add(result_of(installation, job_id))
+                    results.add(installation.last_digest(job_id))
                     first = seconds(installation, job_id, "submitted", "step_taken")
                     found[f"{engine}: submit -> first step"].append(first)
             for engine in ("ssh", "slurm"):
@@ -109,12 +109,6 @@ def seconds(installation: ClusterInstallation, job_id: str, first: str, last: st
 
 def at(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
-
-
-def result_of(installation: ClusterInstallation, job_id: str) -> str:
-    audit = installation.request("GET", f"/jobs/{job_id}/audit").json()
-    assert audit["exactly_once"], audit
-    return str(audit["checkpoints"][-1]["digest"])
 
 
 if __name__ == "__main__":

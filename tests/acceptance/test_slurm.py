@@ -5,50 +5,38 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.clusters import ClusterInstallation, needs_cluster
-from tests.support.installation import Seen, await_value, is_running
-from tests.support.slurm import Slurm, needs_slurm, slurm_cluster
+from tests.support.clusters import (
+    ENDLESS,
+    SIX_RANKS,
+    ClusterInstallation,
+    lent_cluster,
+    needs_cluster,
+    scheduler_cluster,
+    trains,
+)
+from tests.support.installation import await_value, is_running
+from tests.support.slurm import Slurm, needs_slurm
 
 pytestmark = [needs_slurm(), needs_cluster(), pytest.mark.timeout(180)]
 
-JOB = {
-    "mode": "synchronous",
-    "world_size": 6,
-    "epochs": 3,
-    "virtual_shards": 8,
-    "engine": "slurm",
-    "engine_options": {"ranks_per_host": 2},
-}
-ENDLESS = {**JOB, "epochs": 100_000, "sleep_sec": 0.02}
+JOB = {**SIX_RANKS, **Slurm.fields}
+ENDLESS_JOB = {**ENDLESS, **Slurm.fields}
 
 
 @pytest.fixture(scope="module")
-def both(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[ClusterInstallation, Slurm]]:
-    root = tmp_path_factory.mktemp("slurm")
-    with slurm_cluster(root, CHECKPOINT_DIR=str(root / "shared" / "checkpoints")) as both:
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ClusterInstallation, Slurm]]:
+    with scheduler_cluster(tmp_path_factory.mktemp("slurm"), Slurm) as both:
         yield both
 
 
 @pytest.fixture
 def installation(both: tuple[ClusterInstallation, Slurm]) -> Iterator[ClusterInstallation]:
-    installation, slurm = both
-    yield installation
-    installation.end_jobs()
-    await_value(lambda: not slurm.jobs(), lambda: f"left: {slurm.jobs()}")
-    await_value(lambda: not marked(installation), lambda: f"left: {marked(installation)}")
-
-
-def marked(installation: ClusterInstallation) -> dict[int, str]:
-    """Return the processes of jobs on all hosts: what each is."""
-    found = [installation.marked(host) for host in installation.machines]
-    return {pid: tag for one in found for pid, tag in one.items()}
+    yield from lent_cluster(*both)
 
 
 @pytest.fixture
@@ -66,86 +54,20 @@ def muster(installation: ClusterInstallation, *words: str) -> "subprocess.Comple
     )
 
 
-def last_digest(installation: ClusterInstallation, job_id: str) -> str:
-    audit = installation.request("GET", f"/jobs/{job_id}/audit").json()
-    assert audit["exactly_once"], audit
-    return str(audit["checkpoints"][-1]["digest"])
-
-
-def trains(step: int) -> Callable[[Seen], bool]:
-    return lambda seen: is_running(seen) and seen["step"] >= step
-
-
-def test_a_job_trains_on_slurm_as_it_does_here(
-    installation: ClusterInstallation, slurm: Slurm
-) -> None:
-    job_id = installation.submit(**JOB, sleep_sec=0.02)
-    installation.wait_until(job_id, is_running)
-    assert len(slurm.jobs()) == 3
-    installation.complete(job_id)
-    here = installation.submit(**{**JOB, "engine": "local", "engine_options": {}, "world_size": 2})
-    installation.complete(here)
-    assert last_digest(installation, job_id) == last_digest(installation, here)
-
-
-def test_a_coordinator_finds_the_jobs_of_its_predecessor(
-    installation: ClusterInstallation, slurm: Slurm
-) -> None:
-    job_id = installation.submit(**ENDLESS)
-    seen = installation.wait_until(job_id, trains(10))
-    names = slurm.jobs()
-    installation.restart_coordinator(signal.SIGKILL)
-    later = installation.wait_until(job_id, trains(seen["step"] + 50))
-    assert slurm.jobs() == names
-    assert [it["restarts"] for it in later["workers"]] == [0] * 6
-
-
-def test_a_job_that_is_cancelled_by_hand_is_replaced(
-    installation: ClusterInstallation, slurm: Slurm
-) -> None:
-    job_id = installation.submit(**ENDLESS)
-    seen = installation.wait_until(job_id, trains(10))
-    first = next(name for name in slurm.jobs() if "slurm-3-g1" in name)
-    slurm.run("scancel", f"--name={first}")
-    await_value(
-        lambda: any("slurm-3-g2" in name for name in slurm.jobs()),
-        lambda: installation.describe(job_id),
-    )
-    later = installation.wait_until(job_id, trains(seen["step"] + 50))
-    assert len(later["workers"]) >= 6
-
-
 def test_a_rank_is_replaced_where_it_was(installation: ClusterInstallation, slurm: Slurm) -> None:
-    job_id = installation.submit(**ENDLESS)
+    job_id = installation.submit(**ENDLESS_JOB)
     installation.wait_until(job_id, trains(10))
     names = slurm.jobs()
-    ranks = [pid for pid, tag in marked(installation).items() if tag[:1].isdigit()]
+    ranks = [pid for pid, tag in installation.all_marked().items() if tag[:1].isdigit()]
     os.kill(ranks[0], signal.SIGKILL)
     installation.wait_until(job_id, lambda seen: is_running(seen) and seen["restarts"] == 1)
     assert slurm.jobs() == names
 
 
-def test_a_job_in_slurms_queue_says_why(installation: ClusterInstallation, slurm: Slurm) -> None:
-    slurm.run("scontrol", "update", "PartitionName=main", "State=DOWN")
-    job_id = installation.submit(**JOB)
-    seen = installation.wait_until(job_id, lambda seen: seen["reason"] == "waiting_for_slots")
-    assert re.match("slurm-1 waits for Slurm job [0-9]+: PENDING, Part.*, since", seen["message"])
-    slurm.run("scontrol", "update", "PartitionName=main", "State=UP")
-    installation.complete(job_id)
-
-
-def test_a_wrong_partition_fails_the_job_with_slurms_words(
-    installation: ClusterInstallation,
-) -> None:
-    job_id = installation.submit(**{**JOB, "engine_options": {"partition": "nowhere"}})
-    seen = installation.fail(job_id)
-    assert (seen["reason"], "nowhere" in seen["message"]) == ("engine_refused", True)
-
-
 def test_an_agent_that_must_leave_saves_and_gets_another_job(
     installation: ClusterInstallation, slurm: Slurm
 ) -> None:
-    job_id = installation.submit(**ENDLESS)
+    job_id = installation.submit(**ENDLESS_JOB)
     seen = installation.wait_until(job_id, trains(10))
     name = next(name for name in slurm.jobs() if "slurm-2-g1" in name)
     slurm.run("scancel", "--batch", "--signal=USR1", slurm.id_of(name))
@@ -157,40 +79,6 @@ def test_an_agent_that_must_leave_saves_and_gets_another_job(
     assert name not in slurm.jobs()
 
 
-def test_a_job_trains_on_without_slurms_controller(
-    installation: ClusterInstallation, slurm: Slurm
-) -> None:
-    job_id = installation.submit(**ENDLESS)
-    seen = installation.wait_until(job_id, trains(10))
-    slurm.kill_controller()
-    try:
-        installation.restart_coordinator(signal.SIGKILL)
-        installation.wait_until(job_id, trains(seen["step"] + 100))
-    finally:
-        slurm.start_controller()
-    await_value(slurm.is_up, lambda: "the controller is not back")
-    later = installation.wait_until(job_id, trains(seen["step"] + 200))
-    assert [it["restarts"] for it in later["workers"]] == [0] * 6
-    assert len(slurm.jobs()) == 3
-
-
-def test_a_killed_agent_leaves_nothing_and_gets_another_job(
-    installation: ClusterInstallation, slurm: Slurm
-) -> None:
-    job_id = installation.submit(**ENDLESS)
-    installation.wait_until(job_id, trains(10))
-    names = slurm.jobs()
-    agents = [pid for pid, tag in marked(installation).items() if tag == "agent"]
-    os.kill(agents[0], signal.SIGKILL)
-    await_value(
-        lambda: any(name.endswith("-g2") for name in slurm.jobs()),
-        lambda: installation.describe(job_id),
-    )
-    step = installation.see(job_id)["step"]
-    installation.wait_until(job_id, trains(step + 100))
-    assert len(slurm.jobs().keys() & names.keys()) == 2
-
-
 def test_nodes_that_do_not_share_the_directory_send_checkpoints(
     installation: ClusterInstallation, slurm: Slurm
 ) -> None:
@@ -199,7 +87,7 @@ def test_nodes_that_do_not_share_the_directory_send_checkpoints(
     job_id = installation.submit(**{**JOB, "checkpoint_dir": own, "world_size": 4})
     installation.complete(job_id)
     assert installation.kinds(job_id).count("checkpoints_sent") == 2
-    last_digest(installation, job_id)
+    installation.last_digest(job_id)
     slurm.run("scontrol", "update", "NodeName=host-0", "State=RESUME")
 
 
@@ -227,24 +115,10 @@ def test_a_gang_gets_the_variables_of_torchrun(installation: ClusterInstallation
     assert {line[5] for line in lines} == {"None"}
 
 
-def test_engines_say_what_is_missing(installation: ClusterInstallation) -> None:
-    def said() -> dict[str, Seen]:
-        answer = installation.request("GET", "/engines").json()
-        return {it["engine"]: it for it in answer["engines"]}
-
-    await_value(lambda: said()["slurm"]["seen_at"], lambda: f"{said()}")
-    assert {name: it["problem"] for name, it in said().items()} == {
-        "local": None,
-        "ssh": None,
-        "slurm": None,
-        "kubernetes": "add kubernetes to MUSTER_ENGINES of the services",
-    }
-
-
 def test_a_sweep_cancels_what_no_job_here_owns(
     installation: ClusterInstallation, slurm: Slurm
 ) -> None:
-    installation.wait_until(installation.submit(**ENDLESS), trains(10))
+    installation.wait_until(installation.submit(**ENDLESS_JOB), trains(10))
     ours, left = slurm.jobs(), "muster-feed-slurm-1-g1"
     slurm.run("sbatch", "--hold", f"--job-name={left}", "--output=/dev/null", "--wrap=true")
     listed = muster(installation, "engines", "sweep", "-o", "name")
@@ -277,7 +151,7 @@ def test_a_sweep_says_what_to_do_without_slurms_controller(
 def test_a_rank_and_a_host_are_struck_where_they_are(
     installation: ClusterInstallation, slurm: Slurm
 ) -> None:
-    job_id = installation.submit(**ENDLESS)
+    job_id = installation.submit(**ENDLESS_JOB)
     installation.wait_until(job_id, trains(10))
     names = slurm.jobs()
     rank = muster(installation, "chaos", job_id, "--rank", "3")
@@ -302,7 +176,7 @@ def test_a_killed_agent_loses_no_line(installation: ClusterInstallation) -> None
     home = installation.machines[0].directory / "data" / "jobs" / job_id
     log = home / "logs" / "rank_00000.000.log"
     await_value(lambda: log.exists() and log.stat().st_size > 2000, lambda: "no lines")
-    (agent,) = [pid for pid, tag in marked(installation).items() if tag == "agent"]
+    (agent,) = [pid for pid, tag in installation.all_marked().items() if tag == "agent"]
     root = Path(f"/proc/{agent}/root")  # of its host
     there = max(root.glob(f"tmp/muster-*/job/logs/{log.name}"), key=lambda it: it.stat().st_ctime)
     with there.open() as lines:
@@ -315,13 +189,13 @@ def test_a_killed_agent_loses_no_line(installation: ClusterInstallation) -> None
 def test_a_killed_parent_takes_its_agent_along(
     installation: ClusterInstallation, slurm: Slurm
 ) -> None:
-    job_id = installation.submit(**ENDLESS)
+    job_id = installation.submit(**ENDLESS_JOB)
     installation.wait_until(job_id, trains(10))
-    (agent, *_) = [pid for pid, tag in marked(installation).items() if tag == "agent"]
+    (agent, *_) = [pid for pid, tag in installation.all_marked().items() if tag == "agent"]
     status = Path(f"/proc/{agent}/status").read_text()
     (parent,) = re.findall(r"^PPid:\t(\d+)$", status, re.MULTILINE)
     os.kill(int(parent), signal.SIGKILL)
-    await_value(lambda: not Path(f"/proc/{agent}").exists(), lambda: f"{marked(installation)}")
+    await_value(lambda: not Path(f"/proc/{agent}").exists(), lambda: f"{installation.all_marked()}")
     await_value(
         lambda: any(name.endswith("-g2") for name in slurm.jobs()),
         lambda: installation.describe(job_id),

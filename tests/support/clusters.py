@@ -9,9 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
 
@@ -20,12 +21,18 @@ from tests.support.hosts import Host, Process, hosts, refusal
 from tests.support.installation import (
     DEADLINE_SECONDS,
     Installation,
+    Seen,
     Service,
+    await_value,
+    is_running,
     write_small_dataset,
 )
 
 SSHD = Path("/usr/sbin/sshd")
 AGENT_PORT = 7400
+
+SIX_RANKS = {"mode": "synchronous", "world_size": 6, "virtual_shards": 8, "epochs": 3}
+ENDLESS = {**SIX_RANKS, "epochs": 100_000, "sleep_sec": 0.02}
 
 
 def needs_cluster() -> pytest.MarkDecorator:
@@ -116,6 +123,10 @@ class ClusterInstallation(Installation):
         tags = {pid: tag_of(pid) or "" for pid in host.processes()}
         return {pid: tag.partition("/")[2] for pid, tag in tags.items() if tag}
 
+    def all_marked(self) -> dict[int, str]:
+        """Return the same for all hosts."""
+        return {pid: tag for host in self.machines for pid, tag in self.marked(host).items()}
+
     def _service(self, name: str) -> HostService:
         service = HostService("coordinator", self.root, self.environment, name=name)
         service.host = self.machines[0]
@@ -137,6 +148,68 @@ def cluster(
             ClusterInstallation(root, machines, slots, own, **environment)
         )
         yield installation
+
+
+class SchedulerUnderTest(Protocol):
+    """What chooses machines for agents, over test hosts."""
+
+    name: str
+    environment: Mapping[str, str]  # that the coordinator needs
+    fields: Mapping[str, Any]  # of a job that runs there, two ranks in each agent
+    refused: tuple[Mapping[str, Any], str]  # options that it never accepts, and what it says
+    held: str  # what the job's message says while none of its jobs is started
+    taken_away: str  # what the event says of a job that was taken away
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def jobs(self) -> Mapping[str, str]:
+        """Return the states of its jobs that are not over, or not removed, by their names."""
+
+    def hold(self, *, is_held: bool) -> None:
+        """Whether to start no job."""
+
+    def take_away(self, name: str) -> None:
+        """End a job, as a person or a node without memory does."""
+
+    def is_away(self) -> AbstractContextManager[None]:
+        """Answer nothing meanwhile."""
+
+
+@contextmanager
+def scheduler_cluster(
+    root: Path,
+    *kinds: Callable[[Path, Sequence[Host]], SchedulerUnderTest],
+    count: int = 3,
+    **environment: str,
+) -> Iterator[tuple[ClusterInstallation, *tuple[Any, ...]]]:
+    """Yield an installation, and each kind of scheduler, over so many hosts that share a disk."""
+    with hosts(count, root) as machines, ExitStack() as stack:
+        schedulers = []
+        for kind in kinds:
+            schedulers.append(kind(root, machines))
+            stack.callback(schedulers[-1].stop)
+            schedulers[-1].start()
+            environment |= schedulers[-1].environment
+        engines = ",".join(["local", "ssh", *(it.name for it in schedulers)])
+        settings = {"CHECKPOINT_DIR": str(root / "shared" / "checkpoints"), **environment}
+        installation = ClusterInstallation(root, machines, MUSTER_ENGINES=engines, **settings)
+        yield stack.enter_context(installation), *schedulers
+
+
+def lent_cluster(
+    installation: ClusterInstallation, scheduler: SchedulerUnderTest
+) -> Iterator[ClusterInstallation]:
+    """Lend it to one test, whose jobs are ended and leave nothing."""
+    yield installation
+    installation.end_jobs()
+    await_value(lambda: not scheduler.jobs(), lambda: f"left: {scheduler.jobs()}")
+    await_value(lambda: not installation.all_marked(), lambda: f"{installation.all_marked()}")
+
+
+def trains(step: int) -> Callable[[Seen], bool]:
+    return lambda seen: is_running(seen) and seen["step"] >= step
 
 
 def start_sshd(host: Host, root: Path, variables: Mapping[str, str] | None = None) -> Process:

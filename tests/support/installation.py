@@ -290,6 +290,12 @@ class Installation:
         """Return the identity of every rank's last state, its position in the data included."""
         return [identity_of(checkpoint) for checkpoint in self.checkpoints(job_id, world_size)]
 
+    def last_digest(self, job_id: str) -> str:
+        """Return the digest of the last state; every sample has to be counted once."""
+        audit = self._get(f"/jobs/{job_id}/audit")
+        assert audit["exactly_once"], audit
+        return str(audit["checkpoints"][-1]["digest"])
+
     def log(self, job_id: str, rank: int = 0) -> str:
         """Return the complete output of a rank."""
         logs = self.files.job(job_id).logs

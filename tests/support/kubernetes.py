@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import uvicorn
@@ -23,8 +23,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from tests.support.clusters import ClusterInstallation
-from tests.support.hosts import Host, Process, hosts
+from tests.support.hosts import Host, Process
 
 NAMESPACE = "training-system"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -46,14 +45,26 @@ def needs_kubernetes() -> pytest.MarkDecorator:
 
 
 class Kubernetes:
-    """The API; `answers` are status codes that it gives in place of its next answers."""
+    """The API; `answers` are status codes that it gives in place of its next answers.
+
+    See `SchedulerUnderTest`.
+    """
+
+    name = "kubernetes"
+    fields: Final = {
+        "engine": "kubernetes",
+        "engine_options": {"image": "REGISTRY/muster-coordinator", "ranks_per_host": 2},
+    }
+    refused: Final = {"image": "i", "tolerations": [{"keys": "k"}]}, "keys"
+    held: Final = "Pending: no node fits, since"
+    taken_away: Final = "Evicted The node was low on memory."
 
     def __init__(self, root: Path, machines: Sequence[Host]) -> None:
         self._nodes = cycle(machines)
         self._pods: dict[str, dict[str, Any]] = {}
         self._processes: dict[str, Process] = {}
         self.answers: list[int] = []
-        self.is_held = False  # no Pod is scheduled
+        self._is_held = False  # no Pod is scheduled
         routes = [
             Route(PODS, self._create, methods=["POST"]),
             Route(PODS, self._list, methods=["GET"]),
@@ -61,13 +72,16 @@ class Kubernetes:
         ]
         listening = machines[0].open_socket()
         listening.bind(("127.0.0.1", 0))
-        self.config = root / "kubeconfig"
+        config = root / "kubeconfig"
         port = listening.getsockname()[1]
-        self.config.write_text(CONFIG.format(namespace=NAMESPACE, port=port))
+        config.write_text(CONFIG.format(namespace=NAMESPACE, port=port))
+        self.environment = {"KUBECONFIG": str(config)}
         settings = uvicorn.Config(Starlette(routes=routes), log_level="warning")
         self._server = uvicorn.Server(settings)
         run = {"sockets": [listening]}
         self._thread = threading.Thread(target=self._server.run, kwargs=run, daemon=True)
+
+    def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
@@ -76,15 +90,24 @@ class Kubernetes:
         for process in self._processes.values():
             process.send_signal(signal.SIGKILL)
 
-    def phases(self) -> dict[str, str]:
+    def jobs(self) -> dict[str, str]:
         """Return the phases of all Pods by their names."""
         return {name: pod["status"]["phase"] for name, pod in list(self._pods.items())}
 
-    def evict(self, name: str) -> None:
-        """End a Pod as a node without memory does."""
+    def hold(self, *, is_held: bool) -> None:
+        self._is_held = is_held
+
+    def take_away(self, name: str) -> None:
+        """Evict a Pod, as a node without memory does."""
         words = {"reason": "Evicted", "message": "The node was low on memory."}
         self._pods[name]["status"] |= words
         self._processes[name].send_signal(signal.SIGTERM)
+
+    @contextmanager
+    def is_away(self) -> Iterator[None]:
+        self.answers += [503] * 1000
+        yield
+        self.answers.clear()
 
     async def _create(self, request: Request) -> JSONResponse:
         import kubernetes_validate  # noqa: PLC0415  not installed everywhere
@@ -131,11 +154,11 @@ class Kubernetes:
         for name, pod in list(self._pods.items()):
             is_deleted, status = "deletionTimestamp" in pod["metadata"], pod["status"]
             process = self._processes.get(name)
-            if process is None and self.is_held:
+            if process is None and self._is_held:
                 condition = {"type": "PodScheduled", "status": "False", "message": "no node fits"}
                 status["conditions"] = [condition]
             elif process is None and not is_deleted:
-                self._processes[name] = self._run(pod)
+                self._processes[name] = self._run(pod, next(self._nodes))
                 status |= {"phase": "Running", "conditions": []}
             elif process is not None and (code := process.poll()) is not None:
                 status["phase"] = "Failed" if code else "Succeeded"
@@ -143,11 +166,11 @@ class Kubernetes:
             if is_deleted and (process is None or process.poll() is not None):
                 del self._pods[name]
 
-    def _run(self, pod: dict[str, Any]) -> Process:
+    def _run(self, pod: dict[str, Any], node: Host) -> Process:
         (container,) = pod["spec"]["containers"]
         own = {one["name"]: one["value"] for one in container["env"]}
         words = [sys.executable, *container["command"][1:]]
-        return next(self._nodes).start(words, {"PATH": os.environ["PATH"], **own}, cwd=Path("/"))
+        return node.start(words, {"PATH": os.environ["PATH"], **own}, cwd=Path("/"))
 
 
 def _ended(code: int) -> dict[str, Any]:
@@ -158,18 +181,3 @@ def _ended(code: int) -> dict[str, Any]:
 
 def _failure(code: int, message: str) -> JSONResponse:
     return JSONResponse({"kind": "Status", "code": code, "message": message}, code)
-
-
-@contextmanager
-def kubernetes_cluster(
-    root: Path, count: int = 3, **environment: str
-) -> Iterator[tuple[ClusterInstallation, Kubernetes]]:
-    """Yield an installation whose jobs may run on a stand-in with so many nodes."""
-    with hosts(count, root) as machines:
-        kubernetes = Kubernetes(root, machines)
-        try:
-            settings = {"MUSTER_ENGINES": "local,kubernetes", "KUBECONFIG": str(kubernetes.config)}
-            with ClusterInstallation(root, machines, **settings, **environment) as installation:
-                yield installation, kubernetes
-        finally:
-            kubernetes.stop()

@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import pytest
 
-from tests.support.clusters import ClusterInstallation
-from tests.support.hosts import Host, Process, hosts, refusal
+from tests.support.hosts import Host, Process, refusal
 from tests.support.installation import await_value
 
 TOOLS = ("munged", "slurmctld", "slurmd")
@@ -28,7 +28,13 @@ def needs_slurm() -> pytest.MarkDecorator:
 
 
 class Slurm:
-    """The daemons. `environment` is what its commands need."""
+    """The daemons; see `SchedulerUnderTest`."""
+
+    name = "slurm"
+    fields: Final = {"engine": "slurm", "engine_options": {"ranks_per_host": 2}}
+    refused: Final = {"partition": "nowhere"}, "invalid partition specified: nowhere"
+    held: Final = "PENDING, Part"
+    taken_away: Final = "CANCELLED"
 
     def __init__(self, root: Path, machines: Sequence[Host], cpus: int = 4) -> None:
         self.machines = machines
@@ -99,6 +105,21 @@ class Slurm:
         lines = self.run("squeue", "--noheader", "--format=%j|%T").split()
         return dict(line.split("|") for line in lines)
 
+    def hold(self, *, is_held: bool) -> None:
+        self.run("scontrol", "update", "PartitionName=main", f"State={'DOWN' if is_held else 'UP'}")
+
+    def take_away(self, name: str) -> None:
+        self.run("scancel", f"--name={name}")
+
+    @contextmanager
+    def is_away(self) -> Iterator[None]:
+        self.kill_controller()
+        try:
+            yield
+        finally:
+            self.start_controller()
+        await_value(self.is_up, lambda: "the controller is not back")
+
     def id_of(self, name: str) -> str:
         return self.run("squeue", "--noheader", f"--name={name}", "--format=%i").strip()
 
@@ -113,22 +134,6 @@ class Slurm:
         except AssertionError:
             time.sleep(0.1)
             return False
-
-
-@contextmanager
-def slurm_cluster(
-    root: Path, count: int = 3, cpus: int = 4, **environment: str
-) -> Iterator[tuple[ClusterInstallation, Slurm]]:
-    """Yield an installation whose jobs may run on a Slurm of so many nodes."""
-    with hosts(count, root) as machines:
-        slurm = Slurm(root, machines, cpus)
-        try:
-            slurm.start()
-            settings = {"MUSTER_ENGINES": "local,ssh,slurm", **slurm.environment, **environment}
-            with ClusterInstallation(root, machines, **settings) as installation:
-                yield installation, slurm
-        finally:
-            slurm.stop()
 
 
 def _configuration(root: Path, socket: Path, machines: Sequence[Host], cpus: int) -> str:
