@@ -231,6 +231,10 @@ class Host:
         net = [] if self._network is None else ["--net"]
         return [*_entering(self._pid), *net, "--pid", "--mount", "--uts", "--"]
 
+    @property
+    def network_namespace(self) -> Path:
+        return Path(f"/proc/{self._pid}/ns/net")
+
     def processes(self) -> list[int]:
         """Return the pids outside of all that live, but the first one."""
         return [pid for pid in descendants(self._pid) if identify(pid)] if self._pid else []
