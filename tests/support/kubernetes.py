@@ -73,8 +73,8 @@ class Kubernetes:
         listening = machines[0].open_socket()
         listening.bind(("127.0.0.1", 0))
         config = root / "kubeconfig"
-        port = listening.getsockname()[1]
-        config.write_text(CONFIG.format(namespace=NAMESPACE, port=port))
+        self.port = listening.getsockname()[1]
+        config.write_text(CONFIG.format(namespace=NAMESPACE, port=self.port))
         self.environment = {"KUBECONFIG": str(config)}
         settings = uvicorn.Config(Starlette(routes=routes), log_level="warning")
         self._server = uvicorn.Server(settings)
