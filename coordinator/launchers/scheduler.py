@@ -32,6 +32,9 @@ LAST_PAUSE_SECONDS: Final = 15.0
 """Between two lists for an agent, after pauses that double: most failures are early ones, and its
 connection tells sooner."""
 
+UNLISTED_SECONDS: Final = 60.0
+"""A job that was accepted is in a list by then. A controller that is killed forgets its newest."""
+
 LOOK_LIMIT_SECONDS: Final = 60.0  # for one list; a scheduler whose head is away hangs
 
 _LOG: Final = structlog.get_logger("coordinator")
@@ -207,18 +210,18 @@ class SchedulerLauncher:
             token=assignment.token,
             coordinators=assignment.coordinators,
         )
-        is_accepted = False
         try:
             await self._jobs.scheduler.submit(self._name, order, self._spec)
-            is_accepted = True
         except SchedulerUnavailable as error:  # it may have been submitted: the next list tells
             self._jobs.note(str(error))
-        return self._watched(is_accepted=is_accepted)
+            return self._watched(f"was not started ({error})")
+        missing = f"ended: {self._spec.engine} has taken its job and does not list it"
+        return self._watched(missing, UNLISTED_SECONDS)
 
     # The following need no arguments: this is the launcher of one agent.
 
     async def adopt(self, job_uid: str, record: ProcessRecord | None) -> AgentProcess | None:  # noqa: ARG002
-        return self._watched(is_accepted=False)
+        return self._watched()
 
     async def kill(self, agent: AgentProcess) -> None:  # noqa: ARG002
         job = (await self._jobs.look()).get(self._name)
@@ -232,26 +235,28 @@ class SchedulerLauncher:
     def living(self, records: Collection[ProcessRecord]) -> frozenset[ProcessRecord]:  # noqa: ARG002
         return frozenset()  # they end with the job of their agent
 
-    def _watched(self, *, is_accepted: bool) -> AgentProcess:
-        """Return the agent. If its job `is_accepted`, a list without it is no evidence of its end.
+    def _watched(self, missing: str | None = None, patience_seconds: float = 0.0) -> AgentProcess:
+        """Return the agent, whose job may be in no list for so long; then it is `missing`.
 
-        It is once a list had it.
+        Once a list had it, the next one without it is evidence of its end.
         """
         waits: list[str] = []
+        now = asyncio.get_running_loop().time
 
         async def watch() -> str | None:
-            pause_seconds, is_unseen = LOOK_SECONDS, is_accepted
+            pause_seconds, listed_by, ending = LOOK_SECONDS, now() + patience_seconds, missing
             while True:
                 jobs = await self._jobs.look()
                 # A coordinator that is gone may have submitted them while its successor looked.
                 await self._cancel(self._living_up_to(self._generation - 1, jobs))
                 job = jobs.get(self._name)
-                if job is None and not is_unseen:
-                    return None
+                if job is None and now() >= listed_by:
+                    return ending
                 if job is not None and job.is_over:
                     await self._jobs.forget(job.id)
                     return f"ended ({job.words})"
-                is_unseen = job is None
+                if job is not None:
+                    listed_by, ending = 0.0, None
                 words = f"{self._spec.engine}, which has taken its job and does not list it"
                 words = words if job is None else job.words
                 is_waiting = job is None or job.is_waiting
