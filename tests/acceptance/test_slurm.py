@@ -202,3 +202,30 @@ def test_a_killed_parent_takes_its_agent_along(
     )
     step = installation.see(job_id)["step"]
     installation.wait_until(job_id, trains(step + 50))
+
+
+def test_two_installations_leave_each_others_jobs_alone(
+    installation: ClusterInstallation, slurm: Slurm, tmp_path: Path
+) -> None:
+    first, *_ = installation.machines
+    settings = {"MUSTER_ENGINES": "slurm", "MUSTER_AGENT_ADDRESS": f"{first.address}:7401"}
+    settings |= {"CHECKPOINT_DIR": str(first.shared / "others"), **slurm.environment}
+    other = ClusterInstallation(tmp_path, installation.machines, **settings)
+    other.environment["MUSTER_DATA_DIR"] = str(first.local / "other")
+    other.api.environment["MUSTER_DATA_DIR"] = str(first.directory / "other")
+    job = {**ENDLESS_JOB, "world_size": 2, "engine_options": {"ranks_per_host": 1}}
+    with other:
+        both = [(it, it.submit(**job)) for it in (installation, other)]
+        seen = [it.wait_until(job_id, trains(10)) for it, job_id in both]
+        names = slurm.jobs()
+        assert len(names) == 4
+        for (it, job_id), before in zip(both, seen, strict=True):
+            it.restart_coordinator(signal.SIGKILL)
+            it.wait_until(job_id, trains(before["step"] + 50))
+        assert slurm.jobs() == names
+        other.end_jobs()
+        await_value(lambda: len(slurm.jobs()) == 2, lambda: f"{slurm.jobs()}")
+        installation.restart_coordinator(signal.SIGKILL)
+        step = installation.see(both[0][1])["step"]
+        later = installation.wait_until(both[0][1], trains(step + 50))
+    assert [it["restarts"] for it in later["workers"]] == [0] * 2

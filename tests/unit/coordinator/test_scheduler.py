@@ -4,6 +4,7 @@ import asyncio
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,19 +13,21 @@ from coordinator.decide.actions import ActionTaken, AgentWaits, StartAgent
 from coordinator.decide.fold import fold
 from coordinator.decide.placement import place_on_scheduler
 from coordinator.decide.state import AgentSnapshot, JobSnapshot, new_rank
+from coordinator.launchers.launcher import NotStarted
 from coordinator.launchers.scheduler import (
+    Refused,
     SchedulerJob,
     SchedulerJobs,
     SchedulerLauncher,
     SchedulerProbe,
     SchedulerUnavailable,
 )
-from coordinator.launchers.slurm import parse_jobs, sbatch_words, script
+from coordinator.launchers.slurm import Slurm, parse_jobs, sbatch_words, script
 from database.records import Job
 from muster.contracts.attach import JoinOrder
 from muster.contracts.engine import agent_job_name
 from muster.contracts.job import JobId, JobStatus, JobUid
-from muster.contracts.messages import CoordinatorAddress
+from muster.contracts.messages import AgentAssignment, CoordinatorAddress
 from muster.contracts.spec import JobSpec
 from tests.support.database_samples import NOON
 
@@ -33,20 +36,31 @@ SPEC = JobSpec(
 )
 
 
+ORDER = JoinOrder(
+    job_uid="u",
+    host="slurm-1",
+    generation=2,
+    token="secret",  # noqa: S106
+    coordinators=(CoordinatorAddress(host="10.0.0.1", port=7400),),
+)
+ASSIGNMENT = AgentAssignment(
+    **msgspec.structs.asdict(ORDER),
+    job_root="",
+    address_file="",
+    is_managed=True,
+    orphan_timeout_seconds=1.0,
+    stop_grace_seconds=1.0,
+    agent_heartbeat_seconds=1.0,
+    max_log_bytes=1,
+)
+
+
 def test_the_order_is_in_the_script_and_on_no_command_line() -> None:
-    address = CoordinatorAddress(host="10.0.0.1", port=7400)
-    order = JoinOrder(
-        job_uid="u",
-        host="slurm-1",
-        generation=1,
-        token="secret",  # noqa: S106
-        coordinators=(address,),
-    )
-    first, command, content, end = script(order).splitlines()
+    first, command, content, end = script(ORDER).splitlines()
     assert (first, end) == ("#!/bin/sh", "ORDER")
     assert "secret" not in command
     assert shlex.split(command)[-2:] == ["worker.join", "<<ORDER"]
-    assert msgspec.json.decode(content, type=JoinOrder) == order
+    assert msgspec.json.decode(content, type=JoinOrder) == ORDER
 
 
 def test_options_become_words_of_sbatch() -> None:
@@ -113,17 +127,25 @@ def test_an_agent_in_a_queue_is_neither_late_nor_lost() -> None:
     assert fold(job, msgspec.structs.replace(waits, generation=2), 900.0) == job
 
 
+List = Mapping[str, SchedulerJob] | SchedulerUnavailable
+
+
 class FakeScheduler:
     """Answers with the `lists` one after the other; an exception in place of one is raised."""
 
     name = "fake"
 
-    def __init__(self, *lists: Mapping[str, SchedulerJob] | SchedulerUnavailable) -> None:
+    def __init__(self, *lists: List, problem: str = "") -> None:
+        """A `problem` is what it says about a submission, if it does not accept it."""
         self.lists = list(lists)
         self.cancelled: list[str] = []
+        self.submitted: list[str] = []
+        self._problem = problem
 
-    async def submit(self, *_: object) -> None:
-        raise SchedulerUnavailable("it hangs")
+    async def submit(self, name: str, *_: object) -> None:
+        self.submitted.append(name)
+        if self._problem:
+            raise SchedulerUnavailable(self._problem)
 
     async def jobs(self) -> Mapping[str, SchedulerJob]:
         answer = self.lists.pop(0)
@@ -155,26 +177,104 @@ OVER = SchedulerJob(id="2", is_over=True, words="over")
 )
 def test_the_end_of_an_agent_is_that_of_its_job(
     monkeypatch: pytest.MonkeyPatch,
-    lists: list[Mapping[str, SchedulerJob] | SchedulerUnavailable],
+    lists: list[List],
     ended: str | None,
     cancelled: list[str],
 ) -> None:
     monkeypatch.setattr("coordinator.launchers.scheduler.LOOK_SECONDS", 0.0)
-    name = agent_job_name("u", "slurm-1", 2).removesuffix("g2")
-    named = [
-        it if isinstance(it, Exception) else {name + key: job for key, job in it.items()}
-        for it in lists
-    ]
-    scheduler = FakeScheduler(*named)
+    scheduler = FakeScheduler(*map(named, lists))
 
     async def check() -> None:
-        launcher = SchedulerLauncher(SchedulerJobs(scheduler), "u", "slurm-1", 2, SPEC)
-        agent = await launcher.adopt("u", None)
+        agent = await launcher(scheduler).adopt("u", None)
         assert agent is not None
         assert await agent.ended == ended
 
     asyncio.run(check())
     assert scheduler.cancelled == cancelled
+
+
+def named(jobs: List) -> List:
+    """Complete the names of jobs from those of their generations."""
+    prefix = agent_job_name("u", "slurm-1", 2).removesuffix("g2")
+    return jobs if isinstance(jobs, Exception) else {prefix + key: it for key, it in jobs.items()}
+
+
+def launcher(scheduler: FakeScheduler) -> SchedulerLauncher:
+    return SchedulerLauncher(SchedulerJobs(scheduler), "u", "slurm-1", 2, SPEC)
+
+
+@pytest.mark.parametrize(
+    ("problem", "patience_seconds", "lists", "ended"),
+    [
+        ("", 1e9, [{}, {}, {"g2": RUNS}, {"g2": OVER}], "ended (over)"),
+        ("", 1e9, [{}, {"g2": RUNS}, {}], None),
+        ("", 0.0, [{}], "ended: slurm has taken its job and does not list it"),
+        ("", 0.0, [{"g2": RUNS}, {}], None),
+        ("it hangs", 1e9, [{}], "was not started (it hangs)"),
+        ("it hangs", 1e9, [{"g2": RUNS}, {"g2": OVER}], "ended (over)"),
+    ],
+)
+def test_a_job_is_submitted_once_and_given_up_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+    problem: str,
+    patience_seconds: float,
+    lists: list[List],
+    ended: str | None,
+) -> None:
+    monkeypatch.setattr("coordinator.launchers.scheduler.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("coordinator.launchers.scheduler.UNLISTED_SECONDS", patience_seconds)
+    scheduler = FakeScheduler(*map(named, lists), problem=problem)
+
+    async def check() -> None:
+        agent = await launcher(scheduler).start(ASSIGNMENT)
+        assert await agent.ended == ended
+
+    asyncio.run(check())
+    assert scheduler.submitted == [agent_job_name("u", "slurm-1", 2)]
+
+
+def test_jobs_of_others_and_of_later_agents_are_not_touched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("coordinator.launchers.scheduler.LOOK_SECONDS", 0.0)
+    names = [("u", "slurm-1", 1), ("u", "slurm-1", 3), ("u", "slurm-10", 1), ("v", "slurm-1", 1)]
+    jobs = {agent_job_name(*it): SchedulerJob(id=str(n)) for n, it in enumerate(names)}
+    jobs |= {"muster-u-slurm-1-gone": SchedulerJob(id="8"), "train": SchedulerJob(id="9")}
+    scheduler = FakeScheduler(jobs, {})
+    asyncio.run(launcher(scheduler).sweep("u", ()))
+    assert scheduler.cancelled == ["0"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("invalid partition specified: x", Refused),
+        ("Batch job submission failed: Invalid account or account/partition combination", Refused),
+        ("Batch job submission failed: Invalid qos specification", Refused),
+        ("Batch job submission failed: Invalid feature specification", Refused),
+        ("Invalid generic resource (gres) specification", Refused),
+        ("Memory specification can not be satisfied", Refused),
+        ("Batch job submission failed: Requested node configuration is not available", Refused),
+        ("Batch job submission failed: Requested time limit is invalid", Refused),
+        ("Batch job submission failed: User's group not permitted to use this partition", Refused),
+        ("Job violates accounting/QOS policy (job submit limit, time limits)", NotStarted),
+        ("AssocMaxSubmitJobLimit", NotStarted),
+        ("QOSMaxSubmitJobPerUserLimit", NotStarted),
+        ("Unable to contact slurm controller (connect failure)", SchedulerUnavailable),
+        ("Socket timed out on send/recv operation", SchedulerUnavailable),
+        ("Required partition not available (inactive or drain)", SchedulerUnavailable),
+        ("", SchedulerUnavailable),
+    ],
+)
+def test_what_sbatch_says_tells_whether_to_try_again(
+    tmp_path: Path, words: str, expected: type[Exception]
+) -> None:
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text(f"#!/bin/sh\necho {shlex.quote(f'sbatch: error: {words}')} >&2\nexit 1\n")
+    sbatch.chmod(0o755)
+    with pytest.raises(expected) as failed:
+        asyncio.run(Slurm({"PATH": str(tmp_path)}).submit("n", ORDER, SPEC))
+    assert (type(failed.value), words in str(failed.value)) == (expected, True)
 
 
 @pytest.mark.parametrize(
