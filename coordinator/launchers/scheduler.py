@@ -229,8 +229,8 @@ class SchedulerLauncher:
             await self._jobs.cancel(job.id)
 
     async def sweep(self, job_uid: str, known: Sequence[ProcessRecord]) -> None:  # noqa: ARG002
-        while left := self._living_up_to(self._generation, await self._jobs.look()):
-            await self._cancel(left)
+        while await self._end_up_to(self._generation, await self._jobs.look()):
+            pass
 
     def living(self, records: Collection[ProcessRecord]) -> frozenset[ProcessRecord]:  # noqa: ARG002
         return frozenset()  # they end with the job of their agent
@@ -248,7 +248,7 @@ class SchedulerLauncher:
             while True:
                 jobs = await self._jobs.look()
                 # A coordinator that is gone may have submitted them while its successor looked.
-                await self._cancel(self._living_up_to(self._generation - 1, jobs))
+                await self._end_up_to(self._generation - 1, jobs)
                 job = jobs.get(self._name)
                 if job is None and now() >= listed_by:
                     return ending
@@ -272,16 +272,14 @@ class SchedulerLauncher:
             waits=lambda: next(iter(waits), None),
         )
 
-    def _living_up_to(self, generation: int, jobs: Mapping[str, SchedulerJob]) -> list[str]:
-        """Return the ids of the host's jobs, up to this generation, that are not over."""
+    async def _end_up_to(self, generation: int, jobs: Mapping[str, SchedulerJob]) -> bool:
+        """End the host's jobs up to this generation; return whether any was not over.
+
+        One whose agent was given up may be over since: nothing else forgets it.
+        """
         prefix = agent_job_prefix(self._uid, self._host)
         numbers = {name.removeprefix(prefix): job for name, job in jobs.items()}
-        return [
-            job.id
-            for number, job in numbers.items()
-            if number.isdigit() and int(number) <= generation and not job.is_over
-        ]
-
-    async def _cancel(self, job_ids: Sequence[str]) -> None:
-        for job_id in job_ids:
-            await self._jobs.cancel(job_id)
+        found = [it for n, it in numbers.items() if n.isdigit() and int(n) <= generation]
+        for job in found:
+            await (self._jobs.forget if job.is_over else self._jobs.cancel)(job.id)
+        return not all(job.is_over for job in found)

@@ -139,6 +139,7 @@ class FakeScheduler:
         """A `problem` is what it says about a submission, if it does not accept it."""
         self.lists = list(lists)
         self.cancelled: list[str] = []
+        self.forgotten: list[str] = []
         self.submitted: list[str] = []
         self._problem = problem
 
@@ -157,7 +158,7 @@ class FakeScheduler:
         self.cancelled.append(job_id)
 
     async def forget(self, job_id: str) -> None:
-        assert job_id == "2"
+        self.forgotten.append(job_id)
 
     async def check(self) -> None: ...
 
@@ -173,6 +174,7 @@ OVER = SchedulerJob(id="2", is_over=True, words="over")
         ([SchedulerUnavailable("away"), {"g2": OVER}], "ended (over)", []),
         ([{"g2": RUNS, "g1": SchedulerJob(id="1")}, {"g2": OVER}], "ended (over)", ["1"]),
         ([{"g2": RUNS, "g3": SchedulerJob(id="3")}, {}], None, []),
+        ([{"g2": RUNS, "g1": SchedulerJob(id="1", is_over=True)}, {}], None, []),
     ],
 )
 def test_the_end_of_an_agent_is_that_of_its_job(
@@ -191,6 +193,8 @@ def test_the_end_of_an_agent_is_that_of_its_job(
 
     asyncio.run(check())
     assert scheduler.cancelled == cancelled
+    over = {job.id for it in lists if isinstance(it, dict) for job in it.values() if job.is_over}
+    assert {*scheduler.forgotten} == over
 
 
 def named(jobs: List) -> List:
