@@ -146,7 +146,11 @@ def test_engines_say_what_is_missing(
         answer = installation.request("GET", "/engines").json()
         return {it["engine"]: it for it in answer["engines"]}
 
-    await_value(lambda: said()[scheduler.name]["seen_at"], lambda: f"{said()}")
+    installation.restart_coordinator(signal.SIGTERM)  # it asks at once, after whatever came before
+    await_value(
+        lambda: said()[scheduler.name]["seen_at"] and not said()[scheduler.name]["problem"],
+        lambda: f"{said()}",
+    )
     (other,) = {"slurm", "kubernetes"} - {scheduler.name}
     assert {name: it["problem"] for name, it in said().items()} == {
         "local": None,
