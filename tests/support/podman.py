@@ -64,6 +64,7 @@ class Podman(Kubernetes):
         claimed = machines[0].shared
         options = {"image": IMAGE, "ranks_per_host": 2, "claim": CLAIM, "claim_path": str(claimed)}
         self.fields = {"engine": "kubernetes", "engine_options": options}
+        self._pod_ids: list[str] = []
         self._root = root / "podman"
         self._root.mkdir()
         seen = {Path("/usr"), Path(sys.base_prefix), Path(sys.prefix), CHECKOUT}
@@ -83,6 +84,9 @@ class Podman(Kubernetes):
         super().stop()
         self.run("pod", "rm", "--all", "--force", "--time=0")
         self.run("volume", "rm", "--all", "--force")
+        for pod_id in self._pod_ids:  # podman 4 leaves groups of the version 1 behind
+            for group in Path("/sys/fs/cgroup").glob(f"*/libpod_parent/{pod_id}"):
+                group.rmdir()
 
     def run(self, *words: str, content: bytes = b"", prefix: Sequence[str] = ()) -> str:
         """Run a command of podman, which has to succeed, and return what it printed."""
@@ -110,8 +114,9 @@ class Podman(Kubernetes):
         body.write_bytes(msgspec.json.encode(pod))
         # Pods cannot be put into a network by its path, but into that of podman.
         prefix = ["nsenter", f"--net={node.network_namespace}", "--"]
-        self.run("kube", "play", "--network=host", str(body), prefix=prefix)
-        words = ["podman", "wait", f"{name}-agent"]  # its own words
+        _, pod_id, *_ = self.run("kube", "play", "--network=host", str(body), prefix=prefix).split()
+        self._pod_ids.append(pod_id)
+        words = ["podman", "wait", f"{name}-agent"]
         return subprocess.Popen(words, env=self._environ, stdout=subprocess.PIPE)
 
 
