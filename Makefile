@@ -103,7 +103,7 @@ containers: $(STAMP) ## build the images, run docker-compose.yml, kill its servi
 
 lock: $(STAMP) ## write requirements.lock from pyproject.toml (ARGS=--upgrade for newer versions)
 	$(BIN)/python bootstrap.py uv pip compile --quiet --universal --python-version 3.11 \
-		--generate-hashes --no-emit-index-url --no-emit-find-links --no-header --extra dev \
+		--generate-hashes --no-emit-index-url --no-emit-find-links --no-header --extra dev --extra kubernetes \
 		pyproject.toml -o requirements.lock $(ARGS)
 
 clean: ## remove .venv and all caches; .muster, where your jobs are, stays

@@ -85,6 +85,10 @@ class Submitter:
         id of a stored job that has checkpoints, `ServiceUnavailable` if a place does not answer.
         """
         job_id = self._job_id(request)
+        if request.engine is not None and request.engine not in self.settings.engines:
+            may = ", ".join(sorted(self.settings.engines))
+            words = f"this service may use {may}: add {request.engine} to its MUSTER_ENGINES"
+            raise invalid_field("body", "engine", words)
         spec = checked(request.spec())
         earlier_dir = None
         if spec.resume_from is not None:
@@ -94,10 +98,6 @@ class Submitter:
                 spec = msgspec.structs.replace(spec, checkpoint_dir=earlier_dir)
         with refusing("dataset_dir"):
             completed = complete(spec, self.settings, self.working_dir)
-        if spec.engine is not None and spec.engine not in self.settings.engines:
-            may = ", ".join(sorted(self.settings.engines))
-            words = f"this service may use {may}: add {spec.engine} to its MUSTER_ENGINES"
-            raise invalid_field("body", "engine", words)
         _check_hosts(job_id, completed.spec, self.cluster)
         _refuse_missing_files(spec, completed, self.search_path)
         with refusing("dataset_dir"):
@@ -280,7 +280,7 @@ def _remarks(completed: Completed, slots: int, *, has_cluster: bool) -> Iterator
     spec = completed.spec
     if completed.note:
         yield completed.note
-    if spec.world_size > slots and not has_cluster:
+    if spec.world_size > slots and not (has_cluster or spec.scheduled_hosts):
         wanted = f"{spec.world_size} ranks are more than the {slots} slots there are (MUSTER_SLOTS)"
         yield f"{wanted}: all of them start together, when no other job runs"
     if spec.bits == "any":

@@ -26,7 +26,7 @@ from muster.contracts.errors import MusterError
 from muster.contracts.settings import CLUSTER
 from muster.contracts.spec import JobRequest, JobSpec
 from muster.contracts.spec_problems import checked, field_errors
-from muster.contracts.views import EngineSweep
+from muster.contracts.views import EngineSweep, EngineView, HostView
 
 if TYPE_CHECKING:
     from muster import Client
@@ -72,7 +72,7 @@ def engines(ctx: click.Context, *, output: Output) -> None:
     rows = [
         (
             it.engine,
-            "no" if it.problem else "yes",
+            _readiness(it),
             f"{duration((now - it.seen_at).total_seconds())} ago" if it.seen_at else "-",
             ", ".join(f"{count} {state}" for state, count in it.agents.items()) or "-",
         )
@@ -85,6 +85,17 @@ def engines(ctx: click.Context, *, output: Output) -> None:
             problems.append(f"{it.engine} has {count} of no job here: muster engines sweep")
     body, names = msgspec.to_builtins(found), (it.engine for it in found.engines)
     show(output, body, [*table(("ENGINE", "READY", "SEEN", "AGENTS"), rows), *problems], names)
+
+
+def _shares(host: HostView) -> str:
+    is_known = host.facts is not None and host.transport != "local"
+    return "-" if not is_known else "yes" if host.shared_dir else "no"
+
+
+def _readiness(engine: EngineView) -> str:
+    if engine.hosts is not None and engine.is_allowed:
+        return f"{engine.hosts_ready} of {plural(engine.hosts, 'host')}"
+    return "no" if engine.problem else "yes"
 
 
 @engines.command()
@@ -171,13 +182,17 @@ def hosts(*, output: Output) -> None:
             it.facts.version if it.facts else "-",
             it.facts.processor if it.facts else "-",
             f"{duration((now - it.seen_at).total_seconds())} ago" if it.seen_at else "never",
-            "yes" if it.shared_dir and it.transport != "local" else "-",
+            _shares(it),
             ", ".join(f"{count} {state}" for state, count in it.agents.items()) or "-",
             ", ".join(it.jobs) or "-",
         )
         for it in found.hosts
     ]
-    problems = [f"{it.host}: {it.problem}" for it in found.hosts if it.problem]
+    problems = [
+        it.problem if it.problem.startswith(f"{it.host} ") else f"{it.host}: {it.problem}"
+        for it in found.hosts
+        if it.problem
+    ]
     for it in found.hosts:
         if it.facts is not None:
             problems += [f"{it.host}: {warning}" for warning in it.facts.warnings()]

@@ -12,6 +12,7 @@ from cli.output import Output, output_option, shortened, show, table
 from muster.contracts.errors import printable
 from muster.contracts.leaderboard import which_sweep
 
+NO_LOSS = "none has reported a loss: run.report(val_loss=...)"
 VALUE_WIDTH = 24  # of a value in which jobs differ: several columns fit a terminal
 
 
@@ -41,6 +42,6 @@ def leaderboard(*, sweep: str | None, output: Output) -> None:
         )
         for place, (job, differs) in enumerate(zip(found.jobs, unlike, strict=True), 1)
     ]
-    best = f"{found.best} ({kind} {losses[found.best]})" if found.best else "none has a loss yet"
+    best = f"{found.best} ({kind} {losses[found.best]})" if found.best else NO_LOSS
     lines = [*table(("place", "job", "status", kind, "step", *names), rows), f"best: {best}"]
     show(output, msgspec.to_builtins(found), lines, (job.job_id for job in found.jobs))

@@ -49,6 +49,8 @@ def list_engines(state: State) -> Response:
                 problem="; ".join(problems) or None,
                 seen_at=max(seen, default=None),
                 agents=states[engine],
+                hosts=len(said) if engine == "ssh" and said else None,
+                hosts_ready=sum(not it.problem and it.seen_at is not None for it in said),
                 sweep=said[0].sweep if engine in SCHEDULERS else None,
             )
         )

@@ -167,7 +167,7 @@ def get_leaderboard(
     if not sweep:
         return reply(compare(None, [], [], known))
     if sweep not in known:
-        raise Problem(HTTPStatus.NOT_FOUND, "sweep-not-found", which_sweep(known))
+        raise Problem(HTTPStatus.NOT_FOUND, "sweep-not-found", which_sweep(known, sweep))
     query = JobQuery(labels={SWEEP_LABEL: sweep})
     jobs = state.jobs.page(query, DEFAULT_LIMIT, None)[::-1]  # of equal ones the oldest comes first
     ranks, now = state.history.ranks_by_job([job.job_id for job in jobs]), state.clock()

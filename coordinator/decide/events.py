@@ -236,7 +236,7 @@ def describe_late_agent(snapshot: JobSnapshot, seconds: float) -> str:
 
 def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -> str:
     """Return what happened to a rank that restarts, and how much of its budget is used."""
-    sentence = f"rank {rank.rank} {cause.message}"
+    sentence = f"{snapshot.rank_name(rank)} {cause.message}"
     retry = None if rank.ending is None else RETRIES.get(rank.ending.retry_class)
     if rank.ending is None or retry is None or not retry.is_restart:
         is_lost = cause.reason is Reason.HOST_LOST

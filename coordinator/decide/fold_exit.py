@@ -70,7 +70,7 @@ def record_error(
 def _fail_for_program(
     snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause, now: float
 ) -> JobSnapshot:
-    message = f"rank {rank.rank}: {cause.message}"
+    message = f"{snapshot.rank_name(rank)}: {cause.message}"
     failure = JobFailure(reason=cause.reason, message=message, exit_code=1)
     refused = replace(rank.attempt, refused=cause)
     return fail_job(snapshot.with_attempt(rank, refused), failure, now)
@@ -114,7 +114,7 @@ def count_end_with_agent(snapshot: JobSnapshot, rank: RankSnapshot, now: float) 
     if limit is None:
         return snapshot
     reason, words = limit
-    message = f"rank {rank.rank} {rank.trouble.message} and {words}"
+    message = f"{snapshot.rank_name(rank)} {rank.trouble.message} and {words}"
     return fail_job(snapshot, JobFailure(reason=reason, message=message, exit_code=1), now)
 
 
@@ -133,7 +133,8 @@ def _restart_or_fail(
     if limit is None and is_unproven and ending.is_mistake:
         limit = Reason.INVALID_PROGRAM, "a restart did not help"
     if limit is not None:
-        failure = _failure(rank, ending, _with_advice(snapshot.spec, message), *limit)
+        said = _with_advice(snapshot.spec, message)
+        failure = _failure(snapshot.rank_name(rank), rank, ending, said, *limit)
         return fail_job(snapshot, failure, now)
     counted = _count_restart(snapshot, rank, ending.retry_class, now)
     if message.retry_after_seconds is not None:
@@ -215,7 +216,12 @@ def _exhausted_limit(
 
 
 def _failure(
-    rank: RankSnapshot, ending: AttemptEnd, message: RankExited, reason: Reason, limit: str
+    name: str,
+    rank: RankSnapshot,
+    ending: AttemptEnd,
+    message: RankExited,
+    reason: Reason,
+    limit: str,
 ) -> JobFailure:
     """Return the job's failure: what happened to the rank, the limit, the end of its log."""
     intent = rank.attempt.intent
@@ -232,5 +238,5 @@ def _failure(
     has_lines = message.exit_code != 0 and message.unstarted is None
     quote = quote_lines(message.last_lines) if has_lines else ""
     code = SIGNAL_BASE + (message.signal or 0) if message.exit_code is None else message.exit_code
-    told = f"rank {rank.rank} {what} and {limit}{quote}"
+    told = f"{name} {what} and {limit}{quote}"
     return JobFailure(reason=reason, message=told, exit_code=code or 1)  # a failed job is never 0

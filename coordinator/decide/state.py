@@ -195,6 +195,10 @@ class JobSnapshot:
         """Return the agent of the host that a rank runs on, or is to run on."""
         return self.agents.get(rank.host, _NO_AGENT)
 
+    def rank_name(self, rank: RankSnapshot) -> str:
+        """Return what messages about the failure of a rank call it."""
+        return f"rank {rank.rank} on {rank.host}" if self.spans_hosts else f"rank {rank.rank}"
+
     def agent_name(self, host: str) -> str:
         """Return what messages call the agent of a host."""
         return f"the job's agent on {host}" if self.spans_hosts else "the job's agent"

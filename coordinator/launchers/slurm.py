@@ -175,7 +175,7 @@ def parse_jobs(output: str) -> dict[str, SchedulerJob]:
             id=number,
             is_waiting=state in _WAITING,
             is_over=state not in _WAITING | _RUNNING,
-            words=f"Slurm job {number}: {state}{why}, since {since}",
+            words=f"Slurm job {number}: {state}{why}" + f", since {since}" * (state in _WAITING),
         )
     return found
 

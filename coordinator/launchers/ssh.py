@@ -38,7 +38,7 @@ _SSH: Final = (
 _REASONS: Final = {
     "Could not resolve": "no address of {host} is known: correct its host: in cluster.yaml",
     "IDENTIFICATION HAS CHANGED": "its host key has changed: if it should, `ssh-keygen -R {host}`",
-    "Host key verification failed": "its host key is not known: log in by hand once",
+    "Host key verification failed": "its host key is not known: log in by hand and compare it",
     "Permission denied": "it wants a password: run `ssh-copy-id {login}`",
     "Connection refused": "nothing listens on its SSH port: start sshd there",
     "banner exchange": "what listens on its SSH port does not answer: restart sshd there",
@@ -95,7 +95,7 @@ class SshMaster:
         self._opening: asyncio.Task[str] | None = None
         self._ended: asyncio.Task[None] | None = None
         self._lines: WeakSet[Line] = WeakSet()
-        self.by_hand = ["ssh", "-o", "BatchMode=yes", self._login]  # for a person
+        self.by_hand = ["ssh", self._login]  # for a person
         self.address: CoordinatorAddress | None = None
         """Where agents on the host reach us through this connection."""
 

@@ -122,7 +122,7 @@ def _missing_slot(node: ClusterNode, request: RankRequest, use: NodeUse) -> str:
             return "its checkpoints are on the disk of the coordinator's host"
         return f"this rank may run on {', '.join(hosts)} only (hosts, or where it saves)"
     if request.job_id not in use.jobs and len(use.jobs) >= node.max_adapters:
-        return f"jobs there: {len(use.jobs)} of {node.max_adapters} (max_adapters)"
+        return f"jobs there: {len(use.jobs)} of {node.max_adapters}, its max_adapters"
     if node.rank_slots is not None and use.slots >= node.rank_slots:
         return f"slots in use: {use.slots} of {node.rank_slots}"
     return ""

@@ -62,10 +62,11 @@ def compare(
     )
 
 
-def which_sweep(known: Sequence[str]) -> str:
+def which_sweep(known: Sequence[str], wanted: str | None = None) -> str:
     """Return which sweeps there are to choose from, or how to make one."""
     if known:
-        return f"name one of these sweeps (muster leaderboard NAME): {', '.join(known)}"
+        no = f"there is no sweep {wanted!r}; " if wanted else ""
+        return f"{no}name one of these sweeps (muster leaderboard NAME): {', '.join(known)}"
     return "no job has a label `sweep`: add one, as in muster submit --label sweep=lr"
 
 

@@ -206,6 +206,8 @@ class EngineView(View, frozen=True, kw_only=True):
     problem: Annotated[str | None, _doc("Why no agent can be started, and what to do.")]
     seen_at: Annotated[Moment | None, _doc("When a scheduler, or the last host, answered.")]
     agents: Annotated[dict[AgentState, int], _doc("Number of agents per state.")]
+    hosts: Annotated[int | None, _doc("Of cluster.yaml, over SSH; null: another engine.")] = None
+    hosts_ready: Annotated[int, _doc("How many of them can be used, as far as is known.")] = 0
     sweep: Annotated[EngineSweep | None, _doc("null: not a scheduler, or not asked yet.")] = None
 
 

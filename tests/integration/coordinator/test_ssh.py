@@ -171,7 +171,7 @@ def test_what_a_host_refuses_is_a_sentence(
     sshd.start(lines, client.format(root=tmp_path))
     problem = sshd.problem()
     assert problem.startswith(f"elsewhere cannot be used: {why}")
-    assert problem.endswith("; try `ssh -o BatchMode=yes root@gpu-box true`")
+    assert problem.endswith("; try `ssh root@gpu-box true`")
 
 
 def test_a_host_that_is_not_there_is_a_sentence(sshd: Sshd) -> None:

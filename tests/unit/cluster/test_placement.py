@@ -152,7 +152,7 @@ def test_every_node_has_a_reason() -> None:
         "small": (None, "it has no GPU"),
         "fast": (8500 / 4000 * 1.0 / 2, "8500/4000 MB x 1 / (1 + 1)"),
         "slow": (None, "GPUs with 4000 MB free: 0 of 1, and a rank needs 1"),
-        "busy": (None, "jobs there: 1 of 1 (max_adapters)"),
+        "busy": (None, "jobs there: 1 of 1, its max_adapters"),
         "full": (None, "slots in use: 1 of 1"),
     }
 
