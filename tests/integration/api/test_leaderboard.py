@@ -62,7 +62,8 @@ def test_leaderboard_names_the_sweeps_to_choose_from(
 ) -> None:
     body = {"job_id": f"{sweep}-3", "labels": {"sweep": "it's new"}}
     client.post("/jobs", json=body).raise_for_status()
-    wanted = f"name one of these sweeps (muster leaderboard NAME): it's new, {sweep}"
+    wanted = "there is no sweep 'unknown'; "
+    wanted += f"name one of these sweeps (muster leaderboard NAME): it's new, {sweep}"
     with Client(service.url) as muster:
         assert (muster.leaderboard().sweep, muster.leaderboard().jobs) == (None, [])
         assert muster.leaderboard().sweeps == ["it's new", sweep]
