@@ -32,8 +32,9 @@ NAME_LIMIT: Final = 63  # of a Pod that is to have a host name
 GRACE_SECONDS: Final = 60  # in which ranks save
 REQUEST_SECONDS: Final = (5.0, 15.0)  # to connect, and to answer
 
-_TRANSIENT: Final = (429, 500, 502, 503, 504)
-_CONFLICT, _MISSING = 409, 404
+_TRANSIENT: Final = (409, 429, 500, 502, 503, 504)
+_MISSING: Final = 404
+_EXISTS: Final = "AlreadyExists"  # of the conflicts; a quota that others change is another one
 
 _NOT_INSTALLED: Final = (
     "the client of Kubernetes is not installed here: pip install 'muster-train[kubernetes]'"
@@ -63,7 +64,7 @@ class Kubernetes:
         try:
             await self._call(create)
         except _Answer as answer:
-            if answer.status != _CONFLICT:  # it exists: this was tried before
+            if answer.reason != _EXISTS:  # it exists: this was tried before
                 kind = NotStarted if answer.status in _TRANSIENT else Refused
                 raise kind(str(answer)) from answer
         except SchedulerUnavailable as error:
@@ -133,9 +134,9 @@ class Kubernetes:
 class _Answer(Exception):
     """The API has refused a request."""
 
-    def __init__(self, status: int, words: str) -> None:
+    def __init__(self, status: int, words: str, reason: str) -> None:
         super().__init__(f"Kubernetes answers {status}: {words}")
-        self.status = status
+        self.status, self.reason = status, reason
 
 
 def _translated(call: Callable[[], Any]) -> Any:  # noqa: ANN401  what it returns
@@ -148,18 +149,19 @@ def _translated(call: Callable[[], Any]) -> Any:  # noqa: ANN401  what it return
         status = getattr(error, "status", None)
         if not status:
             raise SchedulerUnavailable(printable(str(error))) from error
-        raise _Answer(int(status), _message(error)) from error
+        raise _Answer(int(status), *_said(error)) from error
 
 
-def _message(error: Exception) -> str:
-    """Return what the API says in its answer."""
+def _said(error: Exception) -> tuple[str, str]:
+    """Return what the API says in its answer, and the reason in one word."""
     body = getattr(error, "body", None) or "{}"
     try:
         said = msgspec.json.decode(body)
     except msgspec.DecodeError:
         said = {}
-    words = said.get("message") if isinstance(said, dict) else None
-    return printable(str(words or getattr(error, "reason", "") or error))
+    said = said if isinstance(said, dict) else {}
+    words = said.get("message") or getattr(error, "reason", "") or error
+    return printable(str(words)), str(said.get("reason"))
 
 
 def pod_name(name: str) -> str:

@@ -181,6 +181,8 @@ class SchedulerProbe:
         left = []
         for name, uid in uids.items():
             job, owner = listed[name], known.get(uid)
+            if job.is_over and owner is not None and owner.is_terminal:
+                await self._jobs.forget(job.id)  # its coordinator was killed before it did
             if job.is_over or (owner is not None and not owner.is_terminal):
                 continue
             if name not in names or not await self._jobs.cancel(job.id):

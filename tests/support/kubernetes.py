@@ -117,7 +117,7 @@ class Kubernetes:
         pod = await request.json()
         name = pod["metadata"]["name"]
         if name in self._pods:
-            return _failure(409, f"pods {name!r} already exists")
+            return _failure(409, f"pods {name!r} already exists", "AlreadyExists")
         try:
             kubernetes_validate.validate(pod, VERSION, strict=True)
         except kubernetes_validate.ValidationError as error:
@@ -179,5 +179,6 @@ def _ended(code: int) -> dict[str, Any]:
     return {**required, "state": {"terminated": terminated}}
 
 
-def _failure(code: int, message: str) -> JSONResponse:
-    return JSONResponse({"kind": "Status", "code": code, "message": message}, code)
+def _failure(code: int, message: str, reason: str = "") -> JSONResponse:
+    said = {"kind": "Status", "code": code, "reason": reason, "message": message}
+    return JSONResponse(said, code)

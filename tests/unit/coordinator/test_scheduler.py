@@ -288,6 +288,8 @@ def test_what_sbatch_says_tells_whether_to_try_again(
         ("muster-over-slurm-12-g3", RUNS, "cancelled"),
         ("muster-live-slurm-1-g1", RUNS, "ours"),
         ("muster-unknown-slurm-1-g1", OVER, "ours"),
+        ("muster-live-slurm-1-g1", OVER, "ours"),
+        ("muster-over-slurm-1-g1", OVER, "forgotten"),
         ("muster-unknown-slurm-1", RUNS, "ours"),
         ("another-unknown-slurm-1-g1", RUNS, "ours"),
     ],
@@ -309,6 +311,7 @@ def test_a_sweep_touches_only_what_no_open_job_owns(
     left = asyncio.run(probe.sweep([name, "muster-gone-slurm-1-g1"]))
     assert [(it.name, it.state, it.job_id) for it in left] == [(other, "waits", None)]
     assert scheduler.cancelled == (["2"] if outcome == "cancelled" else [])
+    assert scheduler.forgotten == (["2"] * 2 if outcome == "forgotten" else [])
 
 
 def row(uid: str, status: str) -> Job:
