@@ -175,6 +175,7 @@ class AgentServer:
         self._senders: dict[tuple[JobUid, str], tuple[asyncio.Task[None], _Connection]] = {}
         """Of logs, by job and host."""
         self._receivers: list[CheckpointReceiver] = []
+        self._claims: dict[str, CheckpointReceiver] = {}
         self._disk = Disk()
         self._sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -346,7 +347,7 @@ class AgentServer:
         connection.writer.close()  # the event loop reads no more
         channel.settimeout(None)
         line = SealedLine(channel, connection.cipher, CONTROL_FRAME_LIMIT_BYTES)
-        receiver = CheckpointReceiver(line, directories, hello.host)
+        receiver = CheckpointReceiver(line, directories, hello.host, self._claims)
         self._receivers = [it for it in self._receivers if it.is_alive()] + [receiver]
         receiver.start()
 

@@ -4,9 +4,10 @@ It does what the storage process there asks for (`worker.coordinator_store`), in
 its own job alone. Each connection has a thread: a slow disk delays no job.
 """
 
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -48,6 +49,12 @@ LISTS: Final[Mapping[StoreMethod, Callable[[CheckpointStore], StoreAnswer]]] = {
     "ranks": lambda store: StoreAnswer(numbers=tuple(store.ranks())),
 }
 
+READS_AT_ONCE: Final = 2
+"""Many ranks may restore at once, and the coordinator's memory is for other things."""
+
+_READS: Final = threading.Semaphore(READS_AT_ONCE)
+_SWAPPING: Final = threading.Lock()
+
 _LOG: Final = structlog.get_logger("coordinator")
 
 
@@ -69,8 +76,17 @@ class JobDirectories:
 class CheckpointReceiver(threading.Thread):
     """Serves one connection."""
 
-    def __init__(self, line: SealedLine, directories: JobDirectories, host: str) -> None:
+    def __init__(
+        self,
+        line: SealedLine,
+        directories: JobDirectories,
+        host: str,
+        claims: dict[str, "CheckpointReceiver"],
+    ) -> None:
+        """`claims` are shared: by place, the receiver that has claimed it last."""
         super().__init__(daemon=True, name=f"checkpoints of {host}")
+        self._claims: Final = claims
+        self._is_ended = False
         self._line: Final = line
         self._directories: Final = directories
         self._host: Final = host
@@ -80,7 +96,12 @@ class CheckpointReceiver(threading.Thread):
         try:
             self._line.send(encode(StoreAnswer()))
             while True:
-                self._answer(decode_store_call(self._line.receive()))
+                call = decode_store_call(self._line.receive())
+                if self._is_ended:
+                    break  # what was sent before is in the buffers still
+                # A file that is read is in memory until it is sent.
+                with _READS if call.method == "read" else nullcontext():
+                    self._answer(call)
         except ConnectionResetError:
             pass  # the process has ended
         except (OSError, WireError, AuthenticationFailed) as error:
@@ -88,11 +109,15 @@ class CheckpointReceiver(threading.Thread):
             _LOG.warning(words, action="checkpoints_missing")
         finally:
             self._line.close()
-            for store in self._stores.values():
+            for location, store in self._stores.items():
                 store.close()
+                with _SWAPPING:
+                    if self._claims.get(location) is self:
+                        del self._claims[location]
 
     def end(self) -> None:
         """End the connection; the other end connects to the next coordinator."""
+        self._is_ended = True
         self._line.shut_down()
 
     def _answer(self, call: StoreCall) -> None:
@@ -127,10 +152,13 @@ class CheckpointReceiver(threading.Thread):
             return StoreAnswer(), b""
         store = self._stores.get(call.location)
         if store is None:
-            store = self._stores[call.location] = LocalStore(Path(call.location), self._warn)
+            writer = secrets.token_hex(8)
+            store = LocalStore(Path(call.location), self._warn, writer=writer)
+            self._stores[call.location] = store
         if call.method in LISTS:
             return LISTS[call.method](store), b""
         if call.method == "claim":
+            self._take_over(call.location)
             return StoreAnswer(numbers=(store.claim(call.generation, call.job_uid),)), b""
         if call.method == "commit":
             return self._commit(store, call, chunks)
@@ -140,6 +168,15 @@ class CheckpointReceiver(threading.Thread):
             return StoreAnswer(size_bytes=len(content)), content
         store.rewind(name) if call.method == "rewind" else store.remove(name)
         return StoreAnswer(), b""
+
+    def _take_over(self, location: str) -> None:
+        """Let no earlier connection go on in a place; a commit there may be under way."""
+        with _SWAPPING:
+            earlier = self._claims.get(location)
+            self._claims[location] = self
+        if earlier is not None and earlier is not self:
+            earlier.end()
+            earlier.join()
 
     def _commit(
         self, store: CheckpointStore, call: StoreCall, chunks: Iterator[memoryview]

@@ -25,7 +25,7 @@ from muster.checkpoints.manifest import (
     sign,
 )
 from muster.contracts.errors import AuthenticationFailed, WireError
-from muster.contracts.messages import AgentAssignment, StoreHello
+from muster.contracts.messages import AgentAssignment, CoordinatorAddress, StoreHello
 from muster.contracts.storage import (
     CHUNK_BYTES,
     StorageFailed,
@@ -35,6 +35,7 @@ from muster.contracts.storage import (
     StoreMethod,
 )
 from muster.contracts.wire import CONTROL_FRAME_LIMIT_BYTES, decode_store_answer, encode
+from muster.host.files import read_coordinator_address
 from muster.host.sealed_line import SealedLine
 from muster.runtime.storage_client import error_of
 from worker.home_line import coordinator_addresses, home_line
@@ -43,6 +44,13 @@ REACH_SECONDS: Final = 30.0
 """How long a call waits for a coordinator: a successor takes over within seconds."""
 
 RETRY_SECONDS: Final = 0.2
+
+BREAKS_LIMIT: Final = 8
+"""After so many broken connections in one call the call is taken for their cause."""
+
+LOOK_SECONDS: Final = 2.0
+"""Between two looks, while an answer takes long, whether another coordinator has taken over: one
+that is stopped, and not dead, keeps the connection open."""
 
 _BROKEN: Final = (OSError, WireError, AuthenticationFailed)
 
@@ -54,6 +62,7 @@ class CoordinatorLine:
         self._own: Final = own
         self._addresses: Final = coordinator_addresses(own)
         self._line: SealedLine | None = None
+        self._address: CoordinatorAddress | None = None
         self.number: int = 0
         """Counts the connections. What a store has claimed holds for one."""
 
@@ -75,7 +84,7 @@ class CoordinatorLine:
         except BaseException:
             line.close()
             raise
-        self._line = line
+        self._line, self._address = line, address
         self.number += 1
 
     def exchange(
@@ -92,16 +101,24 @@ class CoordinatorLine:
             for buffer in chain(*content):
                 for start in range(0, len(buffer), CHUNK_BYTES):
                     self._line.send(buffer[start : start + CHUNK_BYTES])
-            while isinstance(answer := decode_store_answer(self._line.receive()), StorageWarned):
+            while isinstance(answer := decode_store_answer(self._receive()), StorageWarned):
                 warn(answer.message)
             while isinstance(answer, StoreAnswer) and len(found) < answer.size_bytes:
-                found += self._line.receive()
+                found += self._receive()
         except BaseException:  # in the middle of a call: nothing can follow
             self.close()
             raise
         if isinstance(answer, StorageFailed):
             raise error_of(answer)
         return answer, found
+
+    def _receive(self) -> bytes:
+        assert self._line is not None  # noqa: S101  it is connected
+        while not self._line.has_news(LOOK_SECONDS):
+            known = read_coordinator_address(Path(self._own.address_file))
+            if not self._own.coordinators and known not in {self._address, None}:
+                raise ConnectionError("another coordinator has taken over")
+        return self._line.receive()
 
     @property
     def is_connected(self) -> bool:
@@ -181,16 +198,20 @@ class CoordinatorStore:
         self, call: StoreCall, *content: Iterable[memoryview]
     ) -> tuple[StoreAnswer, bytearray]:
         """Make a call, on a new connection after claiming again if one breaks."""
-        deadline = time.monotonic() + REACH_SECONDS
+        breaks, deadline = 0, time.monotonic() + REACH_SECONDS
         while True:
+            was_connected = False
             try:
                 self._line.connect()
+                was_connected = True
                 if self._claim is not None and self._claimed_on != self._line.number:
                     self._line.exchange(self._claim, self._warn)
                     self._claimed_on = self._line.number
                 return self._line.exchange(call, self._warn, *content)
             except _BROKEN as error:
-                if time.monotonic() >= deadline:
+                if was_connected:  # however long a large state has taken until then
+                    breaks, deadline = breaks + 1, time.monotonic() + REACH_SECONDS
+                if breaks >= BREAKS_LIMIT or time.monotonic() >= deadline:
                     raise CheckpointFailed(
                         f"the coordinator, which keeps {self.location}, cannot be reached: {error}"
                     ) from error

@@ -83,12 +83,18 @@ class LocalStore:
         directory: Path,
         warn: Callable[[str], None] = lambda _sentence: None,
         files: FileSystem | None = None,
+        writer: str = "",
     ) -> None:
-        """`warn` takes sentences for the user about files that cannot be deleted."""
+        """`warn` takes sentences for the user about files that cannot be deleted.
+
+        `writer`, 16 hexadecimal digits, is for a store whose caller may go on elsewhere while this
+        one still works. A claim then fences all others of its generation as well.
+        """
         self.location: Location = directory  # as the user wrote it
         self._directory: Final = str(directory.absolute())
         self._warn: Final = warn
         self._files: Final = files or LocalFileSystem()
+        self._writer: Final = writer
         self._generation = -1
         self._job_uid: str | None = None
         self._taken: set[CheckpointName] = set()
@@ -133,7 +139,7 @@ class LocalStore:
                 # A power cut may have removed the fence of a checkpoint.
                 newest = (name.generation for name in self.names())
                 self._generation = max([self._newest_fence(), *newest]) + 1
-            self._refuse_if_stale()
+            self._refuse_if_stale(has_claimed=False)
             self._put_up_fence()  # also removes our own hidden directories after a failed commit
             self._recyclable, self._hidden, self._ready = set(), [], []
             # Listed now: an older generation may have saved until the fence was up.
@@ -156,7 +162,7 @@ class LocalStore:
         return name, manifest
 
     def rewind(self, name: CheckpointName) -> None:
-        latest = f"{self._directory}/{temporary_latest(self._generation)}"
+        latest = f"{self._directory}/{temporary_latest(self._generation, self._writer)}"
         with checkpoint_errors("going back in", self._directory):
             write_file(self._files, latest, [memoryview(latest_line(name))])
             self._refuse_if_stale()  # as in `_publish`
@@ -164,7 +170,7 @@ class LocalStore:
 
     def remove(self, name: CheckpointName) -> None:
         """Delete or recycle a checkpoint, which first gets a temporary name in one step."""
-        path, temporary = f"{self._directory}/{name}", f"{self._directory}/{name.temporary}"
+        path, temporary = f"{self._directory}/{name}", self._temporary(name)
         with checkpoint_errors("deleting", path), suppress(FileNotFoundError):
             self._files.rename(path, temporary)
             if name in self._recyclable and not self._hidden:
@@ -176,7 +182,7 @@ class LocalStore:
 
     def close(self) -> None:
         for name in self._hidden + self._ready:
-            self._remove(f"{self._directory}/{name.temporary}")
+            self._remove(self._temporary(name))
         self._hidden, self._ready = [], []
 
     def _list(self) -> list[str]:
@@ -199,11 +205,11 @@ class LocalStore:
 
         A fence need not survive a power cut: the process that it stops does not either.
         """
-        own = Fence.of(self._generation, self._job_uid)
+        own = self._own_fence()
         with suppress(FileExistsError):
             self._files.close(self._files.create(f"{self._directory}/{own}"))
         for fence in self._fences():
-            if fence < own:
+            if own.replaces(fence):
                 self._remove(f"{self._directory}/{fence}")
         for name in self._files.list_directory(self._directory):
             left_by = generation_of_temporary(name)
@@ -221,11 +227,19 @@ class LocalStore:
         """Return the newest generation of this job's fences; -1 if there is none."""
         return max([-1, *(fence.generation for fence in self._fences())])
 
-    def _refuse_if_stale(self) -> None:
-        """Raise `StaleGeneration` if a newer generation has put up its fence."""
-        newest = self._newest_fence()
-        if newest > self._generation:
+    def _refuse_if_stale(self, *, has_claimed: bool = True) -> None:
+        """Raise `StaleGeneration` if a newer claim has put up its fence, and removed ours."""
+        fences = self._fences()
+        newest = max([-1, *(fence.generation for fence in fences)])
+        is_replaced = has_claimed and self._writer and self._own_fence() not in fences
+        if newest > self._generation or is_replaced:
             raise StaleGeneration(self._directory, self._generation, newest)
+
+    def _own_fence(self) -> Fence:
+        return Fence.of(self._generation, self._job_uid, self._writer)
+
+    def _temporary(self, name: CheckpointName) -> str:
+        return f"{self._directory}/{name.temporary(self._writer)}"
 
     def _fences(self) -> list[Fence]:
         """Return this job's fences; those of every job for a process started by hand."""
@@ -235,8 +249,8 @@ class LocalStore:
 
     def _commit(self, name: CheckpointName, unsigned: Manifest, packed: Packed) -> Manifest:
         recycled = self._ready.pop() if self._ready and _is_recyclable(packed) else None
-        temporary = f"{self._directory}/{(recycled or name).temporary}"
-        latest = f"{self._directory}/{temporary_latest(name.generation)}"
+        temporary = self._temporary(recycled or name)
+        latest = f"{self._directory}/{temporary_latest(name.generation, self._writer)}"
         if not recycled:
             self._files.make_directory(temporary)
         try:

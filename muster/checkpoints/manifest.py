@@ -52,9 +52,10 @@ MANIFEST_LIMIT_BYTES: Final = 16 << 20
 
 _CHECKPOINT: Final = re.compile(r"step_(\d{10,19})\.g(\d{4,19})(?:\.r(\d{4,19}))?", re.ASCII)
 _TEMPORARY: Final = re.compile(
-    r"\.(?:LATEST|step_\d{10,19})\.g(\d{4,19})(?:\.r\d+)?(\.gone)?\.tmp", re.ASCII
+    r"\.(?:LATEST|step_\d{10,19})\.g(\d{4,19})(?:\.r\d+)?(?:\.[0-9a-f]{16})?(\.gone)?\.tmp",
+    re.ASCII,
 )
-_FENCE: Final = re.compile(r"\.FENCE\.g(\d{4,19})\.([0-9a-f]{16})", re.ASCII)
+_FENCE: Final = re.compile(r"\.FENCE\.g(\d{4,19})\.([0-9a-f]{16})(?:\.([0-9a-f]{16}))?", re.ASCII)
 _SIGNED: Final = re.compile(rb'"manifest_xxh3":"([0-9a-f]{16})"}\Z')
 
 
@@ -71,9 +72,8 @@ class CheckpointName(NamedTuple):
         revision = f".r{self.revision:04d}" if self.revision else ""
         return f"step_{self.step:010d}.g{self.generation:04d}{revision}"
 
-    @property
-    def temporary(self) -> str:
-        return f".{self}.tmp"
+    def temporary(self, writer: str = "") -> str:
+        return f".{self}{writer and f'.{writer}'}.tmp"
 
     @classmethod
     def parse(cls, text: str) -> "CheckpointName | None":
@@ -125,24 +125,34 @@ class Fence(NamedTuple):
 
     generation: int
     job: str  # 16 hexadecimal digits: several jobs may save here, each with generations of its own
+    writer: str = (
+        ""  # 16 more, of one claim among those of a generation that come through a network
+    )
 
     def __str__(self) -> str:
-        return f".FENCE.g{self.generation:04d}.{self.job}"
+        writer = self.writer and f".{self.writer}"
+        return f".FENCE.g{self.generation:04d}.{self.job}{writer}"
 
     @classmethod
-    def of(cls, generation: int, job_uid: str | None) -> "Fence":
-        return cls(generation, xxh3_64_hexdigest((job_uid or "").encode()))
+    def of(cls, generation: int, job_uid: str | None, writer: str = "") -> "Fence":
+        return cls(generation, xxh3_64_hexdigest((job_uid or "").encode()), writer)
+
+    def replaces(self, other: "Fence") -> bool:
+        """Return whether the writer of another fence may not commit once this one is up."""
+        if self.generation != other.generation:
+            return self.generation > other.generation
+        return self.job == other.job and self.writer != other.writer
 
     @classmethod
     def parse(cls, text: str) -> "Fence | None":
         """Return the fence that `text` names, or None."""
         found = _FENCE.fullmatch(text)
-        return None if found is None else cls(generation=int(found[1]), job=found[2])
+        return None if found is None else cls(int(found[1]), found[2], found[3] or "")
 
 
-def temporary_latest(generation: int) -> str:
+def temporary_latest(generation: int, writer: str = "") -> str:
     """Return where a generation writes its next LATEST."""
-    return f".{LATEST}.g{generation:04d}.tmp"
+    return f".{LATEST}.g{generation:04d}{writer and f'.{writer}'}.tmp"
 
 
 def generation_of_temporary(text: str) -> int | None:

@@ -222,5 +222,5 @@ def rank_place(checkpoints: Location, rank: int) -> Location:
 
 def rank_of_checkpoints(name: str) -> int | None:
     """Return the rank whose checkpoint directory is called `name`, or None."""
-    found = re.fullmatch(r"worker_(\d+)", name)
+    found = re.fullmatch(r"worker_(\d+)", name, re.ASCII)
     return int(found[1]) if found else None

@@ -135,8 +135,8 @@ class DeletesFirst(LocalStore):
     def _fill(self, *arguments):  # noqa: ANN002, ANN202  as in the parent
         for text in self._files.list_directory(str(DIRECTORY)):
             if older := CheckpointName.parse(text):
-                self._files.rename(f"{DIRECTORY}/{text}", f"{DIRECTORY}/{older.temporary}")
-                self._remove(f"{DIRECTORY}/{older.temporary}")
+                self._files.rename(f"{DIRECTORY}/{text}", f"{DIRECTORY}/{older.temporary()}")
+                self._remove(f"{DIRECTORY}/{older.temporary()}")
         return super()._fill(*arguments)
 
 

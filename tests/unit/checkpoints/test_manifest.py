@@ -118,8 +118,9 @@ def test_names_sort_by_generation_then_step_then_revision() -> None:
 
 
 def test_temporary_names_hold_the_generation() -> None:
-    assert generation_of_temporary(CheckpointName(7, 1).temporary) == 7
-    assert generation_of_temporary(CheckpointName(7, 1, 2).temporary) == 7
+    assert generation_of_temporary(CheckpointName(7, 1).temporary()) == 7
+    assert generation_of_temporary(CheckpointName(7, 1, 2).temporary("0123456789abcdef")) == 7
     assert generation_of_temporary(temporary_latest(12)) == 12
+    assert generation_of_temporary(temporary_latest(12, "0123456789abcdef")) == 12
     for other in ("LATEST", ".LATEST.tmp", "step_0000000001.g0007.tmp", ".x.g0001.tmp"):
         assert generation_of_temporary(other) is None
