@@ -23,6 +23,7 @@ from fastapi.security import HTTPBearer, SecurityScopes
 from api.auth import CHANGING_METHODS, Caller, logged_refusal, require_scope
 from api.streams import JobCache, LogBroadcast
 from api.submission import SubmissionQueue, Submitter
+from api.watch import Watches
 from database.engine import Database
 from database.errors import DatabaseError, DatabaseFull
 from database.history import History
@@ -160,6 +161,7 @@ class AppState:
     log_broadcast: LogBroadcast
     log_searches: CapacityLimiter
     """Threads for searches in logs, so that these do not hold up other routes."""
+    watches: Watches
     coordinator: CoordinatorHandle
     submitter: Submitter
     submission_queue: SubmissionQueue

@@ -23,12 +23,14 @@ from api.dependencies import PREFIX, AppState, CoordinatorHandle, DiskReserve
 from api.errors import install
 from api.header_limits import HEADERS_LIMIT_BYTES, LimitedProtocol
 from api.middleware import BODY_LIMIT_BYTES, AccessMiddleware, peer_uid
+from api.page import routes as page
 from api.rate_limits import RateLimiter
-from api.routes import deletion, hosts, jobs, logs, pool, service
+from api.routes import deletion, hosts, jobs, logs, pool, service, watch
 from api.schema import ANY, add_schemas, refusals, refuse_unknown_query
 from api.startup_checks import check_certificate, check_listening
 from api.streams import JobCache, JobState, LogBroadcast
 from api.submission import Outcomes, SubmissionQueue, Submitter
+from api.watch import Watches
 from database.engine import Database
 from database.history import History
 from database.hosts import Hosts
@@ -89,7 +91,9 @@ def create_app() -> FastAPI:
     )
     install(app)
     app.include_router(service.page_router)
-    modules = (service, hosts, jobs, pool, logs, deletion)
+    app.include_router(page.router)
+    # Before jobs, whose /jobs/{job_id} would take the rest for an id.
+    modules = (service, hosts, watch, jobs, pool, logs, deletion)
     for router in (*(module.router for module in modules), service.token_router):
         app.include_router(router)
         app.include_router(router, prefix=PREFIX, include_in_schema=False)
@@ -232,6 +236,7 @@ def _build_state(
             readers=readers,
         ),
         log_searches=CapacityLimiter(LOG_SEARCHES),
+        watches=Watches(changes, is_closing),
         coordinator=coordinator,
         submitter=Submitter(
             settings=settings,

@@ -244,7 +244,7 @@ async def _events(
         async for event in feed.events(position):
             if reauthenticate is not None and clock() - checked_at >= IDLE_SECONDS:
                 checked_at = clock()
-                if not await _is_still_valid(reauthenticate):
+                if not await is_still_valid(reauthenticate):
                     return
             if event is not None:
                 position = event.position
@@ -255,7 +255,7 @@ async def _events(
         yield _end_event(job, final, position)
 
 
-async def _is_still_valid(reauthenticate: Reauthenticate) -> bool:
+async def is_still_valid(reauthenticate: Reauthenticate) -> bool:
     try:
         await reauthenticate()
     except Unauthorized:

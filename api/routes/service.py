@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import msgspec
 import structlog
 from fastapi import APIRouter, Path, Request, Response
+from fastapi.responses import RedirectResponse
 
 from api.dependencies import ADMIN, API_VERSION, READ, AppState, CurrentCaller, State
 from api.errors import Problem
@@ -153,7 +154,9 @@ def revoke_token(
 
 @page_router.get("/")
 def get_index(request: Request) -> Response:
-    """Return a page of links to what can be read."""
+    """Send a browser to the web page; return a page of links to anything else."""
+    if "text/html" in request.headers.get("accept", ""):
+        return RedirectResponse("/ui/", HTTPStatus.TEMPORARY_REDIRECT)
     document = request.app.openapi()
     links = {
         path: methods["get"]["summary"]

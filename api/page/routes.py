@@ -1,0 +1,114 @@
+"""The page: every view is rendered here first, so it is readable without scripts."""
+
+from functools import cache
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from xxhash import xxh3_64_hexdigest
+
+from api.dependencies import READ, CurrentCaller, State
+from api.errors import Problem
+from api.listing import RequestedPage, jobs_of
+from api.page.texts import TEXTS, progress
+from api.page.timeline import timeline
+from api.routes.watch import live_state
+from api.schema import KnownJobId
+from api.views import job_view
+from muster.contracts.interpreter import VERSION
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+HERE: Final = Path(__file__).parent
+
+POLICY: Final = (
+    "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
+    "object-src 'none'"
+)
+"""Nothing from another host, no inline script, no inline style."""
+
+TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+
+EVENTS_SHOWN: Final = 300
+ATTEMPTS_SHOWN: Final = 500
+
+router = APIRouter(include_in_schema=False, dependencies=[READ], prefix="/ui")
+
+
+@router.get("")
+@router.get("/")
+def show_jobs(state: State, page: RequestedPage, request: Request) -> Response:
+    """Show the list of jobs; filters are those of GET /jobs."""
+    jobs, headers = jobs_of(page, state, request)
+    ranks, now = state.history.ranks_by_job([job.job_id for job in jobs]), state.clock()
+    views = [live_state(job, ranks.get(job.job_id, []), now) for job in jobs]
+    return _render(
+        "jobs.html", jobs=views, total=headers["X-Total-Count"], query=dict(request.query_params)
+    )
+
+
+@router.get("/jobs/{job_id}")
+def show_job(job_id: KnownJobId, state: State, caller: CurrentCaller) -> Response:
+    """Show one job: why it is in its state, its time line, its ranks and its events."""
+    job = state.jobs.get(job_id)
+    history = state.history
+    events = history.events(job_id, EVENTS_SHOWN)
+    attempts = history.attempts(job_id, ATTEMPTS_SHOWN)
+    view = live_state(job, history.ranks(job_id), state.clock())
+    return _render(
+        "job.html",
+        job=view,
+        detail=msgspec.to_builtins(job_view(job, caller)),
+        events=events,
+        last_event=events[-1].event_id if events else 0,
+        timeline=timeline(job.created_at, job.finished_at or state.clock(), attempts, events),
+        attempts=attempts,
+        is_over=job.is_terminal,
+    )
+
+
+@router.get("/static/{digest}/{name}")
+def get_static(digest: str, name: str) -> Response:
+    """Return a script or the style sheet of this version."""
+    path = HERE / "static" / name
+    if digest != _digest() or path.suffix not in TYPES or path.name != name or not path.is_file():
+        raise Problem(HTTPStatus.NOT_FOUND, "not-found", f"There is no {name[:64]!r}: reload.")
+    headers = {"Cache-Control": "max-age=31536000, immutable", "X-Content-Type-Options": "nosniff"}
+    return Response(path.read_bytes(), headers=headers, media_type=TYPES[path.suffix])
+
+
+@cache
+def _digest() -> str:
+    """Return what is in the address of every file, so that a browser keeps none of an older one."""
+    files = sorted((HERE / "static").iterdir())
+    return xxh3_64_hexdigest(b"".join(path.read_bytes() for path in files))
+
+
+def _render(name: str, **values: object) -> Response:
+    html = _environment().get_template(name).render(values)
+    headers = {
+        "Content-Security-Policy": POLICY,
+        "Cache-Control": "no-store",
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "same-origin",
+    }
+    return Response(html, headers=headers, media_type="text/html")
+
+
+@cache
+def _environment() -> "Environment":
+    from jinja2 import Environment, FileSystemLoader  # noqa: PLC0415  takes 50 ms
+
+    loader = FileSystemLoader(HERE / "templates")
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.globals |= {
+        "static": f"/ui/static/{_digest()}",
+        "version": VERSION,
+        "TERMINAL": TERMINAL,
+        "progress": progress,
+    }
+    environment.globals["text"] = lambda name, view: TEXTS[name](view)
+    return environment

@@ -1,0 +1,82 @@
+// One job.
+import { follow, keys, renew, show, together } from "./live.js";
+
+const head = document.getElementById("head"), id = head.dataset.job;
+const path = `/jobs/${encodeURIComponent(id)}`;
+let view = { workers: {} }, skew = 0;
+
+const renewParts = together(() => renew("timeline", "actions"), 500);
+const renewRanks = together(() => renew("workers"), 200);
+
+function heard() {
+  const now = Date.now() + skew;
+  for (const cell of document.querySelectorAll("[data-heard]")) {
+    const at = cell.dataset.heard, age = Math.max(0, now - Date.parse(at)) / 1000;
+    const text = at ? `${age.toFixed(1)} s` : "–";
+    if (cell.textContent !== text) cell.textContent = text;
+  }
+}
+
+function take(changed) {
+  const { workers = {}, left = [], now, ...rest } = changed;
+  if (now) {
+    skew = Date.parse(now) - Date.now();
+    view.workers = {}; // the whole state follows
+  }
+  view = { ...view, ...rest };
+  for (const [rank, fields] of Object.entries(workers)) {
+    const worker = (view.workers[rank] = { ...view.workers[rank], ...fields });
+    const row = document.querySelector(`[data-rank="${rank}"]`);
+    if (!row) { renewRanks(); continue; }
+    show(row, worker);
+    row.querySelector("[data-heard]").dataset.heard = worker.heard_at ?? "";
+  }
+  for (const rank of left) delete view.workers[rank];
+  if (left.length) renewRanks();
+  show(head, view);
+  heard();
+}
+
+function add(event) {
+  const item = document.createElement("li"), time = document.createElement("time");
+  const text = document.createElement("bdi");
+  time.dateTime = event.at;
+  time.textContent = event.at.slice(11, 19);
+  text.textContent = event.message;
+  item.append(time, " ", text);
+  document.querySelector("#events ol").prepend(item);
+  renewParts();
+}
+
+async function send(method, where, body) {
+  const output = document.getElementById("command");
+  const answer = await fetch(`${path}${where}`, {
+    method, headers: { "content-type": "application/json" }, body: JSON.stringify(body),
+  });
+  if (!answer.ok) output.textContent = (await answer.json()).detail;
+}
+
+head.addEventListener("click", (event) => {
+  const button = event.target.closest("button");
+  if (!button) return;
+  const output = document.getElementById("command"), ranks = Number(document.getElementById("ranks")?.value);
+  const { post, command } = button.dataset;
+  output.textContent = "scale" in button.dataset ? `${command} ${ranks}` : command;
+  if (post) send("POST", `/${post}`, {});
+  else if ("scale" in button.dataset) send("PATCH", "", { world_size: ranks });
+  else if ("fault" in button.dataset) {
+    const alive = Object.values(view.workers).filter((worker) => worker.pid !== null);
+    const victim = alive[Math.floor(Math.random() * alive.length)];
+    if (!victim) { output.textContent = "no rank has a process now"; return; }
+    output.textContent = `${command} --rank ${victim.rank}`;
+    send("POST", "/faults", { rank: victim.rank });
+  }
+});
+
+if (!("over" in head.dataset)) {
+  follow(`${path}/watch?after=${head.dataset.after}`, {
+    summary: take, event: add, end() { renew("actions", "timeline", "workers"); },
+  });
+  setInterval(heard, 1000);
+}
+keys("#workers tbody tr");

@@ -1,0 +1,70 @@
+// A stream of changes, and what it does to the document.
+import { TEXTS, progress } from "./texts.js";
+
+const stale = document.getElementById("stale");
+
+// Calls `on[kind](content)` for each message; shows since when there is none.
+export function follow(url, on) {
+  const source = new EventSource(url);
+  source.onopen = () => { stale.hidden = true; };
+  source.onerror = () => {
+    if (stale.hidden) stale.textContent = `stale since ${new Date().toLocaleTimeString()}`;
+    stale.hidden = false;
+  };
+  for (const [kind, handle] of Object.entries(on)) {
+    source.addEventListener(kind, (message) => {
+      if (kind === "end") source.close();
+      handle(JSON.parse(message.data));
+    });
+  }
+  return source;
+}
+
+// Writes the texts of a view into the elements that name them.
+export function show(root, view) {
+  for (const element of root.querySelectorAll("[data-text]")) {
+    const name = element.dataset.text, text = TEXTS[name](view);
+    if (element.textContent !== text) element.textContent = text;
+    if (name === "status") element.className = `status ${view.status}`;
+    if (name === "state") element.className = `state ${view.state}`;
+  }
+  const bar = root.querySelector("progress");
+  if (bar) bar.value = progress(view);
+}
+
+// Replaces parts of the document by what the server renders now.
+export async function renew(...ids) {
+  const answer = await fetch(location.href, { headers: { accept: "text/html" } });
+  if (!answer.ok) return;
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  for (const id of ids) {
+    const now = document.getElementById(id), next = fresh.getElementById(id);
+    if (now && next) now.replaceWith(document.adoptNode(next));
+  }
+}
+
+// Calls `act` once for all calls within a moment.
+export function together(act, milliseconds) {
+  let timer = null;
+  return () => { timer ??= setTimeout(() => { timer = null; act(); }, milliseconds); };
+}
+
+export function keys(rows) {
+  let at = -1;
+  const select = (step) => {
+    const all = [...document.querySelectorAll(rows)];
+    all[at]?.removeAttribute("aria-selected");
+    at = Math.min(Math.max(at + step, 0), all.length - 1);
+    all[at]?.setAttribute("aria-selected", "true");
+    all[at]?.querySelector("a")?.focus();
+  };
+  document.addEventListener("keydown", (event) => {
+    if (event.target.matches("input, select") || event.ctrlKey || event.metaKey) return;
+    if (event.key === "j") select(1);
+    else if (event.key === "k") select(-1);
+    else if (event.key === "?") document.getElementById("keys").showModal();
+    else if (event.key === "/") document.getElementById("filter")?.focus();
+    else return;
+    event.preventDefault();
+  });
+}

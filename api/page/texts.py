@@ -1,0 +1,81 @@
+"""What the page shows of a job and of a rank, as text. Pure; `static/texts.js` says the same.
+
+`tests/unit/api/page/texts.json` holds both to one table.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from muster.client.progress import duration
+from muster.contracts.job import TERMINAL
+
+NOTHING: Final = "–"  # noqa: RUF001  a dash, as in print
+
+SHAPES: Final = {
+    "QUEUED": "○",
+    "STARTING": "◔",
+    "RUNNING": "▶",
+    "RECOVERING": "↻",
+    "PAUSED": "⏸",
+    "STOPPING": "◼",
+    "COMPLETED": "✓",
+    "FAILED": "✗",
+    "STOPPED": "■",
+}
+"""A status is told by its word, its shape and its colour."""
+
+View = Mapping[str, Any]
+
+
+def of_total(view: View) -> str:
+    return f"{view['step']}" + ("" if view["total_steps"] is None else f"/{view['total_steps']}")
+
+
+def loss(view: View) -> str:
+    return NOTHING if view["loss"] is None else f"{view['loss']:.4f}"
+
+
+def rate(view: View) -> str:
+    steps = view["throughput_steps_per_sec"]
+    return f"{steps:.1f}/s" if steps else NOTHING
+
+
+def eta(view: View) -> str:
+    is_unknown = view["eta_seconds"] is None or view["status"] in TERMINAL
+    return NOTHING if is_unknown else duration(view["eta_seconds"])
+
+
+def pid(view: View) -> str:
+    return NOTHING if view["pid"] is None else str(view["pid"])
+
+
+def checkpoint(view: View) -> str:
+    step = view["last_checkpoint_step"]
+    return NOTHING if step is None else f"step {step}"
+
+
+def ranks(view: View) -> str:
+    is_over = view["status"] in TERMINAL
+    return f"{view['world_size']}" if is_over else f"{view['living']}/{view['world_size']}"
+
+
+TEXTS: Final[Mapping[str, Callable[[View], str]]] = {
+    "status": lambda view: f"{SHAPES.get(view['status'], '?')} {view['status']}",
+    "message": lambda view: view["message"] or "",
+    "step": of_total,
+    "loss": loss,
+    "rate": rate,
+    "eta": eta,
+    "ranks": ranks,
+    "restarts": lambda view: str(view["restarts"]),
+    "checkpoint": checkpoint,
+    "state": lambda view: view["state"],
+    "pid": pid,
+    "node": lambda view: view["node"] or NOTHING,
+}
+
+
+def progress(view: View) -> int:
+    """Return how much is done, in percent; 0 while that is unknown."""
+    total = view["total_steps"]
+    return 100 if view["status"] == "COMPLETED" else 100 * view["step"] // total if total else 0
