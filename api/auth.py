@@ -25,6 +25,9 @@ from muster.contracts.settings import TOKEN
 from muster.contracts.token import Scope, Token, id_in, masked, matches
 from muster.host.peers import normalize_address
 
+SESSION_COOKIE: Final = "muster_token"
+"""The token of a browser; `api.page` sets it."""
+
 CHANGING_METHODS: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 CACHED_SECONDS: Final = 1.0

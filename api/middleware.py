@@ -10,18 +10,22 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from functools import partial
 from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
 from typing import Final
 from urllib.parse import urlsplit
 
 import structlog
 from starlette.datastructures import Headers
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
 from api.auth import (
     CHANGING_METHODS,
+    SESSION_COOKIE,
     Authenticator,
     Caller,
+    Unauthorized,
     client_name,
     log_change,
     log_refusal,
@@ -49,6 +53,12 @@ BARE_PROBES: Final = frozenset({"/healthz", "/livez", "/readyz"})
 
 PROBES: Final = BARE_PROBES | {"/health"}
 """Open without a token; they tell nothing about any job."""
+
+OPEN_PAGES: Final = ("/ui/login", "/ui/static/")
+"""A browser needs them before it has a token."""
+
+PAGE_HEADER: Final = "x-muster-page"
+"""Sent by our scripts with each change. Another site cannot send it: that needs a preflight."""
 
 _REQUEST_ID_LIMIT: Final = 128
 
@@ -111,6 +121,10 @@ class AccessMiddleware:
                 await self._app(scope, receive, send)
         except Problem as problem:
             log_refusal(problem, scope)
+            is_page = scope["path"].startswith("/ui") and "text/html" in headers.get("accept", "")
+            if isinstance(problem, Unauthorized) and is_page:
+                await RedirectResponse("/ui/login", HTTPStatus.SEE_OTHER)(scope, receive, send)
+                return
             await problem_response(problem, scope)(scope, receive, send)
         except Exception:  # noqa: BLE001  the client was answered by `api.errors`
             _LOG.exception(
@@ -144,13 +158,13 @@ class AccessMiddleware:
         authenticate = partial(
             self._authenticator.authenticate,
             scope["state"]["caller_uid"],
-            headers.get("authorization"),
+            headers.get("authorization") or _session(scope, headers),
         )
         scope["state"]["authenticate"] = authenticate
         try:
             return await authenticate()
         except Problem:
-            if _is_in(PROBES, scope):
+            if _is_in(PROBES, scope) or scope["path"].startswith(OPEN_PAGES):
                 return None
             raise
 
@@ -188,12 +202,29 @@ def _is_in(probes: Collection[str], scope: Scope) -> bool:
     return scope["path"].removeprefix(PREFIX) in probes
 
 
+def _session(scope: Scope, headers: Mapping[str, str]) -> str | None:
+    """Return the token in a browser's cookie as an Authorization header."""
+    try:
+        cookie = SimpleCookie(headers.get("cookie", "")).get(SESSION_COOKIE)
+    except CookieError:  # of another service of this host
+        cookie = None
+    if cookie is None:
+        return None
+    if scope["method"] in CHANGING_METHODS and not all(
+        it in headers for it in ("origin", PAGE_HEADER)
+    ):
+        detail = f"A change with a cookie needs the headers Origin and {PAGE_HEADER}."
+        raise Problem(HTTPStatus.FORBIDDEN, "not-from-our-page", detail)
+    return f"Bearer {cookie.value}"
+
+
 def _refuse_early(scope: Scope) -> None:
     """Refuse what no route allows this caller, before a query is parsed or a body is read."""
     if scope["query_string"].count(b"&") >= QUERY_NAMES_LIMIT:
         detail = f"A query may have {QUERY_NAMES_LIMIT} parameters."
         raise Problem(HTTPStatus.REQUEST_URI_TOO_LONG, "long-query", detail)
-    if scope["method"] in CHANGING_METHODS and not _is_in(PROBES, scope):
+    is_open = _is_in(PROBES, scope) or scope["path"] == "/ui/session"  # of any scope
+    if scope["method"] in CHANGING_METHODS and not is_open:
         require_scope(scope["state"]["caller"], token.Scope.SUBMIT)
 
 

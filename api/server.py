@@ -92,6 +92,7 @@ def create_app() -> FastAPI:
     install(app)
     app.include_router(service.page_router)
     app.include_router(page.router)
+    app.include_router(page.open_router)
     # Before jobs, whose /jobs/{job_id} would take the rest for an id.
     modules = (service, hosts, watch, jobs, pool, logs, deletion)
     for router in (*(module.router for module in modules), service.token_router):

@@ -9,6 +9,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from xxhash import xxh3_64_hexdigest
 
+from api.auth import SESSION_COOKIE
 from api.dependencies import READ, CurrentCaller, State
 from api.errors import Problem
 from api.listing import RequestedPage, jobs_of
@@ -35,7 +36,12 @@ TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg
 EVENTS_SHOWN: Final = 300
 ATTEMPTS_SHOWN: Final = 500
 
+SESSION_SECONDS: Final = 30 * 86400
+"""Of a cookie whose token does not expire."""
+
 router = APIRouter(include_in_schema=False, dependencies=[READ], prefix="/ui")
+open_router = APIRouter(include_in_schema=False, prefix="/ui")
+"""What is shown without a token; see `api.middleware`."""
 
 
 @router.get("")
@@ -70,7 +76,44 @@ def show_job(job_id: KnownJobId, state: State, caller: CurrentCaller) -> Respons
     )
 
 
-@router.get("/static/{digest}/{name}")
+@open_router.get("/login")
+def show_login() -> Response:
+    """Ask for a token."""
+    return _render("login.html")
+
+
+@router.post("/session")
+def begin_session(request: Request, state: State, caller: CurrentCaller) -> Response:
+    """Keep the token of the Authorization header in a cookie that no script reads."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer":
+        detail = "Send the token in the Authorization header; your own machine needs none."
+        raise Problem(HTTPStatus.BAD_REQUEST, "no-token", detail)
+    response = Response(status_code=HTTPStatus.NO_CONTENT)
+    expires_at = None
+    if caller.token_id is not None and (known := state.tokens.find(caller.token_id)) is not None:
+        expires_at = known.expires_at
+    left = SESSION_SECONDS if expires_at is None else (expires_at - state.clock()).total_seconds()
+    response.set_cookie(
+        SESSION_COOKIE,
+        token.strip(),
+        max_age=int(min(left, SESSION_SECONDS)),
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+    )
+    return response
+
+
+@router.delete("/session")
+def end_session() -> Response:
+    """Forget the token."""
+    response = Response(status_code=HTTPStatus.NO_CONTENT)
+    response.delete_cookie(SESSION_COOKIE, httponly=True, samesite="strict")
+    return response
+
+
+@open_router.get("/static/{digest}/{name}")
 def get_static(digest: str, name: str) -> Response:
     """Return a script or the style sheet of this version."""
     path = HERE / "static" / name
@@ -104,11 +147,7 @@ def _environment() -> "Environment":
 
     loader = FileSystemLoader(HERE / "templates")
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.globals |= {
-        "static": f"/ui/static/{_digest()}",
-        "version": VERSION,
-        "TERMINAL": TERMINAL,
-        "progress": progress,
-    }
+    environment.globals |= {"static": f"/ui/static/{_digest()}", "version": VERSION}
+    environment.globals["progress"] = progress
     environment.globals["text"] = lambda name, view: TEXTS[name](view)
     return environment

@@ -51,7 +51,7 @@ function add(event) {
 async function send(method, where, body) {
   const output = document.getElementById("command");
   const answer = await fetch(`${path}${where}`, {
-    method, headers: { "content-type": "application/json" }, body: JSON.stringify(body),
+    method, headers: { "content-type": "application/json", "x-muster-page": "1" }, body: JSON.stringify(body),
   });
   if (!answer.ok) output.textContent = (await answer.json()).detail;
 }
