@@ -1,12 +1,13 @@
 """The page: every view is rendered here first, so it is readable without scripts."""
 
-from functools import cache
+from functools import cache, partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Query, Request, Response
 from xxhash import xxh3_64_hexdigest
 
 from api.auth import SESSION_COOKIE
@@ -15,10 +16,12 @@ from api.errors import Problem
 from api.listing import RequestedPage, jobs_of
 from api.page.texts import TEXTS, progress
 from api.page.timeline import timeline
+from api.routes.logs import GREP_LIMIT, TAIL_DEFAULT, line_view
 from api.routes.watch import live_state
 from api.schema import KnownJobId
 from api.views import job_view
 from muster.contracts.interpreter import VERSION
+from muster.logs.source import LogFilter
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -73,6 +76,32 @@ def show_job(job_id: KnownJobId, state: State, caller: CurrentCaller) -> Respons
         timeline=timeline(job.created_at, job.finished_at or state.clock(), attempts, events),
         attempts=attempts,
         is_over=job.is_terminal,
+    )
+
+
+@router.get("/jobs/{job_id}/logs")
+async def show_logs(
+    job_id: KnownJobId,
+    state: State,
+    rank: Annotated[str, Query(pattern="^[0-9]{0,5}$")] = "",
+    grep: Annotated[str, Query(max_length=GREP_LIMIT)] = "",
+) -> Response:
+    """Show the last lines of a job; a script goes on with those that come."""
+    job = await run_sync(state.jobs.get, job_id)
+    chosen = int(rank) if rank else None
+    wanted = LogFilter(rank=chosen, text=grep or None)
+    tail = partial(state.log_broadcast.logs_of(job_id).tail, wanted, TAIL_DEFAULT)
+    found = await run_sync(tail, limiter=state.log_searches if grep else None)
+    part = "" if chosen is None else f"&rank={chosen}"
+    return _render(
+        "logs.html",
+        job_id=job_id,
+        world_size=job.spec.largest_world_size,
+        rank=chosen,
+        grep=grep,
+        lines=[line_view(line) for line in found.lines],
+        # What a search has found is no stream.
+        stream="" if grep else f"/jobs/{job_id}/logs/stream?tail={TAIL_DEFAULT}{part}",
     )
 
 

@@ -168,7 +168,7 @@ async def get_logs(  # noqa: PLR0913  a query has many parameters
         limiter=state.log_searches if is_search else None,
     )
     accepted = request.headers.get("accept", "")
-    views = [_line_view(line) for line in found.lines]
+    views = [line_view(line) for line in found.lines]
     if PLAIN in accepted:
         prefixes = (f"[rank {view.rank}] " if part.rank is None else "" for view in views)
         text = "".join(
@@ -289,6 +289,6 @@ def _micros(moment: datetime | None) -> Micros | None:
     return None if moment is None else (moment - epoch) // timedelta(microseconds=1)
 
 
-def _line_view(line: Lines) -> LogLineView:
+def line_view(line: Lines) -> LogLineView:
     time = None if line.micros is None else datetime.fromtimestamp(line.micros / 1e6, UTC)
     return LogLineView(rank=line.name.rank, time=time, line=line.text)

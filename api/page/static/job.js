@@ -1,5 +1,6 @@
 // One job.
 import { follow, keys, renew, show, together } from "./live.js";
+import { NOTHING } from "./texts.js";
 
 const head = document.getElementById("head"), id = head.dataset.job;
 const path = `/jobs/${encodeURIComponent(id)}`;
@@ -35,6 +36,7 @@ function take(changed) {
   if (left.length) renewRanks();
   show(head, view);
   heard();
+  head.dataset.live = "";
 }
 
 function add(event) {
@@ -65,11 +67,12 @@ head.addEventListener("click", (event) => {
   if (post) send("POST", `/${post}`, {});
   else if ("scale" in button.dataset) send("PATCH", "", { world_size: ranks });
   else if ("fault" in button.dataset) {
-    const alive = Object.values(view.workers).filter((worker) => worker.pid !== null);
-    const victim = alive[Math.floor(Math.random() * alive.length)];
-    if (!victim) { output.textContent = "no rank has a process now"; return; }
-    output.textContent = `${command} --rank ${victim.rank}`;
-    send("POST", "/faults", { rank: victim.rank });
+    const rows = [...document.querySelectorAll("[data-rank]")];
+    const alive = rows.filter((row) => row.querySelector("[data-text=pid]").textContent.trim() !== NOTHING);
+    const victim = alive[Math.floor(Math.random() * alive.length)]?.dataset.rank;
+    if (victim === undefined) { output.textContent = "no rank has a process now"; return; }
+    output.textContent = `${command} --rank ${victim}`;
+    send("POST", "/faults", { rank: Number(victim) });
   }
 });
 

@@ -40,6 +40,7 @@ export async function renew(...ids) {
   for (const id of ids) {
     const now = document.getElementById(id), next = fresh.getElementById(id);
     if (now && next) now.replaceWith(document.adoptNode(next));
+    else now?.remove();
   }
 }
 

@@ -1,0 +1,144 @@
+"""The web page in a real browser."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from muster.client.progress import duration
+from tests.support.installation import Installation, Seen, is_running
+
+CHROMIUM = Path("/usr/bin/chromium")
+Browser: TypeAlias = Any  # playwright may not be installed
+Page: TypeAlias = Any
+playwright = pytest.importorskip("playwright.sync_api", reason="needs: pip install playwright")
+pytestmark = [
+    pytest.mark.skipif(not CHROMIUM.exists(), reason="needs: apt-get install chromium"),
+    pytest.mark.timeout(180),
+]
+
+OPTIONS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--disable-dev-shm-usage",
+]
+HOSTILE = "<img src=x onerror=document.title='broken'>\u202e\x1b[31m"
+TOGETHER = {"mode": "synchronous", "epochs": 100_000, "sleep_sec": 0.02, "max_workers": 4}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as running:
+        chromium = running.chromium.launch(executable_path=str(CHROMIUM), args=OPTIONS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def page(browser: Browser, installation: Installation) -> Iterator[Any]:
+    """A tab that fails the test if it asks another host, or a script has an error."""
+    tab = browser.new_page(base_url=installation.url)
+    foreign: list[str] = []
+    errors: list[str] = []
+    tab.on("request", lambda it: it.url.startswith(installation.url) or foreign.append(it.url))
+    tab.on("pageerror", lambda error: errors.append(str(error)))
+    yield tab
+    assert (foreign, errors) == ([], [])
+    tab.close()
+
+
+def number(page: Page, name: str) -> str:
+    found: str = page.locator(f"#head [data-text={name}]").inner_text()
+    return found
+
+
+def test_a_rank_is_killed_on_the_page(page: Page, installation: Installation) -> None:
+    job_id = installation.submit(world_size=2, **TOGETHER)
+    installation.wait_until(job_id, is_running)
+    page.goto("/")
+    page.get_by_role("link", name=job_id).click()
+    page.wait_for_selector("#head[data-live]")
+    page.get_by_role("button", name="kill a rank").click()
+    events = page.locator("#events")
+    playwright.expect(events).to_contain_text("was ended by signal 9 (SIGKILL)", timeout=20_000)
+    playwright.expect(page.locator("#head [data-text=restarts]")).to_have_text("1")
+    playwright.expect(page.locator("#timeline rect.lost")).to_have_count(1)
+    step = int(number(page, "step").split("/")[0])
+    page.wait_for_function(
+        "step => parseInt(document.querySelector('#head [data-text=step]').textContent) > step",
+        arg=step,
+    )
+    page.get_by_role("button", name="stop").click()
+    playwright.expect(page.locator("#head [data-text=status]")).to_have_text("■ STOPPED")
+    playwright.expect(page.locator("#actions")).to_have_count(0)
+
+
+def test_numbers_are_those_of_the_service(page: Page, installation: Installation) -> None:
+    job_id = installation.submit(world_size=2, epochs=2)
+    seen: Seen = installation.complete(job_id)
+    page.goto(f"/ui/jobs/{job_id}")
+    assert number(page, "step") == f"{seen['step']}/{seen['total_steps']}"
+    assert number(page, "loss") == f"{seen['loss']:.4f}"
+    rows = page.locator("#workers tbody tr")
+    assert rows.count() == len(seen["workers"])
+    for worker in seen["workers"]:
+        row = page.locator(f"[data-rank='{worker['rank']}']")
+        assert (
+            row.locator("[data-text=step]").inner_text()
+            == f"{worker['step']}/{worker['total_steps']}"
+        )
+
+
+def test_hostile_texts_are_shown_as_text(page: Page, installation: Installation) -> None:
+    script = f"import sys; print({HOSTILE!r}); sys.exit(64)"
+    job_id = installation.submit(
+        name=HOSTILE[:60].replace("\x1b", ""), world_size=1, command=["python", "-c", script]
+    )
+    installation.fail(job_id)
+    for path in ("/ui/", f"/ui/jobs/{job_id}", f"/ui/jobs/{job_id}/logs"):
+        page.goto(path)
+        page.wait_for_timeout(300)
+        assert page.title() != "broken"
+        assert page.locator("img").count() == 0
+    assert "onerror" in page.locator("#lines").inner_text()
+
+
+def test_lines_come_as_they_are_printed(page: Page, installation: Installation) -> None:
+    script = "import time\nfor n in range(10**6): print(f'\\x1b[31mline {n}', flush=True); time.sleep(0.05)"
+    job_id = installation.submit(world_size=1, command=["python", "-c", script])
+    installation.wait_until(job_id, is_running)
+    page.goto(f"/ui/jobs/{job_id}/logs")
+    playwright.expect(page.locator("#lines")).to_contain_text("line 40", timeout=20_000)
+    assert page.locator("#lines .c1").count() > 0
+    texts = page.locator("#lines li").all_inner_texts()
+    numbers = [int(text.rpartition(" ")[2]) for text in texts if text]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
+def test_without_scripts_everything_can_be_read(browser: Browser, installation: Installation) -> None:
+    job_id = installation.submit(world_size=2, epochs=1)
+    installation.complete(job_id)
+    context = browser.new_context(java_script_enabled=False, base_url=installation.url)
+    tab = context.new_page()
+    tab.goto(f"/ui/jobs/{job_id}")
+    assert "COMPLETED" in tab.locator("#head").inner_text()
+    assert "the job is COMPLETED" in tab.locator("#events").inner_text()
+    context.close()
+
+
+def test_scripts_and_templates_say_the_same(page: Page, installation: Installation) -> None:
+    seconds = [0, 0.4, 0.5, 1.5, 59.5, 60, 3599, 3600, 86399.5, 90061, 1e7]
+    page.goto("/ui/")
+    source = page.locator("script[type=module]").get_attribute("src").rpartition("/")[0]
+    found = page.evaluate(
+        "async ([at, all]) => { const it = await import(at); return all.map(it.duration); }",
+        [f"{source}/texts.js", seconds],
+    )
+    assert found == [duration(it) for it in seconds], json.dumps(found)
