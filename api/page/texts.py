@@ -1,7 +1,4 @@
-"""What the page shows of a job and of a rank, as text. Pure; `static/texts.js` says the same.
-
-`tests/unit/api/page/texts.json` holds both to one table.
-"""
+"""What the page shows of a job and of a rank, as text. Pure; `static/texts.js` says the same."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
