@@ -161,7 +161,7 @@ def get_index(request: Request) -> Response:
     links = {
         path: methods["get"]["summary"]
         for path, methods in sorted(document["paths"].items(), key=lambda it: "job" not in it[0])
-        if "get" in methods and "{" not in path
+        if "get" in methods and "{" not in path and not path.endswith("/stream")
     } | {"/docs": "This interface, explained", "/openapi.json": "The same for programs"}
     return _page(document, links)
 
