@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Annotated, Final, TypeAlias, TypeVar, cast
 from anyio import CapacityLimiter
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer, SecurityScopes
+from prometheus_client import CollectorRegistry
 
 from api.auth import CHANGING_METHODS, Caller, logged_refusal, require_scope
 from api.streams import JobCache, LogBroadcast
@@ -62,7 +64,7 @@ class CoordinatorHandle:
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._seen: tuple[int, int] | None = None
-        self._moved_at: float | None = None
+        self._moved_at = 0.0
         self._cached: tuple[float, Lease | None] | None = None
 
     def absence(self) -> str | None:
@@ -78,12 +80,17 @@ class CoordinatorHandle:
                 f"the coordinator (pid {process.pid}) is stopped by a signal: continue it with "
                 f"`kill -CONT {process.pid}`, or end it with `kill -9 {process.pid}`"
             )
-        if not is_provably_gone(process) and self._is_beating(lease):
+        if not is_provably_gone(process) and self._age_seconds(lease) < LEASE_SECONDS:
             return None
         return (
             f"the coordinator (pid {process.pid} on {process.node}) does not respond: start one "
             "with `muster up` (or `make up`)"
         )
+
+    def lease_age_seconds(self) -> float | None:
+        """Return for how long the lease was not seen to be renewed; None if nobody holds it."""
+        lease = self._read_lease()
+        return None if lease is None else self._age_seconds(lease)
 
     def wake(self) -> None:
         """Send an empty datagram to the address in the lease, after writing a row.
@@ -106,8 +113,8 @@ class CoordinatorHandle:
         self._cached = now, lease
         return lease
 
-    def _is_beating(self, lease: Lease) -> bool:
-        """True if the heartbeat of a lease on another host moved lately, by our own clock.
+    def _age_seconds(self, lease: Lease) -> float:
+        """Return for how long the heartbeat of the lease has not moved, by our own clock.
 
         The first one seen counts. The wall clocks of two machines are never compared.
         """
@@ -115,9 +122,8 @@ class CoordinatorHandle:
             now = self._monotonic()
             beat = (lease.epoch, lease.beat)
             if beat != self._seen:
-                self._moved_at = now
-            self._seen = beat
-            return self._moved_at is not None and now - self._moved_at < LEASE_SECONDS
+                self._seen, self._moved_at = beat, now
+            return now - self._moved_at
 
 
 class DiskReserve:
@@ -169,6 +175,9 @@ class AppState:
     disk_reserve: DiskReserve
     is_closing: Callable[[], bool]
     """True when the service stops, so that waiting requests must be answered."""
+    requests: Counter[tuple[str, int]]
+    """How many were answered, by template of the path and status code."""
+    metrics: CollectorRegistry
     clock: Callable[[], datetime]
     uptime_seconds: Callable[[], float]
 

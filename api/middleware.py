@@ -6,6 +6,7 @@ rebinding; the origin check and the JSON content type stop forged requests (CSRF
 
 import re
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -82,12 +83,14 @@ class AccessMiddleware:
         limiter: RateLimiter,
         hosts: Collection[str],
         uid_of: Callable[[Scope], int | None],
+        requests: Counter[tuple[str, int]],
     ) -> None:
         self._app = app
         self._authenticator = authenticator
         self._limiter = limiter
         self._hosts = {*LOOPBACK_NAMES, *map(str.lower, hosts)}
         self._uid_of = uid_of
+        self._requests = requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -106,6 +109,7 @@ class AccessMiddleware:
             async def send_named(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     log_change(message["status"], scope)
+                    self._requests[_template(scope), message["status"]] += 1
                     message["headers"] = [*message.get("headers", ()), *added]
                 await send(message)
 
@@ -196,6 +200,11 @@ def peer_uid(scope: Scope) -> int | None:
     if not client.is_loopback and client != server:
         return None
     return uid_of_connection((client, port), (server, server_port))
+
+
+def _template(scope: Scope) -> str:
+    """Return the path as its route declares it; of a request that reached none, "none"."""
+    return scope["route"].path.removeprefix(PREFIX) if "route" in scope else "none"
 
 
 def _is_in(probes: Collection[str], scope: Scope) -> bool:

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,11 +18,13 @@ import structlog
 import uvicorn
 from anyio import CapacityLimiter
 from fastapi import Depends, FastAPI
+from prometheus_client import CollectorRegistry
 
 from api.auth import Authenticator, TokenCache
 from api.dependencies import PREFIX, AppState, CoordinatorHandle, DiskReserve
 from api.errors import install
 from api.header_limits import HEADERS_LIMIT_BYTES, LimitedProtocol
+from api.metrics import ScrapeCollector, read_scrape
 from api.middleware import BODY_LIMIT_BYTES, AccessMiddleware, peer_uid
 from api.page import routes as page
 from api.rate_limits import RateLimiter
@@ -135,7 +138,7 @@ def _run(settings: ServiceSettings, access: AccessSettings, database: Database) 
     tokens = TokenCache(database, time.monotonic)
     listener = _listen(settings, access, tokens)
     app = create_app()
-    app.state.app_state = _build_state(
+    app.state.app_state = state = _build_state(
         settings, database, tokens, is_closing=lambda: server.should_exit
     )
     guarded = AccessMiddleware(
@@ -154,6 +157,7 @@ def _run(settings: ServiceSettings, access: AccessSettings, database: Database) 
         ),
         hosts={settings.host, *access.allowed_hosts},
         uid_of=peer_uid,
+        requests=state.requests,
     )
     config = uvicorn.Config(
         guarded,
@@ -222,7 +226,7 @@ def _build_state(
         disk_reserve.allocate()
         return outcomes
 
-    return AppState(
+    state = AppState(
         database=database,
         jobs=job_rows,
         history=history,
@@ -252,6 +256,10 @@ def _build_state(
         data_dir=data_dir,
         disk_reserve=disk_reserve,
         is_closing=is_closing,
+        requests=Counter(),
+        metrics=CollectorRegistry(),
         clock=utc_now,
         uptime_seconds=lambda: time.monotonic() - started,
     )
+    state.metrics.register(ScrapeCollector(partial(read_scrape, state)))
+    return state

@@ -45,11 +45,11 @@ class Services:
     def __enter__(self) -> Self:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which ends the services as well
         self._log = (self.root / "services.log").open("wb")
-        self._api = self._start("api")
+        self.api = self._start("api")
         self.coordinator = self._start("coordinator")
         while not self._is_healthy():
-            if self._api.poll() is not None or self.coordinator.poll() is not None:
-                self._api.kill()
+            if self.api.poll() is not None or self.coordinator.poll() is not None:
+                self.api.kill()
                 self.coordinator.kill()
                 log = (self.root / "services.log").read_text()
                 raise RuntimeError(f"the services did not start:\n{log[-2000:]}")
@@ -61,8 +61,8 @@ class Services:
     ) -> None:
         self.coordinator.send_signal(signal.SIGINT)
         self.coordinator.wait()
-        self._api.terminate()
-        self._api.wait()
+        self.api.terminate()
+        self.api.wait()
         self._log.close()
         shutil.rmtree(self.root, ignore_errors=True)
 
@@ -79,7 +79,7 @@ class Services:
 
     def pids(self) -> list[int]:
         """Return the processes of the services."""
-        return [self._api.pid, *self.supervisors()]
+        return [self.api.pid, *self.supervisors()]
 
     def agents(self) -> list[int]:
         """Return the agents that run, or whose processor time no parent has counted yet."""

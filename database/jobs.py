@@ -49,6 +49,9 @@ _TAKEN: Final = sa.select(JOBS.c.job_id).where(
 _DEPARTURES: Final = sa.select(DEPARTURES).where(
     DEPARTURES.c.job_id.in_(sa.bindparam("ids", expanding=True))
 )
+_ACTIVE: Final = sa.select(*_COLUMNS).where(JOBS.c.status.in_(sorted(OPEN - {JobStatus.QUEUED})))
+_STATUSES: Final = sa.select(JOBS.c.status, sa.func.count()).group_by(JOBS.c.status)
+_STOPPING: Final = _STATUSES.where(_IS_UNFINISHED, JOBS.c.stop_request.is_not(None))
 _NEWEST: Final = sa.select(sa.func.max(JOBS.c.created_at))
 _CREATE: Final = sa.insert(JOBS)
 _APPEND: Final = sa.insert(EVENTS)
@@ -178,6 +181,30 @@ class Jobs:
         rows = sa.select(sa.func.count()).select_from(JOBS).where(*self._conditions(query))
         with self._database.reading() as connection:
             return connection.execute(rows).scalar_one()
+
+    def statuses(self) -> dict[JobStatus, int]:
+        """Return how many jobs have each status that `Job.status_shown` may be."""
+        with self._database.reading() as connection:
+            # Without a condition an index holds all that is counted.
+            found, hidden = (
+                dict.fromkeys(JobStatus, 0) | {row[0]: row[1] for row in connection.execute(query)}
+                for query in (_STATUSES, _STOPPING)
+            )
+        found[JobStatus.STOPPING] += sum(hidden.values())
+        return {status: count - hidden[status] for status, count in found.items()}
+
+    def lately_active(self, ended_after: datetime, limit: int) -> list[Job]:
+        """Return the jobs that have left the queue and are not over, and the last that ended.
+
+        Those ended after a time, and are `limit` at most.
+        """
+        ended = sa.select(*_COLUMNS).where(JOBS.c.finished_at > ended_after)
+        # Not one query: SQLite would read all jobs in the order of its index.
+        newest_first = ended.order_by(JOBS.c.finished_at.desc()).limit(limit)
+        with self._database.reading() as connection:
+            return [
+                _job(row) for query in (_ACTIVE, newest_first) for row in connection.execute(query)
+            ]
 
     def unfinished(self, known: Iterable[Job] = ()) -> list[Job]:
         """Return the jobs that a coordinator works on, in the order of creation.

@@ -199,6 +199,7 @@ JOBS: Final = _table(
     sa.UniqueConstraint("uid"),
     sa.Index(None, "created_at", "job_id"),
     sa.Index(None, "status", "created_at"),
+    sa.Index(None, "finished_at"),
 )
 AGENTS: Final = _table("agents", AgentRecord, ["host"], _job_id())
 WORKERS: Final = _table("workers", RankRecord, ["rank"], _job_id())

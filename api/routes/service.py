@@ -17,6 +17,7 @@ import msgspec
 import structlog
 from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import RedirectResponse
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from api.dependencies import ADMIN, API_VERSION, READ, AppState, CurrentCaller, State
 from api.errors import Problem
@@ -115,6 +116,23 @@ def get_version(state: State) -> Response:
         checkpoint_dir=str(state.submitter.settings.checkpoint_dir),
     )
     return reply(view, headers={"Cache-Control": "no-cache"})
+
+
+@router.get(
+    "/metrics",
+    summary="Metrics for Prometheus",
+    response_class=Response,
+    dependencies=[READ],
+    responses={200: {"content": {CONTENT_TYPE_LATEST: {"schema": {"type": "string"}}}}},
+)
+def get_metrics(state: State) -> Response:
+    """Return metrics of the service, and of each job that runs or ended in the last ten minutes.
+
+    The format is OpenMetrics. While the database is away only `muster_database_up`, the disk and
+    the requests have values.
+    """
+    text = generate_latest(state.metrics)  # type: ignore[no-untyped-call]
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
 @token_router.post("/tokens", **operation("Create a token", ADMIN, TokenCreated, status=201))

@@ -52,6 +52,15 @@ def test_a_process_of_this_host_is_judged_by_itself() -> None:
     assert watched.handle.absence() is not None
 
 
+def test_the_age_of_a_lease_counts_from_its_last_change() -> None:
+    watched, ages = Watched(None), []
+    assert watched.handle.lease_age_seconds() is None
+    for seconds, beat in ((10, 0), (13, 0), (15, 1), (16, 1)):
+        watched.seconds, watched.lease = seconds, replace(HERE, beat=beat)
+        ages.append(watched.handle.lease_age_seconds())
+    assert ages == [0, 3, 0, 1]
+
+
 def test_a_process_of_another_host_is_judged_by_its_heartbeat() -> None:
     watched = Watched(ELSEWHERE)
     assert watched.handle.absence() is None

@@ -1,6 +1,7 @@
 """Every exception that leaves a route is one problem document without secrets."""
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import httpx
@@ -44,6 +45,7 @@ def answer_to(error: Exception) -> httpx.Response:
         limiter=RateLimiter(per_second=1, at_once=1, monotonic=lambda: 0.0),
         hosts=["localhost"],
         uid_of=lambda _scope: OWN_UID,
+        requests=Counter(),
     )
 
     async def ask() -> httpx.Response:

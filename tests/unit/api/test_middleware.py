@@ -1,6 +1,7 @@
 """Requests are admitted, refused, limited and logged before any route sees them."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 
 import httpx
@@ -41,6 +42,7 @@ def guarded(
         limiter=RateLimiter(per_second=1, at_once=2, monotonic=lambda: 0.0),
         hosts=["muster.example"],
         uid_of=lambda _scope: uid,
+        requests=Counter(),
     )
 
 

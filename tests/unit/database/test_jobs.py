@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import event, insert
 
 from database.engine import Database
 from database.errors import CheckpointPending, JobExists, JobMissing, JobNotTerminal, JobOver
@@ -381,3 +382,50 @@ def test_a_delete_spares_a_later_job_with_the_same_id(database: Database, jobs: 
     finish(database, submit(jobs, "a", uid="new"))
     with nothing_moves(database), pytest.raises(JobMissing):
         jobs.delete(old.job_id, old.uid)
+
+
+def test_statuses_are_counted_as_they_are_shown(database: Database, jobs: Jobs) -> None:
+    for name in "abcd":
+        submit(jobs, name)
+    bring_to(database, jobs.get(JobId("b")), JobStatus.STARTING, JobStatus.RUNNING)
+    jobs.request_stop(JobId("b"), GRACEFUL, None)
+    jobs.request_stop(JobId("c"), GRACEFUL, None)
+    finish(database, jobs.get(JobId("d")))
+    counted = {status: count for status, count in jobs.statuses().items() if count}
+    assert counted == {JobStatus.QUEUED: 1, JobStatus.STOPPING: 2, JobStatus.FAILED: 1}
+    assert len(jobs.statuses()) == len(JobStatus)
+
+
+def test_active_jobs_and_the_last_that_ended(database: Database, jobs: Jobs) -> None:
+    for name in "abcdef":
+        submit(jobs, name)
+    for name in "bf":
+        bring_to(database, jobs.get(JobId(name)), JobStatus.STARTING)
+    for minute, name in enumerate("cde"):
+        finish(database, jobs.get(JobId(name)), at=NOON + timedelta(minutes=minute))
+    assert sorted(ids(jobs.lately_active(NOON, 9))) == ["b", "d", "e", "f"]
+    assert sorted(ids(jobs.lately_active(NOON, 1))) == ["b", "e", "f"]
+
+
+def test_a_scrape_reads_no_whole_table(sqlite_url: str) -> None:
+    database = Database.open(sqlite_url)
+    with database.reading() as connection:
+        engine = connection.engine
+    seen: list[tuple[str, Any]] = []
+    event.listen(engine, "before_cursor_execute", lambda *it: seen.append((it[2], it[3])))
+    jobs = Jobs(database)
+    jobs.statuses()
+    jobs.lately_active(NOON, 9)
+    History(database).ranks_by_job([JobId("a"), JobId("b")])
+    queries = [it for it in seen if it[0].startswith("SELECT")]
+    with engine.connect() as reader:
+        plan = [
+            str(row.detail)
+            for text, values in queries
+            for row in reader.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", values)
+        ]
+    database.close()
+    assert len(queries) == 5
+    # The index alone holds what is counted; everything else is looked up.
+    whole = [line for line in plan if line.startswith("SCAN") and "COVERING INDEX" not in line]
+    assert (whole, len(plan) >= 5) == ([], True)

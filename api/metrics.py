@@ -1,0 +1,201 @@
+"""The metrics of `GET /metrics`: one declaration each, and a collector that reads a scrape at once.
+
+Nothing is counted in the background but requests: a scrape reads the rows that the REST views show.
+"""
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple, TypeAlias
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from api.dependencies import AppState
+from api.views import FINISHED, WAITING, summary
+from database.errors import DatabaseError
+from muster.cluster.description import one_host
+from muster.contracts.job import JobStatus
+from muster.contracts.rank import ProcessState
+from muster.contracts.views import SummaryView
+
+ENDED_SHOWN: Final = timedelta(minutes=10)
+"""A job that is over is still scraped a few times, so that its last numbers are on record."""
+
+ENDED_LIMIT: Final = 1000
+"""Most of them: each job is about thirty series."""
+
+UNITS: Final = ("seconds", "bytes")
+
+Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily
+Samples: TypeAlias = Iterable[tuple[Sequence[str], float | None]]
+Number: TypeAlias = float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scrape:
+    """What one scrape shows; a field with a default is unknown while its source is away."""
+
+    now: datetime
+    requests: Mapping[tuple[str, int], int]
+    disk_free_bytes: int | None = None
+    disk_size_bytes: int | None = None
+    is_database_up: bool = False
+    is_coordinated: bool | None = None
+    lease_age_seconds: float | None = None
+    statuses: Mapping[JobStatus, int] = field(default_factory=dict)
+    slots: int | None = None
+    slots_taken: int | None = None
+    jobs: Sequence[SummaryView] = ()
+
+
+class Metric(NamedTuple):
+    """One metric. An unknown value is left out."""
+
+    name: str  # its unit comes last, `_total` for a counter
+    meaning: str
+    samples: Callable[[Scrape], Samples]
+    labels: tuple[str, ...] = ()
+
+    def family(self, scrape: Scrape) -> Family:
+        _, _, last = self.name.rpartition("_")
+        kind = CounterMetricFamily if last == "total" else GaugeMetricFamily
+        unit = last if last in UNITS else ""
+        family = kind(self.name, self.meaning, labels=self.labels, unit=unit)
+        for labels, value in self.samples(scrape):
+            if value is not None:
+                family.add_metric(labels, value)
+        return family
+
+
+def _service(name: str, meaning: str, value: Callable[[Scrape], Number]) -> Metric:
+    return Metric(name, meaning, lambda scrape: [((), value(scrape))])
+
+
+def _job(name: str, meaning: str, value: Callable[[SummaryView, datetime], Number]) -> Metric:
+    def samples(scrape: Scrape) -> Samples:
+        return ((_job_labels(job), value(job, scrape.now)) for job in scrape.jobs)
+
+    return Metric(name, meaning, samples, ("job_id", "name"))
+
+
+def _job_by(
+    label: str, name: str, meaning: str, values: Callable[[SummaryView], Mapping[str, int]]
+) -> Metric:
+    def samples(scrape: Scrape) -> Samples:
+        for job in scrape.jobs:
+            for kind, value in values(job).items():
+                yield (*_job_labels(job), kind), value
+
+    return Metric(name, meaning, samples, ("job_id", "name", label))
+
+
+def _job_labels(job: SummaryView) -> tuple[str, str]:
+    return job.job_id, job.name or ""
+
+
+def _ranks_by_state(job: SummaryView) -> Mapping[str, int]:
+    found = Counter(worker.state for worker in job.workers)
+    # Zeros, too: a series that disappears keeps its last value for minutes.
+    return {state: found[state] for state in (*ProcessState, WAITING, FINISHED)}
+
+
+METRICS: Final = (
+    _service("muster_database_up", "1 if the database can be read.", lambda it: it.is_database_up),
+    _service(
+        "muster_coordinator_up",
+        "1 if a coordinator works; unknown while the database is away.",
+        lambda it: it.is_coordinated,
+    ),
+    _service(
+        "muster_coordinator_lease_age_seconds",
+        "Since a scrape or health check last saw the lease renewed; none if nobody holds it.",
+        lambda it: it.lease_age_seconds,
+    ),
+    _service("muster_disk_free_bytes", "Free on the disk of logs.", lambda it: it.disk_free_bytes),
+    _service("muster_disk_size_bytes", "Size of that disk.", lambda it: it.disk_size_bytes),
+    Metric(
+        "muster_http_requests_total",
+        "Responses by the template of the path and by status code.",
+        lambda it: (((path, str(code)), count) for (path, code), count in it.requests.items()),
+        ("route", "code"),
+    ),
+    Metric(
+        "muster_jobs",
+        "Jobs by status.",
+        lambda it: (((status,), count) for status, count in it.statuses.items()),
+        ("status",),
+    ),
+    _service(
+        "muster_queue_jobs",
+        "Jobs that wait for slots or for a coordinator.",
+        lambda it: it.statuses.get(JobStatus.QUEUED),
+    ),
+    _service("muster_slots", "Ranks that fit on the known hosts at once.", lambda it: it.slots),
+    _service("muster_slots_taken", "Ranks that have a process there.", lambda it: it.slots_taken),
+    _job_by("status", "muster_job_status", "1, with its status.", lambda job: {job.status: 1}),
+    _job("muster_job_steps", "Steps done, as in the summary.", lambda job, _: job.step),
+    _job(
+        "muster_job_steps_per_second",
+        "Steps a second, as in the summary.",
+        lambda job, _: job.throughput_steps_per_sec,
+    ),
+    _job("muster_job_loss", "Mean of the last losses of the ranks.", lambda job, _: job.loss),
+    _job_by("state", "muster_job_ranks", "Ranks by state.", _ranks_by_state),
+    _job_by(
+        "retry_class",
+        "muster_job_attempts_ended_total",
+        "Attempts that have ended, by the class of their end.",
+        lambda job: job.endings,
+    ),
+)
+"""All of them, in the order of a scrape."""
+
+
+class ScrapeCollector:
+    """Reads the state of the service anew for each scrape."""
+
+    def __init__(self, read: Callable[[], Scrape]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Family]:
+        scrape = self._read()
+        return (metric.family(scrape) for metric in METRICS)
+
+
+def read_scrape(state: AppState) -> Scrape:
+    """Return what there is to show now; nothing of the database while that is away."""
+    # The copy is atomic: the event loop counts on meanwhile.
+    scrape = Scrape(now=state.clock(), requests=state.requests.copy())
+    with suppress(OSError):
+        disk = shutil.disk_usage(state.data_dir.root)
+        scrape = replace(scrape, disk_free_bytes=disk.free, disk_size_bytes=disk.total)
+    try:
+        return _with_rows(scrape, state)
+    except DatabaseError:
+        return scrape
+
+
+def _with_rows(scrape: Scrape, state: AppState) -> Scrape:
+    lease_age_seconds = state.coordinator.lease_age_seconds()
+    jobs = state.jobs.lately_active(scrape.now - ENDED_SHOWN, ENDED_LIMIT)
+    ranks = state.history.ranks_by_job([job.job_id for job in jobs])
+    cluster = state.submitter.cluster or one_host(state.submitter.settings.slots)
+    hosts = {node.name for node in cluster.nodes}
+    return replace(
+        scrape,
+        is_database_up=True,
+        is_coordinated=state.coordinator.absence() is None,
+        lease_age_seconds=lease_age_seconds,
+        statuses=state.jobs.statuses(),
+        slots=sum(node.rank_slots or 0 for node in cluster.nodes),
+        slots_taken=sum(
+            rank.state != ProcessState.EXITED and rank.host in hosts
+            for job in jobs
+            if not job.is_terminal
+            for rank in ranks[job.job_id]
+        ),
+        jobs=[summary(job, ranks[job.job_id], scrape.now) for job in jobs],
+    )
