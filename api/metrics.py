@@ -102,6 +102,22 @@ def _ranks_by_state(job: SummaryView) -> Mapping[str, int]:
     return {state: found[state] for state in (*ProcessState, WAITING, FINISHED)}
 
 
+def _checkpoint(
+    name: str, meaning: str, value: Callable[[datetime, int, datetime], float]
+) -> Metric:
+    """Return a metric of the time and the bytes of the newest checkpoint, and of the time now."""
+
+    def of_newest(job: SummaryView, now: datetime) -> Number:
+        saved = [
+            (worker.last_checkpoint_at, worker.last_checkpoint_bytes or 0)
+            for worker in job.workers
+            if worker.last_checkpoint_at is not None
+        ]
+        return value(*max(saved), now) if saved else None
+
+    return _job(name, meaning, of_newest)
+
+
 METRICS: Final = (
     _service("muster_database_up", "1 if the database can be read.", lambda it: it.is_database_up),
     _service(
@@ -144,6 +160,21 @@ METRICS: Final = (
     ),
     _job("muster_job_loss", "Mean of the last losses of the ranks.", lambda job, _: job.loss),
     _job_by("state", "muster_job_ranks", "Ranks by state.", _ranks_by_state),
+    _checkpoint(
+        "muster_job_checkpoint_timestamp_seconds",
+        "When the newest checkpoint of the job, or of any rank, was saved.",
+        lambda at, _size, _now: at.timestamp(),
+    ),
+    _checkpoint(
+        "muster_job_checkpoint_age_seconds",
+        "Since then.",
+        lambda at, _size, now: max((now - at).total_seconds(), 0.0),
+    ),
+    _checkpoint(
+        "muster_job_checkpoint_bytes",
+        "Of the arrays in that checkpoint.",
+        lambda _at, size, _now: size,
+    ),
     _job_by(
         "retry_class",
         "muster_job_attempts_ended_total",

@@ -70,6 +70,8 @@ def rank_rows(job_id: JobId) -> list[dict[str, object]]:
         loss=0.5,
         metrics={"accuracy": 0.75},
         last_checkpoint_step=995,
+        last_checkpoint_bytes=1 << 20,
+        last_checkpoint_at=NOW,
     )
     rank = RankRecord(
         rank=0,

@@ -23,6 +23,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
@@ -84,7 +85,7 @@ class Run:
         self._loss: float | None = None
         self._metrics: dict[str, float] = {}
         self._checkpoints_saved = 0
-        self._last_checkpoint_step: int | None = None
+        self._last_checkpoint: dict[str, Any] = {"last_checkpoint_step": None}
         self._save_timer: Final = SaveTimer()
         self._exit_code = 0
         session = OpenCheckpoints(
@@ -184,7 +185,7 @@ class Run:
         state = unflatten(checkpoint.state)
         load_into(into or {}, state, checkpoint.step)
         self._reader.go_to(checkpoint.position)
-        self._last_checkpoint_step = checkpoint.step
+        self._last_checkpoint = {"last_checkpoint_step": checkpoint.step}
         return state
 
     def samples(self) -> Iterator[Any]:
@@ -286,9 +287,13 @@ class Run:
     def _checkpoints_of(self, job_id: str) -> str:
         return str(checkpoints_of_rank(self.settings.checkpoint_dir, job_id, self.rank))
 
-    def _note_saved(self, step: int) -> None:
+    def _note_saved(self, step: int, size_bytes: int) -> None:
         self._checkpoints_saved += 1
-        self._last_checkpoint_step = step
+        self._last_checkpoint = {
+            "last_checkpoint_step": step,
+            "last_checkpoint_bytes": size_bytes,
+            "last_checkpoint_at": datetime.now(UTC),
+        }
 
     def _close(self) -> None:
         try:
@@ -314,7 +319,7 @@ class Run:
                 line_idx=position.line_idx,
                 loss=self._loss,
                 metrics=self._metrics,
-                last_checkpoint_step=self._last_checkpoint_step,
+                **self._last_checkpoint,
             ),
             checkpoints_saved=self._checkpoints_saved,
             stopping=stopping,

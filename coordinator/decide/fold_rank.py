@@ -67,10 +67,15 @@ def record_heartbeat(
     before, progress = rank.progress, beat.progress
     # Waiting for other ranks is not a lack of progress; the timeout restarts when it ends.
     is_progress = progress.step != before.step or beat.waiting or attempt.waiting
-    if progress.last_checkpoint_step is None and before.last_checkpoint_step is not None:
-        # Checkpoints of earlier attempts stay, also while this one has not restored any.
-        saved = before.last_checkpoint_step
-        progress = msgspec.structs.replace(progress, last_checkpoint_step=saved)
+    if progress.last_checkpoint_at is None and before.last_checkpoint_step is not None:
+        # Checkpoints of earlier attempts stay, until this one has restored or saved any.
+        step = progress.last_checkpoint_step
+        progress = msgspec.structs.replace(
+            progress,
+            last_checkpoint_step=before.last_checkpoint_step if step is None else step,
+            last_checkpoint_bytes=before.last_checkpoint_bytes,
+            last_checkpoint_at=before.last_checkpoint_at,
+        )
     if progress.step > before.step and member.stepped_round != member.joined_round:
         member = replace(member, stepped_round=member.joined_round)
     if beat.stopping != intent.stopping:

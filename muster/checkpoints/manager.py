@@ -154,10 +154,11 @@ class CheckpointManager:
         step: int,
         position: Position,
         state: State | Packed,
-        on_saved: Callable[[], None] = lambda: None,
+        on_saved: Callable[[int], None] = lambda _bytes: None,
     ) -> Manifest:
         """Save a checkpoint; once this returns, no crash and no power cut can lose it.
 
+        `on_saved` is called with the bytes of its arrays.
         Raises `UnsupportedState`, `StaleGeneration`, `CheckpointNotWritable` or
         `CheckpointFailed`; older checkpoints are untouched then. A failure to delete old
         checkpoints is reported to `warn`: the new one is safe by then.
@@ -188,7 +189,7 @@ class CheckpointManager:
         if self._cost and (warning := self._cost.warning(step, began, time.monotonic())):
             self._cost = None  # one warning is enough
             self._warn(warning)
-        on_saved()
+        on_saved(packed.size_bytes)
         return manifest
 
     def flush(self) -> None:

@@ -7,6 +7,7 @@ which process they come from.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from math import isfinite
 from typing import Annotated, Final, TypeAlias
@@ -38,6 +39,13 @@ class RankProgress(msgspec.Struct, frozen=True, kw_only=True):
         dict[str, float], msgspec.Meta(description="Other numbers that the program reported.")
     ]
     last_checkpoint_step: Count | None  # of the newest durable checkpoint, saved or restored
+    last_checkpoint_bytes: Annotated[
+        Count | None, msgspec.Meta(description="Of its arrays, if this job has saved it.")
+    ] = None
+    last_checkpoint_at: Annotated[
+        Annotated[datetime, msgspec.Meta(tz=True)] | None,
+        msgspec.Meta(description="When that was durable, by the clock of the rank's host."),
+    ] = None
 
     def __post_init__(self) -> None:
         if self.loss is not None and not isfinite(self.loss):

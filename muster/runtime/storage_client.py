@@ -172,7 +172,7 @@ class RemoteCheckpoints:
         self._warn: Final = warn
         self._memory: Final = SharedMemory()
         self._delivery: threading.Thread | None = None
-        self._save: tuple[storage.Save, Callable[[], None]] | None = None
+        self._save: tuple[storage.Save, Callable[[int], None]] | None = None
         """The last one, which the memory holds, and what to call once it is durable."""
         self._error: CheckpointError | None = None  # that of the last save
 
@@ -189,9 +189,9 @@ class RemoteCheckpoints:
         return Checkpoint(name=name, manifest=manifest, state=state)
 
     def save(
-        self, step: int, position: Position, state: State, on_saved: Callable[[], None]
+        self, step: int, position: Position, state: State, on_saved: Callable[[int], None]
     ) -> None:
-        """Copy the state, and call `on_saved` from another thread once it is durable."""
+        """Copy the state, and call `on_saved` from another thread as `CheckpointManager` does."""
         self._settle()
         packed = pack(state)
         try:
@@ -227,11 +227,11 @@ class RemoteCheckpoints:
         self._error = None
         self._connection.send(self._save[0], self._memory.descriptor)
         self._delivery = threading.Thread(
-            target=self._deliver, args=self._save[1:], name="muster-save", daemon=True
+            target=self._deliver, args=self._save, name="muster-save", daemon=True
         )
         self._delivery.start()
 
-    def _deliver(self, on_saved: Callable[[], None]) -> None:
+    def _deliver(self, save: storage.Save, on_saved: Callable[[int], None]) -> None:
         # Whatever error ends this thread: what was not acknowledged is not durable.
         self._error = CheckpointFailed("the last save was not acknowledged")
         try:
@@ -242,7 +242,7 @@ class RemoteCheckpoints:
                 self._warn(f"could not save a checkpoint, the next save tries again: {error}")
         else:
             self._error = None
-            on_saved()
+            on_saved(save.state_bytes)
 
     def _settle(self) -> None:
         """Wait for the last save; raise an error that a repetition would meet again."""

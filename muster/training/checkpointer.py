@@ -52,7 +52,7 @@ class Checkpointer:
         world_size: int,
         replica: Replica,
         schedule: Schedule,
-        on_saved: Callable[[], None] = lambda: None,
+        on_saved: Callable[[int], None] = lambda _bytes: None,
     ) -> None:
         """Save the replica, and call `on_saved` once it is durable; see `RemoteCheckpoints`."""
         checkpoints = self._checkpoints_of(generation, world_size)

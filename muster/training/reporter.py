@@ -4,7 +4,8 @@ import atexit
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from datetime import UTC, datetime
+from typing import Any, Final
 
 from muster.checkpoints.errors import CheckpointFailed
 from muster.collectives.errors import CollectiveError, PeerUnreachable
@@ -63,7 +64,7 @@ class Reporter:
         self._position = Position()
         self._means: Means | None = None
         self._checkpoints_saved = 0
-        self._last_checkpoint_step: int | None = None
+        self._last_checkpoint: dict[str, Any] = {"last_checkpoint_step": None}
         self._last_warning: str | None = None
         """The last warning about failed saves; None once a save succeeded."""
         self._epochs_reported = 0
@@ -85,7 +86,7 @@ class Reporter:
             self._checkpointer.claim(worker_group.round, len(worker_group.members))
             is_resumed = self._checkpointer.restore(self._initial, replica, self._schedule)
         if is_resumed:
-            self._last_checkpoint_step = replica.position.step
+            self._last_checkpoint = {"last_checkpoint_step": replica.position.step}
             # The rank that saved it may have died before it could report it.
             self._report_saved(worker_group.round, replica.committed, replica.digest())
             self._print(replica.position.step, "goes on from the checkpoint")
@@ -132,9 +133,13 @@ class Reporter:
         generation, committed = worker_group.round, replica.committed
         digest = replica.digest()
 
-        def report_saved() -> None:
+        def report_saved(size_bytes: int) -> None:
             self._checkpoints_saved += 1
-            self._last_checkpoint_step = committed.position.step
+            self._last_checkpoint = {
+                "last_checkpoint_step": committed.position.step,
+                "last_checkpoint_bytes": size_bytes,
+                "last_checkpoint_at": datetime.now(UTC),
+            }
             self._last_warning = None
             self._report_saved(generation, committed, digest)
 
@@ -205,7 +210,7 @@ class Reporter:
                 line_idx=position.line_idx,
                 loss=self.loss,
                 metrics={} if means is None else dict(means.metrics),
-                last_checkpoint_step=self._last_checkpoint_step,
+                **self._last_checkpoint,
             ),
             checkpoints_saved=self._checkpoints_saved,
             stopping=stopping,

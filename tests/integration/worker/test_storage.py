@@ -52,7 +52,7 @@ everywhere = pytest.mark.parametrize("stage", ["disk", "s3"], indirect=True)
 def save(checkpoints: RemoteCheckpoints, step: int, state: dict[str, object]) -> list[int]:
     """Begin a save, and return where its acknowledgements are counted."""
     saved: list[int] = []
-    checkpoints.save(step, Position(step=step), state, lambda: saved.append(step))
+    checkpoints.save(step, Position(step=step), state, lambda _bytes: saved.append(step))
     return saved
 
 
@@ -128,7 +128,7 @@ from muster.contracts.shards import Position
 from tests.support.storage_processes import StorageStage
 rank = StorageStage(Path(sys.argv[1])).rank()
 rank.claim()
-rank.save(5, Position(step=5), {"weights": np.ones(4_000_000)}, lambda: None)
+rank.save(5, Position(step=5), {"weights": np.ones(4_000_000)}, lambda _bytes: None)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -1,5 +1,6 @@
 """What a scrape holds, as the real parser reads it, and the files that use its metrics."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,6 +14,13 @@ from muster.contracts.job import JobStatus
 from tests.support.database_samples import NOON
 from tests.support.summaries import rank, summary
 
+SAVED: dict[str, Any] = {
+    "rank": 1,
+    "state": "finished",
+    "last_checkpoint_step": 5,
+    "last_checkpoint_bytes": 640,
+    "last_checkpoint_at": (NOON - timedelta(seconds=90)).isoformat(),
+}
 LABELS = {"job_id", "name", "status", "state", "retry_class", "route", "code"}
 
 AWAY = Scrape(now=NOON, requests={("/jobs/{job_id}", 404): 3})
@@ -27,7 +35,7 @@ WHOLE = Scrape(
     statuses=dict.fromkeys(JobStatus, 1),
     slots=8,
     slots_taken=2,
-    jobs=[summary(name="net", endings={"crash": 2}, workers=[rank()])],
+    jobs=[summary(name="net", endings={"crash": 2}, workers=[rank(), rank(**SAVED)])],
 )
 
 
@@ -70,6 +78,8 @@ def test_every_metric_has_a_sample_and_known_labels() -> None:
         ("muster_job_loss", {(): 0.25}),
         ("muster_job_status", {("RUNNING",): 1.0}),
         ("muster_job_attempts_ended_total", {("crash",): 2.0}),
+        ("muster_job_checkpoint_age_seconds", {(): 90.0}),
+        ("muster_job_checkpoint_bytes", {(): 640.0}),
         ("muster_queue_jobs", {(): 1.0}),
         ("muster_http_requests_total", {("404", "/jobs/{job_id}"): 3.0}),
     ],
@@ -80,7 +90,7 @@ def test_values_are_those_of_the_service(name: str, expected: dict[Any, float]) 
 
 def test_ranks_of_every_state_are_counted() -> None:
     counted = values(WHOLE, "muster_job_ranks")
-    assert (counted[("live",)], counted[("suspect",)], sum(counted.values())) == (1, 0, 1)
+    assert (counted[("live",)], counted[("suspect",)], sum(counted.values())) == (1, 0, 2)
 
 
 def test_without_a_database_the_rest_is_shown() -> None:

@@ -4,6 +4,7 @@ import struct
 import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC
 from typing import Any
 
 import msgspec
@@ -59,6 +60,7 @@ SIMPLE: dict[type[inspect.Type], st.SearchStrategy[Any]] = {
     inspect.StrType: st.text(max_size=128),
     inspect.BytesType: st.binary(max_size=128),
     inspect.FloatType: st.floats(allow_nan=False),
+    inspect.DateTimeType: st.datetimes(timezones=st.just(UTC)),
 }
 
 
@@ -141,7 +143,8 @@ ON_THE_WIRE = [
         FIRST,
         (
             '{"is":"heartbeat","progress":{"step":0,"total_steps":null,"epoch":0,"shard_idx":0,'
-            '"line_idx":0,"loss":null,"metrics":{},"last_checkpoint_step":null},'
+            '"line_idx":0,"loss":null,"metrics":{},"last_checkpoint_step":null,'
+            '"last_checkpoint_bytes":null,"last_checkpoint_at":null},'
             '"checkpoints_saved":0,"stopping":false,"waiting":false}'
         ),
     ),

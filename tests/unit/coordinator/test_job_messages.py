@@ -1,10 +1,16 @@
 """Messages of ranks: stale ones are ignored, progress is recorded."""
 
+from datetime import timedelta
+from typing import Any
+
 import pytest
 
 from muster.contracts.messages import Executing, Hello, RankSaid, RankSpawned, Warned
 from muster.contracts.rank import RankProgress
+from tests.support.database_samples import NOON
 from tests.support.stories import Story, exited
+
+LATER = NOON + timedelta(minutes=1)
 
 # Stale messages
 
@@ -62,6 +68,32 @@ def test_a_heartbeat_updates_the_progress() -> None:
         metrics={"accuracy": 0.5},
         last_checkpoint_step=10,
     )
+
+
+@pytest.mark.parametrize(
+    ("step", "saved", "kept"),
+    [
+        (None, {}, (10, 64, NOON)),
+        (8, {}, (8, 64, NOON)),
+        (12, {"last_checkpoint_bytes": 32, "last_checkpoint_at": LATER}, (12, 32, LATER)),
+    ],
+    ids=["before it has restored any", "restored", "saved"],
+)
+def test_a_new_attempt_keeps_what_was_saved(
+    step: int | None, saved: dict[str, Any], kept: tuple[object, ...]
+) -> None:
+    first = {"last_checkpoint_bytes": 64, "last_checkpoint_at": NOON}
+    story = Story.running(world_size=1).beats(0, step=11, last_checkpoint_step=10, **first)
+    story.dies(0).plans()
+    story.wakes()
+    story.says_hello(0).beats(0, step=12, last_checkpoint_step=step, **saved)
+    progress = story.rank(0).progress
+    found = (
+        progress.last_checkpoint_step,
+        progress.last_checkpoint_bytes,
+        progress.last_checkpoint_at,
+    )
+    assert found == kept
 
 
 def test_throughput_is_steps_per_second() -> None:

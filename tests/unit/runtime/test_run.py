@@ -1,6 +1,7 @@
 import signal
 import subprocess
 import sys
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -170,9 +171,13 @@ def test_a_heartbeat_reports_progress(place: Path, ear: Ear) -> None:
     run.total_steps = 16
     for _ in islice(run.samples(), 5):
         run.step(loss=np.float32(0.5), accuracy=0.75)
-    run.checkpoint({})
+    began = datetime.now(UTC)
+    run.checkpoint({"weights": np.ones(100)})
     run._supervision.stop()  # noqa: SLF001  sends the final state
-    assert last_beat(ear) == Heartbeat(
+    beat = last_beat(ear)
+    saved = beat.progress.last_checkpoint_bytes
+    assert (saved, beat.progress.last_checkpoint_at) >= (800, began)
+    assert beat == Heartbeat(
         progress=RankProgress(
             step=5,
             total_steps=16,
@@ -182,6 +187,8 @@ def test_a_heartbeat_reports_progress(place: Path, ear: Ear) -> None:
             loss=0.5,
             metrics={"accuracy": 0.75},
             last_checkpoint_step=5,
+            last_checkpoint_bytes=saved,
+            last_checkpoint_at=beat.progress.last_checkpoint_at,
         ),
         checkpoints_saved=1,
         stopping=False,
