@@ -122,15 +122,19 @@ METRICS: Final = (
     _service("muster_database_up", "1 if the database can be read.", lambda it: it.is_database_up),
     _service(
         "muster_coordinator_up",
-        "1 if a coordinator works; unknown while the database is away.",
+        "1 if a coordinator works.",
         lambda it: it.is_coordinated,
     ),
     _service(
         "muster_coordinator_lease_age_seconds",
-        "Since a scrape or health check last saw the lease renewed; none if nobody holds it.",
+        "Time since the lease was seen to be renewed; absent if no coordinator holds it.",
         lambda it: it.lease_age_seconds,
     ),
-    _service("muster_disk_free_bytes", "Free on the disk of logs.", lambda it: it.disk_free_bytes),
+    _service(
+        "muster_disk_free_bytes",
+        "Free on the disk of the data directory.",
+        lambda it: it.disk_free_bytes,
+    ),
     _service("muster_disk_size_bytes", "Size of that disk.", lambda it: it.disk_size_bytes),
     Metric(
         "muster_http_requests_total",
@@ -151,7 +155,12 @@ METRICS: Final = (
     ),
     _service("muster_slots", "Ranks that fit on the known hosts at once.", lambda it: it.slots),
     _service("muster_slots_taken", "Ranks that have a process there.", lambda it: it.slots_taken),
-    _job_by("status", "muster_job_status", "1, with its status.", lambda job: {job.status: 1}),
+    _job_by(
+        "status",
+        "muster_job_status",
+        "1, with the present status as label.",
+        lambda job: {job.status: 1},
+    ),
     _job("muster_job_steps", "Steps done, as in the summary.", lambda job, _: job.step),
     _job(
         "muster_job_steps_per_second",
@@ -162,17 +171,17 @@ METRICS: Final = (
     _job_by("state", "muster_job_ranks", "Ranks by state.", _ranks_by_state),
     _checkpoint(
         "muster_job_checkpoint_timestamp_seconds",
-        "When the newest checkpoint of the job, or of any rank, was saved.",
+        "When the newest checkpoint was saved, by the clock of its host.",
         lambda at, _size, _now: at.timestamp(),
     ),
     _checkpoint(
         "muster_job_checkpoint_age_seconds",
-        "Since then.",
+        "Time since that checkpoint was saved.",
         lambda at, _size, now: max((now - at).total_seconds(), 0.0),
     ),
     _checkpoint(
         "muster_job_checkpoint_bytes",
-        "Of the arrays in that checkpoint.",
+        "Size of its arrays: of all ranks together, or of one if each saves its own.",
         lambda _at, size, _now: size,
     ),
     _job_by(

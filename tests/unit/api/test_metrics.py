@@ -1,6 +1,12 @@
 """What a scrape holds, as the real parser reads it, and the files that use its metrics."""
 
+import itertools
+import json
+import re
+from collections import defaultdict
+from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,11 +14,14 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
+from ruamel.yaml import YAML
 
 from api.metrics import METRICS, UNITS, Scrape, ScrapeCollector
 from muster.contracts.job import JobStatus
 from tests.support.database_samples import NOON
 from tests.support.summaries import rank, summary
+
+DOCS = Path(__file__).parents[3] / "docs"
 
 SAVED: dict[str, Any] = {
     "rank": 1,
@@ -35,7 +44,7 @@ WHOLE = Scrape(
     statuses=dict.fromkeys(JobStatus, 1),
     slots=8,
     slots_taken=2,
-    jobs=[summary(name="net", endings={"crash": 2}, workers=[rank(), rank(**SAVED)])],
+    jobs=[summary(name="net", endings={"crash": 2, "hang": 0}, workers=[rank(), rank(**SAVED)])],
 )
 
 
@@ -77,7 +86,7 @@ def test_every_metric_has_a_sample_and_known_labels() -> None:
         ("muster_job_steps_per_second", {(): 2.5}),
         ("muster_job_loss", {(): 0.25}),
         ("muster_job_status", {("RUNNING",): 1.0}),
-        ("muster_job_attempts_ended_total", {("crash",): 2.0}),
+        ("muster_job_attempts_ended_total", {("crash",): 2.0, ("hang",): 0.0}),
         ("muster_job_checkpoint_age_seconds", {(): 90.0}),
         ("muster_job_checkpoint_bytes", {(): 640.0}),
         ("muster_queue_jobs", {(): 1.0}),
@@ -118,3 +127,37 @@ def test_hostile_names_stay_in_their_label(name: str) -> None:
     scrape = Scrape(now=NOON, requests={}, jobs=[summary(name=name, job_id=name)])
     labels = [one.labels for samples in scraped(scrape).values() for one in samples]
     assert {(one["job_id"], one["name"]) for one in labels if "name" in one} == {(name, name)}
+
+
+def test_the_page_has_the_table_of_all_metrics() -> None:
+    rows = [f"| `{it.name}` | {', '.join(it.labels)} | {it.meaning} |" for it in METRICS]
+    page = (DOCS / "metrics.md").read_text().splitlines()
+    assert [line for line in page if line.startswith("| `muster_")] == rows
+
+
+def expressions() -> dict[str, list[str]]:
+    """Return the PromQL of the dashboard and of the alerts."""
+    rules = YAML(typ="safe").load(DOCS / "alerts.yml")["groups"][0]["rules"]
+    dashboard = json.loads((DOCS / "grafana.json").read_text())
+    shown = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    variables = [
+        it["query"]["query"] for it in dashboard["templating"]["list"] if it["name"] == "job"
+    ]
+    return {"alerts": [rule["expr"] for rule in rules], "dashboard": shown + variables}
+
+
+@pytest.mark.parametrize("file", ["alerts", "dashboard"])
+def test_files_use_metrics_and_labels_of_a_scrape(file: str) -> None:
+    whole = replace(WHOLE, jobs=[*WHOLE.jobs, summary(status="FAILED")])
+    samples: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for one in itertools.chain(*scraped(whole).values()):
+        samples[one.name].append(one.labels)
+    found = re.findall(r"(muster_\w+)(?:\{([^}]*)\})?", " ".join(expressions()[file]))
+    assert len(found) >= 6
+    for name, selector in found:
+        labels = samples[name]
+        assert labels, name
+        for label, value in re.findall(r'(\w+)="(\w+)"', selector):
+            assert value in {one[label] for one in labels}, (name, label)
+        for label in re.findall(r"(\w+)=~", selector):
+            assert all(label in one for one in labels), (name, label)
