@@ -74,31 +74,28 @@ def _service(name: str, meaning: str, value: Callable[[Scrape], Number]) -> Metr
     return Metric(name, meaning, lambda scrape: [((), value(scrape))])
 
 
-def _job(name: str, meaning: str, value: Callable[[SummaryView, datetime], Number]) -> Metric:
-    def samples(scrape: Scrape) -> Samples:
-        return ((_job_labels(job), value(job, scrape.now)) for job in scrape.jobs)
-
-    return Metric(name, meaning, samples, ("job_id", "name"))
-
-
-def _job_by(
-    label: str, name: str, meaning: str, values: Callable[[SummaryView], Mapping[str, int]]
+def _job(
+    name: str,
+    meaning: str,
+    value: Callable[[SummaryView, datetime], Number | Mapping[str, int]],
+    label: str | None = None,
 ) -> Metric:
+    """Return a metric of each job; one with a `label` has a value for each value of that."""
+
     def samples(scrape: Scrape) -> Samples:
         for job in scrape.jobs:
-            for kind, value in values(job).items():
-                yield (*_job_labels(job), kind), value
+            whose, found = (job.job_id, job.name or ""), value(job, scrape.now)
+            if isinstance(found, Mapping):
+                yield from (((*whose, kind), number) for kind, number in found.items())
+            else:
+                yield whose, found
 
-    return Metric(name, meaning, samples, ("job_id", "name", label))
-
-
-def _job_labels(job: SummaryView) -> tuple[str, str]:
-    return job.job_id, job.name or ""
+    return Metric(name, meaning, samples, ("job_id", "name", *([label] if label else [])))
 
 
 def _ranks_by_state(job: SummaryView) -> Mapping[str, int]:
     found = Counter(worker.state for worker in job.workers)
-    # Zeros, too: a series that disappears keeps its last value for minutes.
+    # Zeros, too: a graph or an alert needs the value before the first one.
     return {state: found[state] for state in (*ProcessState, WAITING, FINISHED)}
 
 
@@ -108,11 +105,8 @@ def _checkpoint(
     """Return a metric of the time and the bytes of the newest checkpoint, and of the time now."""
 
     def of_newest(job: SummaryView, now: datetime) -> Number:
-        saved = [
-            (worker.last_checkpoint_at, worker.last_checkpoint_bytes or 0)
-            for worker in job.workers
-            if worker.last_checkpoint_at is not None
-        ]
+        told = ((it.last_checkpoint_at, it.last_checkpoint_bytes or 0) for it in job.workers)
+        saved = [(at, size) for at, size in told if at is not None]
         return value(*max(saved), now) if saved else None
 
     return _job(name, meaning, of_newest)
@@ -120,11 +114,7 @@ def _checkpoint(
 
 METRICS: Final = (
     _service("muster_database_up", "1 if the database can be read.", lambda it: it.is_database_up),
-    _service(
-        "muster_coordinator_up",
-        "1 if a coordinator works.",
-        lambda it: it.is_coordinated,
-    ),
+    _service("muster_coordinator_up", "1 if a coordinator works.", lambda it: it.is_coordinated),
     _service(
         "muster_coordinator_lease_age_seconds",
         "Time since the lease was seen to be renewed; absent if no coordinator holds it.",
@@ -155,11 +145,11 @@ METRICS: Final = (
     ),
     _service("muster_slots", "Ranks that fit on the known hosts at once.", lambda it: it.slots),
     _service("muster_slots_taken", "Ranks that have a process there.", lambda it: it.slots_taken),
-    _job_by(
-        "status",
+    _job(
         "muster_job_status",
         "1, with the present status as label.",
-        lambda job: {job.status: 1},
+        lambda job, _: {job.status: 1},
+        "status",
     ),
     _job("muster_job_steps", "Steps done, as in the summary.", lambda job, _: job.step),
     _job(
@@ -168,7 +158,7 @@ METRICS: Final = (
         lambda job, _: job.throughput_steps_per_sec,
     ),
     _job("muster_job_loss", "Mean of the last losses of the ranks.", lambda job, _: job.loss),
-    _job_by("state", "muster_job_ranks", "Ranks by state.", _ranks_by_state),
+    _job("muster_job_ranks", "Ranks by state.", lambda job, _: _ranks_by_state(job), "state"),
     _checkpoint(
         "muster_job_checkpoint_timestamp_seconds",
         "When the newest checkpoint was saved, by the clock of its host.",
@@ -184,11 +174,11 @@ METRICS: Final = (
         "Size of its arrays: of all ranks together, or of one if each saves its own.",
         lambda _at, size, _now: size,
     ),
-    _job_by(
-        "retry_class",
+    _job(
         "muster_job_attempts_ended_total",
         "Attempts that have ended, by the class of their end.",
-        lambda job: job.endings,
+        lambda job, _: job.endings,
+        "retry_class",
     ),
 )
 """All of them, in the order of a scrape."""
@@ -212,30 +202,23 @@ def read_scrape(state: AppState) -> Scrape:
     with suppress(OSError):
         disk = shutil.disk_usage(state.data_dir.root)
         scrape = replace(scrape, disk_free_bytes=disk.free, disk_size_bytes=disk.total)
-    try:
-        return _with_rows(scrape, state)
-    except DatabaseError:
-        return scrape
-
-
-def _with_rows(scrape: Scrape, state: AppState) -> Scrape:
-    lease_age_seconds = state.coordinator.lease_age_seconds()
-    jobs = state.jobs.lately_active(scrape.now - ENDED_SHOWN, ENDED_LIMIT)
-    ranks = state.history.ranks_by_job([job.job_id for job in jobs])
-    cluster = state.submitter.cluster or one_host(state.submitter.settings.slots)
-    hosts = {node.name for node in cluster.nodes}
-    return replace(
-        scrape,
-        is_database_up=True,
-        is_coordinated=state.coordinator.absence() is None,
-        lease_age_seconds=lease_age_seconds,
-        statuses=state.jobs.statuses(),
-        slots=sum(node.rank_slots or 0 for node in cluster.nodes),
-        slots_taken=sum(
-            rank.state != ProcessState.EXITED and rank.host in hosts
-            for job in jobs
-            if not job.is_terminal
-            for rank in ranks[job.job_id]
-        ),
-        jobs=[summary(job, ranks[job.job_id], scrape.now) for job in jobs],
-    )
+    with suppress(DatabaseError):
+        jobs = state.jobs.lately_active(scrape.now - ENDED_SHOWN, ENDED_LIMIT)
+        ranks = state.history.ranks_by_job([job.job_id for job in jobs])
+        cluster = state.submitter.cluster or one_host(state.submitter.settings.slots)
+        hosts = {node.name for node in cluster.nodes}
+        open_jobs = [job.job_id for job in jobs if not job.is_terminal]
+        running = [
+            it for job_id in open_jobs for it in ranks[job_id] if it.state != ProcessState.EXITED
+        ]
+        return replace(
+            scrape,
+            is_database_up=True,
+            is_coordinated=state.coordinator.absence() is None,
+            lease_age_seconds=state.coordinator.lease_age_seconds(),
+            statuses=state.jobs.statuses(),
+            slots=sum(node.rank_slots or 0 for node in cluster.nodes),
+            slots_taken=sum(rank.host in hosts for rank in running),
+            jobs=[summary(job, ranks[job.job_id], scrape.now) for job in jobs],
+        )
+    return scrape

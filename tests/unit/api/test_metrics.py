@@ -3,11 +3,12 @@
 import itertools
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -16,8 +17,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from ruamel.yaml import YAML
 
-from api.metrics import METRICS, UNITS, Scrape, ScrapeCollector
+from api.dependencies import AppState
+from api.metrics import METRICS, UNITS, Scrape, ScrapeCollector, read_scrape
+from database.errors import DatabaseUnavailable
 from muster.contracts.job import JobStatus
+from muster.contracts.paths import DataDir
 from tests.support.database_samples import NOON
 from tests.support.summaries import rank, summary
 
@@ -161,3 +165,19 @@ def test_files_use_metrics_and_labels_of_a_scrape(file: str) -> None:
             assert value in {one[label] for one in labels}, (name, label)
         for label in re.findall(r"(\w+)=~", selector):
             assert all(label in one for one in labels), (name, label)
+
+
+def test_a_scrape_while_everything_is_away(tmp_path: Path) -> None:
+    def away(*_args: object) -> NoReturn:
+        raise DatabaseUnavailable("away")
+
+    requests = Counter({("/jobs", 200): 1})
+    state = SimpleNamespace(
+        clock=lambda: NOON,
+        requests=requests,
+        data_dir=DataDir(tmp_path / "gone"),
+        jobs=SimpleNamespace(lately_active=away),
+    )
+    scrape = read_scrape(cast(AppState, state))
+    requests["/jobs", 200] += 1
+    assert scrape == Scrape(now=NOON, requests={("/jobs", 200): 1})
