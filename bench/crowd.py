@@ -281,6 +281,8 @@ def at_step(step: int) -> Heartbeat:
             loss=1 / step,
             metrics={"accuracy": 0.5},
             last_checkpoint_step=step // 5 * 5,
+            last_checkpoint_bytes=1 << 20,
+            last_checkpoint_at=datetime.now(UTC),
         ),
         checkpoints_saved=step // 5,
         stopping=False,
