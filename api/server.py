@@ -241,7 +241,7 @@ def _build_state(
             readers=readers,
         ),
         log_searches=CapacityLimiter(LOG_SEARCHES),
-        watches=Watches(changes, is_closing),
+        watches=Watches(database.changes, is_closing),
         coordinator=coordinator,
         submitter=Submitter(
             settings=settings,

@@ -71,11 +71,11 @@ class Feed:
         """Look until nothing changes any more."""
         seen, waited = None, BLIND_SECONDS
         while not (self.is_over or self.is_closing()):
-            changes = self.changes()
-            if changes != seen or (changes is None and waited >= BLIND_SECONDS):
-                seen, waited = changes, 0.0
-                with suppress(DatabaseUnavailable):
+            with suppress(DatabaseUnavailable):
+                changes = self.changes()
+                if changes != seen or (changes is None and waited >= BLIND_SECONDS):
                     self._take(await self.look(self.last_event))
+                    seen, waited = changes, 0.0
             await asyncio.sleep(POLL_SECONDS)
             waited += POLL_SECONDS
         self.is_over = True

@@ -19,11 +19,17 @@ from tests.support.installation import Installation, is_running
 
 JOB = {"mode": "synchronous", "epochs": 10**6, "sleep_sec": 0.05}
 
-SIZES = """() => performance.getEntriesByType('resource').concat(performance.getEntriesByType('navigation'))
-  .map(it => it.decodedBodySize).reduce((sum, it) => sum + it, 0)"""
-PAINT = """() => performance.getEntriesByType('paint').map(it => it.startTime)[0]"""
-LIVE = """() => new Promise(done => {
-  const look = () => 'live' in document.getElementById('head').dataset ? done(performance.now()) : setTimeout(look, 2);
+SIZES = """() => ["resource", "navigation"]
+  .flatMap((kind) => performance.getEntriesByType(kind))
+  .reduce((sum, it) => sum + it.decodedBodySize, 0)"""
+PAINT = """() => new Promise((done) => {
+  const look = () => {
+    const [first] = performance.getEntriesByType("paint");
+    return first ? done(first.startTime) : setTimeout(look, 2); };
+  look(); })"""
+LIVE = """() => new Promise((done) => {
+  const head = document.getElementById("head");
+  const look = () => ("live" in head.dataset ? done(performance.now()) : setTimeout(look, 2));
   look(); })"""
 LAG = """() => new Promise(done => {
   new MutationObserver((_, watching) => {
@@ -55,7 +61,7 @@ def main() -> None:
         show("first paint", paints, "ms")
         show("first live state", lives, "ms")
         show("bytes, uncompressed", sizes, "KB")
-        show("fault requested -> in the document", lags(page, installation, job_id, asked), "ms")
+        show("event written -> in the document", lags(page, installation, job_id, asked), "ms")
         browser.close()
         installation.end_jobs()
 

@@ -1,0 +1,102 @@
+"""Who may see the page from another machine, and what a browser's cookie is good for."""
+
+import signal
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+
+from database.engine import Database
+from database.tokens import Tokens
+from muster.contracts.token import Scope
+from tests.support.api_service import Service
+
+PAGE = {"accept": "text/html"}
+OURS = {"x-muster-page": "1"}
+LOCKED = {"MUSTER_REQUIRE_TOKEN": "1", "MUSTER_TOKEN": "f" * 64}
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    running = Service(tmp_path_factory.mktemp("locked"), **LOCKED)
+    running.start()
+    yield running
+    running.end(signal.SIGKILL)
+
+
+@pytest.fixture
+def token(locked: Service, tmp_path: Path) -> Iterator[tuple[str, Tokens]]:
+    database = Database.open(locked.database_url)
+    tokens = Tokens(database)
+    name = tmp_path.name[:60]
+    made = tokens.create(name, Scope.SUBMIT, lifetime=timedelta(hours=1), created_by=None)[1]
+    yield made, tokens
+    tokens.revoke(name)
+    database.close()
+
+
+@pytest.fixture
+def browser(locked: Service) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=locked.url, timeout=20) as client:
+        yield client
+
+
+def enter(browser: httpx.Client, token: str) -> httpx.Response:
+    return browser.post("/ui/session", headers={"authorization": f"Bearer {token}", **OURS})
+
+
+def test_without_a_token_a_browser_is_asked_for_one(browser: httpx.Client) -> None:
+    for path in ("/ui/", "/ui/jobs/unknown", "/ui/jobs/unknown/logs"):
+        answer = browser.get(path, headers=PAGE)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/ui/login")
+    assert browser.get("/ui/").status_code == 401, "a program gets an answer for programs"
+    assert browser.get("/ui/login", headers=PAGE).status_code == 200
+    assert browser.post("/ui/session", headers=OURS).status_code == 401
+
+
+def test_a_cookie_opens_the_page_and_no_script_reads_it(
+    browser: httpx.Client, token: tuple[str, Tokens]
+) -> None:
+    entered = enter(browser, token[0])
+    assert entered.status_code == 204
+    cookie = entered.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert 0 < int(cookie.partition("max-age=")[2].partition(";")[0]) <= 3600
+    assert browser.get("/ui/", headers=PAGE).status_code == 200
+    browser.delete("/ui/session", headers={"origin": str(browser.base_url), **OURS})
+    assert browser.get("/ui/", headers=PAGE).status_code == 303
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 403),
+        (OURS, 403),
+        ({"origin": "SELF"}, 403),
+        ({"origin": "https://evil.example", **OURS}, 403),
+        ({"origin": "SELF", **OURS}, 404),  # there is no such job
+    ],
+)
+def test_a_change_with_a_cookie_comes_from_our_page(
+    browser: httpx.Client, token: tuple[str, Tokens], headers: dict[str, str], status: int
+) -> None:
+    enter(browser, token[0])
+    own = str(browser.base_url).rstrip("/")
+    sent = {name: own if it == "SELF" else it for name, it in headers.items()}
+    assert browser.post("/jobs/unknown/stop", json={}, headers=sent).status_code == status
+
+
+def test_nothing_is_framed_or_loaded_from_elsewhere(
+    browser: httpx.Client, token: tuple[str, Tokens]
+) -> None:
+    enter(browser, token[0])
+    page = browser.get("/ui/", headers=PAGE)
+    policy = page.headers["content-security-policy"]
+    assert policy.startswith("default-src 'self'")
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert "<style" not in page.text
+    assert " style=" not in page.text
