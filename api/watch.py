@@ -39,18 +39,16 @@ class Found:
 
 
 class Reader(asyncio.Queue[bytes | None]):
-    """The messages of one client; None after the last one, or if it was too slow."""
+    """The messages of one client; None after the last one."""
+
+    is_late = False
+    """It was too slow, and gets no more: it has to begin again."""
 
     def push(self, content: bytes | None) -> bool:
-        """Add a message; return False if the client is too slow, and gets no more."""
-        is_late = self.qsize() >= BACKLOG
-        self.put_nowait(None if is_late else content)
-        return not is_late
-
-    def forget(self) -> None:
-        """Drop what is in the state that the client gets now."""
-        while not self.empty():
-            self.get_nowait()
+        """Add a message; return False if the client is too slow."""
+        self.is_late = content is not None and self.qsize() >= BACKLOG
+        self.put_nowait(None if self.is_late else content)
+        return not self.is_late
 
 
 @dataclass(slots=True)
@@ -65,7 +63,17 @@ class Feed:
     last_event: int = 0
     is_over: bool = False
     readers: set[Reader] = field(default_factory=set)
+    clients: int = 0
     opened: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def join(self) -> Reader:
+        """Return a reader of what comes after `found` and `last_event`, as they are now."""
+        reader = Reader()
+        if self.is_over:
+            reader.push(None)
+        else:
+            self.readers.add(reader)
+        return reader
 
     async def run(self) -> None:
         """Look until nothing changes any more."""
@@ -107,23 +115,22 @@ class Watches:
     _feeds: dict[str, tuple[Feed, asyncio.Task[None]]] = field(default_factory=dict)
 
     @asynccontextmanager
-    async def reading(
+    async def watching(
         self, key: str, look: Callable[[int], Awaitable[Found | None]]
-    ) -> AsyncIterator[tuple[Feed, Reader]]:
+    ) -> AsyncIterator[Feed]:
         """Give a client the feed of `key`, which ends when its last client leaves."""
         feed, task = self._feeds.get(key, (None, None))
         if feed is None or feed.is_over or task is None or task.done():
             feed = Feed(look, self.changes, self.is_closing)
             task = asyncio.create_task(feed.run())
             self._feeds[key] = feed, task
-        reader = Reader()
-        feed.readers.add(reader)
+        feed.clients += 1
         try:
             await feed.opened.wait()
-            yield feed, reader
+            yield feed
         finally:
-            feed.readers.discard(reader)
-            if not feed.readers:
+            feed.clients -= 1
+            if not feed.clients:
                 task.cancel()
                 if self._feeds.get(key, (None,))[0] is feed:
                     del self._feeds[key]

@@ -16,7 +16,7 @@ from api.routes.logs import EVENTS, PING_SECONDS, RETRY_MILLISECONDS, SEND_SECON
 from api.schema import KnownJobId, refusals
 from api.streams import IDLE_SECONDS
 from api.views import summary
-from api.watch import Feed, Found, Reader, State, event_message, message
+from api.watch import Found, Reader, State, event_message, message
 from database.records import Job, RankRecord
 from muster.contracts.job import JobId, JobUid
 
@@ -106,43 +106,38 @@ def _stream(
 
     async def content() -> AsyncIterator[bytes]:
         yield ServerSentEvent(retry=RETRY_MILLISECONDS, comment="", sep="\n").encode()
-        after = seen
-        async with state.watches.reading(key, look) as (feed, reader):
-            while True:
-                found, last = feed.found, feed.last_event
-                reader.forget()
+        after, is_behind = seen, True
+        async with state.watches.watching(key, look) as feed:
+            while is_behind:
+                reader, found, last = feed.join(), feed.found, feed.last_event
                 if found is not None:
                     yield message("summary", {**found.state, "now": state.clock().isoformat()})
                 for event in await events_between(after, last):
                     yield event_message(event)
-                after = last if after is not None else None
-                async for news in _news(feed, reader, reauthenticate):
+                after = None if after is None else last
+                async for news in _news(reader, reauthenticate):
                     yield news
-                if feed.is_over or reauthenticate is not None:
-                    break
-                feed.readers.add(reader)  # it was too slow: from the beginning
+                feed.readers.discard(reader)
+                is_behind = reader.is_late
             if feed.is_over and not state.is_closing():
                 yield message("end", {})
 
     return EventSourceResponse(content(), ping=PING_SECONDS, send_timeout=SEND_SECONDS, sep="\n")
 
 
-async def _news(
-    feed: Feed, reader: Reader, reauthenticate: Reauthenticate | None
-) -> AsyncIterator[bytes]:
-    """Yield what changes, until the client was too slow, has no right any more, or all is over."""
-    while not (feed.is_over and reader.empty()):
+async def _news(reader: Reader, reauthenticate: Reauthenticate | None) -> AsyncIterator[bytes]:
+    """Yield what changes until there is no more, or the caller has no right to it any more."""
+    while True:
         try:
             async with asyncio.timeout(IDLE_SECONDS):
-                news = await reader.get()
+                content = await reader.get()
         except TimeoutError:
-            news = b""
-        if news is None or (
-            not news and reauthenticate is not None and not await is_still_valid(reauthenticate)
-        ):
+            if reauthenticate is not None and not await is_still_valid(reauthenticate):
+                return
+            continue
+        if content is None:
             return
-        if news:
-            yield news
+        yield content
 
 
 def _job(state: AppState, job_id: JobId, uid: JobUid, after: int) -> Found | None:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from api.watch import BACKLOG, Feed, Found, Watches, delta
+from api.watch import BACKLOG, Feed, Found, Reader, Watches, delta
 from muster.contracts.views import EventView
 
 MOMENT = datetime(2026, 1, 2, tzinfo=UTC)
@@ -61,8 +61,8 @@ def test_all_readers_get_the_same_bytes() -> None:
     watches = Watches(source.changes, lambda: False)
 
     async def read() -> tuple[list[bytes], bool]:
-        async with watches.reading("job", source.look) as (feed, reader):
-            got = []
+        async with watches.watching("job", source.look) as feed:
+            got, reader = [], feed.join()
             while (content := await reader.get()) is not None:
                 got.append(content)
             return got, feed.is_over
@@ -78,28 +78,26 @@ def test_all_readers_get_the_same_bytes() -> None:
 
 
 def test_a_late_reader_is_sent_nothing_more() -> None:
-    async def check() -> None:
-        source = Source(*(Found({"step": number}) for number in range(BACKLOG + 9)))
-        feed = Feed(source.look, source.changes, lambda: len(source.found) == 1)
-        watches = Watches(source.changes, lambda: False)
-        async with watches.reading("job", source.look) as (found, reader):
-            while reader in found.readers:
-                found._take(await source.look(0))  # noqa: SLF001  faster than it polls
-            got = [reader.get_nowait() for _ in range(reader.qsize())]
-        assert feed.readers == set()
-        assert got[-1] is None
-        assert None not in got[:-1]
-
-    asyncio.run(check())
+    feed = Feed(Source(None).look, lambda: 0, lambda: False)
+    late, quick = Reader(), Reader()
+    feed.readers = {late, quick}
+    for number in range(BACKLOG + 9):
+        feed._take(Found({"step": number}))  # noqa: SLF001  faster than it polls
+        while not quick.empty():
+            quick.get_nowait()
+    got = [late.get_nowait() for _ in range(late.qsize())]
+    assert (len(got), got[-1], late.is_late) == (BACKLOG + 1, None, True)
+    assert None not in got[:-1]
+    assert (feed.readers, quick.is_late) == ({quick}, False)
 
 
 def test_a_job_that_is_gone_ends_the_feed() -> None:
     async def check() -> None:
         source = Source(Found({"step": 1}), None)
         watches = Watches(source.changes, lambda: False)
-        async with watches.reading("job", source.look) as (feed, reader):
-            assert await reader.get() is None
-            assert feed.is_over
-            assert feed.found is None
+        async with watches.watching("job", source.look) as feed:
+            assert await feed.join().get() is None
+            assert await feed.join().get() is None, "also for a client that comes now"
+            assert (feed.is_over, feed.found) == (True, None)
 
     asyncio.run(check())
