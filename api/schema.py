@@ -148,6 +148,8 @@ async def refuse_unknown_query(request: Request) -> None:
     if not request.query_params:
         return
     path = request.scope["route"].path.removeprefix(PREFIX)
+    if path.startswith("/ui"):
+        return  # pages are not in the document; they change nothing
     operation = request.app.openapi()["paths"].get(path, {}).get(request.method.lower(), {})
     known = [one["name"] for one in operation.get("parameters", ()) if one["in"] == "query"]
     unknown = (name for name in request.query_params if name not in known)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import msgspec
+import structlog
 from sse_starlette import ServerSentEvent
 
 from database.errors import DatabaseUnavailable
@@ -25,6 +26,8 @@ BLIND_SECONDS: Final = 0.25
 
 BACKLOG: Final = 256
 """Messages that a client may be behind."""
+
+_LOG: Final = structlog.get_logger("api")
 
 State: TypeAlias = dict[str, Any]
 
@@ -62,6 +65,7 @@ class Feed:
     found: Found | None = None
     last_event: int = 0
     is_over: bool = False
+    has_failed: bool = False
     readers: set[Reader] = field(default_factory=set)
     clients: int = 0
     opened: asyncio.Event = field(default_factory=asyncio.Event)
@@ -78,17 +82,22 @@ class Feed:
     async def run(self) -> None:
         """Look until nothing changes any more."""
         seen, waited = None, BLIND_SECONDS
-        while not (self.is_over or self.is_closing()):
-            with suppress(DatabaseUnavailable):
-                changes = self.changes()
-                if changes != seen or (changes is None and waited >= BLIND_SECONDS):
-                    self._take(await self.look(self.last_event))
-                    seen, waited = changes, 0.0
-            await asyncio.sleep(POLL_SECONDS)
-            waited += POLL_SECONDS
-        self.is_over = True
-        self.opened.set()
-        self._publish(None)
+        try:
+            while not (self.is_over or self.is_closing()):
+                with suppress(DatabaseUnavailable):
+                    changes = self.changes()
+                    if changes != seen or (changes is None and waited >= BLIND_SECONDS):
+                        self._take(await self.look(self.last_event))
+                        seen, waited = changes, 0.0
+                await asyncio.sleep(POLL_SECONDS)
+                waited += POLL_SECONDS
+        except Exception:  # noqa: BLE001  of this thing alone
+            self.has_failed = True  # clients connect again
+            _LOG.exception("cannot watch jobs any more", action="watch_failed")
+        finally:
+            self.is_over = True
+            self.opened.set()
+            self._publish(None)
 
     def _take(self, found: Found | None) -> None:
         before, self.found = self.found, found

@@ -22,7 +22,7 @@ from cli.connection import connected, exact_job_argument
 from cli.errors import WrongState
 from cli.output import plural, say, table
 from cli.workers import verdict_of
-from muster.client.errors import WaitTimedOut
+from muster.client.errors import Conflict, NotFound, Unreachable, WaitTimedOut
 from muster.client.progress import Progress
 from muster.contracts.errors import MusterError, printable
 from muster.contracts.job import TERMINAL, JobStatus
@@ -145,7 +145,10 @@ def watch(job: Job, struck: Sequence[StruckProcess], newest: int) -> Iterator[st
         if not waiting:
             return
         time.sleep(POLL_SECONDS)
-    raise MusterError(f"rank {min(waiting)} has not been replaced within {WAIT_SECONDS:g} s")
+    raise MusterError(
+        f"rank {min(waiting)} has not been replaced within {WAIT_SECONDS:g} s: see muster events "
+        f"{job.id}"
+    )
 
 
 def recovery_of(
@@ -234,7 +237,8 @@ def strike_again_and_again(
                     and rank in {None, it.rank}
                     and (it.rank, it.pid) not in struck
                 ]
-                with suppress(MusterError, IndexError):  # it ended just now, or none is alive
+                # It ended just now, or none is alive, or the service is away.
+                with suppress(Conflict, NotFound, Unreachable, IndexError):
                     one = random.choice(ranks) if host is None else None  # noqa: S311  no secret
                     strikes += job.inject_fault(fault, rank=one, host=host).processes
                     count += 1

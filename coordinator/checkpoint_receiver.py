@@ -1,4 +1,4 @@
-"""Writes at home the checkpoints of hosts that do not share their directory.
+"""Stores checkpoints for hosts that do not share the directory of checkpoints.
 
 It does what the storage process there asks for (`worker.coordinator_store`), in the directories of
 its own job alone. Each connection has a thread: a slow disk delays no job.
@@ -109,11 +109,8 @@ class CheckpointReceiver(threading.Thread):
             _LOG.warning(words, action="checkpoints_missing")
         finally:
             self._line.close()
-            for location, store in self._stores.items():
-                store.close()
-                with _SWAPPING:
-                    if self._claims.get(location) is self:
-                        del self._claims[location]
+            for location in [*self._stores]:
+                self._close(location)
 
     def end(self) -> None:
         """End the connection; the other end connects to the next coordinator."""
@@ -126,7 +123,7 @@ class CheckpointReceiver(threading.Thread):
         answer: StoreAnswer | StorageFailed
         try:
             answer, content = self._carry_out(call, chunks)
-        except (WireError, AuthenticationFailed):
+        except (WireError, AuthenticationFailed, ConnectionResetError):
             raise
         except MusterError as error:
             answer = StorageFailed(error=type(error).__name__, message=str(error)[:SENTENCE_LIMIT])
@@ -147,8 +144,7 @@ class CheckpointReceiver(threading.Thread):
         if not self._directories.may(call):
             raise CheckpointNotWritable(f"the job may not {call.method} in {call.location}")
         if call.method == "close":
-            if store := self._stores.pop(call.location, None):
-                store.close()
+            self._close(call.location)
             return StoreAnswer(), b""
         store = self._stores.get(call.location)
         if store is None:
@@ -169,14 +165,24 @@ class CheckpointReceiver(threading.Thread):
         store.rewind(name) if call.method == "rewind" else store.remove(name)
         return StoreAnswer(), b""
 
+    def _close(self, location: str) -> None:
+        if store := self._stores.pop(location, None):
+            store.close()
+        with _SWAPPING:
+            if self._claims.get(location) is self:
+                del self._claims[location]
+
     def _take_over(self, location: str) -> None:
         """Let no earlier connection go on in a place; a commit there may be under way."""
         with _SWAPPING:
+            if self._is_ended:  # or two of them would wait for each other
+                raise ConnectionResetError("a later connection has claimed this place")
             earlier = self._claims.get(location)
             self._claims[location] = self
+            if earlier is not None and earlier is not self:
+                earlier.end()
         if earlier is not None and earlier is not self:
-            earlier.end()
-            earlier.join()
+            earlier.join()  # no commit may pass the look at fences after the claim
 
     def _commit(
         self, store: CheckpointStore, call: StoreCall, chunks: Iterator[memoryview]

@@ -37,6 +37,7 @@ from database.errors import DatabaseUnavailable
 from database.fenced_writer import FencedWriter
 from muster.contracts.attach import LaunchAgent, OrderFailed
 from muster.contracts.job import JobUid
+from muster.contracts.location import parse_location
 from muster.contracts.log_parts import LogsDrained
 from muster.contracts.messages import (
     AgentHeartbeat,
@@ -196,7 +197,9 @@ class CoordinatorLoop:
         if job is None or not self._has_token(hello):
             return None
         spec = job.snapshot.spec
-        place = Path(spec.checkpoint_dir or "")
+        place = parse_location(spec.checkpoint_dir or "")
+        if not isinstance(place, Path):
+            return None  # it saves in an object store
         earlier = None if spec.resume_from is None else place / spec.resume_from
         return JobDirectories(own=place / job.snapshot.job_id, inherited=earlier)
 

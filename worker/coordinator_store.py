@@ -46,7 +46,7 @@ REACH_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 0.2
 
 BREAKS_LIMIT: Final = 8
-"""After so many broken connections in one call the call is taken for their cause."""
+"""After this many broken connections the call itself is assumed to be the cause."""
 
 LOOK_SECONDS: Final = 2.0
 """Between two looks, while an answer takes long, whether another coordinator has taken over: one

@@ -59,7 +59,9 @@ def home_line(own: Identity, address: CoordinatorAddress, limit_bytes: int) -> S
         answer = bytes(read_frame(channel, limit_bytes))
         decode_key_answer(answer)
         cipher = agent_cipher(sha256_of(own.token), request, answer, is_agent=True)
-        channel.settimeout(None)  # a full disk at home may hold us up for any time
+        # The coordinator may take its time. If it reads nothing for `SEND_TIMEOUT_SECONDS`, the
+        # kernel ends the connection, and what was being sent is sent again.
+        channel.settimeout(None)
         keep_alive(channel, SEND_TIMEOUT_SECONDS)
     except BaseException:
         channel.close()

@@ -4,10 +4,11 @@ from functools import cache, partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
+from urllib.parse import urlencode
 
 import msgspec
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from xxhash import xxh3_64_hexdigest
 
 from api.auth import SESSION_COOKIE
@@ -47,8 +48,19 @@ open_router = APIRouter(include_in_schema=False, prefix="/ui")
 """What is shown without a token; see `api.middleware`."""
 
 
-@router.get("")
-@router.get("/")
+async def _leave_out_empty(request: Request) -> None:
+    """Send a browser to the address without empty parameters, which a form sends as well."""
+    asked = request.query_params.multi_items()
+    given = [(name, value) for name, value in asked if value]
+    if len(given) < len(asked):
+        headers = {"Location": f"{request.url.path}?{urlencode(given)}".rstrip("?")}
+        raise Problem(
+            HTTPStatus.SEE_OTHER, "see-other", "Leave empty parameters out.", headers=headers
+        )
+
+
+@router.get("", dependencies=[Depends(_leave_out_empty)])
+@router.get("/", dependencies=[Depends(_leave_out_empty)])
 def show_jobs(state: State, page: RequestedPage, request: Request) -> Response:
     """Show the list of jobs; filters are those of GET /jobs."""
     jobs, headers = jobs_of(page, state, request)

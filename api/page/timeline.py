@@ -14,7 +14,7 @@ MARKS: Final[Mapping[str, str]] = {
     "agent_lost": "fault",
     "host_lost": "fault",
     "agent_adopted": "takeover",
-    "scaled": "scaling",
+    "scale_requested": "scaling",
     "job_paused": "pause",
     "job_completed": "end",
     "job_failed": "end",
@@ -31,7 +31,7 @@ class Bar:
 
     left: float
     width: float
-    phase: str  # starting, training, paused, lost: how its process ended without being asked
+    phase: str  # starting, training, alive (not known which), lost (it was not asked to end)
     title: str
     rank: int
     attempt: int
@@ -87,16 +87,17 @@ def timeline(
 
 def _first_steps(events: Sequence[EventView]) -> list[datetime]:
     """Return when ranks began to train, after they had started or met anew."""
-    return [it.at for it in events if it.kind in {"step_taken", "rank_progressed"}]
+    return [it.at for it in events if it.kind == "step_taken"]
 
 
 def _phases(
-    attempt: AttemptView, steps: Sequence[datetime], now: datetime
+    attempt: AttemptView, steps: Sequence[datetime], until: datetime
 ) -> Iterator[tuple[str, datetime, datetime]]:
-    begin, end = attempt.started_at, attempt.ended_at or now
+    begin, end = attempt.started_at, attempt.ended_at or until
     trains = next((at for at in steps if begin <= at <= end), None)
+    is_known = attempt.step_at_start is None or attempt.step_at_end == attempt.step_at_start
     if trains is None:
-        yield "starting", begin, end
+        yield "starting" if is_known else "alive", begin, end
     else:
         yield "starting", begin, trains
         yield "training", trains, end

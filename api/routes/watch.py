@@ -2,7 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime
+from time import monotonic
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -56,7 +59,8 @@ async def stream_summaries(
     async def look(_after: int) -> Found:
         return await run_sync(_list, state, known)
 
-    return _stream(state, "", look, 0, reauthenticate if caller.token_id is not None else None)
+    check = reauthenticate if caller.token_id is not None else None
+    return Subscription(state=state, key="", look=look, reauthenticate=check).response()
 
 
 @router.get(
@@ -87,57 +91,73 @@ async def watch_job(
         return await run_sync(_job, state, job_id, job.uid, after)
 
     check = reauthenticate if caller.token_id is not None else None
-    return _stream(state, job.uid, look, seen, check, job_id)
+    return Subscription(
+        state=state, key=job.uid, look=look, reauthenticate=check, job_id=job_id, seen=seen
+    ).response()
 
 
-def _stream(
-    state: AppState,
-    key: str,
-    look: Callable[[int], Awaitable[Found | None]],
-    seen: int | None,
-    reauthenticate: Reauthenticate | None,
-    job_id: JobId | None = None,
-) -> Response:
-    async def events_between(first: int | None, last: int) -> Sequence[Any]:
-        if job_id is None or first is None or first >= last:
-            return []
-        found = await run_sync(state.history.events, job_id, EVENTS_AT_ONCE, first)
-        return [event for event in found if (event.event_id or 0) <= last]
+@dataclass(slots=True, kw_only=True)
+class Subscription:
+    """What one client is sent."""
 
-    async def content() -> AsyncIterator[bytes]:
+    state: AppState
+    key: str
+    look: Callable[[int], Awaitable[Found | None]]
+    reauthenticate: Reauthenticate | None
+    job_id: JobId | None = None  # None: of the list, which has no events
+    seen: int | None = None  # the last event that the client has; None if it wants none of before
+    checked_at: float = field(default_factory=monotonic)
+    is_allowed: bool = True
+
+    def response(self) -> Response:
+        return EventSourceResponse(
+            self._content(), ping=PING_SECONDS, send_timeout=SEND_SECONDS, sep="\n"
+        )
+
+    async def _content(self) -> AsyncIterator[bytes]:
         yield ServerSentEvent(retry=RETRY_MILLISECONDS, comment="", sep="\n").encode()
-        after, is_behind = seen, True
-        async with state.watches.watching(key, look) as feed:
+        async with self.state.watches.watching(self.key, self.look) as feed:
+            is_behind = True
             while is_behind:
-                reader, found, last = feed.join(), feed.found, feed.last_event
-                if found is not None:
-                    yield message("summary", {**found.state, "now": state.clock().isoformat()})
-                for event in await events_between(after, last):
-                    yield event_message(event)
-                after = None if after is None else last
-                async for news in _news(reader, reauthenticate):
-                    yield news
+                reader = feed.join()
+                async for content in self._whole(feed.found, feed.last_event):
+                    yield content
+                async for content in self._news(reader):
+                    yield content
                 feed.readers.discard(reader)
-                is_behind = reader.is_late
-            if feed.is_over and not state.is_closing():
+                is_behind = reader.is_late and self.is_allowed
+            if self.is_allowed and not (feed.has_failed or self.state.is_closing()):
                 yield message("end", {})
 
-    return EventSourceResponse(content(), ping=PING_SECONDS, send_timeout=SEND_SECONDS, sep="\n")
+    async def _whole(self, found: Found | None, last: int) -> AsyncIterator[bytes]:
+        """Yield the state, and the events that the client has not seen, up to the last one."""
+        if found is not None:
+            now = self.state.clock().isoformat()
+            yield message("summary", {**found.state, "now": now})
+        while self.job_id is not None and self.seen is not None and self.seen < last:
+            events = await run_sync(
+                self.state.history.events, self.job_id, EVENTS_AT_ONCE, self.seen
+            )
+            for event in events:
+                if (event.event_id or 0) <= last:
+                    yield event_message(event)
+            self.seen = (events[-1].event_id or last) if events else last
 
-
-async def _news(reader: Reader, reauthenticate: Reauthenticate | None) -> AsyncIterator[bytes]:
-    """Yield what changes until there is no more, or the caller has no right to it any more."""
-    while True:
-        try:
-            async with asyncio.timeout(IDLE_SECONDS):
-                content = await reader.get()
-        except TimeoutError:
-            if reauthenticate is not None and not await is_still_valid(reauthenticate):
-                return
-            continue
-        if content is None:
-            return
-        yield content
+    async def _news(self, reader: Reader) -> AsyncIterator[bytes]:
+        """Yield what changes, until there is no more or the caller's token has ended."""
+        content: bytes | None = b""
+        while content is not None:
+            content = b""
+            with suppress(TimeoutError):
+                async with asyncio.timeout(IDLE_SECONDS):
+                    content = await reader.get()
+            if self.reauthenticate is not None and monotonic() - self.checked_at >= IDLE_SECONDS:
+                self.checked_at = monotonic()
+                self.is_allowed = await is_still_valid(self.reauthenticate)
+                if not self.is_allowed:
+                    return
+            if content:
+                yield content
 
 
 def _job(state: AppState, job_id: JobId, uid: JobUid, after: int) -> Found | None:
@@ -151,17 +171,16 @@ def _job(state: AppState, job_id: JobId, uid: JobUid, after: int) -> Found | Non
 
 
 def _list(state: AppState, known: dict[JobUid, tuple[Job, State]]) -> Found:
+    """Return the jobs that are not over, and once more each that has ended since the last look."""
     now = state.clock()
     jobs = state.jobs.unfinished([job for job, _ in known.values() if not job.is_terminal])
-    ended = known.keys() - {job.uid for job in jobs}
-    for uid in ended:
-        job, _ = known[uid]
-        last = state.jobs.find(job.job_id) if not job.is_terminal else job
-        if last is None or last.uid != uid:
-            del known[uid]
-        elif last is not job:
+    before = {uid: job for uid, (job, _) in known.items() if not job.is_terminal}
+    for uid in before.keys() - {job.uid for job in jobs}:
+        last = state.jobs.find(before[uid].job_id)
+        if last is not None and last.uid == uid:
             jobs.append(last)
     ranks = state.history.ranks_by_job([job.job_id for job in jobs])
+    known.clear()
     for job in jobs:
         view = live_state(job, ranks.get(job.job_id, []), now)
         del view["workers"]

@@ -125,6 +125,22 @@ def test_lines_come_as_they_are_printed(page: Page, installation: Installation) 
     texts = page.locator("#lines li").all_inner_texts()
     numbers = [int(text.rpartition(" ")[2]) for text in texts if text]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    page.get_by_label("contains").fill("line 11")
+    page.get_by_role("button", name="show").click()
+    playwright.expect(page.locator("#lines li").first).to_contain_text("line 11")
+
+
+def test_jobs_are_filtered_by_the_form(page: Page, installation: Installation) -> None:
+    job_id = installation.submit(world_size=1, epochs=1, name="the one with a name")
+    installation.complete(job_id)
+    page.goto("/ui/")
+    page.get_by_label("name").fill("the one with a name")
+    page.get_by_role("button", name="filter").click()
+    playwright.expect(page.locator("#jobs tbody tr")).to_have_count(1)
+    assert page.url.endswith("/ui/?name=the+one+with+a+name")
+    page.get_by_label("status").select_option("QUEUED")
+    page.get_by_role("button", name="filter").click()
+    playwright.expect(page.locator("#jobs .empty")).to_be_visible()
 
 
 def test_without_scripts_everything_can_be_read(

@@ -4,9 +4,10 @@ import { NOTHING } from "./texts.js";
 
 const head = document.getElementById("head"), id = head.dataset.job;
 const path = `/jobs/${encodeURIComponent(id)}`;
-let view = { workers: {} }, skew = 0;
+const EVENTS = 300; // shown
+let view = { workers: {} }, skew = 0; // of our clock, in milliseconds
 
-const renewParts = together(() => renew("timeline", "actions"), 500);
+const renewParts = together(() => renew("timeline", "pausing"), 500);
 const renewRanks = together(() => renew("workers"), 200);
 
 function heard() {
@@ -46,7 +47,9 @@ function add(event) {
   time.textContent = event.at.slice(11, 19);
   text.textContent = event.message;
   item.append(time, " ", text);
-  document.querySelector("#events ol").prepend(item);
+  const list = document.querySelector("#events ol");
+  list.prepend(item);
+  while (list.childElementCount > EVENTS) list.lastElementChild.remove();
   renewParts();
 }
 

@@ -6,14 +6,15 @@ const renewList = together(() => renew("jobs"), 300);
 
 follow("/jobs/summaries/stream", {
   summary(content) {
+    if (content.now) jobs.clear(); // the whole state follows
     for (const [id, changed] of Object.entries(content.jobs ?? {})) {
-      const view = { ...jobs.get(id), ...changed };
+      const isNew = !jobs.has(id), view = { ...jobs.get(id), ...changed };
       jobs.set(id, view);
       const row = document.querySelector(`[data-job="${CSS.escape(id)}"]`);
       if (row) show(row, view);
-      else if (!location.search) renewList(); // a new job; a filter may hide it
+      else if (isNew && !location.search) renewList(); // a filter may hide it
     }
-    if (content.left?.length) renewList();
+    for (const id of content.left ?? []) jobs.delete(id); // it is over, and was shown as that
   },
 });
 keys("#jobs tbody tr");

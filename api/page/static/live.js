@@ -35,6 +35,7 @@ export function show(root, view) {
 // Replaces parts of the document by what the server renders now.
 export async function renew(...ids) {
   const answer = await fetch(location.href, { headers: { accept: "text/html" } });
+  if (answer.redirected) return location.assign(answer.url); // the token has ended
   if (!answer.ok) return;
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   for (const id of ids) {

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import httpx
 import pytest
 
 from database.engine import Database
+from database.errors import TokenMissing
 from database.tokens import Tokens
 from muster.contracts.token import Scope
 from tests.support.api_service import Service
@@ -33,7 +35,8 @@ def token(locked: Service, tmp_path: Path) -> Iterator[tuple[str, Tokens]]:
     name = tmp_path.name[:60]
     made = tokens.create(name, Scope.SUBMIT, lifetime=timedelta(hours=1), created_by=None)[1]
     yield made, tokens
-    tokens.revoke(name)
+    with suppress(TokenMissing):
+        tokens.revoke(name)
     database.close()
 
 
@@ -100,3 +103,15 @@ def test_nothing_is_framed_or_loaded_from_elsewhere(
     assert "unsafe" not in policy
     assert "<style" not in page.text
     assert " style=" not in page.text
+
+
+def test_a_stream_ends_with_its_token(
+    browser: httpx.Client, locked: Service, token: tuple[str, Tokens], tmp_path: Path
+) -> None:
+    enter(browser, token[0])
+    with browser.stream("GET", "/jobs/summaries/stream", timeout=60) as stream:
+        lines = stream.iter_lines()
+        assert any(line.startswith("event: summary") for line in lines)
+        token[1].revoke(tmp_path.name[:60])
+        assert not any(line.startswith("event: end") for line in lines), "nothing has ended"
+    assert locked.log.read_text().count("revoked-token") >= 1
