@@ -53,7 +53,7 @@ def answers(client: httpx.Client) -> Iterator[httpx.Response]:
     """Yield every answer of every GET route, of every job there is."""
     jobs = [job["job_id"] for job in client.get("/jobs").json()["jobs"]]
     for path, methods in client.get("/openapi.json").json()["paths"].items():
-        if "get" not in methods:
+        if "get" not in methods or path == "/jobs/summaries/stream":  # which has no end
             continue
         for filled in [path.replace("{job_id}", job) for job in jobs] if "{" in path else [path]:
             yield client.get(filled)

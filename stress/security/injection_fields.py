@@ -92,6 +92,7 @@ _QUERIES: Mapping[str, str] = {
 _OF_OTHER_KINDS: Mapping[tuple[str, str], str] = {
     ("/jobs/{job_id}", "until"): "running",
     ("/jobs/{job_id}/events", "after"): "0",
+    ("/jobs/{job_id}/watch", "after"): "0",
     ("/jobs/{job_id}/attempts", "cursor"): encode_cursor((NOON, 0, 0)),
 }
 

@@ -153,7 +153,11 @@ def sshd(tmp_path: Path) -> Iterator[Sshd]:
     [
         ("AuthorizedKeysFile none", "", "it wants a password: run `ssh-copy-id"),
         ("AllowTcpForwarding no", "", "it forwards no port: set AllowTcpForwarding yes"),
-        ("", "StrictHostKeyChecking yes", "its host key is not known: log in by hand once"),
+        (
+            "",
+            "StrictHostKeyChecking yes",
+            "its host key is not known: log in by hand and compare it",
+        ),
         (
             "",
             "StrictHostKeyChecking yes\nUserKnownHostsFile {root}/known",
