@@ -88,7 +88,7 @@ class CoordinatorHandle:
         )
 
     def lease_age_seconds(self) -> float | None:
-        """Return for how long the lease was not seen to be renewed; None if nobody holds it."""
+        """Return for how long the lease was not seen to be renewed; None if it has no holder."""
         lease = self._read_lease()
         return None if lease is None else self._age_seconds(lease)
 

@@ -1,8 +1,8 @@
-"""Live state of jobs: one reader for each job that somebody watches, and one for the list.
+"""Live state of jobs: one reader for each watched job, and one for the list.
 
-A stream begins with the whole state, and goes on with what changes. All who watch the same get the
-same bytes, encoded once. A client that is too slow, or comes back, begins with the whole state
-again, and with the events after the last one that it has seen: it has no gap.
+A stream begins with the whole state, and goes on with what changes. All its clients get the same
+bytes, encoded once. A client that is too slow, or comes back, begins with the whole state again,
+and with the events after the last one that it has seen: it has no gap.
 """
 
 import asyncio
