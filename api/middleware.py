@@ -159,11 +159,11 @@ class AccessMiddleware:
         """Return the caller; None for an anonymous request to a probe."""
         if _is_in(BARE_PROBES, scope):
             return None
-        authenticate = partial(
-            self._authenticator.authenticate,
-            scope["state"]["caller_uid"],
-            headers.get("authorization") or _session(scope, headers),
-        )
+        uid, authorization = scope["state"]["caller_uid"], headers.get("authorization")
+        if authorization is None and not self._authenticator.is_own_user(uid):
+            # Our own user needs no cookie, and may have an old one: all ports of a host share them.
+            authorization = _session(scope, headers)
+        authenticate = partial(self._authenticator.authenticate, uid, authorization)
         scope["state"]["authenticate"] = authenticate
         try:
             return await authenticate()

@@ -171,7 +171,7 @@ class JobTable:
         return [*[()] * admitted, *waits]
 
     def _holding(self) -> list[JobSnapshot]:
-        """Return the jobs that hold slots of ours; a scheduler has its own."""
+        """Return the jobs that hold slots here; a scheduler has its own."""
         return [job.snapshot for job in self.admitted() if not job.snapshot.is_scheduled]
 
     def _start_or_wait(

@@ -272,7 +272,7 @@ def _is_own_address(host: str) -> bool:
 
 
 def _own_address(nodes: Sequence[ClusterNode]) -> str:
-    """Return where others reach this host: the `host` of its node, if that is an address of ours.
+    """Return where others reach this host: the `host` of its node, if it is one of its addresses.
 
     Else, as for localhost, that of the interface that leads to the first other; nothing is sent.
     """

@@ -19,7 +19,7 @@ SHAPES: Final = {
     "FAILED": "✗",
     "STOPPED": "■",
 }
-"""A status is told by its word, its shape and its colour."""
+"""The page shows a status by its word, its shape and its colour."""
 
 View = Mapping[str, Any]
 

@@ -115,3 +115,9 @@ def test_a_stream_ends_with_its_token(
         token[1].revoke(tmp_path.name[:60])
         assert not any(line.startswith("event: end") for line in lines), "nothing has ended"
     assert locked.log.read_text().count("revoked-token") >= 1
+
+
+def test_an_old_cookie_keeps_our_own_user_from_nothing(service: Service) -> None:
+    with httpx.Client(base_url=service.url, cookies={"muster_token": "mst_old"}) as client:
+        assert client.get("/ui/", headers=PAGE).status_code == 200
+        assert client.post("/jobs/unknown/stop", json={}).status_code == 404
