@@ -7,7 +7,8 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from itertools import count, islice
+from itertools import count, groupby, islice
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +20,7 @@ from muster.contracts.job import OPEN, JobStatus
 from muster.contracts.pool import WorkerState
 from muster.contracts.rank import ProcessState
 from muster.contracts.retry import RetryClass
+from muster.contracts.series import Point, are_live, compact
 from muster.contracts.spec import JobSpec
 from muster.contracts.token import Scope, Token
 from muster.contracts.views import (
@@ -29,6 +31,9 @@ from muster.contracts.views import (
     JobView,
     MemberList,
     MemberView,
+    SeriesColumns,
+    SeriesList,
+    SeriesView,
     SummaryView,
     TokenView,
     View,
@@ -300,6 +305,26 @@ def audit_view(job: Job, audit: Audit) -> AuditView:
         checkpoints=msgspec.convert(audit.commits, list[CheckpointView], from_attributes=True),
         checkpoints_omitted=audit.commits_omitted,
     )
+
+
+def series_list(job: Job, names: Sequence[str], points: Sequence[Point], limit: int) -> SeriesList:
+    """Return these points by name, at most about `limit` of each."""
+    series = {}
+    for name, own in groupby(points, attrgetter("name")):
+        shown = compact(list(own), limit, max(limit // 4, 1))
+        parts: dict[bool, list[Point]] = {True: [], False: []}
+        for point, is_live in zip(shown, are_live(shown), strict=True):
+            parts[is_live].append(point)
+        live, abandoned = _columns(job, parts[True]), _columns(job, parts[False])
+        series[name] = SeriesView(live=live, abandoned=abandoned)
+    return SeriesList(job_id=job.job_id, began_at=job.created_at, names=list(names), series=series)
+
+
+def _columns(job: Job, points: Sequence[Point]) -> SeriesColumns:
+    same = set(SeriesColumns.__struct_fields__) - {"seconds"}
+    seconds = [round((point.at - job.created_at).total_seconds(), 3) for point in points]
+    columns = {field: [getattr(point, field) for point in points] for field in same}
+    return SeriesColumns(**columns, seconds=seconds)
 
 
 def token_view(token: Token, now: datetime) -> TokenView:

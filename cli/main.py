@@ -54,6 +54,7 @@ HEADINGS: Final = {
         ),
         "top": Entry("cli.jobs:top", "Watch all jobs live."),
         "show": Entry("cli.jobs:show_job", "Show one job and each of its ranks."),
+        "series": Entry("cli.series:series", "Show loss, throughput and metrics of a job by step."),
         "logs": Entry("cli.jobs:logs", "Show what the ranks of a job have printed."),
         "events": Entry("cli.jobs:events", "Show what happened to a job, and why."),
         "wait": Entry("cli.lifecycle:wait", "Wait until a job ends."),

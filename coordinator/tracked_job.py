@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+import msgspec
+
 from coordinator.decide import actions
 from coordinator.decide.actions import Action, Observation
 from coordinator.decide.events import event_of
@@ -27,6 +29,7 @@ from coordinator.persistence import (
     rank_urgency,
     timeless,
 )
+from coordinator.series import JobSeries
 from database.records import (
     AgentRecord,
     Attempt,
@@ -38,9 +41,10 @@ from database.records import (
     utc_now,
 )
 from muster.contracts.job import TERMINAL, JobStatus
-from muster.contracts.messages import RankExited, RankSaid, Saved
+from muster.contracts.messages import Heartbeat, RankExited, RankSaid, Saved
 from muster.contracts.paths import JobFiles
 from muster.contracts.rank import ProcessRecord
+from muster.contracts.series import THROUGHPUT, aggregate
 from muster.contracts.views import FaultView
 from muster.job_defaults import Completed
 from muster.runtime.exit_report import find_exit_record
@@ -92,6 +96,7 @@ class TrackedJob:
     committed_members: dict[int, MemberRecord] = field(default_factory=dict)
     committed_change: JobChange | None = None
     committed_ranks: dict[int, RankRecord] = field(default_factory=dict)
+    series: JobSeries = field(default_factory=JobSeries)
 
     def observe(self, observation: Observation, now: Moment) -> None:
         """Fold an observation in and collect the rows that follow from it."""
@@ -104,11 +109,35 @@ class TrackedJob:
             # A checkpoint on the disk stays true however late the report comes, also if its writer
             # was replaced: the checkpoint manager fences off writers of earlier group rounds.
             self.saved.append((observation.message, now))
+        if isinstance(observation, RankSaid) and isinstance(observation.message, Heartbeat):
+            self._take_values(before, observation, observation.message, now)
         new = event_of(before, observation, self.snapshot)
         if new is not None:
             self.events.append(Event(at=now.wall, **asdict(new)))
         if self.attachment.started_at is None and self.snapshot.status is JobStatus.STARTING:
             self.attach(started_at=now.wall)
+
+    def _take_values(
+        self, before: JobSnapshot, said: RankSaid, beat: Heartbeat, now: Moment
+    ) -> None:
+        """Put the values of a heartbeat into the series."""
+
+        def is_alive(rank: int, attempt: int) -> bool:
+            known = self.snapshot.ranks[rank]
+            return known.is_alive and known.attempt.number == attempt
+
+        snapshot, window = self.snapshot, beat.window
+        if window is None or not is_alive(said.rank, said.attempt):
+            return
+        is_one_model = snapshot.is_synchronous or snapshot.is_gang
+        if not is_one_model and said.rank != min(it.rank for it in snapshot.ranks if it.in_service):
+            return  # independent ranks train different models: one of them is shown
+        values = {name: own for name, own in window.values.items() if name != THROUGHPUT}
+        measured = snapshot.ranks[said.rank].attempt.throughput
+        if before.ranks[said.rank].attempt.throughput.at not in {NEVER, measured.at}:
+            values[THROUGHPUT] = aggregate([measured.steps_per_sec])
+        window = msgspec.structs.replace(window, values=values)
+        self.series.take(said.rank, said.attempt, window, now.wall, is_alive)
 
     def note(self, kind: str, message: str, at: datetime | None = None) -> None:
         """Have an event written about something on which no decision depends."""
@@ -157,6 +186,8 @@ class TrackedJob:
             members=[m for m in members if timeless(m) != self.committed_members.get(m.worker_id)],
             commits=tuple(commit_row(saved, at) for saved, at in self.saved),
             epochs=tuple(epochs.values()),
+            series=tuple(self.series.points),
+            series_due=frozenset(self.series.due),
             events=tuple(self.events),
         )
         urgency = max(urgencies.values(), default=Urgency.NONE)
@@ -186,6 +217,8 @@ class TrackedJob:
         self.written_revision = draft.revision
         del self.events[: len(write.events)]
         del self.saved[: len(write.commits)]
+        del self.series.points[: len(write.series)]
+        self.series.due -= write.series_due
         for row in write.attempts:
             key = (row.rank, row.attempt)
             if self.attempts[key] is row:  # not replaced since

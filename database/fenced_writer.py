@@ -11,11 +11,11 @@ from typing import Final
 from sqlalchemy import Connection, bindparam, select, update
 
 from database.engine import Database
-from database.history import prune_commits
+from database.history import prune_commits, prune_series
 from database.jobs import append_events
 from database.leases import renew
 from database.records import Clock, JobChange, JobWrite, Lease, utc_now, values_of
-from database.tables import AGENTS, ATTEMPTS, COMMITS, EPOCHS, JOBS, MEMBERS, WORKERS
+from database.tables import AGENTS, ATTEMPTS, COMMITS, EPOCHS, JOBS, MEMBERS, SERIES, WORKERS
 from muster.contracts.job import move
 
 _CHANGED: Final = [field.name for field in fields(JobChange) if field.name not in ("job_id", "uid")]
@@ -37,6 +37,7 @@ _TABLES: Final = {
     "members": MEMBERS,
     "commits": COMMITS,
     "epochs": EPOCHS,
+    "series": SERIES,
 }
 """By the field of `JobWrite` that holds their rows."""
 
@@ -111,5 +112,7 @@ class FencedWriter:
                 connection.execute(upsert, rows)
         prune_commits(connection, [write.change.job_id for write in writes if write.commits])
         for write in writes:
+            for name in write.series_due:
+                prune_series(connection, write.change.job_id, name)
             new_events = write.events[self._durable_events.get(write.change.uid, 0) :]
             append_events(connection, write.change.job_id, new_events)

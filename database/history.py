@@ -26,6 +26,7 @@ from database.records import (
     RankRecord,
     RowVersion,
     utc_now,
+    values_of,
 )
 from database.tables import (
     AGENTS,
@@ -35,12 +36,14 @@ from database.tables import (
     EPOCHS,
     EVENTS,
     MEMBERS,
+    SERIES,
     WORKERS,
 )
 from muster.contracts.job import JobId
 from muster.contracts.messages import EpochDone
 from muster.contracts.pool import WorkerState
 from muster.contracts.rank import ProcessState
+from muster.contracts.series import ABANDONED_KEPT, LIVE_KEPT, SERIES_LIMIT, Point, compact
 
 COMMITS_KEPT: Final = 1000
 """Checkpoint records per job; the audit shows no more, and a job may save every second."""
@@ -93,6 +96,10 @@ _PRUNE: Final = sa.delete(COMMITS).where(
     .offset(COMMITS_KEPT)
     .limit(1)
     .scalar_subquery(),
+)
+_SERIES: Final = _of_job(SERIES).order_by(SERIES.c.name, SERIES.c.at)
+_SERIES_NAMES: Final = (
+    sa.select(SERIES.c.name).where(SERIES.c.job_id == sa.bindparam("id")).distinct()
 )
 _IS_COMPLETE: Final = EPOCHS.c.samples == EPOCHS.c.expected_samples
 _IS_EQUAL: Final = EPOCHS.c.hash_sum == EPOCHS.c.expected_hash_sum
@@ -218,6 +225,19 @@ class History:
             rows = connection.execute(_NEXT_EVENTS, {"id": job_id, "seen": after, "most": limit})
             return [Event(**row._asdict()) for row in rows]
 
+    def series(self, job_id: JobId, names: Collection[str]) -> tuple[list[str], list[Point]]:
+        """Return the names of all series of the job, and the points of `names`; without any, all.
+
+        The points of a name are in the order of time.
+        """
+        with self._database.reading() as connection:
+            known = sorted(connection.execute(_SERIES_NAMES, {"id": job_id}).scalars())
+            # Only known names: PostgreSQL refuses a text with a NUL character.
+            wanted = [name for name in known if not names or name in names]
+            query = _SERIES.where(SERIES.c.name.in_(wanted))
+            rows = connection.execute(query, {"id": job_id})
+            return known, [Point(**row._asdict()) for row in rows]
+
     def audit(self, job_id: JobId, limit: int) -> Audit:
         """Return the last `limit` checkpoints and epochs of the job, and counts over all epochs."""
         with self._database.reading() as connection:
@@ -239,6 +259,19 @@ def prune_commits(connection: sa.Connection, job_ids: Sequence[JobId]) -> None:
     """Delete all but the newest `COMMITS_KEPT` checkpoint records of these jobs."""
     if job_ids:
         connection.execute(_PRUNE, [{"id": job_id} for job_id in job_ids])
+
+
+def prune_series(connection: sa.Connection, job_id: JobId, name: str) -> None:
+    """Merge points of a series if there are too many."""
+    is_own = sa.and_(SERIES.c.job_id == job_id, SERIES.c.name == name)
+    count = sa.select(sa.func.count()).select_from(SERIES).where(is_own)
+    if connection.execute(count).scalar_one() <= SERIES_LIMIT:
+        return
+    rows = connection.execute(_SERIES.where(SERIES.c.name == name), {"id": job_id})
+    kept = compact([Point(**row._asdict()) for row in rows], LIVE_KEPT, ABANDONED_KEPT)
+    connection.execute(sa.delete(SERIES).where(is_own))
+    values = [values_of(point) | {"job_id": job_id} for point in kept]
+    connection.execute(sa.insert(SERIES), values)
 
 
 def _records(

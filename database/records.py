@@ -17,6 +17,7 @@ from muster.contracts.host import HostFacts
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.messages import EpochDone
 from muster.contracts.rank import NO_PROGRESS, ProcessRecord, RankProgress
+from muster.contracts.series import Point
 from muster.contracts.spec import JobSpec
 from muster.contracts.views import AttemptView, CheckpointView, EngineSweep, EventView, FaultView
 
@@ -253,6 +254,8 @@ class JobWrite:
     members: Sequence[MemberRecord] = ()
     commits: Sequence[CheckpointRecord] = ()
     epochs: Sequence[EpochDone] = ()
+    series: Sequence[Point] = ()
+    series_due: frozenset[str] = frozenset()  # names that may have too many points now
     events: Sequence[Event] = ()
 
 

@@ -9,6 +9,7 @@ jobs ──< agents        the agent of a job on one host; deleted with the job,
      ──< departures    a member that was asked to leave
      ──< commits       a durable checkpoint of all ranks together
      ──< epochs        the samples read in one pass over the data, and the samples expected
+     ──< series        the points of its loss, throughput and metrics
      ──< events        the history of the job
 answers                the first response to each idempotency key; outlives the job
 hosts                  what each host has said about itself
@@ -37,7 +38,8 @@ from database.records import (
     MemberRecord,
     RankRecord,
 )
-from muster.contracts.messages import EpochDone
+from muster.contracts.messages import METRIC_NAME_LIMIT, EpochDone
+from muster.contracts.series import Point
 from muster.contracts.token import Token
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -219,6 +221,13 @@ DEPARTURES: Final = sa.Table(
 )
 COMMITS: Final = _table("commits", CheckpointRecord, ["step"], _job_id())
 EPOCHS: Final = _table("epochs", EpochDone, ["epoch"], _job_id())
+SERIES: Final = _table(
+    "series",
+    Point,
+    ["at"],
+    _job_id(),
+    sa.Column("name", sa.String(METRIC_NAME_LIMIT), primary_key=True),
+)
 EVENTS: Final = _table(
     "events", Event, ["event_id"], _job_id(is_key=False), sa.Index(None, "job_id", "event_id")
 )

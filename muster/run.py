@@ -40,6 +40,7 @@ from muster.contracts.location import S3Location
 from muster.contracts.messages import METRIC_NAME_LIMIT, METRICS_LIMIT, Heartbeat, RestoreFailed
 from muster.contracts.paths import checkpoints_of_rank
 from muster.contracts.rank import COUNT_MAX, RankProgress
+from muster.contracts.series import LOSS
 from muster.contracts.shards import Reading
 from muster.contracts.spec import JOB_ID_PATTERN
 from muster.contracts.storage import OpenCheckpoints
@@ -185,6 +186,7 @@ class Run:
         state = unflatten(checkpoint.state)
         load_into(into or {}, state, checkpoint.step)
         self._reader.go_to(checkpoint.position)
+        self._supervision.recorder.go_to(checkpoint.step)
         self._last_checkpoint = {"last_checkpoint_step": checkpoint.step}
         return state
 
@@ -223,12 +225,13 @@ class Run:
 
         A metric `val_loss` is the job's validation loss, by which `muster leaderboard` compares.
         """
+        # float(): the encoder refuses numpy numbers.
+        given = {name[:METRIC_NAME_LIMIT]: float(value) for name, value in metrics.items()}
+        self._metrics = dict(islice((self._metrics | given).items(), METRICS_LIMIT))
+        values = {name: value for name, value in given.items() if name in self._metrics}
         if loss is not None:
-            self._loss = float(loss)
-        if metrics:
-            # float(): the encoder refuses numpy numbers.
-            given = {name[:METRIC_NAME_LIMIT]: float(value) for name, value in metrics.items()}
-            self._metrics = dict(islice((self._metrics | given).items(), METRICS_LIMIT))
+            values[LOSS] = self._loss = float(loss)
+        self._supervision.recorder.take(self.steps_done, values)
         self._supervision.report()
 
     def checkpoint(self, state: Mapping[str, Any] | None = None, /, **objects: Any) -> None:  # noqa: ANN401

@@ -254,8 +254,9 @@ class Agent:
         for message in self._ranks.state():
             self._report(message)
 
-    def _report(self, message: AgentMessage) -> None:
+    def _report(self, message: AgentMessage) -> bool:
         self._link.send(self._secrets.redaction.redact(message))
+        return self._link.is_welcome
 
     def _on_message(self, message: CoordinatorMessage) -> None:  # noqa: C901  one case for each
         stamp("order received", order=type(message).__name__)

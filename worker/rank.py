@@ -38,6 +38,7 @@ from muster.contracts.messages import (
     Warned,
     WorkerGroup,
 )
+from muster.contracts.series import Window, joined
 from muster.contracts.wire import decode_rank_message, encode
 from muster.host.containment import kill_attempt
 from worker.log_index import LogIndex
@@ -75,6 +76,8 @@ class RankProcess:
         """The last message of each type, in order of arrival, for a new coordinator."""
         self._saved: deque[Saved] = deque(maxlen=SAVED_LIMIT)
         """All of them: each reports epochs that no later one may report."""
+        self._window: Window | None = None
+        """The values of heartbeats that no coordinator has received."""
         self._warnings = 0
 
     @classmethod
@@ -172,6 +175,14 @@ class RankProcess:
         self._latest[type(message)] = message
         return True
 
+    def note_window(self, message: RankMessage, *, is_sent: bool) -> None:
+        """Keep the values of a heartbeat, unless a coordinator has received them."""
+        if isinstance(message, Heartbeat):
+            if is_sent:
+                self._window = None
+            elif message.window is not None:
+                self._window = joined(self._window, message.window)
+
     def mark_orphaned(self, by: str) -> RankSaid:
         """Keep and return the message that it was asked to stop for lack of supervision."""
         return self.say(Orphaned(by=by))
@@ -241,4 +252,6 @@ class RankProcess:
     def kept_messages(self) -> Iterator[RankSaid]:
         """Yield the last message of each type in order of arrival, then all saves."""
         for message in (*self._latest.values(), *self._saved):
+            if isinstance(message, Heartbeat):
+                message = msgspec.structs.replace(message, window=self._window)  # noqa: PLW2901
             yield RankSaid(rank=self.rank, attempt=self.attempt, message=message)

@@ -27,14 +27,14 @@ DRAIN_LIMIT: Final = 1 << 16
 """Packets read at the end of a channel: more than a socket holds, so nothing stays unread."""
 
 Accept = Callable[[socket.socket, int], bool]
+Report = Callable[[RankSaid], bool]
+"""Sends a message on; returns whether a coordinator has accepted us."""
 
 
 class ChannelReader:
     """Reads the channels of ranks in the caller's selector."""
 
-    def __init__(
-        self, selector: selectors.BaseSelector, report: Callable[[RankSaid], None]
-    ) -> None:
+    def __init__(self, selector: selectors.BaseSelector, report: Report) -> None:
         self._selector = selector
         self._report = report
         self._ranks: set[RankProcess] = set()
@@ -64,7 +64,8 @@ class ChannelReader:
             return  # removed in the same turn of the loop
         messages, is_open = rank.read(packets)
         for message in messages:
-            self._report(RankSaid(rank=rank.rank, attempt=rank.attempt, message=message))
+            said = RankSaid(rank=rank.rank, attempt=rank.attempt, message=message)
+            rank.note_window(message, is_sent=self._report(said))
         if not is_open:
             self._unregister(rank)
 

@@ -72,11 +72,14 @@ LOGS_FULL: Final = (
 LOGS_CHECK_SECONDS: Final = 5.0
 """How often the disk space of all logs is summed up."""
 
-Report = Callable[[AgentMessage], None]
+Report = Callable[[AgentMessage], bool]
 
 
 class RankTable:
-    """All ranks of one job on this host. `report` gets every message for the coordinator."""
+    """All ranks of one job on this host.
+
+    `report` gets every message for the coordinator, and returns whether one has accepted us.
+    """
 
     def __init__(
         self,
@@ -302,10 +305,11 @@ class RankTable:
             self._report(RankDied(rank=rank.rank, attempt=rank.attempt))
         return bool(died)
 
-    def _on_said(self, said: RankSaid) -> None:
-        self._report(said)
+    def _on_said(self, said: RankSaid) -> bool:
+        is_sent = self._report(said)
         if all(rank.has_group for rank in self._running.values()):
             self._spares.prepare()  # not while a new rank needs the processor
+        return is_sent
 
     def _warn(self, sentence: str) -> None:
         for rank in self.running[:1]:

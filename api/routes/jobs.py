@@ -30,7 +30,7 @@ from api.listing import (
 )
 from api.schema import FaultBody, KnownJobId, StopBody, body, operation, refusals, reply, returns
 from api.streams import FRESH_SECONDS, JobState
-from api.views import audit_view, job_tag, job_view, summary
+from api.views import audit_view, job_tag, job_view, series_list, summary
 from database.errors import JobExists, JobMissing, JobOver
 from database.history import AttemptPosition
 from database.idempotency import IdempotencyKey
@@ -39,6 +39,7 @@ from database.records import Job
 from muster.contracts.errors import MusterError
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.leaderboard import SWEEP_LABEL, compare, which_sweep
+from muster.contracts.series import POINTS_LIMIT
 from muster.contracts.shards import Reading, ranges
 from muster.contracts.spec import JobRequest, JobSpec
 from muster.contracts.views import (
@@ -51,6 +52,7 @@ from muster.contracts.views import (
     JobView,
     LeaderboardView,
     Moment,
+    SeriesList,
     StruckProcess,
     SummaryList,
     SummaryView,
@@ -64,6 +66,8 @@ WAIT_LIMIT_SECONDS: Final = 60.0
 """Proxies close a connection that is silent for longer."""
 
 UNTIL_TERMINAL: Final = "terminal"
+
+DEFAULT_POINTS: Final = 500  # about what a screen can show
 
 NUMBER_LIMIT: Final = 2**63 - 1
 """The largest integer of the databases."""
@@ -253,6 +257,30 @@ def list_events(
     state.jobs.get(job_id)
     events = state.history.events(job_id, limit, after)
     return reply(EventList(job_id=job_id, events=events))
+
+
+@router.get(
+    "/jobs/{job_id}/series",
+    **operation("Loss, throughput and metrics by step and time", READ, SeriesList, 404),
+)
+def get_series(
+    job_id: KnownJobId,
+    state: State,
+    names: Annotated[
+        list[str], Query(description="Only these, also joined by commas; may be repeated.")
+    ] = [],  # noqa: B006  FastAPI copies it
+    points: Annotated[
+        int, Query(ge=1, le=POINTS_LIMIT, description="About how many of each series at most.")
+    ] = DEFAULT_POINTS,
+) -> Response:
+    """Return the points of each series; `names` lists all there are, whichever are asked for.
+
+    Where neighbours are merged, first, least, greatest and last value stay those of all values.
+    """
+    job = state.jobs.get(job_id)
+    wanted = {name for text in names for name in (text, *text.split(","))}
+    known, found = state.history.series(job_id, wanted)
+    return reply(series_list(job, known, found, points))
 
 
 @router.get(

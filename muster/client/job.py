@@ -36,6 +36,7 @@ from muster.contracts.views import (
     LogLineView,
     LogTail,
     MemberList,
+    SeriesList,
     SummaryView,
 )
 
@@ -100,6 +101,14 @@ class Job:
     def audit(self, last: int = 1000) -> AuditView:
         """Return the evidence of its reads, with the last epochs and checkpoints."""
         return self._get("audit", limit=last).read_as(AuditView)
+
+    def series(self, *names: str, points: int = 500) -> SeriesList:
+        """Return loss, throughput and metrics by step and time, or only those of `names`.
+
+        Each has about `points` points at most.
+        """
+        query: Query = {"names": names, "points": points}
+        return self._connection.ask("GET", self._path("series"), query=query).read_as(SeriesList)
 
     def events(self, limit: int = 1000, *, after: int | None = None) -> list[EventView]:
         """Return its last `limit` events, oldest first, or the first ones after id `after`."""

@@ -15,6 +15,7 @@ from muster.contracts.agent import LOCAL_HOST, LOOPBACK
 from muster.contracts.interpreter import VERSION
 from muster.contracts.job import Reason
 from muster.contracts.rank import Count, ProcessRecord, RankProgress
+from muster.contracts.series import Window
 
 
 class _Message(
@@ -49,13 +50,14 @@ class Hello(_Message, frozen=True, tag="hello"):
     python: str = ""  # its interpreter
 
 
-class Heartbeat(_Message, frozen=True, tag="heartbeat"):
+class Heartbeat(_Message, frozen=True, omit_defaults=True, tag="heartbeat"):
     """The rank is alive. Sent at every interval, and earlier when there is news."""
 
     progress: RankProgress
     checkpoints_saved: Count  # durable checkpoints of this attempt
     stopping: bool  # the rank received SIGTERM: from now on exit code 0 means saved, not finished
     waiting: bool  # the rank waits for its peers, so a missing step is not its fault
+    window: Window | None = None  # all values since the heartbeat before
 
 
 class Warned(_Message, frozen=True, tag="warned"):

@@ -362,6 +362,39 @@ class AuditView(View, frozen=True, kw_only=True):
     ] = 0
 
 
+class SeriesColumns(View, frozen=True, kw_only=True):
+    """Points in order, one list for each of their fields.
+
+    A point stands for all values after the point before it. Where none of them was finite, `first`,
+    `least`, `greatest` and `last` are null.
+    """
+
+    step: Annotated[list[int], _doc("The step of the last value.")]
+    seconds: Annotated[list[float], _doc("When it became known, after `began_at`.")]
+    first: list[float | None]
+    least: list[float | None]
+    greatest: list[float | None]
+    last: list[float | None]
+    count: Annotated[list[int], _doc("How many were finite.")]
+    not_finite: Annotated[list[int], _doc("How many were NaN or infinite.")]
+
+
+class SeriesView(View, frozen=True, kw_only=True):
+    """What a job has reported under one name."""
+
+    live: Annotated[SeriesColumns, _doc("The steps rise.")]
+    abandoned: Annotated[
+        SeriesColumns, _doc("Points beyond a step to which training has gone back.")
+    ]
+
+
+class SeriesList(View, frozen=True, kw_only=True):
+    job_id: str
+    began_at: Annotated[Moment, _doc("When the job was created.")]
+    names: Annotated[list[str], _doc("Of all series of the job.")]
+    series: dict[str, SeriesView]
+
+
 class LogLineView(View, frozen=True, kw_only=True):
     rank: int
     time: Annotated[Moment | None, _doc("When it was written; null while unknown.")] = None

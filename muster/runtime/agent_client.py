@@ -16,8 +16,10 @@ from itertools import count
 from pathlib import Path
 from typing import Final, Self
 
+from msgspec.structs import replace
+
 from muster.contracts.environ import RankSettings
-from muster.contracts.messages import SAVED_LIMIT, RankMessage, Saved
+from muster.contracts.messages import SAVED_LIMIT, Heartbeat, RankMessage, Saved
 from muster.contracts.wire import encode
 from muster.host.peers import connect_to_own
 from muster.runtime.agent_sockets import is_replaced, newest_socket
@@ -86,14 +88,16 @@ class AgentSocket:
         # Check again: an agent that has just died is an ordinary takeover.
         return is_replaced(self._address) and not self.is_broken
 
-    def send(self, payload: bytes) -> None:
-        """Send a packet, whole or not at all."""
+    def send(self, payload: bytes) -> bool:
+        """Send a packet, whole or not at all; return whether it was sent."""
         channel = self._own
-        if channel is not None:
-            try:
-                channel.send(payload, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-            except OSError:
-                return
+        if channel is None:
+            return False
+        try:
+            channel.send(payload, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError:
+            return False
+        return True
 
     def wait_for_room(self, seconds: float) -> bool:
         """Wait until a packet can be sent; return whether it can."""
@@ -191,14 +195,16 @@ class AgentClient:
         """Whether the current agent has been sent everything from before it took over."""
         self._reconnecting = threading.Lock()
 
-    def send(self, message: RankMessage) -> None:
-        """Send a message; the next agent gets it too if it still holds."""
+    def send(self, message: RankMessage) -> bool:
+        """Send a message; the next agent gets it too if it still holds. Return if it was sent."""
         packet = encode(message)
         if isinstance(message, Saved):
             self._saved.append(message)
         else:
-            self._latest[type(message)] = (next(self._positions), message)
-        self.socket.send(packet)
+            # The values of a heartbeat are sent once.
+            held = replace(message, window=None) if isinstance(message, Heartbeat) else message
+            self._latest[type(message)] = (next(self._positions), held)
+        return self.socket.send(packet)
 
     def send_waiting(self, message: RankMessage) -> None:
         """Send a message, after waiting a moment for room if there is none."""

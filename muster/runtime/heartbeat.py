@@ -11,6 +11,8 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Final, NoReturn
 
+from msgspec.structs import replace
+
 from muster.checkpoints.errors import (
     CheckpointDamaged,
     CheckpointMismatch,
@@ -44,6 +46,7 @@ from muster.datasets.errors import (
 from muster.objects.errors import StoreRefused
 from muster.program import InvalidProgram, ProgramRaised
 from muster.runtime.agent_client import RETRY_SECONDS, AgentClient
+from muster.runtime.recorder import Recorder
 from muster.runtime.redaction import Redaction
 from muster.runtime.stderr_messages import print_stderr
 
@@ -55,6 +58,9 @@ STOP_CHECK_SECONDS: Final = 0.5
 
 LAST_REPORT_SECONDS: Final = 5.0
 """How long an exiting process waits for a new agent, which then sees its exit."""
+
+LAST_VALUES_SECONDS: Final = 1.0
+"""How long the last heartbeat waits for another thread that is just sending one."""
 
 MESSAGE_LIMIT: Final = 8192
 """Characters of an error that is reported: a longer message would not fit into the channel."""
@@ -89,6 +95,9 @@ class Supervision:
         """`state` returns a heartbeat, given whether the process was asked to stop."""
         self._client = client
         self._state = state
+        self.recorder: Final = Recorder()
+        """Takes the values that the next heartbeat sums up."""
+        self._sends_values = threading.Lock()
         self._heartbeat_seconds = settings.heartbeat_seconds
         self._orphan_timeout_seconds = settings.orphan_timeout_seconds
         self._has_agent = settings.agent_fd is not None
@@ -115,13 +124,15 @@ class Supervision:
         self._is_over.set()
         if self._client.is_replaced:
             self._exit_replaced()
-        self._send_state()
+        is_sent = self._send_state(LAST_VALUES_SECONDS)
         if not self._is_orphan:
             deadline = time.monotonic() + LAST_REPORT_SECONDS
             while not self._client.ensure_agent():
                 if time.monotonic() >= deadline:
                     return
                 time.sleep(RETRY_SECONDS)
+            if not is_sent:
+                self._send_state(LAST_VALUES_SECONDS)
 
     def report(self) -> None:
         """Send the current state, unless that was done a moment ago."""
@@ -170,8 +181,19 @@ class Supervision:
         self._client.send(Warned(message=encodable(sentence)))
         print_stderr(f"muster: warning: {sentence}")
 
-    def _send_state(self) -> None:
-        self._client.send(self._state(self.is_stopping))
+    def _send_state(self, wait_seconds: float = 0.0) -> bool:
+        """Send a heartbeat, with the values that wait unless another thread sends them now."""
+        state = self._state(self.is_stopping)
+        # A signal handler may interrupt this, and a fork may copy a lock that is taken.
+        if self._sends_values.acquire(timeout=wait_seconds):
+            try:
+                window = self.recorder.window()
+                if window is not None and self._client.send(replace(state, window=window)):
+                    self.recorder.clear()
+                    return True
+            finally:
+                self._sends_values.release()
+        return self._client.send(state)
 
     def _on_sigterm(self, _number: int, _frame: FrameType | None) -> None:
         self.is_stopping = True

@@ -19,6 +19,7 @@ from muster.contracts.messages import (
     WorkerGroup,
 )
 from muster.contracts.rank import RankProgress
+from muster.contracts.series import LOSS
 from muster.contracts.shards import Position
 from muster.runtime.agent_client import AgentClient
 from muster.runtime.heartbeat import Supervision
@@ -63,6 +64,7 @@ class Reporter:
         self._checkpointer = Checkpointer(settings, self.supervision.warn)
         self._position = Position()
         self._means: Means | None = None
+        self._gives_series = False  # all ranks have the same values: the first one reports them
         self._checkpoints_saved = 0
         self._last_checkpoint: dict[str, Any] = {"last_checkpoint_step": None}
         self._last_warning: str | None = None
@@ -96,7 +98,8 @@ class Reporter:
             replica.commit(initial, begun)
 
     def on_group_joined(self, worker_group: WorkerGroup, replica: Replica) -> None:
-        if worker_group.members[0].rank == self._settings.rank:
+        self._gives_series = worker_group.members[0].rank == self._settings.rank
+        if self._gives_series:
             # A full disk is reported by the first save, which fences as well.
             with self.busy, suppress(CheckpointFailed):
                 self._checkpointer.claim(worker_group.round, len(worker_group.members))
@@ -123,6 +126,9 @@ class Reporter:
     def on_step(self, replica: Replica, means: Means) -> None:
         self._take_position(replica)
         self._means = means
+        if self._gives_series:
+            values = {**means.metrics, LOSS: means.loss}
+            self.supervision.recorder.take(replica.position.step, values)
         self.supervision.report()
         now = time.monotonic()
         if now >= self._next_line_at:

@@ -30,6 +30,7 @@ from muster.contracts.host import HostFacts
 from muster.contracts.job import JobId, JobStatus, JobUid
 from muster.contracts.messages import EpochDone
 from muster.contracts.rank import NO_PROGRESS, RankProgress
+from muster.contracts.series import Point, aggregate
 from muster.contracts.spec import JobSpec
 
 NOON = datetime(2026, 3, 1, 12, 0, 0, 123457, tzinfo=UTC)
@@ -100,6 +101,20 @@ def worker(rank: int, **new: object) -> RankRecord:
     progress = msgspec.structs.replace(NO_PROGRESS, **facts)
     row = {"rank": rank, "attempt": 0, "state": "live", "process": PROCESS, **new}
     return RankRecord(**{"progress": progress, **row})
+
+
+def points(*losses: float, name: str = "loss", since: int = 0, second: int = 0) -> list[Point]:
+    """Return points of a series, one for each step after `since` and for each second."""
+    return [
+        Point(
+            **msgspec.structs.asdict(aggregate([loss])),
+            name=name,
+            at=NOON + timedelta(seconds=second + number),
+            since=since + number,
+            step=since + number + 1,
+        )
+        for number, loss in enumerate(losses)
+    ]
 
 
 def attempt(rank: int, number: int, **new: object) -> Attempt:

@@ -64,7 +64,7 @@ def saved(step: int) -> Saved:
 
 def beat(step: int = 0, **new: object) -> Heartbeat:
     """Return a heartbeat; `new` are fields of it or of its progress."""
-    said = {"checkpoints_saved": 0, "stopping": False, "waiting": False}
+    said = {"checkpoints_saved": 0, "stopping": False, "waiting": False, "window": None}
     of_beat = {name: new.pop(name, value) for name, value in said.items()}
     progress = {"step": step, "total_steps": 100, "line_idx": 16 * step, "loss": 0.5, **new}
     return Heartbeat(progress=msgspec.structs.replace(NO_PROGRESS, **progress), **of_beat)

@@ -9,6 +9,7 @@ from coordinator.tracked_job import TrackedJob
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import JobStatus
 from muster.contracts.messages import RankSaid
+from muster.contracts.series import THROUGHPUT, Window, aggregate
 from tests.support.stories import Story, beat, exited
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -45,6 +46,21 @@ def test_progress_is_written_later(job: TrackedJob) -> None:
     draft = job.draft(NOW)
     assert draft.urgency is Urgency.PROGRESS
     assert [(worker.rank, worker.progress.step) for worker in draft.write.ranks] == [(1, 9)]
+
+
+def test_values_of_the_lowest_rank_and_its_speed_are_written(job: TrackedJob) -> None:
+    for rank in (1, 0):
+        for step in range(1, 4):
+            window = Window(step - 1, step, step == 1, {"loss": aggregate([float(rank)])})
+            at = Moment(monotonic=1000.0 + 2 * step, wall=NOON)
+            job.observe(RankSaid(rank=rank, attempt=0, message=beat(step, window=window)), at)
+    draft = job.draft(NOW)
+    losses = [point.last for point in draft.write.series if point.name == "loss"]
+    assert losses == [0.0] * 3
+    speeds = [point.last for point in draft.write.series if point.name == THROUGHPUT]
+    assert speeds[-1] == draft.ranks[0].throughput_steps_per_sec == pytest.approx(0.5)
+    job.mark_written(draft)
+    assert job.draft(NOW).write.series == ()
 
 
 def test_a_death_is_urgent(job: TrackedJob) -> None:

@@ -28,6 +28,7 @@ from tests.support.database_samples import (
     member,
     nothing_moves,
     only_the_lease_moves,
+    points,
     submit,
     take_lease,
     worker,
@@ -42,6 +43,7 @@ ROWS = {
     "members": [member(0)],
     "commits": [commit(5)],
     "epochs": [epoch(0)],
+    "series": points(0.5),
 }
 
 
@@ -78,6 +80,7 @@ def test_a_commit_writes_every_kind_of_row_and_the_beat(
     assert History(database).members_by_job([job.job_id])[job.job_id] == ROWS["members"]
     audit = History(database).audit(job.job_id, 9)
     assert (audit.commits, audit.epochs) == (ROWS["commits"], ROWS["epochs"])
+    assert History(database).series(job.job_id, ()) == (["loss"], ROWS["series"])
     assert History(database).events(job.job_id, 1)[0].message == STARTED.message
     assert Leases(database).current(lease.name).beat == lease.beat + 1
 

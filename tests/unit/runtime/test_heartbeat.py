@@ -23,7 +23,7 @@ from muster.checkpoints.errors import (
 )
 from muster.contracts.errors import MusterError
 from muster.contracts.job import Reason
-from muster.contracts.messages import Hello, Orphaned, PermanentFailure, Warned
+from muster.contracts.messages import Heartbeat, Hello, Orphaned, PermanentFailure, Warned
 from muster.contracts.retry import REPLACED_CODE
 from muster.contracts.wire import encode
 from muster.datasets.errors import (
@@ -91,6 +91,26 @@ def test_reports_are_limited_in_rate_and_the_last_one_is_sent(ear: Ear) -> None:
     assert 1 <= len(ear.heard()) < 50
     supervision.stop()
     assert ear.heard() == [beat(step=7)]
+
+
+def test_values_that_could_not_be_sent_come_with_the_next(agents: Agents) -> None:
+    supervision = supervision_of(agents, NEVER_SECONDS)
+    agents.dies()
+    for step in (1, 2, 3):
+        supervision.recorder.take(step, {"loss": float(step)})
+        supervision.report_next()
+        supervision.report()
+    agents.starts()
+    stopping = threading.Thread(target=supervision.stop)
+    stopping.start()
+    agents.accepts()
+    first, last = agents.hear(), agents.hear()
+    assert isinstance(first, Heartbeat)
+    assert isinstance(last, Heartbeat)
+    assert first.window is None, "an agent gets it again, its values not"
+    assert last.window is not None
+    assert (last.window.since, last.window.step) == (0, 3)
+    stopping.join(PATIENCE_SECONDS)
 
 
 def test_the_thread_reconnects_to_the_next_agent(agents: Agents) -> None:

@@ -193,6 +193,7 @@ def test_a_heartbeat_reports_progress(place: Path, ear: Ear) -> None:
         checkpoints_saved=1,
         stopping=False,
         waiting=False,
+        window=beat.window,
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from muster.contracts.messages import Hello, RankSaid
+from muster.contracts.series import Window, aggregate
 from muster.contracts.wire import encode
 from tests.support.stories import beat
 from worker.rank import RankProcess
@@ -47,6 +48,25 @@ def test_a_rank_is_read_from_its_reconnect_to_its_removal(selector: selectors.Ba
         theirs.send(encode(beat(step=2)))
         assert turn(selector) == 0
     assert [said.message for said in reports] == [Hello(), beat(step=1)], "read once more"
+
+
+def test_values_wait_for_a_coordinator(selector: selectors.BaseSelector) -> None:
+    is_connected = False
+    reader = ChannelReader(selector, lambda _said: is_connected)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    rank = RankProcess(rank=0, attempt=0, tag="", log=None, process=None, channel=ours)
+    reader.add(rank)
+    with ours, theirs:
+        for step, kept in ((1, (0, 1)), (2, (0, 2)), (3, None), (4, None)):
+            is_connected = step > 2
+            window = Window(
+                step - 1, step, is_back=False, values={"loss": aggregate([float(step)])}
+            )
+            theirs.send(encode(beat(step=step, window=window)))
+            turn(selector)
+            (said,) = rank.kept_messages()
+            found = said.message.window
+            assert (found and (found.since, found.step)) == kept
 
 
 def test_connections_of_one_turn_are_limited(

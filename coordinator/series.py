@@ -1,0 +1,86 @@
+"""Which values of which rank the series of one job take. Pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final
+from zlib import crc32
+
+import msgspec
+
+from muster.contracts.messages import METRICS_LIMIT
+from muster.contracts.series import Point, Window
+
+NAMES_LIMIT: Final = METRICS_LIMIT + 2  # and the loss and the throughput
+
+CHECK_EVERY: Final = 64
+"""How many points of a series come between two looks whether it has grown too long."""
+
+_TICK: Final = timedelta(microseconds=1)
+
+
+@dataclass(slots=True)
+class _Head:
+    """The end of a series: its source, and how far it has got."""
+
+    rank: int
+    attempt: int
+    step: int
+    at: datetime
+    taken: int  # points
+
+
+@dataclass(slots=True)
+class JobSeries:
+    """The points of one job that are not written yet.
+
+    A name takes its values from the lowest living rank that reports it, each step once. A new
+    coordinator does not know the source of the one before: it begins with the first rank it hears.
+    """
+
+    points: list[Point] = field(default_factory=list)
+    due: set[str] = field(default_factory=set)  # names that may have grown too long
+    _heads: dict[str, _Head] = field(default_factory=dict)
+
+    def take(
+        self,
+        rank: int,
+        attempt: int,
+        window: Window,
+        at: datetime,
+        is_alive: Callable[[int, int], bool],
+    ) -> None:
+        """Take the values of a heartbeat; `is_alive` tells whether an attempt of a rank runs."""
+
+        def may_go_on(head: _Head) -> bool:
+            is_own = (head.rank, head.attempt) == (rank, attempt)
+            return is_own or not is_alive(head.rank, head.attempt)
+
+        if window.is_back:
+            for own in filter(may_go_on, self._heads.values()):
+                own.step = min(own.step, window.since)
+        for name, values in window.values.items():
+            head = self._heads.get(name)
+            if head is None:
+                if len(self._heads) >= NAMES_LIMIT or not name.isprintable():
+                    continue
+                # Names count from different numbers, so that they are not due at the same time.
+                first = crc32(name.encode()) % CHECK_EVERY
+                head = _Head(rank, attempt, window.since, at - _TICK, first)
+            elif not (may_go_on(head) or rank < head.rank):
+                continue
+            is_same_step = window.since == window.step == head.step
+            if window.step <= head.step and not is_same_step:
+                continue
+            point = Point(
+                **msgspec.structs.asdict(values),
+                name=name,
+                at=max(at, head.at + _TICK),
+                # Of steps that another rank has reported already, values may count again.
+                since=max(window.since, head.step),
+                step=window.step,
+            )
+            self.points.append(point)
+            self._heads[name] = _Head(rank, attempt, point.step, point.at, head.taken + 1)
+            if (head.taken + 1) % CHECK_EVERY == 0:
+                self.due.add(name)

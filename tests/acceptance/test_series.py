@@ -1,0 +1,48 @@
+"""Ranks, the agent and coordinators are killed while a series grows."""
+
+import signal
+
+import pytest
+
+from tests.support.installation import Installation
+
+STEPS, SPIKE, NOT_FINITE = 600, 290, 295
+
+PROGRAM = f"""
+import time
+import muster
+
+run = muster.join()
+run.restore()
+while run.steps_done < {STEPS} and not run.should_stop:
+    time.sleep(0.005)
+    step = run.steps_done + 1
+    run.step(loss={{{SPIKE}: 1e6, {NOT_FINITE}: float("nan")}}.get(step, 1 / step))
+    if step % 40 == 0:
+        run.checkpoint({{"step": step}})
+run.checkpoint({{"step": run.steps_done}})
+"""
+
+
+@pytest.mark.parametrize("gang", [False, True])
+def test_a_curve_goes_on_over_kills(installation: Installation, *, gang: bool) -> None:
+    scope = {"restart_scope": "gang", "world_size": 2, "keep_last": 100} if gang else {}
+    job_id = installation.submit(command=["python", "-c", PROGRAM], **scope)
+    installation.wait_until(job_id, lambda seen: seen["step"] > 100)
+    installation.coordinator.end(signal.SIGKILL)
+    installation.kill(job_id, 0)
+    installation.coordinator.start()
+    installation.wait_until(job_id, lambda seen: seen["step"] > 300)
+    installation.kill(job_id, 0)
+    installation.wait_until(job_id, lambda seen: seen["step"] > 400)
+    installation.coordinator.end(signal.SIGKILL)
+    installation.coordinator.start()
+    installation.complete(job_id)
+    series = installation.request("GET", f"/jobs/{job_id}/series?points=2048").json()["series"]
+    live = series["loss"]["live"]
+    assert live["step"] == sorted(set(live["step"]))
+    assert live["step"][-1] == STEPS
+    assert sum(live["count"]) <= STEPS - 1, "no value is in the curve twice"
+    both = [*live["greatest"], *series["loss"]["abandoned"]["greatest"]]
+    assert 1e6 in both, "the spike is seen"
+    assert series["loss"]["abandoned"]["step"]
