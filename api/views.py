@@ -315,16 +315,21 @@ def series_list(job: Job, names: Sequence[str], points: Sequence[Point], limit: 
         parts: dict[bool, list[Point]] = {True: [], False: []}
         for point, is_live in zip(shown, are_live(shown), strict=True):
             parts[is_live].append(point)
-        live, abandoned = _columns(job, parts[True]), _columns(job, parts[False])
+        live, abandoned = (_columns(parts[kind], job.created_at) for kind in (True, False))
         series[name] = SeriesView(live=live, abandoned=abandoned)
     return SeriesList(job_id=job.job_id, began_at=job.created_at, names=list(names), series=series)
 
 
-def _columns(job: Job, points: Sequence[Point]) -> SeriesColumns:
-    same = set(SeriesColumns.__struct_fields__) - {"seconds"}
-    seconds = [round((point.at - job.created_at).total_seconds(), 3) for point in points]
-    columns = {field: [getattr(point, field) for point in points] for field in same}
-    return SeriesColumns(**columns, seconds=seconds)
+def point_state(point: Point, began: datetime) -> dict[str, Any]:
+    """Return a point as JSON, with the fields that `SeriesColumns` has."""
+    seconds = round((point.at - began).total_seconds(), 3)
+    return {**_same(SeriesColumns, point), "seconds": seconds}
+
+
+def _columns(points: Sequence[Point], began: datetime) -> SeriesColumns:
+    shown = [point_state(point, began) for point in points]
+    names = SeriesColumns.__struct_fields__
+    return SeriesColumns(**{name: [point[name] for point in shown] for name in names})
 
 
 def token_view(token: Token, now: datetime) -> TokenView:

@@ -38,6 +38,7 @@ class Found:
 
     state: State
     events: Sequence[EventView] = ()  # those after the last that were found
+    others: Sequence[tuple[str, State]] = ()  # further messages: what each is, and its content
     is_over: bool = False  # nothing will change any more
 
 
@@ -107,6 +108,8 @@ class Feed:
                 self._publish(event_message(event))
             if changed := delta(before.state, found.state):
                 self._publish(message("summary", changed))
+            for kind, content in found.others:
+                self._publish(message(kind, content))
         if found is not None and found.events:
             self.last_event = found.events[-1].event_id or 0
         self.opened.set()

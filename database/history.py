@@ -98,6 +98,7 @@ _PRUNE: Final = sa.delete(COMMITS).where(
     .scalar_subquery(),
 )
 _SERIES: Final = _of_job(SERIES).order_by(SERIES.c.name, SERIES.c.at)
+_LAST_POINTS: Final = _last(SERIES, SERIES.c.at)
 _SERIES_NAMES: Final = (
     sa.select(SERIES.c.name).where(SERIES.c.job_id == sa.bindparam("id")).distinct()
 )
@@ -237,6 +238,14 @@ class History:
             query = _SERIES.where(SERIES.c.name.in_(wanted))
             rows = connection.execute(query, {"id": job_id})
             return known, [Point(**row._asdict()) for row in rows]
+
+    def points_after(self, job_id: JobId, at: datetime | None) -> list[Point]:
+        """Return the points of all series of the job after a time; without one only the last."""
+        with self._database.reading() as connection:
+            if at is None:
+                return _last_rows(connection, _LAST_POINTS, job_id, 1, Point)
+            query = _of_job(SERIES).where(SERIES.c.at > at).order_by(SERIES.c.at)
+            return [Point(**row._asdict()) for row in connection.execute(query, {"id": job_id})]
 
     def audit(self, job_id: JobId, limit: int) -> Audit:
         """Return the last `limit` checkpoints and epochs of the job, and counts over all epochs."""

@@ -224,9 +224,11 @@ EPOCHS: Final = _table("epochs", EpochDone, ["epoch"], _job_id())
 SERIES: Final = _table(
     "series",
     Point,
-    ["at"],
-    _job_id(),
-    sa.Column("name", sa.String(METRIC_NAME_LIMIT), primary_key=True),
+    [],
+    _job_id(is_key=False),
+    sa.Column("name", sa.String(METRIC_NAME_LIMIT), nullable=False),
+    # In the order of time: those who watch a job read the last points of all names.
+    sa.PrimaryKeyConstraint("job_id", "at", "name"),
 )
 EVENTS: Final = _table(
     "events", Event, ["event_id"], _job_id(is_key=False), sa.Index(None, "job_id", "event_id")

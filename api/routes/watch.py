@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
+from itertools import groupby
+from operator import attrgetter
 from time import monotonic
 from typing import Annotated, Any, Final
 
@@ -18,13 +20,14 @@ from api.dependencies import State as ServiceState
 from api.routes.logs import EVENTS, PING_SECONDS, RETRY_MILLISECONDS, SEND_SECONDS, is_still_valid
 from api.schema import KnownJobId, refusals
 from api.streams import IDLE_SECONDS
-from api.views import summary
+from api.views import point_state, summary
 from api.watch import Found, Reader, State, event_message, message
 from database.records import Job, RankRecord
 from muster.contracts.job import JobId, JobUid
 
 EVENTS_AT_ONCE: Final = 1000
 NUMBER_LIMIT: Final = 2**63 - 1
+LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 router = APIRouter(tags=["jobs"])
 
@@ -34,7 +37,8 @@ _STREAM: Final[dict[int | str, dict[str, Any]]] = {
             EVENTS: {
                 "schema": {
                     "description": "`summary`: first the whole state, then what differs; `event`; "
-                    "`end` when nothing will change any more.",
+                    "`checkpoint`: a newer one is durable; `point`: those of one moment by name of "
+                    "the series; `end` when nothing will change any more.",
                     "type": "string",
                 }
             }
@@ -87,8 +91,10 @@ async def watch_job(
     job = await run_sync(state.jobs.get, job_id)
     seen = int(last_event_id) if last_event_id and last_event_id.isdecimal() else after
 
+    seen_of_series = _Seen()
+
     async def look(after: int) -> Found | None:
-        return await run_sync(_job, state, job_id, job.uid, after)
+        return await run_sync(_job, state, job, after, seen_of_series)
 
     check = reauthenticate if caller.token_id is not None else None
     return Subscription(
@@ -160,14 +166,32 @@ class Subscription:
                 yield content
 
 
-def _job(state: AppState, job_id: JobId, uid: JobUid, after: int) -> Found | None:
+@dataclass(slots=True)
+class _Seen:
+    """The last point and checkpoint that were found."""
+
+    point: datetime | None = None
+    checkpoint: int | None = None
+
+
+def _job(state: AppState, watched: Job, after: int, seen: _Seen) -> Found | None:
+    job_id = watched.job_id
     job = state.jobs.find(job_id)
-    if job is None or job.uid != uid:
+    if job is None or job.uid != watched.uid:
         return None
-    ranks = state.history.ranks(job_id)
-    # The first look needs the id of the newest one only.
+    view = live_state(job, state.history.ranks(job_id), state.clock())
+    # The first look needs the newest event and the newest point only.
     events = state.history.events(job_id, EVENTS_AT_ONCE if after else 1, after or None)
-    return Found(live_state(job, ranks, state.clock()), events, is_over=job.is_terminal)
+    points = state.history.points_after(job_id, seen.point)
+    others = [
+        ("point", {point.name: point_state(point, job.created_at) for point in own})
+        for _, own in groupby(points, attrgetter("at"))
+    ]
+    if (step := view["last_checkpoint_step"]) != seen.checkpoint:
+        others.append(("checkpoint", {"step": step}))
+    seen.point = points[-1].at if points else seen.point or LONG_AGO
+    seen.checkpoint = step
+    return Found(view, events, others, is_over=job.is_terminal)
 
 
 def _list(state: AppState, known: dict[JobUid, tuple[Job, State]]) -> Found:

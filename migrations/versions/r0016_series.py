@@ -21,5 +21,5 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(
             ["job_id"], ["jobs.job_id"], name="fk_series_job_id", ondelete="CASCADE"
         ),
-        sa.PrimaryKeyConstraint("job_id", "name", "at", name="pk_series"),
+        sa.PrimaryKeyConstraint("job_id", "at", "name", name="pk_series"),
     )

@@ -1,12 +1,16 @@
 """The series of a job over HTTP."""
 
+import json
+
 import httpx
 
 from muster import Client
+from muster.contracts.job import JobStatus
 from muster.contracts.series import LIVE_KEPT, SERIES_LIMIT
 from muster.contracts.views import SeriesList
 from tests.support.api_service import Service, StandIn
 from tests.support.database_samples import points
+from tests.support.log_follower import events
 
 
 def test_series_are_columns_of_points(client: httpx.Client, stand_in: StandIn, job: str) -> None:
@@ -58,6 +62,24 @@ def test_a_client_returns_the_series(service: Service, stand_in: StandIn, job: s
         found = client.job(job).series("lr")
     assert isinstance(found, SeriesList)
     assert found.series["lr"].live.last == [0.5]
+
+
+def test_new_points_come_to_those_who_watch(
+    client: httpx.Client, stand_in: StandIn, job: str
+) -> None:
+    stand_in.run(job)
+    stand_in.write(job, series=points(9.0))
+    with client.stream("GET", f"/jobs/{job}/watch") as response:
+        stream = events(response.iter_raw())
+        assert next(stream).kind == "summary"
+        news = points(0.5, 0.25, since=1, second=1)
+        stand_in.write(job, series=[*news, *points(0.1, name="lr", since=1, second=1)])
+        stand_in.move(job, JobStatus.COMPLETED)
+        found = [json.loads(it.data[0]) for it in stream if it.kind == "point"]
+    assert [{name: point["last"] for name, point in it.items()} for it in found] == [
+        {"loss": 0.5, "lr": 0.1},
+        {"loss": 0.25},
+    ]
 
 
 def test_series_are_deleted_with_their_job(
