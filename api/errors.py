@@ -148,7 +148,7 @@ def install(app: FastAPI) -> None:
 
 
 def _refusal(request: Request, error: Exception) -> Response:
-    problem = _problem_of(error)
+    problem = problem_of(error)
     if problem.status == HTTPStatus.METHOD_NOT_ALLOWED:
         # Of all routes of the path: Starlette names the methods of the first one only.
         allowed = [
@@ -163,7 +163,8 @@ def _refusal(request: Request, error: Exception) -> Response:
     return problem_response(problem, request.scope)
 
 
-def _problem_of(error: Exception) -> Problem:
+def problem_of(error: Exception) -> Problem:
+    """Return what to answer; raises an error that is unexpected."""
     match error:
         case Problem():
             return error

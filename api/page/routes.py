@@ -1,19 +1,21 @@
 """The page: every view is rendered here first, so it is readable without scripts."""
 
+from collections.abc import Callable, Coroutine
 from functools import cache, partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import urlencode
 
 import msgspec
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.routing import APIRoute
 from xxhash import xxh3_64_hexdigest
 
 from api.auth import SESSION_COOKIE
 from api.dependencies import READ, CurrentCaller, State
-from api.errors import Problem
+from api.errors import Problem, problem_of
 from api.listing import RequestedPage, jobs_of
 from api.page.texts import TEXTS, progress
 from api.page.timeline import timeline
@@ -43,7 +45,31 @@ ATTEMPTS_SHOWN: Final = 500
 SESSION_SECONDS: Final = 30 * 86400
 """Of a cookie whose token does not expire."""
 
-router = APIRouter(include_in_schema=False, dependencies=[READ], prefix="/ui")
+
+class PageRoute(APIRoute):
+    """Shows a refusal as a page, where a page is asked for."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except Exception as error:
+                problem = problem_of(error)
+                is_page = "text/html" in request.headers.get("accept", "")
+                if problem.status < HTTPStatus.BAD_REQUEST or not is_page:
+                    raise
+                page = _render("problem.html", problem=problem)
+                page.status_code = problem.status
+                return page
+
+        return answer
+
+
+router = APIRouter(
+    include_in_schema=False, dependencies=[READ], prefix="/ui", route_class=PageRoute
+)
 open_router = APIRouter(include_in_schema=False, prefix="/ui")
 """What is shown without a token; see `api.middleware`."""
 

@@ -36,6 +36,10 @@ export function show(root, view) {
 export async function renew(...ids) {
   const answer = await fetch(location.href, { headers: { accept: "text/html" } });
   if (answer.redirected) return location.assign(answer.url); // the token has ended
+  if (answer.status === 404) {
+    stale.textContent = "deleted";
+    stale.hidden = false;
+  }
   if (!answer.ok) return;
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   for (const id of ids) {

@@ -1,0 +1,56 @@
+"""The page while what it shows goes away: the service, the job, or the sense of its numbers."""
+
+import signal
+from typing import Any
+
+import pytest
+
+from tests.acceptance.test_page import TOGETHER, browser, page, playwright, pytestmark  # noqa: F401
+from tests.support.installation import Installation, is_running
+
+Page = Any
+
+
+def test_the_page_goes_on_after_the_service_was_killed(
+    page: Page,  # noqa: F811
+    installation: Installation,
+) -> None:
+    job_id = installation.submit(world_size=2, **TOGETHER)
+    installation.wait_until(job_id, is_running)
+    page.goto(f"/ui/jobs/{job_id}")
+    page.wait_for_selector("#head[data-live]")
+    installation.api.end(signal.SIGKILL)
+    stale = page.locator("#stale")
+    playwright.expect(stale).to_contain_text("stale since", timeout=20_000)
+    installation.start_api()
+    playwright.expect(stale).to_be_hidden(timeout=20_000)
+    installation.kill(job_id, 0)
+    events = page.locator("#events")
+    playwright.expect(events).to_contain_text("was ended by signal 9", timeout=20_000)
+    installation.stop(job_id)
+    playwright.expect(events).to_contain_text("the job is STOPPED", timeout=20_000)
+    known = installation.request("GET", f"/jobs/{job_id}/events").json()["events"]
+    texts = page.locator("#events li bdi").all_inner_texts()
+    assert texts == [event["message"] for event in reversed(known)], "once each, in order"
+
+
+def test_a_deleted_job_is_said_to_be_deleted(
+    page: Page,  # noqa: F811
+    installation: Installation,
+) -> None:
+    submitted = installation.request("POST", "/jobs", json={"world_size": 1, **TOGETHER})
+    job_id = submitted.json()["job_id"]
+    installation.wait_until(job_id, is_running)
+    page.goto(f"/ui/jobs/{job_id}")
+    page.wait_for_selector("#head[data-live]")
+    installation.request("DELETE", f"/jobs/{job_id}?force=true")
+    playwright.expect(page.locator("#stale")).to_have_text("deleted", timeout=20_000)
+    page.reload()
+    playwright.expect(page.locator("main")).to_contain_text(f"there is no job {job_id}")
+
+
+@pytest.mark.parametrize("path", ["/ui/jobs/unknown", "/ui/?status=NO"])
+def test_a_refusal_is_a_page(page: Page, path: str) -> None:  # noqa: F811
+    page.goto(path)
+    assert page.locator("main h1").inner_text()
+    assert page.get_by_role("link", name="Muster").get_attribute("href") == "/ui/"
