@@ -5,19 +5,26 @@ event of the coordinator to the document, by one clock.
 """
 
 import argparse
+import socket
 import statistics
 import sys
 import tempfile
+import threading
+import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from _services import cpu_seconds
 from playwright.sync_api import Page, sync_playwright
 
 from tests.acceptance.test_page import CHROMIUM, OPTIONS
 from tests.support.installation import Installation, is_running
 
-JOB = {"mode": "synchronous", "epochs": 10**6, "sleep_sec": 0.05}
+JOB = {"mode": "synchronous", "epochs": 10**6}
+WATCHED_SECONDS = 20.0
 
 SIZES = """() => ["resource", "navigation"]
   .flatMap((kind) => performance.getEntriesByType(kind))
@@ -42,13 +49,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--sleep-sec", type=float, default=0.05, help="between two steps")
+    parser.add_argument("--clients", type=int, default=0, help="that watch the job beside the tab")
     asked = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as name,
         Installation(Path(name)) as installation,
         sync_playwright() as playwright,
     ):
-        job_id = installation.submit(world_size=asked.ranks, **JOB)
+        job_id = installation.submit(world_size=asked.ranks, sleep_sec=asked.sleep_sec, **JOB)
         installation.wait_until(job_id, is_running)
         browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=OPTIONS)
         page = browser.new_page()
@@ -62,8 +71,35 @@ def main() -> None:
         show("first live state", lives, "ms")
         show("bytes, uncompressed", sizes, "KB")
         show("event written -> in the document", lags(page, installation, job_id, asked), "ms")
+        if asked.clients:
+            share = watched(installation, f"/jobs/{job_id}/watch", asked.clients)
+            print(f"{asked.clients} clients and a tab: {share:.1%} of a core")
         browser.close()
         installation.end_jobs()
+
+
+def watched(installation: Installation, path: str, clients: int) -> float:
+    """Return the share of a core that the API takes while so many clients watch a job."""
+    address = urlsplit(installation.url)
+    with ExitStack() as stack:
+        for _ in range(clients):
+            client = socket.create_connection((address.hostname, address.port))
+            stack.enter_context(client)
+            client.sendall(f"GET {path} HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n".encode())
+            threading.Thread(target=drain, args=(client,), daemon=True).start()
+        time.sleep(2)
+        pid = installation.api.process.pid
+        before = cpu_seconds(pid, with_children=False)
+        time.sleep(WATCHED_SECONDS)
+        return (cpu_seconds(pid, with_children=False) - before) / WATCHED_SECONDS
+
+
+def drain(client: socket.socket) -> None:
+    """Read until the end; the service must not have refused."""
+    assert b" 200 " in client.recv(64)
+    with suppress(OSError):  # closed at the end
+        while client.recv(1 << 16):
+            pass
 
 
 def lags(
