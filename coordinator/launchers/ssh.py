@@ -4,7 +4,7 @@ OpenSSH does the work (ControlMaster), with the user's configuration, keys and j
 takes a session of the master, which needs no handshake. Where the host allows no more of them, or
 the master has just ended, ssh connects anew for it.
 
-The master runs ``cat`` on the host, and its input is a socket of ours: it ends when we do, however
+The master runs ``cat`` on the host, and its input is our socket: it ends when we do, however
 that is.
 """
 

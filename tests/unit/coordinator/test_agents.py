@@ -338,7 +338,7 @@ def test_a_sealed_agent_can_talk_both_ways() -> None:
 
 
 def test_what_ssh_forwards_has_to_be_sealed() -> None:
-    """Anybody on the host at its other end may connect there."""
+    """Any user of the host at its other end may connect there."""
 
     async def told() -> None:
         notebook = Notebook()

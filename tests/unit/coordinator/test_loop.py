@@ -178,7 +178,7 @@ def test_a_host_sends_only_logs_of_what_it_may_have_run() -> None:
 
 def test_a_refused_agent_is_an_event_of_its_job() -> None:
     stage = Stage(Story.running(world_size=1).job, Clock())
-    stage.loop.on_refused(JobUid("other"), "of no job of ours")
+    stage.loop.on_refused(JobUid("other"), "of an unknown job")
     stage.loop.on_refused(stage.job.snapshot.uid, "upgrade that host")
     stage.run(lambda events: events.call_soon_threadsafe(stage.loop.hand_over))
     assert stage.writer.events == ["upgrade that host"]
