@@ -123,14 +123,14 @@ class TrackedJob:
         """Put the values of a heartbeat into the series."""
 
         def is_alive(rank: int, attempt: int) -> bool:
-            known = self.snapshot.ranks[rank]
-            return known.is_alive and known.attempt.number == attempt
+            known = self.snapshot.ranks[rank] if 0 <= rank < len(self.snapshot.ranks) else None
+            return known is not None and known.is_alive and known.attempt.number == attempt
 
         snapshot, window = self.snapshot, beat.window
         if window is None or not is_alive(said.rank, said.attempt):
             return
         is_one_model = snapshot.is_synchronous or snapshot.is_gang
-        if not is_one_model and said.rank != min(it.rank for it in snapshot.ranks if it.in_service):
+        if not is_one_model and said.rank != next((it.rank for it in snapshot.in_service), None):
             return  # independent ranks train different models: one of them is shown
         values = {name: own for name, own in window.values.items() if name != THROUGHPUT}
         measured = snapshot.ranks[said.rank].attempt.throughput

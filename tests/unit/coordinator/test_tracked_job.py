@@ -63,6 +63,13 @@ def test_values_of_the_lowest_rank_and_its_speed_are_written(job: TrackedJob) ->
     assert job.draft(NOW).write.series == ()
 
 
+def test_values_of_unknown_ranks_and_attempts_are_left_out(job: TrackedJob) -> None:
+    window = Window(0, 1, is_back=True, values={"loss": aggregate([1.0])})
+    for rank, attempt in ((99, 0), (-1, 0), (0, 7)):
+        job.observe(RankSaid(rank=rank, attempt=attempt, message=beat(1, window=window)), NOW)
+    assert job.draft(NOW).write.series == ()
+
+
 def test_a_death_is_urgent(job: TrackedJob) -> None:
     job.observe(exited(1, 0, code=1), NOW)
     draft = job.draft(NOW)
