@@ -1,5 +1,6 @@
 """The page: every view is rendered here first, so it is readable without scripts."""
 
+from datetime import datetime
 from functools import cache, partial
 from http import HTTPStatus
 from pathlib import Path
@@ -17,11 +18,15 @@ from api.errors import Problem
 from api.listing import RequestedPage, jobs_of
 from api.page.texts import TEXTS, progress
 from api.page.timeline import timeline
+from api.routes.hosts import host_list
 from api.routes.logs import GREP_LIMIT, TAIL_DEFAULT, line_view
+from api.routes.service import health_view, version_view
 from api.routes.watch import live_state
 from api.schema import KnownJobId
 from api.views import job_view
+from muster.client.progress import duration
 from muster.contracts.interpreter import VERSION
+from muster.contracts.paths import size_text
 from muster.logs.source import LogFilter
 
 if TYPE_CHECKING:
@@ -117,6 +122,23 @@ async def show_logs(
     )
 
 
+@router.get("/service")
+def show_service(state: State) -> Response:
+    """Show what waits, what holds the slots, the hosts, and whether all is well."""
+    jobs, now = state.jobs.unfinished(), state.clock()
+    ranks = state.history.ranks_by_job([job.job_id for job in jobs])
+    views = [live_state(job, ranks[job.job_id], now) for job in jobs]
+    return _render(
+        "service.html",
+        queue=[it for it in views if it["status"] == "QUEUED"],
+        holding=[it for it in views if it["status"] != "QUEUED"],
+        hosts=host_list(state).hosts,
+        health=health_view(state),
+        about=version_view(state),
+        age=partial(_age, now),
+    )
+
+
 @open_router.get("/login")
 def show_login() -> Response:
     """Ask for a token."""
@@ -171,6 +193,11 @@ def _digest() -> str:
     return xxh3_64_hexdigest(b"".join(path.read_bytes() for path in files))
 
 
+def _age(now: datetime, at: datetime | str) -> str:
+    begun = datetime.fromisoformat(at) if isinstance(at, str) else at
+    return duration((now - begun).total_seconds())
+
+
 def _render(name: str, **values: object) -> Response:
     html = _environment().get_template(name).render(values)
     headers = {
@@ -189,6 +216,6 @@ def _environment() -> "Environment":
     loader = FileSystemLoader(HERE / "templates")
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.globals |= {"static": f"/ui/static/{_digest()}", "version": VERSION}
-    environment.globals["progress"] = progress
+    environment.globals |= {"progress": progress, "duration": duration, "size": size_text}
     environment.globals["text"] = lambda name, view: TEXTS[name](view)
     return environment

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from muster.client.progress import duration
-from tests.support.installation import Installation, Seen, is_running
+from tests.support.installation import SLOTS, Installation, Seen, is_running
 
 CHROMIUM = Path("/usr/bin/chromium")
 Browser: TypeAlias = Any  # playwright may not be installed
@@ -53,7 +53,7 @@ def page(browser: Browser, installation: Installation) -> Iterator[Any]:
     tab = browser.new_page(base_url=installation.url)
     foreign: list[str] = []
     errors: list[str] = []
-    tab.on("request", lambda it: it.url.startswith(installation.url) or foreign.append(it.url))
+    tab.on("request", lambda it: it.url.startswith("http://127.0.0.1:") or foreign.append(it.url))
     tab.on("pageerror", lambda error: errors.append(str(error)))
     yield tab
     assert (foreign, errors) == ([], [])
@@ -154,6 +154,24 @@ def test_without_scripts_everything_can_be_read(
     assert "COMPLETED" in tab.locator("#head").inner_text()
     assert "the job is COMPLETED" in tab.locator("#events").inner_text()
     context.close()
+
+
+def test_the_service_view_says_what_waits(page: Page, narrow: Installation) -> None:
+    running = narrow.submit(world_size=SLOTS, **TOGETHER)
+    narrow.wait_until(running, is_running)
+    waiting = narrow.submit(world_size=1, name=HOSTILE[:60].replace("\x1b", ""), **TOGETHER)
+    told = narrow.wait_until(waiting, lambda seen: "waits for" in seen["message"])
+    page.goto(f"{narrow.url}/ui/service")
+    assert page.locator("#holding tbody tr").get_attribute("data-job") == running
+    assert told["message"] in page.locator(f"#queue [data-job={waiting}]").inner_text()
+    assert page.locator("img").count() == 0
+    (host,) = narrow.request("GET", "/hosts").json()["hosts"]
+    assert host["slots_in_use"] == SLOTS
+    assert f"{SLOTS}/{SLOTS}" in page.locator("[data-host=local]").inner_text()
+    health = narrow.request("GET", "/health").json()
+    assert health["checks"]["coordinator"]["detail"] in page.locator("#checks").inner_text()
+    narrow.stop(running)
+    playwright.expect(page.locator("#queue")).to_contain_text("muster submit", timeout=20_000)
 
 
 def test_scripts_and_templates_say_the_same(page: Page) -> None:

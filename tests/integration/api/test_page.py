@@ -51,7 +51,7 @@ def enter(browser: httpx.Client, token: str) -> httpx.Response:
 
 
 def test_without_a_token_a_browser_is_asked_for_one(browser: httpx.Client) -> None:
-    for path in ("/ui/", "/ui/jobs/unknown", "/ui/jobs/unknown/logs"):
+    for path in ("/ui/", "/ui/service", "/ui/jobs/unknown", "/ui/jobs/unknown/logs"):
         answer = browser.get(path, headers=PAGE)
         assert (answer.status_code, answer.headers["location"]) == (303, "/ui/login")
     assert browser.get("/ui/").status_code == 401, "a program gets an answer for programs"
