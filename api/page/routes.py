@@ -13,21 +13,29 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from xxhash import xxh3_64_hexdigest
 
 from api.auth import SESSION_COOKIE
-from api.dependencies import READ, CurrentCaller, State
-from api.errors import Problem
+from api.dependencies import READ, SUBMIT, CurrentCaller, State
+from api.errors import Problem, invalid_field
 from api.listing import RequestedPage, jobs_of
+from api.page.submission import controls, fields_of, job_text, submit_command
 from api.page.texts import TEXTS, progress
 from api.page.timeline import timeline
 from api.routes.hosts import host_list
 from api.routes.logs import GREP_LIMIT, TAIL_DEFAULT, line_view
 from api.routes.service import health_view, version_view
 from api.routes.watch import live_state
-from api.schema import KnownJobId
+from api.schema import KnownJobId, body
 from api.views import job_view
+from muster.checkpoints.errors import CheckpointError, CheckpointMissing
+from muster.checkpoints.listing import checkpoint_dirs, examine
 from muster.client.progress import duration
+from muster.contracts.errors import InvalidDescription
 from muster.contracts.interpreter import VERSION
-from muster.contracts.paths import size_text
+from muster.contracts.location import InvalidLocation, parse_location
+from muster.contracts.paths import checkpoints_of_job, size_text
+from muster.contracts.spec_problems import checked_job_id
+from muster.host.yaml_files import YamlFile
 from muster.logs.source import LogFilter
+from muster.objects.errors import ObjectStoreError
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -45,12 +53,19 @@ TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg
 EVENTS_SHOWN: Final = 300
 ATTEMPTS_SHOWN: Final = 500
 
+PLACES: Final = 16
+"""Of checkpoints that are shown: each rank of an independent job has its own."""
+
 SESSION_SECONDS: Final = 30 * 86400
 """Of a cookie whose token does not expire."""
 
 router = APIRouter(include_in_schema=False, dependencies=[READ], prefix="/ui")
 open_router = APIRouter(include_in_schema=False, prefix="/ui")
 """What is shown without a token; see `api.middleware`."""
+
+
+class JobText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    text: Annotated[str, msgspec.Meta(max_length=100_000)]  # YAML takes 2 s for that
 
 
 async def _leave_out_empty(request: Request) -> None:
@@ -120,6 +135,55 @@ async def show_logs(
         # What a search has found is no stream.
         stream="" if grep else f"/jobs/{job_id}/logs/stream?tail={TAIL_DEFAULT}{part}",
     )
+
+
+@router.get("/jobs/{job_id}/checkpoints")
+def show_checkpoints(job_id: KnownJobId, state: State, caller: CurrentCaller) -> Response:
+    """Show what a job has saved, as the manifests tell: no array is read."""
+    job = state.jobs.get(job_id)
+    found, problem = [], None
+    try:
+        place = checkpoints_of_job(parse_location(job.spec.checkpoint_dir or ""), job_id)
+        places = checkpoint_dirs(place, job.uid)
+        found = [(it.label, one) for it in places[:PLACES] for one in examine(it, reads_all=False)]
+        problem = f"Of {len(places)} ranks {PLACES} are shown." if len(places) > PLACES else None
+    except CheckpointMissing:
+        pass
+    except (CheckpointError, InvalidLocation, ObjectStoreError, OSError) as error:
+        problem = str(error)
+    fields = {**fields_of(job_view(job, caller).spec), "resume_from": job_id}
+    return _render(
+        "checkpoints.html",
+        job_id=job_id,
+        found=found,
+        problem=problem,
+        command=submit_command(fields),
+        age=partial(_age, state.clock()),
+    )
+
+
+@router.get("/submit")
+def show_submit(
+    state: State, caller: CurrentCaller, resume_from: Annotated[str, Query(max_length=63)] = ""
+) -> Response:
+    """Show an empty job, or one that goes on from the checkpoints of `resume_from`."""
+    fields = {}
+    if resume_from:
+        job = state.jobs.get(checked_job_id(resume_from))
+        fields = {**fields_of(job_view(job, caller).spec), "resume_from": job.job_id}
+    return _render("submit.html", controls=[*controls()], text=job_text(fields))
+
+
+@router.post("/submit/fields", dependencies=[SUBMIT])
+def read_fields(sent: Annotated[JobText, body(JobText)]) -> Response:
+    """Return the fields of a job file, as JSON: scripts read no YAML."""
+    try:
+        content = YamlFile.parse(sent.text, "line").content
+    except InvalidDescription as error:
+        raise invalid_field("body", "text", str(error)) from error
+    if not isinstance(content, dict | None):
+        raise invalid_field("body", "text", "expected fields of a job, such as world_size: 4")
+    return Response(msgspec.json.encode(content or {}), media_type="application/json")
 
 
 @router.get("/service")

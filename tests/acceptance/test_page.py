@@ -1,13 +1,17 @@
 """The web page in a real browser."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 
+from muster.checkpoints.listing import checkpoint_dirs, examine
 from muster.client.progress import duration
+from muster.contracts.job import JobId
+from muster.contracts.paths import checkpoints_of_job, size_text
 from tests.support.installation import SLOTS, Installation, Seen, is_running
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -153,7 +157,65 @@ def test_without_scripts_everything_can_be_read(
     tab.goto(f"/ui/jobs/{job_id}")
     assert "COMPLETED" in tab.locator("#head").inner_text()
     assert "the job is COMPLETED" in tab.locator("#events").inner_text()
+    tab.locator("#checkpoints a").click()
+    assert "current" in tab.locator("#checkpoints").inner_text()
+    tab.goto("/ui/submit")
+    assert "muster submit job.yaml" in tab.locator("noscript").inner_text()
     context.close()
+
+
+def test_a_job_goes_on_from_a_checkpoint(page: Page, installation: Installation) -> None:
+    earlier = installation.submit(mode="synchronous", world_size=2, epochs=2, checkpoint_every=3)
+    step = installation.complete(earlier)["step"]
+    (place,) = checkpoint_dirs(checkpoints_of_job(installation.checkpoint_dir, JobId(earlier)))
+    saved = [(str(it.name.step), it.manifest.size_bytes) for it in examine(place) if it.manifest]
+    page.goto(f"/ui/jobs/{earlier}")
+    section = page.locator("#checkpoints")
+    playwright.expect(section.locator("tbody tr")).to_have_count(len(saved))
+    shown = [row.split("\t") for row in section.locator("tbody tr").all_inner_texts()]
+    assert [(row[1], row[3]) for row in shown] == [(it, size_text(size)) for it, size in saved]
+    section.get_by_role("link", name="resume from here").click()
+    page.get_by_label("epochs").fill("3")
+    playwright.expect(page.locator("#text")).to_have_value(re.compile("^epochs: 3$", re.MULTILINE))
+    playwright.expect(page.locator("#verdict")).to_contain_text("valid")
+    page.get_by_role("button", name="submit").click()
+    page.wait_for_url(lambda url: "/ui/jobs/" in url)
+    later = page.url.rpartition("/")[2]
+    installation.note(installation.job(later))
+    assert installation.complete(later)["step"] == step // 2 * 3
+    attempts = installation.request("GET", f"/jobs/{later}/attempts").json()["attempts"]
+    assert {it["step_at_start"] for it in attempts} == {step}
+
+
+def test_a_job_is_submitted_by_its_form(page: Page, installation: Installation) -> None:
+    page.goto("/ui/submit")
+    page.get_by_label("world_size").fill("0")
+    error = page.locator("[data-error=world_size]")
+    playwright.expect(error).to_have_text("0 is not between 1 and 4096")
+    page.locator("#text").fill("world_size: 2\nname: [\n")
+    playwright.expect(page.locator("#verdict")).to_contain_text("line:3:1")
+    page.locator("#text").fill("# twice\nepochs: 2  # two\nenv:\n  A: x\nworld_size: 2\nbogus: 1")
+    playwright.expect(page.get_by_label("epochs")).to_have_value("2")
+    playwright.expect(page.locator("#verdict")).to_contain_text("bogus: there is no such field")
+    name = HOSTILE[:60].replace("\x1b", "")
+    page.get_by_label("name", exact=True).fill(name)
+    page.get_by_label("world_size").fill("1")
+    text = page.locator("#text").input_value()
+    assert "# twice\nepochs: 2  # two\nenv:\n  A: x\nworld_size: 1\nbogus: 1" in text
+    page.locator("#text").fill(text.replace("bogus: 1", ""))
+    page.get_by_role("button", name="submit").click()
+    page.wait_for_url(lambda url: "/ui/jobs/" in url)
+    job_id = page.url.rpartition("/")[2]
+    installation.note(installation.job(job_id))
+    spec = installation.job(job_id)["spec"]
+    assert (spec["name"], spec["epochs"], spec["env"], spec["world_size"]) == (
+        name,
+        2,
+        {"A": "x"},
+        1,
+    )
+    assert page.locator("img").count() == 0
+    installation.complete(job_id)
 
 
 def test_the_service_view_says_what_waits(page: Page, narrow: Installation) -> None:
