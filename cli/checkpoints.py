@@ -376,7 +376,7 @@ def _entry(place: CheckpointDir, one: ListedCheckpoint) -> dict[str, Any]:
         "generation": one.name.generation,
         "epoch": manifest and manifest.position.epoch,
         "saved_at": manifest and manifest.time,
-        "size_bytes": manifest and manifest.size_bytes,
+        "size_bytes": manifest and sum(file.size_bytes for file in manifest.files.values()),
         "state": one.condition.value,
         "damage": one.damage or None,
     }

@@ -1,10 +1,9 @@
 """The page: every view is rendered here first, so it is readable without scripts."""
 
-from datetime import datetime
 from functools import cache, partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import urlencode
 
 import msgspec
@@ -12,30 +11,30 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Query, Request, Response
 from xxhash import xxh3_64_hexdigest
 
-from api.auth import SESSION_COOKIE
+from api.auth import SESSION_COOKIE, Caller
 from api.dependencies import READ, SUBMIT, CurrentCaller, State
 from api.errors import Problem, invalid_field
 from api.listing import RequestedPage, jobs_of
 from api.page.submission import controls, fields_of, job_text, submit_command
-from api.page.texts import TEXTS, progress
+from api.page.texts import TEXTS, age, differing, progress
 from api.page.timeline import timeline
-from api.routes.hosts import host_list
+from api.routes.hosts import list_hosts
 from api.routes.logs import GREP_LIMIT, TAIL_DEFAULT, line_view
-from api.routes.service import health_view, version_view
+from api.routes.service import get_version, health
 from api.routes.watch import live_state
 from api.schema import KnownJobId, body
 from api.views import job_view
-from muster.checkpoints.errors import CheckpointError, CheckpointMissing
+from database.records import Job
+from muster.checkpoints.errors import CheckpointMissing
 from muster.checkpoints.listing import checkpoint_dirs, examine
 from muster.client.progress import duration
-from muster.contracts.errors import InvalidDescription
+from muster.contracts.errors import MusterError
 from muster.contracts.interpreter import VERSION
-from muster.contracts.location import InvalidLocation, parse_location
+from muster.contracts.location import parse_location
 from muster.contracts.paths import checkpoints_of_job, size_text
 from muster.contracts.spec_problems import checked_job_id
 from muster.host.yaml_files import YamlFile
 from muster.logs.source import LogFilter
-from muster.objects.errors import ObjectStoreError
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -53,8 +52,7 @@ TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg
 EVENTS_SHOWN: Final = 300
 ATTEMPTS_SHOWN: Final = 500
 
-PLACES: Final = 16
-"""Of checkpoints that are shown: each rank of an independent job has its own."""
+PLACES: Final = 16  # of checkpoints that are shown: ranks may have one each
 
 SESSION_SECONDS: Final = 30 * 86400
 """Of a cookie whose token does not expire."""
@@ -106,7 +104,7 @@ def show_job(job_id: KnownJobId, state: State, caller: CurrentCaller) -> Respons
         events=events,
         last_event=events[-1].event_id if events else 0,
         timeline=timeline(job.created_at, job.finished_at or state.clock(), attempts, events),
-        attempts=attempts,
+        differing=differing(view["workers"].values()),
         is_over=job.is_terminal,
     )
 
@@ -149,17 +147,11 @@ def show_checkpoints(job_id: KnownJobId, state: State, caller: CurrentCaller) ->
         problem = f"Of {len(places)} ranks {PLACES} are shown." if len(places) > PLACES else None
     except CheckpointMissing:
         pass
-    except (CheckpointError, InvalidLocation, ObjectStoreError, OSError) as error:
+    except (MusterError, OSError) as error:
         problem = str(error)
-    fields = {**fields_of(job_view(job, caller).spec), "resume_from": job_id}
-    return _render(
-        "checkpoints.html",
-        job_id=job_id,
-        found=found,
-        problem=problem,
-        command=submit_command(fields),
-        age=partial(_age, state.clock()),
-    )
+    command = submit_command(_like(job, caller))
+    values = {"found": found, "problem": problem, "command": command, "is_over": job.is_terminal}
+    return _render("checkpoints.html", job_id=job_id, **values)
 
 
 @router.get("/submit")
@@ -167,40 +159,38 @@ def show_submit(
     state: State, caller: CurrentCaller, resume_from: Annotated[str, Query(max_length=63)] = ""
 ) -> Response:
     """Show an empty job, or one that goes on from the checkpoints of `resume_from`."""
-    fields = {}
-    if resume_from:
-        job = state.jobs.get(checked_job_id(resume_from))
-        fields = {**fields_of(job_view(job, caller).spec), "resume_from": job.job_id}
-    return _render("submit.html", controls=[*controls()], text=job_text(fields))
+    job = state.jobs.get(checked_job_id(resume_from)) if resume_from else None
+    text = job_text(_like(job, caller)) if job else ""
+    return _render("submit.html", controls=[*controls()], text=text)
+
+
+def _like(job: Job, caller: Caller) -> dict[str, Any]:
+    """Return the fields of a job that goes on from the checkpoints of another one."""
+    return {**fields_of(job_view(job, caller).spec), "resume_from": job.job_id}
 
 
 @router.post("/submit/fields", dependencies=[SUBMIT])
 def read_fields(sent: Annotated[JobText, body(JobText)]) -> Response:
     """Return the fields of a job file, as JSON: scripts read no YAML."""
     try:
-        content = YamlFile.parse(sent.text, "line").content
-    except InvalidDescription as error:
+        content = YamlFile.parse(sent.text, "line").content or {}
+    except MusterError as error:
         raise invalid_field("body", "text", str(error)) from error
-    if not isinstance(content, dict | None):
+    if not isinstance(content, dict):
         raise invalid_field("body", "text", "expected fields of a job, such as world_size: 4")
-    return Response(msgspec.json.encode(content or {}), media_type="application/json")
+    return Response(msgspec.json.encode(content), media_type="application/json")
 
 
 @router.get("/service")
-def show_service(state: State) -> Response:
+def show_service(state: State, request: Request) -> Response:
     """Show what waits, what holds the slots, the hosts, and whether all is well."""
     jobs, now = state.jobs.unfinished(), state.clock()
     ranks = state.history.ranks_by_job([job.job_id for job in jobs])
     views = [live_state(job, ranks[job.job_id], now) for job in jobs]
-    return _render(
-        "service.html",
-        queue=[it for it in views if it["status"] == "QUEUED"],
-        holding=[it for it in views if it["status"] != "QUEUED"],
-        hosts=host_list(state).hosts,
-        health=health_view(state),
-        about=version_view(state),
-        age=partial(_age, now),
-    )
+    answers = {"hosts": list_hosts(state), "health": health(state, request)}
+    answers["about"] = get_version(state)
+    told = {name: msgspec.json.decode(it.body) for name, it in answers.items()}
+    return _render("service.html", jobs=views, **told)
 
 
 @open_router.get("/login")
@@ -257,11 +247,6 @@ def _digest() -> str:
     return xxh3_64_hexdigest(b"".join(path.read_bytes() for path in files))
 
 
-def _age(now: datetime, at: datetime | str) -> str:
-    begun = datetime.fromisoformat(at) if isinstance(at, str) else at
-    return duration((now - begun).total_seconds())
-
-
 def _render(name: str, **values: object) -> Response:
     html = _environment().get_template(name).render(values)
     headers = {
@@ -280,6 +265,7 @@ def _environment() -> "Environment":
     loader = FileSystemLoader(HERE / "templates")
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.globals |= {"static": f"/ui/static/{_digest()}", "version": VERSION}
-    environment.globals |= {"progress": progress, "duration": duration, "size": size_text}
+    environment.globals |= {"age": age, "duration": duration, "progress": progress}
+    environment.globals["size"] = size_text
     environment.globals["text"] = lambda name, view: TEXTS[name](view)
     return environment

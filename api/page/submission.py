@@ -4,12 +4,11 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
-from muster.contracts.spec import JobRequest, usual_mode
+from muster.contracts.spec import JobRequest
 
 FIELDS: Final = (
     *("job_id", "name", "command", "program", "mode", "world_size", "max_workers", "epochs"),
@@ -18,59 +17,30 @@ FIELDS: Final = (
 )
 """Those that people set; the text of the job takes all."""
 
-OF_SCRIPTS: Final = frozenset({"command", "world_size", "max_workers", "virtual_shards"})
+OF_SCRIPTS: Final = frozenset({"command", "max_workers", "virtual_shards"})
 """The command, and fields with other defaults beside it in `muster submit` than over REST."""
 
 _BARE: Final = re.compile(r"(?!(?i:null|true|false)$)[A-Za-z/][\w/.-]*", re.ASCII)
 """Text that means itself in YAML."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Control:
-    """What a person fills in for one field."""
-
-    name: str
-    kind: str  # text, number, mixed (a number or an option), choice, words
-    description: str
-    default: str
-    options: tuple[str, ...]
-    low: int | float | None
-    high: int | float | None
-
-
-def controls() -> Iterator[Control]:
-    """Yield the controls of `FIELDS`, as the JSON schema of a job describes them."""
+def controls() -> Iterator[dict[str, Any]]:
+    """Yield what a person fills in for each of `FIELDS`, as the JSON schema of a job says."""
     schema = msgspec.json.schema(JobRequest)["$defs"][JobRequest.__name__]["properties"]
     for name in FIELDS:
-        shape = schema[name]
-        parts = [it for it in shape.get("anyOf", [shape]) if it.get("type") != "null"]
-        options = tuple(word for part in parts for word in part.get("enum", ()))
-        number = next((it for it in parts if it.get("type") in {"integer", "number"}), None)
-        kind = "words" if parts[0].get("type") == "array" else "choice" if options else "text"
-        if number is not None:
-            kind = "mixed" if options else "number"
-        yield Control(
-            name=name,
-            kind=kind,
-            description=shape["description"],
-            default=str(shape["default"] or ""),
-            options=options,
-            low=(number or {}).get("minimum"),
-            high=(number or {}).get("maximum"),
-        )
+        parts = schema[name].get("anyOf", [schema[name]])
+        kinds = {part.get("type") for part in parts}
+        kind = "words" if "array" in kinds else "number" if "integer" in kinds else "text"
+        options = [word for part in parts for word in part.get("enum", ())]
+        yield {**schema[name], "name": name, "kind": kind, "options": options}
 
 
 def fields_of(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return what to submit for another job like a stored one: what is not a default."""
-    command, mode = spec["command"], spec["mode"]
-    usual = msgspec.to_builtins(JobRequest(command=command, mode=mode).spec())
-    if mode == usual_mode(command):
-        usual["mode"] = mode
-    else:
-        del usual["mode"]
-    kept = OF_SCRIPTS if command else {"world_size"}
-    found = {name: it for name, it in spec.items() if name in kept or it != usual.get(name)}
-    return {name: list(it) if isinstance(it, tuple) else it for name, it in found.items()}
+    usual = JobRequest(command=spec["command"], mode=spec["mode"]).spec()
+    kept = {"mode", "world_size"} | (OF_SCRIPTS if spec["command"] else set())
+    default = msgspec.to_builtins(usual)
+    return {name: it for name, it in spec.items() if name in kept or it != default[name]}
 
 
 def job_text(fields: Mapping[str, Any]) -> str:
@@ -88,4 +58,6 @@ def submit_command(fields: Mapping[str, Any]) -> str:
 
 
 def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    """Return JSON in which every character can be seen: YAML knows this escape as well."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(it if it.isprintable() else f"\\U{ord(it):08x}" for it in text)

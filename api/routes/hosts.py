@@ -6,7 +6,7 @@ from typing import Annotated, get_args
 
 from fastapi import APIRouter, Response
 
-from api.dependencies import ADMIN, READ, AppState, State
+from api.dependencies import ADMIN, READ, State
 from api.errors import Problem
 from api.schema import SweepBody, body, operation, reply
 from database.records import HostRecord
@@ -75,10 +75,6 @@ def request_sweep(
 @router.get("/hosts", **operation("The hosts on which ranks may run", READ, HostList))
 def list_hosts(state: State) -> Response:
     """Return every host of the cluster, or this one alone, with what runs there."""
-    return reply(host_list(state))
-
-
-def host_list(state: AppState) -> HostList:
     ids = [job.job_id for job in state.jobs.unfinished()]
     running = {it: ranks.running for it, ranks in state.history.ranks_on_hosts(ids).items()}
     agents = [it for rows in state.history.agents_by_job(ids).values() for it in rows]
@@ -103,4 +99,4 @@ def host_list(state: AppState) -> HostList:
         for node in cluster.nodes
         for said in [known.get(node.name, HostRecord(host=node.name))]
     ]
-    return HostList(hosts=views)
+    return reply(HostList(hosts=views))

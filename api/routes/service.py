@@ -13,10 +13,10 @@ from http import HTTPStatus
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
+import msgspec
 import structlog
 from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import RedirectResponse
-from msgspec.structs import asdict, replace
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from api.dependencies import ADMIN, API_VERSION, READ, AppState, CurrentCaller, State
@@ -61,12 +61,19 @@ def health(state: State, request: Request) -> Response:
 
     Details are for callers with a token of scope read.
     """
-    view = health_view(state)
-    if "caller" not in request.scope["state"]:  # errors and paths are for authenticated callers
-        bare = {
-            name: Check(status=it.status, detail="") for name, it in asdict(view.checks).items()
-        }
-        view = replace(view, version=None, checks=Checks(**bare))
+    database, coordinator, disk = _database(state), _coordinator(state), _disk(state)
+    is_ok = all(check.status == "ok" for check in (database, coordinator, disk))
+    is_authenticated = "caller" in request.scope["state"]
+    if not is_authenticated:  # errors and paths are for authenticated callers
+        database, coordinator, disk = (
+            Check(status=check.status, detail="") for check in (database, coordinator, disk)
+        )
+    view = Health(
+        status="ok" if is_ok else "degraded",
+        version=VERSION if is_authenticated else None,
+        uptime_seconds=state.uptime_seconds(),
+        checks=Checks(database=database, coordinator=coordinator, disk=disk),
+    )
     return reply(view)
 
 
@@ -100,7 +107,15 @@ def get_readiness(state: State) -> Response:
 )
 def get_version(state: State) -> Response:
     """Say which service this is."""
-    return reply(version_view(state), headers={"Cache-Control": "no-cache"})
+    view = Version(
+        app=VERSION,
+        api=API_VERSION,
+        schema_revision=state.database.revision(),
+        database=state.database.kind,
+        data_dir=str(state.data_dir.root),
+        checkpoint_dir=str(state.submitter.settings.checkpoint_dir),
+    )
+    return reply(view, headers={"Cache-Control": "no-cache"})
 
 
 @router.get(
@@ -132,7 +147,7 @@ def create_token(
         lifetime=None if seconds is None else timedelta(seconds=seconds),
         created_by=caller.name,
     )
-    fields = asdict(token_view(token, state.clock()))
+    fields = msgspec.structs.asdict(token_view(token, state.clock()))
     headers = {"Cache-Control": "no-store"}
     return reply(TokenCreated(**fields, token=text), HTTPStatus.CREATED, headers)
 
@@ -173,29 +188,6 @@ def get_index(request: Request) -> Response:
 def get_docs(request: Request) -> Response:
     """Return the OpenAPI document as a page."""
     return _page(request.app.openapi(), {})
-
-
-def health_view(state: AppState) -> Health:
-    """Return what was checked now, with details."""
-    checks = Checks(database=_database(state), coordinator=_coordinator(state), disk=_disk(state))
-    is_ok = all(check.status == "ok" for check in asdict(checks).values())
-    return Health(
-        status="ok" if is_ok else "degraded",
-        version=VERSION,
-        uptime_seconds=state.uptime_seconds(),
-        checks=checks,
-    )
-
-
-def version_view(state: AppState) -> Version:
-    return Version(
-        app=VERSION,
-        api=API_VERSION,
-        schema_revision=state.database.revision(),
-        database=state.database.kind,
-        data_dir=str(state.data_dir.root),
-        checkpoint_dir=str(state.submitter.settings.checkpoint_dir),
-    )
 
 
 def _database(state: AppState) -> Check:

@@ -203,10 +203,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     files: dict[str, FileFacts]
     manifest_xxh3: str = ""
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(file.size_bytes for file in self.files.values())
-
     def is_named(self, name: CheckpointName) -> bool:
         """Return whether this manifest belongs in the directory `name`."""
         return (self.generation, self.step) == (name.generation, name.step)

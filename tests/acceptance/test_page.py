@@ -85,9 +85,27 @@ def test_a_rank_is_killed_on_the_page(page: Page, installation: Installation) ->
         "step => parseInt(document.querySelector('#head [data-text=step]').textContent) > step",
         arg=step,
     )
+    _see_how_a_process_ended(page)
     page.get_by_role("button", name="stop").click()
     playwright.expect(page.locator("#head [data-text=status]")).to_have_text("■ STOPPED")
     playwright.expect(page.locator("#actions")).to_have_count(0)
+
+
+def _see_how_a_process_ended(page: Page) -> None:
+    """Go along the bars of the rank that was lost, by keys alone."""
+    lost = page.locator("#timeline rect.lost")
+    rank = lost.get_attribute("data-of").partition(".")[0]
+    page.locator(f"rect[data-key='{rank}-1']").focus()
+    phases = []
+    while "lost" not in phases:  # the others may notice it first, and wait before
+        phases.append(page.evaluate("document.activeElement.className.baseVal"))
+        page.keyboard.press("Enter" if phases[-1] == "lost" else "ArrowRight")
+    playwright.expect(page.locator("#attempt")).to_contain_text("killed; signal 9")
+    page.keyboard.press("ArrowRight")
+    assert phases[:2] == ["starting", "training"]
+    assert page.evaluate("document.activeElement.className.baseVal") == "gone"
+    playwright.expect(page.locator("#attempt h2")).to_have_text(f"rank {rank}, attempt 0")
+    assert "loss" in page.locator("#attempt .lines").inner_text()
 
 
 def test_numbers_are_those_of_the_service(page: Page, installation: Installation) -> None:
@@ -114,6 +132,9 @@ def test_hostile_texts_are_shown_as_text(page: Page, installation: Installation)
     installation.fail(job_id)
     for path in ("/ui/", f"/ui/jobs/{job_id}", f"/ui/jobs/{job_id}/logs"):
         page.goto(path)
+        for bar in page.locator("#timeline rect").all()[:1]:
+            bar.click()
+            playwright.expect(page.locator("#attempt .lines")).to_contain_text("onerror")
         page.wait_for_timeout(300)
         assert page.title() != "broken"
         assert page.locator("img").count() == 0
@@ -168,12 +189,13 @@ def test_a_job_goes_on_from_a_checkpoint(page: Page, installation: Installation)
     earlier = installation.submit(mode="synchronous", world_size=2, epochs=2, checkpoint_every=3)
     step = installation.complete(earlier)["step"]
     (place,) = checkpoint_dirs(checkpoints_of_job(installation.checkpoint_dir, JobId(earlier)))
-    saved = [(str(it.name.step), it.manifest.size_bytes) for it in examine(place) if it.manifest]
+    files = [(it.name.step, it.manifest.files) for it in examine(place) if it.manifest]
+    saved = [(f"{step}", size_text(sum(it.size_bytes for it in of.values()))) for step, of in files]
     page.goto(f"/ui/jobs/{earlier}")
     section = page.locator("#checkpoints")
     playwright.expect(section.locator("tbody tr")).to_have_count(len(saved))
     shown = [row.split("\t") for row in section.locator("tbody tr").all_inner_texts()]
-    assert [(row[1], row[3]) for row in shown] == [(it, size_text(size)) for it, size in saved]
+    assert [(row[1], row[3]) for row in shown] == saved
     section.get_by_role("link", name="resume from here").click()
     page.get_by_label("epochs").fill("3")
     playwright.expect(page.locator("#text")).to_have_value(re.compile("^epochs: 3$", re.MULTILINE))
@@ -190,7 +212,7 @@ def test_a_job_goes_on_from_a_checkpoint(page: Page, installation: Installation)
 def test_a_job_is_submitted_by_its_form(page: Page, installation: Installation) -> None:
     page.goto("/ui/submit")
     page.get_by_label("world_size").fill("0")
-    error = page.locator("[data-error=world_size]")
+    error = page.locator("#world_size-wrong")
     playwright.expect(error).to_have_text("0 is not between 1 and 4096")
     page.locator("#text").fill("world_size: 2\nname: [\n")
     playwright.expect(page.locator("#verdict")).to_contain_text("line:3:1")
@@ -199,6 +221,7 @@ def test_a_job_is_submitted_by_its_form(page: Page, installation: Installation) 
     playwright.expect(page.locator("#verdict")).to_contain_text("bogus: there is no such field")
     name = HOSTILE[:60].replace("\x1b", "")
     page.get_by_label("name", exact=True).fill(name)
+    assert "\u202e" not in page.locator("#text").input_value(), "what is submitted can be seen"
     page.get_by_label("world_size").fill("1")
     text = page.locator("#text").input_value()
     assert "# twice\nepochs: 2  # two\nenv:\n  A: x\nworld_size: 1\nbogus: 1" in text
