@@ -130,6 +130,7 @@ def _train(client: Client, stage: Path, job_id: str, acts: Sequence[Act], **fiel
         checkpoint_dir=str(stage / "checkpoints"),
         **fields,
     )
+    print(f"   its page: {client.url}/ui/jobs/{job_id}")
     remaining, printed = list(acts), 0
     deadline = time.monotonic() + JOB_SECONDS
     with _bars() as bars:

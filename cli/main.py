@@ -31,6 +31,7 @@ HEADINGS: Final = {
         "up": Entry("cli.services:up", "Run the API and the coordinator on this machine."),
         "down": Entry("cli.services:down", "Stop the services; every rank saves first."),
         "status": Entry("cli.status:status", "Show what runs, and whether it is healthy."),
+        "open": Entry("cli.status:open_page", "Print the address of the web page, and open it."),
         "doctor": Entry("cli.doctor:doctor", "Check this installation and suggest repairs."),
         "cluster": Entry("cli.cluster:cluster", "Check the description of a cluster."),
         "engines": Entry("cli.cluster:engines", "Show what may start ranks, and what is missing."),

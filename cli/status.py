@@ -1,9 +1,10 @@
-"""``muster status``: what runs, where, and whether anything is missing."""
+"""``muster status``: what runs, where, and whether anything is missing; ``muster open``."""
 
 from __future__ import annotations
 
 import os
 import sys
+import webbrowser
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from shlex import quote
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
+from cli.connection import complete_jobs, connected
 from cli.errors import ExitCode
 from cli.output import Output, facts, notice_if_slow, output_option, show
 from cli.service_record import ServiceRecord, address_of, find_own_services, service_settings
@@ -56,6 +58,25 @@ def status(*, output: Output) -> None:
     data_dir = service_settings().data_dir
     show(output, msgspec.to_builtins(found), facts(_facts(found, data_dir)), [found.url])
     sys.exit(ExitCode.NOT_ALLOWED if found.refusal else _EXIT_CODES[found.status])
+
+
+@click.command("open")
+@click.argument(
+    "job",
+    required=False,
+    shell_complete=complete_jobs,
+    help="Id, prefix, name, or @latest. Default: the list of jobs.",
+)
+def open_page(job: str | None) -> None:
+    """Print the address of the web page, and open it.
+
+    A browser is started where there is a display.
+    """
+    with connected() as client:
+        url = f"{client.url}/ui/" + ("" if job is None else f"jobs/{client.job(job).id}")
+    click.echo(url)
+    if sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY"))):
+        webbrowser.open(url)
 
 
 def _ask(up: ServiceRecord | None) -> Status:

@@ -13,17 +13,29 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.routing import APIRoute
 from xxhash import xxh3_64_hexdigest
 
-from api.auth import SESSION_COOKIE
-from api.dependencies import READ, CurrentCaller, State
-from api.errors import Problem, problem_of
+from api.auth import SESSION_COOKIE, Caller
+from api.dependencies import READ, SUBMIT, CurrentCaller, State
+from api.errors import Problem, invalid_field, problem_of
 from api.listing import RequestedPage, jobs_of
-from api.page.texts import TEXTS, progress
+from api.page.submission import controls, fields_of, job_text, submit_command
+from api.page.texts import TEXTS, age, differing, progress
 from api.page.timeline import timeline
+from api.routes.hosts import list_hosts
 from api.routes.logs import GREP_LIMIT, TAIL_DEFAULT, line_view
+from api.routes.service import get_version, health
 from api.routes.watch import live_state
-from api.schema import KnownJobId
+from api.schema import KnownJobId, body
 from api.views import job_view
+from database.records import Job
+from muster.checkpoints.errors import CheckpointMissing
+from muster.checkpoints.listing import checkpoint_dirs, examine
+from muster.client.progress import duration
+from muster.contracts.errors import MusterError
 from muster.contracts.interpreter import VERSION
+from muster.contracts.location import parse_location
+from muster.contracts.paths import checkpoints_of_job, size_text
+from muster.contracts.spec_problems import checked_job_id
+from muster.host.yaml_files import YamlFile
 from muster.logs.source import LogFilter
 
 if TYPE_CHECKING:
@@ -41,6 +53,8 @@ TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg
 
 EVENTS_SHOWN: Final = 300
 ATTEMPTS_SHOWN: Final = 500
+
+PLACES: Final = 16  # of checkpoints that are shown: ranks may have one each
 
 SESSION_SECONDS: Final = 30 * 86400
 """Of a cookie whose token does not expire."""
@@ -72,6 +86,10 @@ router = APIRouter(
 )
 open_router = APIRouter(include_in_schema=False, prefix="/ui")
 """What is shown without a token; see `api.middleware`."""
+
+
+class JobText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    text: Annotated[str, msgspec.Meta(max_length=100_000)]  # YAML takes 2 s for that
 
 
 async def _leave_out_empty(request: Request) -> None:
@@ -112,7 +130,7 @@ def show_job(job_id: KnownJobId, state: State, caller: CurrentCaller) -> Respons
         events=events,
         last_event=events[-1].event_id if events else 0,
         timeline=timeline(job.created_at, job.finished_at or state.clock(), attempts, events),
-        attempts=attempts,
+        differing=differing(view["workers"].values()),
         is_over=job.is_terminal,
     )
 
@@ -141,6 +159,64 @@ async def show_logs(
         # What a search has found is no stream.
         stream="" if grep else f"/jobs/{job_id}/logs/stream?tail={TAIL_DEFAULT}{part}",
     )
+
+
+@router.get("/jobs/{job_id}/checkpoints")
+def show_checkpoints(job_id: KnownJobId, state: State, caller: CurrentCaller) -> Response:
+    """Show what a job has saved, as the manifests tell: no array is read."""
+    job = state.jobs.get(job_id)
+    found, problem = [], None
+    try:
+        place = checkpoints_of_job(parse_location(job.spec.checkpoint_dir or ""), job_id)
+        places = checkpoint_dirs(place, job.uid)
+        found = [(it.label, one) for it in places[:PLACES] for one in examine(it, reads_all=False)]
+        problem = f"Of {len(places)} ranks {PLACES} are shown." if len(places) > PLACES else None
+    except CheckpointMissing:
+        pass
+    except (MusterError, OSError) as error:
+        problem = str(error)
+    command = submit_command(_like(job, caller))
+    values = {"found": found, "problem": problem, "command": command, "is_over": job.is_terminal}
+    return _render("checkpoints.html", job_id=job_id, **values)
+
+
+@router.get("/submit")
+def show_submit(
+    state: State, caller: CurrentCaller, resume_from: Annotated[str, Query(max_length=63)] = ""
+) -> Response:
+    """Show an empty job, or one that goes on from the checkpoints of `resume_from`."""
+    job = state.jobs.get(checked_job_id(resume_from)) if resume_from else None
+    text = job_text(_like(job, caller)) if job else ""
+    return _render("submit.html", controls=[*controls()], text=text)
+
+
+def _like(job: Job, caller: Caller) -> dict[str, Any]:
+    """Return the fields of a job that goes on from the checkpoints of another one."""
+    return {**fields_of(job_view(job, caller).spec), "resume_from": job.job_id}
+
+
+@router.post("/submit/fields", dependencies=[SUBMIT])
+def read_fields(sent: Annotated[JobText, body(JobText)]) -> Response:
+    """Return the fields of a job file, as JSON: scripts read no YAML."""
+    try:
+        content = YamlFile.parse(sent.text, "line").content or {}
+    except MusterError as error:
+        raise invalid_field("body", "text", str(error)) from error
+    if not isinstance(content, dict):
+        raise invalid_field("body", "text", "expected fields of a job, such as world_size: 4")
+    return Response(msgspec.json.encode(content), media_type="application/json")
+
+
+@router.get("/service")
+def show_service(state: State, request: Request) -> Response:
+    """Show what waits, what holds the slots, the hosts, and whether all is well."""
+    jobs, now = state.jobs.unfinished(), state.clock()
+    ranks = state.history.ranks_by_job([job.job_id for job in jobs])
+    views = [live_state(job, ranks[job.job_id], now) for job in jobs]
+    answers = {"hosts": list_hosts(state), "health": health(state, request)}
+    answers["about"] = get_version(state)
+    told = {name: msgspec.json.decode(it.body) for name, it in answers.items()}
+    return _render("service.html", jobs=views, **told)
 
 
 @open_router.get("/login")
@@ -215,6 +291,7 @@ def _environment() -> "Environment":
     loader = FileSystemLoader(HERE / "templates")
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.globals |= {"static": f"/ui/static/{_digest()}", "version": VERSION}
-    environment.globals["progress"] = progress
+    environment.globals |= {"age": age, "duration": duration, "progress": progress}
+    environment.globals["size"] = size_text
     environment.globals["text"] = lambda name, view: TEXTS[name](view)
     return environment

@@ -1,6 +1,8 @@
 """What the page shows of a job and of a rank, as text. Pure; `static/texts.js` says the same."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from statistics import median
 from typing import Any, Final
 
 from muster.client.progress import duration
@@ -22,6 +24,10 @@ SHAPES: Final = {
 """The page shows a status by its word, its shape and its colour."""
 
 View = Mapping[str, Any]
+
+
+def age(at: str) -> str:
+    return duration((datetime.now(UTC) - datetime.fromisoformat(at)).total_seconds())
 
 
 def of_total(view: View) -> str:
@@ -76,3 +82,23 @@ def progress(view: View) -> int:
     """Return how much is done, in percent; 0 while that is unknown."""
     total = view["total_steps"]
     return 100 if view["status"] == "COMPLETED" else 100 * view["step"] // total if total else 0
+
+
+BEHIND_SECONDS: Final = 5
+"""How far behind is much: a heartbeat comes every two seconds, with the steps since."""
+
+
+def differing(workers: Iterable[View]) -> dict[int, str]:
+    """Return the living ranks that differ from the median of them, each with a word."""
+    alive = [it for it in workers if it["state"] in {"live", "suspect"}]
+    rates = {it["rank"]: it["throughput_steps_per_sec"] for it in alive}
+    usual = median([rate for rate in rates.values() if rate] or [0])
+    reached = median([it["step"] for it in alive] or [0]) - max(2, usual * BEHIND_SECONDS)
+    found = {}
+    for it in alive:
+        rank, rate = it["rank"], rates[it["rank"]] or usual
+        if it["state"] == "suspect" or it["step"] < reached:
+            found[rank] = "suspect" if it["state"] == "suspect" else "behind"
+        elif not usual / 2 <= rate <= usual * 2:
+            found[rank] = "slow" if rate < usual else "fast"
+    return found

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from typing import Final
 
 from muster.contracts.views import AttemptView, EventView
@@ -24,6 +25,9 @@ MARKS: Final[Mapping[str, str]] = {
 
 CLEAN_ENDS: Final = frozenset({"finished", "stopped"})
 
+LOSSES: Final = frozenset({"rank_exited", "rank_killed", "peer_lost", "agent_lost", "host_lost"})
+"""The events after which the ranks of a group wait until they have met anew."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
@@ -31,7 +35,7 @@ class Bar:
 
     left: float
     width: float
-    phase: str  # starting, training, alive (not known which), lost (it was not asked to end)
+    phase: str  # as docs/page.md has them; alive: the events do not tell
     title: str
     rank: int
     attempt: int
@@ -63,10 +67,15 @@ def timeline(
     def place(at: datetime) -> float:
         return round(100 * min(max((at - created).total_seconds() / whole, 0.0), 1.0), 3)
 
-    ready = _first_steps(events)
+    ordered = sorted(attempts, key=lambda it: (it.rank, it.attempt))
+    clean = {(it.rank, it.attempt) for it in ordered if it.retry_class in CLEAN_ENDS}
+    told = [it for it in events if it.kind != "rank_exited" or (it.rank, it.attempt) not in clean]
+    activity = _activity(told)
     rows: dict[int, list[Bar]] = {}
-    for attempt in sorted(attempts, key=lambda it: (it.rank, it.attempt)):
-        for phase, first, last in _phases(attempt, ready, end):
+    begins = {(it.rank, it.attempt): it.started_at for it in ordered}
+    for attempt in ordered:
+        later = begins.get((attempt.rank, attempt.attempt + 1), end)
+        for phase, first, last in _phases(attempt, events, activity, end, later):
             ended = attempt.message or attempt.retry_class or "runs"
             bar = Bar(
                 left=place(first),
@@ -85,21 +94,55 @@ def timeline(
     return Timeline(rows=rows, marks=marks, seconds=whole)
 
 
-def _first_steps(events: Sequence[EventView]) -> list[datetime]:
-    """Return when ranks began to train, after they had started or met anew."""
-    return [it.at for it in events if it.kind == "step_taken"]
+def _activity(events: Sequence[EventView]) -> list[tuple[datetime, str]]:
+    """Return since when the ranks that train together do what."""
+    found: list[tuple[datetime, str]] = []
+    now, saves = "", False
+    for event in events:
+        before, kind = now, event.kind
+        saves = (saves or kind == "checkpoint_requested") and kind != "checkpoint_saved"
+        if kind == "step_taken":
+            now = "training"
+        elif kind == "job_paused":
+            now = "paused"
+        elif kind == "resume_requested" or (kind in LOSSES and now == "training"):
+            now = "waiting"
+        elif kind in {"group_announced", "checkpoint_saved"} and now != "paused":
+            now = "saving" if saves else "waiting"
+        if now != before:
+            found.append((event.at, now))
+    return found
 
 
 def _phases(
-    attempt: AttemptView, steps: Sequence[datetime], until: datetime
+    attempt: AttemptView,
+    events: Sequence[EventView],
+    activity: Sequence[tuple[datetime, str]],
+    now: datetime,
+    later: datetime,
 ) -> Iterator[tuple[str, datetime, datetime]]:
-    begin, end = attempt.started_at, attempt.ended_at or until
-    trains = next((at for at in steps if begin <= at <= end), None)
-    is_known = attempt.step_at_start is None or attempt.step_at_end == attempt.step_at_start
-    if trains is None:
-        yield "starting" if is_known else "alive", begin, end
-    else:
-        yield "starting", begin, trains
-        yield "training", trains, end
+    """Yield what an attempt did one after the other; `later` is when its rank has another one."""
+    begin, end = attempt.started_at, attempt.ended_at or now
+
+    def first_of(kind: str, since: datetime) -> datetime | None:
+        return next((it.at for it in events if it.kind == kind and since <= it.at <= end), None)
+
+    own = [it for it in events if (it.rank, it.attempt) == (attempt.rank, attempt.attempt)]
+    ready = next((it.at for it in own if it.kind == "rank_ready"), None)
+    since = ready or begin
+    # A step of the others before the group that took this rank in is none of its own.
+    trains = first_of("step_taken", first_of("group_announced", since) or since)
+    is_begun = attempt.step_at_start is None or attempt.step_at_end == attempt.step_at_start
+    is_known = not events or events[0].kind == "submitted" or events[0].at <= begin
+    starts = [(begin, "starting" if is_known and (trains or ready or is_begun) else "alive")]
+    if ready and is_known:
+        starts.append((ready, "restoring" if activity else "alive"))
+    if trains and is_known:
+        starts.append((trains, "training"))
+    begun = (trains or end) if is_known else begin
+    starts += [(at, phase) for at, phase in activity if begun < at < end]
+    for (first, phase), (last, _) in pairwise([*starts, (end, "")]):
+        yield phase, first, last
     if attempt.ended_at is not None and attempt.retry_class not in CLEAN_ENDS:
         yield "lost", end, end
+        yield "gone", end, later

@@ -111,13 +111,16 @@ def checkpoint_dirs(location: Location, job_uid: str | None = None) -> list[Chec
     return found
 
 
-def examine(directory: CheckpointDir) -> Iterator[ListedCheckpoint]:
-    """Yield every checkpoint of a place, most trusted first, after verifying its bytes."""
+def examine(directory: CheckpointDir, *, reads_all: bool = True) -> Iterator[ListedCheckpoint]:
+    """Yield every checkpoint of a place, most trusted first, after verifying its bytes.
+
+    Without `reads_all` those of the manifest alone are verified.
+    """
     reader, own = directory.reader, directory.owner_uid
     has_current = False
     for name in reader.store.by_trust():
         try:
-            manifest = reader.load(name).manifest
+            manifest = reader.load(name).manifest if reads_all else manifest_of(reader.store, name)
         except CheckpointDamaged as damage:
             if name in reader.store.names():
                 yield ListedCheckpoint(

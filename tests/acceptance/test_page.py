@@ -1,14 +1,18 @@
 """The web page in a real browser."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 
+from muster.checkpoints.listing import checkpoint_dirs, examine
 from muster.client.progress import duration
-from tests.support.installation import Installation, Seen, is_running
+from muster.contracts.job import JobId
+from muster.contracts.paths import checkpoints_of_job, size_text
+from tests.support.installation import SLOTS, Installation, Seen, is_running
 
 CHROMIUM = Path("/usr/bin/chromium")
 Browser: TypeAlias = Any  # playwright may not be installed
@@ -53,7 +57,7 @@ def page(browser: Browser, installation: Installation) -> Iterator[Any]:
     tab = browser.new_page(base_url=installation.url)
     foreign: list[str] = []
     errors: list[str] = []
-    tab.on("request", lambda it: it.url.startswith(installation.url) or foreign.append(it.url))
+    tab.on("request", lambda it: it.url.startswith("http://127.0.0.1:") or foreign.append(it.url))
     tab.on("pageerror", lambda error: errors.append(str(error)))
     yield tab
     assert (foreign, errors) == ([], [])
@@ -81,9 +85,27 @@ def test_a_rank_is_killed_on_the_page(page: Page, installation: Installation) ->
         "step => parseInt(document.querySelector('#head [data-text=step]').textContent) > step",
         arg=step,
     )
+    _see_how_a_process_ended(page)
     page.get_by_role("button", name="stop").click()
     playwright.expect(page.locator("#head [data-text=status]")).to_have_text("■ STOPPED")
     playwright.expect(page.locator("#actions")).to_have_count(0)
+
+
+def _see_how_a_process_ended(page: Page) -> None:
+    """Go along the bars of the rank that was lost, by keys alone."""
+    lost = page.locator("#timeline rect.lost")
+    rank = lost.get_attribute("data-of").partition(".")[0]
+    page.locator(f"rect[data-key='{rank}-1']").focus()
+    phases = []
+    while "lost" not in phases:  # the others may notice it first, and wait before
+        phases.append(page.evaluate("document.activeElement.className.baseVal"))
+        page.keyboard.press("Enter" if phases[-1] == "lost" else "ArrowRight")
+    playwright.expect(page.locator("#attempt")).to_contain_text("killed; signal 9")
+    page.keyboard.press("ArrowRight")
+    assert phases[:2] == ["starting", "training"]
+    assert page.evaluate("document.activeElement.className.baseVal") == "gone"
+    playwright.expect(page.locator("#attempt h2")).to_have_text(f"rank {rank}, attempt 0")
+    assert "loss" in page.locator("#attempt .lines").inner_text()
 
 
 def test_numbers_are_those_of_the_service(page: Page, installation: Installation) -> None:
@@ -110,6 +132,9 @@ def test_hostile_texts_are_shown_as_text(page: Page, installation: Installation)
     installation.fail(job_id)
     for path in ("/ui/", f"/ui/jobs/{job_id}", f"/ui/jobs/{job_id}/logs"):
         page.goto(path)
+        for bar in page.locator("#timeline rect").all()[:1]:
+            bar.click()
+            playwright.expect(page.locator("#attempt .lines")).to_contain_text("onerror")
         page.wait_for_timeout(300)
         assert page.title() != "broken"
         assert page.locator("img").count() == 0
@@ -153,7 +178,85 @@ def test_without_scripts_everything_can_be_read(
     tab.goto(f"/ui/jobs/{job_id}")
     assert "COMPLETED" in tab.locator("#head").inner_text()
     assert "the job is COMPLETED" in tab.locator("#events").inner_text()
+    tab.locator("#checkpoints a").click()
+    assert "current" in tab.locator("#checkpoints").inner_text()
+    tab.goto("/ui/submit")
+    assert "muster submit job.yaml" in tab.locator("noscript").inner_text()
     context.close()
+
+
+def test_a_job_goes_on_from_a_checkpoint(page: Page, installation: Installation) -> None:
+    earlier = installation.submit(mode="synchronous", world_size=2, epochs=2, checkpoint_every=3)
+    step = installation.complete(earlier)["step"]
+    (place,) = checkpoint_dirs(checkpoints_of_job(installation.checkpoint_dir, JobId(earlier)))
+    files = [(it.name.step, it.manifest.files) for it in examine(place) if it.manifest]
+    saved = [(f"{step}", size_text(sum(it.size_bytes for it in of.values()))) for step, of in files]
+    page.goto(f"/ui/jobs/{earlier}")
+    section = page.locator("#checkpoints")
+    playwright.expect(section.locator("tbody tr")).to_have_count(len(saved))
+    shown = [row.split("\t") for row in section.locator("tbody tr").all_inner_texts()]
+    assert [(row[1], row[3]) for row in shown] == saved
+    section.get_by_role("link", name="resume from here").click()
+    page.get_by_label("epochs").fill("3")
+    playwright.expect(page.locator("#text")).to_have_value(re.compile("^epochs: 3$", re.MULTILINE))
+    playwright.expect(page.locator("#verdict")).to_contain_text("valid")
+    page.get_by_role("button", name="submit").click()
+    page.wait_for_url(lambda url: "/ui/jobs/" in url)
+    later = page.url.rpartition("/")[2]
+    installation.note(installation.job(later))
+    assert installation.complete(later)["step"] == step // 2 * 3
+    attempts = installation.request("GET", f"/jobs/{later}/attempts").json()["attempts"]
+    assert {it["step_at_start"] for it in attempts} == {step}
+
+
+def test_a_job_is_submitted_by_its_form(page: Page, installation: Installation) -> None:
+    page.goto("/ui/submit")
+    page.get_by_label("world_size").fill("0")
+    error = page.locator("#world_size-wrong")
+    playwright.expect(error).to_have_text("0 is not between 1 and 4096")
+    page.locator("#text").fill("world_size: 2\nname: [\n")
+    playwright.expect(page.locator("#verdict")).to_contain_text("line:3:1")
+    page.locator("#text").fill("# twice\nepochs: 2  # two\nenv:\n  A: x\nworld_size: 2\nbogus: 1")
+    playwright.expect(page.get_by_label("epochs")).to_have_value("2")
+    playwright.expect(page.locator("#verdict")).to_contain_text("bogus: there is no such field")
+    name = HOSTILE[:60].replace("\x1b", "")
+    page.get_by_label("name", exact=True).fill(name)
+    assert "\u202e" not in page.locator("#text").input_value(), "what is submitted can be seen"
+    page.get_by_label("world_size").fill("1")
+    text = page.locator("#text").input_value()
+    assert "# twice\nepochs: 2  # two\nenv:\n  A: x\nworld_size: 1\nbogus: 1" in text
+    page.locator("#text").fill(text.replace("bogus: 1", ""))
+    page.get_by_role("button", name="submit").click()
+    page.wait_for_url(lambda url: "/ui/jobs/" in url)
+    job_id = page.url.rpartition("/")[2]
+    installation.note(installation.job(job_id))
+    spec = installation.job(job_id)["spec"]
+    assert (spec["name"], spec["epochs"], spec["env"], spec["world_size"]) == (
+        name,
+        2,
+        {"A": "x"},
+        1,
+    )
+    assert page.locator("img").count() == 0
+    installation.complete(job_id)
+
+
+def test_the_service_view_says_what_waits(page: Page, narrow: Installation) -> None:
+    running = narrow.submit(world_size=SLOTS, **TOGETHER)
+    narrow.wait_until(running, is_running)
+    waiting = narrow.submit(world_size=1, name=HOSTILE[:60].replace("\x1b", ""), **TOGETHER)
+    told = narrow.wait_until(waiting, lambda seen: "waits for" in seen["message"])
+    page.goto(f"{narrow.url}/ui/service")
+    assert page.locator("#holding tbody tr").get_attribute("data-job") == running
+    assert told["message"] in page.locator(f"#queue [data-job={waiting}]").inner_text()
+    assert page.locator("img").count() == 0
+    (host,) = narrow.request("GET", "/hosts").json()["hosts"]
+    assert host["slots_in_use"] == SLOTS
+    assert f"{SLOTS}/{SLOTS}" in page.locator("[data-host=local]").inner_text()
+    health = narrow.request("GET", "/health").json()
+    assert health["checks"]["coordinator"]["detail"] in page.locator("#checks").inner_text()
+    narrow.stop(running)
+    playwright.expect(page.locator("#queue")).to_contain_text("muster submit", timeout=20_000)
 
 
 def test_scripts_and_templates_say_the_same(page: Page) -> None:

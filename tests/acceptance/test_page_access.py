@@ -53,7 +53,7 @@ def paths(
         installation.fail(failed)
         jobs = [f"/ui/jobs/{job_id}" for job_id in (done, failed)]
         views = ["/ui/", "/ui/?status=QUEUED", "/ui/login", *jobs, f"{jobs[1]}/logs"]
-        # views +=
+        views += ["/ui/service", "/ui/submit", f"{jobs[0]}/checkpoints"]
         yield installation.url, views
 
 

@@ -84,5 +84,7 @@ if (!("over" in head.dataset)) {
     summary: take, event: add, end() { renew("actions", "timeline", "workers"); },
   });
   setInterval(heard, 1000);
+  const words = () => [...document.querySelectorAll(".differs")].map((word) => word.id);
+  setInterval(() => { if (!document.hidden) renew(...words()); }, 5000);
 }
 keys("#workers tbody tr");

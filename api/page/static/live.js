@@ -33,8 +33,10 @@ export function show(root, view) {
 }
 
 // Replaces parts of the document by what the server renders now.
-export async function renew(...ids) {
-  const answer = await fetch(location.href, { headers: { accept: "text/html" } });
+export const renew = (...ids) => renewFrom(location.href, ids);
+
+export async function renewFrom(url, ids) {
+  const answer = await fetch(url, { headers: { accept: "text/html" } });
   if (answer.redirected) return location.assign(answer.url); // the token has ended
   if (answer.status === 404) {
     stale.textContent = "deleted";
@@ -44,8 +46,10 @@ export async function renew(...ids) {
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   for (const id of ids) {
     const now = document.getElementById(id), next = fresh.getElementById(id);
+    const key = now?.contains(document.activeElement) && document.activeElement.dataset.key;
     if (now && next) now.replaceWith(document.adoptNode(next));
     else now?.remove();
+    if (key) document.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus();
   }
 }
 
@@ -65,7 +69,7 @@ export function keys(rows) {
     all[at]?.querySelector("a")?.focus();
   };
   document.addEventListener("keydown", (event) => {
-    if (event.target.matches("input, select") || event.ctrlKey || event.metaKey) return;
+    if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey) return;
     if (event.key === "j") select(1);
     else if (event.key === "k") select(-1);
     else if (event.key === "?") document.getElementById("keys").showModal();

@@ -51,7 +51,7 @@ def enter(browser: httpx.Client, token: str) -> httpx.Response:
 
 
 def test_without_a_token_a_browser_is_asked_for_one(browser: httpx.Client) -> None:
-    for path in ("/ui/", "/ui/jobs/unknown", "/ui/jobs/unknown/logs"):
+    for path in ("/ui/", "/ui/service", "/ui/jobs/unknown", "/ui/jobs/unknown/logs"):
         answer = browser.get(path, headers=PAGE)
         assert (answer.status_code, answer.headers["location"]) == (303, "/ui/login")
     assert browser.get("/ui/").status_code == 401, "a program gets an answer for programs"
@@ -121,3 +121,26 @@ def test_an_old_cookie_keeps_our_own_user_from_nothing(service: Service) -> None
     with httpx.Client(base_url=service.url, cookies={"muster_token": "mst_old"}) as client:
         assert client.get("/ui/", headers=PAGE).status_code == 200
         assert client.post("/jobs/unknown/stop", json={}).status_code == 404
+
+
+def test_a_job_file_is_read_without_loss(service: Service) -> None:
+    with httpx.Client(base_url=service.url) as client:
+
+        def read(text: str) -> httpx.Response:
+            return client.post("/ui/submit/fields", json={"text": text}, headers=OURS)
+
+        assert read("seed: 9223372036854775807 # largest").text == '{"seed":9223372036854775807}'
+        assert (read("").json(), read('{"env": {}}').json()) == ({}, {"env": {}})
+        for text, where in (("a: 1\na: 2", "line:2:1"), ("- a", "world_size"), ("a: [", "line:1")):
+            refused = read(text)
+            assert refused.status_code == 422
+            assert where in refused.json()["detail"]
+
+
+def test_a_script_that_saves_nothing_has_no_checkpoint(service: Service) -> None:
+    with httpx.Client(base_url=service.url) as client:
+        made = client.post("/jobs", json={"command": ["true"], "world_size": 1}).json()
+        path = f"/ui/jobs/{made['job_id']}/checkpoints"
+        assert "muster checkpoint now" in client.get(path).text
+        assert client.get("/ui/jobs/unknown/checkpoints").status_code == 404
+        assert client.get("/ui/submit?resume_from=unknown").status_code == 404

@@ -27,8 +27,14 @@ def attempt(
     )
 
 
-def event(kind: str, seconds: float, rank: int | None = None) -> EventView:
-    return EventView(at=at(seconds), kind=kind, message=kind, rank=rank)
+def event(
+    kind: str, seconds: float, rank: int | None = None, attempt: int | None = None
+) -> EventView:
+    return EventView(at=at(seconds), kind=kind, message=kind, rank=rank, attempt=attempt)
+
+
+SUBMITTED = event("submitted", 0)
+BEGUN = [SUBMITTED, event("group_announced", 5), event("step_taken", 10)]
 
 
 @pytest.mark.parametrize(
@@ -38,17 +44,18 @@ def event(kind: str, seconds: float, rank: int | None = None) -> EventView:
         ([attempt(0, 0, 10, None)], [], {0: [("starting", 10, 90)]}),
         (
             [attempt(0, 0, 10, None)],
-            [event("step_taken", 30)],
+            [SUBMITTED, event("step_taken", 30)],
             {0: [("starting", 10, 20), ("training", 30, 70)]},
         ),
         (
             [attempt(0, 1, 50, None), attempt(0, 0, 10, 50)],
-            [event("step_taken", 20), event("step_taken", 60)],
+            [SUBMITTED, event("step_taken", 20), event("step_taken", 60)],
             {
                 0: [
                     ("starting", 10, 10),
                     ("training", 20, 30),
                     ("lost", 50, 0.1),
+                    ("gone", 50, 0.1),
                     ("starting", 50, 10),
                     ("training", 60, 40),
                 ]
@@ -56,8 +63,74 @@ def event(kind: str, seconds: float, rank: int | None = None) -> EventView:
         ),
         (
             [attempt(1, 0, 0, 40, "finished")],
-            [event("step_taken", 10)],
+            [SUBMITTED, event("step_taken", 10)],
             {1: [("starting", 0, 10), ("training", 10, 30)]},
+        ),
+        (  # paused, and saved while it trains
+            [attempt(0, 0, 0, None)],
+            [
+                *BEGUN,
+                event("group_announced", 20),
+                event("job_paused", 21),
+                event("group_announced", 25),
+                event("resume_requested", 30),
+                event("step_taken", 32),
+                event("checkpoint_requested", 40),
+                event("group_announced", 42),
+                event("checkpoint_saved", 45),
+                event("step_taken", 46),
+            ],
+            {
+                0: [
+                    ("starting", 0, 10),
+                    ("training", 10, 10),
+                    ("waiting", 20, 1),
+                    ("paused", 21, 9),
+                    ("waiting", 30, 2),
+                    ("training", 32, 10),
+                    ("saving", 42, 3),
+                    ("waiting", 45, 1),
+                    ("training", 46, 54),
+                ]
+            },
+        ),
+        (  # a rank is lost; the others go on without it, and then with it
+            [attempt(0, 0, 0, 99, "finished"), attempt(1, 0, 0, 20), attempt(1, 1, 25, None)],
+            [
+                *BEGUN,
+                event("rank_exited", 20, 1, 0),
+                event("group_announced", 22),
+                event("step_taken", 23),
+                event("rank_ready", 30, 1, 1),
+                event("step_taken", 31),
+                event("group_announced", 33),
+                event("step_taken", 36),
+                event("rank_exited", 99, 0, 0),
+            ],
+            {
+                0: [
+                    ("starting", 0, 10),
+                    ("training", 10, 10),
+                    ("waiting", 20, 3),
+                    ("training", 23, 10),
+                    ("waiting", 33, 3),
+                    ("training", 36, 63),
+                ],
+                1: [
+                    ("starting", 0, 10),
+                    ("training", 10, 10),
+                    ("lost", 20, 0.1),
+                    ("gone", 20, 5),
+                    ("starting", 25, 5),
+                    ("restoring", 30, 6),
+                    ("training", 36, 64),
+                ],
+            },
+        ),
+        (  # the first events are not known any more
+            [attempt(0, 0, 0, None)],
+            [event("step_taken", 50)],
+            {0: [("alive", 0, 50), ("training", 50, 50)]},
         ),
     ],
 )
