@@ -55,10 +55,13 @@ function add(event) {
 
 async function send(method, where, body) {
   const output = document.getElementById("command");
-  const answer = await fetch(`${path}${where}`, {
-    method, headers: { "content-type": "application/json", "x-muster-page": "1" }, body: JSON.stringify(body),
-  });
-  if (!answer.ok) output.textContent = (await answer.json()).detail;
+  const headers = { "content-type": "application/json", "x-muster-page": "1" };
+  try {
+    const answer = await fetch(`${path}${where}`, { method, headers, body: JSON.stringify(body) });
+    if (!answer.ok) output.textContent = (await answer.json()).detail;
+  } catch {
+    output.textContent = "The service does not answer: muster status";
+  }
 }
 
 head.addEventListener("click", (event) => {

@@ -36,7 +36,8 @@ export function show(root, view) {
 export const renew = (...ids) => renewFrom(location.href, ids);
 
 export async function renewFrom(url, ids) {
-  const answer = await fetch(url, { headers: { accept: "text/html" } });
+  const answer = await fetch(url, { headers: { accept: "text/html" } }).catch(() => null);
+  if (!answer) return; // the stream says that the service is away
   if (answer.redirected) return location.assign(answer.url); // the token has ended
   if (answer.status === 404) {
     stale.textContent = "deleted";
