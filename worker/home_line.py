@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
 from secrets import token_bytes
-from typing import Protocol
 
+from muster.contracts.attach import JoinOrder
 from muster.contracts.messages import (
     NONCE_BYTES,
     AgentAssignment,
@@ -24,29 +24,15 @@ from muster.host.peers import SEND_TIMEOUT_SECONDS, keep_alive
 from muster.host.sealed_line import SealedLine, read_frame
 
 
-class Identity(Protocol):
-    """What proves to the coordinator that it started an agent."""
-
-    @property
-    def job_uid(self) -> str: ...
-    @property
-    def host(self) -> str: ...
-    @property
-    def generation(self) -> int: ...
-    @property
-    def token(self) -> str: ...
-
-
-def home_line(own: Identity, address: CoordinatorAddress, limit_bytes: int) -> SealedLine:
+def home_line(
+    own: AgentAssignment | JoinOrder, address: CoordinatorAddress, limit_bytes: int
+) -> SealedLine:
     """Connect, and agree on the keys. No payload that comes is longer than `limit_bytes`.
 
     Raises OSError, `WireError` and `AuthenticationFailed`.
     """
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    channel = socket.socket(family, socket.SOCK_STREAM)
+    channel = socket.create_connection((address.host, address.port), SEND_TIMEOUT_SECONDS)
     try:
-        channel.settimeout(SEND_TIMEOUT_SECONDS)
-        channel.connect((address.host, address.port))
         request = encode(
             KeyRequest(
                 job_uid=own.job_uid,
