@@ -14,6 +14,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Final
 
+from muster.contracts.attach import JoinOrder
 from muster.contracts.errors import AuthenticationFailed, WireError
 from muster.contracts.messages import (
     NONCE_BYTES,
@@ -42,6 +43,14 @@ RETRY_SECONDS: Final = 0.5
 """At least, between two attempts to connect to fixed addresses."""
 
 _BOTH: Final = selectors.EVENT_READ | selectors.EVENT_WRITE
+
+
+def key_request(own: AgentAssignment | JoinOrder) -> bytes:
+    """Return a new request for the keys of a connection, encoded."""
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    return encode(
+        KeyRequest(job_uid=own.job_uid, host=own.host, generation=own.generation, nonce=nonce)
+    )
 
 
 class CoordinatorLink:
@@ -94,11 +103,7 @@ class CoordinatorLink:
         self._address = address
         self._reader = FrameReader()
         if self._is_sealed:
-            own, nonce = self._assignment, secrets.token_bytes(NONCE_BYTES)
-            request = KeyRequest(
-                job_uid=own.job_uid, host=own.host, generation=own.generation, nonce=nonce
-            )
-            self._request = encode(request)
+            self._request = key_request(self._assignment)
             self._unsent += frame(self._request)
         self._selector.register(attempt, _BOTH, self._on_ready)
         return True

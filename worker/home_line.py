@@ -7,21 +7,16 @@ import socket
 from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
-from secrets import token_bytes
 
 from muster.contracts.attach import JoinOrder
-from muster.contracts.messages import (
-    NONCE_BYTES,
-    AgentAssignment,
-    CoordinatorAddress,
-    KeyRequest,
-)
+from muster.contracts.messages import AgentAssignment, CoordinatorAddress
 from muster.contracts.sealing import agent_cipher
 from muster.contracts.token import sha256_of
-from muster.contracts.wire import decode_key_answer, encode, frame
+from muster.contracts.wire import decode_key_answer, frame
 from muster.host.files import read_coordinator_address
 from muster.host.peers import SEND_TIMEOUT_SECONDS, keep_alive
 from muster.host.sealed_line import SealedLine, read_frame
+from worker.coordinator_link import key_request
 
 
 def home_line(
@@ -33,14 +28,7 @@ def home_line(
     """
     channel = socket.create_connection((address.host, address.port), SEND_TIMEOUT_SECONDS)
     try:
-        request = encode(
-            KeyRequest(
-                job_uid=own.job_uid,
-                host=own.host,
-                generation=own.generation,
-                nonce=token_bytes(NONCE_BYTES),
-            )
-        )
+        request = key_request(own)
         channel.sendall(frame(request))
         answer = bytes(read_frame(channel, limit_bytes))
         decode_key_answer(answer)
