@@ -36,8 +36,8 @@ from muster.runtime.archive import claim_directory
 from muster.runtime.stderr_messages import print_stderr
 from worker.attach import with_checkpoints
 from worker.containment import kill_descendants
+from worker.coordinator_link import home_line
 from worker.helpers import SENDER_GRACE_SECONDS
-from worker.home_line import home_line
 from worker.log_sender import send_logs
 
 ROUTE_SECONDS: Final = 120.0  # for the way home, which a coordinator's successor may have to open

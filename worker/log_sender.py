@@ -42,7 +42,7 @@ from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK, JobFiles, LogName
 from muster.contracts.wire import decode_receiver_message, encode
 from muster.host import files as host_files
 from muster.logs.log_file import open_log
-from worker.home_line import coordinator_addresses, home_line
+from worker.coordinator_link import coordinator_addresses, home_line
 
 PASS_SECONDS: Final = 0.25  # between two looks at all files, as often as the agent notes times
 PAUSE_FACTOR: Final = 10  # with many files a look takes longer, and its pause so many times that
