@@ -21,7 +21,9 @@ from database.records import Job, RankRecord
 from muster.contracts.job import JobId, JobUid
 from muster.contracts.paths import LogName
 from muster.contracts.rank import ProcessState
-from muster.logs.source import IsOver, Lines, LogFollower, LogSource, Position, format_event_id
+from muster.logs.follower import JobFollower
+from muster.logs.local import LocalLogs
+from muster.logs.source import IsOver, Lines, Position, format_event_id
 
 POLL_SECONDS: Final = 0.1
 """How often logs are read; adds this much delay to a line."""
@@ -220,10 +222,10 @@ class LogFeed:
         self._moved.set()
         self._moved = asyncio.Event()
 
-    async def _next(self, reader: LogFollower, is_over: IsOver) -> LogEvent | None:
+    async def _next(self, reader: JobFollower, is_over: IsOver) -> LogEvent | None:
         return await run_sync(self._read_event, reader, is_over, limiter=self._readers)
 
-    def _read_event(self, reader: LogFollower, is_over: IsOver) -> LogEvent | None:
+    def _read_event(self, reader: JobFollower, is_over: IsOver) -> LogEvent | None:
         batch = reader.next_batch(is_over)
         if not batch:
             return None
@@ -242,7 +244,7 @@ class LogFeed:
 class LogBroadcast:
     """The feeds of one event loop: one for each job, or rank of a job, that clients follow."""
 
-    logs_of: Callable[[JobId], LogSource]
+    logs_of: Callable[[JobId], LocalLogs]
     jobs: JobCache
     is_closing: Callable[[], bool]
     readers: CapacityLimiter

@@ -25,7 +25,6 @@ from muster.contracts.errors import (
     JobDiffers,
     MusterError,
 )
-from muster.contracts.job import EXIT_CODES, JobStatus
 from muster.contracts.location import InvalidLocation
 from muster.contracts.retry import INTERRUPTED_CODE
 
@@ -91,8 +90,3 @@ def exit_code_of(error: Exception) -> ExitCode:
         (ExitCode.TIMED_OUT, (of_client.WaitTimedOut,)),
     )
     return next((code for code, kinds in groups if isinstance(error, kinds)), ExitCode.FAILED)
-
-
-def exit_code_of_job(status: str) -> ExitCode:
-    """Return the exit code of a command that has watched a job until this final status."""
-    return ExitCode(EXIT_CODES[JobStatus(status)])

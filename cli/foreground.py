@@ -61,7 +61,6 @@ from muster.host.ports import free_port
 from muster.host.private import make_private
 from muster.host.processes import this_process
 from muster.logs.local import LocalLogs
-from muster.logs.source import LogSource
 
 if TYPE_CHECKING:
     from muster.client import Client, Job
@@ -375,7 +374,7 @@ class Terminal:
         self._files = files
         self._write = write
         self._tracebacks = Tracebacks()
-        logs: LogSource = LocalLogs(files)
+        logs = LocalLogs(files)
         self._follower = logs.follow(None, logs.tail_position(None, 0))
 
     def show_output(self) -> None:

@@ -17,11 +17,11 @@ from cli.connection import (
     job_argument,
     status_option,
 )
-from cli.errors import ExitCode, Misuse, exit_code_of, exit_code_of_job
+from cli.errors import ExitCode, Misuse, exit_code_of
 from cli.output import notice_if_slow, plural
 from muster.client.errors import Ambiguous, Refused, Replaced
 from muster.contracts.errors import printable
-from muster.contracts.job import JobStatus
+from muster.contracts.job import EXIT_CODES, JobStatus
 from muster.contracts.paths import size_text
 from muster.contracts.views import Purged
 from muster.runtime.stderr_messages import print_stderr
@@ -79,7 +79,7 @@ def watch_to_end(
     message = None if job.status == JobStatus.COMPLETED else job.view.message
     reason = f": {shorten(message)}" if message else ""
     click.echo(printable(f"{job.id} is {job.status}{reason}"), err=True)
-    return exit_code_of_job(job.status)
+    return ExitCode(EXIT_CODES[JobStatus(job.status)])
 
 
 @click.command()

@@ -17,12 +17,7 @@ from click.core import ParameterSource
 from cli.connection import python_option
 from muster.contracts.environ import RANK_DEFAULTS, spec_from_environment
 from muster.contracts.job import JobId
-from muster.contracts.spec import (
-    VIRTUAL_SHARDS_OF_SCRIPTS,
-    JobSpec,
-    Mode,
-    usual_checkpoint_every,
-)
+from muster.contracts.spec import VIRTUAL_SHARDS_OF_SCRIPTS, JobRequest, JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
 from muster.host.extras import require_server
 from muster.host.gpus import visible_gpus
@@ -149,16 +144,14 @@ def run(  # noqa: PLR0913  each option is a parameter
     if "--" in words[1:2] and (module or words[0].endswith(".py")):
         words = (words[0], *words[2:])  # `muster submit` wants it between script and arguments
     python = python or callers_python(os.environ)
-    mode: Mode = "synchronous" if elastic else "independent"
     named = argv_of_module if module else argv_of_script
-    spec = JobSpec(
+    request = JobRequest(
         command=named(words, Path.cwd(), python),
         python=python,
         world_size=ranks,
         restart_scope="rank" if elastic else restart_scope,
-        mode=mode,
+        mode="synchronous" if elastic else "independent",
         virtual_shards=VIRTUAL_SHARDS_OF_SCRIPTS if elastic else JobSpec().virtual_shards,
-        checkpoint_every=usual_checkpoint_every(mode, words),
         max_restarts=max_restarts,
         max_kills=max_restarts,  # torchrun counts a kill as a failure like any other
         env={name: os.environ[name] for name in RANK_DEFAULTS if name in os.environ},
@@ -173,7 +166,9 @@ def run(  # noqa: PLR0913  each option is a parameter
                 "--restart-scope rank, as a gang resumes only from a checkpoint of all its ranks",
                 err=True,
             )
-    sys.exit(run_job(new_job_id() if job_id is None else checked_job_id(job_id), checked(spec)))
+    sys.exit(
+        run_job(new_job_id() if job_id is None else checked_job_id(job_id), checked(request.spec()))
+    )
 
 
 def argv_of_script(words: Sequence[str], directory: Path, python: str) -> tuple[str, ...]:

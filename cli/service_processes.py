@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import BinaryIO, Final
 
 from cli.output import say
@@ -27,6 +28,7 @@ KILL_AFTER_SECONDS: Final = 5.0
 """The API has nothing to save: it is killed this long after SIGTERM."""
 
 
+@dataclass(slots=True)
 class Service:
     """A child process that is started again whenever it dies.
 
@@ -34,28 +36,18 @@ class Service:
     itself when its owner is killed: see `muster.host.processes`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        environ: Mapping[str, str],
-        output: BinaryIO | None = None,
-        limits: ShellLimits | None = None,
-    ) -> None:
-        """It writes to `output`, or where its owner does.
-
-        `limits` are those that it starts with, if its owner has changed its own.
-        """
-        self._name = name
-        self._command = command
-        self._environ = environ
-        self._output = output
-        self._limits = limits
-        self._process: asyncio.subprocess.Process | None = None
-        self._signal: signal.Signals | None = None
-        self._ending = asyncio.Event()
-        self.has_served = False
-        """Set by the owner. Before that, an exit code above 0 is final: the settings are wrong."""
+    name: str
+    command: Sequence[str]
+    environ: Mapping[str, str]
+    output: BinaryIO | None = None
+    """Where it writes; None: where its owner does."""
+    limits: ShellLimits | None = None
+    """Those that it starts with, if its owner has changed its own."""
+    has_served: bool = False
+    """Set by the owner. Before that, an exit code above 0 is final: the settings are wrong."""
+    _process: asyncio.subprocess.Process | None = None
+    _signal: signal.Signals | None = None
+    _ending: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> int:
         """Keep the service running until `end`; return its last exit code, 0 if never started."""
@@ -67,7 +59,7 @@ class Service:
                 code = await self._run_once(reading)
                 if self._ending.is_set() or (code > 0 and not self.has_served):
                     break
-                say(f"the {self._name} {describe_status(code)}; it is started again")
+                say(f"the {self.name} {describe_status(code)}; it is started again")
                 if time.monotonic() - started < EARLY_SECONDS:
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._ending.wait(), PAUSE_SECONDS)
@@ -85,17 +77,17 @@ class Service:
     async def _run_once(self, lifeline: int) -> int:
         with sigint_blocked():
             self._process = await asyncio.create_subprocess_exec(
-                *self._command,
+                *self.command,
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                env={**self._environ, LIFELINE_FD: str(lifeline)},
-                umask=-1 if self._limits is None else self._limits.umask,
+                stdout=self.output,
+                stderr=self.output,
+                env={**self.environ, LIFELINE_FD: str(lifeline)},
+                umask=-1 if self.limits is None else self.limits.umask,
                 pass_fds=(lifeline,),
                 start_new_session=True,
             )
-        if self._limits is not None:
-            self._limits.apply_to(self._process.pid)
+        if self.limits is not None:
+            self.limits.apply_to(self._process.pid)
         self._send()  # `end` may have been called while the process was being created
         return await self._process.wait()
 

@@ -18,6 +18,7 @@ from muster.contracts.errors import MusterError
 from muster.contracts.paths import DataDir
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.settings import CA_FILE, LOOPBACK_NAMES, ServiceSettings, api_url
+from muster.host.files import replace_private
 from muster.host.private import UnusableDirectory, make_private
 from muster.host.processes import is_running
 
@@ -64,11 +65,8 @@ def open_for_append(files: DataDir, path: Path) -> BinaryIO:
 
 def write_record(files: DataDir, record: ServiceRecord) -> None:
     """Write the record of the process that holds the lock; raises `UnusableDirectory`."""
-    temporary = files.services_record.with_suffix(".tmp")
     try:
-        temporary.touch(mode=0o600)
-        temporary.write_bytes(msgspec.json.encode(record))
-        temporary.replace(files.services_record)
+        replace_private(files.services_record, msgspec.json.encode(record))
     except OSError as error:
         raise UnusableDirectory.because_of(files.root, error) from error
 

@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Collection, Container
-from typing import Final
 
 from muster.contracts.rank import ProcessRecord
 from muster.host.containment import (
+    SWEEP_PATIENCE,
     cgroup_name,
     cgroups_of_job,
     kill_cgroup,
@@ -14,11 +14,8 @@ from muster.host.containment import (
     tag_of,
     tagged_processes,
 )
-from muster.host.processes import PollLimit, descendants, identify, kill
+from muster.host.processes import descendants, identify, kill
 from muster.runtime.stderr_messages import print_stderr
-
-KILL_LIMIT: Final = PollLimit(seconds=2.0, pause_seconds=0.01)
-"""A process that survives SIGKILL for this long hangs in the kernel, and ranks must not wait."""
 
 
 def kill_leftovers(job_uid: str, spared: Collection[str], own: Collection[int]) -> None:
@@ -36,7 +33,7 @@ def kill_leftovers(job_uid: str, spared: Collection[str], own: Collection[int]) 
         found = [record for record in _leftovers(job_uid, spared) if record.pid not in own]
         return len(left) + sum(map(kill, found))
 
-    left = KILL_LIMIT.poll(kill_each)
+    left = SWEEP_PATIENCE.poll(kill_each)
     if left:
         print_stderr(f"{left} processes or cgroups of the job survive SIGKILL")
 
@@ -85,4 +82,4 @@ def kill_descendants() -> None:
         records = [identify(pid) for pid in descendants(os.getpid())]
         return sum(kill(record) for record in records if record is not None)
 
-    KILL_LIMIT.poll(kill_each)
+    SWEEP_PATIENCE.poll(kill_each)

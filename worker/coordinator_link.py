@@ -1,19 +1,22 @@
-"""The agent's connection to the current coordinator.
+"""Connections to the current coordinator: the agent's, and sealed ones of processes with threads.
 
-It may be lost at any time. Nothing is queued meanwhile: on every new connection the agent sends its
-whole state again.
+The agent's may be lost at any time. Nothing is queued meanwhile: on every new connection the agent
+sends its whole state again.
 """
+
+from __future__ import annotations
 
 import errno
 import secrets
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import cycle
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from muster.contracts.attach import JoinOrder
 from muster.contracts.errors import AuthenticationFailed, WireError
 from muster.contracts.messages import (
     NONCE_BYTES,
@@ -33,7 +36,11 @@ from muster.contracts.wire import (
 )
 from muster.host.files import read_coordinator_address
 from muster.host.peers import SEND_TIMEOUT_SECONDS, is_same_user, keep_alive
+from muster.host.sealed_line import SealedLine, read_frame
 from muster.runtime.stderr_messages import print_stderr
+
+if TYPE_CHECKING:
+    from muster.contracts.sealing import Cipher
 
 UNSENT_LIMIT_BYTES: Final = 4 << 20
 """A coordinator that reads nothing for so long is treated as gone."""
@@ -94,11 +101,7 @@ class CoordinatorLink:
         self._address = address
         self._reader = FrameReader()
         if self._is_sealed:
-            own, nonce = self._assignment, secrets.token_bytes(NONCE_BYTES)
-            request = KeyRequest(
-                job_uid=own.job_uid, host=own.host, generation=own.generation, nonce=nonce
-            )
-            self._request = encode(request)
+            self._request = _key_request(self._assignment)
             self._unsent += frame(self._request)
         self._selector.register(attempt, _BOTH, self._on_ready)
         return True
@@ -201,14 +204,55 @@ class CoordinatorLink:
 
     def _agree(self, answer: bytes) -> None:
         """Derive the keys, and seal what waits for them. Raises `WireError`."""
-        # Here and not above: on the coordinator's host the ciphers would only cost time and memory.
-        from muster.contracts.sealing import agent_cipher  # noqa: PLC0415
-
-        decode_key_answer(answer)
-        digest = sha256_of(self._assignment.token)
-        cipher = agent_cipher(digest, self._request, answer, is_agent=True)
+        cipher = _cipher(self._assignment, self._request, answer)
         self._seal, self._open = cipher.seal, cipher.open
         self._request = b""
         self._unsent += b"".join(frame(self._seal(payload)) for payload in self._unsealed)
         self._unsealed.clear()
         self._flush()
+
+
+def home_line(
+    own: AgentAssignment | JoinOrder, address: CoordinatorAddress, limit_bytes: int
+) -> SealedLine:
+    """Connect, and agree on the keys. No payload that comes is longer than `limit_bytes`.
+
+    Raises OSError, `WireError` and `AuthenticationFailed`.
+    """
+    channel = socket.create_connection((address.host, address.port), SEND_TIMEOUT_SECONDS)
+    try:
+        request = _key_request(own)
+        channel.sendall(frame(request))
+        cipher = _cipher(own, request, bytes(read_frame(channel, limit_bytes)))
+        # The coordinator may take its time. If it reads nothing for `SEND_TIMEOUT_SECONDS`, the
+        # kernel ends the connection, and what was being sent is sent again.
+        channel.settimeout(None)
+        keep_alive(channel, SEND_TIMEOUT_SECONDS)
+    except BaseException:
+        channel.close()
+        raise
+    return SealedLine(channel, cipher, limit_bytes)
+
+
+def coordinator_addresses(own: AgentAssignment) -> Iterator[CoordinatorAddress | None]:
+    """Yield without end where the coordinator may be; None while nothing is known."""
+    yield from cycle(own.coordinators)
+    while True:  # a file names one only where none is given
+        yield read_coordinator_address(Path(own.address_file))
+
+
+def _key_request(own: AgentAssignment | JoinOrder) -> bytes:
+    """Return a new request for the keys of a connection, encoded."""
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    return encode(
+        KeyRequest(job_uid=own.job_uid, host=own.host, generation=own.generation, nonce=nonce)
+    )
+
+
+def _cipher(own: AgentAssignment | JoinOrder, request: bytes, answer: bytes) -> Cipher:
+    """Derive the keys of a connection. Raises `WireError`."""
+    # Here and not above: on the coordinator's host the ciphers would only cost time and memory.
+    from muster.contracts.sealing import agent_cipher  # noqa: PLC0415
+
+    decode_key_answer(answer)
+    return agent_cipher(sha256_of(own.token), request, answer, is_agent=True)

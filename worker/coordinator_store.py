@@ -38,7 +38,7 @@ from muster.contracts.wire import CONTROL_FRAME_LIMIT_BYTES, decode_store_answer
 from muster.host.files import read_coordinator_address
 from muster.host.sealed_line import SealedLine
 from muster.runtime.storage_client import error_of
-from worker.home_line import coordinator_addresses, home_line
+from worker.coordinator_link import coordinator_addresses, home_line
 
 REACH_SECONDS: Final = 30.0
 """How long a call waits for a coordinator: a successor takes over within seconds."""

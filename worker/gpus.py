@@ -24,7 +24,7 @@ from muster.contracts.messages import AgentAssignment, StartRank, VramNeed
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.retry import VRAM_BACKOFF
 from muster.host.containment import tagged_processes
-from muster.host.files import closing
+from muster.host.files import closing, replace_private
 from muster.host.gpus import GpusBusy, claimed, is_claimed, list_gpus, measure_gpus
 from muster.host.processes import boot_id, is_provably_gone, this_process
 from muster.program import InvalidProgram
@@ -64,10 +64,7 @@ class VramLedger:
 
     def write(self, leases: Sequence[Lease]) -> None:
         """Replace all leases; the ledger must be locked. Raises OSError."""
-        temporary = self._file.with_suffix(".tmp")
-        temporary.touch(mode=0o600)
-        temporary.write_bytes(msgspec.json.encode(leases))
-        temporary.replace(self._file)
+        replace_private(self._file, msgspec.json.encode(leases))
 
     def change(self, change: Callable[[list[Lease]], list[Lease]]) -> None:
         """Change leases; those of a process that cannot are pruned once it has ended."""

@@ -5,6 +5,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -24,26 +25,18 @@ SENDER_GRACE_SECONDS: Final = 3.0
 """For the last lines of a host that its job leaves; a dismissed agent is killed after 5 s."""
 
 
+@dataclass(slots=True)
 class HelperProcess:
     """A child that runs one of our modules, and ends some time after this process does."""
 
-    def __init__(
-        self,
-        module: str,
-        assignment: msgspec.Struct,
-        *,
-        environ: Mapping[str, str],
-        log: Path,
-        grace_seconds: float,
-    ) -> None:
-        """`assignment` is the first line of its standard input, which then stays open."""
-        self._module: Final = module
-        self._assignment: Final = assignment
-        self._environ: Final = environ
-        self._log: Final = log
-        self._grace_seconds: Final = grace_seconds
-        self._process: subprocess.Popen[bytes] | None = None
-        self._next_start = time.monotonic()
+    module: str
+    assignment: msgspec.Struct
+    """The first line of its standard input, which then stays open."""
+    environ: Mapping[str, str]
+    log: Path
+    grace_seconds: float
+    _process: subprocess.Popen[bytes] | None = None
+    _next_start: float = 0.0
 
     def ensure_running(self) -> None:
         """Start it if it does not run, but not too often."""
@@ -54,7 +47,7 @@ class HelperProcess:
         try:
             self._start()
         except OSError as error:  # no process, descriptor or disk space at the moment
-            print_stderr(f"{self._module} cannot be started, it is tried again: {error}")
+            print_stderr(f"{self.module} cannot be started, it is tried again: {error}")
 
     def stop(self) -> bool:
         """Let it finish its work within its grace; return whether it has."""
@@ -64,7 +57,7 @@ class HelperProcess:
         is_running = self._process.poll() is None
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(self._grace_seconds)
+            self._process.wait(self.grace_seconds)
         if self._process.stdin is not None:  # only now: it takes that for the end of its agent
             self._process.stdin.close()
         return is_running and self._process.returncode == 0
@@ -72,18 +65,18 @@ class HelperProcess:
     def _start(self) -> None:
         if self._process is not None:
             self._process.communicate()  # closes the pipe
-        with self._log.open("ab") as log:
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603  our own module
-                module_command(self._module),
+                module_command(self.module),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=self._environ,
+                env=self.environ,
                 start_new_session=True,
             )
         assert self._process.stdin is not None  # noqa: S101  it is a pipe, which stays open
         with suppress(BrokenPipeError):
-            self._process.stdin.write(msgspec.json.encode(self._assignment) + b"\n")
+            self._process.stdin.write(msgspec.json.encode(self.assignment) + b"\n")
             self._process.stdin.flush()
 
 

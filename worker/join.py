@@ -36,9 +36,9 @@ from muster.runtime.archive import claim_directory
 from muster.runtime.stderr_messages import print_stderr
 from worker.attach import with_checkpoints
 from worker.containment import kill_descendants
+from worker.coordinator_link import home_line
 from worker.helpers import SENDER_GRACE_SECONDS
-from worker.home_line import home_line
-from worker.log_sender import LogSender
+from worker.log_sender import send_logs
 
 ROUTE_SECONDS: Final = 120.0  # for the way home, which a coordinator's successor may have to open
 RETRY_SECONDS: Final = 0.5
@@ -114,18 +114,18 @@ def run_agent(launch: LaunchAgent, limits: ShellLimits) -> int:
         signal.signal(number, lambda _number, _frame: agent.terminate())
     status = agent.wait()
     kill_descendants()
-    if send_logs(assignment, files):
+    if send_remaining_logs(assignment, files):
         shutil.rmtree(root, ignore_errors=True)
     return JoinExit.AGENT_DIED if status else 0
 
 
-def send_logs(assignment: AgentAssignment, files: JobFiles) -> bool:
+def send_remaining_logs(assignment: AgentAssignment, files: JobFiles) -> bool:
     """Send what an agent has left; return whether all logs are home."""
     if not files.root.exists():
         return True  # the agent has removed it
-    sender = LogSender(assignment)
-    sender.end()  # once everything is home
-    sending = threading.Thread(target=sender.run, daemon=True)
+    is_ending = threading.Event()
+    is_ending.set()
+    sending = threading.Thread(target=send_logs, args=[assignment, is_ending], daemon=True)
     sending.start()
     sending.join(SENDER_GRACE_SECONDS)
     return not sending.is_alive()

@@ -42,7 +42,7 @@ from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK, JobFiles, LogName
 from muster.contracts.wire import decode_receiver_message, encode
 from muster.host import files as host_files
 from muster.logs.log_file import open_log
-from worker.home_line import coordinator_addresses, home_line
+from worker.coordinator_link import coordinator_addresses, home_line
 
 PASS_SECONDS: Final = 0.25  # between two looks at all files, as often as the agent notes times
 PAUSE_FACTOR: Final = 10  # with many files a look takes longer, and its pause so many times that
@@ -239,45 +239,38 @@ def _covered(marks: bytes, end: int) -> bytes:
     return marks[: count * TIME_MARK.size]
 
 
-class LogSender:
-    """Keeps a connection to the coordinator and sends what is new."""
+def send_logs(own: AgentAssignment, is_ending: threading.Event) -> None:
+    """Keep a connection to the coordinator and send what is new.
 
-    def __init__(self, assignment: AgentAssignment) -> None:
-        self._own = assignment
-        self._files = JobFiles(Path(assignment.job_root))
-        self._is_ending = False
+    Returns once everything is home that was there when `is_ending` was set.
+    """
+    for address in coordinator_addresses(own):
+        with suppress(OSError, WireError, AuthenticationFailed):
+            if address is not None:
+                with closing(Channel(own, address)) as channel:
+                    _serve(channel, JobFiles(Path(own.job_root)), is_ending)
+                    return
+        time.sleep(RETRY_SECONDS)
 
-    def end(self) -> None:
-        """Return from `run` once everything is home."""
-        self._is_ending = True
 
-    def run(self) -> None:
-        for address in coordinator_addresses(self._own):
-            with suppress(OSError, WireError, AuthenticationFailed):
-                if address is not None:
-                    with closing(Channel(self._own, address)) as channel:
-                        self._serve(channel)
-                        return
-            time.sleep(RETRY_SECONDS)
-
-    def _serve(self, channel: Channel) -> None:
-        passes = LogPasses(self._files, channel.sizes_at_home(), channel.send)
-        while True:
-            began, is_last, is_draining = (
-                time.monotonic(),
-                self._is_ending,
-                channel.is_asked_to_drain,
-            )
-            is_more = passes.send_new()
-            channel.flush()
-            if is_more:
-                continue
-            if is_draining:
-                channel.send(LogsDrained())
-                channel.is_asked_to_drain = False
-            if is_last:
-                return
-            channel.wait(max(PASS_SECONDS, PAUSE_FACTOR * (time.monotonic() - began)))
+def _serve(channel: Channel, files: JobFiles, is_ending: threading.Event) -> None:
+    passes = LogPasses(files, channel.sizes_at_home(), channel.send)
+    while True:
+        began, is_last, is_draining = (
+            time.monotonic(),
+            is_ending.is_set(),
+            channel.is_asked_to_drain,
+        )
+        is_more = passes.send_new()
+        channel.flush()
+        if is_more:
+            continue
+        if is_draining:
+            channel.send(LogsDrained())
+            channel.is_asked_to_drain = False
+        if is_last:
+            return
+        channel.wait(max(PASS_SECONDS, PAUSE_FACTOR * (time.monotonic() - began)))
 
 
 def main() -> None:
@@ -289,10 +282,10 @@ def main() -> None:
         os._exit(1)  # the next agent starts another sender
 
     threading.Thread(target=watch_agent, daemon=True).start()
-    sender = LogSender(assignment)
-    signal.signal(signal.SIGTERM, lambda _number, _frame: sender.end())
+    is_ending = threading.Event()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: is_ending.set())
     os.chdir("/")
-    sender.run()
+    send_logs(assignment, is_ending)
     os._exit(0)  # a thread still reads standard input
 
 

@@ -17,7 +17,7 @@ import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from muster.contracts.rank import ProcessRecord
 from muster.host.processes import boot_id, identify, read_stat
@@ -47,37 +47,17 @@ class ExitStatus:
 UNKNOWN_EXIT: Final = ExitStatus(exit_code=None, signal=None)
 
 
-class ProcessHandle(Protocol):
-    """One process that leads its own session."""
-
-    @property
-    def pid(self) -> int: ...
-
-    @property
-    def identity(self) -> ProcessRecord | None:
-        """None if it exited before it could be identified."""
-
-    def signal_group(self, number: signal.Signals) -> None:
-        """Signal the process and its group, and never a process that reuses its pid."""
-
-    def has_exited(self) -> bool: ...
-
-    def exit_status(self) -> ExitStatus:
-        """Return how it ended, once it has; may be called again."""
-
-    def release(self) -> None:
-        """Reap it or close its descriptor, once it has ended."""
-
-
 class ChildProcess:
-    """A process that this agent has started."""
+    """A process that this agent has started, and that leads its own session."""
 
     def __init__(self, pid: int) -> None:
         self.pid: Final = pid
         self.identity: Final = identify(pid, or_zombie=True)  # a short command has ended already
+        """None if it exited before it could be identified."""
         self._is_reaped = False
 
     def signal_group(self, number: signal.Signals) -> None:
+        """Signal the process and its group, and never a process that reuses its pid."""
         if not self._is_reaped:
             # Until it is reaped, neither its pid nor its group id is reused.
             with suppress(ProcessLookupError):
@@ -87,6 +67,7 @@ class ChildProcess:
         return self._is_reaped or self._wait(os.WNOHANG) is not None
 
     def exit_status(self) -> ExitStatus:
+        """Return how it ended, once it has; may be called again."""
         found = self._wait()
         if found is None:
             return UNKNOWN_EXIT
@@ -97,6 +78,7 @@ class ChildProcess:
         )
 
     def release(self) -> None:
+        """Reap it, once it has ended."""
         os.waitpid(self.pid, 0)
         self._is_reaped = True
 
@@ -105,7 +87,7 @@ class ChildProcess:
 
 
 class AdoptedProcess:
-    """A process that is not our child: it runs, is a zombie, or has gone without an exit record."""
+    """The same, of an earlier agent: it runs, is a zombie, or has gone without an exit record."""
 
     def __init__(self, record: ProcessRecord) -> None:
         """Raises OSError without a descriptor."""
@@ -163,6 +145,9 @@ class AdoptedProcess:
             return None
         mask, *_, status = _INFO.unpack(content)
         return status if mask & _PIDFD_INFO_EXIT else None
+
+
+ProcessHandle: TypeAlias = ChildProcess | AdoptedProcess
 
 
 def _pidfd_of(record: ProcessRecord) -> int | None:

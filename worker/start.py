@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from errno import E2BIG, EACCES, EINVAL, ELOOP, ENAMETOOLONG, ENOENT, ENOEXEC, ENOTDIR, EPERM
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -79,22 +79,6 @@ def is_permanent_start_error(error: OSError, working_dir: str) -> bool:
     return is_directory and error.errno in _PERMANENT
 
 
-class Starter(Protocol):
-    """A way to start a rank."""
-
-    def start(self, order: StartRank, log: int, channel: socket.socket, *gpus: int) -> int:
-        """Start the process and return its pid; raises OSError and `InvalidProgram`.
-
-        A command inherits the descriptors `gpus`, which claim its GPUs.
-        """
-
-    def warm_up(self) -> None:
-        """Prepare the first start; optional."""
-
-    def close(self) -> None:
-        """End what `warm_up` has started."""
-
-
 class ExecStarter:
     """A command, or managed training in an interpreter of its own."""
 
@@ -105,6 +89,10 @@ class ExecStarter:
         self._is_checked = False
 
     def start(self, order: StartRank, log: int, channel: socket.socket, *gpus: int) -> int:
+        """Start the process and return its pid; raises OSError and `InvalidProgram`.
+
+        A command inherits the descriptors `gpus`, which claim its GPUs.
+        """
         environment = {**os.environ, **order.environment, AGENT_FD: str(channel.fileno())}
         words = environment.get(JOB_VARIABLES["command"])
 
@@ -152,19 +140,17 @@ class ExecStarter:
             self._is_checked = True
 
     def warm_up(self) -> None:
-        """Do nothing."""
+        """Prepare the first start; here there is nothing to prepare."""
 
     def close(self) -> None:
-        """Do nothing."""
+        """End what `warm_up` has started."""
 
 
-class PreforkStarter:
+class PreforkStarter(ExecStarter):
     """Forks of a prefork server, which imports while the agent connects to its coordinator."""
 
     def __init__(self, job_uid: str, limits: ShellLimits, python: str | None = None) -> None:
-        self._exec = ExecStarter(limits, python)
-        self._limits = limits
-        self._python = python
+        super().__init__(limits, python)
         self._tag = f"{job_uid}/template"
         self._server: ProcessRecord | None = None
         self._channel: socket.socket | None = None
@@ -202,7 +188,7 @@ class PreforkStarter:
     def start(self, order: StartRank, log: int, channel: socket.socket, *_: int) -> int:
         # Check the directory here: in a fork the error would look like a crash.
         os.stat(f"{order.working_dir}/.")  # noqa: PTH116  a Path would drop the dot
-        self._exec.refuse_interpreter(os.environ)
+        self.refuse_interpreter(os.environ)
         self.warm_up()
         pid = self._fork(order, log, channel)
         if pid is not None:
@@ -211,7 +197,7 @@ class PreforkStarter:
             for record in tagged_processes(self._doubtful_tags[-1]):
                 kill(record)
             self._doubtful_tags.pop()
-        return self._exec.start(order, log, channel)
+        return super().start(order, log, channel)
 
     def close(self) -> None:
         if self._channel is not None:
@@ -241,6 +227,9 @@ class PreforkStarter:
         self._channel.settimeout(FORK_SECONDS)
         (pid,) = FORKED_PID.unpack(answer)
         return int(pid)
+
+
+Starter: TypeAlias = ExecStarter | PreforkStarter
 
 
 class RankSecrets:

@@ -17,82 +17,64 @@ Engine: TypeAlias = Literal["local", "ssh", "slurm", "kubernetes"]
 _Count: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
 
 
-def _text(pattern: str, meaning: str, wanted: str) -> Meta:
+def _text(pattern: str, wanted: str) -> Meta:
     # None begins with "-", which commands would take for an option.
-    return Meta(pattern=f"^{pattern}$", description=meaning, extra={"wanted": wanted})
+    return Meta(pattern=f"^{pattern}$", extra={"wanted": wanted})
 
 
-_NAME: Final = r"[A-Za-z0-9_][A-Za-z0-9_.,:=+&|*()\[\]-]{0,127}"
-_NAME_WANTED: Final = "use a name as the commands of Slurm take it"
+_SlurmName: TypeAlias = Annotated[
+    str,
+    _text(
+        r"[A-Za-z0-9_][A-Za-z0-9_.,:=+&|*()\[\]-]{0,127}",
+        "use a name as the commands of Slurm take it",
+    ),
+]
+_SlurmSize: TypeAlias = Annotated[str, _text("[0-9]{1,9}[KMGT]?", "use a size such as 8G")]
+_SlurmTime: TypeAlias = Annotated[
+    str,
+    _text(
+        "[0-9]{1,6}(-[0-9]{1,2})?(:[0-9]{1,2}){0,2}",
+        "use minutes, hours:minutes:seconds or days-hours",
+    ),
+]
+_Image: TypeAlias = Annotated[
+    str, _text("[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,255}", "use an image as kubectl run takes it")
+]
+_PodSize: TypeAlias = Annotated[str, _text("[0-9]{1,9}(Mi|Gi|Ti)", "use a size such as 8Gi")]
+_Claim: TypeAlias = Annotated[str, _text("[a-z0-9][a-z0-9.-]{0,252}", "use the name of a claim")]
+_PodPath: TypeAlias = Annotated[str, _text("/[A-Za-z0-9_./-]{1,255}", "use an absolute path")]
 
 
 class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What every scheduler is asked for."""
 
-    ranks_per_host: Annotated[_Count, Meta(description="Ranks of one agent.")] = 1
-    cpus_per_rank: Annotated[_Count, Meta(description="Processors for each of them.")] = 1
+    ranks_per_host: _Count = 1  # of one agent
+    cpus_per_rank: _Count = 1
 
 
 class SlurmOptions(SchedulerOptions, frozen=True, kw_only=True):
     """`sbatch` has options of the same names."""
 
-    partition: Annotated[str, _text(_NAME, "The partition.", _NAME_WANTED)] | None = None
-    account: Annotated[str, _text(_NAME, "The account.", _NAME_WANTED)] | None = None
-    qos: Annotated[str, _text(_NAME, "The quality of service.", _NAME_WANTED)] | None = None
-    constraint: Annotated[str, _text(_NAME, "Features of the node.", _NAME_WANTED)] | None = None
-    gres: Annotated[str, _text(_NAME, "Such as gpu:2.", _NAME_WANTED)] | None = None
-    mem: (
-        Annotated[str, _text("[0-9]{1,9}[KMGT]?", "Main memory.", "use a size such as 8G")] | None
-    ) = None
-    time: (
-        Annotated[
-            str,
-            _text(
-                "[0-9]{1,6}(-[0-9]{1,2})?(:[0-9]{1,2}){0,2}",
-                "The limit. Ranks save and exit a minute before it, and go on in another job.",
-                "use minutes, hours:minutes:seconds or days-hours",
-            ),
-        ]
-        | None
-    ) = None
+    partition: _SlurmName | None = None
+    account: _SlurmName | None = None
+    qos: _SlurmName | None = None
+    constraint: _SlurmName | None = None  # features of the node
+    gres: _SlurmName | None = None  # such as gpu:2
+    mem: _SlurmSize | None = None
+    time: _SlurmTime | None = None
+    """The limit. Ranks save and exit a minute before it, and go on in another job."""
 
 
 class KubernetesOptions(SchedulerOptions, frozen=True, kw_only=True):
     """Parts of the Pod of an agent."""
 
-    image: Annotated[
-        str,
-        _text(
-            "[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,255}",
-            "With Muster, the job's program and all that this imports.",
-            "use an image as kubectl run takes it",
-        ),
-    ]
-    mem: (
-        Annotated[
-            str, _text("[0-9]{1,9}(Mi|Gi|Ti)", "Main memory of a Pod.", "use a size such as 8Gi")
-        ]
-        | None
-    ) = None
-    gpus: Annotated[int, Meta(ge=0, le=64, description="nvidia.com/gpu of a Pod.")] = 0
-    node_selector: Annotated[dict[str, str], Meta(description="Labels of the node.")] = {}
-    tolerations: Annotated[
-        tuple[dict[str, Any], ...], Meta(description="As in a Pod; of tainted nodes.")
-    ] = ()
-    claim: (
-        Annotated[
-            str,
-            _text(
-                "[a-z0-9][a-z0-9.-]{0,252}",
-                "A persistent volume claim with data and checkpoints.",
-                "use the name of a claim",
-            ),
-        ]
-        | None
-    ) = None
-    claim_path: Annotated[
-        str, _text("/[A-Za-z0-9_./-]{1,255}", "Where a Pod sees it.", "use an absolute path")
-    ] = "/data"
+    image: _Image  # with Muster, the job's program and all that this imports
+    mem: _PodSize | None = None
+    gpus: Annotated[int, Meta(ge=0, le=64)] = 0  # nvidia.com/gpu
+    node_selector: dict[str, str] = {}  # labels of the node
+    tolerations: tuple[dict[str, Any], ...] = ()  # as in a Pod; of tainted nodes
+    claim: _Claim | None = None  # a persistent volume claim with data and checkpoints
+    claim_path: _PodPath = "/data"  # where a Pod sees it
 
 
 SCHEDULERS: Final[Mapping[str, type[SlurmOptions] | type[KubernetesOptions]]] = {

@@ -41,13 +41,12 @@ from muster.contracts.spec import (
     BackendChoice,
     Bits,
     CheckpointEvery,
+    JobRequest,
     JobSpec,
     Mode,
     fits_shards,
     is_power_of_two,
     is_program,
-    usual_checkpoint_every,
-    usual_mode,
 )
 
 _DIRECTORIES: Final[Mapping[str, str]] = {
@@ -379,10 +378,7 @@ def spec_from_environment(environ: Mapping[str, str]) -> JobSpec:
     """Return the job that the public names describe, for a coordinator started by hand."""
     found = _read_job(environ)
     fields = {field: value for field, value in found.items() if field not in _NOT_BY_HAND}
-    command = fields.get("command")
-    mode = fields.setdefault("mode", usual_mode(command))
-    fields.setdefault("checkpoint_every", usual_checkpoint_every(mode, command))
-    return _checked(JobSpec(**fields))
+    return _checked(JobRequest(**fields).spec())
 
 
 def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:

@@ -87,51 +87,38 @@ class LogName:
         return cls(int(found[1]), int(found[2])) if found else None
 
 
+class _Below:
+    """A path below the root of `JobFiles` or `DataDir`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, files: "JobFiles | DataDir", _: type) -> Path:
+        return files.root / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class JobFiles:
     """The files of one job."""
 
     root: Path
 
+    owner = _Below("uid")
+    logs = _Below("logs")
+    run = _Below("run")
+    agent_log = _Below("run/agent.log")
+    coordinator_address = _Below("run/coordinator.json")  # of an agent that reaches it through SSH
+    storage_log = _Below("run/storage.log")
+    storage_socket = _Below("run/storage.sock")
+    exits = _Below("run/exits")
+
     @classmethod
     def of_agent_socket(cls, agent_socket: Path) -> Self:
         """Return the files of the job whose agent listens on this socket."""
         return cls(agent_socket.parent.parent)
 
-    @property
-    def owner(self) -> Path:
-        return self.root / "uid"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
-
-    @property
-    def run(self) -> Path:
-        return self.root / "run"
-
-    @property
-    def agent_log(self) -> Path:
-        return self.run / "agent.log"
-
-    @property
-    def coordinator_address(self) -> Path:
-        return self.run / "coordinator.json"  # of an agent that reaches it through SSH
-
-    @property
-    def storage_log(self) -> Path:
-        return self.run / "storage.log"
-
-    @property
-    def storage_socket(self) -> Path:
-        return self.run / "storage.sock"
-
     def agent_socket(self, generation: int) -> Path:
         return self.run / f"agent.{generation:04d}.sock"
-
-    @property
-    def exits(self) -> Path:
-        return self.run / "exits"
 
     def log(self, rank: int, attempt: int) -> Path:
         return self.logs / f"{LogName(rank, attempt).stem}.log"
@@ -158,45 +145,16 @@ class DataDir:
 
     root: Path
 
-    @property
-    def coordinator_address(self) -> Path:
-        return self.root / "coordinator.json"
-
-    @property
-    def ssh_sockets(self) -> Path:
-        return self.root / "ssh"
-
-    @property
-    def disk_reserve(self) -> Path:
-        return self.root / "disk.reserve"
-
-    @property
-    def services_lock(self) -> Path:
-        return self.root / "up.lock"
-
-    @property
-    def services_record(self) -> Path:
-        return self.root / "up.json"
-
-    @property
-    def services_log(self) -> Path:
-        return self.root / "up.log"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
-
-    @property
-    def synthetic_dataset(self) -> Path:
-        return self.root / "datasets" / "synthetic"
-
-    @property
-    def secrets(self) -> Path:
-        return self.root / "secrets"
-
-    @property
-    def jobs(self) -> Path:
-        return self.root / "jobs"
+    coordinator_address = _Below("coordinator.json")
+    ssh_sockets = _Below("ssh")
+    disk_reserve = _Below("disk.reserve")
+    services_lock = _Below("up.lock")
+    services_record = _Below("up.json")
+    services_log = _Below("up.log")
+    checkpoints = _Below("checkpoints")
+    synthetic_dataset = _Below("datasets/synthetic")
+    secrets = _Below("secrets")
+    jobs = _Below("jobs")
 
     def foreground(self, job_id: str) -> Self:
         return type(self)(self.root / "foreground" / job_id)

@@ -107,11 +107,6 @@ class Pool:
         """Return whether that worker is active."""
         return any(m.worker_id == worker_id for m in self.active)
 
-    def restarts(self, rank: int) -> int:
-        """Return how many failed workers of `rank` were replaced."""
-        filled = [m.state for m in self.members if m.rank == rank]
-        return filled[:-1].count(WorkerState.FAILED)
-
 
 def move(current: WorkerState, target: WorkerState) -> WorkerState:
     """Return `target`, or raise `IllegalMove` if the table does not allow it."""

@@ -133,10 +133,8 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 def _is_address(text: str) -> bool:
     """True if others can use it: agents look up no names, and 0.0.0.0 means each itself."""
-    import ipaddress  # noqa: PLC0415  few services have agents elsewhere
-
     try:
-        return not ipaddress.ip_address(text).is_unspecified
+        return not ip_address(text).is_unspecified
     except ValueError:
         return False
 

@@ -4,7 +4,7 @@ The REST body, the JSON schema of job files, the OpenAPI document and docs/refer
 are derived from it. `muster.contracts.spec_problems` checks what spans several fields.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
@@ -409,10 +409,13 @@ class JobRequest(JobSpec, frozen=True, kw_only=True):
     def spec(self) -> JobSpec:
         """Return the requested job, with the fields resolved whose defaults depend on others."""
         fields = {name: getattr(self, name) for name in JobSpec.__struct_fields__}
-        mode = self.mode or usual_mode(self.command)
+        # Muster does not manage the training of a command, whose steps may take any time.
+        is_command = self.command is not None
+        mode = self.mode or ("independent" if is_command else "synchronous")
         every: CheckpointEvery | None = self.checkpoint_every
         if every is None:
-            every = usual_checkpoint_every(mode, self.command)
+            is_script = is_command and mode == "synchronous"
+            every = "auto" if is_script else JobSpec().checkpoint_every
         return JobSpec(**fields | {"mode": mode, "checkpoint_every": every})
 
 
@@ -443,17 +446,6 @@ LIMITS: Final[Mapping[str, Range]] = {
 
 VIRTUAL_SHARDS_OF_SCRIPTS: Final = 8
 """The default of a script that trains with `muster.torch`: each shard is a pass of its own."""
-
-
-def usual_mode(command: Sequence[str] | None) -> Mode:
-    """Return the default mode: Muster does not manage the training of a command."""
-    return "synchronous" if command is None else "independent"
-
-
-def usual_checkpoint_every(mode: Mode, command: Sequence[str] | None) -> CheckpointEvery:
-    """Return the default of a job: the steps of a script may take any time."""
-    is_script = mode == "synchronous" and command is not None
-    return "auto" if is_script else JobSpec().checkpoint_every
 
 
 def is_program(reference: str) -> bool:

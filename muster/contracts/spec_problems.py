@@ -4,7 +4,6 @@ import difflib
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
@@ -42,15 +41,6 @@ SHOWN_LIMIT: Final = 40  # most characters of a value that an error repeats
 UNSHOWN: Final = "this value"
 
 
-@dataclass(frozen=True, slots=True)
-class Mismatch:
-    """A value, or a part of one, that its declared type does not allow."""
-
-    path: tuple[str | int, ...]  # from the value to the part: ``("LR",)`` for an entry of `env`
-    kind: str  # for machines, such as ``int_type``
-    message: str
-
-
 @cache
 def declared_fields(kind: type) -> Mapping[str, inspect.Field]:
     """Return the declared fields of a struct or dataclass, by name."""
@@ -72,8 +62,8 @@ def field_errors(document: object, kind: type) -> Iterator[FieldError]:
     unknown = (name for name in document if name not in fields)
     yield from unknown_names("body", unknown, "there is no such field", fields)
     for name in filter(fields.__contains__, document):
-        for one in mismatches(document[name], fields[name].type, is_secret=name == "secrets"):
-            yield FieldError(loc=("body", name, *one.path), msg=one.message, type=one.kind)
+        loc, is_secret = ("body", name), name == "secrets"
+        yield from mismatches(document[name], fields[name].type, loc, is_secret=is_secret)
 
 
 def unknown_names(
@@ -92,31 +82,22 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
 
 
 def mismatches(
-    value: object, declared: inspect.Type, *, is_secret: bool = False
-) -> Iterator[Mismatch]:
-    """Yield where `value` breaks its declaration. The text of a secret is never repeated."""
+    value: object, declared: inspect.Type, loc: tuple[str | int, ...], *, is_secret: bool = False
+) -> Iterator[FieldError]:
+    """Yield where the value at `loc` breaks its declaration. A secret's text is never repeated."""
     shown = UNSHOWN if is_secret else _shown(value)
     declared, wanted, is_optional = _unwrapped(declared, value)
     if value is None and is_optional:
         return
-    match declared:
-        case inspect.VarTupleType(item_type=item_type):
-            if not isinstance(value, list | tuple):
-                yield Mismatch((), "list_type", f"expected {wanted or 'a list'}, got {shown}")
-                return
-            for index, item in enumerate(value):
-                yield from _below(index, item, item_type, is_secret=is_secret)
-        case inspect.DictType(key_type=key_type, value_type=item_type):
-            if not isinstance(value, dict):
-                yield Mismatch((), "dict_type", f"expected a mapping NAME: VALUE, got {shown}")
-                return
-            for name, item in value.items():
-                yield from _below(name, name, key_type, is_secret=is_secret)
-                yield from _below(name, item, item_type, is_secret=is_secret)
-        case inspect.StrType():
-            yield from _text_mismatches(value, declared, wanted, shown)
-        case _:
-            yield from _other_mismatches(value, declared, wanted, shown)
+    for kind, message in _own_mismatches(value, declared, wanted, shown):
+        yield FieldError(loc=loc, msg=message, type=kind)
+    if isinstance(declared, inspect.VarTupleType) and isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from mismatches(item, declared.item_type, (*loc, index), is_secret=is_secret)
+    elif isinstance(declared, inspect.DictType) and isinstance(value, dict):
+        for name, item in value.items():
+            yield from mismatches(name, declared.key_type, (*loc, name), is_secret=is_secret)
+            yield from mismatches(item, declared.value_type, (*loc, name), is_secret=is_secret)
 
 
 def _unwrapped(declared: inspect.Type, value: object) -> tuple[inspect.Type, str | None, bool]:
@@ -134,51 +115,46 @@ def _unwrapped(declared: inspect.Type, value: object) -> tuple[inspect.Type, str
     return declared, wanted, is_optional
 
 
-def _text_mismatches(
-    value: object, declared: inspect.StrType, wanted: str | None, shown: str
-) -> Iterator[Mismatch]:
-    if not isinstance(value, str):
-        quoted = "" if shown == UNSHOWN else f': write "{shown}"'
-        yield Mismatch((), "string_type", f"expected text, got {shown}{quoted}")
-        return
-    if declared.max_length is not None and len(value) > declared.max_length:
-        yield Mismatch((), "string_too_long", f"is longer than {declared.max_length} characters")
-    if any("\ud800" <= character <= "\udfff" for character in value):
-        message = "holds half of a surrogate pair, which is not valid Unicode"
-        yield Mismatch((), "string_unicode", message)
-    if declared.pattern is not None and not re.fullmatch(declared.pattern, value):
-        message = wanted or f"does not match {declared.pattern}"
-        yield Mismatch((), "string_pattern_mismatch", message)
-
-
-def _other_mismatches(
+def _own_mismatches(  # noqa: C901  one case for each kind
     value: object, declared: inspect.Type, wanted: str | None, shown: str
-) -> Iterator[Mismatch]:
+) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with the value itself: for machines, such as ``int_type``, and a text."""
     match declared:
+        case inspect.VarTupleType() if not isinstance(value, list | tuple):
+            yield "list_type", f"expected {wanted or 'a list'}, got {shown}"
+        case inspect.DictType() if not isinstance(value, dict):
+            yield "dict_type", f"expected a mapping NAME: VALUE, got {shown}"
+        case inspect.StrType() if not isinstance(value, str):
+            quoted = "" if shown == UNSHOWN else f': write "{shown}"'
+            yield "string_type", f"expected text, got {shown}{quoted}"
+        case inspect.StrType():
+            assert isinstance(value, str)  # noqa: S101  as checked above
+            yield from _text_mismatches(value, declared, wanted)
         case inspect.IntType() if type(value) is not int:
-            yield Mismatch((), "int_type", f"expected {wanted or 'an integer'}, got {shown}")
+            yield "int_type", f"expected {wanted or 'an integer'}, got {shown}"
         case inspect.FloatType() if type(value) not in (int, float):
-            yield Mismatch((), "float_type", f"expected a number, got {shown}")
+            yield "float_type", f"expected a number, got {shown}"
         case inspect.IntType(ge=low, le=high) | inspect.FloatType(ge=low, le=high):
             assert isinstance(value, int | float)  # noqa: S101  as checked above
             if low is not None and high is not None and not low <= value <= high:  # NaN is outside
                 message = f"{_shown(value)} is not between {low:.15g} and {high:.15g}"
-                yield Mismatch((), "value_error", message)
+                yield "value_error", message
         case inspect.LiteralType(values=words) if value not in words:
-            expected = " or ".join(map(str, words))
-            yield Mismatch((), "literal_error", f"expected {expected}, got {shown}")
+            yield "literal_error", f"expected {' or '.join(map(str, words))}, got {shown}"
         case inspect.EnumType(cls=words) if value not in list(words):
             expected = " or ".join(str(word.value) for word in words)
-            yield Mismatch((), "literal_error", f"expected {expected}, got {shown}")
-        case _:
-            return
+            yield "literal_error", f"expected {expected}, got {shown}"
 
 
-def _below(
-    part: str | int, value: object, declared: inspect.Type, *, is_secret: bool
-) -> Iterator[Mismatch]:
-    for found in mismatches(value, declared, is_secret=is_secret):
-        yield Mismatch((part, *found.path), found.kind, found.message)
+def _text_mismatches(
+    text: str, declared: inspect.StrType, wanted: str | None
+) -> Iterator[tuple[str, str]]:
+    if declared.max_length is not None and len(text) > declared.max_length:
+        yield "string_too_long", f"is longer than {declared.max_length} characters"
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        yield "string_unicode", "holds half of a surrogate pair, which is not valid Unicode"
+    if declared.pattern is not None and not re.fullmatch(declared.pattern, text):
+        yield "string_pattern_mismatch", wanted or f"does not match {declared.pattern}"
 
 
 def _shown(value: object) -> str:
@@ -209,8 +185,8 @@ def problems(spec: JobSpec) -> Iterator[FieldProblem]:
     for name, field in declared_fields(JobSpec).items():
         value = getattr(spec, name)
         if value is not field.default:
-            for found in mismatches(value, field.type, is_secret=name == "secrets"):
-                yield FieldProblem(name, found.message)
+            for found in mismatches(value, field.type, (), is_secret=name == "secrets"):
+                yield FieldProblem(name, found.msg)
     yield from _pool_problems(spec)
     yield from _text_problems(spec)
     yield from _command_problems(spec)

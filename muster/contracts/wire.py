@@ -101,10 +101,6 @@ class ExitRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()  # and not JSON, which has no NaN
-_EXIT_RECORD: Final = msgspec.msgpack.Decoder(ExitRecord)
-
-_MALFORMED: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""Errors of a decoder: invalid UTF-8 and endless nesting raise errors of their own."""
 
 
 def encodable(text: str) -> str:
@@ -112,24 +108,8 @@ def encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def encode(
-    message: RankMessage
-    | AgentMessage
-    | CoordinatorMessage
-    | KeyRequest
-    | KeyAnswer
-    | WorkerGroup
-    | StorageRequest
-    | StorageReply
-    | LogHello
-    | StoreHello
-    | StoreCall
-    | StoreAnswer
-    | JoinRequest
-    | SenderMessage
-    | ReceiverMessage,
-) -> bytes:
-    """Return the bytes of one message, without its frame."""
+def encode(message: msgspec.Struct) -> bytes:
+    """Return the bytes of one message, without its frame, or of an exit record."""
     return _ENCODER.encode(message)
 
 
@@ -143,7 +123,8 @@ class _Decode(Generic[Message]):
     def __call__(self, payload: bytes) -> Message:
         try:
             return self._decoder.decode(payload)
-        except _MALFORMED as error:
+        # Invalid UTF-8 and endless nesting raise errors of their own.
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise WireError(f"{self._sender} sent an invalid message: {error}") from error
 
 
@@ -162,11 +143,7 @@ decode_store_answer: Final = _Decode[StoreAnswer | StorageFailed | StorageWarned
     StoreAnswer | StorageFailed | StorageWarned, "a coordinator"
 )
 decode_storage_reply: Final = _Decode[StorageReply](StorageReply, "a storage process")
-
-
-def encode_exit_record(record: ExitRecord) -> bytes:
-    """Return the content of an exit record's file."""
-    return _ENCODER.encode(record)
+_decode_record: Final = _Decode[ExitRecord](ExitRecord, "an agent")
 
 
 def decode_exit_record(content: bytes, pid: int | None) -> ExitRecord | None:
@@ -175,7 +152,7 @@ def decode_exit_record(content: bytes, pid: int | None) -> ExitRecord | None:
     With `pid` None, for a process whose start was never reported, any process matches.
     """
     try:
-        record = _EXIT_RECORD.decode(content)
-    except _MALFORMED:
+        record = _decode_record(content)
+    except WireError:
         return None
     return record if pid in {None, record.pid} else None

@@ -47,8 +47,8 @@ _ENV_START_FIELD: Final = 47
 KILL_LIMIT: Final = PollLimit(seconds=0.05, pause_seconds=0.001)
 """Killed processes disappear within a few milliseconds, and the agent's loop waits meanwhile."""
 
-SWEEP_PATIENCE: Final = PollLimit(seconds=2.0, pause_seconds=0.02)
-"""A process that survives SIGKILL for longer hangs in the kernel; agents wait as long."""
+SWEEP_PATIENCE: Final = PollLimit(seconds=2.0, pause_seconds=0.01)
+"""A process that survives SIGKILL for longer hangs in the kernel, and nobody waits for it."""
 
 
 def contain_self(tag: str) -> None:

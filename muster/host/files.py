@@ -90,11 +90,19 @@ def read_coordinator_address(file: Path) -> CoordinatorAddress | None:
 
 
 def publish_address(address: CoordinatorAddress, path: Path) -> None:
-    """Replace the address file atomically. It need not survive a power cut: no agent does."""
+    """Replace the address file; no agent survives a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    replace_private(path, msgspec.json.encode(address))
+
+
+def replace_private(path: Path, content: bytes) -> None:
+    """Replace a file that is for this user alone, without a moment in which it is incomplete.
+
+    It survives every process, but need not survive a power cut. Raises OSError.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.touch(mode=0o600)
-    temporary.write_bytes(msgspec.json.encode(address))
+    temporary.write_bytes(content)
     temporary.replace(path)
 
 

@@ -28,7 +28,7 @@ _END: Final = sys.maxsize, 0
 
 
 class JobFollower:
-    """The `LogFollower` of a job's files."""
+    """Reads logs forwards from a position: what is there, then what is added. For one thread."""
 
     def __init__(
         self, files: JobFiles, rank: int | None, position: Position, until: Position | None
@@ -41,14 +41,20 @@ class JobFollower:
 
     @property
     def position(self) -> Position:
+        """The position after the last line that was returned."""
         return dict(self._position)
 
     @property
     def is_ahead(self) -> bool:
+        """True if the place of a rank is beyond `until`."""
         return any(self._is_ahead(rank) for rank in self._position)
 
     def next_batch(self, is_over: IsOver) -> list[Lines]:
-        """Return about `BATCH_BYTES` of lines."""
+        """Return about `BATCH_BYTES` of lines; nothing if there are none now.
+
+        `is_over` is what was known *before* this call: the unfinished last line of a log that is
+        over is a line as well.
+        """
         logs = self._logs()
         for rank in logs.keys() - self._ranks.keys():
             place = self._position.get(rank, _START)

@@ -26,13 +26,28 @@ _Dated: TypeAlias = tuple[float, Lines]
 
 
 class LocalLogs:
-    """The `LogSource` that reads the files themselves."""
+    """What the ranks of one job print, by rank, attempt and offset. Thread-safe.
+
+    - The lines of a rank come in order, attempt by attempt. Lines of several ranks are merged by
+      the time at which they were written; a line whose time is not known yet is the newest.
+    - Followers return each line once, when it has ended or nothing is added to its log any more.
+    - A position is valid in every process, and never means two bytes: a follower that starts at
+      another's position returns exactly the rest. A place that does not exist means the beginning.
+    - The beginning of a log may be gone: discarded by the job's agent, or truncated by its program.
+      One line, `GAP`, takes its place.
+    - A rank may print anything. A very long line, of 256 KiB or more, comes as several, so that no
+      reader looks far for a line end.
+    - A log that cannot be read has no lines: no method raises an OSError.
+    """
 
     def __init__(self, files: JobFiles) -> None:
         self._files = files
 
     def tail(self, wanted: LogFilter, count: int) -> Tail:
-        """Return the last `count` matching lines of the last `SEARCH_LIMIT_BYTES`."""
+        """Return the last `count` matching lines of the last `SEARCH_LIMIT_BYTES`.
+
+        Oldest first, an unfinished last line included.
+        """
         newest: list[Lines] = []
         searched = 0
         # A line without a time is newer than every mark.
@@ -52,7 +67,10 @@ class LocalLogs:
         return Tail(newest[::-1], is_complete=True)
 
     def tail_position(self, rank: int | None, count: int) -> Position:
-        """Return a position, to find which at most `SEARCH_LIMIT_BYTES` are read."""
+        """Return the position after which the last `count` complete lines and all later ones are.
+
+        It is fewer lines if those are very long: at most `SEARCH_LIMIT_BYTES` are read.
+        """
         logs = logs_by_rank(self._files, rank)
         position: dict[int, Place] = {}
         size = 0
@@ -70,6 +88,10 @@ class LocalLogs:
     def follow(
         self, rank: int | None, position: Position, until: Position | None = None
     ) -> JobFollower:
+        """Return a reader of all ranks or one from `position` on.
+
+        With `until` it reads exactly up to that position, below which everything is complete.
+        """
         return JobFollower(self._files, rank, position, until)
 
     def _complete(self, names: Sequence[LogName]) -> Iterator[_Span]:

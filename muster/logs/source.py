@@ -1,9 +1,9 @@
-"""The interface to the logs of a job, wherever they lie, and what is exchanged with it."""
+"""What is asked of the logs of a job, and what is answered: positions, lines and filters."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from muster.contracts.job import JobUid
 from muster.contracts.paths import LogName
@@ -115,59 +115,3 @@ class Tail:
     """Each is one line."""
     is_complete: bool
     """False if the search stopped at its limit, so earlier lines may match as well."""
-
-
-class LogFollower(Protocol):
-    """Reads logs forwards from a position: what is there, then what is added. For one thread."""
-
-    @property
-    def position(self) -> Position:
-        """The position after the last line that was returned."""
-
-    @property
-    def is_ahead(self) -> bool:
-        """True if the place of a rank is beyond `until`."""
-
-    def next_batch(self, is_over: IsOver) -> Sequence[Lines]:
-        """Return about 64 KiB of lines; nothing if there are none now.
-
-        `is_over` is what was known *before* this call: the unfinished last line of a log that is
-        over is a line as well.
-        """
-
-
-class LogSource(Protocol):
-    """What the ranks of one job print, by rank, attempt and offset. Thread-safe.
-
-    - The lines of a rank come in order, attempt by attempt. Lines of several ranks are merged by
-      the time at which they were written; a line whose time is not known yet is the newest.
-    - Followers return each line once, when it has ended or nothing is added to its log any more.
-    - A position is valid for every source of this job, in every process, and never means two
-      bytes: a follower that starts at another's position returns exactly the rest. A place that
-      does not exist means the beginning.
-    - The beginning of a log may be gone: discarded by the job's agent, or truncated by its program.
-      One line, `GAP`, takes its place.
-    - A rank may print anything. A very long line, of 256 KiB or more, comes as several, so that no
-      reader looks far for a line end.
-    - A log that cannot be read has no lines: no method raises an OSError.
-    """
-
-    def tail(self, wanted: LogFilter, count: int) -> Tail:
-        """Return the last `count` matching lines, oldest first, an unfinished last line included.
-
-        The search stops at a limit, so that an answer takes two seconds at most.
-        """
-
-    def tail_position(self, rank: int | None, count: int) -> Position:
-        """Return the position after which the last `count` complete lines and all later ones are.
-
-        It is fewer lines if those are very long.
-        """
-
-    def follow(
-        self, rank: int | None, position: Position, until: Position | None = None
-    ) -> LogFollower:
-        """Return a reader of all ranks or one from `position` on.
-
-        With `until` it reads exactly up to that position, below which everything is complete.
-        """

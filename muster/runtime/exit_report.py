@@ -23,7 +23,8 @@ from muster.contracts.messages import RankExited, RankSaid
 from muster.contracts.paths import JobFiles
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.retry import INTERRUPTED_CODE, REPLACED_CODE
-from muster.contracts.wire import ExitRecord, decode_exit_record, encode_exit_record
+from muster.contracts.wire import ExitRecord, decode_exit_record, encode
+from muster.host.files import replace_private
 from muster.host.processes import is_running
 from muster.runtime.agent_client import AgentClient
 from muster.runtime.redaction import Redaction
@@ -49,10 +50,7 @@ def write_exit_record(files: JobFiles, record: ExitRecord) -> None:
     path = files.exit_record(record.exited.rank, record.exited.attempt)
     if not path.exists():
         path.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        temporary.touch(mode=0o600)
-        temporary.write_bytes(encode_exit_record(record))
-        temporary.replace(path)
+        replace_private(path, encode(record))
 
 
 def write_own_record(files: JobFiles, record: ExitRecord) -> None:
@@ -60,7 +58,7 @@ def write_own_record(files: JobFiles, record: ExitRecord) -> None:
     path = files.exit_report(record.exited.rank, record.exited.attempt)
     path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
     path.touch(mode=0o600)
-    path.write_bytes(encode_exit_record(record))
+    path.write_bytes(encode(record))
 
 
 def read_exit_record(

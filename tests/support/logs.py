@@ -1,7 +1,8 @@
 """Logs as ranks and their agent write them."""
 
 from muster.contracts.paths import TIME_MARK, JobFiles
-from muster.logs.source import IsOver, LogFollower, Position
+from muster.logs.follower import JobFollower
+from muster.logs.source import IsOver, Position
 
 
 class JobLogs:
@@ -31,7 +32,7 @@ def is_never(_name: object) -> bool:
     return False
 
 
-def batches(follower: LogFollower, is_over: IsOver = is_always) -> list[tuple[list[str], Position]]:
+def batches(follower: JobFollower, is_over: IsOver = is_always) -> list[tuple[list[str], Position]]:
     """Return the rest: each batch's lines, after their ranks, with the position after it."""
     found = []
     while batch := follower.next_batch(is_over):
@@ -40,6 +41,6 @@ def batches(follower: LogFollower, is_over: IsOver = is_always) -> list[tuple[li
     return found
 
 
-def rest_of(follower: LogFollower, is_over: IsOver = is_always) -> list[str]:
+def rest_of(follower: JobFollower, is_over: IsOver = is_always) -> list[str]:
     """Return all lines that are left, each after its rank."""
     return [line for lines, _ in batches(follower, is_over) for line in lines]

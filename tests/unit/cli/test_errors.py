@@ -5,7 +5,7 @@ from typing import cast
 import pytest
 
 from cli import errors
-from cli.errors import ExitCode, Misuse, WrongState, exit_code_of, exit_code_of_job
+from cli.errors import ExitCode, Misuse, WrongState, exit_code_of
 from muster.client.errors import (
     Ambiguous,
     Busy,
@@ -26,7 +26,7 @@ from muster.contracts.errors import (
     JobDiffers,
     MusterError,
 )
-from muster.contracts.job import TERMINAL
+from muster.contracts.job import EXIT_CODES, TERMINAL
 from muster.contracts.location import InvalidLocation
 from muster.contracts.secrets import Reference, SecretUnavailable
 from muster.contracts.views import ProblemView
@@ -71,7 +71,7 @@ def test_exit_code_of_an_error(error: Exception, code: ExitCode) -> None:
 
 
 def test_each_end_of_a_job_has_its_own_code() -> None:
-    assert len({exit_code_of_job(status) for status in TERMINAL}) == len(TERMINAL)
+    assert len({ExitCode(EXIT_CODES[status]) for status in TERMINAL}) == len(TERMINAL)
 
 
 def test_every_exit_code_is_documented() -> None:

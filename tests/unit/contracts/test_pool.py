@@ -115,19 +115,6 @@ def test_leaving_worker_drains_and_no_longer_counts() -> None:
     assert [member.worker_id for member in after.active] == [1]
 
 
-def test_restarts_are_counted_per_rank() -> None:
-    after = pool(*works(0), *works(1), ends(1), joins(1), ends(2), joins(1), ends(0), joins(0))
-    assert [after.restarts(rank) for rank in range(3)] == [1, 2, 0]
-    assert pool(*works(0), ends(0)).restarts(0) == 0, "nothing has replaced it yet"
-
-
-def test_replacing_a_left_worker_is_no_restart() -> None:
-    after = pool(*works(0), leaves(0), ends(0), joins(0))
-    assert after.restarts(0) == 0
-    assert process_ended(after, 1).restarts(0) == 0
-    assert pool(lambda _: process_ended(after, 1), joins(0)).restarts(0) == 1
-
-
 @pytest.mark.parametrize("state", [SYNCING, ACTIVE, DRAINING])
 def test_rank_of_a_living_worker_is_refused(state: WorkerState) -> None:
     with pytest.raises(PoolError, match=f"rank 0 is held by worker 0, which is {state}"):

@@ -12,7 +12,7 @@ from muster.contracts.job import Reason
 from muster.contracts.messages import PermanentFailure, RankExited, RankMessage, RankSaid
 from muster.contracts.paths import JobFiles
 from muster.contracts.retry import RetryClass
-from muster.contracts.wire import ExitRecord, encode_exit_record
+from muster.contracts.wire import ExitRecord, encode
 from muster.runtime.exit_report import write_own_record
 from tests.support.stories import Story, beat, exited
 
@@ -43,7 +43,7 @@ def record(said: Sequence[RankMessage], end: RankExited, pid: int) -> ExitRecord
 
 
 def write(files: JobFiles, said: Sequence[RankMessage], end: RankExited, pid: int) -> None:
-    files.exit_record(1, 0).write_bytes(encode_exit_record(record(said, end, pid)))
+    files.exit_record(1, 0).write_bytes(encode(record(said, end, pid)))
 
 
 def account(files: JobFiles, said: Sequence[RankMessage], end: RankExited, pid: int) -> None:

@@ -1,4 +1,4 @@
-"""The promises of `LogSource`, kept by every implementation."""
+"""The promises of `LocalLogs`, also where blocks and batches are tiny."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from muster.contracts.paths import JobFiles
 from muster.logs import follower, log_file
 from muster.logs.local import LocalLogs
 from muster.logs.log_file import PIECE_BYTES
-from muster.logs.source import GAP, LINE_LIMIT_BYTES, LogFilter, LogSource, Position
+from muster.logs.source import GAP, LINE_LIMIT_BYTES, LogFilter, Position
 from tests.support.logs import JobLogs, batches, is_never, rest_of
 
 COUNT = 20
@@ -20,7 +20,7 @@ class Written(JobLogs):
 
     def __init__(self, files: JobFiles) -> None:
         super().__init__(files)
-        self.source: LogSource = LocalLogs(files)
+        self.source = LocalLogs(files)
 
     def tail(self, wanted: LogFilter, count: int = 9) -> list[str]:
         return [line.text for line in self.source.tail(wanted, count).lines]
