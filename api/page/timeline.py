@@ -88,7 +88,7 @@ def timeline(
             rows.setdefault(attempt.rank, []).append(bar)
     marks = [
         Mark(left=place(event.at), kind=MARKS[event.kind], title=event.message, rank=event.rank)
-        for event in events
+        for event in told
         if event.kind in MARKS
     ]
     return Timeline(rows=rows, marks=marks, seconds=whole)
