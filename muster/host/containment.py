@@ -48,7 +48,7 @@ KILL_LIMIT: Final = PollLimit(seconds=0.05, pause_seconds=0.001)
 """Killed processes disappear within a few milliseconds, and the agent's loop waits meanwhile."""
 
 SWEEP_PATIENCE: Final = PollLimit(seconds=2.0, pause_seconds=0.01)
-"""A process that survives SIGKILL for longer hangs in the kernel, and nobody waits for it."""
+"""A process that survives SIGKILL for longer hangs in the kernel: waiting would not end."""
 
 
 def contain_self(tag: str) -> None:
