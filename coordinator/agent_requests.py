@@ -1,6 +1,6 @@
 """From a durable decision to its effect: a request to an agent, or an agent's start and end."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Final, TypeAlias, assert_never
 
@@ -9,13 +9,11 @@ import msgspec
 from coordinator.agent_lifecycle import AgentLifecycle
 from coordinator.agents import AgentServer
 from coordinator.decide import actions
-from coordinator.decide.actions import Observation
 from coordinator.decide.state import JobSnapshot
 from coordinator.tracked_job import TrackedJob
 from database.records import Event, utc_now
 from muster.contracts.agent import LOCAL_HOST, LOOPBACK
 from muster.contracts.environ import Assignment, HostPlace, rank_environment
-from muster.contracts.job import JobUid
 from muster.contracts.messages import (
     AnnounceGroup,
     Dismiss,
@@ -42,15 +40,9 @@ ONE_HOST: Final[Mapping[str, str]] = {LOCAL_HOST: LOOPBACK}
 class Executor:
     """Performs decided actions; what comes of them is observed later."""
 
-    def __init__(
-        self,
-        lifecycle: AgentLifecycle,
-        observe: Callable[[JobUid, Observation], None],
-        addresses: Mapping[str, str] = ONE_HOST,
-    ) -> None:
+    def __init__(self, lifecycle: AgentLifecycle, addresses: Mapping[str, str] = ONE_HOST) -> None:
         """`addresses` says at which address the ranks of a host are reached from other hosts."""
         self._lifecycle = lifecycle
-        self._observe = observe
         self._addresses = addresses
         self._agents: AgentServer | None = None
 
@@ -65,7 +57,7 @@ class Executor:
             stamp("performed", job=job.snapshot.uid, action=type(action).__name__)
             match action:
                 case actions.StartAgent():
-                    self._lifecycle.start(job, action.host, self._observe)
+                    self._lifecycle.start(job, action.host)
                 case actions.KillAgent():
                     self._lifecycle.kill(job, action.host)
                 case actions.DismissAgent():
@@ -75,15 +67,17 @@ class Executor:
                     self._send(job, action.host, Dismiss())  # it may hear us, see `Partition`
                     self._lifecycle.give_up(job, action.host)
                 case actions.DrainLogs():
-                    self._drain_logs(job, action.host)
+                    if self._agents is not None:
+                        self._agents.drain_logs(job.snapshot.uid, action.host)
                 case actions.ListCheckpoints():
                     self._send(job, action.host, list_request(job))
                 case actions.Start():
-                    self._send_to_rank(job, action.rank, self._start_request)
+                    request = start_request(job, action.rank, self._addresses_of(job))
+                    self._send_to_rank(job, request)
                 case actions.Terminate():
-                    self._send_to_rank(job, action.rank, terminate_request)
+                    self._send_to_rank(job, terminate_request(job, action.rank))
                 case actions.KillProcess():
-                    self._send_to_rank(job, action.rank, kill_request)
+                    self._send_to_rank(job, kill_request(job, action.rank))
                 case actions.PublishGroup():
                     self._send_group(job)
                 case (
@@ -136,13 +130,8 @@ class Executor:
         for host in job.snapshot.agents:
             self._send(job, host, Dismiss())
 
-    def _send_to_rank(
-        self, job: TrackedJob, number: int, request: Callable[[TrackedJob, int], Request]
-    ) -> None:
-        self._send(job, job.snapshot.ranks[number].host, request(job, number))
-
-    def _start_request(self, job: TrackedJob, number: int) -> StartRank:
-        return start_request(job, number, self._addresses_of(job))
+    def _send_to_rank(self, job: TrackedJob, request: StartRank | TerminateRank | KillRank) -> None:
+        self._send(job, job.snapshot.ranks[request.rank].host, request)
 
     def _addresses_of(self, job: TrackedJob) -> Mapping[str, str]:
         return {**self._addresses, **job.addresses} if job.addresses else self._addresses
@@ -152,10 +141,6 @@ class Executor:
         request = group_request(job, self._addresses_of(job))
         for host in job.snapshot.agents:
             self._send(job, host, request)
-
-    def _drain_logs(self, job: TrackedJob, host: str) -> None:
-        if self._agents is not None:
-            self._agents.drain_logs(job.snapshot.uid, host)
 
     def _send(self, job: TrackedJob, host: str, request: Request) -> bool:
         return self._agents is not None and self._agents.send(job.snapshot.uid, host, request)

@@ -104,11 +104,12 @@ class CoordinatorLoop:
         self._writer = writer
         self._jobs = jobs
         self._lifecycle = lifecycle
+        lifecycle.observe = self.observe
         self._on_host_changed = on_host_changed
         self._clock = clock
         self._inbox: deque[tuple[JobUid, Observation, Moment]] = deque()
         self._woken = asyncio.Event()
-        self._executor = Executor(lifecycle, self.observe, addresses)
+        self._executor = Executor(lifecycle, addresses)
         self._paused_until = 0.0
         self._is_wake_up_due = False
         self._committed_at = 0.0
@@ -258,7 +259,7 @@ class CoordinatorLoop:
         """
         find, sweep = self._lifecycle.find, self._lifecycle.sweep
         for job in await self._jobs.load(find, sweep, self._now()):
-            await self._lifecycle.adopt(job, self.observe)
+            await self._lifecycle.adopt(job)
 
     def hand_over(self) -> None:
         """End after a last commit; agents and ranks run on."""
