@@ -6,22 +6,25 @@ nothing that it started is left but the ranks that wait for the next agent.
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+import msgspec
+
 from coordinator.decide.actions import AgentLost, AgentWaits, JobFailed, Observation
 from coordinator.decide.state import AGENT_FAILURES_LIMIT, AgentSnapshot, JobFailure, JobSnapshot
-from coordinator.joining import Joins
 from coordinator.launchers.launcher import AgentProcess, AgentValues, Launcher, NotStarted
+from coordinator.launchers.remote import probe_file
 from coordinator.launchers.scheduler import Refused, SchedulerJobs, SchedulerLauncher
 from coordinator.preparation import Unprepared, agent_assignment, choose_kernels, prepare
 from coordinator.tracked_job import TrackedJob
 from database.records import AgentRecord
 from muster.contracts.attach import LaunchAgent, OrderFailed
 from muster.contracts.host import HostFacts
+from muster.contracts.interpreter import VERSION, is_compatible
 from muster.contracts.job import JobUid, Reason
 from muster.contracts.messages import (
     AgentAssignment,
@@ -64,7 +67,9 @@ class AgentLifecycle:
         `schedulers` are by engine; agents that they start get `values`.
         """
         self._schedulers = schedulers
-        self._joins = Joins(values or AgentValues({}))
+        self._values = values or AgentValues({})
+        self._joined: dict[tuple[str, str, int], bytes] = {}
+        """By agent, who has used its token: a scheduler without memory may start a job twice."""
         self._local = local
         self._launchers = launchers
         self._settings = settings
@@ -309,15 +314,37 @@ class AgentLifecycle:
         finally:
             agent.ended.cancel()  # the host was given up, or we end
 
-    def joining(
+    @asynccontextmanager
+    async def joining(
         self, job: TrackedJob | None, request: JoinRequest
-    ) -> AbstractAsyncContextManager[LaunchAgent | OrderFailed]:
-        """Yield the answer to the parent of an agent of this job; None: of no job."""
-        assignment = None
-        if job is not None and job.places is not None and not _is_heard(job, request):
-            assignment = self._assignment(job, request.host)
-        note = None if job is None else partial(job.note, "agent_refused")
-        return self._joins.answer(request, assignment, note)
+    ) -> AsyncIterator[LaunchAgent | OrderFailed]:
+        """Yield the answer to the parent of an agent of this job; None: of no job.
+
+        A probe file lies in its directory of checkpoints until the caller is done.
+        """
+        if job is None or job.places is None or _is_heard(job, request):
+            yield OrderFailed(message="no such agent is expected: its job has ended, or moved on")
+            return
+        if why := self._refusal(request):
+            job.note("agent_refused", f"{why}; it was turned away")
+            yield OrderFailed(message=why)
+            return
+        assignment = self._assignment(job, request.host)
+        joined = msgspec.structs.replace(assignment, token=request.token, is_joined=True)
+        secrets_dir = Path(assignment.secrets_dir)
+        complete = await asyncio.to_thread(self._values.complete, joined, secrets_dir)
+        async with probe_file(assignment.checkpoint_dir) as probe:
+            yield LaunchAgent(assignment=complete, environment=self._values.given, probe=probe)
+
+    def _refusal(self, request: JoinRequest) -> str:
+        """Return why a process is turned away, "" if it is not: each token is good for one."""
+        if not is_compatible(request.version):
+            theirs = f"{request.node} has Muster {request.version}"
+            return f"{theirs}, and the coordinator {VERSION}: install that there"
+        key = request.job_uid, request.host, request.generation
+        if self._joined.setdefault(key, request.nonce) != request.nonce:
+            return f"{request.node} has shown the token of {request.host}, which was used before"
+        return ""
 
     def look_again(self) -> None:
         """Ask the schedulers now: an agent has lost its connection."""
