@@ -163,12 +163,8 @@ class JobTable:
         wanted, holding = [job.snapshot for job in waiting], self._holding()
         if self._cluster is not None:
             return list(placement.admit(wanted, holding, self._cluster))
-        admitted, waits = admit(
-            [Claim(job_id=job.job_id, slots=job.spec.world_size) for job in wanted],
-            holding=[Claim(job_id=job.job_id, slots=job.slots) for job in holding],
-            slots=self._slots,
-        )
-        return [*[()] * admitted, *waits]
+        claims = [Claim(job.job_id, job.spec.world_size) for job in wanted]
+        return list(admit(claims, [Claim(it.job_id, it.slots) for it in holding], self._slots))
 
     def _holding(self) -> list[JobSnapshot]:
         """Return the jobs that hold slots here; a scheduler has its own."""
