@@ -8,6 +8,8 @@ from dataclasses import replace
 from signal import SIGCHLD
 from typing import Final, TypeVar
 
+from msgspec.structs import asdict
+
 from coordinator.decide import actions, placement
 from coordinator.decide.actions import PlaceRank, SetStatus
 from coordinator.decide.admission import Claim, admit
@@ -303,14 +305,14 @@ def _take_requests(job: TrackedJob, row: Job, departures: Collection[int], now: 
     for worker_id in frozenset(departures) - job.leaving:
         job.leaving |= {worker_id}
         job.observe(actions.LeaveRequested(worker_id=worker_id), now)
-    wanted = row.world_size, row.wanted_hosts
-    if wanted != (job.snapshot.wanted_world_size, job.snapshot.wanted_hosts):
-        size, hosts = wanted
-        job.observe(actions.ScaleRequested(world_size=size, wanted_hosts=hosts), now)
-    if row.pause_request != job.snapshot.pause_requested:
-        job.observe(actions.PauseRequested(paused=row.pause_request), now)
-    if row.checkpoint_requests != job.snapshot.checkpoint_requests:
-        job.observe(actions.CheckpointRequested(number=row.checkpoint_requests), now)
+    wanted = actions.ChangeRequested(
+        wanted_world_size=row.world_size,
+        wanted_hosts=row.wanted_hosts,
+        pause_requested=row.pause_request,
+        checkpoint_requests=row.checkpoint_requests,
+    )
+    if any(getattr(job.snapshot, name) != it for name, it in asdict(wanted).items()):
+        job.observe(wanted, now)
 
 
 def _drained(leaving: Collection[int], members: Sequence[MemberRecord]) -> list[MemberRecord]:

@@ -26,16 +26,8 @@ PoolMessage: TypeAlias = Ready | JoinedGroup | PeerLost | StateMismatch | Saved
 def note_request(snapshot: JobSnapshot, observation: actions.PoolRequest) -> JobSnapshot:
     """Note what a user wants; `plan` acts on it."""
     match observation:
-        case actions.ScaleRequested():
-            return replace(
-                snapshot,
-                wanted_world_size=observation.world_size,
-                wanted_hosts=observation.wanted_hosts,
-            )
-        case actions.PauseRequested():
-            return replace(snapshot, pause_requested=observation.paused)
-        case actions.CheckpointRequested():
-            return replace(snapshot, checkpoint_requests=observation.number)
+        case actions.ChangeRequested():
+            return replace(snapshot, **msgspec.structs.asdict(observation))
         case actions.LeaveRequested():
             for rank in snapshot.in_service:
                 if rank.attempt.worker_id == observation.worker_id:
