@@ -111,12 +111,11 @@ class SetStatus(_Value, frozen=True):
     message: str | None = None
 
 
-RankAction: TypeAlias = Start | Terminate | KillProcess | Suspect
-PoolAction: TypeAlias = AddRank | RemoveRank | PublishGroup
+RankAction: TypeAlias = Start | Terminate | KillProcess | Suspect | PlaceRank | RemoveRank
 AgentAction: TypeAlias = (
     StartAgent | KillAgent | DismissAgent | LoseHost | ListCheckpoints | DrainLogs
 )
-Action: TypeAlias = AgentAction | PlaceRank | SetStatus | PoolAction | RankAction
+Action: TypeAlias = AgentAction | RankAction | AddRank | PublishGroup | SetStatus
 
 
 class ActionTaken(_Value, frozen=True):
@@ -197,7 +196,6 @@ class JobFailed(_Value, frozen=True):
     failure: JobFailure
 
 
-PoolRequest: TypeAlias = ChangeRequested | LeaveRequested
 Observation: TypeAlias = (
     ActionTaken
     | AgentConnected
@@ -206,7 +204,8 @@ Observation: TypeAlias = (
     | AgentWaits
     | AgentSaid
     | StopRequested
-    | PoolRequest
+    | ChangeRequested
+    | LeaveRequested
     | Interrupted
     | LoopStalled
     | JobFailed
