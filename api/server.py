@@ -221,7 +221,7 @@ def _build_state(
     disk_reserve.allocate()
 
     def store(new_jobs: Sequence[NewJob]) -> Outcomes:
-        outcomes = job_rows.create_together(new_jobs)
+        outcomes = job_rows.create(new_jobs)
         coordinator.wake()
         disk_reserve.allocate()
         return outcomes

@@ -171,7 +171,7 @@ def write_jobs(
     database = Database.open(services.database_url)
     try:
         for job_id, uid in jobs:
-            Jobs(database).create(NewJob(job_id, uid, spec))
+            Jobs(database).create([NewJob(job_id, uid, spec)])
         leases = Leases(database)
         lease = leases.take(COORDINATOR_LEASE, "bench", this_process(), "", displacing=None)
         FencedWriter(database, lease).commit(with_rows)

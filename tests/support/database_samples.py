@@ -74,7 +74,15 @@ def submit(
         spec or JobSpec(world_size=2),
         idempotency=None if key is None else idempotency_key(key),
     )
-    return jobs.create(new)
+    return store(jobs, new)
+
+
+def store(jobs: Jobs, new: NewJob) -> Job:
+    """Return the stored job, or raise why it is not stored."""
+    (outcome,) = jobs.create([new])
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
 def idempotency_key(key: str, *, principal: str = "ada", body: str = "body") -> IdempotencyKey:
