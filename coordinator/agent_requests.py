@@ -72,12 +72,12 @@ class Executor:
                 case actions.ListCheckpoints():
                     self._send(job, action.host, list_request(job))
                 case actions.Start():
-                    request = start_request(job, action.rank, self._addresses_of(job))
-                    self._send_to_rank(job, request)
+                    start = start_request(job, action.rank, self._addresses_of(job))
+                    self._send(job, job.snapshot.ranks[action.rank].host, start)
                 case actions.Terminate():
-                    self._send_to_rank(job, terminate_request(job, action.rank))
+                    self._send_to_rank(job, action.rank, TerminateRank)
                 case actions.KillProcess():
-                    self._send_to_rank(job, kill_request(job, action.rank))
+                    self._send_to_rank(job, action.rank, KillRank)
                 case actions.PublishGroup():
                     self._send_group(job)
                 case (
@@ -130,8 +130,11 @@ class Executor:
         for host in job.snapshot.agents:
             self._send(job, host, Dismiss())
 
-    def _send_to_rank(self, job: TrackedJob, request: StartRank | TerminateRank | KillRank) -> None:
-        self._send(job, job.snapshot.ranks[request.rank].host, request)
+    def _send_to_rank(
+        self, job: TrackedJob, number: int, kind: type[TerminateRank | KillRank]
+    ) -> None:
+        rank = job.snapshot.ranks[number]
+        self._send(job, rank.host, kind(rank=number, attempt=rank.attempt.number))
 
     def _addresses_of(self, job: TrackedJob) -> Mapping[str, str]:
         return {**self._addresses, **job.addresses} if job.addresses else self._addresses
@@ -154,9 +157,9 @@ def pending_requests(job: TrackedJob, host: str, addresses: Mapping[str, str]) -
         if rank.is_alive and rank.attempt.identity is None:
             yield start_request(job, rank.rank, addresses)
         if rank.is_alive and rank.attempt.intent.terminated_at is not None:
-            yield terminate_request(job, rank.rank)
+            yield TerminateRank(rank=rank.rank, attempt=rank.attempt.number)
         if rank.is_alive and rank.attempt.intent.kill is not None:
-            yield kill_request(job, rank.rank)
+            yield KillRank(rank=rank.rank, attempt=rank.attempt.number)
     if job.snapshot.group.workers:
         yield group_request(job, addresses)
 
@@ -255,11 +258,3 @@ def _places(job: TrackedJob) -> Completed:
     if job.places is None:
         raise RuntimeError(f"job {job.snapshot.job_id} was not prepared before its ranks start")
     return job.places
-
-
-def terminate_request(job: TrackedJob, number: int) -> TerminateRank:
-    return TerminateRank(rank=number, attempt=job.snapshot.ranks[number].attempt.number)
-
-
-def kill_request(job: TrackedJob, number: int) -> KillRank:
-    return KillRank(rank=number, attempt=job.snapshot.ranks[number].attempt.number)

@@ -228,10 +228,9 @@ class CoordinatorLoop:
 
     def observe(self, uid: JobUid, observation: Observation) -> None:
         """Put an observation into the inbox, with the present time."""
-        if not _is_routine(observation):
-            stamp("observed", job=uid, observation=_name_of(observation))
         self._inbox.append((uid, observation, self._now()))
         if not _is_routine(observation):
+            stamp("observed", job=uid, observation=_name_of(observation))
             self.wake()
 
     def wake(self) -> None:
