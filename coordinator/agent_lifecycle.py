@@ -305,7 +305,7 @@ class AgentLifecycle:
         started = job.snapshot.agents[host]
         try:
             while not (await asyncio.wait([agent.ended], timeout=WAIT_SECONDS))[0]:
-                if why := agent.waits():
+                if why := agent.waits:
                     waits = AgentWaits(host=host, generation=started.generation, message=why)
                     self.observe(job.snapshot.uid, waits)
             while _is_heard(job, started):  # noqa: ASYNC110
