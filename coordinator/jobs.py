@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 from msgspec.structs import asdict
 
+from coordinator.agent_lifecycle import AgentLifecycle
 from coordinator.decide import actions, placement
 from coordinator.decide.actions import PlaceRank, SetStatus
 from coordinator.decide.admission import Claim, admit
@@ -27,22 +28,16 @@ from database.engine import Database
 from database.errors import DatabaseUnavailable
 from database.history import History
 from database.jobs import Jobs
-from database.records import (
-    AgentRecord,
-    Job,
-    MemberRecord,
-)
+from database.records import Job, MemberRecord
 from muster.cluster.description import Cluster, one_host
 from muster.contracts.job import JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.paths import DataDir, JobFiles
 from muster.contracts.pool import WorkerState
-from muster.contracts.rank import ProcessRecord, ProcessState
+from muster.contracts.rank import ProcessState
 from muster.host.processes import is_running, send_signal
 from muster.runtime.exit_report import find_exit_record
 
 Result = TypeVar("Result")
-FindAgents = Callable[[JobSnapshot, Sequence[AgentRecord]], Awaitable[dict[str, AgentProcess]]]
-Sweep = Callable[[Mapping[JobUid, Sequence[ProcessRecord]]], Awaitable[None]]
 
 BLIND_LOOK_SECONDS: Final = 0.5
 """Between looks at a database that cannot tell whether anything has changed."""
@@ -93,18 +88,18 @@ class JobTable:
         """Read what `load` is going to read, as the first time takes longest."""
         self._with_ranks(self._jobs.unfinished())
 
-    async def load(self, find_agents: FindAgents, sweep: Sweep, now: Moment) -> list[TrackedJob]:
+    async def load(self, lifecycle: AgentLifecycle, now: Moment) -> list[TrackedJob]:
         """Take over every unfinished job; return those with a living agent.
 
-        Ranks without an agent run on and wait for the next one. Where no rank lives, `sweep` ends
-        the remaining processes.
+        Ranks without an agent run on and wait for the next one. Where no rank lives, the remaining
+        processes are ended.
         """
         unfinished = await wait_for_database(lambda: asyncio.to_thread(self._jobs.unfinished))
         # A queued job has no processes.
         started = [row for row in unfinished if row.status is not JobStatus.QUEUED]
         found = await wait_for_database(lambda: asyncio.to_thread(self._with_ranks, started))
         looks = (
-            find_agents(snapshot_of(it, now, hosts=self._hosts_of(it.job)), it.agents)
+            lifecycle.find(snapshot_of(it, now, hosts=self._hosts_of(it.job)), it.agents)
             for it in found
         )
         for rows, agents in zip(found, await asyncio.gather(*looks), strict=True):
@@ -117,7 +112,7 @@ class JobTable:
             files = self._files.job(job.snapshot.job_id)
             for message in job.unreported_ends(files, alone):
                 job.observe(message, now)
-        await sweep(
+        await lifecycle.sweep(
             {
                 job.snapshot.uid: [
                     process

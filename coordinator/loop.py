@@ -256,8 +256,7 @@ class CoordinatorLoop:
 
         To be called before agents can connect: an agent that is not expected then is dismissed.
         """
-        find, sweep = self._lifecycle.find, self._lifecycle.sweep
-        for job in await self._jobs.load(find, sweep, self._now()):
+        for job in await self._jobs.load(self._lifecycle, self._now()):
             await self._lifecycle.adopt(job)
 
     def hand_over(self) -> None:
