@@ -169,8 +169,8 @@ def epoch(number: int, **new: object) -> EpochDone:
 
 def take_lease(database: Database, owner: str = "first") -> Lease:
     leases = Leases(database)
-    seen = leases.current("coordinator")
-    return leases.take("coordinator", owner, PROCESS, "127.0.0.1:1", displacing=seen)
+    seen = leases.current()
+    return leases.take(owner, PROCESS, "127.0.0.1:1", displacing=seen)
 
 
 def bring_to(database: Database, job: Job, *statuses: JobStatus) -> Job:
