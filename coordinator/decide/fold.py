@@ -33,7 +33,7 @@ from muster.contracts.messages import (
 from muster.contracts.rank import ProcessRecord, ProcessState
 
 
-def fold(  # noqa: C901, PLR0911  one return for each kind of observation
+def fold(  # noqa: C901, PLR0911, PLR0912  one case for each kind of observation
     snapshot: JobSnapshot, observation: Observation, now: float
 ) -> JobSnapshot:
     """Return the snapshot after `observation`. Unknown ranks and stale attempts change nothing."""
@@ -44,8 +44,13 @@ def fold(  # noqa: C901, PLR0911  one return for each kind of observation
             return fold_agent.record(snapshot, observation, now)
         case actions.AgentWaits():
             return fold_agent.wait(snapshot, observation, now)
-        case actions.AgentSaid():
-            return fold_agent.hear(snapshot, observation, now)
+        case actions.AgentSaid(message=messages.AgentHeartbeat() as beat):
+            return fold_agent.record_heartbeat(snapshot, observation.host, beat, now)
+        case actions.AgentSaid(message=messages.CheckpointsListed() as listed):
+            return gang_restore.record_listing(snapshot, listed, now)
+        case actions.AgentSaid():  # that the last logs of its host are at home
+            agent = snapshot.agents[observation.host]
+            return snapshot.with_agent(replace(agent, is_drained=agent.is_draining))
         case actions.StopRequested():
             return _request_stop(snapshot, observation, now)
         case actions.Interrupted():
