@@ -39,7 +39,7 @@ class Leases:
     def current(self) -> Lease | None:
         """Return the lease as it is held now; None if it is free."""
         with self._database.reading() as connection:
-            return _held(_row(connection))
+            return _held(connection.execute(_ROW).one_or_none())
 
     def take(
         self, owner: str, process: ProcessRecord, address: str, *, displacing: Lease | None
@@ -50,7 +50,7 @@ class Leases:
         another process was faster.
         """
         with self._database.writing() as connection:
-            row = _row(connection)
+            row = connection.execute(_ROW).one_or_none()
             epoch = row.epoch if row else 0
             if _held(row) != displacing:
                 raise LeaseLost(_NAME, displacing.epoch if displacing else epoch)
@@ -81,10 +81,6 @@ def require_held(connection: Connection, lease: Lease) -> None:
         is None
     ):
         raise LeaseLost(lease.name, lease.epoch)
-
-
-def _row(connection: Connection) -> Row[Any] | None:
-    return connection.execute(_ROW).one_or_none()
 
 
 def _held(row: Row[Any] | None) -> Lease | None:
