@@ -260,12 +260,10 @@ def _is_own_address(host: str) -> bool:
             return False
     except ValueError:  # a name
         return False
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((host, 0))
-        except OSError as error:
-            return error.errno != errno.EADDRNOTAVAIL
+    try:
+        listen(host, 0).close()
+    except OSError as error:
+        return error.errno != errno.EADDRNOTAVAIL
     return True
 
 
