@@ -190,14 +190,6 @@ def problem_of(error: Exception) -> Problem:
             details[405] = "This path does not support this method. See /docs."
             detail = details.get(error.status_code, error.detail)
             return Problem(error.status_code, slug, detail, headers=error.headers)
-        case DatabaseError():
-            return _database_problem(error)
-        case _:
-            raise error
-
-
-def _database_problem(error: DatabaseError) -> Problem:
-    match error:
         case JobExists():
             how = f"DELETE /jobs/{error.job_id}, with ?force=true its checkpoints, too"
             return Conflict("job-exists", f"{error} ({how}).")
@@ -205,7 +197,7 @@ def _database_problem(error: DatabaseError) -> Problem:
             return ServiceUnavailable(str(error), "commit-in-doubt")
         case DatabaseUnavailable():
             return ServiceUnavailable(str(error))
-        case _ if type(error) in _DATABASE_REFUSALS:
+        case DatabaseError() if type(error) in _DATABASE_REFUSALS:
             status, slug = _DATABASE_REFUSALS[type(error)]
             return Problem(status, slug, str(error))
         case _:

@@ -39,7 +39,7 @@ from database.history import History
 from database.hosts import Hosts
 from database.idempotency import Answers
 from database.jobs import Jobs, NewJob
-from database.leases import COORDINATOR_LEASE, Leases
+from database.leases import Leases
 from database.records import utc_now
 from database.tokens import Tokens
 from muster.cluster.description import cluster_of_service
@@ -215,13 +215,13 @@ def _build_state(
     hosts = Hosts(database)
     changes = database.changes if database.listen(lambda: None) else lambda: None
     job_cache = JobCache(read_state, time.monotonic, changes)
-    coordinator = CoordinatorHandle(partial(leases.current, COORDINATOR_LEASE), time.monotonic)
+    coordinator = CoordinatorHandle(leases.current, time.monotonic)
     readers = CapacityLimiter(LOG_READERS)
     disk_reserve = DiskReserve(data_dir.disk_reserve)
     disk_reserve.allocate()
 
     def store(new_jobs: Sequence[NewJob]) -> Outcomes:
-        outcomes = job_rows.create_together(new_jobs)
+        outcomes = job_rows.create(new_jobs)
         coordinator.wake()
         disk_reserve.allocate()
         return outcomes

@@ -27,7 +27,7 @@ from database.engine import Database
 from database.fenced_writer import FencedWriter
 from database.history import History
 from database.jobs import Jobs, NewJob
-from database.leases import COORDINATOR_LEASE, Leases
+from database.leases import Leases
 from database.records import AgentRecord, JobChange, JobWrite, RankRecord
 from muster.contracts.attach import REPEAT_SECONDS, AgentRuns, HostReady
 from muster.contracts.interpreter import VERSION
@@ -171,9 +171,9 @@ def write_jobs(
     database = Database.open(services.database_url)
     try:
         for job_id, uid in jobs:
-            Jobs(database).create(NewJob(job_id, uid, spec))
+            Jobs(database).create([NewJob(job_id, uid, spec)])
         leases = Leases(database)
-        lease = leases.take(COORDINATOR_LEASE, "bench", this_process(), "", displacing=None)
+        lease = leases.take("bench", this_process(), "", displacing=None)
         FencedWriter(database, lease).commit(with_rows)
         leases.release(lease)
     finally:

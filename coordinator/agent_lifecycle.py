@@ -6,22 +6,25 @@ nothing that it started is left but the ranks that wait for the next agent.
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+import msgspec
+
 from coordinator.decide.actions import AgentLost, AgentWaits, JobFailed, Observation
 from coordinator.decide.state import AGENT_FAILURES_LIMIT, AgentSnapshot, JobFailure, JobSnapshot
-from coordinator.joining import Joins
 from coordinator.launchers.launcher import AgentProcess, AgentValues, Launcher, NotStarted
+from coordinator.launchers.remote import probe_file
 from coordinator.launchers.scheduler import Refused, SchedulerJobs, SchedulerLauncher
 from coordinator.preparation import Unprepared, agent_assignment, choose_kernels, prepare
 from coordinator.tracked_job import TrackedJob
 from database.records import AgentRecord
 from muster.contracts.attach import LaunchAgent, OrderFailed
 from muster.contracts.host import HostFacts
+from muster.contracts.interpreter import VERSION, is_compatible
 from muster.contracts.job import JobUid, Reason
 from muster.contracts.messages import (
     AgentAssignment,
@@ -42,8 +45,6 @@ WAIT_SECONDS: Final = 1.0  # between looks at what a scheduler has said
 
 DISMISSAL_SECONDS: Final = 5.0
 """A dismissed agent has nothing left to do; one that stays longer is killed."""
-
-Observe = Callable[[JobUid, Observation], None]
 
 
 class AgentLifecycle:
@@ -66,7 +67,9 @@ class AgentLifecycle:
         `schedulers` are by engine; agents that they start get `values`.
         """
         self._schedulers = schedulers
-        self._joins = Joins(values or AgentValues({}))
+        self._values = values or AgentValues({})
+        self._joined: dict[tuple[str, str, int], bytes] = {}
+        """By agent, who has used its token: a scheduler without memory may start a job twice."""
         self._local = local
         self._launchers = launchers
         self._settings = settings
@@ -78,6 +81,8 @@ class AgentLifecycle:
         self._cleaning: dict[str, asyncio.Task[None]] = {}
         """By job and host: hosts that were given up. No end of the service waits for them."""
         self._error: BaseException | None = None
+        self.observe: Callable[[JobUid, Observation], None] = lambda _uid, _observation: None
+        """Takes in what is observed of agents; the loop sets it."""
 
     @property
     def is_idle(self) -> bool:
@@ -101,14 +106,13 @@ class AgentLifecycle:
         if job.needs_new_port:
             job.attach(master_port=group_port(job.attachment.master_port))
 
-    def start(self, job: TrackedJob, host: str, observe: Observe) -> None:
+    def start(self, job: TrackedJob, host: str) -> None:
         """Start the job's next agent on a host, which ends what is left there of the job."""
         clean = self._cleaning.pop(_task_name(job.snapshot.uid, host), None)
         is_unclean = clean is not None and not clean.done()
         if clean is not None:
             clean.cancel()
-        launch = partial(self._launch, observe=observe)
-        life = self._attend(job, host, observe, launch, is_unclean=is_unclean)
+        life = self._attend(job, host, self._launch, is_unclean=is_unclean)
         self._run(life, job.snapshot.uid, host)
 
     async def find(
@@ -124,16 +128,14 @@ class AgentLifecycle:
         found = zip(hosts, await asyncio.gather(*looks), strict=True)
         return {it.host: agent for it, agent in found if agent is not None}
 
-    async def adopt(self, job: TrackedJob, observe: Observe) -> None:
+    async def adopt(self, job: TrackedJob) -> None:
         """Watch the agents that were found."""
         try:
             job.places = await self._prepare(job)
         except Unprepared as error:
-            observe(job.snapshot.uid, JobFailed(failure=error.failure))
+            self.observe(job.snapshot.uid, JobFailed(failure=error.failure))
         for host in job.agents:
-            wait = partial(self._wait_for_end, observe=observe)
-            life = self._attend(job, host, observe, wait)
-            self._run(life, job.snapshot.uid, host)
+            self._run(self._attend(job, host, self._wait_for_end), job.snapshot.uid, host)
 
     def kill(self, job: TrackedJob, host: str) -> None:
         """Kill an agent; its task cleans up."""
@@ -185,7 +187,6 @@ class AgentLifecycle:
         self,
         job: TrackedJob,
         host: str,
-        observe: Observe,
         serve: Callable[[TrackedJob, str], Awaitable[str]],
         *,
         is_unclean: bool = False,
@@ -200,15 +201,15 @@ class AgentLifecycle:
         try:
             message = await serve(job, host)
         except Unprepared as error:
-            observe(uid, JobFailed(failure=error.failure))
+            self.observe(uid, JobFailed(failure=error.failure))
             if any(rank.is_alive for rank in job.snapshot.ranks_on(host)):
                 await launcher.sweep(uid, job.known_processes(host))
-                self._report_ends(job, host, observe, frozenset())
+                self._report_ends(job, host, frozenset())
             message = f"{name} was not started again, and its ranks were ended"
-            observe(uid, AgentLost(host=host, generation=generation, message=message))
+            self.observe(uid, AgentLost(host=host, generation=generation, message=message))
             return
         except NotStarted as error:
-            _fail_if_refused(job, error, observe)
+            self._fail_if_refused(job, error)
             message = f"{name} could not be started: {error}"
             # A host that is out of reach, and has nothing of the job, has nothing to sweep.
             is_swept = not any(rank.is_alive for rank in job.snapshot.ranks_on(host))
@@ -225,24 +226,29 @@ class AgentLifecycle:
         living = self._adoptable_ranks(job.snapshot, host)
         if not living and not is_swept:
             await launcher.sweep(uid, job.known_processes(host))
-        self._report_ends(job, host, observe, living)
+        self._report_ends(job, host, living)
         newest = 0
         if agent.is_local:
             newest = newest_generation(self._data.job(job.snapshot.job_id).agent_socket(generation))
         lost = AgentLost(
             host=host, generation=generation, message=message, living=living, newest=newest
         )
-        observe(uid, lost)
+        self.observe(uid, lost)
 
-    def _report_ends(
-        self, job: TrackedJob, host: str, observe: Observe, living: frozenset[int]
-    ) -> None:
+    def _fail_if_refused(self, job: TrackedJob, error: NotStarted) -> None:
+        """End a job that a scheduler will not take: nothing of it is lost before its first rank."""
+        if isinstance(error, Refused) and not (job.snapshot.next_attempt or job.agents):
+            words = f"{job.snapshot.spec.engine} does not take the job: {error}"
+            failure = JobFailure(reason=Reason.ENGINE_REFUSED, message=words)
+            self.observe(job.snapshot.uid, JobFailed(failure=failure))
+
+    def _report_ends(self, job: TrackedJob, host: str, living: frozenset[int]) -> None:
         if not job.snapshot.agents[host].is_local:
             return  # the records are on the disk of that host, and its next agent reports them
         # The next agent reports those of the living.
         ranks = (rank for rank in job.snapshot.ranks_on(host) if rank.rank not in living)
         for end in job.unreported_ends(self._data.job(job.snapshot.job_id), ranks):
-            observe(job.snapshot.uid, end)
+            self.observe(job.snapshot.uid, end)
 
     def _adoptable_ranks(self, snapshot: JobSnapshot, host: str) -> frozenset[int]:
         """Return the ranks that may run on without their agent and wait for the next one."""
@@ -260,7 +266,7 @@ class AgentLifecycle:
             waiting[it] for it in self._launcher(snapshot, agent).living(waiting.keys())
         )
 
-    async def _launch(self, job: TrackedJob, host: str, observe: Observe) -> str:
+    async def _launch(self, job: TrackedJob, host: str) -> str:
         """Prepare the job, start the agent, and return how it ended.
 
         The agent may be dismissed at any time, also before it is started.
@@ -279,44 +285,66 @@ class AgentLifecycle:
         _set_agent(job, host, agent)
         if not _is_wanted(job, host):  # dismissed while it was being started
             self.dismiss(job, host)
-        return await self._wait_for_end(job, host, observe)
+        return await self._wait_for_end(job, host)
 
-    async def _wait_for_end(self, job: TrackedJob, host: str, observe: Observe) -> str:
+    async def _wait_for_end(self, job: TrackedJob, host: str) -> str:
         agent, status = job.agents.get(host), None
         if agent is not None and agent.is_evidence:
             status = await agent.ended
         elif agent is not None:
-            status = await self._wait_for_scheduler(job, host, agent, observe)
+            status = await self._wait_for_scheduler(job, host, agent)
         ending = "ended" if status is None else status
         if isinstance(ending, int):
             ending = describe_status(ending)
         return f"{job.snapshot.agent_name(host)} {ending}; another one is started"
 
     async def _wait_for_scheduler(
-        self, job: TrackedJob, host: str, agent: AgentProcess, observe: Observe
+        self, job: TrackedJob, host: str, agent: AgentProcess
     ) -> int | str | None:
         """Return how an agent has ended; report meanwhile why its scheduler has not started it."""
         started = job.snapshot.agents[host]
         try:
             while not (await asyncio.wait([agent.ended], timeout=WAIT_SECONDS))[0]:
-                if why := agent.waits():
+                if why := agent.waits:
                     waits = AgentWaits(host=host, generation=started.generation, message=why)
-                    observe(job.snapshot.uid, waits)
+                    self.observe(job.snapshot.uid, waits)
             while _is_heard(job, started):  # noqa: ASYNC110
                 await asyncio.sleep(WAIT_SECONDS)
             return await agent.ended
         finally:
             agent.ended.cancel()  # the host was given up, or we end
 
-    def joining(
+    @asynccontextmanager
+    async def joining(
         self, job: TrackedJob | None, request: JoinRequest
-    ) -> AbstractAsyncContextManager[LaunchAgent | OrderFailed]:
-        """Yield the answer to the parent of an agent of this job; None: of no job."""
-        assignment = None
-        if job is not None and job.places is not None and not _is_heard(job, request):
-            assignment = self._assignment(job, request.host)
-        note = None if job is None else partial(job.note, "agent_refused")
-        return self._joins.answer(request, assignment, note)
+    ) -> AsyncIterator[LaunchAgent | OrderFailed]:
+        """Yield the answer to the parent of an agent of this job; None: of no job.
+
+        A probe file lies in its directory of checkpoints until the caller is done.
+        """
+        if job is None or job.places is None or _is_heard(job, request):
+            yield OrderFailed(message="no such agent is expected: its job has ended, or moved on")
+            return
+        if why := self._refusal(request):
+            job.note("agent_refused", f"{why}; it was turned away")
+            yield OrderFailed(message=why)
+            return
+        assignment = self._assignment(job, request.host)
+        joined = msgspec.structs.replace(assignment, token=request.token, is_joined=True)
+        secrets_dir = Path(assignment.secrets_dir)
+        complete = await asyncio.to_thread(self._values.complete, joined, secrets_dir)
+        async with probe_file(assignment.checkpoint_dir) as probe:
+            yield LaunchAgent(assignment=complete, environment=self._values.given, probe=probe)
+
+    def _refusal(self, request: JoinRequest) -> str:
+        """Return why a process is turned away, "" if it is not: each token is good for one."""
+        if not is_compatible(request.version):
+            theirs = f"{request.node} has Muster {request.version}"
+            return f"{theirs}, and the coordinator {VERSION}: install that there"
+        key = request.job_uid, request.host, request.generation
+        if self._joined.setdefault(key, request.nonce) != request.nonce:
+            return f"{request.node} has shown the token of {request.host}, which was used before"
+        return ""
 
     def look_again(self) -> None:
         """Ask the schedulers now: an agent has lost its connection."""
@@ -353,14 +381,6 @@ class AgentLifecycle:
         self._tasks.discard(task)
         if not task.cancelled():
             self._error = self._error or task.exception()
-
-
-def _fail_if_refused(job: TrackedJob, error: NotStarted, observe: Observe) -> None:
-    """End a job that a scheduler will not take: nothing of it is lost before its first rank."""
-    if isinstance(error, Refused) and not (job.snapshot.next_attempt or job.agents):
-        words = f"{job.snapshot.spec.engine} does not take the job: {error}"
-        failure = JobFailure(reason=Reason.ENGINE_REFUSED, message=words)
-        observe(job.snapshot.uid, JobFailed(failure=failure))
 
 
 def _is_heard(job: TrackedJob, which: AgentSnapshot | JoinRequest) -> bool:

@@ -1,6 +1,6 @@
 """From a durable decision to its effect: a request to an agent, or an agent's start and end."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Final, TypeAlias, assert_never
 
@@ -9,13 +9,11 @@ import msgspec
 from coordinator.agent_lifecycle import AgentLifecycle
 from coordinator.agents import AgentServer
 from coordinator.decide import actions
-from coordinator.decide.actions import Observation
 from coordinator.decide.state import JobSnapshot
 from coordinator.tracked_job import TrackedJob
 from database.records import Event, utc_now
 from muster.contracts.agent import LOCAL_HOST, LOOPBACK
 from muster.contracts.environ import Assignment, HostPlace, rank_environment
-from muster.contracts.job import JobUid
 from muster.contracts.messages import (
     AnnounceGroup,
     Dismiss,
@@ -42,15 +40,9 @@ ONE_HOST: Final[Mapping[str, str]] = {LOCAL_HOST: LOOPBACK}
 class Executor:
     """Performs decided actions; what comes of them is observed later."""
 
-    def __init__(
-        self,
-        lifecycle: AgentLifecycle,
-        observe: Callable[[JobUid, Observation], None],
-        addresses: Mapping[str, str] = ONE_HOST,
-    ) -> None:
+    def __init__(self, lifecycle: AgentLifecycle, addresses: Mapping[str, str] = ONE_HOST) -> None:
         """`addresses` says at which address the ranks of a host are reached from other hosts."""
         self._lifecycle = lifecycle
-        self._observe = observe
         self._addresses = addresses
         self._agents: AgentServer | None = None
 
@@ -65,7 +57,7 @@ class Executor:
             stamp("performed", job=job.snapshot.uid, action=type(action).__name__)
             match action:
                 case actions.StartAgent():
-                    self._lifecycle.start(job, action.host, self._observe)
+                    self._lifecycle.start(job, action.host)
                 case actions.KillAgent():
                     self._lifecycle.kill(job, action.host)
                 case actions.DismissAgent():
@@ -75,15 +67,17 @@ class Executor:
                     self._send(job, action.host, Dismiss())  # it may hear us, see `Partition`
                     self._lifecycle.give_up(job, action.host)
                 case actions.DrainLogs():
-                    self._drain_logs(job, action.host)
+                    if self._agents is not None:
+                        self._agents.drain_logs(job.snapshot.uid, action.host)
                 case actions.ListCheckpoints():
                     self._send(job, action.host, list_request(job))
                 case actions.Start():
-                    self._send_to_rank(job, action.rank, self._start_request)
+                    start = start_request(job, action.rank, self._addresses_of(job))
+                    self._send(job, job.snapshot.ranks[action.rank].host, start)
                 case actions.Terminate():
-                    self._send_to_rank(job, action.rank, terminate_request)
+                    self._send_to_rank(job, action.rank, TerminateRank)
                 case actions.KillProcess():
-                    self._send_to_rank(job, action.rank, kill_request)
+                    self._send_to_rank(job, action.rank, KillRank)
                 case actions.PublishGroup():
                     self._send_group(job)
                 case (
@@ -137,12 +131,10 @@ class Executor:
             self._send(job, host, Dismiss())
 
     def _send_to_rank(
-        self, job: TrackedJob, number: int, request: Callable[[TrackedJob, int], Request]
+        self, job: TrackedJob, number: int, kind: type[TerminateRank | KillRank]
     ) -> None:
-        self._send(job, job.snapshot.ranks[number].host, request(job, number))
-
-    def _start_request(self, job: TrackedJob, number: int) -> StartRank:
-        return start_request(job, number, self._addresses_of(job))
+        rank = job.snapshot.ranks[number]
+        self._send(job, rank.host, kind(rank=number, attempt=rank.attempt.number))
 
     def _addresses_of(self, job: TrackedJob) -> Mapping[str, str]:
         return {**self._addresses, **job.addresses} if job.addresses else self._addresses
@@ -152,10 +144,6 @@ class Executor:
         request = group_request(job, self._addresses_of(job))
         for host in job.snapshot.agents:
             self._send(job, host, request)
-
-    def _drain_logs(self, job: TrackedJob, host: str) -> None:
-        if self._agents is not None:
-            self._agents.drain_logs(job.snapshot.uid, host)
 
     def _send(self, job: TrackedJob, host: str, request: Request) -> bool:
         return self._agents is not None and self._agents.send(job.snapshot.uid, host, request)
@@ -169,9 +157,9 @@ def pending_requests(job: TrackedJob, host: str, addresses: Mapping[str, str]) -
         if rank.is_alive and rank.attempt.identity is None:
             yield start_request(job, rank.rank, addresses)
         if rank.is_alive and rank.attempt.intent.terminated_at is not None:
-            yield terminate_request(job, rank.rank)
+            yield TerminateRank(rank=rank.rank, attempt=rank.attempt.number)
         if rank.is_alive and rank.attempt.intent.kill is not None:
-            yield kill_request(job, rank.rank)
+            yield KillRank(rank=rank.rank, attempt=rank.attempt.number)
     if job.snapshot.group.workers:
         yield group_request(job, addresses)
 
@@ -270,11 +258,3 @@ def _places(job: TrackedJob) -> Completed:
     if job.places is None:
         raise RuntimeError(f"job {job.snapshot.job_id} was not prepared before its ranks start")
     return job.places
-
-
-def terminate_request(job: TrackedJob, number: int) -> TerminateRank:
-    return TerminateRank(rank=number, attempt=job.snapshot.ranks[number].attempt.number)
-
-
-def kill_request(job: TrackedJob, number: int) -> KillRank:
-    return KillRank(rank=number, attempt=job.snapshot.ranks[number].attempt.number)

@@ -5,36 +5,26 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 import msgspec
 import structlog
 
 from coordinator.launchers.launcher import NotStarted
+from coordinator.launchers.remote import CommandLauncher
 from coordinator.launchers.scheduler import LOOK_SECONDS, SchedulerProbe
 from database.errors import DatabaseUnavailable, LeaseLost
 from database.hosts import Hosts
 from database.records import HostRecord, Lease, utc_now
-from muster.contracts.attach import HostProbed
 from muster.contracts.views import EngineSweep
 
 MIN_INTERVAL_SECONDS: Final = 10.0
 INTERVAL_SECONDS: Final = 300.0
 RETRY_SECONDS: Final = 60.0  # after a probe that failed; an agent that connects ends the pause
 
+Prober: TypeAlias = CommandLauncher | SchedulerProbe  # a host, or a scheduler
 
 _LOG: Final = structlog.get_logger("coordinator")
-
-
-class Prober(Protocol):
-    """A host, or a scheduler."""
-
-    async def probe(self, shared: Path | None = None) -> HostProbed:
-        """Return what it says about itself, and whether it shares this directory with us.
-
-        Raises `NotStarted` if it cannot be used, and OSError if nothing can be written into the
-        directory.
-        """
 
 
 class HostProbes:

@@ -8,6 +8,9 @@ from dataclasses import replace
 from signal import SIGCHLD
 from typing import Final, TypeVar
 
+from msgspec.structs import asdict
+
+from coordinator.agent_lifecycle import AgentLifecycle
 from coordinator.decide import actions, placement
 from coordinator.decide.actions import PlaceRank, SetStatus
 from coordinator.decide.admission import Claim, admit
@@ -25,22 +28,16 @@ from database.engine import Database
 from database.errors import DatabaseUnavailable
 from database.history import History
 from database.jobs import Jobs
-from database.records import (
-    AgentRecord,
-    Job,
-    MemberRecord,
-)
+from database.records import Job, MemberRecord
 from muster.cluster.description import Cluster, one_host
 from muster.contracts.job import JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.paths import DataDir, JobFiles
 from muster.contracts.pool import WorkerState
-from muster.contracts.rank import ProcessRecord, ProcessState
+from muster.contracts.rank import ProcessState
 from muster.host.processes import is_running, send_signal
 from muster.runtime.exit_report import find_exit_record
 
 Result = TypeVar("Result")
-FindAgents = Callable[[JobSnapshot, Sequence[AgentRecord]], Awaitable[dict[str, AgentProcess]]]
-Sweep = Callable[[Mapping[JobUid, Sequence[ProcessRecord]]], Awaitable[None]]
 
 BLIND_LOOK_SECONDS: Final = 0.5
 """Between looks at a database that cannot tell whether anything has changed."""
@@ -91,18 +88,18 @@ class JobTable:
         """Read what `load` is going to read, as the first time takes longest."""
         self._with_ranks(self._jobs.unfinished())
 
-    async def load(self, find_agents: FindAgents, sweep: Sweep, now: Moment) -> list[TrackedJob]:
+    async def load(self, lifecycle: AgentLifecycle, now: Moment) -> list[TrackedJob]:
         """Take over every unfinished job; return those with a living agent.
 
-        Ranks without an agent run on and wait for the next one. Where no rank lives, `sweep` ends
-        the remaining processes.
+        Ranks without an agent run on and wait for the next one. Where no rank lives, the remaining
+        processes are ended.
         """
         unfinished = await wait_for_database(lambda: asyncio.to_thread(self._jobs.unfinished))
         # A queued job has no processes.
         started = [row for row in unfinished if row.status is not JobStatus.QUEUED]
         found = await wait_for_database(lambda: asyncio.to_thread(self._with_ranks, started))
         looks = (
-            find_agents(snapshot_of(it, now, hosts=self._hosts_of(it.job)), it.agents)
+            lifecycle.find(snapshot_of(it, now, hosts=self._hosts_of(it.job)), it.agents)
             for it in found
         )
         for rows, agents in zip(found, await asyncio.gather(*looks), strict=True):
@@ -115,7 +112,7 @@ class JobTable:
             files = self._files.job(job.snapshot.job_id)
             for message in job.unreported_ends(files, alone):
                 job.observe(message, now)
-        await sweep(
+        await lifecycle.sweep(
             {
                 job.snapshot.uid: [
                     process
@@ -163,12 +160,8 @@ class JobTable:
         wanted, holding = [job.snapshot for job in waiting], self._holding()
         if self._cluster is not None:
             return list(placement.admit(wanted, holding, self._cluster))
-        admitted, waits = admit(
-            [Claim(job_id=job.job_id, slots=job.spec.world_size) for job in wanted],
-            holding=[Claim(job_id=job.job_id, slots=job.slots) for job in holding],
-            slots=self._slots,
-        )
-        return [*[()] * admitted, *waits]
+        claims = [Claim(job.job_id, job.spec.world_size) for job in wanted]
+        return list(admit(claims, [Claim(it.job_id, it.slots) for it in holding], self._slots))
 
     def _holding(self) -> list[JobSnapshot]:
         """Return the jobs that hold slots here; a scheduler has its own."""
@@ -307,14 +300,14 @@ def _take_requests(job: TrackedJob, row: Job, departures: Collection[int], now: 
     for worker_id in frozenset(departures) - job.leaving:
         job.leaving |= {worker_id}
         job.observe(actions.LeaveRequested(worker_id=worker_id), now)
-    wanted = row.world_size, row.wanted_hosts
-    if wanted != (job.snapshot.wanted_world_size, job.snapshot.wanted_hosts):
-        size, hosts = wanted
-        job.observe(actions.ScaleRequested(world_size=size, wanted_hosts=hosts), now)
-    if row.pause_request != job.snapshot.pause_requested:
-        job.observe(actions.PauseRequested(paused=row.pause_request), now)
-    if row.checkpoint_requests != job.snapshot.checkpoint_requests:
-        job.observe(actions.CheckpointRequested(number=row.checkpoint_requests), now)
+    wanted = actions.ChangeRequested(
+        wanted_world_size=row.world_size,
+        wanted_hosts=row.wanted_hosts,
+        pause_requested=row.pause_request,
+        checkpoint_requests=row.checkpoint_requests,
+    )
+    if any(getattr(job.snapshot, name) != it for name, it in asdict(wanted).items()):
+        job.observe(wanted, now)
 
 
 def _drained(leaving: Collection[int], members: Sequence[MemberRecord]) -> list[MemberRecord]:

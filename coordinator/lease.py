@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import structlog
 
 from database.errors import DatabaseUnavailable, LeaseLost
-from database.leases import COORDINATOR_LEASE, LEASE_SECONDS, Leases
+from database.leases import LEASE_SECONDS, Leases
 from database.records import Lease
 from muster.contracts.rank import ProcessRecord
 from muster.host.processes import is_provably_gone, is_running
@@ -62,19 +63,13 @@ class LeaseCandidate:
     async def _compete(self) -> Lease | None:
         """Take the lease, or wait a moment and return None."""
         began = self.clock()
-        holder = await asyncio.to_thread(self.leases.current, COORDINATOR_LEASE)
+        holder = await asyncio.to_thread(self.leases.current)
         if self.clock() - began >= SLOW_LOOK_SECONDS:
             self._seen = None
         if holder is None or self.may_replace(holder):
             try:
-                return await asyncio.to_thread(
-                    self.leases.take,
-                    COORDINATOR_LEASE,
-                    self.owner,
-                    self.process,
-                    self.address,
-                    displacing=holder,
-                )
+                take = partial(self.leases.take, displacing=holder)
+                return await asyncio.to_thread(take, self.owner, self.process, self.address)
             except LeaseLost:
                 return None  # another candidate was faster
         self._wait_for(f"process {holder.process.pid} on {holder.process.node} coordinates")

@@ -104,11 +104,12 @@ class CoordinatorLoop:
         self._writer = writer
         self._jobs = jobs
         self._lifecycle = lifecycle
+        lifecycle.observe = self.observe
         self._on_host_changed = on_host_changed
         self._clock = clock
         self._inbox: deque[tuple[JobUid, Observation, Moment]] = deque()
         self._woken = asyncio.Event()
-        self._executor = Executor(lifecycle, self.observe, addresses)
+        self._executor = Executor(lifecycle, addresses)
         self._paused_until = 0.0
         self._is_wake_up_due = False
         self._committed_at = 0.0
@@ -227,10 +228,9 @@ class CoordinatorLoop:
 
     def observe(self, uid: JobUid, observation: Observation) -> None:
         """Put an observation into the inbox, with the present time."""
-        if not _is_routine(observation):
-            stamp("observed", job=uid, observation=_name_of(observation))
         self._inbox.append((uid, observation, self._now()))
         if not _is_routine(observation):
+            stamp("observed", job=uid, observation=_name_of(observation))
             self.wake()
 
     def wake(self) -> None:
@@ -256,9 +256,8 @@ class CoordinatorLoop:
 
         To be called before agents can connect: an agent that is not expected then is dismissed.
         """
-        find, sweep = self._lifecycle.find, self._lifecycle.sweep
-        for job in await self._jobs.load(find, sweep, self._now()):
-            await self._lifecycle.adopt(job, self.observe)
+        for job in await self._jobs.load(self._lifecycle, self._now()):
+            await self._lifecycle.adopt(job)
 
     def hand_over(self) -> None:
         """End after a last commit; agents and ranks run on."""

@@ -36,7 +36,7 @@ from database.errors import DatabaseUnavailable
 from database.fenced_writer import FencedWriter
 from database.hosts import Hosts
 from database.jobs import Jobs
-from database.leases import COORDINATOR_LEASE, Leases
+from database.leases import Leases
 from database.records import Lease
 from muster.cluster.description import ClusterNode, cluster_of_service
 from muster.contracts.agent import LOOPBACK
@@ -227,9 +227,7 @@ class Service:
 
     async def _holds(self, lease: Lease) -> bool:
         """Return True if the lease is still ours; waits for the database while it is away."""
-        current = await wait_for_database(
-            lambda: asyncio.to_thread(self._leases.current, COORDINATOR_LEASE)
-        )
+        current = await wait_for_database(lambda: asyncio.to_thread(self._leases.current))
         return current is not None and current.epoch == lease.epoch
 
     def hand_over(self) -> None:
@@ -262,12 +260,10 @@ def _is_own_address(host: str) -> bool:
             return False
     except ValueError:  # a name
         return False
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((host, 0))
-        except OSError as error:
-            return error.errno != errno.EADDRNOTAVAIL
+    try:
+        listen(host, 0).close()
+    except OSError as error:
+        return error.errno != errno.EADDRNOTAVAIL
     return True
 
 

@@ -91,19 +91,12 @@ class Jobs:
         self._clock = clock
         self._answers = Answers(database, clock)
 
-    def create(self, new: NewJob) -> Job:
-        """Return the new job, which is durable together with its event ``submitted``.
+    def create(self, new_jobs: Sequence[NewJob]) -> list[Job | Exception]:
+        """Return each new job, which is durable together with its event ``submitted``.
 
-        A key that was used before for the same request returns the original response. Raises
-        `JobExists` or `IdempotencyConflict`.
+        A key that was used before for the same request returns the original response. In place of
+        a job that is not stored stands a `JobExists`, `IdempotencyConflict` or `DatabaseError`.
         """
-        (outcome,) = self.create_together([new])
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    def create_together(self, new_jobs: Sequence[NewJob]) -> list[Job | Exception]:
-        """Do as `create` for each job, in one transaction; return what it returns or raises."""
         return self._database.write_together(new_jobs, self._create_in)
 
     def _create_in(

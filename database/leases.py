@@ -1,7 +1,7 @@
-"""Leases: which coordinator decides.
+"""The lease: which coordinator decides.
 
 A lease holds no time. A watcher measures on its own monotonic clock how long the beat has not
-changed, and names the lease it saw when it takes it over. The epoch of a name only rises, also over
+changed, and names the lease it saw when it takes it over. Its epoch only rises, also over
 a release, so that it fences: see `database.fenced_writer`.
 """
 
@@ -15,14 +15,14 @@ from database.records import Lease, values_of
 from database.tables import LEASES
 from muster.contracts.rank import ProcessRecord
 
-COORDINATOR_LEASE: Final = "coordinator"  # its holder decides about all jobs of a database
+_NAME: Final = "coordinator"  # its holder decides about all jobs of a database
 
 LEASE_SECONDS: Final = 5.0
 """If the beat has not changed for this long, the holder is taken to be dead."""
 
-_ROW: Final = select(LEASES).where(LEASES.c.name == bindparam("lease"))
+_ROW: Final = select(LEASES).where(LEASES.c.name == _NAME)
 _HELD: Final = and_(
-    LEASES.c.name == bindparam("lease"), LEASES.c.epoch == bindparam("held_epoch"), LEASES.c.held
+    LEASES.c.name == _NAME, LEASES.c.epoch == bindparam("held_epoch"), LEASES.c.held
 )
 _RENEW: Final = update(LEASES).where(_HELD).values(beat=LEASES.c.beat + 1)
 _BEAT: Final = select(LEASES.c.beat).where(_HELD)
@@ -30,25 +30,19 @@ _RELEASE: Final = update(LEASES).where(_HELD).values(held=False)
 
 
 class Leases:
-    """The leases of all names."""
+    """The coordinator's lease."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._upsert = database.upsert(LEASES)
 
-    def current(self, name: str) -> Lease | None:
+    def current(self) -> Lease | None:
         """Return the lease as it is held now; None if it is free."""
         with self._database.reading() as connection:
-            return _held(_row(connection, name))
+            return _held(connection.execute(_ROW).one_or_none())
 
     def take(
-        self,
-        name: str,
-        owner: str,
-        process: ProcessRecord,
-        address: str,
-        *,
-        displacing: Lease | None,
+        self, owner: str, process: ProcessRecord, address: str, *, displacing: Lease | None
     ) -> Lease:
         """Take the lease from the holder that was seen, or a free one (None), with a new epoch.
 
@@ -56,12 +50,12 @@ class Leases:
         another process was faster.
         """
         with self._database.writing() as connection:
-            row = _row(connection, name)
+            row = connection.execute(_ROW).one_or_none()
             epoch = row.epoch if row else 0
             if _held(row) != displacing:
-                raise LeaseLost(name, displacing.epoch if displacing else epoch)
+                raise LeaseLost(_NAME, displacing.epoch if displacing else epoch)
             lease = Lease(
-                name=name, epoch=epoch + 1, beat=0, owner=owner, process=process, address=address
+                name=_NAME, epoch=epoch + 1, beat=0, owner=owner, process=process, address=address
             )
             connection.execute(self._upsert, values_of(lease) | {"held": True})
         return lease
@@ -69,29 +63,24 @@ class Leases:
     def release(self, lease: Lease) -> None:
         """Release the lease; do nothing if it was lost already."""
         with self._database.writing() as connection:
-            connection.execute(_RELEASE, _key(lease))
+            connection.execute(_RELEASE, {"held_epoch": lease.epoch})
 
 
 def renew(connection: Connection, lease: Lease) -> int:
     """Renew `lease` inside a transaction and return its new beat; raise `LeaseLost`."""
-    if connection.execute(_RENEW, _key(lease)).rowcount == 0:
+    if connection.execute(_RENEW, {"held_epoch": lease.epoch}).rowcount == 0:
         raise LeaseLost(lease.name, lease.epoch)
-    beat: int = connection.execute(_BEAT, _key(lease)).scalar_one()
+    beat: int = connection.execute(_BEAT, {"held_epoch": lease.epoch}).scalar_one()
     return beat
 
 
 def require_held(connection: Connection, lease: Lease) -> None:
     """Raise `LeaseLost` if `lease` is not held; no other can take it until the transaction ends."""
-    if connection.execute(_BEAT.with_for_update(), _key(lease)).one_or_none() is None:
+    if (
+        connection.execute(_BEAT.with_for_update(), {"held_epoch": lease.epoch}).one_or_none()
+        is None
+    ):
         raise LeaseLost(lease.name, lease.epoch)
-
-
-def _key(lease: Lease) -> dict[str, str | int]:
-    return {"lease": lease.name, "held_epoch": lease.epoch}
-
-
-def _row(connection: Connection, name: str) -> Row[Any] | None:
-    return connection.execute(_ROW, {"lease": name}).one_or_none()
 
 
 def _held(row: Row[Any] | None) -> Lease | None:

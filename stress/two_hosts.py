@@ -20,7 +20,7 @@ from sqlalchemy import URL, create_engine, text
 
 from cli.checkpoints import digests
 from database.engine import Database
-from database.leases import COORDINATOR_LEASE, Leases
+from database.leases import Leases
 from database.records import Lease
 from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.paths import checkpoints_of_job
@@ -83,7 +83,7 @@ class TwoHosts:
             self._hosts[name] = CoordinatorHost(installation, name, MUSTER_DATABASE_URL=address)
 
     def lease(self) -> Lease | None:
-        return Leases(self._database).current(COORDINATOR_LEASE)
+        return Leases(self._database).current()
 
     def strike(self, fault: str, job_ids: Mapping[str, str]) -> None:
         """Do it to the host that leads, and wait until all jobs have gone on."""

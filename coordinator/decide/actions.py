@@ -111,12 +111,11 @@ class SetStatus(_Value, frozen=True):
     message: str | None = None
 
 
-RankAction: TypeAlias = Start | Terminate | KillProcess | Suspect
-PoolAction: TypeAlias = AddRank | RemoveRank | PublishGroup
+RankAction: TypeAlias = Start | Terminate | KillProcess | Suspect | PlaceRank | RemoveRank
 AgentAction: TypeAlias = (
     StartAgent | KillAgent | DismissAgent | LoseHost | ListCheckpoints | DrainLogs
 )
-Action: TypeAlias = AgentAction | PlaceRank | SetStatus | PoolAction | RankAction
+Action: TypeAlias = AgentAction | RankAction | AddRank | PublishGroup | SetStatus
 
 
 class ActionTaken(_Value, frozen=True):
@@ -166,23 +165,13 @@ class StopRequested(_Value, frozen=True):
     grace_seconds: float
 
 
-class ScaleRequested(_Value, frozen=True):
-    """A user wants another number of ranks, or a host wants to have one more."""
+class ChangeRequested(_Value, frozen=True):
+    """What users, and hosts that join, want of the job now; the fields of `JobSnapshot`."""
 
-    world_size: int
-    wanted_hosts: Mapping[str, int] = {}
-
-
-class PauseRequested(_Value, frozen=True):
-    """A user wants the job to pause, or to resume."""
-
-    paused: bool
-
-
-class CheckpointRequested(_Value, frozen=True):
-    """A user wants a checkpoint now."""
-
-    number: int  # counts up with each request
+    wanted_world_size: int
+    wanted_hosts: Mapping[str, int]
+    pause_requested: bool
+    checkpoint_requests: int
 
 
 class LeaveRequested(_Value, frozen=True):
@@ -207,7 +196,6 @@ class JobFailed(_Value, frozen=True):
     failure: JobFailure
 
 
-PoolRequest: TypeAlias = ScaleRequested | PauseRequested | CheckpointRequested | LeaveRequested
 Observation: TypeAlias = (
     ActionTaken
     | AgentConnected
@@ -216,7 +204,8 @@ Observation: TypeAlias = (
     | AgentWaits
     | AgentSaid
     | StopRequested
-    | PoolRequest
+    | ChangeRequested
+    | LeaveRequested
     | Interrupted
     | LoopStalled
     | JobFailed

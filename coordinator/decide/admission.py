@@ -4,15 +4,13 @@ No job overtakes another: a large job at the head waits for room and the jobs be
 that a stream of small jobs cannot starve it. A job larger than all slots runs when it is alone.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 NAMED: Final = 3  # how many of the jobs that hold slots a message names; it counts the others
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class Claim(NamedTuple):
     """How many slots a job wants or holds."""
 
     job_id: str
@@ -20,25 +18,22 @@ class Claim:
 
 
 def admit(
-    waiting: Sequence[Claim], *, holding: Sequence[Claim], slots: int
-) -> tuple[int, list[str]]:
-    """Return how many jobs from the head may start, and a sentence why each other one waits.
+    waiting: Iterable[Claim], holding: Iterable[Claim], slots: int
+) -> Iterator[tuple[()] | str]:
+    """Yield for each job an empty tuple if it may start, or a sentence why it waits.
 
     `waiting` is in order of submission; `holding` are the jobs that have left the queue.
     """
-    held = list(holding)
+    held, ahead = list(holding), 0
     used = sum(claim.slots for claim in held)
     for claim in waiting:
-        if used and used + claim.slots > slots:
-            break
-        held.append(claim)
-        used += claim.slots
-    admitted = len(held) - len(holding)
-    free = max(0, slots - used)
-    return admitted, [
-        _describe_wait(claim.slots, held, free, slots, ahead)
-        for ahead, claim in enumerate(waiting[admitted:])
-    ]
+        if ahead or (used and used + claim.slots > slots):
+            yield _describe_wait(claim.slots, held, max(0, slots - used), slots, ahead)
+            ahead += 1
+        else:
+            held.append(claim)
+            used += claim.slots
+            yield ()
 
 
 def _describe_wait(wanted: int, held: Sequence[Claim], free: int, slots: int, ahead: int) -> str:

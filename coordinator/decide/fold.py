@@ -6,6 +6,8 @@ Messages of any attempt but the present one are ignored.
 from dataclasses import replace
 from typing import assert_never
 
+from msgspec.structs import asdict
+
 from coordinator.decide import (
     actions,
     fold_agent,
@@ -28,10 +30,10 @@ from muster.contracts.messages import (
     RankSaid,
     RankSpawned,
 )
-from muster.contracts.rank import ProcessRecord
+from muster.contracts.rank import ProcessRecord, ProcessState
 
 
-def fold(  # noqa: PLR0911  one return for each kind of observation
+def fold(  # noqa: C901, PLR0911, PLR0912  one case for each kind of observation
     snapshot: JobSnapshot, observation: Observation, now: float
 ) -> JobSnapshot:
     """Return the snapshot after `observation`. Unknown ranks and stale attempts change nothing."""
@@ -42,8 +44,13 @@ def fold(  # noqa: PLR0911  one return for each kind of observation
             return fold_agent.record(snapshot, observation, now)
         case actions.AgentWaits():
             return fold_agent.wait(snapshot, observation, now)
-        case actions.AgentSaid():
-            return fold_agent.hear(snapshot, observation, now)
+        case actions.AgentSaid(message=messages.AgentHeartbeat() as beat):
+            return fold_agent.record_heartbeat(snapshot, observation.host, beat, now)
+        case actions.AgentSaid(message=messages.CheckpointsListed() as listed):
+            return gang_restore.record_listing(snapshot, listed, now)
+        case actions.AgentSaid():  # that the last logs of its host are at home
+            agent = snapshot.agents[observation.host]
+            return snapshot.with_agent(replace(agent, is_drained=agent.is_draining))
         case actions.StopRequested():
             return _request_stop(snapshot, observation, now)
         case actions.Interrupted():
@@ -56,8 +63,13 @@ def fold(  # noqa: PLR0911  one return for each kind of observation
             return fold_exit.fail_job(snapshot, observation.failure, now)
         case RankSpawned() | RankSaid() | RankDied() | RankExited():
             return _hear_rank(snapshot, observation, now)
-        case _:
-            return fold_pool.note_request(snapshot, observation)
+        case actions.ChangeRequested():
+            return replace(snapshot, **asdict(observation))
+        case actions.LeaveRequested():
+            workers = {rank.attempt.worker_id: rank for rank in snapshot.in_service}
+            leaving = workers.get(observation.worker_id)
+            return snapshot if leaving is None else fold_pool.remove(snapshot, leaving)
+    assert_never(observation)
 
 
 def _apply(snapshot: JobSnapshot, action: actions.Action, now: float) -> JobSnapshot:
@@ -70,13 +82,36 @@ def _apply(snapshot: JobSnapshot, action: actions.Action, now: float) -> JobSnap
             moved = replace(snapshot, status=status, reason=action.reason, message=action.message)
             # A job that is back in the queue is not interrupted any more.
             return replace(moved, interrupting=False) if status is JobStatus.QUEUED else moved
-        case actions.AddRank() | actions.RemoveRank() | actions.PublishGroup():
-            return fold_pool.apply(snapshot, action, now)
-        case actions.PlaceRank():
-            return fold_agent.place(snapshot, snapshot.ranks[action.rank], action.host)
+        case actions.PublishGroup():
+            return fold_pool.publish(snapshot, action.group, now)
+        case actions.AddRank():
+            return fold_pool.add(snapshot, action.rank)
         case _:
-            rank = fold_rank.apply(snapshot.ranks[action.rank], action, now)
-            return fold_pool.follow(snapshot.with_rank(rank), rank, action, now)
+            return _apply_to_rank(snapshot, snapshot.ranks[action.rank], action, now)
+
+
+def _apply_to_rank(
+    snapshot: JobSnapshot, rank: RankSnapshot, action: actions.RankAction, now: float
+) -> JobSnapshot:
+    match action:
+        case actions.RemoveRank():
+            return fold_pool.remove(snapshot, rank)
+        case actions.PlaceRank():
+            return fold_agent.place(snapshot, rank, action.host)
+        case actions.Start():
+            started = fold_rank.begin_attempt(rank, now)
+            return fold_pool.join(snapshot.with_rank(started), started, now)
+        case actions.Terminate():
+            asked = fold_rank.with_intent(rank, terminated_at=now)
+            left = fold_pool.leave(snapshot.pool, rank)
+            return replace(snapshot.with_rank(asked), pool=left)
+        case actions.KillProcess():
+            killed = fold_rank.with_intent(rank, kill=action.cause, killed_at=now)
+            return snapshot.with_rank(killed)
+        case actions.Suspect():
+            suspect = rank.attempt.move(ProcessState.SUSPECT)
+            return snapshot.with_attempt(rank, suspect)
+    assert_never(action)
 
 
 # Requests and deadlines
@@ -144,8 +179,8 @@ def _apply_message(  # noqa: PLR0911  one return for each kind of message
             warned = replace(rank.attempt, warning=printable(message.message))
             return snapshot.with_attempt(rank, warned)
         case messages.Orphaned():
-            intent = replace(rank.attempt.intent, orphaned_by=printable(message.by))
-            return snapshot.with_attempt(rank, replace(rank.attempt, intent=intent))
+            orphaned = fold_rank.with_intent(rank, orphaned_by=printable(message.by))
+            return snapshot.with_rank(orphaned)
         case messages.PermanentFailure():
             return fold_exit.record_permanent_error(snapshot, rank, message, now)
         case messages.RestoreFailed():

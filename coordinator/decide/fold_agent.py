@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Final, TypeAlias, assert_never
 
-from coordinator.decide import actions, fold_exit, fold_pool, fold_rank, gang_restore
+from coordinator.decide import actions, fold_exit, fold_pool, fold_rank
 from coordinator.decide.classify_exit import classify_unobserved
 from coordinator.decide.rank_state import NEVER, Cause, RankSnapshot
 from coordinator.decide.state import (
@@ -16,8 +16,7 @@ from coordinator.decide.state import (
 )
 from muster.contracts.agent import AgentState
 from muster.contracts.job import Reason
-from muster.contracts.log_parts import LogsDrained
-from muster.contracts.messages import AgentHeartbeat, CheckpointsListed
+from muster.contracts.messages import AgentHeartbeat
 
 AGENT_LOST: Final = Cause(reason=Reason.AGENT_LOST, message="was ended with its agent")
 
@@ -69,19 +68,6 @@ def place(snapshot: JobSnapshot, rank: RankSnapshot, host: str) -> JobSnapshot:
         return placed
     agents = [*placed.agents.values(), placed.hosts[host]]
     return replace(placed, agents={it.host: it for it in sorted(agents, key=lambda it: it.order)})
-
-
-def hear(snapshot: JobSnapshot, said: actions.AgentSaid, now: float) -> JobSnapshot:
-    """Take in what an agent reports about itself or its host."""
-    match said.message:
-        case AgentHeartbeat():
-            return _record_heartbeat(snapshot, snapshot.agents[said.host], said.message, now)
-        case CheckpointsListed():
-            return gang_restore.record_listing(snapshot, said.message, now)
-        case LogsDrained():
-            agent = snapshot.agents[said.host]
-            return snapshot.with_agent(replace(agent, is_drained=agent.is_draining))
-    assert_never(said.message)
 
 
 def record(snapshot: JobSnapshot, change: AgentChange, now: float) -> JobSnapshot:
@@ -153,10 +139,11 @@ def note_stall(snapshot: JobSnapshot, seconds: float, now: float) -> JobSnapshot
     return replace(shift_deadlines(snapshot, seconds, now), agents=agents)
 
 
-def _record_heartbeat(
-    snapshot: JobSnapshot, agent: AgentSnapshot, beat: AgentHeartbeat, now: float
+def record_heartbeat(
+    snapshot: JobSnapshot, host: str, beat: AgentHeartbeat, now: float
 ) -> JobSnapshot:
-    """Shift the deadlines of the agent's ranks by the time in which it was silent."""
+    """Shift the deadlines of an agent's ranks by the time in which it was silent."""
+    agent = snapshot.agents[host]
     unheard_seconds = now - snapshot.fresh_until(agent)
     if unheard_seconds > 0:
         snapshot = shift_deadlines(snapshot, unheard_seconds, now, agent.host)

@@ -6,9 +6,8 @@ from typing import Final, TypeAlias, assert_never
 
 import msgspec
 
-from coordinator.decide import actions
 from coordinator.decide.rank_state import Cause, RankSnapshot
-from coordinator.decide.state import JobSnapshot, Partition, new_rank
+from coordinator.decide.state import GroupSnapshot, JobSnapshot, Partition, new_rank
 from muster.contracts import pool as pools
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import Reason
@@ -23,56 +22,12 @@ DIVERGED: Final = Cause(
 PoolMessage: TypeAlias = Ready | JoinedGroup | PeerLost | StateMismatch | Saved
 
 
-def note_request(snapshot: JobSnapshot, observation: actions.PoolRequest) -> JobSnapshot:
-    """Note what a user wants; `plan` acts on it."""
-    match observation:
-        case actions.ScaleRequested():
-            return replace(
-                snapshot,
-                wanted_world_size=observation.world_size,
-                wanted_hosts=observation.wanted_hosts,
-            )
-        case actions.PauseRequested():
-            return replace(snapshot, pause_requested=observation.paused)
-        case actions.CheckpointRequested():
-            return replace(snapshot, checkpoint_requests=observation.number)
-        case actions.LeaveRequested():
-            for rank in snapshot.in_service:
-                if rank.attempt.worker_id == observation.worker_id:
-                    return _remove(snapshot, rank)
-            return snapshot
-    assert_never(observation)
-
-
-def apply(snapshot: JobSnapshot, action: actions.PoolAction, now: float) -> JobSnapshot:
-    """Note an action that was decided about the pool."""
-    match action:
-        case actions.AddRank():
-            return _add(snapshot, action.rank)
-        case actions.RemoveRank():
-            return _remove(snapshot, snapshot.ranks[action.rank])
-        case actions.PublishGroup():
-            # Members that waited for this round have the full timeout for their next step.
-            for rank in snapshot.ranks:
-                waiting = replace(rank.attempt, progressed_at=now)
-                snapshot = snapshot.with_attempt(rank, waiting)
-            return replace(snapshot, group=action.group)
-    assert_never(action)
-
-
-def follow(
-    snapshot: JobSnapshot, rank: RankSnapshot, action: actions.RankAction, now: float
-) -> JobSnapshot:
-    """Note what an action about a rank means for its worker."""
-    if not snapshot.is_synchronous:
-        return snapshot
-    match action:
-        case actions.Start():
-            return _join(snapshot, rank, now)
-        case actions.Terminate():
-            return replace(snapshot, pool=_leave(snapshot.pool, rank))
-        case _:
-            return snapshot
+def publish(snapshot: JobSnapshot, group: GroupSnapshot, now: float) -> JobSnapshot:
+    """Begin a group round; members that waited for it have the full timeout for their next step."""
+    for rank in snapshot.ranks:
+        waiting = replace(rank.attempt, progressed_at=now)
+        snapshot = snapshot.with_attempt(rank, waiting)
+    return replace(snapshot, group=group)
 
 
 def apply_message(
@@ -148,7 +103,7 @@ def end_worker(
     if not snapshot.is_synchronous or rank.attempt.worker_id is None:
         return snapshot
     # A worker that exits with code 0 was finished, or asked to leave.
-    pool = _leave(snapshot.pool, rank) if ended.attempt.exit_code == 0 else snapshot.pool
+    pool = leave(snapshot.pool, rank) if ended.attempt.exit_code == 0 else snapshot.pool
     changed = replace(snapshot, pool=pools.process_ended(pool, rank.attempt.worker_id))
     if snapshot.is_ending or not ended.finished:
         return changed
@@ -157,8 +112,10 @@ def end_worker(
     )
 
 
-def _join(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> JobSnapshot:
-    """Every new attempt is a new worker."""
+def join(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> JobSnapshot:
+    """Every new attempt in a synchronous job is a new worker."""
+    if not snapshot.is_synchronous:
+        return snapshot
     newcomer = Newcomer(
         rank=rank.rank,
         attempt=rank.attempt.number,
@@ -199,7 +156,8 @@ def _join_group(
     return replace(changed, pool=pools.mark_published(pool), partition=None)
 
 
-def _add(snapshot: JobSnapshot, number: int) -> JobSnapshot:
+def add(snapshot: JobSnapshot, number: int) -> JobSnapshot:
+    """Put a rank into service."""
     missing = range(len(snapshot.ranks), number + 1)
     fresh = (replace(new_rank(snapshot.hosts, rank), in_service=False) for rank in missing)
     grown = replace(snapshot, ranks=(*snapshot.ranks, *fresh))
@@ -209,12 +167,13 @@ def _add(snapshot: JobSnapshot, number: int) -> JobSnapshot:
     return grown.with_rank(replace(rank, host=host, in_service=True, finished=False))
 
 
-def _remove(snapshot: JobSnapshot, rank: RankSnapshot) -> JobSnapshot:
+def remove(snapshot: JobSnapshot, rank: RankSnapshot) -> JobSnapshot:
+    """Take a rank out of service."""
     changed = replace(rank, in_service=False, trouble=None)
-    return replace(snapshot.with_rank(changed), pool=_leave(snapshot.pool, rank))
+    return replace(snapshot.with_rank(changed), pool=leave(snapshot.pool, rank))
 
 
-def _leave(pool: Pool, rank: RankSnapshot) -> Pool:
+def leave(pool: Pool, rank: RankSnapshot) -> Pool:
     """Return the pool with the rank's worker draining, if it was active."""
     worker_id = rank.attempt.worker_id
     if worker_id is None or not pool.is_active(worker_id):

@@ -2,11 +2,10 @@
 
 import math
 from dataclasses import replace
-from typing import Any, Final, assert_never
+from typing import Any, Final
 
 import msgspec
 
-from coordinator.decide import actions
 from coordinator.decide.rank_state import Attempt, AttemptEnd, Cause, RankSnapshot, Throughput
 from muster.contracts.job import Reason
 from muster.contracts.messages import Heartbeat, RankExited
@@ -19,28 +18,18 @@ THROUGHPUT_WINDOW_SECONDS: Final = 1.0
 THROUGHPUT_WEIGHT: Final = 0.5  # weight of the newest window in the exponential moving average
 
 
-def apply(rank: RankSnapshot, action: actions.RankAction, now: float) -> RankSnapshot:
-    """Note an action that was decided about this rank."""
-    attempt = rank.attempt
-    match action:
-        case actions.Start():
-            return _begin_attempt(rank, now)
-        case actions.Terminate():
-            intent = replace(attempt.intent, terminated_at=now)
-            return replace(rank, attempt=replace(attempt, intent=intent))
-        case actions.KillProcess():
-            intent = replace(attempt.intent, kill=action.cause, killed_at=now)
-            return replace(rank, attempt=replace(attempt, intent=intent))
-        case actions.Suspect():
-            return replace(rank, attempt=attempt.move(ProcessState.SUSPECT))
-    assert_never(action)
-
-
-def _begin_attempt(rank: RankSnapshot, now: float) -> RankSnapshot:
+def begin_attempt(rank: RankSnapshot, now: float) -> RankSnapshot:
+    """Return the rank with its next attempt, which is about to be started."""
     number = rank.attempt.number + 1
     started = Attempt(number=number, process=ProcessState.SPAWNED, spawned_at=now, heard_at=now)
     checkpoints = rank.checkpoints_before + rank.attempt.checkpoints_saved
     return replace(rank, attempt=started, checkpoints_before=checkpoints, finished=False)
+
+
+def with_intent(rank: RankSnapshot, **changes: Any) -> RankSnapshot:  # noqa: ANN401  its fields
+    """Return the rank whose attempt has another intent to end."""
+    intent = replace(rank.attempt.intent, **changes)
+    return replace(rank, attempt=replace(rank.attempt, intent=intent))
 
 
 # Signs of life

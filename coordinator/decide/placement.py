@@ -7,6 +7,7 @@ to join comes before any score.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from coordinator.decide.actions import PlaceRank
 from coordinator.decide.rank_state import RankSnapshot
@@ -32,7 +33,7 @@ def admit(
             ahead += 1
             continue
         request = RankRequest(job.job_id, job.spec)
-        requests = _preferring([request] * len(ranks), job.wanted_hosts)
+        requests = _requests(request, len(ranks), job.wanted_hosts)
         placements = place_requests(cluster, requests, use_of(cluster, placed))
         hosts = [it.chosen.node for it in placements if it.chosen is not None]
         # Scripts for torchrun expect that the ranks of a host follow each other.
@@ -62,9 +63,9 @@ def place(
     ]
     if not nodes:
         return
-    requests = [RankRequest(job.job_id, job.spec)] * len(waiting)
     present = Counter(rank.host for rank in job.in_service if rank not in waiting)
-    requests = _preferring(requests, Counter(job.wanted_hosts) - present)
+    missing = Counter(job.wanted_hosts) - present
+    requests = _requests(RankRequest(job.job_id, job.spec), len(waiting), missing)
     uses = use_of(cluster, _placed(holding))
     placements = place_requests(Cluster(nodes=tuple(nodes)), requests, uses)
     for rank, placement in zip(waiting, placements, strict=True):
@@ -113,17 +114,13 @@ def ranks_to_place(job: JobSnapshot, now: float) -> Iterator[RankSnapshot]:
             yield rank
 
 
-def _preferring(requests: Sequence[RankRequest], missing: Mapping[str, int]) -> list[RankRequest]:
-    """Return the requests, of which the last ones prefer the hosts that miss ranks.
+def _requests(request: RankRequest, count: int, missing: Mapping[str, int]) -> list[RankRequest]:
+    """Return the request for each of `count` ranks; the last ones prefer hosts that miss ranks.
 
     The first one may be for the rank that saves, which has no choice.
     """
-    hosts = Counter(missing).elements()
-    preferring = [
-        request._replace(preferred=host)
-        for request, host in zip(reversed(requests), hosts, strict=False)
-    ]
-    return [*requests[: len(requests) - len(preferring)], *preferring]
+    hosts = list(islice(Counter(missing).elements(), count))
+    return [request] * (count - len(hosts)) + [request._replace(preferred=it) for it in hosts]
 
 
 def _placed(jobs: Iterable[JobSnapshot]) -> Iterator[tuple[RankRequest, str]]:

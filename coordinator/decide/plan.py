@@ -295,22 +295,19 @@ def _going_status(snapshot: JobSnapshot, now: float) -> SetStatus:
                 message=describe_recovery(snapshot, rank, rank.trouble),
             )
     # In a synchronous job a rank works only once it has joined the group.
-    is_group_needed = snapshot.is_synchronous
-    if all(
-        rank.is_well and (rank.has_joined or not is_group_needed) for rank in snapshot.in_service
-    ):
+    is_free = not snapshot.is_synchronous
+    if all(rank.is_well and (is_free or rank.has_joined) for rank in snapshot.in_service):
         return SetStatus(status=JobStatus.RUNNING, message=snapshot.note)
+    if snapshot.status is not JobStatus.STARTING:
+        return _same_status(snapshot)  # the failed rank is back, others have not reported yet
+    reason, message = None, snapshot.note
     troubles = (it.trouble for it in snapshot.agents.values() if it.trouble is not None)
-    trouble = next(troubles, None)
-    if trouble is not None and snapshot.status is JobStatus.STARTING:
+    if (trouble := next(troubles, None)) is not None:
         reason, message = trouble.reason, trouble.message
-        return SetStatus(status=JobStatus.STARTING, reason=reason, message=message)
-    if now >= liveness.agent_late_at(snapshot):
+    elif now >= liveness.agent_late_at(snapshot):
+        reason = Reason.AGENT_LOST
         message = describe_late_agent(snapshot, liveness.AGENT_LATE_SECONDS)
-        return SetStatus(status=JobStatus.STARTING, reason=Reason.AGENT_LOST, message=message)
-    if snapshot.status is JobStatus.STARTING:
-        return SetStatus(status=JobStatus.STARTING, message=snapshot.note)
-    return _same_status(snapshot)  # the failed rank is back, others have not reported yet
+    return SetStatus(status=JobStatus.STARTING, reason=reason, message=message)
 
 
 def _same_status(snapshot: JobSnapshot) -> SetStatus:

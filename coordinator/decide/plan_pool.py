@@ -29,9 +29,7 @@ def resize_pool(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
         # A removed rank keeps its number until its process is gone.
         taken = {rank.rank for rank in snapshot.ranks if rank.in_service or rank.is_alive}
         free = (rank for rank in range(snapshot.wanted_world_size) if rank not in taken)
-        yield from (
-            actions.AddRank(rank=rank) for rank, _ in zip(free, range(missing), strict=False)
-        )
+        yield from (actions.AddRank(rank=rank) for rank in islice(free, missing))
     elif missing < 0:
         leaving = sorted(snapshot.in_service, key=partial(_leaving_order, snapshot))[:-missing]
         numbers = sorted(rank.rank for rank in leaving)

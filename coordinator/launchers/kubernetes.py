@@ -7,7 +7,7 @@ that may read Pods read a token that is good for one process.
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -56,13 +56,8 @@ class Kubernetes:
             raise NotStarted(f"{error}: try kubectl get pods on the coordinator's host") from error
 
     async def submit(self, name: str, order: JoinOrder, spec: JobSpec) -> None:
-        def create() -> None:
-            api, namespace = self._connection
-            body = pod(name, order, spec)
-            api.create_namespaced_pod(namespace, body, _request_timeout=REQUEST_SECONDS)
-
         try:
-            await self._call(create)
+            await self._call("create_namespaced_pod", body=pod(name, order, spec))
         except _Answer as answer:
             if answer.reason != _EXISTS:  # it exists: this was tried before
                 kind = NotStarted if answer.status in _TRANSIENT else Refused
@@ -75,27 +70,17 @@ class Kubernetes:
             raise Refused(f"the client of Kubernetes refuses the Pod: {words}") from error
 
     async def jobs(self) -> Mapping[str, SchedulerJob]:
-        def look() -> Any:  # noqa: ANN401  a PodList
-            api, namespace = self._connection
-            selector = ",".join(f"{key}={value}" for key, value in LABELS.items())
-            return api.list_namespaced_pod(
-                namespace, label_selector=selector, _request_timeout=REQUEST_SECONDS
-            )
-
+        selector = ",".join(f"{key}={value}" for key, value in LABELS.items())
         try:
-            pods = (await self._call(look)).items
+            pods = (await self._call("list_namespaced_pod", label_selector=selector)).items
         except _Answer as answer:
             raise SchedulerUnavailable(str(answer)) from answer
         names = [(it.metadata.annotations or {}).get(NAME, it.metadata.name) for it in pods]
         return dict(zip(names, map(job_of, pods), strict=True))
 
     async def cancel(self, job_id: str) -> None:
-        def delete() -> None:
-            api, namespace = self._connection
-            api.delete_namespaced_pod(job_id, namespace, _request_timeout=REQUEST_SECONDS)
-
         try:
-            await self._call(delete)
+            await self._call("delete_namespaced_pod", name=job_id)
         except _Answer as answer:
             if answer.status != _MISSING:
                 raise SchedulerUnavailable(str(answer)) from answer
@@ -126,9 +111,24 @@ class Kubernetes:
         own.retries = False  # the next look is one
         return client.CoreV1Api(client.ApiClient(own)), namespace
 
-    async def _call(self, call: Callable[[], Any]) -> Any:  # noqa: ANN401  what it returns
-        """Call the client in a thread. Raises `SchedulerUnavailable` and `_Answer`."""
-        return await asyncio.to_thread(_translated, call)
+    async def _call(self, method: str, **fields: Any) -> Any:  # noqa: ANN401  as the client's own
+        """Call a method of the client in a thread. Raises `SchedulerUnavailable` and `_Answer`."""
+
+        def call() -> Any:  # noqa: ANN401
+            api, namespace = self._connection
+            asked = {"namespace": namespace, "_request_timeout": REQUEST_SECONDS, **fields}
+            return getattr(api, method)(**asked)
+
+        try:
+            return await asyncio.to_thread(call)
+        except (SchedulerUnavailable, OSError) as error:
+            raise SchedulerUnavailable(printable(str(error))) from error
+        except Exception as error:
+            # Of the client and of urllib3, which need not be installed.
+            status = getattr(error, "status", None)
+            if not status:
+                raise SchedulerUnavailable(printable(str(error))) from error
+            raise _Answer(int(status), *_said(error)) from error
 
 
 class _Answer(Exception):
@@ -137,19 +137,6 @@ class _Answer(Exception):
     def __init__(self, status: int, words: str, reason: str) -> None:
         super().__init__(f"Kubernetes answers {status}: {words}")
         self.status, self.reason = status, reason
-
-
-def _translated(call: Callable[[], Any]) -> Any:  # noqa: ANN401  what it returns
-    try:
-        return call()
-    except (SchedulerUnavailable, OSError) as error:
-        raise SchedulerUnavailable(printable(str(error))) from error
-    except Exception as error:
-        # Of the client and of urllib3, which need not be installed.
-        status = getattr(error, "status", None)
-        if not status:
-            raise SchedulerUnavailable(printable(str(error))) from error
-        raise _Answer(int(status), *_said(error)) from error
 
 
 def _said(error: Exception) -> tuple[str, str]:

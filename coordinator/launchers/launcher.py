@@ -1,7 +1,7 @@
 """What every launcher promises; `tests/promises/test_launcher.py` checks it."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ class NotStarted(MusterError):
     """The host was not reached, or has refused: no agent was started there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class AgentProcess:
     """An agent that runs, or whose host has not told yet whether it does."""
 
@@ -32,8 +32,7 @@ class AgentProcess:
     """Done on evidence only: its exit status or how it ended, None where that is not known."""
     is_evidence: bool = True
     """Whether the end was seen. A scheduler may be wrong: an agent that is still heard runs."""
-    waits: Callable[[], str | None] = lambda: None
-    """Returns why it has not been started yet, and since when."""
+    waits: str | None = None  # why it has not been started yet, and since when
 
 
 class Launcher(Protocol):

@@ -242,7 +242,6 @@ class SchedulerLauncher:
 
         Once a list had it, the next one without it is evidence of its end.
         """
-        waits: list[str] = []
         now = asyncio.get_running_loop().time
 
         async def watch() -> str | None:
@@ -262,17 +261,13 @@ class SchedulerLauncher:
                 words = f"{self._spec.engine}, which has taken its job and does not list it"
                 words = words if job is None else job.words
                 is_waiting = job is None or job.is_waiting
-                waits[:] = [f"{self._host} waits for {words}"] if is_waiting else []
+                agent.waits = f"{self._host} waits for {words}" if is_waiting else None
                 await self._jobs.pause(pause_seconds)
                 pause_seconds = min(2 * pause_seconds, LAST_PAUSE_SECONDS)
 
-        return AgentProcess(
-            job_uid=self._uid,
-            record=None,
-            ended=asyncio.get_running_loop().create_task(watch()),
-            is_evidence=False,
-            waits=lambda: next(iter(waits), None),
-        )
+        ended = asyncio.get_running_loop().create_task(watch())
+        agent = AgentProcess(job_uid=self._uid, record=None, ended=ended, is_evidence=False)
+        return agent
 
     async def _end_up_to(self, generation: int, jobs: Mapping[str, SchedulerJob]) -> bool:
         """End the host's jobs up to this generation; return whether any was not over.

@@ -10,7 +10,7 @@ import httpx
 
 from database.engine import Database
 from database.errors import DatabaseUnavailable
-from database.leases import COORDINATOR_LEASE, Leases
+from database.leases import Leases
 from muster.contracts.job import TERMINAL
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.settings import ServiceSettings
@@ -160,7 +160,7 @@ class LeaseObserver:
         while not self._is_ending.wait(LEASE_LOOK_SECONDS):
             at = time.time()
             try:
-                lease = self._leases.current(COORDINATOR_LEASE)
+                lease = self._leases.current()
             except DatabaseUnavailable:
                 continue
             if lease is not None and (not self.terms or self.terms[-1].epoch != lease.epoch):

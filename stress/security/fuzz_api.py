@@ -112,7 +112,7 @@ class Caretaker:
             job = None
         if job is None:
             uid = JobUid(f"{job_id}-{time.monotonic_ns()}")
-            jobs.create(NewJob(job_id, uid, SPECS[job_id]))
+            jobs.create([NewJob(job_id, uid, SPECS[job_id])])
 
 
 def run(directory: Path, *, cases: int = 20_000, seed: int = 0) -> Report:

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from database.engine import Database
-from database.leases import COORDINATOR_LEASE, Leases
+from database.leases import Leases
 from muster.host.files import read_coordinator_address
 from stress.load.figures import Figure, at_most, none_of, report_of
 from stress.runner import Report, main
@@ -115,7 +115,7 @@ def _flood(addresses: Callable[[], list[Address]], _: Installation, attackers: E
 
 def _send_wake_ups(installation: Installation, attackers: ExitStack) -> None:
     database = Database.open(f"sqlite:///{installation.files.root}/muster.db")
-    lease = Leases(database).current(COORDINATOR_LEASE)
+    lease = Leases(database).current()
     database.close()
     assert lease is not None
     host, _, port = lease.address.rpartition(":")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from database.engine import Database
-from database.leases import COORDINATOR_LEASE, Leases
+from database.leases import Leases
 from muster.checkpoints.manifest import LATEST, CheckpointName, parse_latest
 from muster.contracts.paths import checkpoints_of_job, checkpoints_of_rank
 from stress.frozen_hosts import CoordinatorHost, shared_memory
@@ -114,7 +114,7 @@ def mapped_memory(host: CoordinatorHost) -> set[int]:
 def _lease(installation: Installation) -> tuple[int, str] | None:
     database = Database.open(f"sqlite:///{installation.files.root / 'muster.db'}")
     try:
-        lease = Leases(database).current(COORDINATOR_LEASE)
+        lease = Leases(database).current()
     finally:
         database.close()
     return (lease.epoch, lease.owner) if lease else None

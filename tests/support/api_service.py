@@ -96,9 +96,7 @@ class StandIn:
         self.take_office()
 
     def take_office(self) -> None:
-        self.lease = self.leases.take(
-            "coordinator", "stand-in", this_process(), "127.0.0.1:1", displacing=None
-        )
+        self.lease = self.leases.take("stand-in", this_process(), "127.0.0.1:1", displacing=None)
         self._writer = FencedWriter(self._database, self.lease)
 
     def resign(self) -> None:

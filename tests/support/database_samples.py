@@ -75,7 +75,15 @@ def submit(
         spec or JobSpec(world_size=2),
         idempotency=None if key is None else idempotency_key(key),
     )
-    return jobs.create(new)
+    return store(jobs, new)
+
+
+def store(jobs: Jobs, new: NewJob) -> Job:
+    """Return the stored job, or raise why it is not stored."""
+    (outcome,) = jobs.create([new])
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
 def idempotency_key(key: str, *, principal: str = "ada", body: str = "body") -> IdempotencyKey:
@@ -176,8 +184,8 @@ def epoch(number: int, **new: object) -> EpochDone:
 
 def take_lease(database: Database, owner: str = "first") -> Lease:
     leases = Leases(database)
-    seen = leases.current("coordinator")
-    return leases.take("coordinator", owner, PROCESS, "127.0.0.1:1", displacing=seen)
+    seen = leases.current()
+    return leases.take(owner, PROCESS, "127.0.0.1:1", displacing=seen)
 
 
 def bring_to(database: Database, job: Job, *statuses: JobStatus) -> Job:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -434,10 +434,15 @@ class Story:
         )
         return self.rank_says(rank, said)
 
+    def _is_asked_for(self, **wanted: Any) -> Self:  # noqa: ANN401  fields of `ChangeRequested`
+        names = actions.ChangeRequested.__struct_fields__
+        known = {name: getattr(self.job, name) for name in names}
+        return self.observes(actions.ChangeRequested(**known | wanted))
+
     def is_scaled(self, world_size: int) -> Self:
         is_smaller = world_size < self.job.wanted_world_size
         hosts = {} if is_smaller else self.job.wanted_hosts
-        return self.observes(actions.ScaleRequested(world_size=world_size, wanted_hosts=hosts))
+        return self._is_asked_for(wanted_world_size=world_size, wanted_hosts=hosts)
 
     def is_joined_by(self, host: str) -> Self:
         """Let a host ask for one rank more than it has, or is about to have."""
@@ -445,17 +450,16 @@ class Story:
         wanted = {**self.job.wanted_hosts}
         wanted[host] = max(there, wanted.get(host, 0)) + 1
         size = self.job.wanted_world_size + 1
-        return self.observes(actions.ScaleRequested(world_size=size, wanted_hosts=wanted))
+        return self._is_asked_for(wanted_world_size=size, wanted_hosts=wanted)
 
     def is_paused(self) -> Self:
-        return self.observes(actions.PauseRequested(paused=True))
+        return self._is_asked_for(pause_requested=True)
 
     def is_resumed(self) -> Self:
-        return self.observes(actions.PauseRequested(paused=False))
+        return self._is_asked_for(pause_requested=False)
 
     def is_asked_to_save(self) -> Self:
-        number = self.job.checkpoint_requests + 1
-        return self.observes(actions.CheckpointRequested(number=number))
+        return self._is_asked_for(checkpoint_requests=self.job.checkpoint_requests + 1)
 
     def saves(self, rank: int, step: int, generation: int | None = None) -> Self:
         """Let this rank report a durable checkpoint of the present group round."""

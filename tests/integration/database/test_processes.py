@@ -22,7 +22,8 @@ print("ready", flush=True)
 sys.stdin.readline()
 jobs = Jobs(Database.open(sys.argv[1]))
 job_id = sys.argv[2]
-jobs.create(NewJob(JobId(job_id), JobUid(job_id), JobSpec()))
+(job,) = jobs.create([NewJob(JobId(job_id), JobUid(job_id), JobSpec())])
+assert job.version == 1
 """
 
 CREATE_FOR_EVER = """
@@ -34,7 +35,8 @@ from muster.contracts.spec import JobSpec
 jobs = Jobs(Database.open(sys.argv[1]))
 for number in itertools.count():
     job_id = f"{sys.argv[2]}-{number}"
-    jobs.create(NewJob(JobId(job_id), JobUid(job_id), JobSpec()))
+    (job,) = jobs.create([NewJob(JobId(job_id), JobUid(job_id), JobSpec())])
+    assert job.version == 1
     print(job_id, flush=True)
 """
 

@@ -4,7 +4,11 @@ from coordinator.decide.admission import Claim, admit
 
 
 def claims(*slots: int) -> list[Claim]:
-    return [Claim(job_id=f"job{number}", slots=count) for number, count in enumerate(slots)]
+    return [Claim(f"job{number}", count) for number, count in enumerate(slots)]
+
+
+def reasons(waiting: list[Claim], holding: list[Claim], slots: int) -> list[str]:
+    return [it for it in admit(waiting, holding, slots) if isinstance(it, str)]
 
 
 @pytest.mark.parametrize(
@@ -30,9 +34,10 @@ def claims(*slots: int) -> list[Claim]:
 def test_jobs_are_admitted_in_order(
     waiting: list[int], used: int, slots: int, admitted: int
 ) -> None:
-    count, waits = admit(claims(*waiting), holding=claims(used), slots=slots)
-    assert count == admitted
-    assert len(waits) == len(waiting) - admitted, "every other job gets a reason"
+    answers = list(admit(claims(*waiting), claims(used), slots))
+    assert answers[:admitted] == [()] * admitted
+    assert len(answers) == len(waiting)
+    assert all(isinstance(it, str) for it in answers[admitted:]), "every other job gets a reason"
 
 
 def test_admission_of_thousands_is_linear(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,13 +50,12 @@ def test_admission_of_thousands_is_linear(monkeypatch: pytest.MonkeyPatch) -> No
 
     waiting = claims(*[1] * 3000)
     monkeypatch.setattr(Claim, "slots", property(slots))
-    assert admit(waiting, holding=[], slots=3000) == (3000, [])
+    assert list(admit(waiting, [], 3000)) == [()] * 3000
     assert looks <= 5 * 3000
 
 
 def test_every_waiting_job_gets_a_reason() -> None:
-    _, waits = admit(claims(4, 2, 2, 1), holding=claims(6), slots=8)
-    assert waits == [
+    assert reasons(claims(4, 2, 2, 1), claims(6), 8) == [
         "waits for 4 of 8 slots (MUSTER_SLOTS); 2 are free, job0 holds the others",
         "waits for 2 of 8 slots; 1 job is ahead of it",
         "waits for 2 of 8 slots; 2 jobs are ahead of it",
@@ -60,14 +64,14 @@ def test_every_waiting_job_gets_a_reason() -> None:
 
 
 def test_a_job_larger_than_all_slots_waits_for_an_empty_machine() -> None:
-    _, (wait,) = admit(claims(9), holding=claims(1), slots=8)
+    (wait,) = reasons(claims(9), claims(1), 8)
     assert wait == (
         "needs 9 slots, more than the 8 there are (MUSTER_SLOTS): it starts when no other job runs"
     )
 
 
 def test_overcommitted_slots_show_none_free() -> None:
-    _, (wait,) = admit(claims(2), holding=claims(12), slots=8)
+    (wait,) = reasons(claims(2), claims(12), 8)
     assert wait == ("waits for 2 of 8 slots (MUSTER_SLOTS); 0 are free, job0 holds the others")
 
 
@@ -80,10 +84,10 @@ def test_overcommitted_slots_show_none_free() -> None:
     ],
 )
 def test_a_waiting_job_names_the_holders(held: int, said: str) -> None:
-    _, (wait,) = admit(claims(8), holding=claims(*[1] * held), slots=8)
+    (wait,) = reasons(claims(8), claims(*[1] * held), 8)
     assert wait.endswith(f"free, {said}")
 
 
 def test_a_job_admitted_just_now_holds_slots() -> None:
-    _, (wait,) = admit(claims(2, 8), holding=[], slots=8)
+    (wait,) = reasons(claims(2, 8), [], 8)
     assert wait == "waits for 8 of 8 slots (MUSTER_SLOTS); 6 are free, job0 holds the others"

@@ -94,7 +94,8 @@ def test_a_lost_agent_is_reported_after_the_sweep(finished: TrackedJob, tmp_path
 
     launcher = Sweeper(lambda: happened.append("swept"))
     lifecycle = AgentLifecycle(launcher, {}, service_settings(tmp_path), holds_lease)
-    asyncio.run(lifecycle._attend(finished, LOCAL_HOST, observe, serve))  # noqa: SLF001
+    lifecycle.observe = observe
+    asyncio.run(lifecycle._attend(finished, LOCAL_HOST, serve))  # noqa: SLF001
     assert happened == ["swept", "RankExited", "AgentLost"]
 
 
@@ -107,7 +108,8 @@ def test_a_failed_sweep_reports_nothing_and_is_raised(finished: TrackedJob, tmp_
     async def attend() -> None:
         lifecycle = AgentLifecycle(Sweeper(fail), {}, service_settings(tmp_path), holds_lease)
         lifecycle.raise_error()
-        life = lifecycle._attend(finished, LOCAL_HOST, lambda _, o: observed.append(o), serve)  # noqa: SLF001
+        lifecycle.observe = lambda _, it: observed.append(it)
+        life = lifecycle._attend(finished, LOCAL_HOST, serve)  # noqa: SLF001
         lifecycle._run(life, finished.snapshot.uid, LOCAL_HOST)  # noqa: SLF001
         async with asyncio.timeout(DEADLINE_SECONDS):
             while not lifecycle.is_idle:  # noqa: ASYNC110
@@ -159,7 +161,8 @@ def lost_elsewhere(
     observed: list[Observation] = []
     launcher = OtherHost()
     lifecycle = AgentLifecycle(launcher, {ELSEWHERE: launcher}, service_settings(root), holds_lease)
-    asyncio.run(lifecycle._attend(job, ELSEWHERE, lambda _, it: observed.append(it), serve))  # noqa: SLF001
+    lifecycle.observe = lambda _, it: observed.append(it)
+    asyncio.run(lifecycle._attend(job, ELSEWHERE, serve))  # noqa: SLF001
     return observed, launcher.calls
 
 
@@ -200,7 +203,7 @@ def test_a_host_that_was_given_up_is_cleaned_also_if_no_agent_starts(
     async def give_up_and_start() -> None:
         lifecycle = AgentLifecycle(other, {ELSEWHERE: other}, settings, holds_lease)
         lifecycle.give_up(elsewhere, ELSEWHERE)
-        lifecycle.start(elsewhere, ELSEWHERE, lambda *_: None)
+        lifecycle.start(elsewhere, ELSEWHERE)
         async with asyncio.timeout(DEADLINE_SECONDS):
             while not lifecycle.is_idle:  # noqa: ASYNC110
                 await asyncio.sleep(0)
@@ -238,7 +241,7 @@ def test_nobody_waits_for_an_agent_that_was_given_up(
         elsewhere.agents[ELSEWHERE] = AgentProcess(
             job_uid="", record=None, ended=ended, is_evidence=is_evidence
         )
-        await lifecycle.adopt(elsewhere, lambda *_: None)
+        await lifecycle.adopt(elsewhere)
         assert not lifecycle.is_idle
         await asyncio.sleep(0)  # it waits for the end
         lifecycle.give_up(elsewhere, ELSEWHERE)
@@ -291,6 +294,7 @@ class Dismissal:
         self.launcher = Launcher(self._is_starting)
         self._job = TrackedJob(snapshot=job, attachment=Attachment(started_at=None))
         self._lifecycle = AgentLifecycle(self.launcher, {}, settings, holds_lease)
+        self._lifecycle.observe = self._observe
         self._moment = moment
         self._dismissed = Event()
         self._lost = asyncio.Event()
@@ -298,7 +302,7 @@ class Dismissal:
     async def run(self) -> None:
         """Start the agent and wait until it is reported as lost."""
         self._loop = asyncio.get_running_loop()
-        self._lifecycle.start(self._job, LOCAL_HOST, self._observe)
+        self._lifecycle.start(self._job, LOCAL_HOST)
         async with asyncio.timeout(DEADLINE_SECONDS):
             await self._lost.wait()
 

@@ -81,7 +81,7 @@ def test_an_event_tells_whether_a_fault_was_passed_on(
     )
     job.faults = [FAULT]
     agents = Agents(is_connected)
-    executor = Executor(cast("AgentLifecycle", None), lambda *_: None)
+    executor = Executor(cast("AgentLifecycle", None))
     executor.attach(cast("AgentServer", agents))
     for _ in range(2):
         executor.inject_faults(job)

@@ -28,7 +28,7 @@ class Leases:
     """Called at the next looks, one each."""
     asked: list[Lease | None] = field(default_factory=list)
 
-    def current(self, _name: str) -> Lease | None:
+    def current(self) -> Lease | None:
         if self.before_looks:
             self.before_looks.pop(0)()
         return self.held
@@ -37,18 +37,13 @@ class Leases:
         self.held = None
 
     def take(
-        self,
-        name: str,
-        owner: str,
-        process: ProcessRecord,
-        address: str,
-        *,
-        displacing: Lease | None,
+        self, owner: str, process: ProcessRecord, address: str, *, displacing: Lease | None
     ) -> Lease:
         self.asked.append(displacing)
         if self.rivals:
             self.rivals -= 1
-            raise LeaseLost(name, 0)
+            raise LeaseLost("coordinator", 0)
+        name = "coordinator"
         return Lease(name=name, epoch=4, beat=0, owner=owner, process=process, address=address)
 
 

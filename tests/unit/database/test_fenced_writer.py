@@ -82,7 +82,7 @@ def test_a_commit_writes_every_kind_of_row_and_the_beat(
     assert (audit.commits, audit.epochs) == (ROWS["commits"], ROWS["epochs"])
     assert History(database).series(job.job_id, ()) == (["loss"], ROWS["series"])
     assert History(database).events(job.job_id, 1)[0].message == STARTED.message
-    assert Leases(database).current(lease.name).beat == lease.beat + 1
+    assert Leases(database).current().beat == lease.beat + 1
 
 
 def test_an_empty_commit_renews_the_lease(

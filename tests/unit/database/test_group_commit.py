@@ -73,7 +73,7 @@ def test_each_write_gets_its_own_result(
 
 
 def test_one_id_in_one_group_goes_to_the_first(database: Database, jobs: Jobs) -> None:
-    outcomes = jobs.create_together(
+    outcomes = jobs.create(
         [
             NewJob(JobId(name), JobUid(uid), JobSpec(), None, None)
             for name, uid in (("a", "1"), ("b", "2"), ("a", "3"))
@@ -89,7 +89,7 @@ def test_one_id_in_one_group_goes_to_the_first(database: Database, jobs: Jobs) -
 def test_one_key_in_one_group_makes_one_job(jobs: Jobs) -> None:
     key = idempotency_key("k")
     other = replace(key, request_sha256="another")
-    outcomes = jobs.create_together(
+    outcomes = jobs.create(
         [
             NewJob(JobId(name), JobUid(name), JobSpec(), None, used)
             for name, used in (("a", key), ("b", key), ("c", other), ("d", key))

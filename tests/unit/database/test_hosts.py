@@ -17,7 +17,7 @@ SAID = HostRecord(host="box", facts=FACTS, seen_at=NOON)
 
 @pytest.fixture
 def lease(database: Database) -> Lease:
-    return Leases(database).take("coordinator", "me", PROCESS, "", displacing=None)
+    return Leases(database).take("me", PROCESS, "", displacing=None)
 
 
 def test_the_last_answer_of_a_host_is_kept(database: Database, lease: Lease) -> None:
@@ -29,7 +29,7 @@ def test_the_last_answer_of_a_host_is_kept(database: Database, lease: Lease) -> 
 
 
 def test_a_displaced_coordinator_writes_no_answer(database: Database, lease: Lease) -> None:
-    Leases(database).take("coordinator", "other", PROCESS, "", displacing=lease)
+    Leases(database).take("other", PROCESS, "", displacing=lease)
     with pytest.raises(LeaseLost):
         Hosts(database).write(SAID, lease)
     assert Hosts(database).all() == {}

@@ -16,6 +16,7 @@ from tests.support.database_samples import (
     finish,
     idempotency_key,
     nothing_moves,
+    store,
     submit,
 )
 
@@ -33,13 +34,13 @@ def test_a_repeated_request_returns_the_original_response(database: Database, jo
 def test_the_response_of_a_deleted_job_has_no_environment(database: Database, jobs: Jobs) -> None:
     spec = JobSpec(name="kept", env={"KEY": "hunter2"})
     key = idempotency_key("k")
-    first = jobs.create(NewJob(JobId("a"), JobUid("u"), spec, idempotency=key))
+    first = store(jobs, NewJob(JobId("a"), JobUid("u"), spec, idempotency=key))
     finish(database, first)
     answers = Answers(database, lambda: first.created_at)
     assert answers.find(key) == first
     jobs.delete(first.job_id, first.uid)
     assert "hunter2" not in str(everything(database))
-    jobs.create(NewJob(JobId("a"), JobUid("another"), spec))
+    store(jobs, NewJob(JobId("a"), JobUid("another"), spec))
     replayed = answers.find(key)
     assert replayed is not None
     assert (replayed.uid, replayed.spec.name, replayed.spec.env) == ("u", "kept", {})
@@ -49,7 +50,7 @@ def test_a_key_with_another_body_is_refused(database: Database, jobs: Jobs) -> N
     first = submit(jobs, "a", key="k")
     other = idempotency_key("k", body="another body")
     with nothing_moves(database), pytest.raises(IdempotencyConflict, match="'k' was used"):
-        jobs.create(NewJob(JobId("b"), first.uid, first.spec, idempotency=other))
+        store(jobs, NewJob(JobId("b"), first.uid, first.spec, idempotency=other))
     with pytest.raises(IdempotencyConflict):
         Answers(database, lambda: first.created_at).find(other)
 

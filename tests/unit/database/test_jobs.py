@@ -31,6 +31,7 @@ from tests.support.database_samples import (
     finish,
     member,
     nothing_moves,
+    store,
     submit,
     take_lease,
     worker,
@@ -46,7 +47,7 @@ def ids(found: list[Job]) -> list[str]:
 
 def test_a_created_job_reads_back(database: Database, jobs: Jobs) -> None:
     spec = JobSpec(name="añ \U0001f680", command=("python", "x.py"), env={"A": "b"}, seed=2**63 - 1)
-    created = jobs.create(NewJob(JobId("a"), JobUid("u"), spec, message="data set made"))
+    created = store(jobs, NewJob(JobId("a"), JobUid("u"), spec, message="data set made"))
     assert created.spec == spec
     assert created.status is JobStatus.QUEUED
     assert created.created_at == NOON + timedelta(seconds=1)
@@ -122,7 +123,7 @@ def test_a_filter_acts_on_the_status_shown(database: Database, jobs: Jobs) -> No
 
 def labelled(jobs: Jobs, job_id: str, name: str | None = None, **labels: str) -> None:
     spec = JobSpec(name=name, labels=labels)
-    jobs.create(NewJob(JobId(job_id), JobUid(f"uid-{job_id}"), spec))
+    store(jobs, NewJob(JobId(job_id), JobUid(f"uid-{job_id}"), spec))
 
 
 STRANGE = 'it\'s "a\\b", {c}'

@@ -12,8 +12,6 @@ from database.leases import Leases, renew
 from database.records import Lease
 from tests.support.database_samples import PROCESS, nothing_moves
 
-NAME = "coordinator"
-
 
 @pytest.fixture
 def leases(database: Database) -> Leases:
@@ -21,21 +19,20 @@ def leases(database: Database) -> Leases:
 
 
 def take(leases: Leases, owner: str, displacing: Lease | None) -> Lease:
-    return leases.take(NAME, owner, PROCESS, f"{owner}:1", displacing=displacing)
+    return leases.take(owner, PROCESS, f"{owner}:1", displacing=displacing)
 
 
 def renewed(database: Database, lease: Lease) -> Lease | None:
     with database.writing() as connection:
         renew(connection, lease)
-    return Leases(database).current(NAME)
+    return Leases(database).current()
 
 
 def test_a_taken_lease_is_visible(leases: Leases) -> None:
-    assert leases.current(NAME) is None
+    assert leases.current() is None
     lease = take(leases, "a", None)
     assert (lease.epoch, lease.beat, lease.address) == (1, 0, "a:1")
-    assert leases.current(NAME) == lease
-    assert leases.current("another") is None
+    assert leases.current() == lease
 
 
 def test_a_renewal_raises_the_beat_but_not_the_epoch(database: Database, leases: Leases) -> None:
@@ -46,7 +43,7 @@ def test_a_renewal_raises_the_beat_but_not_the_epoch(database: Database, leases:
 def test_the_lease_as_seen_is_taken_with_a_higher_epoch(database: Database, leases: Leases) -> None:
     seen = renewed(database, take(leases, "a", None))
     assert take(leases, "b", seen).epoch == 2
-    assert leases.current(NAME).owner == "b"
+    assert leases.current().owner == "b"
 
 
 def test_a_displaced_holder_neither_renews_nor_releases(database: Database, leases: Leases) -> None:
@@ -69,7 +66,7 @@ def test_a_lease_that_has_changed_is_not_taken(database: Database, leases: Lease
 def test_a_released_lease_is_free_and_keeps_its_epoch(database: Database, leases: Leases) -> None:
     first = take(leases, "a", None)
     leases.release(first)
-    assert leases.current(NAME) is None
+    assert leases.current() is None
     with pytest.raises(LeaseLost):
         renewed(database, first)
     with pytest.raises(LeaseLost):
@@ -92,4 +89,4 @@ def test_only_one_of_many_candidates_takes_the_lease(leases: Leases) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert taken == [leases.current(NAME).owner]
+    assert taken == [leases.current().owner]

@@ -19,6 +19,7 @@ from tests.support.database_samples import (
     finish,
     member,
     nothing_moves,
+    store,
     submit,
     take_lease,
     write_of,
@@ -40,7 +41,7 @@ def write(database: Database, job: Job, *pool: MemberRecord) -> None:
 
 def pooled(database: Database, jobs: Jobs, *pool: MemberRecord, spec: JobSpec = MIN_TWO) -> Job:
     """Return a running job with these members."""
-    job = jobs.create(NewJob(JobId("a"), JobUid("uid-a"), spec))
+    job = store(jobs, NewJob(JobId("a"), JobUid("uid-a"), spec))
     job = bring_to(database, job, JobStatus.STARTING, JobStatus.RUNNING)
     write(database, job, *pool)
     return jobs.get(job.job_id)
