@@ -1,7 +1,8 @@
 """How soon the page shows a job: ``python bench/page.py``. Needs Chromium and Playwright.
 
 A job of a few ranks trains; a tab opens its page again and again. Then changes are timed from the
-event of the coordinator to the document, by one clock.
+event of the coordinator to the document, by one clock. At last a job that has reported its loss in
+a million steps is opened again and again, until its curves are drawn.
 """
 
 import argparse
@@ -21,14 +22,30 @@ from _services import cpu_seconds
 from playwright.sync_api import Page, sync_playwright
 
 from tests.acceptance.test_page import CHROMIUM, OPTIONS
-from tests.support.installation import Installation, is_running
+from tests.support.installation import Installation, is_over, is_running
 
 JOB = {"mode": "synchronous", "epochs": 10**6}
 WATCHED_SECONDS = 20.0
+LONG = """
+import random, time
+import muster
 
-SIZES = """() => ["resource", "navigation"]
+run = muster.join()
+while run.steps_done < STEPS:
+    run.step(loss=1e6 / (run.steps_done + 1e5) + random.random())
+    if run.steps_done % 1000 == 0:
+        time.sleep(0.1)
+"""
+
+SIZES = """(isOfCurves) => ["resource", "navigation"]
   .flatMap((kind) => performance.getEntriesByType(kind))
+  .filter((it) => it.name.includes("/series") === isOfCurves)
   .reduce((sum, it) => sum + it.decodedBodySize, 0)"""
+DRAWN = """() => new Promise((done) => {
+  const canvas = document.querySelector("canvas");
+  const look = () => requestAnimationFrame(
+    () => (canvas.dataset.points > 0 ? done(performance.now()) : look()));
+  look(); })"""
 PAINT = """() => new Promise((done) => {
   const look = () => {
     const [first] = performance.getEntriesByType("paint");
@@ -51,6 +68,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--sleep-sec", type=float, default=0.05, help="between two steps")
     parser.add_argument("--clients", type=int, default=0, help="that watch the job beside the tab")
+    parser.add_argument("--steps", type=int, default=10**6)
     asked = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as name,
@@ -66,7 +84,7 @@ def main() -> None:
             page.goto(f"{installation.url}/ui/jobs/{job_id}")
             lives.append(page.evaluate(LIVE))
             paints.append(page.evaluate(PAINT))
-            sizes.append(page.evaluate(SIZES) / 1000)
+            sizes.append(page.evaluate(SIZES, arg=False) / 1000)
         show("first paint", paints, "ms")
         show("first live state", lives, "ms")
         show("bytes, uncompressed", sizes, "KB")
@@ -74,6 +92,9 @@ def main() -> None:
         if asked.clients:
             share = watched(installation, f"/jobs/{job_id}/watch", asked.clients)
             print(f"{asked.clients} clients and a tab: {share:.1%} of a core")
+        installation.stop(job_id)
+        installation.wait_until(job_id, is_over)
+        curves(page, installation, asked)
         browser.close()
         installation.end_jobs()
 
@@ -102,6 +123,21 @@ def drain(client: socket.socket) -> None:
             pass
 
 
+def curves(page: Page, installation: Installation, asked: argparse.Namespace) -> None:
+    program = LONG.replace("STEPS", str(asked.steps))
+    job_id = installation.submit(world_size=1, command=["python", "-c", program])
+    installation.deadline_seconds = 600
+    installation.complete(job_id)
+    drawn, sizes = [], []
+    for _ in range(asked.rounds):
+        page.goto(f"{installation.url}/ui/jobs/{job_id}")
+        drawn.append(page.evaluate(DRAWN))
+        sizes.append(page.evaluate(SIZES, arg=True) / 1000)
+    points = page.evaluate("() => document.querySelector('canvas').dataset.points")
+    show(f"curve of {asked.steps} steps ({points} points)", drawn, "ms")
+    show("bytes of its points", sizes, "KB")
+
+
 def lags(
     page: Page, installation: Installation, job_id: str, asked: argparse.Namespace
 ) -> list[float]:
@@ -118,7 +154,7 @@ def lags(
 def show(what: str, values: list[float], unit: str) -> None:
     ordered = sorted(values)
     p95 = ordered[min(int(0.95 * len(ordered)), len(ordered) - 1)]
-    print(f"{what:<36} median {statistics.median(values):7.1f}  p95 {p95:7.1f} {unit}")
+    print(f"{what:<40} median {statistics.median(values):7.1f}  p95 {p95:7.1f} {unit}")
 
 
 if __name__ == "__main__":

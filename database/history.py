@@ -4,7 +4,7 @@
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -73,6 +73,14 @@ def _last(table: sa.Table, *order: sa.Column[Any]) -> sa.Select[Any]:
     return _of_job(table).order_by(*newest_first).limit(sa.bindparam("most"))
 
 
+def _end(column: str, order: Callable[[sa.Column[Any]], sa.UnaryExpression[Any]]) -> sa.Label[Any]:
+    """Select a column of the first finite point, in an order of time, of a series."""
+    point = SERIES.alias()
+    is_own = sa.and_(point.c.job_id == sa.bindparam("id"), point.c.name == SERIES.c.name)
+    found = sa.select(point.c[column]).where(is_own, point.c["count"] > 0)
+    return found.order_by(order(point.c.at)).limit(1).scalar_subquery().label(column)
+
+
 _AGENTS: Final = _of_jobs(AGENTS)
 _RANKS: Final = _of_jobs(WORKERS)
 _MEMBERS: Final = _of_jobs(MEMBERS)
@@ -101,6 +109,17 @@ _SERIES: Final = _of_job(SERIES).order_by(SERIES.c.name, SERIES.c.at)
 _LAST_POINTS: Final = _last(SERIES, SERIES.c.at)
 _SERIES_NAMES: Final = (
     sa.select(SERIES.c.name).where(SERIES.c.job_id == sa.bindparam("id")).distinct()
+)
+_EXTREMES: Final = (
+    sa.select(
+        SERIES.c.name,
+        _end("first", sa.asc),
+        sa.func.min(SERIES.c.least).label("least"),
+        sa.func.max(SERIES.c.greatest).label("greatest"),
+        _end("last", sa.desc),
+    )
+    .where(SERIES.c.job_id == sa.bindparam("id"))
+    .group_by(SERIES.c.name)
 )
 _IS_COMPLETE: Final = EPOCHS.c.samples == EPOCHS.c.expected_samples
 _IS_EQUAL: Final = EPOCHS.c.hash_sum == EPOCHS.c.expected_hash_sum
@@ -246,6 +265,12 @@ class History:
                 return _last_rows(connection, _LAST_POINTS, job_id, 1, Point)
             query = _of_job(SERIES).where(SERIES.c.at > at).order_by(SERIES.c.at)
             return [Point(**row._asdict()) for row in connection.execute(query, {"id": job_id})]
+
+    def series_extremes(self, job_id: JobId) -> dict[str, dict[str, float | None]]:
+        """Return first, least, greatest and last value of each series, with what was abandoned."""
+        with self._database.reading() as connection:
+            rows = connection.execute(_EXTREMES, {"id": job_id}).mappings()
+            return {row["name"]: {it: row[it] for it in row if it != "name"} for row in rows}
 
     def audit(self, job_id: JobId, limit: int) -> Audit:
         """Return the last `limit` checkpoints and epochs of the job, and counts over all epochs."""

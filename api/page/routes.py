@@ -17,8 +17,9 @@ from api.auth import SESSION_COOKIE, Caller
 from api.dependencies import READ, SUBMIT, CurrentCaller, State
 from api.errors import Problem, invalid_field, problem_of
 from api.listing import RequestedPage, jobs_of
+from api.page.curves import EXTREMES, differences, in_order
 from api.page.submission import controls, fields_of, job_text, submit_command
-from api.page.texts import TEXTS, age, differing, progress
+from api.page.texts import TEXTS, age, differing, progress, short
 from api.page.timeline import timeline
 from api.routes.hosts import list_hosts
 from api.routes.logs import GREP_LIMIT, TAIL_DEFAULT, line_view
@@ -34,6 +35,7 @@ from muster.contracts.errors import MusterError
 from muster.contracts.interpreter import VERSION
 from muster.contracts.location import parse_location
 from muster.contracts.paths import checkpoints_of_job, size_text
+from muster.contracts.series import LOSS
 from muster.contracts.spec_problems import checked_job_id
 from muster.host.yaml_files import YamlFile
 from muster.logs.source import LogFilter
@@ -55,6 +57,8 @@ EVENTS_SHOWN: Final = 300
 ATTEMPTS_SHOWN: Final = 500
 
 PLACES: Final = 16  # of checkpoints that are shown: ranks may have one each
+
+COMPARED: Final = 6  # jobs in one picture, at most: there is a colour for each
 
 SESSION_SECONDS: Final = 30 * 86400
 """Of a cookie whose token does not expire."""
@@ -123,6 +127,7 @@ def show_job(job_id: KnownJobId, state: State, caller: CurrentCaller) -> Respons
     events = history.events(job_id, EVENTS_SHOWN)
     attempts = history.attempts(job_id, ATTEMPTS_SHOWN)
     view = live_state(job, history.ranks(job_id), state.clock())
+    found = history.series_extremes(job_id)
     return _render(
         "job.html",
         job=view,
@@ -131,7 +136,32 @@ def show_job(job_id: KnownJobId, state: State, caller: CurrentCaller) -> Respons
         last_event=events[-1].event_id if events else 0,
         timeline=timeline(job.created_at, job.finished_at or state.clock(), attempts, events),
         differing=differing(view["workers"].values()),
+        curves=[(view, {name: found[name] for name in in_order(found)})],
         is_over=job.is_terminal,
+    )
+
+
+@router.get("/compare", dependencies=[Depends(_leave_out_empty)])
+def compare_jobs(
+    state: State,
+    caller: CurrentCaller,
+    job: Annotated[list[str], Query()] = [],  # noqa: B006  FastAPI copies it
+    name: str = LOSS,
+) -> Response:
+    """Show one curve of several jobs in one picture, and in what their specs differ."""
+    ids = list(dict.fromkeys(job))
+    if not 1 < len(ids) <= COMPARED:
+        example = "as in /ui/compare?job=a&job=b"
+        raise invalid_field("query", "job", f"choose two to {COMPARED} jobs, {example}")
+    jobs = [state.jobs.get(checked_job_id(job_id)) for job_id in ids]
+    history, now = state.history, state.clock()
+    views = [live_state(it, history.ranks(it.job_id), now) for it in jobs]
+    found = [history.series_extremes(it.job_id) for it in jobs]
+    return _render(
+        "compare.html",
+        curves=[(view, {name: it.get(name, {})}) for view, it in zip(views, found, strict=True)],
+        names=in_order(name for it in found for name in it),
+        fields=differences([msgspec.to_builtins(job_view(it, caller))["spec"] for it in jobs]),
     )
 
 
@@ -292,6 +322,6 @@ def _environment() -> "Environment":
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.globals |= {"static": f"/ui/static/{_digest()}", "version": VERSION}
     environment.globals |= {"age": age, "duration": duration, "progress": progress}
-    environment.globals["size"] = size_text
+    environment.globals |= {"size": size_text, "short": short, "EXTREMES": EXTREMES}
     environment.globals["text"] = lambda name, view: TEXTS[name](view)
     return environment

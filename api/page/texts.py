@@ -48,6 +48,10 @@ def eta(view: View) -> str:
     return NOTHING if is_unknown else duration(view["eta_seconds"])
 
 
+def short(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.6g}"
+
+
 def pid(view: View) -> str:
     return NOTHING if view["pid"] is None else str(view["pid"])
 

@@ -40,6 +40,19 @@ for number in range(10**6):
     print(f"\\x1b[31mline {number}", flush=True)
     time.sleep(0.05)
 """
+CURVE = """
+import time
+import muster
+
+run = muster.join()
+run.restore()
+while run.steps_done < STEPS and not run.should_stop:
+    time.sleep(0.005)
+    step = run.steps_done + 1
+    run.step(loss=float("nan") if step == 100 else 2 / step, accuracy=1 - 1 / step)
+    if step % 300 == 0:
+        run.checkpoint({"step": step})
+"""
 TOGETHER = {"mode": "synchronous", "epochs": 100_000, "sleep_sec": 0.02, "max_workers": 4}
 
 
@@ -159,13 +172,107 @@ def test_jobs_are_filtered_by_the_form(page: Page, installation: Installation) -
     job_id = installation.submit(world_size=1, epochs=1, name="the one with a name")
     installation.complete(job_id)
     page.goto("/ui/")
-    page.get_by_label("name").fill("the one with a name")
+    page.get_by_role("textbox", name="name").fill("the one with a name")
     page.get_by_role("button", name="filter").click()
     playwright.expect(page.locator("#jobs tbody tr")).to_have_count(1)
     assert page.url.endswith("/ui/?name=the+one+with+a+name")
     page.get_by_label("status").select_option("QUEUED")
     page.get_by_role("button", name="filter").click()
     playwright.expect(page.locator("#jobs .empty")).to_be_visible()
+
+
+def curve(installation: Installation, steps: int, **fields: object) -> str:
+    program = CURVE.replace("STEPS", str(steps))
+    return installation.submit(world_size=1, command=["python", "-c", program], **fields)
+
+
+def series(installation: Installation, job_id: str, name: str) -> Seen:
+    found: Seen = installation.request("GET", f"/jobs/{job_id}/series").json()["series"][name]
+    return found
+
+
+def drawn(page: Page, name: str) -> str:
+    page.wait_for_selector(f"figure[data-series={name}] canvas[data-points]:not([data-points=''])")
+    found: str = page.locator(f"figure[data-series={name}] canvas").get_attribute("data-points")
+    return found
+
+
+def test_curves_are_those_of_the_service(page: Page, installation: Installation) -> None:
+    job_id = curve(installation, 500)
+    installation.wait_until(job_id, lambda seen: seen["step"] > 200)
+    installation.kill(job_id, 0)
+    installation.complete(job_id)
+    page.goto(f"/ui/jobs/{job_id}")
+    loss = series(installation, job_id, "loss")
+    live, abandoned = loss["live"], loss["abandoned"]
+    assert abandoned["step"]
+    assert drawn(page, "loss") == str(len(live["step"]))
+    figure = page.locator("figure[data-series=loss]")
+    assert figure.locator("canvas").get_attribute("data-abandoned") == str(len(abandoned["step"]))
+    assert [it.get_attribute("data-series") for it in page.locator("figure").all()] == [
+        "loss", "throughput_steps_per_sec", "accuracy"
+    ]  # fmt: skip
+    figure.locator("canvas").press("ArrowRight")
+    assert f"step {live['step'][0]} · " in figure.inner_text()
+    figure.locator("canvas").press("ArrowRight")
+    assert f"step {live['step'][1]} · " in figure.inner_text()
+    assert f" · {live['last'][1]:.6g}" in figure.inner_text()
+    figure.locator("canvas").press("Escape")
+    cells = page.locator("tr[data-series=loss] td.n").all_inner_texts()
+    ends = [points[name] for points in (live, abandoned) for name in ("least", "greatest")]
+    known = [it for column in ends for it in column if it is not None]
+    assert cells[1:] == [f"{it:.6g}" for it in (min(known), max(known), live["last"][-1])]
+    page.get_by_role("checkbox", name="accuracy").uncheck()
+    playwright.expect(page.locator("figure[data-series=accuracy]")).to_be_hidden()
+
+
+def test_curves_grow_while_the_job_trains(page: Page, installation: Installation) -> None:
+    job_id = curve(installation, 10**6)
+    installation.wait_until(job_id, is_running)
+    page.goto(f"/ui/jobs/{job_id}")
+    before = int(drawn(page, "loss"))
+    page.wait_for_function(
+        "before => document.querySelector('canvas').dataset.points > before + 3", arg=before
+    )
+
+
+def test_jobs_are_compared(page: Page, installation: Installation) -> None:
+    jobs = [curve(installation, steps, env={"SEED": f"{steps}"}) for steps in (60, 80)]
+    for job_id in jobs:
+        installation.complete(job_id)
+    page.goto("/ui/")
+    for job_id in jobs:
+        page.get_by_label(f"compare {job_id}").check()
+    page.get_by_role("button", name="compare").click()
+    lengths = [len(series(installation, it, "loss")["live"]["step"]) for it in reversed(jobs)]
+    assert drawn(page, "loss") == ",".join(map(str, lengths))
+    assert "env.SEED" in page.locator("#differences").inner_text()
+    for job_id in jobs:
+        last = series(installation, job_id, "loss")["live"]["last"][-1]
+        row = page.locator(f"tr[data-job='{job_id}']")
+        assert row.locator("[data-value=last]").inner_text() == f"{last:.6g}"
+    page.get_by_role("combobox", name="curve").select_option("accuracy")
+    page.get_by_role("button", name="show").click()
+    drawn(page, "accuracy")
+    page.locator("figure[data-series=accuracy] canvas").press("ArrowLeft")
+    assert f"{jobs[0]}: step 60 · " in page.locator("figure").inner_text()
+
+
+@pytest.mark.parametrize(
+    ("jobs", "sentence"),
+    [
+        ("a", "choose two to 6 jobs"),
+        ("abcdefg", "choose two to 6 jobs"),
+        ("ab", "there is no job a"),
+    ],
+)
+def test_a_comparison_is_refused_in_a_sentence(
+    installation: Installation, jobs: str, sentence: str
+) -> None:
+    query = "&".join(f"job={job}" for job in jobs)
+    answer = installation.request("GET", f"/ui/compare?{query}", headers={"accept": "text/html"})
+    assert answer.is_client_error
+    assert sentence in answer.text
 
 
 def test_without_scripts_everything_can_be_read(
@@ -178,6 +285,7 @@ def test_without_scripts_everything_can_be_read(
     tab.goto(f"/ui/jobs/{job_id}")
     assert "COMPLETED" in tab.locator("#head").inner_text()
     assert "the job is COMPLETED" in tab.locator("#events").inner_text()
+    assert "loss" in tab.locator("#curves table").inner_text()
     tab.locator("#checkpoints a").click()
     assert "current" in tab.locator("#checkpoints").inner_text()
     tab.goto("/ui/submit")

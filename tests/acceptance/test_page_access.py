@@ -54,6 +54,7 @@ def paths(
         jobs = [f"/ui/jobs/{job_id}" for job_id in (done, failed)]
         views = ["/ui/", "/ui/?status=QUEUED", "/ui/login", *jobs, f"{jobs[1]}/logs"]
         views += ["/ui/service", "/ui/submit", f"{jobs[0]}/checkpoints"]
+        views.append(f"/ui/compare?job={done}&job={failed}")
         yield installation.url, views
 
 

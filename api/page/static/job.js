@@ -1,4 +1,5 @@
 // One job.
+import { later as renewCurves, take as takePoints } from "./charts.js";
 import { follow, keys, renew, show, together } from "./live.js";
 import { NOTHING } from "./texts.js";
 
@@ -24,6 +25,7 @@ function take(changed) {
   if (now) {
     skew = Date.parse(now) - Date.now();
     view.workers = {}; // the whole state follows
+    renewCurves();
   }
   view = { ...view, ...rest };
   for (const [rank, fields] of Object.entries(workers)) {
@@ -46,11 +48,13 @@ function add(event) {
   time.dateTime = event.at;
   time.textContent = event.at.slice(11, 19);
   text.textContent = event.message;
+  item.dataset.kind = event.kind;
   item.append(time, " ", text);
   const list = document.querySelector("#events ol");
   list.prepend(item);
   while (list.childElementCount > EVENTS) list.lastElementChild.remove();
   renewParts();
+  renewCurves();
 }
 
 async function send(method, where, body) {
@@ -84,7 +88,7 @@ head.addEventListener("click", (event) => {
 
 if (!("over" in head.dataset)) {
   follow(`${path}/watch?after=${head.dataset.after}`, {
-    summary: take, event: add, end() { renew("actions", "timeline", "workers"); },
+    summary: take, event: add, point: takePoints, end() { renew("actions", "timeline", "workers"); renewCurves(); },
   });
   setInterval(heard, 1000);
   const words = () => [...document.querySelectorAll(".differs")].map((word) => word.id);

@@ -2,7 +2,11 @@
 import { follow, keys, renew, show, together } from "./live.js";
 
 const jobs = new Map();
-const renewList = together(() => renew("jobs"), 300);
+const renewList = together(async () => {
+  const chosen = [...document.querySelectorAll("#jobs :checked")].map((box) => box.value); // to be compared
+  await renew("jobs");
+  for (const box of document.querySelectorAll("#jobs [name=job]")) box.checked = chosen.includes(box.value);
+}, 300);
 
 follow("/jobs/summaries/stream", {
   summary(content) {

@@ -39,3 +39,11 @@ export function progress(view) {
   if (view.status === "COMPLETED") return 100;
   return view.total_steps ? Math.floor((100 * view.step) / view.total_steps) : 0;
 }
+
+// A number of any size with six digits, as "%.6g" in Python.
+export function short(value) {
+  if (value === null) return NOTHING;
+  const [digits, exponent] = value.toExponential(5).split("e");
+  if (exponent >= -4 && exponent < 6) return `${Number(value.toPrecision(6))}`;
+  return `${Number(digits)}e${exponent[0]}${exponent.slice(1).padStart(2, "0")}`;
+}

@@ -1,5 +1,6 @@
 """What a coordinator may write, and what a fenced one may not."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -83,6 +84,15 @@ def test_a_commit_writes_every_kind_of_row_and_the_beat(
     assert History(database).series(job.job_id, ()) == (["loss"], ROWS["series"])
     assert History(database).events(job.job_id, 1)[0].message == STARTED.message
     assert Leases(database).current().beat == lease.beat + 1
+
+
+def test_series_are_summed_up(database: Database, jobs: Jobs, writer: FencedWriter) -> None:
+    job, nan = submit(jobs, "a"), math.nan
+    loss = [*points(nan, 3.0, 1.0, nan), *points(0.25, since=1, second=5)]
+    writer.commit([JobWrite(change=change_of(job), series=[*loss, *points(nan, name="lr")])])
+    found = History(database).series_extremes(job.job_id)
+    assert found["loss"] == {"first": 3.0, "least": 0.25, "greatest": 3.0, "last": 0.25}
+    assert set(found["lr"].values()) == {None}
 
 
 def test_an_empty_commit_renews_the_lease(
