@@ -24,7 +24,16 @@ from playwright.sync_api import Page, sync_playwright
 from tests.acceptance.test_page import CHROMIUM, OPTIONS
 from tests.support.installation import Installation, is_over, is_running
 
-JOB = {"mode": "synchronous", "epochs": 10**6}
+JOB = {"mode": "synchronous", "epochs": 10**6, "sleep_sec": 0.05}
+SLOW = """
+import time
+import muster
+
+run = muster.join()
+while not run.should_stop:
+    run.step(loss=1.0)
+    time.sleep(1)
+"""
 WATCHED_SECONDS = 20.0
 LONG = """
 import random, time
@@ -66,7 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--sleep-sec", type=float, default=0.05, help="between two steps")
+    parser.add_argument("--slow", action="store_true", help="ranks that report once a second")
     parser.add_argument("--clients", type=int, default=0, help="that watch the job beside the tab")
     parser.add_argument("--steps", type=int, default=10**6)
     asked = parser.parse_args()
@@ -75,7 +84,8 @@ def main() -> None:
         Installation(Path(name)) as installation,
         sync_playwright() as playwright,
     ):
-        job_id = installation.submit(world_size=asked.ranks, sleep_sec=asked.sleep_sec, **JOB)
+        job = {"command": ["python", "-c", SLOW]} if asked.slow else JOB
+        job_id = installation.submit(world_size=asked.ranks, **job)
         installation.wait_until(job_id, is_running)
         browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=OPTIONS)
         page = browser.new_page()
@@ -142,10 +152,13 @@ def lags(
     page: Page, installation: Installation, job_id: str, asked: argparse.Namespace
 ) -> list[float]:
     found = []
-    for _ in range(asked.rounds):
+    for number in range(asked.rounds):
         installation.wait_until(job_id, is_running)
         watching = page.evaluate_handle(f"() => {{ window.lag = ({LAG})(); }}")
-        installation.request("POST", f"/jobs/{job_id}/checkpoint", json={})
+        if asked.slow:
+            installation.request("POST", f"/jobs/{job_id}/faults", json={"rank": number})
+        else:
+            installation.request("POST", f"/jobs/{job_id}/checkpoint", json={})
         found.append(page.evaluate("() => window.lag"))
         watching.dispose()
     return found
