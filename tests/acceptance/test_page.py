@@ -226,6 +226,18 @@ def test_curves_are_those_of_the_service(page: Page, installation: Installation)
     playwright.expect(page.locator("figure[data-series=accuracy]")).to_be_hidden()
 
 
+def test_the_list_has_a_small_curve_of_the_loss(page: Page, installation: Installation) -> None:
+    program = CURVE.replace("STEPS", "200")
+    job_id = installation.submit(world_size=1, command=["python", "-c", program])
+    installation.complete(job_id)
+    page.goto("/ui/")
+    line = page.locator(f"[data-job='{job_id}'] .spark polyline")
+    playwright.expect(line).to_have_attribute("points", re.compile(r"\d.* .*\d"))
+    xs = [float(point.split(",")[0]) for point in line.get_attribute("points").split(" ")]
+    assert (xs[0], xs[-1]) == (1, 79)
+    assert xs == sorted(xs)
+
+
 def test_curves_grow_while_the_job_trains(page: Page, installation: Installation) -> None:
     job_id = curve(installation, 10**6)
     installation.wait_until(job_id, is_running)
