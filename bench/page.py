@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from _services import cpu_seconds
 from playwright.sync_api import Page, sync_playwright
 
-from tests.acceptance.test_page import CHROMIUM, OPTIONS
+from tests.support.chromium import launch
 from tests.support.installation import Installation, is_over, is_running
 
 JOB = {"mode": "synchronous", "epochs": 10**6, "sleep_sec": 0.05}
@@ -87,7 +87,7 @@ def main() -> None:
         job = {"command": ["python", "-c", SLOW]} if asked.slow else JOB
         job_id = installation.submit(world_size=asked.ranks, **job)
         installation.wait_until(job_id, is_running)
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=OPTIONS)
+        browser = launch(playwright)
         page = browser.new_page()
         paints, lives, sizes = [], [], []
         for _ in range(asked.rounds):

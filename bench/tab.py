@@ -18,8 +18,8 @@ from playwright.sync_api import Page, sync_playwright
 from database.engine import Database
 from database.records import Event, utc_now
 from muster.contracts.job import JobStatus
-from tests.acceptance.test_page import CHROMIUM, OPTIONS
 from tests.support.api_service import Agent, Service, StandIn
+from tests.support.chromium import launch
 
 BURST = 20
 """Events of one commit."""
@@ -42,7 +42,7 @@ def main() -> None:
         service.start()
         database = Database.open(service.database_url)
         stand_in = StandIn(database)
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=OPTIONS)
+        browser = launch(playwright)
         page = browser.new_page(base_url=service.url)
         replay(page, stand_in, asked.events)
         read_log(page, Agent(service.files), asked)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.chromium import CHROMIUM, Browser, Page, launch
 from tests.support.installation import (
     SLOTS,
     Installation,
@@ -61,3 +62,27 @@ def terminal(tmp_path: Path, dataset_dir: Path) -> Iterator[Terminal]:
             process.kill()
         process.communicate()
     await_value(lambda: not terminal.left_running(), lambda: f"{terminal.left_running()} are left")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs: pip install playwright")
+    if not CHROMIUM.exists():
+        pytest.skip("needs: apt-get install chromium")
+    with playwright.sync_playwright() as running:
+        chromium = launch(running)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def page(browser: Browser, installation: Installation) -> Iterator[Page]:
+    """A tab that fails the test if it asks another host, or a script has an error."""
+    tab = browser.new_page(base_url=installation.url)
+    foreign: list[str] = []
+    errors: list[str] = []
+    tab.on("request", lambda it: it.url.startswith("http://127.0.0.1:") or foreign.append(it.url))
+    tab.on("pageerror", lambda error: errors.append(str(error)))
+    yield tab
+    assert (foreign, errors) == ([], [])
+    tab.close()

@@ -2,9 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, TypeAlias
 
 import pytest
 
@@ -12,27 +9,12 @@ from muster.checkpoints.listing import checkpoint_dirs, examine
 from muster.client.progress import duration
 from muster.contracts.job import JobId
 from muster.contracts.paths import checkpoints_of_job, size_text
-from tests.support.installation import SLOTS, Installation, Seen, is_running
+from tests.support.chromium import Browser, Page
+from tests.support.installation import SLOTS, TOGETHER, Installation, Seen, is_running
 
-CHROMIUM = Path("/usr/bin/chromium")
-Browser: TypeAlias = Any  # playwright may not be installed
-Page: TypeAlias = Any
 playwright = pytest.importorskip("playwright.sync_api", reason="needs: pip install playwright")
-pytestmark = [
-    pytest.mark.skipif(not CHROMIUM.exists(), reason="needs: apt-get install chromium"),
-    pytest.mark.timeout(180),
-]
+pytestmark = pytest.mark.timeout(180)
 
-OPTIONS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-    "--disable-dev-shm-usage",
-]
 HOSTILE = "<img src=x onerror=document.title='broken'>\u202e\x1b[31m"
 COUNTING = """
 import time
@@ -53,28 +35,6 @@ while run.steps_done < STEPS and not run.should_stop:
     if step % 300 == 0:
         run.checkpoint({"step": step})
 """
-TOGETHER = {"mode": "synchronous", "epochs": 100_000, "sleep_sec": 0.02, "max_workers": 4}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as running:
-        chromium = running.chromium.launch(executable_path=str(CHROMIUM), args=OPTIONS)
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture
-def page(browser: Browser, installation: Installation) -> Iterator[Any]:
-    """A tab that fails the test if it asks another host, or a script has an error."""
-    tab = browser.new_page(base_url=installation.url)
-    foreign: list[str] = []
-    errors: list[str] = []
-    tab.on("request", lambda it: it.url.startswith("http://127.0.0.1:") or foreign.append(it.url))
-    tab.on("pageerror", lambda error: errors.append(str(error)))
-    yield tab
-    assert (foreign, errors) == ([], [])
-    tab.close()
 
 
 def number(page: Page, name: str) -> str:
@@ -317,6 +277,7 @@ def test_a_job_goes_on_from_a_checkpoint(page: Page, installation: Installation)
     shown = [row.split("\t") for row in section.locator("tbody tr").all_inner_texts()]
     assert [(row[1], row[3]) for row in shown] == saved
     section.get_by_role("link", name="resume from here").click()
+    playwright.expect(page.locator("#verdict")).to_contain_text("valid")
     page.get_by_label("epochs").fill("3")
     playwright.expect(page.locator("#text")).to_have_value(re.compile("^epochs: 3$", re.MULTILINE))
     playwright.expect(page.locator("#verdict")).to_contain_text("valid")

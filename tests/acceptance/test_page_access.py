@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.test_page import Browser, Page, browser, playwright, pytestmark  # noqa: F401
+from tests.support.chromium import Browser, Page
 from tests.support.installation import Installation
+
+pytestmark = pytest.mark.timeout(180)
 
 CONTROLS = ("button", "link", "textbox", "combobox", "spinbutton", "checkbox", "slider")
 
@@ -40,7 +42,7 @@ CONTRASTS = """() => {
 
 @pytest.fixture(scope="module")
 def paths(
-    browser: Browser,  # noqa: F811, ARG001
+    browser: Browser,  # noqa: ARG001
     dataset_dir: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[str, list[str]]]:
@@ -60,7 +62,7 @@ def paths(
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_texts_have_contrast_and_controls_have_names(
-    browser: Browser,  # noqa: F811
+    browser: Browser,
     paths: tuple[str, list[str]],
     scheme: str,
 ) -> None:
@@ -78,7 +80,7 @@ def test_texts_have_contrast_and_controls_have_names(
 
 
 def test_nothing_is_wider_than_a_phone(
-    browser: Browser,  # noqa: F811
+    browser: Browser,
     paths: tuple[str, list[str]],
 ) -> None:
     url, views = paths

@@ -5,8 +5,13 @@ import re
 import time
 from pathlib import Path
 
-from tests.acceptance.test_page import Browser, Page, browser, playwright, pytestmark  # noqa: F401
+import pytest
+
+from tests.support.chromium import Browser, Page
 from tests.support.installation import Installation
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs: pip install playwright")
+pytestmark = pytest.mark.timeout(180)
 
 PICTURES = os.environ.get("MUSTER_PICTURES")
 """A directory, such as docs: the picture of the time line is written there."""
@@ -23,7 +28,7 @@ sleep_sec: 0.02
 
 
 def test_a_job_is_trained_broken_understood_and_stopped(
-    browser: Browser,  # noqa: F811
+    browser: Browser,
     installation: Installation,
     tmp_path: Path,
 ) -> None:

@@ -1,18 +1,18 @@
 """The page while what it shows goes away: the service, the job, or the sense of its numbers."""
 
 import signal
-from typing import Any
 
 import pytest
 
-from tests.acceptance.test_page import TOGETHER, browser, page, playwright, pytestmark  # noqa: F401
-from tests.support.installation import Installation, is_running
+from tests.support.chromium import Page
+from tests.support.installation import TOGETHER, Installation, is_running
 
-Page = Any
+playwright = pytest.importorskip("playwright.sync_api", reason="needs: pip install playwright")
+pytestmark = pytest.mark.timeout(180)
 
 
 def test_the_page_goes_on_after_the_service_was_killed(
-    page: Page,  # noqa: F811
+    page: Page,
     installation: Installation,
 ) -> None:
     job_id = installation.submit(world_size=2, **TOGETHER)
@@ -35,7 +35,7 @@ def test_the_page_goes_on_after_the_service_was_killed(
 
 
 def test_a_deleted_job_is_said_to_be_deleted(
-    page: Page,  # noqa: F811
+    page: Page,
     installation: Installation,
 ) -> None:
     submitted = installation.request("POST", "/jobs", json={"world_size": 1, **TOGETHER})
@@ -50,7 +50,7 @@ def test_a_deleted_job_is_said_to_be_deleted(
 
 
 @pytest.mark.parametrize("path", ["/ui/jobs/unknown", "/ui/?status=NO"])
-def test_a_refusal_is_a_page(page: Page, path: str) -> None:  # noqa: F811
+def test_a_refusal_is_a_page(page: Page, path: str) -> None:
     page.goto(path)
     assert page.locator("main h1").inner_text()
     assert page.get_by_role("link", name="Muster").get_attribute("href") == "/ui/"

@@ -42,6 +42,9 @@ FIRST_LOOK_SECONDS, LOOK_SECONDS = 0.02, 0.1
 SLOTS = 4
 """Of a narrow installation."""
 
+TOGETHER = {"mode": "synchronous", "epochs": 100_000, "sleep_sec": 0.02, "max_workers": 4}
+"""A job that trains until it is stopped."""
+
 SHOWN_LINES = 30
 
 Value = TypeVar("Value")
