@@ -94,7 +94,8 @@ def write_events(found: SeriesList, directory: Path) -> str:
             f"{sys.executable} -m pip install tensorboardX"
         ) from None
     place = directory / found.job_id
-    earlier = list(place.glob(f"events.out.tfevents.*{EXPORTED}"))
+    for path in place.glob(f"events.out.tfevents.*{EXPORTED}"):
+        path.unlink(missing_ok=True)
     writer = SummaryWriter(str(place), filename_suffix=EXPORTED)
     began = found.began_at.timestamp()
     for name, it in sorted(found.series.items()):
@@ -106,6 +107,4 @@ def write_events(found: SeriesList, directory: Path) -> str:
                 if value is not None:
                     writer.add_scalar(tag, value, step, began + seconds)
     writer.close()
-    for path in earlier:
-        path.unlink(missing_ok=True)
     return f"wrote {place}: tensorboard --logdir {directory}"

@@ -23,6 +23,7 @@ from coordinator.persistence import (
     ended_attempt_rows,
 )
 from coordinator.restore import JobRows, snapshot_of
+from coordinator.series import JobSeries
 from coordinator.tracked_job import TrackedJob
 from database.engine import Database
 from database.errors import DatabaseUnavailable
@@ -229,12 +230,14 @@ class JobTable:
         ids = [job.job_id for job in jobs]
         agents, ranks = self._history.agents_by_job(ids), self._history.ranks_by_job(ids)
         members, departures = self._history.members_by_job(ids), self._history.departures(ids)
+        last_points = self._history.last_points(ids)
         return [
             JobRows(
                 job=job,
                 agents=agents[job.job_id],
                 ranks=ranks[job.job_id],
                 members=_drained(departures[job.job_id], members[job.job_id]),
+                series_until=last_points.get(job.job_id),
             )
             for job in jobs
         ]
@@ -278,6 +281,7 @@ def _track(
         agents=agents,
         committed_agents={row.host: row for row in rows.agents},
         committed_ranks={record.rank: record for record in rows.ranks},
+        series=JobSeries(rows.series_until),
         # What the coordinator before us has not done is dropped: it may have done it.
         faults_seen=max((it.number for it in rows.job.faults), default=0),
     )

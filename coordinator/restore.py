@@ -5,6 +5,7 @@ Rows hold wall-clock times for people, snapshots hold monotonic times for decisi
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import count, islice
 from typing import Final
 
@@ -63,6 +64,7 @@ class JobRows:
     agents: Sequence[AgentRecord] = ()
     ranks: Sequence[RankRecord] = ()
     members: Sequence[MemberRecord] = ()
+    series_until: datetime | None = None  # the time of the last point
 
 
 def snapshot_of(

@@ -9,12 +9,15 @@ from zlib import crc32
 import msgspec
 
 from muster.contracts.messages import METRICS_LIMIT
-from muster.contracts.series import Point, Window
+from muster.contracts.series import Point, Window, merged_points
 
 NAMES_LIMIT: Final = METRICS_LIMIT + 2  # and the loss and the throughput
 
 CHECK_EVERY: Final = 64
 """How many points of a series come between two looks whether it has grown too long."""
+
+UNWRITTEN: Final = 1024
+"""So many points may wait for the database; beyond them the last ones of each name grow."""
 
 _TICK: Final = timedelta(microseconds=1)
 
@@ -38,7 +41,10 @@ class JobSeries:
     coordinator does not know the source of the one before: it begins with the first rank it hears.
     """
 
-    points: list[Point] = field(default_factory=list)
+    written_until: datetime | None = None
+    """The time of the last point of the coordinator before us, whose clock may be ahead."""
+    points: dict[tuple[str, datetime], Point] = field(default_factory=dict)
+    """By name and time, which are their key in the database."""
     due: set[str] = field(default_factory=set)  # names that may have grown too long
     _heads: dict[str, _Head] = field(default_factory=dict)
 
@@ -66,7 +72,8 @@ class JobSeries:
                     continue
                 # Names count from different numbers, so that they are not due at the same time.
                 first = crc32(name.encode()) % CHECK_EVERY
-                head = _Head(rank, attempt, window.since, at - _TICK, first)
+                before = max(at - _TICK, self.written_until or at - _TICK)
+                head = _Head(rank, attempt, window.since, before, first)
             elif not (may_go_on(head) or rank < head.rank):
                 continue
             is_same_step = window.since == window.step == head.step
@@ -80,7 +87,15 @@ class JobSeries:
                 since=max(window.since, head.step),
                 step=window.step,
             )
-            self.points.append(point)
-            self._heads[name] = _Head(rank, attempt, point.step, point.at, head.taken + 1)
+            kept_at = self._append(point, head.at)
+            self._heads[name] = _Head(rank, attempt, point.step, kept_at, head.taken + 1)
             if (head.taken + 1) % CHECK_EVERY == 0:
                 self.due.add(name)
+
+    def _append(self, point: Point, before: datetime) -> datetime:
+        """Append a point to a series that has one at `before`; return the time of its last one."""
+        last = self.points.get((point.name, before))
+        if last is not None and len(self.points) >= UNWRITTEN and point.since >= last.step:
+            point = msgspec.structs.replace(merged_points(last, point), at=last.at)
+        self.points[point.name, point.at] = point
+        return point.at

@@ -186,7 +186,7 @@ class TrackedJob:
             members=[m for m in members if timeless(m) != self.committed_members.get(m.worker_id)],
             commits=tuple(commit_row(saved, at) for saved, at in self.saved),
             epochs=tuple(epochs.values()),
-            series=tuple(self.series.points),
+            series=tuple(self.series.points.values()),
             series_due=frozenset(self.series.due),
             events=tuple(self.events),
         )
@@ -217,7 +217,9 @@ class TrackedJob:
         self.written_revision = draft.revision
         del self.events[: len(write.events)]
         del self.saved[: len(write.commits)]
-        del self.series.points[: len(write.series)]
+        for point in write.series:
+            if self.series.points[point.name, point.at] is point:  # not grown since
+                del self.series.points[point.name, point.at]
         self.series.due -= write.series_due
         for row in write.attempts:
             key = (row.rank, row.attempt)

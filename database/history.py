@@ -48,6 +48,9 @@ from muster.contracts.series import ABANDONED_KEPT, LIVE_KEPT, SERIES_LIMIT, Poi
 COMMITS_KEPT: Final = 1000
 """Checkpoint records per job; the audit shows no more, and a job may save every second."""
 
+NEWEST: Final = 64
+"""Points of a series that do not merge."""
+
 Record = TypeVar("Record")
 
 AttemptPosition: TypeAlias = tuple[datetime, int, int]
@@ -117,6 +120,7 @@ _EXTREMES: Final = (
         sa.func.min(SERIES.c.least).label("least"),
         sa.func.max(SERIES.c.greatest).label("greatest"),
         _end("last", sa.desc),
+        sa.cast(sa.func.sum(SERIES.c.not_finite), sa.BigInteger).label("not_finite"),
     )
     .where(SERIES.c.job_id == sa.bindparam("id"))
     .group_by(SERIES.c.name)
@@ -266,8 +270,18 @@ class History:
             query = _of_job(SERIES).where(SERIES.c.at > at).order_by(SERIES.c.at)
             return [Point(**row._asdict()) for row in connection.execute(query, {"id": job_id})]
 
+    def last_points(self, job_ids: Collection[JobId]) -> dict[JobId, datetime]:
+        """Return the time of the last point of each of the jobs that have any."""
+        query = sa.select(SERIES.c.job_id, sa.func.max(SERIES.c.at)).group_by(SERIES.c.job_id)
+        with self._database.reading() as connection:
+            rows = connection.execute(query.where(SERIES.c.job_id.in_(job_ids)))
+            return {job_id: at for job_id, at in rows}  # noqa: C416  rows are no pairs
+
     def series_extremes(self, job_id: JobId) -> dict[str, dict[str, float | None]]:
-        """Return first, least, greatest and last value of each series, with what was abandoned."""
+        """Return of each series, with what was abandoned: first, least, greatest, last value.
+
+        `not_finite` is how many were not.
+        """
         with self._database.reading() as connection:
             rows = connection.execute(_EXTREMES, {"id": job_id}).mappings()
             return {row["name"]: {it: row[it] for it in row if it != "name"} for row in rows}
@@ -302,7 +316,9 @@ def prune_series(connection: sa.Connection, job_id: JobId, name: str) -> None:
     if connection.execute(count).scalar_one() <= SERIES_LIMIT:
         return
     rows = connection.execute(_SERIES.where(SERIES.c.name == name), {"id": job_id})
-    kept = compact([Point(**row._asdict()) for row in rows], LIVE_KEPT, ABANDONED_KEPT)
+    points = [Point(**row._asdict()) for row in rows]
+    # The newest ones stay as they are: a commit that seems to have failed writes them once more.
+    kept = compact(points[:-NEWEST], LIVE_KEPT, ABANDONED_KEPT) + points[-NEWEST:]
     connection.execute(sa.delete(SERIES).where(is_own))
     values = [values_of(point) | {"job_id": job_id} for point in kept]
     connection.execute(sa.insert(SERIES), values)

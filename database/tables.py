@@ -229,6 +229,7 @@ SERIES: Final = _table(
     sa.Column("name", sa.String(METRIC_NAME_LIMIT), nullable=False),
     # In the order of time: those who watch a job read the last points of all names.
     sa.PrimaryKeyConstraint("job_id", "at", "name"),
+    sa.Index(None, "job_id", "name", "at"),
 )
 EVENTS: Final = _table(
     "events", Event, ["event_id"], _job_id(is_key=False), sa.Index(None, "job_id", "event_id")

@@ -23,3 +23,4 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("job_id", "at", "name", name="pk_series"),
     )
+    op.create_index("ix_series_job_id_name_at", "series", ["job_id", "name", "at"])

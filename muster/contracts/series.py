@@ -103,10 +103,12 @@ def compact(points: Sequence[Point], live: int, abandoned: int) -> list[Point]:
 
     Points on the two sides of a restart stay apart. Of too many abandoned ones the oldest go.
     """
+    kinds = are_live(points)
+    # The last point is always live, and no live one before it has a later step.
     began = min((point.since for point in points), default=0)
-    steps = max((point.step for point in points), default=0) - began + 1
+    steps = (points[-1].step if points else 0) - began + 1
     kept: list[tuple[Point, bool]] = []
-    for point, is_live in zip(points, are_live(points), strict=True):
+    for point, is_live in zip(points, kinds, strict=True):
         limit = live if is_live else abandoned
         if kept:
             before, was_live = kept[-1]
@@ -114,13 +116,14 @@ def compact(points: Sequence[Point], live: int, abandoned: int) -> list[Point]:
                 point.step - began
             ) * limit // steps
             if is_near and was_live == is_live and point.since >= before.step:
-                kept[-1] = _merged_points(before, point), is_live
+                kept[-1] = merged_points(before, point), is_live
                 continue
         kept.append((point, is_live))
     surplus = sum(not is_live for _, is_live in kept) - abandoned
     return [point for point, is_live in kept if is_live or (surplus := surplus - 1) < 0]
 
 
-def _merged_points(earlier: Point, later: Point) -> Point:
+def merged_points(earlier: Point, later: Point) -> Point:
+    """Return one point for both, at the time of the later one."""
     values = msgspec.structs.asdict(merged(earlier, later))
     return msgspec.structs.replace(later, since=earlier.since, **values)

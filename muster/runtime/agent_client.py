@@ -196,8 +196,14 @@ class AgentClient:
         self._reconnecting = threading.Lock()
 
     def send(self, message: RankMessage) -> bool:
-        """Send a message; the next agent gets it too if it still holds. Return if it was sent."""
+        """Send a message; the next agent gets it too if it still holds. Return if it was sent.
+
+        A message that does not fit into a packet is not sent: a heartbeat is repeated without the
+        values that it sums up.
+        """
         packet = encode(message)
+        if len(packet) > PACKET_LIMIT_BYTES:
+            return False
         if isinstance(message, Saved):
             self._saved.append(message)
         else:

@@ -112,6 +112,7 @@ class Supervision:
     def start(self) -> None:
         """Send hello, start heartbeats, and install the SIGTERM handler and the error hook."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
+        os.register_at_fork(after_in_child=self.recorder.forget)
         if self._has_agent:
             os.register_at_fork(after_in_child=_leave_group)
         sys.excepthook = self._report_error
@@ -182,7 +183,10 @@ class Supervision:
         print_stderr(f"muster: warning: {sentence}")
 
     def _send_state(self, wait_seconds: float = 0.0) -> bool:
-        """Send a heartbeat, with the values that wait unless another thread sends them now."""
+        """Send a heartbeat, with the values that wait unless another thread sends them now.
+
+        Return False if it could not be sent, or not with them.
+        """
         state = self._state(self.is_stopping)
         # A signal handler may interrupt this, and a fork may copy a lock that is taken.
         if self._sends_values.acquire(timeout=wait_seconds):
@@ -191,8 +195,10 @@ class Supervision:
                 if window is not None and self._client.send(replace(state, window=window)):
                     self.recorder.clear()
                     return True
+                has_values = window is not None
             finally:
                 self._sends_values.release()
+            return self._client.send(state) and not has_values
         return self._client.send(state)
 
     def _on_sigterm(self, _number: int, _frame: FrameType | None) -> None:

@@ -49,3 +49,8 @@ class Recorder:
     def clear(self) -> None:
         """Forget the last `window`: it was sent."""
         self._window = None
+
+    def forget(self) -> None:
+        """Forget everything that was taken: this is a copy of the process."""
+        self._taken.clear()
+        self.clear()

@@ -41,7 +41,6 @@ class MusterCallback(TrainerCallback):
         """Raises a `CheckpointError` that says what to do."""
         self.run: Final = run
         self._saved: Final = SavedCheckpoints(run)
-        self._metrics: dict[str, float] = {}
         self._is_stopping = False
 
     @property
@@ -85,8 +84,8 @@ class MusterCallback(TrainerCallback):
                 sys.exit(0)
 
     def on_log(self, *_: object, logs: dict[str, Any] | None = None, **__: object) -> None:
-        self._metrics |= {k: v for k, v in (logs or {}).items() if isinstance(v, int | float)}
-        self.run.report(**self._metrics)
+        found = {k: v for k, v in (logs or {}).items() if isinstance(v, int | float)}
+        self.run.report(**found)
 
 
 def _can_resume(state: TrainerState) -> bool:

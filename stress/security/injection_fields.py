@@ -83,6 +83,8 @@ _QUERIES: Mapping[str, str] = {
     "name": ORDINARY,
     "label": "team:vision",
     "sort": "created_at",
+    "names": "loss",
+    "points": "10",
     "grep": "line",
     "sweep": "",
     "after": "0.0:0",

@@ -1,12 +1,12 @@
 """Which values of which rank the series of a job hold, across restarts."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.series import CHECK_EVERY, NAMES_LIMIT, JobSeries
+from coordinator.series import CHECK_EVERY, NAMES_LIMIT, UNWRITTEN, JobSeries
 from muster.contracts.series import Point, Window, aggregate, are_live
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -38,7 +38,7 @@ class Told:
         self.alive[rank] += 1
 
     def points(self, name: str = "loss", *, is_live: bool = True) -> list[Point]:
-        own = [point for point in self.series.points if point.name == name]
+        own = [point for point in self.series.points.values() if point.name == name]
         kinds = zip(own, are_live(own), strict=True)
         return [point for point, found in kinds if found == is_live]
 
@@ -98,7 +98,7 @@ def test_each_name_comes_from_the_rank_that_reports_it(told: Told) -> None:
 def test_names_are_limited_and_printable(told: Told) -> None:
     told.says(0, 1, **{"a\0b": 1.0}, **{f"m{number}": 1.0 for number in range(NAMES_LIMIT + 9)})
     assert len(told.series.points) == NAMES_LIMIT
-    assert "a\0b" not in {point.name for point in told.series.points}
+    assert "a\0b" not in {name for name, _ in told.series.points}
 
 
 def test_points_of_one_moment_have_different_times(told: Told) -> None:
@@ -106,6 +106,22 @@ def test_points_of_one_moment_have_different_times(told: Told) -> None:
     told.says(1, 2)
     first, second = told.points()
     assert first.at < second.at
+
+
+def test_what_cannot_be_written_for_long_is_merged(told: Told) -> None:
+    for step in range(3 * UNWRITTEN):
+        told.says(step, step + 1)
+    assert len(told.series.points) == UNWRITTEN
+    assert sum(point.count for point in told.points()) == 3 * UNWRITTEN
+    assert told.steps()[-1] == (UNWRITTEN - 1, 3 * UNWRITTEN)
+
+
+def test_points_are_later_than_those_of_the_coordinator_before(told: Told) -> None:
+    told.series = JobSeries(NOON + timedelta(seconds=2))
+    told.says(0, 1)
+    told.says(1, 2)
+    first, second = told.points()
+    assert NOON + timedelta(seconds=2) < first.at < second.at
 
 
 def test_a_name_is_looked_at_after_some_points(told: Told) -> None:
@@ -135,7 +151,9 @@ def test_no_step_is_live_twice_in_any_history(moves: list[tuple[str, int]]) -> N
             told.dies()
             step, is_back = saved, True
         else:
-            told.series = JobSeries(points=told.series.points)
+            points = told.series.points
+            last = max((point.at for point in points.values()), default=None)
+            told.series = JobSeries(last, points)
     told.says(step, step + 1, is_back=is_back)
     live = told.points()
     assert [it.step for it in live] == sorted({it.step for it in live})
