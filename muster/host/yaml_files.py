@@ -14,6 +14,7 @@ Location: TypeAlias = Sequence[str | int]
 """A value and what is in it: ``("env", "LR")`` or ``("command", 0)``."""
 
 SIZE_LIMIT_BYTES: Final = 1 << 20
+CHARACTERS_LIMIT: Final = 16 << 20
 VALUES_LIMIT: Final = 10_000
 """More than a job or a cluster has. A few lines with aliases can stand for billions of values."""
 SMALLER: Final = "keep data in other files"
@@ -47,7 +48,7 @@ class YamlFile:
         try:
             root = safe_yaml().compose(text)
             if _has_too_many_values(root):
-                most = f"{VALUES_LIMIT:,} values, aliases expanded"
+                most = f"{VALUES_LIMIT:,} values or 16 MiB, aliases expanded"
                 raise InvalidDescription(f"{name} has more than {most}: {SMALLER}")
             return cls(name=name, content=safe_yaml().load(text), root=root)
         except MarkedYAMLError as error:
@@ -89,10 +90,11 @@ def reason_of(error: MarkedYAMLError) -> str:
 
 
 def _has_too_many_values(root: Any) -> bool:  # noqa: ANN401  as `YamlFile.root`
-    count, nodes = 1, [root] if root else []
-    while nodes and count <= VALUES_LIMIT:
+    count, characters, nodes = 1, 0, [root] if root else []
+    while nodes and count <= VALUES_LIMIT and characters <= CHARACTERS_LIMIT:
         node = nodes.pop()
         inner = node.value if node.id in {"mapping", "sequence"} else []
         nodes += [it[1] for it in inner] if node.id == "mapping" else inner
         count += len(inner)
-    return count > VALUES_LIMIT
+        characters += len(node.value) if node.id == "scalar" else 0
+    return count > VALUES_LIMIT or characters > CHARACTERS_LIMIT
