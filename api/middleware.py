@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from functools import partial
 from http import HTTPStatus
-from http.cookies import CookieError, SimpleCookie
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -213,18 +212,17 @@ def _is_in(probes: Collection[str], scope: Scope) -> bool:
 
 def _session(scope: Scope, headers: Mapping[str, str]) -> str | None:
     """Return the token in a browser's cookie as an Authorization header."""
-    try:
-        cookie = SimpleCookie(headers.get("cookie", "")).get(SESSION_COOKIE)
-    except CookieError:  # of another service of this host
-        cookie = None
-    if cookie is None:
+    # Not by http.cookies, which reads none if one of another service of this host is unusual.
+    pairs = (it.strip().partition("=") for it in headers.get("cookie", "").split(";"))
+    token = next((value for name, _, value in pairs if name == SESSION_COOKIE), None)
+    if token is None:
         return None
     if scope["method"] in CHANGING_METHODS and not all(
         it in headers for it in ("origin", PAGE_HEADER)
     ):
         detail = f"A change with a cookie needs the headers Origin and {PAGE_HEADER}."
         raise Problem(HTTPStatus.FORBIDDEN, "not-from-our-page", detail)
-    return f"Bearer {cookie.value}"
+    return "Bearer " + token.strip('"')
 
 
 def _refuse_early(scope: Scope) -> None:
