@@ -311,7 +311,7 @@ def series_list(job: Job, names: Sequence[str], points: Sequence[Point], limit: 
     """Return these points by name, at most about `limit` of each."""
     series = {}
     for name, own in groupby(points, attrgetter("name")):
-        shown = compact(list(own), limit, max(limit // 4, 1))
+        shown = compact(list(own), limit, limit)
         parts: dict[bool, list[Point]] = {True: [], False: []}
         for point, is_live in zip(shown, are_live(shown), strict=True):
             parts[is_live].append(point)

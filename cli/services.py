@@ -271,7 +271,7 @@ def next_steps(data_dir: Path, access: AccessSettings) -> Iterator[str]:
         yield f"export MUSTER_DATA_DIR={shlex.quote(str(data_dir))}"
     yield "muster submit -- python train.py"
     yield "muster submit -n 2 --gang -- python train.py  # DDP: if a rank dies, all start again"
-    yield "muster ps"
+    yield "muster ps; muster open  # in a terminal; in a browser"
 
 
 def say_ready(url: str, data_dir: Path, access: AccessSettings) -> None:

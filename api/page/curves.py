@@ -8,7 +8,7 @@ import msgspec
 from api.page.texts import NOTHING
 from muster.contracts.series import LOSS, THROUGHPUT
 
-EXTREMES: Final = ("first", "least", "greatest", "last")
+EXTREMES: Final = ("first", "least", "greatest", "last", "not_finite")
 
 
 def in_order(names: Iterable[str]) -> list[str]:

@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 from xxhash import xxh3_64_hexdigest
 
 from api.auth import SESSION_COOKIE, Caller
-from api.dependencies import READ, SUBMIT, CurrentCaller, State
+from api.dependencies import READ, SUBMIT, AppState, CurrentCaller, State
 from api.errors import Problem, invalid_field, problem_of
 from api.listing import RequestedPage, jobs_of
 from api.page.curves import EXTREMES, differences, in_order
@@ -37,6 +37,7 @@ from muster.contracts.location import parse_location
 from muster.contracts.paths import checkpoints_of_job, size_text
 from muster.contracts.series import LOSS
 from muster.contracts.spec_problems import checked_job_id
+from muster.contracts.token import Scope, masked
 from muster.host.yaml_files import YamlFile
 from muster.logs.source import LogFilter
 
@@ -78,8 +79,9 @@ class PageRoute(APIRoute):
                 is_page = "text/html" in request.headers.get("accept", "")
                 if problem.status < HTTPStatus.BAD_REQUEST or not is_page:
                     raise
-                page = _render("problem.html", problem=problem)
+                page = _render("problem.html", problem=problem, detail=masked(problem.detail))
                 page.status_code = problem.status
+                page.headers.update(problem.headers)
                 return page
 
         return answer
@@ -175,6 +177,9 @@ async def show_logs(
     """Show the last lines of a job; a script goes on with those that come."""
     job = await run_sync(state.jobs.get, job_id)
     chosen = int(rank) if rank else None
+    if chosen is not None and chosen >= job.spec.largest_world_size:
+        most = job.spec.largest_world_size - 1
+        raise invalid_field("query", "rank", f"there is no rank {chosen}: choose 0 to {most}")
     wanted = LogFilter(rank=chosen, text=grep or None)
     tail = partial(state.log_broadcast.logs_of(job_id).tail, wanted, TAIL_DEFAULT)
     found = await run_sync(tail, limiter=state.log_searches if grep else None)
@@ -205,7 +210,7 @@ def show_checkpoints(job_id: KnownJobId, state: State, caller: CurrentCaller) ->
         pass
     except (MusterError, OSError) as error:
         problem = str(error)
-    command = submit_command(_like(job, caller))
+    command = submit_command(_like(job, state, caller))
     values = {"found": found, "problem": problem, "command": command, "is_over": job.is_terminal}
     return _render("checkpoints.html", job_id=job_id, **values)
 
@@ -216,13 +221,18 @@ def show_submit(
 ) -> Response:
     """Show an empty job, or one that goes on from the checkpoints of `resume_from`."""
     job = state.jobs.get(checked_job_id(resume_from)) if resume_from else None
-    text = job_text(_like(job, caller)) if job else ""
+    text = job_text(_like(job, state, caller)) if job else ""
     return _render("submit.html", controls=[*controls()], text=text)
 
 
-def _like(job: Job, caller: Caller) -> dict[str, Any]:
+def _like(job: Job, state: AppState, caller: Caller) -> dict[str, Any]:
     """Return the fields of a job that goes on from the checkpoints of another one."""
-    return {**fields_of(job_view(job, caller).spec), "resume_from": job.job_id}
+    fields = fields_of(job_view(job, caller).spec)
+    if not caller.scope.covers(Scope.SUBMIT):
+        fields.pop("env", None)  # the values are hidden
+    if job.spec.command and job.spec.dataset_dir == str(state.submitter.settings.dataset_dir):
+        fields.pop("dataset_dir", None)  # the default, which need not exist
+    return {**fields, "resume_from": job.job_id}
 
 
 @router.post("/submit/fields", dependencies=[SUBMIT])
@@ -234,7 +244,10 @@ def read_fields(sent: Annotated[JobText, body(JobText)]) -> Response:
         raise invalid_field("body", "text", str(error)) from error
     if not isinstance(content, dict):
         raise invalid_field("body", "text", "expected fields of a job, such as world_size: 4")
-    return Response(msgspec.json.encode(content), media_type="application/json")
+    try:
+        return Response(msgspec.json.encode(content), media_type="application/json")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise invalid_field("body", "text", f"JSON has no such value: {error}") from error
 
 
 @router.get("/service")

@@ -23,6 +23,8 @@ MARKS: Final[Mapping[str, str]] = {
 }
 """The events that are drawn across all rows, and as what."""
 
+BARS_LIMIT: Final = 2000
+
 CLEAN_ENDS: Final = frozenset({"finished", "stopped"})
 
 LOSSES: Final = frozenset({"rank_exited", "rank_killed", "peer_lost", "agent_lost", "host_lost"})
@@ -72,10 +74,14 @@ def timeline(
     told = [it for it in events if it.kind != "rank_exited" or (it.rank, it.attempt) not in clean]
     activity = _activity(told)
     rows: dict[int, list[Bar]] = {}
+    # Many ranks have fewer bars each, or the page would be large: those too short to be seen go.
+    shortest = (end - created) * len(ordered) / BARS_LIMIT
     begins = {(it.rank, it.attempt): it.started_at for it in ordered}
     for attempt in ordered:
         later = begins.get((attempt.rank, attempt.attempt + 1), end)
         for phase, first, last in _phases(attempt, events, activity, end, later):
+            if phase not in {"lost", "gone"} and last - first < shortest:
+                continue
             ended = attempt.message or attempt.retry_class or "runs"
             bar = Bar(
                 left=place(first),

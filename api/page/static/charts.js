@@ -5,16 +5,19 @@ import { renew, together } from "./live.js";
 import { short } from "./texts.js";
 
 const POINTS = 500; // of a curve, at most; a point is a bar, so one for two pixels is all that can be seen
-const PAUSE = 2000; // milliseconds between two requests
+const ALL = 2048, PAUSE = 2000; // milliseconds between two requests
 const REST = matchMedia("(prefers-reduced-motion: reduce)").matches ? 1000 : 100; // and between two pictures
 const section = document.getElementById("curves"), controls = document.getElementById("controls");
 const job = section.dataset.job; // undefined: several are compared
 const view = { zoom: null }, answers = new Map(); // by job
-let plots = [];
+let plots = [], arrived = 0, loads = 0; // how often points came, and how often they were asked for
 
 const rows = () => [...section.querySelectorAll("tr[data-series]")];
 const isShown = (row) => row.querySelector("input").checked;
-const pointsOf = ({ dataset }) => answers.get(dataset.job)?.series[dataset.series];
+function pointsOf({ dataset }) {
+  const { series = {} } = answers.get(dataset.job) ?? {};
+  return Object.hasOwn(series, dataset.series) ? series[dataset.series] : undefined;
+}
 const redraw = together(show, REST);
 // For what is not sent: before the stream began, in its gaps, and what a restart has abandoned.
 export const later = together(load, PAUSE);
@@ -54,7 +57,8 @@ function show() {
 
 function zoomTo(range) {
   view.zoom = range;
-  for (const { plot } of plots) plot.draw();
+  show();
+  load();
 }
 
 function choose() {
@@ -76,13 +80,16 @@ function attach() {
 
 // Asks for the curves that are shown.
 export async function load() {
+  const before = arrived, number = (loads += 1);
   const shown = rows().filter(isShown), width = plots[0]?.plot.canvas.clientWidth || section.clientWidth;
   await Promise.all((job ? [job] : shown.map((row) => row.dataset.job)).map(async (id) => {
     const names = shown.filter((row) => row.dataset.job === id).map((row) => ["names", row.dataset.series]);
-    const points = Math.min(POINTS, Math.ceil(width / 2)), query = new URLSearchParams([["points", points], ...names]);
+    const points = view.zoom ? ALL : Math.min(POINTS, Math.ceil(width / 2)), query = new URLSearchParams([["points", points], ...names]);
     const answer = await fetch(`/jobs/${encodeURIComponent(id)}/series?${query}`).catch(() => null); // until it is back
-    if (answer?.ok) answers.set(id, await answer.json());
+    const found = answer?.ok && await answer.json();
+    if (found && number === loads) answers.set(id, found); // a later one has asked for more
   }));
+  if (arrived !== before) later(); // the answers may not have what has come meanwhile
   if (job && answers.get(job)?.names.length > rows().length) await renew("series"); // a row for each new name
   if (section.querySelector("figure") !== (plots[0]?.figure ?? null)) {
     attach();
@@ -93,6 +100,7 @@ export async function load() {
 
 // Takes the points that the service sends while the job runs.
 export function take(points) {
+  arrived += 1;
   for (const [name, point] of Object.entries(points)) {
     const row = rows().find((it) => it.dataset.series === name), live = row && pointsOf(row)?.live;
     if (!row || (live && (!add(live, point) || live.step.length > 2 * POINTS))) later();

@@ -99,7 +99,8 @@ export const nearest = (xs, x) =>
 export function add(columns, point) {
   const end = columns.step.length, last = columns.step[end - 1];
   if (point.step < last) return false;
-  for (const name of FIELDS) columns[name][point.step === last ? end - 1 : end] = point[name];
+  const at = point.step === last && point.seconds === columns.seconds[end - 1] ? end - 1 : end;
+  for (const name of FIELDS) columns[name][at] = point[name];
   return true;
 }
 
@@ -107,8 +108,9 @@ export function add(columns, point) {
 export function extremes({ live, abandoned }) {
   const pick = (it) => it.seconds.map((seconds, at) => [seconds, ...SHOWN.map((name) => it[name][at])]);
   const known = [...pick(live), ...pick(abandoned)].filter((it) => it.every(Number.isFinite));
-  if (!known.length) return { first: null, least: null, greatest: null, last: null };
+  const not_finite = [...live.not_finite, ...abandoned.not_finite].reduce((sum, it) => sum + it, 0);
+  if (!known.length) return { first: null, least: null, greatest: null, last: null, not_finite };
   const [, first, least, greatest, last] = known.sort(([one], [other]) => one - other).reduce(
     ([, ...sum], [, ...next]) => [0, sum[0], Math.min(sum[1], next[1]), Math.max(sum[2], next[2]), next[3]]);
-  return { first, least, greatest, last };
+  return { first, least, greatest, last, not_finite };
 }

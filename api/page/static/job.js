@@ -87,11 +87,13 @@ head.addEventListener("click", (event) => {
 });
 
 if (!("over" in head.dataset)) {
-  follow(`${path}/watch?after=${head.dataset.after}`, {
-    summary: take, event: add, point: takePoints, end() { renew("actions", "timeline", "workers"); renewCurves(); },
-  });
-  setInterval(heard, 1000);
   const words = () => [...document.querySelectorAll(".differs")].map((word) => word.id);
-  setInterval(() => { if (!document.hidden) renew(...words()); }, 5000);
+  const timers = [setInterval(heard, 1000), setInterval(() => document.hidden || renew("timeline", ...words()), 5000)];
+  const end = () => {
+    timers.forEach(clearInterval);
+    renew("actions", "timeline", "workers");
+    renewCurves();
+  };
+  follow(`${path}/watch?after=${head.dataset.after}`, { summary: take, event: add, point: takePoints, end });
 }
 keys("#workers tbody tr");

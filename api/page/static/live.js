@@ -5,19 +5,29 @@ const stale = document.getElementById("stale");
 
 // Calls `on[kind](content)` for each message; shows since when there is none.
 export function follow(url, on) {
-  const source = new EventSource(url);
-  source.onopen = () => { stale.hidden = true; };
-  source.onerror = () => {
-    if (stale.hidden) stale.textContent = `stale since ${new Date().toLocaleTimeString()}`;
-    stale.hidden = false;
+  let source = null, last = "", isOver = false;
+  const open = () => {
+    const where = new URL(url, location);
+    if (last) where.searchParams.set("after", last);
+    source = new EventSource(where);
+    source.onopen = () => { stale.hidden = true; };
+    source.onerror = () => {
+      if (stale.hidden) stale.textContent = `stale since ${new Date().toISOString().slice(11, 19)} UTC`;
+      stale.hidden = false;
+    };
+    for (const [kind, handle] of Object.entries(on)) {
+      source.addEventListener(kind, ({ data, lastEventId }) => {
+        last = lastEventId;
+        if (kind === "end") { isOver = true; source.close(); }
+        handle(kind === "message" ? data : JSON.parse(data));
+      });
+    }
   };
-  for (const [kind, handle] of Object.entries(on)) {
-    source.addEventListener(kind, (message) => {
-      if (kind === "end") source.close();
-      handle(JSON.parse(message.data));
-    });
-  }
-  return source;
+  // A browser has six connections for all its tabs: a tab that is not seen needs none.
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) source?.close(); else if (!isOver) open();
+  });
+  if (!document.hidden) open();
 }
 
 // Writes the texts of a view into the elements that name them.
@@ -39,10 +49,7 @@ export async function renewFrom(url, ids) {
   const answer = await fetch(url, { headers: { accept: "text/html" } }).catch(() => null);
   if (!answer) return; // the stream says that the service is away
   if (answer.redirected) return location.assign(answer.url); // the token has ended
-  if (answer.status === 404) {
-    stale.textContent = "deleted";
-    stale.hidden = false;
-  }
+  if (answer.status === 404) Object.assign(stale, { textContent: "deleted", hidden: false });
   if (!answer.ok) return;
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   for (const id of ids) {
@@ -54,10 +61,16 @@ export async function renewFrom(url, ids) {
   }
 }
 
-// Calls `act` once for all calls within a moment.
+// Calls `act` once for all calls within a moment, and not again before it is done.
 export function together(act, milliseconds) {
-  let timer = null;
-  return () => { timer ??= setTimeout(() => { timer = null; act(); }, milliseconds); };
+  let timer = null, done = Promise.resolve();
+  return () => {
+    timer ??= setTimeout(async () => {
+      await done;
+      timer = null;
+      done = Promise.resolve(act()).catch(() => {});
+    }, milliseconds);
+  };
 }
 
 export function keys(rows) {

@@ -36,15 +36,15 @@ function write() {
 }
 
 if (lines.dataset.stream) {
-  const source = follow(lines.dataset.stream, { end() {} });
   let isFirst = true; // it begins with what the server has rendered
-  source.onmessage = (message) => {
-    if (!message.data) return;
+  const message = (data) => {
+    if (!data) return;
     if (isFirst) lines.replaceChildren();
     isFirst = false;
     if (!waiting.length) requestAnimationFrame(write);
-    waiting.push(...message.data.split("\n"));
+    waiting.push(...data.split("\n"));
   };
+  follow(lines.dataset.stream, { message, end() {} });
 }
 
 document.getElementById("first-error").addEventListener("click", () => {

@@ -2,9 +2,10 @@
 const form = document.getElementById("submit"), text = document.getElementById("text");
 const button = form.querySelector("button"), fields = [...form.querySelectorAll("[data-kind]")];
 let last = 0, waiting = null; // the last check that was begun; its timer
+let key = null; // of one submission: a second click, after an answer that was lost, makes no second job
 
-function send(path, body) {
-  const headers = { "content-type": "application/json", "x-muster-page": "1" };
+function send(path, body, more = {}) {
+  const headers = { "content-type": "application/json", "x-muster-page": "1", ...more };
   const away = () => new Response(JSON.stringify({ detail: "the service does not answer" }), { status: 503 });
   return fetch(path, { method: "POST", headers, body }).catch(away);
 }
@@ -23,10 +24,13 @@ function valueOf({ value, dataset }) {
   return dataset.kind === "number" && /^-?\d+(\.\d+)?$/.test(typed) ? Number(typed) : typed;
 }
 
+// Keeps the digits of a number of 64 bits.
+const exact = (_, it, source) => (typeof it === "number" && source ? JSON.rawJSON(source.source) : it);
+
 // Replaces the entry of a field, with the lines that belong to it; all other lines stay.
 function write(name, value) {
   const isJson = text.value.trimStart().startsWith("{"), as = (key, it) => `${key}: ${visible(JSON.stringify(it))}`;
-  if (isJson) text.value = Object.entries(JSON.parse(text.value)).map((it) => `${as(...it)}\n`).join("");
+  if (isJson) text.value = Object.entries(JSON.parse(text.value, exact)).map((it) => `${as(...it)}\n`).join("");
   const lines = text.value.split("\n"), entry = value.length === 0 ? [] : [as(name, value)];
   const first = lines.findIndex((line) => line.match(/^["']?([\w-]+)["']?\s*:(\s|$)/)?.[1] === name);
   let after = first + 1;
@@ -86,6 +90,7 @@ async function check() {
 }
 
 form.addEventListener("input", ({ target }) => {
+  key = null;
   clearTimeout(waiting);
   waiting = setTimeout(check, 400);
   if (target === text) return;
@@ -94,7 +99,8 @@ form.addEventListener("input", ({ target }) => {
 form.addEventListener("submit", async (event) => {
   event.preventDefault();
   button.disabled = true; // one job for one click
-  const body = await check(), answer = body === null ? null : await send("/jobs", body);
+  key ??= crypto.getRandomValues(new Uint32Array(4)).join("-");
+  const body = await check(), answer = body === null ? null : await send("/jobs", body, { "idempotency-key": key });
   if (answer?.ok) location.href = `/ui/jobs/${encodeURIComponent((await answer.json()).job_id)}`;
   else if (answer) await refuse(answer);
   button.disabled = false;

@@ -32,7 +32,7 @@ test("no points are no pieces", () => {
   assert.deepEqual(curves.pieces(columns([]), "step", same, same, false), []);
   assert.deepEqual(curves.bounds([]), [0, 1]);
   const none = { live: columns([]), abandoned: columns([null]) };
-  assert.deepEqual(curves.extremes(none), { first: null, least: null, greatest: null, last: null });
+  assert.deepEqual(curves.extremes(none), { first: null, least: null, greatest: null, last: null, not_finite: 1 });
   assert.equal(curves.nearest([], 3), -1);
 });
 
@@ -113,11 +113,12 @@ test("the nearest point is found", () => {
 
 test("a point is new, has grown, or shows that training went back", () => {
   const it = columns([3, 2]);
-  const point = { step: 2, seconds: 1, first: 2, least: 1, greatest: 2, last: 1, count: 2, not_finite: 0 };
+  const point = { step: 2, seconds: it.seconds[1], first: 2, least: 1, greatest: 2, last: 1, count: 2, not_finite: 0 };
   assert.ok(curves.add(it, point));
   assert.deepEqual(it.last, [3, 1]);
+  assert.ok(curves.add(it, { ...point, seconds: 50 }), "further values of the same step");
   assert.ok(curves.add(it, { ...point, step: 5 }));
-  assert.deepEqual(it.step, [1, 2, 5]);
+  assert.deepEqual(it.step, [1, 2, 2, 5]);
   assert.ok(!curves.add(it, { ...point, step: 4 }));
   const empty = columns([]);
   assert.ok(curves.add(empty, point));
@@ -126,5 +127,5 @@ test("a point is new, has grown, or shows that training went back", () => {
 
 test("the table sums up all values, also those abandoned", () => {
   const live = columns([null, 3, -2, 8, 5, null]), abandoned = { ...columns([9, 1]), seconds: [1.6, 1.7] };
-  assert.deepEqual(curves.extremes({ live, abandoned }), { first: 3, least: -2, greatest: 9, last: 5 });
+  assert.deepEqual(curves.extremes({ live, abandoned }), { first: 3, least: -2, greatest: 9, last: 5, not_finite: 2 });
 });
