@@ -73,6 +73,27 @@ def test_a_cookie_opens_the_page_and_no_script_reads_it(
     assert browser.get("/ui/", headers=PAGE).status_code == 303
 
 
+@pytest.mark.parametrize("other", ['prefs={"theme":"dark"}', "foo[]=1", "a=b,c d", "alone"])
+def test_cookies_of_other_services_do_not_hide_ours(
+    locked: Service, token: tuple[str, Tokens], other: str
+) -> None:
+    cookies = f"{other}; muster_token={token[0]}"
+    headers = {"cookie": cookies, **PAGE}
+    assert httpx.get(f"{locked.url}/ui/", headers=headers).status_code == 200
+
+
+def test_what_json_cannot_hold_is_refused(client: httpx.Client) -> None:
+    for text in ("null: 1", "? [a, b]\n: 1", 'name: "\\uD800"', "a: 0x" + "f" * 5000):
+        answer = client.post("/ui/submit/fields", json={"text": text})
+        assert answer.status_code == 422, text
+
+
+def test_an_unknown_rank_has_no_logs(client: httpx.Client, job: str) -> None:
+    answer = client.get(f"/ui/jobs/{job}/logs?rank=9")
+    assert answer.status_code == 422
+    assert "there is no rank 9" in answer.json()["detail"]
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [

@@ -99,8 +99,9 @@ LAUGHS = "".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]\n" for n in ra
         (f"command: {[0] * 10_000}\n", "has more than 10,000 values"),
         (f"l0: &l0 [a]\n{LAUGHS}", "has more than 10,000 values"),
         ("labels: &a {b: *a}\n", "has more than 10,000 values"),
+        (f"a: &a {'y' * 60_000}\nb: [{', '.join(['*a'] * 500)}]\n", "has more than 10,000 values"),
     ],
-    ids=["bytes", "values", "aliases", "endless"],
+    ids=["bytes", "values", "aliases", "endless", "long"],
 )
 def test_a_large_file_is_refused_in_one_sentence(text: str, reason: str) -> None:
     with pytest.raises(InvalidDescription, match=f"job.yaml {reason}") as refused:

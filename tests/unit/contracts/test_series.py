@@ -56,6 +56,12 @@ def test_points_beyond_a_restart_are_abandoned() -> None:
     assert are_live(points_of(*steps)) == [True, True, False, False, True, False, False, True, True]
 
 
+def test_an_abandoned_step_far_away_does_not_flatten_the_curve() -> None:
+    points = points_of(*range(1, 101), 10**15, *range(101, 201))
+    points[101] = msgspec.structs.replace(points[101], since=100)
+    assert 50 <= len(compact(points, 50, 50)) <= 53
+
+
 @given(
     runs=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 60)), min_size=1, max_size=6),
     limit=st.integers(1, 50),

@@ -93,6 +93,13 @@ def test_reports_are_limited_in_rate_and_the_last_one_is_sent(ear: Ear) -> None:
     assert ear.heard() == [beat(step=7)]
 
 
+def test_a_heartbeat_is_sent_without_values_that_do_not_fit(ear: Ear) -> None:
+    supervision = supervision_of(ear, NEVER_SECONDS)
+    supervision.recorder.take(1, {f"{number}{'n' * 1000}": 1.0 for number in range(66)})
+    supervision.report()
+    assert ear.heard() == [beat(step=7)]
+
+
 def test_values_that_could_not_be_sent_come_with_the_next(agents: Agents) -> None:
     supervision = supervision_of(agents, NEVER_SECONDS)
     agents.dies()
