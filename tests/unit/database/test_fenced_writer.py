@@ -91,8 +91,14 @@ def test_series_are_summed_up(database: Database, jobs: Jobs, writer: FencedWrit
     loss = [*points(nan, 3.0, 1.0, nan), *points(0.25, since=1, second=5)]
     writer.commit([JobWrite(change=change_of(job), series=[*loss, *points(nan, name="lr")])])
     found = History(database).series_extremes(job.job_id)
+    assert found["loss"].pop("not_finite") == 2
     assert found["loss"] == {"first": 3.0, "least": 0.25, "greatest": 3.0, "last": 0.25}
+    assert found["lr"].pop("not_finite") == 1
     assert set(found["lr"].values()) == {None}
+    last = loss[-1]
+    assert History(database).last_points([job.job_id]) == {job.job_id: last.at}
+    assert History(database).points_after(job.job_id, None) == [last]
+    assert History(database).points_after(job.job_id, loss[-2].at) == [last]
 
 
 def test_an_empty_commit_renews_the_lease(
