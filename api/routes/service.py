@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 import structlog
@@ -171,23 +171,16 @@ def revoke_token(
 
 
 @page_router.get("/")
-def get_index(request: Request) -> Response:
-    """Send a browser to the web page; return a page of links to anything else."""
-    if "text/html" in request.headers.get("accept", ""):
-        return RedirectResponse("/ui/", HTTPStatus.TEMPORARY_REDIRECT)
-    document = request.app.openapi()
-    links = {
-        path: methods["get"]["summary"]
-        for path, methods in sorted(document["paths"].items(), key=lambda it: "job" not in it[0])
-        if "get" in methods and "{" not in path and not path.endswith("/stream")
-    } | {"/docs": "This interface, explained", "/openapi.json": "The same for programs"}
-    return _page(document, links)
+def get_index() -> Response:
+    """Send a browser to the web page."""
+    return RedirectResponse("/ui/", HTTPStatus.TEMPORARY_REDIRECT)
 
 
 @page_router.get("/docs")
 def get_docs(request: Request) -> Response:
     """Return the OpenAPI document as a page."""
-    return _page(request.app.openapi(), {})
+    html = _template().render(document=request.app.openapi())
+    return Response(html, headers={"Content-Security-Policy": _POLICY}, media_type="text/html")
 
 
 def _database(state: AppState) -> Check:
@@ -224,11 +217,6 @@ def _disk(state: AppState) -> Check:
 def _check(problem: str | None, otherwise: str = "") -> Check:
     status: Literal["ok", "degraded"] = "ok" if problem is None else "degraded"
     return Check(status=status, detail=otherwise if problem is None else problem)
-
-
-def _page(document: dict[str, Any], links: dict[str, str]) -> Response:
-    html = _template().render(document=document, links=links)
-    return Response(html, headers={"Content-Security-Policy": _POLICY}, media_type="text/html")
 
 
 @cache

@@ -2,8 +2,7 @@
 import { bounds, pieces, scale } from "./curves.js";
 import { follow, keys, renew, show, together } from "./live.js";
 
-const POINTS = 40; // of a spark line
-const PAUSE = 10_000; // milliseconds until a job that runs is asked again
+const POINTS = 40, PAUSE = 10_000; // of a small curve; milliseconds until that of a job that runs is drawn again
 const jobs = new Map();
 
 // Only rows that are seen are asked for: there may be a thousand.
