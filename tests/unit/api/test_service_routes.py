@@ -113,12 +113,11 @@ def test_a_missing_data_directory_degrades(tmp_path: Path) -> None:
 
 def test_pages_escape_every_word_of_the_document() -> None:
     document = hostile(create_app().openapi())
-    app, headers = SimpleNamespace(openapi=lambda: document), {"accept": "*/*"}
-    request = cast(Request, SimpleNamespace(app=app, headers=headers))
-    for page in (routes.get_index(request), routes.get_docs(request)):
-        text = bytes(page.body).decode()
-        assert escape(MARKUP) in text
-        assert MARKUP not in text
+    app = SimpleNamespace(openapi=lambda: document)
+    page = routes.get_docs(cast(Request, SimpleNamespace(app=app)))
+    text = bytes(page.body).decode()
+    assert escape(MARKUP) in text
+    assert MARKUP not in text
 
 
 def hostile(part: object, *, are_names: bool = False) -> object:
