@@ -32,7 +32,7 @@ while run.steps_done < STEPS and not run.should_stop:
     time.sleep(0.005)
     step = run.steps_done + 1
     run.step(loss=float("nan") if step == 100 else 2 / step, accuracy=1 - 1 / step)
-    if step % 300 == 0:
+    if step % 1000 == 0:
         run.checkpoint({"step": step})
 """
 
