@@ -218,7 +218,7 @@ class TrackedJob:
         del self.events[: len(write.events)]
         del self.saved[: len(write.commits)]
         for point in write.series:
-            if self.series.points[point.name, point.at] is point:  # not grown since
+            if self.series.points.get((point.name, point.at)) is point:  # not grown since
                 del self.series.points[point.name, point.at]
         self.series.due -= write.series_due
         for row in write.attempts:

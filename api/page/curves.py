@@ -6,6 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from api.page.texts import NOTHING
+from muster.contracts import leaderboard
 from muster.contracts.series import LOSS, THROUGHPUT
 
 EXTREMES: Final = ("first", "least", "greatest", "last", "not_finite")
@@ -17,14 +18,10 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def differences(specs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return the fields that are not the same in all, as texts; of `env` each variable is one."""
-    flat: list[dict[str, object]] = []
-    for spec in specs:
-        env = {f"env.{name}": value for name, value in (spec.get("env") or {}).items()}
-        flat.append({**spec, "env": None, **env})
-    fields = dict.fromkeys(field for spec in flat for field in spec)
-    rows = {field: [_text(spec.get(field)) for spec in flat] for field in fields}
-    return {field: texts for field, texts in rows.items() if len(set(texts)) > 1}
+    """Return the fields that are not the same in all, as texts, as `muster leaderboard` does."""
+    found = leaderboard.differences(specs)
+    fields = dict.fromkeys(field for one in found for field in one)
+    return {field: [_text(one.get(field)) for one in found] for field in fields}
 
 
 def _text(value: object) -> str:

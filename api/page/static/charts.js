@@ -84,7 +84,8 @@ export async function load() {
   const shown = rows().filter(isShown), width = plots[0]?.plot.canvas.clientWidth || section.clientWidth;
   await Promise.all((job ? [job] : shown.map((row) => row.dataset.job)).map(async (id) => {
     const names = shown.filter((row) => row.dataset.job === id).map((row) => ["names", row.dataset.series]);
-    const points = view.zoom ? ALL : Math.min(POINTS, Math.ceil(width / 2)), query = new URLSearchParams([["points", points], ...names]);
+    const points = view.zoom ? ALL : Math.min(POINTS, Math.ceil(width / 2));
+    const query = new URLSearchParams([["points", points], ...names]);
     const answer = await fetch(`/jobs/${encodeURIComponent(id)}/series?${query}`).catch(() => null); // until it is back
     const found = answer?.ok && await answer.json();
     if (found && number === loads) answers.set(id, found); // a later one has asked for more
@@ -103,7 +104,7 @@ export function take(points) {
   arrived += 1;
   for (const [name, point] of Object.entries(points)) {
     const row = rows().find((it) => it.dataset.series === name), live = row && pointsOf(row)?.live;
-    if (!row || (live && (!add(live, point) || live.step.length > 2 * POINTS))) later();
+    if (!row || (live && (!add(live, point) || live.step.length > 2 * (view.zoom ? ALL : POINTS)))) later();
   }
   redraw();
 }

@@ -47,10 +47,9 @@ export const renew = (...ids) => renewFrom(location.href, ids);
 
 export async function renewFrom(url, ids) {
   const answer = await fetch(url, { headers: { accept: "text/html" } }).catch(() => null);
-  if (!answer) return; // the stream says that the service is away
-  if (answer.redirected) return location.assign(answer.url); // the token has ended
-  if (answer.status === 404) Object.assign(stale, { textContent: "deleted", hidden: false });
-  if (!answer.ok) return;
+  if (answer?.redirected) return location.assign(answer.url); // the token has ended
+  if (answer?.status === 404) Object.assign(stale, { textContent: "deleted", hidden: false });
+  if (!answer?.ok) return; // if the service is away, the stream says so
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   for (const id of ids) {
     const now = document.getElementById(id), next = fresh.getElementById(id);

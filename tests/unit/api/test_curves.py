@@ -32,7 +32,7 @@ def test_only_fields_that_differ_are_shown() -> None:
     other = {"epochs": 3, "env": {"SEED": "2", "LR": "0.1"}, "command": ["a", "b"], "name": "x"}
     assert differences([one, other]) == {
         "env.SEED": ["1", "2"],
-        "command": ['["a"]', '["a","b"]'],
+        "command": ["a", "a b"],
         "name": ["–", "x"],  # noqa: RUF001  as on the page
     }
     assert differences([{"env": {}}, {"env": {"LR": "1"}}]) == {"env.LR": ["–", "1"]}  # noqa: RUF001
