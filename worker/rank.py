@@ -27,6 +27,7 @@ from muster.contracts.messages import (
     Heartbeat,
     Hello,
     JoinedGroup,
+    JoinedProcessEnded,
     Orphaned,
     PermanentFailure,
     RankMessage,
@@ -38,6 +39,7 @@ from muster.contracts.messages import (
     Warned,
     WorkerGroup,
 )
+from muster.contracts.rank import Phase
 from muster.contracts.series import Window, joined
 from muster.contracts.wire import decode_rank_message, encode
 from muster.host.containment import kill_attempt
@@ -160,8 +162,13 @@ class RankProcess:
 
     def _checked(self, message: RankMessage, sender: int) -> RankMessage:
         """Return a message, or a failure for the hello of another version of Muster."""
-        if isinstance(message, Hello) and sender:
-            self._note_trainer(sender)
+        if isinstance(message, Hello):
+            self._latest.pop(JoinedProcessEnded, None)
+            if sender:
+                self._note_trainer(sender)
+        if isinstance(message, Heartbeat) and sender not in {0, self.trainer_pid}:
+            # Another process that has joined, and exits: the rank goes on.
+            return msgspec.structs.replace(message, phase=Phase.TRAINING)
         # An adopted rank may be older than this agent: that of its own version has accepted it.
         if isinstance(message, Hello) and isinstance(self.process, ChildProcess):
             problem = version_problem(message.python, message.version)
@@ -187,6 +194,14 @@ class RankProcess:
     def trainer(self) -> ProcessHandle | None:
         """The process that was the last to say hello; None if that is unknown, or was gone."""
         return self._trainers.get(self.trainer_pid)
+
+    @property
+    def has_lost_trainer(self) -> bool:
+        """Whether the process that said hello has ended without the rank's own: once for each."""
+        trainer = self.trainer
+        if trainer is None or trainer is self.process or JoinedProcessEnded in self._latest:
+            return False
+        return trainer.has_exited()
 
     def keep(self, message: RankMessage) -> bool:
         """Keep a message for the next coordinator; return False if it is not to be reported."""
@@ -265,7 +280,8 @@ class RankProcess:
     @property
     def has_joined(self) -> bool:
         """Whether it sends heartbeats of its own."""
-        return Hello in self._latest or Heartbeat in self._latest
+        has_said = Hello in self._latest or Heartbeat in self._latest
+        return has_said and JoinedProcessEnded not in self._latest
 
     @property
     def is_member(self) -> bool:

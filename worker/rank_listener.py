@@ -46,7 +46,7 @@ class ChannelReader:
 
     def replace_channel(self, rank: RankProcess, channel: socket.socket) -> None:
         """Continue with another channel after reading the rest of the previous one."""
-        self._read(rank, DRAIN_LIMIT)
+        self.drain(rank)
         self._unregister(rank)
         if rank.channel is not None:
             rank.channel.close()
@@ -55,9 +55,13 @@ class ChannelReader:
 
     def remove(self, rank: RankProcess) -> None:
         """Read the rest, and no more."""
-        self._read(rank, DRAIN_LIMIT)
+        self.drain(rank)
         self._unregister(rank)
         self._ranks.discard(rank)
+
+    def drain(self, rank: RankProcess) -> None:
+        """Read all that has come."""
+        self._read(rank, DRAIN_LIMIT)
 
     def _read(self, rank: RankProcess, packets: int = PACKETS_LIMIT) -> None:
         if rank not in self._ranks:
