@@ -39,7 +39,7 @@ from muster.contracts.messages import (
     WorkerGroup,
 )
 from muster.contracts.series import Window, joined
-from muster.contracts.wire import decode_rank_message, encode
+from muster.contracts.wire import decode_rank_hello, decode_rank_message, encode
 from muster.host.containment import kill_attempt
 from worker.log_index import LogIndex
 from worker.process import ChildProcess, ProcessHandle
@@ -146,19 +146,21 @@ class RankProcess:
             if not packet:
                 return messages, False
             with suppress(WireError):
-                message = self._checked(decode_rank_message(packet))
+                message = self._decoded(packet)
                 if self.keep(message):
                     messages.append(message)
         return messages, True
 
-    def _checked(self, message: RankMessage) -> RankMessage:
-        """Return a message, or a failure for the hello of another version of Muster."""
+    def _decoded(self, packet: bytes) -> RankMessage:
+        """Return a message, or a failure for the hello of another Muster; raises `WireError`."""
         # An adopted rank may be older than this agent: that of its own version has accepted it.
-        if isinstance(message, Hello) and isinstance(self.process, ChildProcess):
-            problem = version_problem(message.python, message.version)
-            if problem is not None:
-                return PermanentFailure(reason=Reason.INVALID_PROGRAM, message=problem)
-        return message
+        if isinstance(self.process, ChildProcess):
+            with suppress(WireError):
+                hello = decode_rank_hello(packet)
+                python = hello.python or "the job's own"  # the first releases did not say
+                if problem := version_problem(python, hello.version, hello.protocol):
+                    return PermanentFailure(reason=Reason.INVALID_PROGRAM, message=problem)
+        return decode_rank_message(packet)
 
     def keep(self, message: RankMessage) -> bool:
         """Keep a message for the next coordinator; return False if it is not to be reported."""
