@@ -25,7 +25,7 @@ from coordinator.tracked_job import TrackedJob
 from database.records import AgentRecord
 from muster.contracts.attach import LaunchAgent, OrderFailed
 from muster.contracts.host import HostFacts
-from muster.contracts.interpreter import VERSION, is_compatible
+from muster.contracts.interpreter import is_compatible, release
 from muster.contracts.job import JobUid, Reason
 from muster.contracts.messages import (
     AgentAssignment,
@@ -339,9 +339,9 @@ class AgentLifecycle:
 
     def _refusal(self, request: JoinRequest) -> str:
         """Return why a process is turned away, "" if it is not: each token is good for one."""
-        if not is_compatible(request.version):
-            theirs = f"{request.node} has Muster {request.version}"
-            return f"{theirs}, and the coordinator {VERSION}: install that there"
+        if not is_compatible(request.version, request.protocol):
+            theirs = f"{request.node} has Muster {release(request.version, request.protocol)}"
+            return f"{theirs}, and the coordinator {release()}: install that there"
         key = request.job_uid, request.host, request.generation
         if self._joined.setdefault(key, request.nonce) != request.nonce:
             return f"{request.node} has shown the token of {request.host}, which was used before"

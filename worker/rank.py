@@ -33,6 +33,7 @@ from muster.contracts.messages import (
     RankMessage,
     RankSaid,
     RankSpawned,
+    RankVersion,
     Ready,
     Saved,
     StartRank,
@@ -41,7 +42,7 @@ from muster.contracts.messages import (
 )
 from muster.contracts.rank import Phase
 from muster.contracts.series import Window, joined
-from muster.contracts.wire import decode_rank_message, encode
+from muster.contracts.wire import decode_rank_hello, decode_rank_message, encode
 from muster.host.containment import kill_attempt
 from muster.host.peers import name_senders, receive_from
 from muster.host.processes import identify
@@ -155,13 +156,25 @@ class RankProcess:
             if not packet:
                 return messages, False
             with suppress(WireError):
-                message = self._checked(decode_rank_message(packet), sender)
+                message = self._decoded(packet, sender)
                 if self.keep(message):
                     messages.append(message)
         return messages, True
 
-    def _checked(self, message: RankMessage, sender: int) -> RankMessage:
-        """Return a message, or a failure for the hello of another version of Muster."""
+    def _decoded(self, packet: bytes, sender: int) -> RankMessage:
+        """Return a message, or a failure for the hello of another Muster; raises `WireError`."""
+        message: RankMessage | RankVersion
+        try:
+            message = decode_rank_message(packet)
+        except WireError:
+            message = decode_rank_hello(packet)
+        # An adopted rank may be older than this agent: that of its own version has accepted it.
+        if isinstance(message, Hello | RankVersion) and isinstance(self.process, ChildProcess):
+            python = message.python or "the job's own"  # the first releases did not say
+            if problem := version_problem(python, message.version, message.protocol):
+                return PermanentFailure(reason=Reason.INVALID_PROGRAM, message=problem)
+        if isinstance(message, RankVersion):
+            raise WireError("a rank has sent a hello that is not one of its version")
         if isinstance(message, Hello):
             self._latest.pop(JoinedProcessEnded, None)
             if sender:
@@ -169,11 +182,6 @@ class RankProcess:
         if isinstance(message, Heartbeat) and sender not in {0, self.trainer_pid}:
             # Another process that has joined, and exits: the rank goes on.
             return msgspec.structs.replace(message, phase=Phase.TRAINING)
-        # An adopted rank may be older than this agent: that of its own version has accepted it.
-        if isinstance(message, Hello) and isinstance(self.process, ChildProcess):
-            problem = version_problem(message.python, message.version)
-            if problem is not None:
-                return PermanentFailure(reason=Reason.INVALID_PROGRAM, message=problem)
         return message
 
     def _note_trainer(self, pid: int) -> None:
@@ -199,9 +207,9 @@ class RankProcess:
     def has_lost_trainer(self) -> bool:
         """Whether the process that said hello has ended without the rank's own: once for each."""
         trainer = self.trainer
-        if trainer is None or trainer is self.process or JoinedProcessEnded in self._latest:
+        if not self.trainer_pid or trainer is self.process or JoinedProcessEnded in self._latest:
             return False
-        return trainer.has_exited()
+        return trainer is None or trainer.has_exited()
 
     def keep(self, message: RankMessage) -> bool:
         """Keep a message for the next coordinator; return False if it is not to be reported."""

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from muster.contracts.environ import PROCESS_TAG
+from muster.contracts.interpreter import VERSION, release
 from muster.contracts.job import Reason
 from muster.contracts.messages import (
     AdoptedRank,
@@ -86,6 +87,33 @@ def test_the_process_that_said_hello_is_known(loop: TableLoop) -> None:
     assert not rank.trainer.has_exited()
     os.kill(pid, signal.SIGKILL)
     await_value(rank.trainer.has_exited, lambda: "it runs")
+
+
+@pytest.mark.parametrize(
+    ("said", "python", "theirs"),
+    [
+        ({}, "the job's own", "an older one (protocol 0)"),
+        ({"version": VERSION, "python": "/p"}, "/p", f"{VERSION} (protocol 0)"),
+        (
+            {"version": VERSION, "protocol": 99, "new": [1]},
+            "the job's own",
+            f"{VERSION} (protocol 99)",
+        ),
+    ],
+)
+def test_the_hello_of_another_muster_is_a_refusal(
+    loop: TableLoop, said: dict[str, object], python: str, theirs: str
+) -> None:
+    hello = msgspec.msgpack.encode({"is": "hello", **said})
+    loop.start(f"import os; os.write(CHANNEL, {hello!r}); {WAIT}")
+    loop.run_until(loop.has_received_hello)
+    (message,) = (it.message for it in loop.reports if isinstance(it, RankSaid))
+    loop.ranks.send_signal(0, 0, signal.SIGKILL)
+    loop.run_until_empty()
+    assert isinstance(message, PermanentFailure)
+    assert message.message.startswith(
+        f"`python` is {python}, whose muster is {theirs}, not {release()}:"
+    )
 
 
 def test_killed_ranks_are_reported_before_those_that_exited(loop: TableLoop) -> None:
