@@ -33,7 +33,6 @@ from muster.contracts.messages import (
     RankMessage,
     RankSaid,
     RankSpawned,
-    RankVersion,
     Ready,
     Saved,
     StartRank,
@@ -163,19 +162,15 @@ class RankProcess:
 
     def _decoded(self, packet: bytes, sender: int) -> RankMessage:
         """Return a message, or a failure for the hello of another Muster; raises `WireError`."""
-        message: RankMessage | RankVersion
         try:
             message = decode_rank_message(packet)
         except WireError:
-            message = decode_rank_hello(packet)
-        # An adopted rank may be older than this agent: that of its own version has accepted it.
-        if isinstance(message, Hello | RankVersion) and isinstance(self.process, ChildProcess):
-            python = message.python or "the job's own"  # the first releases did not say
-            if problem := version_problem(python, message.version, message.protocol):
-                return PermanentFailure(reason=Reason.INVALID_PROGRAM, message=problem)
-        if isinstance(message, RankVersion):
-            raise WireError("a rank has sent a hello that is not one of its version")
+            if (refusal := self._refusal(packet)) is None:
+                raise
+            return refusal
         if isinstance(message, Hello):
+            if (refusal := self._refusal(packet)) is not None:
+                return refusal
             self._latest.pop(JoinedProcessEnded, None)
             if sender:
                 self._note_trainer(sender)
@@ -183,6 +178,18 @@ class RankProcess:
             # Another process that has joined, and exits: the rank goes on.
             return msgspec.structs.replace(message, phase=Phase.TRAINING)
         return message
+
+    def _refusal(self, packet: bytes) -> PermanentFailure | None:
+        """Return why the hello of another Muster is refused. Raises `WireError` if it is none."""
+        hello = decode_rank_hello(packet)
+        # An adopted rank may be older than this agent: that of its own version has accepted it.
+        if not isinstance(self.process, ChildProcess):
+            return None
+        python = hello.python or "the job's own"  # the first releases did not say
+        problem = version_problem(python, hello.version, hello.protocol)
+        if problem is None:
+            return None
+        return PermanentFailure(reason=Reason.INVALID_PROGRAM, message=problem)
 
     def _note_trainer(self, pid: int) -> None:
         """Hold on to a process that has said hello: a wrapper may lie between it and us."""
