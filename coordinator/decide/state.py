@@ -18,7 +18,7 @@ from muster.contracts import agent as agents
 from muster.contracts.agent import LOCAL_HOST, UNPLACED, AgentState
 from muster.contracts.engine import SCHEDULERS
 from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
-from muster.contracts.messages import Raised
+from muster.contracts.messages import Raised, RankExited
 from muster.contracts.pool import Pool
 from muster.contracts.retry import DEFAULT_BACKOFF, RETRIES, Backoff, RetryClass
 from muster.contracts.spec import JobSpec
@@ -96,6 +96,8 @@ class JobFailure(Cause):
     """Why a job cannot go on; its ranks save and exit, then its status is FAILED."""
 
     exit_code: int | None = None
+    blamed: RankExited | None = None  # of a gang, until a rank that failed before it is found
+    limit: str = ""  # a verb phrase: why it was not started again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
