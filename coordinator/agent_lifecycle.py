@@ -15,7 +15,8 @@ from typing import Final
 import msgspec
 
 from coordinator.decide.actions import AgentLost, AgentWaits, JobFailed, Observation
-from coordinator.decide.state import AGENT_FAILURES_LIMIT, AgentSnapshot, JobFailure, JobSnapshot
+from coordinator.decide.job_end import JobFailure
+from coordinator.decide.state import AGENT_FAILURES_LIMIT, AgentSnapshot, JobSnapshot
 from coordinator.launchers.launcher import AgentProcess, AgentValues, Launcher, NotStarted
 from coordinator.launchers.remote import probe_file
 from coordinator.launchers.scheduler import Refused, SchedulerJobs, SchedulerLauncher

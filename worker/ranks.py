@@ -31,6 +31,7 @@ from muster.contracts.messages import (
     AgentHeartbeat,
     AgentMessage,
     AnnounceGroup,
+    JoinedProcessEnded,
     RankDied,
     RankExited,
     RankSaid,
@@ -283,6 +284,10 @@ class RankTable:
     def tick(self) -> None:
         """Index the logs, and look for exits that no signal reports."""
         self._index_logs()
+        for rank in self._running.values():
+            if rank.has_lost_trainer:
+                self._reader.drain(rank)  # its last words come first
+                self._report(rank.say(JoinedProcessEnded()))
         if time.monotonic() >= self._next_logs_check:
             self._next_logs_check = time.monotonic() + LOGS_CHECK_SECONDS
             self._limit_logs()

@@ -59,7 +59,10 @@ def classify(
     if exited.unstarted is not None and kind is RetryClass.INFRASTRUCTURE:
         words = printable(exited.unstarted)
         return AttemptEnd(retry_class=kind, reason=Reason.HOST_EXHAUSTED, message=words)
-    reason = _end_reason(snapshot) if kind is RetryClass.STOPPED else _REASONS.get(kind)
+    reason = _REASONS.get(kind)
+    if kind is RetryClass.STOPPED:
+        broken = Reason.GANG_RESTARTED if snapshot.is_gang_broken else None
+        reason = snapshot.end.reason or broken
     return AttemptEnd(
         retry_class=kind,
         reason=reason,
@@ -72,7 +75,7 @@ def classify(
 def classify_unobserved(snapshot: JobSnapshot, cause: Cause) -> AttemptEnd:
     """Return how an attempt ended whose agent went with it, so that its status is unknown."""
     if snapshot.is_ending:
-        kind, reason = RetryClass.STOPPED, _end_reason(snapshot)
+        kind, reason = RetryClass.STOPPED, snapshot.end.reason
     else:
         kind, reason = RetryClass.INFRASTRUCTURE, cause.reason
     return AttemptEnd(retry_class=kind, reason=reason, message=cause.message)
@@ -154,17 +157,6 @@ def _error_type(exited: RankExited) -> str:
 def _first_error_line(exited: RankExited) -> Sequence[str]:
     """Return the first line of the error report that the program wrote, if any."""
     return [] if exited.error is None else printable(exited.error).splitlines()[:1]
-
-
-def _end_reason(snapshot: JobSnapshot) -> Reason | None:
-    """Return why all ranks are ended; None if only this one was."""
-    if snapshot.failure is not None:
-        return snapshot.failure.reason
-    if snapshot.stop is not None:
-        return Reason.STOPPED_BY_USER
-    if snapshot.interrupting:
-        return Reason.INTERRUPTED
-    return Reason.GANG_RESTARTED if snapshot.is_gang_broken else None
 
 
 def _describe(

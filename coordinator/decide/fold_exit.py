@@ -16,8 +16,9 @@ import msgspec
 from coordinator.decide import fold_pool, fold_rank
 from coordinator.decide.classify_exit import classify, failed_before, has_lost_peer
 from coordinator.decide.events import describe_exit, printable, quote_lines
+from coordinator.decide.job_end import JobFailure
 from coordinator.decide.rank_state import AttemptEnd, Cause, RankSnapshot
-from coordinator.decide.state import JobFailure, JobSnapshot
+from coordinator.decide.state import JobSnapshot
 from muster.contracts.interpreter import import_advice
 from muster.contracts.job import Reason
 from muster.contracts.messages import PermanentFailure, Raised, RankExited
@@ -32,12 +33,8 @@ Kills in between do not count as attempts (`JobSnapshot.count_attempts`)."""
 
 def fail_job(snapshot: JobSnapshot, failure: JobFailure, now: float) -> JobSnapshot:
     """Fail the job: the first failure stands, ranks get the grace period to save and exit."""
-    if snapshot.failure is not None:
-        return snapshot
-    if snapshot.is_ending:  # the grace period runs already
-        return replace(snapshot, failure=failure)
     grace = snapshot.spec.stop_grace_seconds
-    return replace(snapshot, failure=failure, stop_at=now, stop_grace_seconds=grace)
+    return replace(snapshot, end=snapshot.end.fail(failure, now, grace))
 
 
 def record_permanent_error(
@@ -102,14 +99,14 @@ def _blame_earlier(
 
     A rank whose peer is gone may exit before that one has.
     """
-    failure = snapshot.failure
+    failure = snapshot.end.failure
     if failure is None or failure.blamed is None:
         return snapshot
     is_near = snapshot.ranks[failure.blamed.rank].host == rank.host
     if not failed_before(rank, message, failure.blamed, is_near=is_near):
         return snapshot
     found = _failure(snapshot, rank, ending, message, failure.reason, failure.limit)
-    return replace(snapshot, failure=found)
+    return replace(snapshot, end=replace(snapshot.end, failure=found))
 
 
 def _with_advice(spec: JobSpec, exited: RankExited) -> RankExited:

@@ -14,7 +14,7 @@ import msgspec
 from muster.contracts.agent import LOCAL_HOST, LOOPBACK
 from muster.contracts.interpreter import PROTOCOL, VERSION
 from muster.contracts.job import Reason
-from muster.contracts.rank import Count, ProcessRecord, RankProgress
+from muster.contracts.rank import Count, Phase, ProcessRecord, RankProgress
 from muster.contracts.series import Window
 
 
@@ -67,6 +67,14 @@ class Heartbeat(_Message, frozen=True, omit_defaults=True, tag="heartbeat"):
     stopping: bool  # the rank received SIGTERM: from now on exit code 0 means saved, not finished
     waiting: bool  # the rank waits for its peers, so a missing step is not its fault
     window: Window | None = None  # all values since the heartbeat before
+    phase: Phase = Phase.TRAINING
+
+
+class JoinedProcessEnded(_Message, frozen=True, tag="joined_process_ended"):
+    """The process that said hello has ended, and the script that started it goes on.
+
+    Sent by the agent. The rank is then like a program that never sends heartbeats.
+    """
 
 
 class Warned(_Message, frozen=True, tag="warned"):
@@ -176,6 +184,7 @@ RankMessage: TypeAlias = (
     Executing
     | Hello
     | Heartbeat
+    | JoinedProcessEnded
     | Warned
     | Orphaned
     | PermanentFailure

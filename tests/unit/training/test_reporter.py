@@ -101,7 +101,7 @@ def test_restored_rank_reports_epochs_and_step_again(tmp_path: Path, ear: Ear) -
     reporter.on_group_joined(GROUP, replica)
     ear.heard()
     reporter.supervision.report()
-    reporter.print_outcome(Outcome.DONE)
+    reporter.end(Outcome.DONE)
     (beat,) = ear.heard()
     assert isinstance(beat, Heartbeat)
     assert beat.progress.step == EPOCHS, "also if it has nothing left to do"
