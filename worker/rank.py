@@ -41,8 +41,10 @@ from muster.contracts.messages import (
 from muster.contracts.series import Window, joined
 from muster.contracts.wire import decode_rank_message, encode
 from muster.host.containment import kill_attempt
+from muster.host.peers import name_senders, receive_from
+from muster.host.processes import identify
 from worker.log_index import LogIndex
-from worker.process import ChildProcess, ProcessHandle
+from worker.process import AdoptedProcess, ChildProcess, ProcessHandle
 from worker.start import Starter
 
 WARNINGS_LIMIT: Final = 100
@@ -72,6 +74,10 @@ class RankProcess:
         self.log = log
         self.process = process
         self.channel = channel
+        self.trainer_pid = 0
+        """Of the process that was the last to say hello; 0 before. Its forks have others."""
+        self._trainers: dict[int, ProcessHandle] = {}
+        """By pid: the processes that have said hello, oldest first."""
         self._latest: dict[type[RankMessage], RankMessage] = {}
         """The last message of each type, in order of arrival, for a new coordinator."""
         self._saved: deque[Saved] = deque(maxlen=SAVED_LIMIT)
@@ -88,6 +94,7 @@ class RankProcess:
         channel, theirs = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
         )
+        name_senders(channel)
         try:
             pid = starter.start(order, log.descriptor, theirs, *gpus)
         except OSError:
@@ -138,27 +145,48 @@ class RankProcess:
             return messages, True
         for _ in range(packets):
             try:
-                packet = self.channel.recv(MESSAGE_LIMIT_BYTES)
+                packet, sender = receive_from(self.channel, MESSAGE_LIMIT_BYTES)
             except BlockingIOError:
                 break
             except OSError:
-                packet = b""
+                packet, sender = b"", 0
             if not packet:
                 return messages, False
             with suppress(WireError):
-                message = self._checked(decode_rank_message(packet))
+                message = self._checked(decode_rank_message(packet), sender)
                 if self.keep(message):
                     messages.append(message)
         return messages, True
 
-    def _checked(self, message: RankMessage) -> RankMessage:
+    def _checked(self, message: RankMessage, sender: int) -> RankMessage:
         """Return a message, or a failure for the hello of another version of Muster."""
+        if isinstance(message, Hello) and sender:
+            self._note_trainer(sender)
         # An adopted rank may be older than this agent: that of its own version has accepted it.
         if isinstance(message, Hello) and isinstance(self.process, ChildProcess):
             problem = version_problem(message.python, message.version)
             if problem is not None:
                 return PermanentFailure(reason=Reason.INVALID_PROGRAM, message=problem)
         return message
+
+    def _note_trainer(self, pid: int) -> None:
+        """Hold on to a process that has said hello: a wrapper may lie between it and us."""
+        self.trainer_pid = pid
+        if pid == self.pid:
+            self._trainers[pid] = self.process
+            return
+        for gone in [it for it in self._trainers.values() if it.has_exited()]:
+            if gone is not self.process:
+                self._trainers.pop(gone.pid).release()
+        record = None if pid in self._trainers else identify(pid, or_zombie=True)
+        if record is not None:  # else it has reconnected, or its parent has reaped it already
+            with suppress(OSError):  # no descriptor left: its group is signalled as a command's
+                self._trainers[pid] = AdoptedProcess(record)
+
+    @property
+    def trainer(self) -> ProcessHandle | None:
+        """The process that was the last to say hello; None if that is unknown, or was gone."""
+        return self._trainers.get(self.trainer_pid)
 
     def keep(self, message: RankMessage) -> bool:
         """Keep a message for the next coordinator; return False if it is not to be reported."""
@@ -220,7 +248,8 @@ class RankProcess:
 
     def release(self) -> None:
         """Reap the process and close everything; only after it has been contained."""
-        self.process.release()
+        for process in {self.process, *self._trainers.values()}:
+            process.release()
         if self.log is not None:
             self.log.close()
         if self.channel is not None:

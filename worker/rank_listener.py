@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from muster.contracts.messages import RankSaid
-from muster.host.peers import peer_of, short_socket_path
+from muster.host.peers import name_senders, peer_of, short_socket_path
 from muster.runtime.agent_sockets import generation_of, sockets_beside
 from muster.runtime.stderr_messages import print_stderr
 from worker.rank import RankProcess
@@ -94,6 +94,7 @@ class ReconnectListener:
         self._accept = accept
         self._is_listening = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        name_senders(self._socket)
         try:
             path.parent.mkdir(exist_ok=True)  # no parents: a deleted job stays deleted
             path.unlink(missing_ok=True)
