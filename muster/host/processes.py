@@ -33,6 +33,8 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 # Fields of /proc/PID/stat, counted after the command name, which may contain blanks.
 _STATE_FIELD: Final = 0
 _PARENT_FIELD: Final = 1
+_GROUP_FIELD: Final = 2
+_THREADS_FIELD: Final = 17
 _START_TICKS_FIELD: Final = 19
 
 
@@ -199,6 +201,17 @@ def all_pids() -> Iterator[int]:
         for entry in entries:
             if entry.name.isdigit():
                 yield int(entry.name)
+
+
+def running_in_group(group: int) -> list[int]:
+    """Return the pids of a process group. A zombie that has threads left has not ended yet."""
+    return [
+        pid
+        for pid in all_pids()
+        if (fields := _stat(pid)) is not None
+        and int(fields[_GROUP_FIELD]) == group
+        and (fields[_STATE_FIELD] not in {"Z", "X"} or int(fields[_THREADS_FIELD]) > 1)
+    ]
 
 
 def environment_of(pid: int) -> dict[str, str]:
