@@ -106,7 +106,7 @@ class ExitLog:
         Its last messages may have met a full channel or no agent. Its own record holds them, and
         the exit code too if the kernel does not know it any more.
         """
-        status = rank.process.exit_status()
+        status = rank.exit_status()
         own = read_own_record(self._files, rank.rank, rank.attempt, rank.pid)
         if own is None:
             return (), status

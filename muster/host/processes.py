@@ -33,6 +33,7 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 # Fields of /proc/PID/stat, counted after the command name, which may contain blanks.
 _STATE_FIELD: Final = 0
 _PARENT_FIELD: Final = 1
+_GROUP_FIELD: Final = 2
 _THREADS_FIELD: Final = 17
 _START_TICKS_FIELD: Final = 19
 
@@ -208,6 +209,17 @@ def all_pids() -> Iterator[int]:
         for entry in entries:
             if entry.name.isdigit():
                 yield int(entry.name)
+
+
+def running_in_group(group: int) -> list[int]:
+    """Return the pids of a process group."""
+    return [
+        pid
+        for pid in all_pids()
+        if (fields := _stat(pid)) is not None
+        and int(fields[_GROUP_FIELD]) == group
+        and not _has_ended(fields)
+    ]
 
 
 def environment_of(pid: int) -> dict[str, str]:
