@@ -44,6 +44,10 @@ VIRTUAL_SHARDS: Final = "muster.virtual_shards"
 """Another one, which decides the order of every sum; absent in checkpoints of older versions. It is
 no part of a checkpoint's identity, which it would change."""
 
+ARITHMETIC: Final = "muster.arithmetic"
+"""Digest and facts of the arithmetic that computed the state (`muster.training.fingerprint`). It is
+no part of the identity either."""
+
 VALUES: Final = "muster.values"
 """`Committed.values` of a synchronous checkpoint, if there are any: JSON text."""
 

@@ -62,6 +62,8 @@ class Fingerprint:
     digest: str
     facts: Mapping[str, str]
     """Settings that usually explain a difference; ``unknown`` where one cannot be read."""
+    arithmetic: str = ""
+    """Digest without the model and the data: what a checkpoint holds."""
 
 
 def fingerprint() -> Fingerprint:
@@ -70,7 +72,8 @@ def fingerprint() -> Fingerprint:
     with np.errstate(all="ignore"):  # denormal numbers are among the inputs
         for result in _results():
             digest.update(np.ascontiguousarray(result).data)
-    return Fingerprint(digest=digest.hexdigest(), facts=_facts())
+    found = digest.hexdigest()
+    return Fingerprint(digest=found, facts=_facts(), arithmetic=found)
 
 
 def explain(ours: Fingerprint, theirs: Fingerprint) -> str:

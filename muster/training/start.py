@@ -65,6 +65,10 @@ def ready_trainer(
 ) -> Trainer:
     """Return the trainer of a rank, and report that the rank is ready for its first group."""
     supervision = reporter.supervision
+    if settings.bits == "any":
+        arithmetic = replace(arithmetic, digest=ANY_BITS)
+    else:
+        reporter.checkpointer.arithmetic = arithmetic
     updates: GroupUpdates
     if settings.agent_fd is None:
         updates = SingleRankUpdates(settings.rank, lambda: supervision.is_stopping)
@@ -80,7 +84,7 @@ def ready_trainer(
         updates=updates,
         groups=groups,
         callbacks=reporter,
-        arithmetic=replace(arithmetic, digest=ANY_BITS) if settings.bits == "any" else arithmetic,
+        arithmetic=arithmetic,
     )
 
 
