@@ -162,15 +162,15 @@ class RankProcess:
 
     def _decoded(self, packet: bytes, sender: int) -> RankMessage:
         """Return a message, or a failure for the hello of another Muster; raises `WireError`."""
-        # An adopted rank may be older than this agent: that of its own version has accepted it.
-        if isinstance(self.process, ChildProcess):
-            with suppress(WireError):
-                hello = decode_rank_hello(packet)
-                python = hello.python or "the job's own"  # the first releases did not say
-                if problem := version_problem(python, hello.version, hello.protocol):
-                    return PermanentFailure(reason=Reason.INVALID_PROGRAM, message=problem)
-        message = decode_rank_message(packet)
+        try:
+            message = decode_rank_message(packet)
+        except WireError:
+            if (refusal := self._refusal(packet)) is None:
+                raise
+            return refusal
         if isinstance(message, Hello):
+            if (refusal := self._refusal(packet)) is not None:
+                return refusal
             self._latest.pop(JoinedProcessEnded, None)
             if sender:
                 self._note_trainer(sender)
@@ -178,6 +178,18 @@ class RankProcess:
             # Another process that has joined, and exits: the rank goes on.
             return msgspec.structs.replace(message, phase=Phase.TRAINING)
         return message
+
+    def _refusal(self, packet: bytes) -> PermanentFailure | None:
+        """Return why the hello of another Muster is refused. Raises `WireError` if it is none."""
+        hello = decode_rank_hello(packet)
+        # An adopted rank may be older than this agent: that of its own version has accepted it.
+        if not isinstance(self.process, ChildProcess):
+            return None
+        python = hello.python or "the job's own"  # the first releases did not say
+        problem = version_problem(python, hello.version, hello.protocol)
+        if problem is None:
+            return None
+        return PermanentFailure(reason=Reason.INVALID_PROGRAM, message=problem)
 
     def _note_trainer(self, pid: int) -> None:
         """Hold on to a process that has said hello: a wrapper may lie between it and us."""
@@ -202,9 +214,9 @@ class RankProcess:
     def has_lost_trainer(self) -> bool:
         """Whether the process that said hello has ended without the rank's own: once for each."""
         trainer = self.trainer
-        if trainer is None or trainer is self.process or JoinedProcessEnded in self._latest:
+        if not self.trainer_pid or trainer is self.process or JoinedProcessEnded in self._latest:
             return False
-        return trainer.has_exited()
+        return trainer is None or trainer.has_exited()
 
     def keep(self, message: RankMessage) -> bool:
         """Keep a message for the next coordinator; return False if it is not to be reported."""

@@ -252,7 +252,11 @@ def _failure(
 ) -> JobFailure:
     """Return the job's failure: what happened to the rank, the limit, the end of its log."""
     intent, name = rank.attempt.intent, snapshot.rank_name(rank)
-    done = next((it for it in snapshot.ranks if it.finished), None) if snapshot.is_gang else None
+    done = (
+        next((it for it in snapshot.ranks if it.finished and not it.is_alive), None)
+        if snapshot.is_gang
+        else None
+    )
     if done is not None and (ending.reason is Reason.NO_PROGRESS or has_lost_peer(message)):
         uneven = "exited with code 0 before the others: have all ranks as many steps? Then"
         name = f"{snapshot.rank_name(done)} {uneven} {name}"

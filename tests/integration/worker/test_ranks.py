@@ -64,6 +64,31 @@ def test_start_messages_and_exit_are_reported_in_order(loop: TableLoop) -> None:
     assert loop.files.times(0, 0).stat().st_size == 16
 
 
+TRAINER_BELOW_A_WRAPPER = f"""
+import os, signal
+if os.fork() == 0:
+    print(os.getpid(), flush=True)
+    {SAY_HELLO}
+    if os.fork() == 0:
+        os.write(CHANNEL, {encode(beat(step=1))!r})
+    signal.pause()
+signal.pause()
+"""
+
+
+def test_the_process_that_said_hello_is_known(loop: TableLoop) -> None:
+    loop.start(f"exec({TRAINER_BELOW_A_WRAPPER.strip()!r})")
+    loop.run_until(lambda: len(loop.reports) > 2)
+    (rank,) = loop.ranks.running
+    pid = int(loop.files.log(0, 0).read_text())
+    assert rank.pid != pid == rank.trainer_pid
+    assert rank.trainer is not None
+    assert rank.trainer.identity == identify(pid)
+    assert not rank.trainer.has_exited()
+    os.kill(pid, signal.SIGKILL)
+    await_value(rank.trainer.has_exited, lambda: "it runs")
+
+
 @pytest.mark.parametrize(
     ("said", "python", "theirs"),
     [
@@ -89,31 +114,6 @@ def test_the_hello_of_another_muster_is_a_refusal(
     assert message.message.startswith(
         f"`python` is {python}, whose muster is {theirs}, not {release()}:"
     )
-
-
-TRAINER_BELOW_A_WRAPPER = f"""
-import os, signal
-if os.fork() == 0:
-    print(os.getpid(), flush=True)
-    {SAY_HELLO}
-    if os.fork() == 0:
-        os.write(CHANNEL, {encode(beat(step=1))!r})
-    signal.pause()
-signal.pause()
-"""
-
-
-def test_the_process_that_said_hello_is_known(loop: TableLoop) -> None:
-    loop.start(f"exec({TRAINER_BELOW_A_WRAPPER.strip()!r})")
-    loop.run_until(lambda: len(loop.reports) > 2)
-    (rank,) = loop.ranks.running
-    pid = int(loop.files.log(0, 0).read_text())
-    assert rank.pid != pid == rank.trainer_pid
-    assert rank.trainer is not None
-    assert rank.trainer.identity == identify(pid)
-    assert not rank.trainer.has_exited()
-    os.kill(pid, signal.SIGKILL)
-    await_value(rank.trainer.has_exited, lambda: "it runs")
 
 
 def test_killed_ranks_are_reported_before_those_that_exited(loop: TableLoop) -> None:
