@@ -59,7 +59,7 @@ class CheckpointMismatch(CheckpointError):
 
 
 class OtherArithmetic(CheckpointError):
-    """Another host has computed the checkpoint of this job, and with other bits than this one would."""
+    """The checkpoint of this job was computed with other bits than this process would compute."""
 
 
 class StaleGeneration(CheckpointError):
