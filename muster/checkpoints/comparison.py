@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from muster.checkpoints.format import Array, State, pack, to_json
-from muster.checkpoints.manifest import ARITHMETIC, VIRTUAL_SHARDS
+from muster.checkpoints.manifest import VIRTUAL_SHARDS
 from muster.checkpoints.reader import Checkpoint
 from muster.contracts.shards import Position
 
@@ -42,8 +42,7 @@ def identity(state: State, position: Position) -> str:
     which attempt they were saved, so that an interrupted run can be compared with another. Raises
     `UnsupportedState`.
     """
-    named = {name: state[name] for name in state.keys() - {VIRTUAL_SHARDS, ARITHMETIC}}
-    packed = pack(named)
+    packed = pack({name: value for name, value in state.items() if name != VIRTUAL_SHARDS})
     digest = sha256(msgspec.json.encode([packed.values, position], order="sorted"))
     for buffer in packed.buffers:
         digest.update(buffer)
@@ -56,7 +55,7 @@ def identity_of(checkpoint: Checkpoint) -> str:
 
 
 def _differences(first: State, second: State) -> Iterator[Difference]:
-    for name in sorted({*first, *second} - {ARITHMETIC}):
+    for name in sorted({*first, *second}):
         if name not in first or name not in second:
             yield Difference(
                 name=name, first=_described(first, name), second=_described(second, name)

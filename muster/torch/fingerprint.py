@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import xxhash
 
-from muster.training.fingerprint import Fingerprint, fingerprint
+from muster.runtime.fingerprint import Fingerprint, fingerprint
 
 _LENGTH: Final = 4099
 

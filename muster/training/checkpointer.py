@@ -20,8 +20,8 @@ from muster.contracts.environ import RankSettings
 from muster.contracts.messages import EpochDone
 from muster.contracts.paths import checkpoints_of_job
 from muster.contracts.storage import OpenCheckpoints
+from muster.runtime.fingerprint import Fingerprint
 from muster.runtime.storage_client import Checkpoints, open_checkpoints
-from muster.training.fingerprint import Fingerprint, explain
 from muster.training.schedule import Schedule
 from muster.training.state_sync import Arrays, Committed, Replica
 
@@ -63,7 +63,7 @@ class Checkpointer:
         values = {EPOCHS: rows_of(replica.committed.epochs), SCHEDULE: _facts(schedule)}
         values[VIRTUAL_SHARDS] = schedule.virtual_shards
         if (ours := self.arithmetic) is not None:
-            values[ARITHMETIC] = {"digest": ours.arithmetic, "facts": dict(ours.facts)}
+            values[ARITHMETIC] = ours.value
         if replica.committed.values:
             values[VALUES] = replica.committed.values.decode()
         if replica.committed.is_stopped or replica.committed.stop_requested:
@@ -92,15 +92,14 @@ class Checkpointer:
         state = dict(checkpoint.state)
         wanted = {"drop_last": 0, **_facts(schedule), "virtual_shards": schedule.virtual_shards}
         refuse_other_schedule(state, wanted, f"of step {checkpoint.step}")
-        theirs = state.get(ARITHMETIC)
-        for name in (SCHEDULE, VIRTUAL_SHARDS, ARITHMETIC):
+        for name in (SCHEDULE, VIRTUAL_SHARDS):
             state.pop(name, None)
         epochs, text = epochs_of(state.pop(EPOCHS)), state.pop(VALUES, "")
         # A job that resumes from another one goes on where that one ended.
         is_own = checkpoint.manifest.job_uid == self._settings.job_uid
         stop = state.pop(STOP, None)
         stop = stop if is_own else None
-        self._compare_arithmetic(checkpoint.manifest, theirs)
+        self._compare_arithmetic(checkpoint.manifest)
         there, here = _shapes(state), _shapes(initial)
         other = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
         if other:
@@ -121,12 +120,10 @@ class Checkpointer:
         replica.commit(state, committed)
         return True
 
-    def _compare_arithmetic(self, manifest: Manifest, found: Mapping[str, Any] | None) -> None:
-        ours = self.arithmetic
-        if ours is None or found is None or found["digest"] == ours.arithmetic:
+    def _compare_arithmetic(self, manifest: Manifest) -> None:
+        why = "" if self.arithmetic is None else self.arithmetic.difference(manifest)
+        if not why:
             return
-        theirs = Fingerprint(digest="", facts=found["facts"], arithmetic=found["digest"])
-        why = f"the checkpoint of step {manifest.step} has other bits: {explain(ours, theirs)}"
         # Whoever starts by hand, or another job, has decided to go on from it.
         if manifest.job_uid is None or manifest.job_uid != self._settings.job_uid:
             self._warn(f"{why}. Training goes on, from that step on with the bits of this host")

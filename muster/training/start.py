@@ -14,8 +14,8 @@ from muster.host.containment import retag
 from muster.host.trace import stamp
 from muster.runtime.agent_client import AgentClient, AgentSocket
 from muster.runtime.exit_report import exit_process
+from muster.runtime.fingerprint import ANY_BITS, Fingerprint
 from muster.training.blocks import Computer
-from muster.training.fingerprint import ANY_BITS, Fingerprint
 from muster.training.group import group_factory
 from muster.training.group_updates import AgentGroupUpdates, GroupUpdates, SingleRankUpdates
 from muster.training.replay import Replay

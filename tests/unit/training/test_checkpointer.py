@@ -17,8 +17,8 @@ from muster.contracts.messages import EpochDone
 from muster.contracts.paths import checkpoints_of_job
 from muster.contracts.shards import Position
 from muster.datasets.index import Totals
+from muster.runtime.fingerprint import Fingerprint
 from muster.training.checkpointer import Checkpointer
-from muster.training.fingerprint import Fingerprint
 from muster.training.schedule import Schedule
 from muster.training.state_sync import Committed, Replica
 from tests.support.installation import newest_checkpoint

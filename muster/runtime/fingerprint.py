@@ -11,12 +11,15 @@ import os
 import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import xxhash
 from numpy.typing import DTypeLike, NDArray
+
+from muster.checkpoints.manifest import ARITHMETIC, Manifest
 
 Array: TypeAlias = NDArray[Any]
 
@@ -65,6 +68,19 @@ class Fingerprint:
     arithmetic: str = ""
     """Digest without the model and the data: what a checkpoint holds."""
 
+    @property
+    def value(self) -> dict[str, Any]:
+        """What a checkpoint says about the process that has saved it."""
+        return {"digest": self.arithmetic, "facts": dict(self.facts)}
+
+    def difference(self, manifest: Manifest) -> str:
+        """Return why a checkpoint has other bits than this process; "" if it is not known to."""
+        found = manifest.values.get(ARITHMETIC)
+        if found is None or found["digest"] == self.arithmetic:
+            return ""
+        why = explain(self, Fingerprint(digest="", facts=found["facts"]))
+        return f"the checkpoint of step {manifest.step} has other bits: {why}"
+
 
 def fingerprint() -> Fingerprint:
     """Return the fingerprint of this process."""
@@ -74,6 +90,14 @@ def fingerprint() -> Fingerprint:
             digest.update(np.ascontiguousarray(result).data)
     found = digest.hexdigest()
     return Fingerprint(digest=found, facts=_facts(), arithmetic=found)
+
+
+@cache
+def known_arithmetic(torch_version: str) -> Fingerprint:
+    """Return the facts alone: quick, for a process that is not promised the same bits."""
+    facts = _facts() | ({"torch": torch_version} if torch_version else {})
+    digest = xxhash.xxh3_128_hexdigest("\n".join(facts.values()).encode())
+    return Fingerprint(digest=digest, facts=facts, arithmetic=digest)
 
 
 def explain(ours: Fingerprint, theirs: Fingerprint) -> str:
