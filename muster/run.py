@@ -27,12 +27,13 @@ from datetime import UTC, datetime
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
 from muster.checkpoints.errors import RestoreDamaged, UnsupportedState
+from muster.checkpoints.manifest import ARITHMETIC
 from muster.checkpoints.nested import flatten, load_into, unflatten
 from muster.contracts.environ import RankSettings
 from muster.contracts.errors import MusterError
@@ -54,6 +55,9 @@ from muster.runtime.heartbeat import Supervision
 from muster.runtime.save_timer import SaveTimer
 from muster.runtime.stderr_messages import flush_streams
 from muster.runtime.storage_client import open_checkpoints, open_data
+
+if TYPE_CHECKING:
+    from muster.runtime.fingerprint import Fingerprint
 
 STOP_CHECK_SECONDS: Final = 0.1
 """time.sleep() resumes after a signal handler (PEP 475), so a long sleep is cut into pieces."""
@@ -186,6 +190,9 @@ class Run:
             raise
         if checkpoint is None:
             return None
+        ours = self._arithmetic()
+        if ours is not None and (why := ours.difference(checkpoint.manifest)):
+            self._supervision.warn(f"{why}. Training goes on")
         state = unflatten(checkpoint.state)
         load_into(into or {}, state, checkpoint.step)
         self._reader.go_to(checkpoint.position)
@@ -265,12 +272,10 @@ class Run:
         position = self._reader.committed
         noted = partial(self._note_saved, position.step)
         with self._save_timer.saving():
-            self._checkpoints.save(
-                position.step,
-                position,
-                flatten({**(state or {}), **parts} if parts or state is None else state),
-                noted,
-            )
+            flat = flatten({**(state or {}), **parts} if parts or state is None else state)
+            if isinstance(flat, dict) and (ours := self._arithmetic()) is not None:
+                flat[ARITHMETIC] = ours.value
+            self._checkpoints.save(position.step, position, flat, noted)
 
     def flush(self) -> None:
         """Wait until the last checkpoint is durable; raises a `CheckpointError` if it is not."""
@@ -294,6 +299,14 @@ class Run:
     def source(self) -> DataSource:
         """The data set; raises a `DatasetError`."""
         return open_data(self.settings, self._supervision.warn)
+
+    def _arithmetic(self) -> "Fingerprint | None":
+        """Return what decides the bits of this process; None if nothing is compared."""
+        if self.settings.bits == "any" or "numpy" not in sys.modules:
+            return None
+        from muster.runtime.fingerprint import known_arithmetic  # noqa: PLC0415  imports numpy
+
+        return known_arithmetic(str(getattr(sys.modules.get("torch"), "__version__", "")))
 
     def _checkpoints_of(self, job_id: str) -> str:
         return str(checkpoints_of_rank(self.settings.checkpoint_dir, job_id, self.rank))

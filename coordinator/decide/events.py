@@ -18,6 +18,7 @@ from muster.contracts.messages import (
     CheckpointsListed,
     Heartbeat,
     PeerLost,
+    PermanentFailure,
     RankExited,
     RankSaid,
     RankSpawned,
@@ -116,6 +117,9 @@ def _of_message(before: JobSnapshot, said: RankSaid, after: JobSnapshot) -> NewE
         case Saved(step=step) if before.checkpoint_requests_done < after.checkpoint_requests_done:
             words = f"the requested checkpoint of step {step} is durable"
             return NewEvent(kind="checkpoint_saved", message=words)
+        case PermanentFailure(message=why) if after.end.failure is None:
+            words = f"was refused on {after.ranks[said.rank].host}: {printable(why)}"
+            return _of_rank(after, said.rank, "host_set_aside", words)
         case PeerLost() as lost:
             return _of_lost_peer(before, said.rank, lost)
         case _:
@@ -254,7 +258,7 @@ def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -
     sentence = f"{snapshot.rank_name(rank)} {cause.message}"
     retry = None if rank.ending is None else RETRIES.get(rank.ending.retry_class)
     if rank.ending is None or retry is None or not retry.is_restart:
-        is_lost = cause.reason is Reason.HOST_LOST
+        is_lost = cause.reason in {Reason.HOST_LOST, Reason.DIFFERENT_BITS}
         when = "once there is room for it, or its host is back, " if is_lost else ""
         return f"{sentence}; {when}{_next_start(snapshot, rank)}"
     count = snapshot.count_endings(rank, rank.ending.retry_class)

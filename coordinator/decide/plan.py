@@ -169,7 +169,7 @@ def _start_ranks(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     due = (
         rank
         for rank in snapshot.ranks
-        if rank.is_down and now >= rank.budget.start_at and snapshot.agent_of(rank).is_connected
+        if rank.is_down and now >= rank.budget.start_at and snapshot.agent_of(rank).is_usable
     )
     most = snapshot.pool.room if snapshot.is_synchronous else None
     yield from (actions.Start(rank=rank.rank) for rank in islice(due, most))

@@ -58,10 +58,17 @@ class AgentSnapshot:
     draining_since: float = NEVER
     """Since when its host was asked to send the last logs of ranks that have ended."""
     is_drained: bool = False  # they are at home
+    is_unfit: bool = False
+    """A rank there has found that the host cannot run this job: no other one is started there."""
 
     @property
     def is_connected(self) -> bool:
         return self.state is AgentState.CONNECTED
+
+    @property
+    def is_usable(self) -> bool:
+        """True if it can start ranks."""
+        return self.is_connected and not self.is_unfit
 
     @property
     def is_wanted(self) -> bool:

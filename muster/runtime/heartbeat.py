@@ -17,6 +17,7 @@ from muster.checkpoints.errors import (
     CheckpointDamaged,
     CheckpointMismatch,
     CheckpointNotWritable,
+    OtherArithmetic,
     StaleGeneration,
     UnsupportedState,
 )
@@ -80,8 +81,9 @@ _PERMANENT: Final[Mapping[Reason, tuple[type[MusterError], ...]]] = {
     Reason.INVALID_DATASET: _BAD_DATA,
     Reason.INVALID_CHECKPOINT: (CheckpointDamaged, CheckpointMismatch, CheckpointNotWritable),
     Reason.INVALID_PROGRAM: (UnsupportedState, InvalidProgram),
+    Reason.DIFFERENT_BITS: (OtherArithmetic,),
 }
-"""Errors that would only occur again after a restart."""
+"""Errors that would only occur again after a restart, the last one on the same host."""
 
 
 class Supervision:

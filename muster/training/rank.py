@@ -20,11 +20,11 @@ from muster.host.trace import stamp
 from muster.program import InvalidProgram, Program, State
 from muster.runtime.agent_client import AgentClient, AgentSocket
 from muster.runtime.exit_report import ExitReport, exit_process, print_error, print_interrupt
+from muster.runtime.fingerprint import fingerprint
 from muster.runtime.storage_client import open_data
 from muster.training import independent
 from muster.training.blocks import BlockComputer, BusyFlag
 from muster.training.classifier import Classifier
-from muster.training.fingerprint import fingerprint
 from muster.training.loader import load_program, report_program_errors
 from muster.training.reporter import Reporter
 from muster.training.schedule import Schedule

@@ -14,8 +14,8 @@ from muster.host.containment import retag
 from muster.host.trace import stamp
 from muster.runtime.agent_client import AgentClient, AgentSocket
 from muster.runtime.exit_report import exit_process
+from muster.runtime.fingerprint import ANY_BITS, Fingerprint
 from muster.training.blocks import Computer
-from muster.training.fingerprint import ANY_BITS, Fingerprint
 from muster.training.group import group_factory
 from muster.training.group_updates import AgentGroupUpdates, GroupUpdates, SingleRankUpdates
 from muster.training.replay import Replay
@@ -65,6 +65,10 @@ def ready_trainer(
 ) -> Trainer:
     """Return the trainer of a rank, and report that the rank is ready for its first group."""
     supervision = reporter.supervision
+    if settings.bits == "any":
+        arithmetic = replace(arithmetic, digest=ANY_BITS)
+    else:
+        reporter.checkpointer.arithmetic = arithmetic
     updates: GroupUpdates
     if settings.agent_fd is None:
         updates = SingleRankUpdates(settings.rank, lambda: supervision.is_stopping)
@@ -80,7 +84,7 @@ def ready_trainer(
         updates=updates,
         groups=groups,
         callbacks=reporter,
-        arithmetic=replace(arithmetic, digest=ANY_BITS) if settings.bits == "any" else arithmetic,
+        arithmetic=arithmetic,
     )
 
 

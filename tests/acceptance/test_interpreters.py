@@ -215,6 +215,39 @@ def test_another_muster_is_refused_at_the_first_start(
     assert f"`python` is {python}, whose muster is {theirs}, not {release()}: " in job["message"]
 
 
+OTHER_KERNEL = """#!/bin/sh
+[ -e old ] && export OPENBLAS_CORETYPE=Nehalem
+exec {python} "$@"
+"""
+
+
+def test_a_job_does_not_go_on_with_other_arithmetic(services: Installation, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(OTHER_KERNEL.format(python=sys.executable))
+    python.chmod(0o755)
+    fields = {
+        "mode": "synchronous",
+        "world_size": 1,
+        "spare_ranks": 0,
+        "python": str(python),
+        "working_dir": str(tmp_path),
+        "env": {"X": "1"},
+    }
+    job_id = services.submit(**fields, epochs=1000, sleep_sec=0.05, checkpoint_every=1)
+    services.wait_until(job_id, lambda seen: seen["last_checkpoint_step"])
+    (tmp_path / "old").touch()
+    services.kill(job_id, 0)
+    services.fail(job_id)
+    job = services.job(job_id)
+    assert job["reason"] == "different_bits"
+    assert "the BLAS kernel is Nehalem here and " in job["message"]
+    assert f"go on with other bits in a new job (resume_from: {job_id})" in job["message"]
+    later = services.submit(**fields, epochs=1, resume_from=job_id)
+    services.wait_until(later, lambda seen: seen["last_checkpoint_step"])
+    told = [event["message"] for event in services.events(later) if event["kind"] == "warned"]
+    assert any("the BLAS kernel is Nehalem here and " in message for message in told)
+
+
 @pytest.mark.parametrize(
     "words",
     [("--set", "max_restarts=0", "--", "python", "train.py"), ("--program", "train.py:Model")],

@@ -10,8 +10,16 @@ import numpy as np
 import pytest
 
 from muster.checkpoints.errors import CheckpointMismatch, RestoreDamaged
+from muster.checkpoints.manifest import ARITHMETIC
 from muster.contracts.job import Reason
-from muster.contracts.messages import Heartbeat, Hello, PermanentFailure, RankMessage, RestoreFailed
+from muster.contracts.messages import (
+    Heartbeat,
+    Hello,
+    PermanentFailure,
+    RankMessage,
+    RestoreFailed,
+    Warned,
+)
 from muster.contracts.rank import Phase, RankProgress
 from tests.support.ranks import Ear, run_of, write_shards
 
@@ -149,6 +157,24 @@ def test_a_checkpoint_of_another_world_size_is_refused(place: Path) -> None:
 
 
 # With an agent
+
+
+@pytest.mark.parametrize(("bits", "is_told"), [("same", True), ("any", False)])
+def test_other_arithmetic_is_told_and_the_run_goes_on(
+    place: Path, ear: Ear, bits: str, *, is_told: bool
+) -> None:
+    made_by = {"digest": "other", "facts": {"numpy": "0.9"}}
+    first = run_of(place, MUSTER_BITS="any")  # it adds nothing about itself
+    first.step()
+    first.checkpoint({"weights": np.ones(1), ARITHMETIC: made_by})
+    later = run_of(place, ear.voice, MUSTER_BITS=bits)
+    assert later.restore() == {"weights": np.ones(1)}
+    told = [message.message for message in ear.heard() if isinstance(message, Warned)]
+    assert bool(told) is is_told
+    assert all(f"numpy is {np.__version__} here and 0.9 there" in each for each in told)
+    later.checkpoint({"weights": np.ones(1)})
+    run_of(place, ear.voice).restore()
+    assert not any(isinstance(message, Warned) for message in ear.heard()), "saved with its own"
 
 
 def last_beat(ear: Ear) -> Heartbeat:
