@@ -60,27 +60,6 @@ _MANY_CHUNKS: Final = _refusal(
 )
 
 
-class Connections:
-    """The open connections that count, by caller or token, the oldest first."""
-
-    def __init__(self, is_own_user: Callable[[int | None], bool]) -> None:
-        self.is_own_user = is_own_user
-        self._open: dict[str, dict[LimitedProtocol, None]] = {}
-
-    def add(self, connection: "LimitedProtocol", name: str) -> None:
-        """Count a connection for `name`; beyond the limit the oldest one is closed."""
-        found = self._open.setdefault(name, {})
-        found[connection] = None
-        if len(found) > CONNECTIONS_EACH:
-            next(iter(found)).close()
-
-    def remove(self, connection: "LimitedProtocol", name: str) -> None:
-        found = self._open[name]
-        del found[connection]
-        if not found:
-            del self._open[name]
-
-
 class LimitedProtocol(asyncio.Protocol):
     """Counts connections, header lines and chunks; all that arrives goes on to uvicorn's protocol.
 
@@ -89,16 +68,17 @@ class LimitedProtocol(asyncio.Protocol):
 
     def __init__(
         self,
-        connections: Connections,
+        counted: "dict[LimitedProtocol, str]",
+        is_own_user: Callable[[int | None], bool],
         *,
         app_state: dict[str, Any],
         **arguments: Any,  # noqa: ANN401  those of uvicorn's protocols
     ) -> None:
+        """`counted` tells for whom each connection of the server counts, the oldest first."""
         self._state = {**app_state, "connection": self}
         self._http = H11Protocol(app_state=self._state, **arguments)
-        self._connections = connections
-        self._counted_for: str | None = None
-        self._first_request: asyncio.TimerHandle | None = None
+        self._counted = counted
+        self._is_own_user = is_own_user
         self._uncounted = bytearray()
         self._searched = self._lines = 0  # bytes at its beginning, and the lines in them
         self._body_bytes = 0
@@ -109,10 +89,12 @@ class LimitedProtocol(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         client, server = (transport.get_extra_info(it) for it in ("peername", "sockname"))
         uid = self._state["caller_uid"] = peer_uid(client, server)
-        if not self._connections.is_own_user(uid):
+        loop = asyncio.get_running_loop()
+        self._first_request = loop.call_later(FIRST_REQUEST_SECONDS, self.close)
+        if self._is_own_user(uid):
+            self._first_request.cancel()
+        else:
             self._count_for(client_name({"client": client, "state": self._state}))
-            loop = asyncio.get_running_loop()
-            self._first_request = loop.call_later(FIRST_REQUEST_SECONDS, self.close)
         self._http.connection_made(self._transport)
 
     @contextmanager
@@ -133,11 +115,12 @@ class LimitedProtocol(asyncio.Protocol):
         self._transport.abort()  # what it has not read yet would keep it open
 
     def _count_for(self, name: str | None) -> None:
-        if self._counted_for is not None:
-            self._connections.remove(self, self._counted_for)
-        self._counted_for = name
+        self._counted.pop(self, None)
         if name is not None:
-            self._connections.add(self, name)
+            self._counted[self] = name
+            same = [it for it, whose in self._counted.items() if whose == name]
+            if len(same) > CONNECTIONS_EACH:
+                same[0].close()
 
     def data_received(self, data: bytes) -> None:
         self._uncounted += data
@@ -174,8 +157,7 @@ class LimitedProtocol(asyncio.Protocol):
         return taken
 
     def _expect_body(self, header_bytes: int) -> None:
-        if self._first_request is not None:
-            self._first_request.cancel()
+        self._first_request.cancel()
         # As h11, which goes by chunks where a request has both.
         if _CHUNKED.search(self._uncounted, 0, header_bytes):
             self._chunks = 0
@@ -203,8 +185,7 @@ class LimitedProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._count_for(None)
-        if self._first_request is not None:
-            self._first_request.cancel()
+        self._first_request.cancel()
         self._http.connection_lost(exc)
 
     def pause_writing(self) -> None:
