@@ -15,7 +15,8 @@ from typing import Final
 import msgspec
 
 from coordinator.decide.actions import AgentLost, AgentWaits, JobFailed, Observation
-from coordinator.decide.state import AGENT_FAILURES_LIMIT, AgentSnapshot, JobFailure, JobSnapshot
+from coordinator.decide.job_end import JobFailure
+from coordinator.decide.state import AGENT_FAILURES_LIMIT, AgentSnapshot, JobSnapshot
 from coordinator.launchers.launcher import AgentProcess, AgentValues, Launcher, NotStarted
 from coordinator.launchers.remote import probe_file
 from coordinator.launchers.scheduler import Refused, SchedulerJobs, SchedulerLauncher
@@ -24,7 +25,7 @@ from coordinator.tracked_job import TrackedJob
 from database.records import AgentRecord
 from muster.contracts.attach import LaunchAgent, OrderFailed
 from muster.contracts.host import HostFacts
-from muster.contracts.interpreter import VERSION, is_compatible
+from muster.contracts.interpreter import is_compatible, release
 from muster.contracts.job import JobUid, Reason
 from muster.contracts.messages import (
     AgentAssignment,
@@ -338,9 +339,9 @@ class AgentLifecycle:
 
     def _refusal(self, request: JoinRequest) -> str:
         """Return why a process is turned away, "" if it is not: each token is good for one."""
-        if not is_compatible(request.version):
-            theirs = f"{request.node} has Muster {request.version}"
-            return f"{theirs}, and the coordinator {VERSION}: install that there"
+        if not is_compatible(request.version, request.protocol):
+            theirs = f"{request.node} has Muster {release(request.version, request.protocol)}"
+            return f"{theirs}, and the coordinator {release()}: install that there"
         key = request.job_uid, request.host, request.generation
         if self._joined.setdefault(key, request.nonce) != request.nonce:
             return f"{request.node} has shown the token of {request.host}, which was used before"

@@ -82,6 +82,7 @@ class Executor:
                     self._send_group(job)
                 case (
                     actions.Suspect()
+                    | actions.ReportSlowExit()
                     | actions.SetStatus()
                     | actions.AddRank()
                     | actions.RemoveRank()

@@ -144,7 +144,7 @@ class JobTable:
         waiting = [
             job
             for job in self.tracked.values()
-            if job.snapshot.status is JobStatus.QUEUED and job.snapshot.stop is None
+            if job.snapshot.status is JobStatus.QUEUED and not job.snapshot.is_ending
         ]
         self._place_lost(now)
         for job in waiting:
@@ -292,7 +292,7 @@ def _track(
 
 
 def _take_requests(job: TrackedJob, row: Job, departures: Collection[int], now: Moment) -> None:
-    if row.stop_request is not None and job.snapshot.stop not in {
+    if row.stop_request is not None and job.snapshot.end.stop not in {
         row.stop_request,
         StopRequest.FORCED,
     }:

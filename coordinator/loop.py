@@ -352,7 +352,7 @@ class CoordinatorLoop:
             self._jobs.admit(self._now())
             return
         for job in self._jobs.admitted():
-            if not job.snapshot.interrupting:
+            if not job.snapshot.is_ending:
                 job.observe(Interrupted(), self._now())
 
     async def _act(self) -> None:

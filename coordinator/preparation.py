@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from coordinator.decide.job_end import JobFailure
 from coordinator.decide.liveness import REMOTE_GRACE_SECONDS, REMOTE_ORPHAN_SECONDS
-from coordinator.decide.state import JobFailure
 from coordinator.tracked_job import TrackedJob
 from muster.contracts.environ import agent_heartbeat_seconds, process_tag
 from muster.contracts.host import HostFacts, common_environment

@@ -89,6 +89,9 @@ class Run:
         self._last_checkpoint: dict[str, Any] = {"last_checkpoint_step": None}
         self._save_timer: Final = SaveTimer()
         self._exit_code = 0
+        self.is_complete = False
+        """Whether the program's loop is over. Set at the end of `batches` and of the last step; a
+        program with another loop may set it, so that a slow exit after it is no failure."""
         session = OpenCheckpoints(
             location=self._checkpoints_of(settings.job_id),
             inherited=settings.resume_from and self._checkpoints_of(settings.resume_from),
@@ -210,7 +213,12 @@ class Run:
         size = self.settings.batch_size if size is None else size
         if self._total_steps is None and size > 0 and (samples := self.count_samples()) is not None:
             self.total_steps = self.settings.epochs * math.ceil(samples / size)
-        return self._reader.batches(size, decoder or msgspec.json.Decoder())
+        return self._until_complete(self._reader.batches(size, decoder or msgspec.json.Decoder()))
+
+    def _until_complete(self, batches: Iterator[list[Any]]) -> Iterator[list[Any]]:
+        self.is_complete = False
+        yield from batches
+        self.is_complete = True
 
     def step(self, *, loss: float | None = None, **metrics: float) -> None:
         """Report that a step is done: all samples since the previous step are consumed.
@@ -304,6 +312,8 @@ class Run:
         except MusterError as error:
             self._exit_code = print_error(error)
         self._checkpoints.close()
+        is_last = self.total_steps is not None and self.steps_done >= self.total_steps
+        self._supervision.is_complete = not self._exit_code and (self.is_complete or is_last)
 
     def exit_failed(self) -> None:
         """End the process with an error if its last checkpoint could not be made durable."""

@@ -27,6 +27,7 @@ from muster.contracts.messages import (
     Heartbeat,
     Hello,
     JoinedGroup,
+    JoinedProcessEnded,
     Orphaned,
     PermanentFailure,
     RankMessage,
@@ -38,11 +39,14 @@ from muster.contracts.messages import (
     Warned,
     WorkerGroup,
 )
+from muster.contracts.rank import Phase
 from muster.contracts.series import Window, joined
-from muster.contracts.wire import decode_rank_message, encode
+from muster.contracts.wire import decode_rank_hello, decode_rank_message, encode
 from muster.host.containment import kill_attempt
+from muster.host.peers import name_senders, receive_from
+from muster.host.processes import identify
 from worker.log_index import LogIndex
-from worker.process import ChildProcess, ProcessHandle
+from worker.process import AdoptedProcess, ChildProcess, ProcessHandle
 from worker.start import Starter
 
 WARNINGS_LIMIT: Final = 100
@@ -72,6 +76,10 @@ class RankProcess:
         self.log = log
         self.process = process
         self.channel = channel
+        self.trainer_pid = 0
+        """Of the process that was the last to say hello; 0 before. Its forks have others."""
+        self._trainers: dict[int, ProcessHandle] = {}
+        """By pid: the processes that have said hello, oldest first."""
         self._latest: dict[type[RankMessage], RankMessage] = {}
         """The last message of each type, in order of arrival, for a new coordinator."""
         self._saved: deque[Saved] = deque(maxlen=SAVED_LIMIT)
@@ -88,6 +96,7 @@ class RankProcess:
         channel, theirs = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
         )
+        name_senders(channel)
         try:
             pid = starter.start(order, log.descriptor, theirs, *gpus)
         except OSError:
@@ -138,27 +147,76 @@ class RankProcess:
             return messages, True
         for _ in range(packets):
             try:
-                packet = self.channel.recv(MESSAGE_LIMIT_BYTES)
+                packet, sender = receive_from(self.channel, MESSAGE_LIMIT_BYTES)
             except BlockingIOError:
                 break
             except OSError:
-                packet = b""
+                packet, sender = b"", 0
             if not packet:
                 return messages, False
             with suppress(WireError):
-                message = self._checked(decode_rank_message(packet))
+                message = self._decoded(packet, sender)
                 if self.keep(message):
                     messages.append(message)
         return messages, True
 
-    def _checked(self, message: RankMessage) -> RankMessage:
-        """Return a message, or a failure for the hello of another version of Muster."""
-        # An adopted rank may be older than this agent: that of its own version has accepted it.
-        if isinstance(message, Hello) and isinstance(self.process, ChildProcess):
-            problem = version_problem(message.python, message.version)
-            if problem is not None:
-                return PermanentFailure(reason=Reason.INVALID_PROGRAM, message=problem)
+    def _decoded(self, packet: bytes, sender: int) -> RankMessage:
+        """Return a message, or a failure for the hello of another Muster; raises `WireError`."""
+        try:
+            message = decode_rank_message(packet)
+        except WireError:
+            if (refusal := self._refusal(packet)) is None:
+                raise
+            return refusal
+        if isinstance(message, Hello):
+            if (refusal := self._refusal(packet)) is not None:
+                return refusal
+            self._latest.pop(JoinedProcessEnded, None)
+            if sender:
+                self._note_trainer(sender)
+        if isinstance(message, Heartbeat) and sender not in {0, self.trainer_pid}:
+            # Another process that has joined, and exits: the rank goes on.
+            return msgspec.structs.replace(message, phase=Phase.TRAINING)
         return message
+
+    def _refusal(self, packet: bytes) -> PermanentFailure | None:
+        """Return why the hello of another Muster is refused. Raises `WireError` if it is none."""
+        hello = decode_rank_hello(packet)
+        # An adopted rank may be older than this agent: that of its own version has accepted it.
+        if not isinstance(self.process, ChildProcess):
+            return None
+        python = hello.python or "the job's own"  # the first releases did not say
+        problem = version_problem(python, hello.version, hello.protocol)
+        if problem is None:
+            return None
+        return PermanentFailure(reason=Reason.INVALID_PROGRAM, message=problem)
+
+    def _note_trainer(self, pid: int) -> None:
+        """Hold on to a process that has said hello: a wrapper may lie between it and us."""
+        self.trainer_pid = pid
+        if pid == self.pid:
+            self._trainers[pid] = self.process
+            return
+        for gone in [it for it in self._trainers.values() if it.has_exited()]:
+            if gone is not self.process:
+                self._trainers.pop(gone.pid).release()
+        record = None if pid in self._trainers else identify(pid, or_zombie=True)
+        if record is not None:  # else it has reconnected, or its parent has reaped it already
+            with suppress(OSError):  # no descriptor left: its group is signalled as a command's
+                self._trainers[pid] = AdoptedProcess(record)
+
+    @property
+    def trainer(self) -> ProcessHandle | None:
+        """The process that was the last to say hello; None if that is unknown, or was gone."""
+        return self._trainers.get(self.trainer_pid)
+
+    @property
+    def has_lost_trainer(self) -> bool:
+        """Whether the process that said hello has ended without the rank's own: once for each."""
+        trainer = self.trainer
+        if not self.trainer_pid or trainer is self.process or JoinedProcessEnded in self._latest:
+            return False
+        return trainer is None or trainer.has_exited()
 
     def keep(self, message: RankMessage) -> bool:
         """Keep a message for the next coordinator; return False if it is not to be reported."""
@@ -220,7 +278,8 @@ class RankProcess:
 
     def release(self) -> None:
         """Reap the process and close everything; only after it has been contained."""
-        self.process.release()
+        for process in {self.process, *self._trainers.values()}:
+            process.release()
         if self.log is not None:
             self.log.close()
         if self.channel is not None:
@@ -236,7 +295,8 @@ class RankProcess:
     @property
     def has_joined(self) -> bool:
         """Whether it sends heartbeats of its own."""
-        return Hello in self._latest or Heartbeat in self._latest
+        has_said = Hello in self._latest or Heartbeat in self._latest
+        return has_said and JoinedProcessEnded not in self._latest
 
     @property
     def is_member(self) -> bool:

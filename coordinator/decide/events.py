@@ -84,6 +84,9 @@ def _of_exit(before: JobSnapshot, exited: RankExited, after: JobSnapshot) -> New
         return None  # its kill was an event already
     ended = describe_exit(after.ranks[exited.rank].attempt)
     words = ended if exited.unstarted is None else printable(exited.unstarted)
+    if before.ranks[exited.rank].finished and exited.exit_code != 0:
+        is_finished = after.ranks[exited.rank].finished
+        words += " after it had finished" + (", so nothing is lost" if is_finished else "")
     trouble = before.ranks[exited.rank].trouble
     is_known = before.is_gang_broken or (trouble is not None and trouble.message == words)
     if exited.is_waiting and is_known:
@@ -159,6 +162,8 @@ def _of_action(before: JobSnapshot, action: actions.Action, after: JobSnapshot) 
             return NewEvent(kind="group_announced", message=describe_group(action.group))
         case actions.Suspect():
             return _of_rank(after, action.rank, "rank_suspected", "is late with its heartbeat")
+        case actions.ReportSlowExit():
+            return _of_rank(after, action.rank, "slow_exit", _describe_slow_exit(after, action))
         case actions.SetStatus() if before.status is not after.status:
             return _of_status(after)
         case _:
@@ -211,6 +216,16 @@ def quote_lines(last_lines: Sequence[str]) -> str:
 def describe_exit(attempt: Attempt) -> str:
     """Return how the process of an attempt ended: a verb phrase."""
     return describe_end(attempt.exit_code, attempt.exit_signal)
+
+
+def _describe_slow_exit(snapshot: JobSnapshot, action: actions.ReportSlowExit) -> str:
+    rank, spec = snapshot.ranks[action.rank], snapshot.spec
+    has = "has finished, and is" if rank.finished else "is"
+    return (
+        f"{has} exiting for {spec.heartbeat_timeout:g} s: an exit handler (atexit) of the program "
+        "may wait for a slow service. The job waits for exit_grace_seconds "
+        f"({spec.exit_grace_seconds:g})"
+    )
 
 
 def describe_group(group: GroupSnapshot) -> str:

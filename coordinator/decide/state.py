@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from coordinator.decide.job_end import GOING, EndKind, JobEnd, JobFailure
 from coordinator.decide.rank_state import (
     NEVER,
     Attempt,
@@ -17,7 +18,7 @@ from muster.checkpoints.manifest import RestorePoint
 from muster.contracts import agent as agents
 from muster.contracts.agent import LOCAL_HOST, UNPLACED, AgentState
 from muster.contracts.engine import SCHEDULERS
-from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
+from muster.contracts.job import JobId, JobStatus, JobUid, Reason
 from muster.contracts.messages import Raised
 from muster.contracts.pool import Pool
 from muster.contracts.retry import DEFAULT_BACKOFF, RETRIES, Backoff, RetryClass
@@ -92,13 +93,6 @@ _NO_AGENT: Final = AgentSnapshot(host=UNPLACED, order=LAST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobFailure(Cause):
-    """Why a job cannot go on; its ranks save and exit, then its status is FAILED."""
-
-    exit_code: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSnapshot:
     """The workers that train together, as last published."""
 
@@ -144,11 +138,7 @@ class JobSnapshot:
     """Every host on which the job may have ranks, with an agent that was never started."""
     agents: Mapping[str, AgentSnapshot] = field(default_factory=lambda: ONE_HOST)
     """By host: of those on which the job has, or had, ranks."""
-    stop: StopRequest | None = None
-    stop_grace_seconds: float = 0.0
-    stop_at: float = NEVER  # when this coordinator learned of the stop request or the failure
-    interrupting: bool = False  # the service shuts down: ranks save, the job goes to the queue
-    failure: JobFailure | None = None
+    end: JobEnd = GOING
     pool: Pool = _NO_POOL  # the workers of a synchronous job; empty for any other
     group: GroupSnapshot = GroupSnapshot()
     partition: Partition | None = None  # None once a group has come together
@@ -163,8 +153,6 @@ class JobSnapshot:
     raised_by: int | None = None  # the rank that raised it
     restore: GangRestore = GangRestore()
     unusable: frozenset[RestorePoint] = frozenset()  # damaged in the place of some rank
-    done: bool = False
-    """The last checkpoint of a synchronous job is durable; its ranks only have to exit."""
     backoff: Backoff = DEFAULT_BACKOFF
 
     def with_rank(self, changed: RankSnapshot) -> "JobSnapshot":
@@ -299,13 +287,17 @@ class JobSnapshot:
     @property
     def is_ending(self) -> bool:
         """True if no new process may be started."""
-        asked = self.stop is not None or self.interrupting
-        return asked or self.done or self.failure is not None
+        return self.end.kind is not EndKind.NONE
 
     @property
-    def is_forced(self) -> bool:
-        """True if ranks are killed without time to save."""
-        return self.stop is StopRequest.FORCED
+    def failure(self) -> JobFailure | None:
+        """Why the job cannot go on, if so."""
+        return self.end.failure
+
+    @property
+    def is_done(self) -> bool:
+        """True if the last checkpoint of a synchronous job is durable."""
+        return self.end.kind is EndKind.DONE
 
     @property
     def any_alive(self) -> bool:
@@ -319,7 +311,7 @@ class JobSnapshot:
 
     @property
     def all_finished(self) -> bool:
-        return self.done or all(rank.finished for rank in self.ranks)
+        return self.is_done or all(rank.finished for rank in self.ranks)
 
 
 def new_rank(hosts: Mapping[str, AgentSnapshot], rank: int) -> RankSnapshot:

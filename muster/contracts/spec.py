@@ -277,6 +277,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     stop_grace_seconds: Annotated[
         float, Meta(ge=0, le=SECONDS_LIMIT, description="Seconds from SIGTERM to SIGKILL.")
     ] = 30.0
+    exit_grace_seconds: Annotated[
+        _Seconds,
+        _doc(
+            "Seconds a rank may take to exit by itself, such as for exit handlers that upload "
+            "results. A rank that was asked to stop has what is left of `stop_grace_seconds`."
+        ),
+    ] = 600.0
     progress_timeout_seconds: Annotated[
         _Seconds | None,
         _doc(

@@ -295,7 +295,7 @@ class Run:
                     f"no gradient was computed {task.leaf}: call run.backward(loss) once for "
                     "each batch, with weight 0 if it has nothing to learn from"
                 )
-        self._reporter.print_outcome(outcome)
+        self._reporter.end(outcome)
         if outcome is not Outcome.DONE:
             raise SystemExit(0)
 

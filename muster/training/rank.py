@@ -106,7 +106,7 @@ def train_synchronous(account: ExitReport, working_dir: Path, agent: AgentClient
         contain_self(os.environ[PROCESS_TAG])
     with _refusing_closed(agent.socket):
         outcome = computer.run(trainer.train())
-    reporter.print_outcome(outcome)
+    reporter.end(outcome)
     return 0
 
 

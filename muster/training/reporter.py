@@ -176,7 +176,9 @@ class Reporter:
     def wait_between_steps(self, check: Callable[[], None]) -> None:
         _wait(self._settings.sleep_sec, check)
 
-    def print_outcome(self, outcome: Outcome) -> None:
+    def end(self, outcome: Outcome) -> None:
+        """Print why training is over; the exit of the process follows."""
+        self.supervision.is_complete = outcome is Outcome.DONE
         self._print(self._position.step, _LAST_LINES[outcome])
 
     def _take_position(self, replica: Replica) -> None:

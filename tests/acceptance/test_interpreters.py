@@ -5,11 +5,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from muster.contracts.interpreter import VERSION
+from muster.contracts.interpreter import VERSION, release
 from tests.support.environments import ROOT, Environment, build_wheel
 from tests.support.installation import DEADLINE_SECONDS, Installation, lent
 
@@ -49,10 +50,29 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 @pytest.fixture
 def old(own: Environment) -> Iterator[Environment]:
     """The same with the Muster of another minor version."""
-    module = own.site / "muster" / "contracts" / "interpreter.py"
-    text = module.read_text()
-    module.write_text(text.replace(f'"{VERSION}"', f'"{OTHER_VERSION}"'))
-    yield own
+    with changed(own, "interpreter.py", (f'"{VERSION}"', f'"{OTHER_VERSION}"')):
+        yield own
+
+
+@pytest.fixture
+def older(own: Environment) -> Iterator[Environment]:
+    """The same with a Muster of our version from before there were protocol numbers."""
+    name = ("PROTOCOL", "UNKNOWN")
+    lines = ("    protocol: int = UNKNOWN\n", ""), ('tag="heartbeat"', 'tag="beat"')
+    with changed(own, "interpreter.py", name), changed(own, "messages.py", name, *lines):
+        yield own
+
+
+@contextmanager
+def changed(environment: Environment, name: str, *changes: tuple[str, str]) -> Iterator[None]:
+    """Change the text of a module of its Muster."""
+    module = environment.site / "muster" / "contracts" / name
+    text = changed = module.read_text()
+    for old, new in changes:
+        assert old in changed
+        changed = changed.replace(old, new)
+    module.write_text(changed)
+    yield
     module.write_text(text)
 
 
@@ -171,16 +191,28 @@ SCRIPT = "import muster\nrun = muster.join()\nwhile not run.should_stop: run.res
 
 
 @pytest.mark.parametrize(
-    "words", [("--program", PROGRAM), ("--", "python", "-c", SCRIPT)], ids=["program", "script"]
+    "words",
+    [("--program", PROGRAM), ("--program", PROGRAM, "-e", "X=1"), ("--", "python", "-c", SCRIPT)],
+    ids=["forked", "program", "script"],
 )
-def test_muster_of_another_minor_version_is_refused(
-    services: Installation, old: Environment, tmp_path: Path, words: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("kind", "theirs"),
+    [("old", release(OTHER_VERSION)), ("older", release(VERSION, 0))],
+    ids=["minor", "protocol"],
+)
+def test_another_muster_is_refused_at_the_first_start(
+    services: Installation,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    words: tuple[str, ...],
+    kind: str,
+    theirs: str,
 ) -> None:
-    job_id = Typed(services, tmp_path, old.python).submit(*words, status="FAILED")
+    python = request.getfixturevalue(kind).python
+    job_id = Typed(services, tmp_path, python).submit(*words, status="FAILED")
     job = services.job(job_id)
     assert (job["reason"], services.see(job_id)["restarts"]) == ("invalid_program", 0)
-    expected = f"`python` is {old.python}, whose muster is {OTHER_VERSION}, not {VERSION}: "
-    assert expected in job["message"]
+    assert f"`python` is {python}, whose muster is {theirs}, not {release()}: " in job["message"]
 
 
 @pytest.mark.parametrize(

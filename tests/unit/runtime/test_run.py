@@ -12,7 +12,7 @@ import pytest
 from muster.checkpoints.errors import CheckpointMismatch, RestoreDamaged
 from muster.contracts.job import Reason
 from muster.contracts.messages import Heartbeat, Hello, PermanentFailure, RankMessage, RestoreFailed
-from muster.contracts.rank import RankProgress
+from muster.contracts.rank import Phase, RankProgress
 from tests.support.ranks import Ear, run_of, write_shards
 
 PATIENCE_SECONDS = 30
@@ -161,7 +161,7 @@ def test_steps_that_a_program_counts_itself_are_reported(place: Path, ear: Ear) 
     run.steps_done = 40
     run.step(loss=0.5)
     run.report(loss=0.25, accuracy=0.75)
-    run._supervision.stop()  # noqa: SLF001  sends the final state
+    run._supervision.report_exit()  # noqa: SLF001  sends the final state
     progress = last_beat(ear).progress
     assert (progress.step, progress.loss, progress.metrics) == (41, 0.25, {"accuracy": 0.75})
 
@@ -173,7 +173,7 @@ def test_a_heartbeat_reports_progress(place: Path, ear: Ear) -> None:
         run.step(loss=np.float32(0.5), accuracy=0.75)
     began = datetime.now(UTC)
     run.checkpoint({"weights": np.ones(100)})
-    run._supervision.stop()  # noqa: SLF001  sends the final state
+    run._supervision.report_exit()  # noqa: SLF001  sends the final state
     beat = last_beat(ear)
     saved = beat.progress.last_checkpoint_bytes
     assert (saved, beat.progress.last_checkpoint_at) >= (800, began)
@@ -194,6 +194,7 @@ def test_a_heartbeat_reports_progress(place: Path, ear: Ear) -> None:
         stopping=False,
         waiting=False,
         window=beat.window,
+        phase=Phase.EXITING,
     )
 
 
@@ -211,7 +212,7 @@ def test_a_step_without_values_keeps_the_last_ones(place: Path, ear: Ear) -> Non
     run = run_of(place, ear.voice)
     run.step(loss=0.25, accuracy=0.5)
     run.step()
-    run._supervision.stop()  # noqa: SLF001  sends the final state
+    run._supervision.report_exit()  # noqa: SLF001  sends the final state
     at = last_beat(ear).progress
     assert (at.step, at.loss, at.metrics) == (2, 0.25, {"accuracy": 0.5})
 
@@ -220,7 +221,7 @@ def test_a_metric_stays_until_it_is_reported_again(place: Path, ear: Ear) -> Non
     run = run_of(place, ear.voice)
     run.report(val_loss=0.5, accuracy=0.5)
     run.step(loss=0.25, accuracy=0.75)
-    run._supervision.stop()  # noqa: SLF001  sends the final state
+    run._supervision.report_exit()  # noqa: SLF001  sends the final state
     assert last_beat(ear).progress.metrics == {"val_loss": 0.5, "accuracy": 0.75}
 
 
@@ -230,7 +231,7 @@ def test_a_restored_run_reports_the_restored_step(place: Path, ear: Ear) -> None
     first.checkpoint({})
     second = run_of(place, ear.voice)
     second.restore()
-    second._supervision.stop()  # noqa: SLF001  sends the final state
+    second._supervision.report_exit()  # noqa: SLF001  sends the final state
     beat = last_beat(ear)
     at = beat.progress
     assert (at.step, beat.checkpoints_saved, at.last_checkpoint_step) == (1, 0, 1)
