@@ -45,6 +45,8 @@ MARGIN_SECONDS: Final = 10.0
 UNUSABLE: Final = (OSError, CheckpointError, ObjectStoreError)
 """The place of checkpoints is gone or cannot be used."""
 
+_FORCE: Final = "Kill what runs, and delete the checkpoints too; `muster rm --force` keeps them."
+
 router = APIRouter(tags=["jobs"])
 
 
@@ -56,12 +58,7 @@ class Deletion:
     reauthenticate: Reauthentication
     """Called before anything is removed: the caller's token may have been revoked meanwhile."""
     delete_logs: Annotated[bool, Query(description="Delete the logs too.")] = True
-    force: Annotated[
-        bool,
-        Query(
-            description="Kill what runs, and delete the checkpoints too; `muster rm` keeps them."
-        ),
-    ] = False
+    force: Annotated[bool, Query(description=_FORCE)] = False
     delete_checkpoints: Annotated[
         bool | None, Query(description="Delete the checkpoints too. Default: as `force`.")
     ] = None
