@@ -58,6 +58,8 @@ class AgentSnapshot:
     draining_since: float = NEVER
     """Since when its host was asked to send the last logs of ranks that have ended."""
     is_drained: bool = False  # they are at home
+    has_code: bool | None = None
+    """True once a rank there has trained, False once one was refused: no rank is started there."""
 
     @property
     def is_connected(self) -> bool:
@@ -123,6 +125,17 @@ class GangRestore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobCode:
+    """The code that all ranks of a job run."""
+
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Digests by path: as of its start, or as the first rank had them."""
+    edited: Mapping[str, str] = field(default_factory=dict)
+    """Earlier digests, of files that were edited before its start and are not known to be used."""
+    note: str = ""  # what was told last about a change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSnapshot:
     """One job."""
 
@@ -153,6 +166,7 @@ class JobSnapshot:
     raised_by: int | None = None  # the rank that raised it
     restore: GangRestore = GangRestore()
     unusable: frozenset[RestorePoint] = frozenset()  # damaged in the place of some rank
+    code: JobCode = JobCode()
     backoff: Backoff = DEFAULT_BACKOFF
 
     def with_rank(self, changed: RankSnapshot) -> "JobSnapshot":

@@ -12,6 +12,7 @@
   foreground/<job_id>/            a directory like this one, of the services of a `muster run`
   jobs/<job_id>/
     uid                           the job that owns this directory: an id may be reused, a uid not
+    code.json                     the digests of the files that its ranks run
     logs/rank_00000.000.log       stdout and stderr of rank 0, attempt 0
     logs/rank_00000.000.times     when each byte of it was written
     logs/rank_00000.000.host      a link that names the host that has sent both, if another has
@@ -104,6 +105,7 @@ class JobFiles:
     root: Path
 
     owner = _Below("uid")
+    code = _Below("code.json")
     logs = _Below("logs")
     run = _Below("run")
     agent_log = _Below("run/agent.log")
