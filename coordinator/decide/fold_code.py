@@ -53,7 +53,7 @@ def compare(
         return replace(snapshot, code=replace(code, note=f"rank {rank.rank} {words}"))
     ways = (
         f"Restore the file and resume (resume_from: {snapshot.job_id}), or resume with code: any, "
-        "which makes it an event"
+        "which makes it an event; muster submit --snapshot keeps a copy"
     )
     message = f"{name} has other code than its job: {what}. {ways}"
     failure = JobFailure(reason=Reason.CODE_CHANGED, message=message, exit_code=1)

@@ -9,6 +9,7 @@
   checkpoints/<job_id>/           of jobs that name no directory, unless CHECKPOINT_DIR is set
   datasets/synthetic/             generated for a job that names no data set
   secrets/                        what jobs refer to as file:NAME
+  snapshots/<job uid>/            the code of a job with `code: snapshot`
   foreground/<job_id>/            a directory like this one, of the services of a `muster run`
   jobs/<job_id>/
     uid                           the job that owns this directory: an id may be reused, a uid not
@@ -163,6 +164,9 @@ class DataDir:
 
     def job(self, job_id: str) -> JobFiles:
         return JobFiles(self.jobs / job_id)
+
+    def snapshot(self, job_uid: str) -> Path:
+        return self.root / "snapshots" / job_uid
 
 
 def checkpoints_of_job(checkpoint_dir: Location, job_id: str) -> Location:

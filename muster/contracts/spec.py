@@ -68,7 +68,7 @@ CheckpointEvery: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000_000)] | Lite
 
 BackendChoice: TypeAlias = Literal["auto", "shared_memory", "tcp"]
 Bits: TypeAlias = Literal["same", "any"]
-CodeChoice: TypeAlias = Literal["same", "any"]
+CodeChoice: TypeAlias = Literal["same", "any", "snapshot"]
 RestartScope: TypeAlias = Literal["rank", "gang"]
 
 _RankCount: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
@@ -158,7 +158,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         _doc(
             "same: no rank of a synchronous job trains other code than the first ones: a host with "
             "an old copy is set aside, and the job fails if the code was changed. any: an event "
-            "names the file. In independent mode a change is only an event."
+            "names the file. snapshot: same, with a copy of the script and the files below its "
+            "directory, made at submission. In independent mode a change is only an event."
         ),
     ] = "same"
     seed: Annotated[

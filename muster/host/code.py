@@ -4,13 +4,17 @@ Contents are compared, never times. Files are named by their real paths, on all 
 """
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from errno import EFBIG
 from hashlib import file_digest
 from itertools import chain, islice
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from muster.contracts.paths import size_text
 
 FILES_LIMIT: Final = 5000
 BYTES_LIMIT: Final = 64 << 20
@@ -18,6 +22,10 @@ BYTES_LIMIT: Final = 64 << 20
 
 NAMES_LIMIT: Final = 100_000
 """Most files of any kind that are looked at: a script may lie beside a data set."""
+
+FILE_COPY_LIMIT: Final = 1 << 20
+COPY_LIMIT: Final = 100 << 20
+"""Bytes of a snapshot: code, and no data."""
 
 DIGEST_DIGITS: Final = 16  # of sha256, so that `sha256sum` shows the same
 
@@ -90,6 +98,32 @@ def files_below(root: str) -> Iterator[str]:
         )
         links = (it for it in directories if os.path.islink(f"{place}/{it}"))  # noqa: PTH114
         yield from (f"{place}/{it}" for it in sorted([*names, *links]))
+
+
+def copy_code(root: str, place: Path | None) -> None:
+    """Copy the files below a directory; without a `place` only check their sizes.
+
+    Raises `OSError`, also for more than belongs to a program; it names the largest files.
+    """
+    sizes = {
+        os.path.relpath(file, root): os.stat(file).st_size  # noqa: PTH116
+        for file in islice(files_below(root), NAMES_LIMIT)
+        if os.path.exists(file)  # noqa: PTH110  no dangling link
+    }
+    largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
+    if sum(sizes.values()) > COPY_LIMIT or any(sizes[it] > FILE_COPY_LIMIT for it in largest):
+        words = ", ".join(f"{it} ({size_text(sizes[it])})" for it in largest)
+        limits = f"{size_text(FILE_COPY_LIMIT)} a file and {size_text(COPY_LIMIT)} in all"
+        raise OSError(EFBIG, f"holds more than {limits}; its largest files: {words}", root)
+    if place is None:
+        return
+    for name in sizes:
+        copy, original = place / name, Path(root, name)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if original.is_dir():
+            copy.symlink_to(original.resolve())
+        elif original.is_file():
+            shutil.copyfile(original, copy)
 
 
 class LoadedCode:

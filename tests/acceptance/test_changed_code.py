@@ -182,3 +182,53 @@ def test_other_code_of_a_command_is_an_event(project: Project, words: list[str])
         project.is_replaced(job_id, rank)
     (told_of,) = told(project.installation, job_id)
     assert f"has other code than its job, and goes on: {project.directory / name}" in told_of
+
+
+def test_a_snapshot_runs_the_code_of_its_submission(project: Project) -> None:
+    installation = project.installation
+    job_id = project.submit(code="snapshot")
+    project.trains(job_id)
+    for name in ("train.py", "layer.py"):
+        project.write(name, "raise SystemExit('edited')\n")
+    project.is_replaced(job_id)
+    assert told(installation, job_id) == []
+    copy = installation.files.snapshot(installation.uids[job_id])
+    assert (copy / "layer.py").read_text() == "RATE = 1\n"
+    project.write("elsewhere/package.py", "RATE = 2\n")
+    project.is_killed_until_it_fails(job_id)
+    project.fails(job_id, "elsewhere/package.py")  # imported from the working directory
+    assert installation.request("DELETE", f"/jobs/{job_id}").is_success
+    installation.forget(job_id)
+    assert not copy.exists()
+
+
+@pytest.mark.parametrize("words", [["app/main.py", "x"], ["-u", "-m", "app.main", "x"]])
+def test_a_snapshot_of_a_command_keeps_its_directory(project: Project, words: list[str]) -> None:
+    (project.directory / "app").mkdir()
+    text = "import os, sys, time, near\nwhile not os.path.exists('go'): time.sleep(0.05)\n"
+    project.write("app/main.py", f"{text}print(near.WORD, os.getcwd(), sys.argv[1:])\n")
+    for place in ("app/", ""):
+        project.write(f"{place}near.py", "WORD = 'old'\n")
+    fields = {"mode": "independent", "program": None, "command": [sys.executable, *words]}
+    job_id = project.submit(**fields, world_size=1, code="snapshot")
+    for place in ("app/", ""):
+        project.write(f"{place}near.py", "WORD = 'new'\n")
+    project.write("go", "")
+    project.installation.complete(job_id)
+    assert project.installation.log(job_id) == f"old {project.directory} ['x']\n"
+
+
+def test_a_large_snapshot_is_refused(project: Project) -> None:
+    for name, size in (("a.bin", 3 << 20), ("b.bin", 2 << 20), ("c.bin", 1 << 20), ("d.bin", 9)):
+        project.write(name, size * "x")
+    (project.directory / ".git").mkdir()
+    project.write(".git/pack", (9 << 20) * "x")
+    body = {"mode": "synchronous", "program": "train.py:Model", "code": "snapshot"}
+    body |= {"working_dir": str(project.directory)}
+    place = project.installation.files.snapshot("of a job").parent
+    before = set(place.glob("*"))
+    for path in ("/jobs", "/jobs?dry_run=true"):
+        answer = project.installation.request("POST", path, json=body)
+        assert answer.status_code == 422
+        assert "a.bin (3 MiB), b.bin (2 MiB), c.bin (1 MiB)" in answer.text
+    assert set(place.glob("*")) == before

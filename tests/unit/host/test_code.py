@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from muster.host import code
-from muster.host.code import digest_of, read_code, script_of
+from muster.host.code import copy_code, digest_of, read_code, script_of
 
 
 def make(directory: Path, *names: str) -> None:
@@ -96,3 +96,12 @@ def test_a_process_reports_what_it_has_loaded_once(tmp_path: Path) -> None:
     assert (
         second == f'{{"{tmp_path / "later.py"}": "{digest_of(str(tmp_path / "later.py"))}"}} {{}}'
     )
+
+
+def test_a_copy_keeps_links_to_directories(tmp_path: Path) -> None:
+    make(tmp_path, "shared/layer.py", "job/train.py", "job/.git/x", "job/runs/LATEST")
+    (tmp_path / "job" / "shared").symlink_to("../shared")
+    (tmp_path / "job" / "gone").symlink_to("nowhere")
+    copy_code(str(tmp_path / "job"), tmp_path / "copy")
+    assert {it.name for it in (tmp_path / "copy").iterdir()} == {"train.py", "shared"}
+    assert (tmp_path / "copy" / "shared" / "layer.py").read_text() == "shared/layer.py"
