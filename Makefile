@@ -2,7 +2,7 @@
 # comparing the age of four files is all that is left of it.
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo check types units test floors chaos contain objects stale fuzz load security bench compose-env containers lock clean
+.PHONY: help up demo check lint types units test floors chaos contain objects stale fuzz load security bench compose-env containers lock clean
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
@@ -28,11 +28,13 @@ demo: $(STAMP) ## train, kill a rank in the middle, compare the bits
 # Under a minute, so that it is run before every commit: what needs a
 # server, processes of its own or much time is left to `make test`.
 # Types are looked at beside the tests, where one core would idle.
-check: $(STAMP) ## format, lint, layers, types, unit tests: stops at the first failure
+check: lint ## format, lint, layers, types, unit tests: stops at the first failure
+	+$(MAKE) --no-print-directory --jobs 2 types units
+
+lint: $(STAMP)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/lint-imports
-	+$(MAKE) --no-print-directory --jobs 2 types units
 
 types: $(STAMP)
 	$(BIN)/mypy

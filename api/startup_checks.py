@@ -19,6 +19,9 @@ from muster.contracts.settings import AccessSettings, S3Settings, ServiceSetting
 from muster.contracts.token import Scope
 from muster.host.ports import AddressNotLocal
 
+ENCODINGS: Final = ("UTF8", "SQL_ASCII")
+"""These keep every text: the second one stores the bytes that we send."""
+
 _CREATE_ONE: Final = "create one with `muster token create NAME --scope admin`"
 
 
@@ -182,6 +185,20 @@ def _described_database(url: str) -> dict[str, object]:
             f"the database has schema {found}",
             f"this version of Muster knows schemas up to {HEAD}",
             "upgrade Muster",
+        )
+    if facts.get("is_read_only"):
+        raise StartupProblem(
+            "database",
+            "the database takes no writes",
+            "its server is a hot standby, or has default_transaction_read_only set",
+            "name the primary in MUSTER_DATABASE_URL, or add target_session_attrs=read-write",
+        )
+    if (encoding := facts.get("encoding", "UTF8")) not in ENCODINGS:
+        raise StartupProblem(
+            "database",
+            f"the database has the encoding {encoding}",
+            "it cannot hold every text that jobs print and are called",
+            "make another one with `CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0`",
         )
     kind = url.partition(":")[0].partition("+")[0]
     return {"kind": kind, "revision": found, "expected_revision": HEAD, **facts}

@@ -27,6 +27,7 @@ from muster.contracts.paths import JobFiles
 from muster.contracts.retry import SIGNAL_BASE
 from muster.contracts.secrets import SecretUnavailable
 from muster.host.gpus import GpusBusy
+from muster.logs.log_file import TimeIndex
 from muster.program import InvalidProgram
 from muster.runtime.exit_report import (
     make_exit_record,
@@ -125,9 +126,12 @@ class ExitLog:
     def record(self, rank: RankProcess, status: ExitStatus) -> RankExit:
         """Write the exit record, and return it."""
         lines: tuple[str, ...] = ()
-        error = None
+        error = error_at = None
         if status.exit_code != 0:  # a clean exit needs no explanation, and there are many
-            lines = () if rank.log is None else rank.log.last_lines()
+            if rank.log is not None:
+                lines, error_end = rank.log.last_lines(), rank.log.error_end()
+                times = TimeIndex(self._files.times(rank.rank, rank.attempt))
+                error_at = None if error_end is None else times.at(error_end)
             error = read_error_file(self._files.error_file(rank.rank, rank.attempt))
         if error is not None:
             # Redact before cutting: half of a secret would not be recognized.
@@ -141,6 +145,7 @@ class ExitLog:
             last_lines=lines,
             out_of_memory=was_killed and self.claim_oom_kill(),
             error=error,
+            error_at=error_at and error_at / 1e6,
         )
         recorded = RankExit(
             said=tuple(map(self._redaction.redact, rank.kept_messages())),

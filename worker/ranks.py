@@ -288,8 +288,8 @@ class RankTable:
 
     def tick(self) -> None:
         """Index the logs, and look for exits that no signal reports."""
+        self._index_logs()
         for rank in self._running.values():
-            self._index_log(rank)
             if rank.has_lost_trainer:
                 self._reader.drain(rank)  # its last words come first
                 self._report(rank.say(JoinedProcessEnded()))
@@ -342,10 +342,10 @@ class RankTable:
         is_late = time.monotonic() >= self._exited_at[rank.rank] + CONTAINMENT_SECONDS
         if not ((is_contained and is_read) or is_late):
             return  # the next SIGCHLD or tick tries again
+        self._index_logs()
         self._reader.remove(rank)
         del self._running[rank.rank], self._exited_at[rank.rank]
         self._unregister_pidfd(rank.rank)
-        self._index_log(rank)
         unreported, status = self._exits.examine(rank)
         for said in unreported:
             self._report(said)
@@ -357,9 +357,12 @@ class RankTable:
         rank.release()
         self._report_exit(recorded)
 
-    def _index_log(self, rank: RankProcess) -> None:
-        if rank.log is not None and rank.log.note(time.time()):
-            self._report(rank.say(Warned(message=TRUNCATED)))
+    def _index_logs(self) -> None:
+        """Note how far all logs have come, at one time: so it tells whose error came first."""
+        now = time.time()
+        for rank in self._running.values():
+            if rank.log is not None and rank.log.note(now):
+                self._report(rank.say(Warned(message=TRUNCATED)))
 
     def _limit_logs(self) -> None:
         running = {LogName(rank.rank, rank.attempt) for rank in self.running}

@@ -56,9 +56,12 @@ class Deletion:
     reauthenticate: Reauthentication
     """Called before anything is removed: the caller's token may have been revoked meanwhile."""
     delete_logs: Annotated[bool, Query(description="Delete the logs too.")] = True
-    force: Annotated[bool, Query(description="Kill what runs, and delete the checkpoints too.")] = (
-        False
-    )
+    force: Annotated[
+        bool,
+        Query(
+            description="Kill what runs, and delete the checkpoints too; `muster rm` keeps them."
+        ),
+    ] = False
     delete_checkpoints: Annotated[
         bool | None, Query(description="Delete the checkpoints too. Default: as `force`.")
     ] = None

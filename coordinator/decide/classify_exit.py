@@ -23,6 +23,14 @@ _MISTAKES: Final = frozenset(
 _TORCH_PREFIX: Final = re.compile(r"^\[rank\d+\]: ")
 """Before each line of a traceback once a process group is there."""
 
+_LOST_PEER: Final = re.compile(
+    r"closed by (the )?(remote )?peer|connection (was )?(closed|reset|refused|aborted)|broken pipe"
+    r"|Connection\w*Error|BrokenPipeError|Dist\w*Error|remote process|tim(ed|ing) ?out|timeout"
+    r"|SIGTERM|signal:? 15",
+    re.IGNORECASE,
+)
+"""What ranks say that wait for one that is gone, or that were asked to exit because of it."""
+
 _USAGE_CODE: Final = 2  # argparse: ``train.py: error: unrecognized arguments: --lrr``
 
 _REASONS: Final = {
@@ -119,6 +127,26 @@ def is_mistake(exited: RankExited) -> bool:
     is_unknown_module = exited.exit_code == 1 and ": No module named " in line  # python -m
     is_error = bool(exited.exit_code) and _error_type(exited) in _MISTAKES
     return is_usage or is_unknown_module or is_error
+
+
+def failed_before(rank: RankSnapshot, one: RankExited, other: RankExited, *, is_near: bool) -> bool:
+    """Return whether `one`, of `rank`, failed before `other`, of the same start of a gang.
+
+    `is_near`: both ran on one host, so that the times in their logs can be compared. Else, or if
+    both times are the same, an error that only says that a peer is gone came later.
+    """
+    is_asked = one.signal in {None, SIGTERM} or rank.attempt.intent.kill is not None
+    if is_asked and one.error_at is None:
+        return False
+    if is_near and one.error_at and other.error_at and one.error_at != other.error_at:
+        return one.error_at < other.error_at
+    return has_lost_peer(other) and not has_lost_peer(one)
+
+
+def has_lost_peer(exited: RankExited) -> bool:
+    """True if the last error of a program says that another rank is gone, or does not answer."""
+    errors = [line for line in exited.last_lines if "Error" in line] or exited.last_lines
+    return bool(_LOST_PEER.search(last_line(_first_error_line(exited) or errors)))
 
 
 def _error_type(exited: RankExited) -> str:

@@ -10,6 +10,7 @@ from typing import Final
 
 from coordinator.decide.rank_state import NEVER, Cause
 from muster.contracts.job import Reason, StopRequest
+from muster.contracts.messages import RankExited
 
 
 class EndKind(Enum):
@@ -39,6 +40,8 @@ class JobFailure(Cause):
     """Why a job cannot go on; its ranks save and exit, then its status is FAILED."""
 
     exit_code: int | None = None
+    blamed: RankExited | None = None  # of a gang, until a rank that failed before it is found
+    limit: str = ""  # a verb phrase: why it was not started again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

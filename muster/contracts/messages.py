@@ -357,6 +357,8 @@ class RankExited(_Message, frozen=True, tag="rank_exited"):
     error: str | None = None
     """The error file of the program, as torch's `@record` writes it: a type and a message, at most
     `ERROR_LIMIT` characters."""
+    error_at: float | None = None
+    """When the first error in the end of its log was written, by the clock of its host."""
 
 
 class RankDied(_Message, frozen=True, tag="rank_died"):

@@ -22,6 +22,27 @@ while before == "0" or not Path("go").exists():
     time.sleep(0.02)
 """
 
+SLOW = """
+import os, signal, socket, sys, time, traceback
+address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+if os.environ["RANK"] == "1":
+    peer = socket.create_server(address).accept()[0]
+    try:
+        raise ValueError("a bad batch")
+    except ValueError:
+        traceback.print_exc()
+    peer.close()
+    signal.pause()
+while True:
+    try:
+        peer = socket.create_connection(address)
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.02)
+peer.recv(1)
+raise ConnectionError("Connection closed by peer")
+"""
+
 
 def submit_gang(installation: Installation, script: Path = SCRIPT, **fields: object) -> str:
     command = [sys.executable, str(script), "0.02"]
@@ -62,6 +83,18 @@ def test_a_gang_that_loses_a_rank_restarts_at_another_port(installation: Install
     assert all(f"has the sum {SUM}" in installation.log(job_id, rank) for rank in range(RANKS))
     begun = re.findall(r"goes on from step (\d+)", installation.log(job_id))
     assert int(begun[-1]) >= 5
+
+
+def test_a_failed_gang_names_the_rank_that_failed_first(
+    installation: Installation, tmp_path: Path
+) -> None:
+    script = tmp_path / "slow.py"
+    script.write_text(SLOW)
+    job_id = submit_gang(installation, script, world_size=2, max_restarts=0)
+    installation.fail(job_id)
+    message = installation.job(job_id)["message"]
+    assert message.startswith("rank 1 failed first and may not be restarted")
+    assert message.endswith("ValueError: a bad batch")
 
 
 def test_killed_coordinator_leaves_no_half_restarted_gang(

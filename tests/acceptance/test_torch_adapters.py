@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ import pytest
 from stress import preemption
 from tests.support.installation import Installation, has_saved, restarts
 
+# Not imported here, which would cost each worker of a test run ten seconds: only ranks use them.
 for library in ("transformers", "accelerate", "lightning", "torchdata"):
-    pytest.importorskip(library)
+    if find_spec(library) is None:
+        pytest.skip(f"needs: pip install {library}", allow_module_level=True)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # each start imports torch and a library
 

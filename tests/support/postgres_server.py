@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def running_server() -> Iterator[PostgresServer]:
 
 
 @contextmanager
-def tcp_server(**settings: str) -> Iterator[PostgresServer]:
+def tcp_server(*, is_standby: bool = False, **settings: str) -> Iterator[PostgresServer]:
     """Start a server that wants a password, on a TCP port with these settings, or skip."""
     with _directory() as directory:
         server = _start(directory, cleanup_mode="stop")
@@ -76,6 +77,8 @@ def tcp_server(**settings: str) -> Iterator[PostgresServer]:
         for name, value in settings.items():
             local.run(f"ALTER SYSTEM SET {name} = {value}")
         server.cleanup()
+        if is_standby:
+            (directory / "standby.signal").touch()
         access = "local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n"
         (directory / "pg_hba.conf").write_text(access)
         with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -122,6 +125,15 @@ class FragilePostgres:
         engine = create_engine(self.url, isolation_level="AUTOCOMMIT")
         with engine.connect() as connection:
             connection.execute(text(CUT))
+        engine.dispose()
+
+    def refuse_writes(self, *, is_refused: bool = True) -> None:
+        """Take no writes, as a managed server whose disk is full."""
+        engine = create_engine(self.url, isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            value = "on" if is_refused else "off"
+            connection.exec_driver_sql(f"ALTER SYSTEM SET default_transaction_read_only = {value}")
+            connection.exec_driver_sql("SELECT pg_reload_conf()")
         engine.dispose()
 
     def heal(self) -> None:
@@ -190,6 +202,9 @@ def ways(server: FragilePostgres) -> Mapping[str, Callable[[], AbstractContextMa
     return {
         "killed": lambda: _after(server.kill, server.heal),
         "cut": cut_again_and_again,
+        "read-only": lambda: _after(
+            server.refuse_writes, partial(server.refuse_writes, is_refused=False)
+        ),
     }
 
 

@@ -156,6 +156,19 @@ def test_the_error_file_of_a_rank_is_reported(loop: TableLoop) -> None:
     assert end.error == "ValueError: no"
 
 
+def test_the_time_of_an_error_is_reported(loop: TableLoop) -> None:
+    fail = "import os; os.write(1, b'KeyError: 3\\n'); "
+    loop.start(fail + SAY_HELLO + WAIT, rank=0)
+    loop.run_until(loop.has_received_hello)
+    loop.start(fail + "raise SystemExit(1)", rank=1)
+    loop.run_until(lambda: len(loop.ranks.running) == 1)
+    loop.ranks.send_signal(0, 0, signal.SIGTERM)
+    loop.run_until_empty()
+    later, first = (report for report in loop.reports if isinstance(report, RankExited))
+    assert (later.rank, first.rank) == (1, 0)
+    assert first.error_at < later.error_at
+
+
 def test_a_program_that_truncates_its_log_causes_one_warning(loop: TableLoop) -> None:
     again = "os.system('echo first; echo second > /dev/stderr; echo third')"
     loop.start(f"import os, time; {again}; time.sleep(0.5); {again}")

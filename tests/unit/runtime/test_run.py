@@ -231,7 +231,7 @@ def test_a_restored_run_reports_the_restored_step(place: Path, ear: Ear) -> None
     first.checkpoint({})
     second = run_of(place, ear.voice)
     second.restore()
-    second._supervision.stop()  # noqa: SLF001  sends the final state
+    second._supervision.report_exit()  # noqa: SLF001  sends the final state
     beat = last_beat(ear)
     at = beat.progress
     assert (at.step, beat.checkpoints_saved, at.last_checkpoint_step) == (1, 0, 1)

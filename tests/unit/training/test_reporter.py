@@ -111,7 +111,7 @@ def test_heartbeat_says_whether_the_rank_waits(tmp_path: Path, ear: Ear) -> None
     reporter = reporter_of(tmp_path, ear)
     with reporter.busy:
         reporter.supervision.report()
-    reporter.supervision.stop()
+    reporter.supervision.report_exit()
     assert [beat.waiting for beat in ear.heard() if isinstance(beat, Heartbeat)] == [False, True]
 
 
