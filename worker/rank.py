@@ -25,6 +25,7 @@ from muster.contracts.job import Reason
 from muster.contracts.messages import (
     SAVED_LIMIT,
     SPARE_READY,
+    Code,
     Executing,
     Heartbeat,
     Hello,
@@ -65,6 +66,9 @@ HELLO_SECONDS: Final = 2.0
 
 MESSAGE_LIMIT_BYTES: Final = 1 << 16
 """Messages of ranks are small. The socket keeps their boundaries and cuts longer ones."""
+
+
+READY_PACKETS: Final = 64  # most that a spare process sends before it is ready
 
 
 class RankProcess:
@@ -141,13 +145,14 @@ class RankProcess:
             return False
         self.rank, self.attempt = order.rank, order.attempt
         self.tag = own[PROCESS_TAG]
-        self._latest = {kind: it for kind, it in self._latest.items() if kind is Executing}
+        kept = (Executing, Code)
+        self._latest = {kind: it for kind, it in self._latest.items() if kind in kept}
         return True
 
     @property
     def is_ready(self) -> bool:
         """Whether a spare process waits for its order."""
-        self.read(1)
+        self.read(READY_PACKETS)
         return Ready in self._latest
 
     @property
@@ -305,6 +310,8 @@ class RankProcess:
         self._warnings += isinstance(message, Warned)
         if isinstance(message, Warned) and self._warnings > WARNINGS_LIMIT:
             return False
+        if isinstance(message, Code) and isinstance(before := self._latest.get(Code), Code):
+            message = Code(files={**before.files, **message.files})
         # Remove first: the order of arrival matters, or a rank would seem to be starting.
         self._latest.pop(type(message), None)
         self._latest[type(message)] = message

@@ -31,6 +31,7 @@ from muster.contracts.messages import (
     AgentHeartbeat,
     AgentMessage,
     AnnounceGroup,
+    Code,
     JoinedProcessEnded,
     RankDied,
     RankExited,
@@ -54,7 +55,7 @@ from worker.process import AdoptedProcess, ProcessHandle
 from worker.rank import RankProcess
 from worker.rank_listener import ChannelReader, ReconnectListener
 from worker.spares import SpareRanks
-from worker.start import RankSecrets, Starter
+from worker.start import OtherCode, RankSecrets, Starter, changed_script
 
 CONTAINMENT_SECONDS: Final = 2.0
 """A process that survives SIGKILL for this long hangs in the kernel. The exit of its rank is then
@@ -140,7 +141,7 @@ class RankTable:
         try:
             with self._gpus.claimed(order, len(self._running)) as (uuids, descriptors):
                 rank = self._start(order, uuids, descriptors)
-        except (OSError, SecretUnavailable, InvalidProgram) as error:
+        except (OSError, SecretUnavailable, InvalidProgram, OtherCode) as error:
             exited = RankExit.of_failed_start(order, error)
             for said in exited.said:
                 self._report(said)
@@ -153,7 +154,7 @@ class RankTable:
         self._reader.add(rank)
         for spawned in rank.spawned():
             self._report(spawned)
-        for said in rank.kept_messages():  # of a spare process
+        for said in rank.kept_messages():  # of a spare process, or of its code
             self._report(said)
 
     def _start(
@@ -172,12 +173,16 @@ class RankTable:
         files = self._log_files(order.rank, order.attempt)
         if (spare := self._spares.take(complete, *files)) is not None:
             return spare
+        changed = changed_script(order)  # a spare process has reported its own
         log = LogIndex(*files)
         try:
-            return RankProcess.start(complete, log, self._starter, *descriptors)
+            rank = RankProcess.start(complete, log, self._starter, *descriptors)
         except (OSError, InvalidProgram):
             log.close()
             raise
+        if changed:
+            rank.keep(Code(files=changed))
+        return rank
 
     def adopt(self, adopted: AdoptedRank) -> None:
         """Supervise a process that an earlier agent has started; raises OSError.

@@ -248,6 +248,7 @@ def _delete(state: AppState, job: Job, deletion: Deletion) -> bool:
         raise _not_removed(files.root, error) from error
     state.disk_reserve.release_if_full(partial(state.jobs.delete, job.job_id, job.uid))
     state.disk_reserve.allocate()
+    shutil.rmtree(state.data_dir.snapshot(job.uid), ignore_errors=True)
     return checkpoints_deleted
 
 

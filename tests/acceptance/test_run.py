@@ -238,6 +238,21 @@ def test_an_interrupt_leaves_time_to_save_behind_a_pipe(terminal: Terminal) -> N
     assert not terminal.left_running()
 
 
+def test_a_script_edited_between_two_runs_is_taken_as_it_is(terminal: Terminal) -> None:
+    text = "import signal; print('started', flush=True); signal.pause()\n"
+    name = script(terminal, text)
+    first = terminal.start(*RUN, "--job-id", "mine", name)
+    assert first.stdout is not None
+    next(line for line in first.stdout if "started" in line)
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=DEADLINE_SECONDS)
+    script(terminal, "print('edited')\n")
+    code, output = terminal.run(*RUN, "--job-id", "mine", name)
+    assert code == 0, output
+    assert "edited before this start, which takes it as it is: " in output
+    assert "[0] edited" in output
+
+
 DEAF = (
     "import signal, time\n"
     "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
