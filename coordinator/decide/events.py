@@ -32,6 +32,11 @@ QUOTE_LIMIT: Final = 200  # most characters of a log line that a status message 
 
 REPORT_LIMIT: Final = 2000  # most characters of a program's own text in a message or event
 
+OVERLOADED: Final = (
+    "is overloaded: processes of this job are late because no processor is free for them, and are "
+    "not taken for dead; run fewer processes there"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEvent:
@@ -43,7 +48,7 @@ class NewEvent:
     attempt: int | None = None
 
 
-def event_of(  # noqa: C901, PLR0911  one return for each kind of observation
+def event_of(  # noqa: C901, PLR0911, PLR0912  one return for each kind of observation
     before: JobSnapshot, observation: Observation, after: JobSnapshot
 ) -> NewEvent | None:
     """Return the event of an observation that led from `before` to `after`, if it is one."""
@@ -55,6 +60,9 @@ def event_of(  # noqa: C901, PLR0911  one return for each kind of observation
             return NewEvent(kind="warned", message=f"{words}. They are listed again in seconds")
         case actions.AgentSaid() if after.restore != before.restore and after.restore.message:
             return NewEvent(kind="checkpoint_chosen", message=after.restore.message)
+        case actions.OfHost(host=host) if after.is_overloaded and not before.is_overloaded:
+            machine = host if after.spans_hosts else "the machine"
+            return NewEvent(kind="overloaded", message=f"{machine} {OVERLOADED}")
         case RankSaid():
             return _of_message(before, observation, after)
         case RankSpawned(rank=rank):

@@ -92,7 +92,8 @@ def record_heartbeat(
 def _alive(attempt: Attempt, now: float, **changes: Any) -> Attempt:  # noqa: ANN401  of its fields
     live_at = now if attempt.process is ProcessState.SPAWNED else attempt.live_at
     process = attempt.move(ProcessState.LIVE).process
-    return replace(attempt, process=process, heard_at=now, live_at=live_at, **changes)
+    changes |= {"heard_at": now, "starved_seconds": 0.0}
+    return replace(attempt, process=process, live_at=live_at, **changes)
 
 
 def record_first_step(rank: RankSnapshot, beat: Heartbeat) -> RankSnapshot:
