@@ -34,6 +34,11 @@ QUOTE_LIMIT: Final = 200  # most characters of a log line that a status message 
 
 REPORT_LIMIT: Final = 2000  # most characters of a program's own text in a message or event
 
+OVERLOADED: Final = (
+    "is overloaded: processes of this job are late because no processor is free for them, and are "
+    "not taken for dead; run fewer processes there"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEvent:
@@ -60,6 +65,9 @@ def event_of(  # noqa: C901, PLR0911, PLR0912  one return for each kind of obser
         case RankSaid(message=Code()) | actions.CodeTaken():
             is_new = after.code.note != before.code.note
             return NewEvent(kind="code_changed", message=after.code.note) if is_new else None
+        case actions.OfHost(host=host) if after.is_overloaded and not before.is_overloaded:
+            machine = host if after.spans_hosts else "the machine"
+            return NewEvent(kind="overloaded", message=f"{machine} {OVERLOADED}")
         case RankSaid():
             return _of_message(before, observation, after)
         case RankSpawned(rank=rank):
