@@ -53,7 +53,7 @@ def _set_host_aside(
     """Start no rank of this job on this host any more; once no other one is left, fail the job."""
     changed = snapshot.with_agent(replace(snapshot.agent_of(rank), is_unfit=True))
     unfit = {agent.host for agent in changed.agents.values() if agent.is_unfit}
-    if unfit >= {*(snapshot.spec.hosts or snapshot.hosts)}:
+    if unfit >= {*(snapshot.spec.hosts or snapshot.hosts)} and not snapshot.is_scheduled:
         return _fail_for_program(changed, rank, cause, now)
     refused = replace(cause, message=f"was refused on {rank.host}: {cause.message}")
     return changed.with_attempt(rank, replace(rank.attempt, refused=refused))
