@@ -41,44 +41,16 @@ _CHUNKED: Final = re.compile(rb"^transfer-encoding:", re.IGNORECASE | re.MULTILI
 _CHUNK_BYTES: Final = re.compile(rb"[0-9a-f]{1,20}", re.IGNORECASE)
 
 
-def _refusal(status: HTTPStatus, slug: str, detail: str) -> bytes:
-    problem = Problem(status, slug, detail, headers={"Connection": "close"})
-    response = problem_response(problem, scope={})
-    fields = b"".join(b"%s: %s\r\n" % field for field in response.raw_headers)
-    return b"HTTP/1.1 %d %s\r\n%s\r\n" % (status, status.phrase.encode(), fields) + response.body
-
-
-_LONG_HEADERS: Final = _refusal(
+_LONG_HEADERS: Final = Problem(
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
     "long-headers",
     f"A request may have {FIELDS_LIMIT} header fields, {HEADERS_LIMIT_BYTES >> 10} KiB in all.",
 )
-_MANY_CHUNKS: Final = _refusal(
+_MANY_CHUNKS: Final = Problem(
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     "many-chunks",
     f"A body may have {CHUNKS_LIMIT} chunks. Send larger ones, or a Content-Length.",
 )
-
-
-class Connections:
-    """The open connections that count, by caller or token, the oldest first."""
-
-    def __init__(self, is_own_user: Callable[[int | None], bool]) -> None:
-        self.is_own_user = is_own_user
-        self._open: dict[str, dict[LimitedProtocol, None]] = {}
-
-    def add(self, connection: "LimitedProtocol", name: str) -> None:
-        """Count a connection for `name`; beyond the limit the oldest one is closed."""
-        found = self._open.setdefault(name, {})
-        found[connection] = None
-        if len(found) > CONNECTIONS_EACH:
-            next(iter(found)).close()
-
-    def remove(self, connection: "LimitedProtocol", name: str) -> None:
-        found = self._open[name]
-        del found[connection]
-        if not found:
-            del self._open[name]
 
 
 class LimitedProtocol(asyncio.Protocol):
@@ -89,16 +61,17 @@ class LimitedProtocol(asyncio.Protocol):
 
     def __init__(
         self,
-        connections: Connections,
+        counted: "dict[LimitedProtocol, str]",
+        is_own_user: Callable[[int | None], bool],
         *,
         app_state: dict[str, Any],
         **arguments: Any,  # noqa: ANN401  those of uvicorn's protocols
     ) -> None:
+        """`counted` tells for whom each connection of the server counts, the oldest first."""
         self._state = {**app_state, "connection": self}
         self._http = H11Protocol(app_state=self._state, **arguments)
-        self._connections = connections
-        self._counted_for: str | None = None
-        self._first_request: asyncio.TimerHandle | None = None
+        self._counted = counted
+        self._is_own_user = is_own_user
         self._uncounted = bytearray()
         self._searched = self._lines = 0  # bytes at its beginning, and the lines in them
         self._body_bytes = 0
@@ -108,11 +81,12 @@ class LimitedProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         client, server = (transport.get_extra_info(it) for it in ("peername", "sockname"))
-        uid = self._state["caller_uid"] = peer_uid(client, server)
-        if not self._connections.is_own_user(uid):
-            self._count_for(client_name({"client": client, "state": self._state}))
-            loop = asyncio.get_running_loop()
-            self._first_request = loop.call_later(FIRST_REQUEST_SECONDS, self.close)
+        self._state["caller_uid"] = peer_uid(client, server)
+        loop = asyncio.get_running_loop()
+        self._first_request = loop.call_later(FIRST_REQUEST_SECONDS, self.close)
+        if self._is_own_user(self._state["caller_uid"]):
+            self._first_request.cancel()
+        self._count_for(client_name({"client": client, "state": self._state}))
         self._http.connection_made(self._transport)
 
     @contextmanager
@@ -133,11 +107,13 @@ class LimitedProtocol(asyncio.Protocol):
         self._transport.abort()  # what it has not read yet would keep it open
 
     def _count_for(self, name: str | None) -> None:
-        if self._counted_for is not None:
-            self._connections.remove(self, self._counted_for)
-        self._counted_for = name
-        if name is not None:
-            self._connections.add(self, name)
+        self._counted.pop(self, None)
+        if name is None or self._is_own_user(self._state["caller_uid"]):
+            return
+        self._counted[self] = name
+        same = [it for it, whose in self._counted.items() if whose == name]
+        if len(same) > CONNECTIONS_EACH:
+            same[0].close()
 
     def data_received(self, data: bytes) -> None:
         self._uncounted += data
@@ -155,8 +131,8 @@ class LimitedProtocol(asyncio.Protocol):
             del self._uncounted[:taken]
         self._http.data_received(data)
 
-    def _count_header(self, *, is_trailer: bool = False) -> int:
-        """Return the length of the header at the beginning, 0 until all of it has arrived."""
+    def _count_header(self) -> int:
+        """Return the length of a header or a trailer, 0 until all of it has arrived."""
         end = _HEADER_END.search(self._uncounted, max(0, self._searched - 2))
         taken = end.end() if end else len(self._uncounted)
         self._lines += self._uncounted.count(b"\n", self._searched, taken)
@@ -167,20 +143,15 @@ class LimitedProtocol(asyncio.Protocol):
             self._refuse(_LONG_HEADERS)
         if not end:
             return 0
+        self._first_request.cancel()
         self._searched = self._lines = 0
-        self._chunks = None
-        if not is_trailer:
-            self._expect_body(taken)
-        return taken
-
-    def _expect_body(self, header_bytes: int) -> None:
-        if self._first_request is not None:
-            self._first_request.cancel()
-        # As h11, which goes by chunks where a request has both.
-        if _CHUNKED.search(self._uncounted, 0, header_bytes):
+        # As h11, which goes by chunks where a request has both. After a trailer nothing is read:
+        # `AccessMiddleware` closes the connection after a body of unknown length.
+        if _CHUNKED.search(self._uncounted, 0, taken):
             self._chunks = 0
-        elif found := _LENGTH.search(self._uncounted, 0, header_bytes):
+        elif found := _LENGTH.search(self._uncounted, 0, taken):
             self._body_bytes = int(found[1])
+        return taken
 
     def _count_chunk(self, number: int) -> int:
         """Return the length of the line before a chunk, 0 until all of it has arrived."""
@@ -190,21 +161,25 @@ class LimitedProtocol(asyncio.Protocol):
         found = _CHUNK_BYTES.match(self._uncounted)
         size_bytes = int(found[0], 16) if found else sys.maxsize  # h11 refuses the line
         if not size_bytes:
-            return self._count_header(is_trailer=True)
+            self._chunks = None
+            return self._count_header()
         self._chunks = number
         if number > CHUNKS_LIMIT:
             self._refuse(_MANY_CHUNKS)
         self._body_bytes = size_bytes + len(b"\r\n")
         return end
 
-    def _refuse(self, refusal: bytes) -> None:
-        self._transport.write(refusal)
+    def _refuse(self, problem: Problem) -> None:
+        response = problem_response(problem, scope={})
+        fields = [(b"connection", b"close"), *response.raw_headers]
+        head = b"HTTP/1.1 %d %s\r\n" % (problem.status, HTTPStatus(problem.status).phrase.encode())
+        head += b"".join(b"%s: %s\r\n" % field for field in fields)
+        self._transport.write(head + b"\r\n" + response.body)
         self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._count_for(None)
-        if self._first_request is not None:
-            self._first_request.cancel()
+        self._first_request.cancel()
         self._http.connection_lost(exc)
 
     def pause_writing(self) -> None:

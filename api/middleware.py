@@ -7,11 +7,11 @@ rebinding; the origin check and the JSON content type stop forged requests (CSRF
 import re
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import structlog
@@ -120,7 +120,12 @@ class AccessMiddleware:
     async def _handle(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         try:
             client = await self._admit(scope, headers)
-            with self._counted(scope["state"], client):
+            state = scope["state"]
+            with ExitStack() as counted:
+                if client is not None:
+                    counted.enter_context(self._limiter.admit(client))
+                if "caller" in state and "connection" in state:
+                    counted.enter_context(state["connection"].answering(client))
                 _refuse_early(scope)
                 await self._app(scope, receive, send)
         except Problem as problem:
@@ -136,15 +141,6 @@ class AccessMiddleware:
                 action="request_failed",
                 path=shorten_path(scope["path"]),
             )
-
-    @contextmanager
-    def _counted(self, state: Mapping[str, Any], client: str | None) -> Iterator[None]:
-        with ExitStack() as counted:
-            if client is not None:
-                counted.enter_context(self._limiter.admit(client))
-            if "caller" in state and "connection" in state:
-                counted.enter_context(state["connection"].answering(client))
-            yield
 
     async def _admit(self, scope: Scope, headers: Headers) -> str | None:
         """Return the client whose limits apply, None for no limits; raise `Problem`.

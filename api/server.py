@@ -21,7 +21,7 @@ from fastapi import Depends, FastAPI
 from prometheus_client import CollectorRegistry
 
 from api.auth import Authenticator, TokenCache
-from api.connections import HEADERS_LIMIT_BYTES, Connections, LimitedProtocol
+from api.connections import HEADERS_LIMIT_BYTES, LimitedProtocol
 from api.dependencies import PREFIX, AppState, CoordinatorHandle, DiskReserve
 from api.errors import install
 from api.metrics import ScrapeCollector, read_scrape
@@ -161,7 +161,7 @@ def _run(settings: ServiceSettings, access: AccessSettings, database: Database) 
     )
     config = uvicorn.Config(
         guarded,
-        http=cast(Any, partial(LimitedProtocol, Connections(authenticator.is_own_user))),
+        http=cast(Any, partial(LimitedProtocol, {}, authenticator.is_own_user)),
         h11_max_incomplete_event_size=HEADERS_LIMIT_BYTES,
         limit_concurrency=CONNECTIONS_LIMIT,
         ws="none",

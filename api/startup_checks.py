@@ -187,18 +187,12 @@ def _described_database(url: str) -> dict[str, object]:
             "upgrade Muster",
         )
     if facts.get("is_read_only"):
-        raise StartupProblem(
-            "database",
-            "the database takes no writes",
-            "its server is a hot standby, or has default_transaction_read_only set",
-            "name the primary in MUSTER_DATABASE_URL, or add target_session_attrs=read-write",
-        )
+        why = "its server is a hot standby, or has default_transaction_read_only set"
+        fix = "name the primary in MUSTER_DATABASE_URL, or add target_session_attrs=read-write"
+        raise StartupProblem("database", "the database takes no writes", why, fix)
     if (encoding := facts.get("encoding", "UTF8")) not in ENCODINGS:
-        raise StartupProblem(
-            "database",
-            f"the database has the encoding {encoding}",
-            "it cannot hold every text that jobs print and are called",
-            "make another one with `CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0`",
-        )
+        what, why = f"the database has the encoding {encoding}", "it cannot hold every text"
+        fix = "make another one with `CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0`"
+        raise StartupProblem("database", what, why, fix)
     kind = url.partition(":")[0].partition("+")[0]
     return {"kind": kind, "revision": found, "expected_revision": HEAD, **facts}

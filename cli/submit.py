@@ -111,6 +111,12 @@ class _Pair(click.ParamType[tuple[str, str]]):
     flag_value="synchronous",
     help="Ranks of a script with muster.torch train one model, and may die, join and leave.",
 )
+@click.option(
+    "--snapshot",
+    "code",
+    flag_value="snapshot",
+    help="Run a copy of the code as it is now: the files below the script's directory.",
+)
 @click.option("--program", help="A program that all ranks train together: file.py:Name.")
 @click.option(
     "-e", "--env", type=_Pair("NAME=VALUE"), multiple=True, help="A variable for every rank."

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from coordinator.decide.actions import AgentLost, AgentWaits, JobFailed, Observation
+from coordinator.decide.actions import AgentLost, AgentWaits, CodeTaken, JobFailed, Observation
 from coordinator.decide.job_end import JobFailure
 from coordinator.decide.state import AGENT_FAILURES_LIMIT, AgentSnapshot, JobSnapshot
 from coordinator.launchers.launcher import AgentProcess, AgentValues, Launcher, NotStarted
@@ -36,6 +36,7 @@ from muster.contracts.rank import ProcessRecord
 from muster.contracts.retry import describe_status
 from muster.contracts.settings import ServiceSettings
 from muster.contracts.token import sha256_of
+from muster.host.code import Script, read_code
 from muster.host.ports import group_port
 from muster.host.trace import stamp
 from muster.job_defaults import Completed
@@ -279,6 +280,8 @@ class AgentLifecycle:
         if _is_wanted(job, host):
             files = self._data.job(job.snapshot.job_id)
             await asyncio.to_thread(claim_directory, files, job.snapshot.uid)
+            if job.takes_code:
+                await self._take_code(job, job.places.script)
         if not _is_wanted(job, host):
             return f"{job.snapshot.agent_name(host)} was dismissed before it was started"
         stamp("agent launched", job=job.snapshot.uid)
@@ -357,6 +360,14 @@ class AgentLifecycle:
 
     async def _prepare(self, job: TrackedJob) -> Completed:
         return await asyncio.to_thread(prepare, job.snapshot.spec, self._settings)
+
+    async def _take_code(self, job: TrackedJob, script: Script | None) -> None:
+        job.takes_code = False
+        code = await asyncio.to_thread(read_code, script)
+        taken = CodeTaken(files=code, script=script.file if script else "")
+        self.observe(job.snapshot.uid, taken)
+        if earlier := job.snapshot.spec.resume_from:
+            job.note("code_taken", f"goes on from job {earlier} with the code as it is now")
 
     async def _kill_if_it_stays(self, agent: AgentProcess, launcher: Launcher) -> None:
         while not (await asyncio.wait([agent.ended], timeout=DISMISSAL_SECONDS))[0]:

@@ -4,7 +4,7 @@ Rows hold wall-clock times for people, snapshots hold monotonic times for decisi
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import count, islice
 from typing import Final
@@ -27,6 +27,7 @@ from coordinator.decide.state import (
     AgentSnapshot,
     GangRestore,
     GroupSnapshot,
+    JobCode,
     JobSnapshot,
     new_rank,
 )
@@ -64,6 +65,7 @@ class JobRows:
     agents: Sequence[AgentRecord] = ()
     ranks: Sequence[RankRecord] = ()
     members: Sequence[MemberRecord] = ()
+    code: Mapping[str, str] = field(default_factory=dict)  # digests by path
     series_until: datetime | None = None  # the time of the last point
 
 
@@ -126,6 +128,7 @@ def snapshot_of(
         hosts=hosts,
         agents={**fresh, **{row.host: _agent_of(row, hosts, agents, now) for row in rows.agents}},
         restore=_restore_of(job, rows.ranks),
+        code=JobCode(files=rows.code),
         end=_end_of(job, ranks.values(), now),
     )
 

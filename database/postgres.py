@@ -61,18 +61,12 @@ SELECT current_setting('server_version') AS version,
 READ_ONLY: Final = "25006"
 """SQLSTATE of a server that takes no writes: a standby, or one whose disk is full."""
 
-_WRITABLE: Final = (
-    "the server takes no writes: wait for it, or name the primary in MUSTER_DATABASE_URL "
-    "(target_session_attrs=read-write finds it among several hosts)"
-)
-
 _HINTS: Final = {
     "password": "correct the user or the password in MUSTER_DATABASE_URL",
     "does not exist": "create it, or correct its name in MUSTER_DATABASE_URL",
     "too many clients": "the server has no connection left: raise its max_connections",
     "remaining connection slots": "the server has no connection left: raise its max_connections",
-    "in a read-only transaction": _WRITABLE,
-    "during recovery": _WRITABLE,
+    "cannot execute": "the server takes no writes: wait, or set MUSTER_DATABASE_URL to its primary",
 }
 """By what the driver's message contains; errors before a login have no code."""
 

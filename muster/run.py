@@ -269,6 +269,7 @@ class Run:
         }
         if twice := sorted(parts.keys() & (state or {}).keys()):
             raise UnsupportedState(f"{twice[0]!r} is given twice: leave one of the two out")
+        self._supervision.report_code()
         position = self._reader.committed
         noted = partial(self._note_saved, position.step)
         with self._save_timer.saving():

@@ -50,6 +50,8 @@ UNKNOWN_EXIT: Final = ExitStatus(exit_code=None, signal=None)
 class ChildProcess:
     """A process that this agent has started, and that leads its own session."""
 
+    pidfd: Final = None  # SIGCHLD reports its exit
+
     def __init__(self, pid: int) -> None:
         self.pid: Final = pid
         self.identity: Final = identify(pid, or_zombie=True)  # a short command has ended already

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import shutil
+from contextlib import ExitStack
 from http import HTTPStatus
 from typing import Annotated, Final, TypeAlias
 
@@ -377,22 +379,28 @@ async def create(
 
     Raises what `Submitter.prepare` and `Jobs.create` do.
     """
-    try:
-        submission = await run_sync(state.submitter.prepare, requested)
-    except MusterError:
-        # The job of the first request may be the obstacle, or its files may be gone.
-        if key and (job := await run_sync(state.answers.find, key)):
-            return job
-        raise
-    new = NewJob(
-        job_id=submission.job_id,
-        uid=uid,
-        spec=submission.spec,
-        message=submission.message,
-        idempotency=key,
-        actor=actor,
-    )
-    return await state.submission_queue.store(new)
+    copy = state.data_dir.snapshot(uid)
+    with ExitStack() as unless_stored:
+        unless_stored.callback(shutil.rmtree, copy, ignore_errors=True)
+        try:
+            submission = await run_sync(state.submitter.prepare, requested, copy)
+        except MusterError:
+            # The job of the first request may be the obstacle, or its files may be gone.
+            if key and (job := await run_sync(state.answers.find, key)):
+                return job
+            raise
+        new = NewJob(
+            job_id=submission.job_id,
+            uid=uid,
+            spec=submission.spec,
+            message=submission.message,
+            idempotency=key,
+            actor=actor,
+        )
+        job = await state.submission_queue.store(new)
+        if job.uid == uid:  # else the job of the first request
+            unless_stored.pop_all()
+        return job
 
 
 def planned(requested: JobRequest, state: AppState) -> JobPlan:

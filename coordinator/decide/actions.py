@@ -197,6 +197,13 @@ class LoopStalled(_Value, frozen=True):
     seconds: float
 
 
+class CodeTaken(_Value, frozen=True):
+    """The job starts for the first time, or by a person's hand, and takes the code as it is."""
+
+    files: Mapping[str, str]  # digests by path
+    script: str = ""
+
+
 class JobFailed(_Value, frozen=True):
     """Something other than a rank makes the job impossible, such as missing data."""
 
@@ -215,6 +222,7 @@ Observation: TypeAlias = (
     | LeaveRequested
     | Interrupted
     | LoopStalled
+    | CodeTaken
     | JobFailed
     | RankSpawned
     | RankSaid

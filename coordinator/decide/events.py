@@ -16,6 +16,7 @@ from coordinator.decide.state import GroupSnapshot, JobSnapshot
 from muster.contracts.job import JobStatus, Reason
 from muster.contracts.messages import (
     CheckpointsListed,
+    Code,
     Heartbeat,
     PeerLost,
     PermanentFailure,
@@ -44,7 +45,7 @@ class NewEvent:
     attempt: int | None = None
 
 
-def event_of(  # noqa: C901, PLR0911  one return for each kind of observation
+def event_of(  # noqa: C901, PLR0911, PLR0912  one return for each kind of observation
     before: JobSnapshot, observation: Observation, after: JobSnapshot
 ) -> NewEvent | None:
     """Return the event of an observation that led from `before` to `after`, if it is one."""
@@ -56,6 +57,9 @@ def event_of(  # noqa: C901, PLR0911  one return for each kind of observation
             return NewEvent(kind="warned", message=f"{words}. They are listed again in seconds")
         case actions.AgentSaid() if after.restore != before.restore and after.restore.message:
             return NewEvent(kind="checkpoint_chosen", message=after.restore.message)
+        case RankSaid(message=Code()) | actions.CodeTaken():
+            is_new = after.code.note != before.code.note
+            return NewEvent(kind="code_changed", message=after.code.note) if is_new else None
         case RankSaid():
             return _of_message(before, observation, after)
         case RankSpawned(rank=rank):

@@ -11,6 +11,7 @@ from msgspec.structs import asdict
 from coordinator.decide import (
     actions,
     fold_agent,
+    fold_code,
     fold_exit,
     fold_pool,
     fold_rank,
@@ -60,6 +61,8 @@ def fold(  # noqa: C901, PLR0911, PLR0912  one case for each kind of observation
             return replace(snapshot, end=end)
         case actions.LoopStalled(seconds=seconds):
             return fold_agent.note_stall(snapshot, seconds, now)
+        case actions.CodeTaken():
+            return fold_code.take(snapshot, observation)
         case actions.JobFailed():
             return fold_exit.fail_job(snapshot, observation.failure, now)
         case RankSpawned() | RankSaid() | RankDied() | RankExited():
@@ -159,6 +162,8 @@ def _apply_message(  # noqa: C901, PLR0911  one return for each kind of message
         case messages.Hello():
             working = fold_agent.note_working(snapshot, rank)
             return working.with_rank(fold_rank.record_hello(rank, now))
+        case messages.Code(files=files):
+            return fold_code.compare(snapshot, rank, files, now)
         case messages.Heartbeat():
             changed = fold_rank.record_heartbeat(rank, message, snapshot.backoff, now)
             changed = fold_pool.confirm_finished(snapshot, changed)

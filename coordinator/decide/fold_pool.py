@@ -136,6 +136,8 @@ def _join_group(
     snapshot: JobSnapshot, rank: RankSnapshot, message: JoinedGroup, now: float
 ) -> JobSnapshot:
     group, attempt, worker_id = snapshot.group, rank.attempt, rank.attempt.worker_id
+    if not (agent := snapshot.agent_of(rank)).has_code:
+        snapshot = snapshot.with_agent(replace(agent, has_code=True))
     began = message.step if attempt.step_at_start is None else attempt.step_at_start
     member = replace(attempt.member, joined_round=message.round)
     attempt = replace(attempt, member=member, step_at_start=began, has_told_step=True)

@@ -57,11 +57,14 @@ def release_removed_ranks(snapshot: JobSnapshot, _now: float) -> Iterator[Action
 
 
 def stop_divergent_ranks(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
-    """Kill ranks whose state differs from that of the others."""
+    """Kill ranks whose state, or code, differs from that of the others."""
     for rank in snapshot.ranks:
-        is_divergent = rank.attempt.worker_id in snapshot.divergent
-        if rank.is_alive and is_divergent and rank.attempt.intent.kill is None:
-            yield actions.KillProcess(rank=rank.rank, cause=DIVERGED)
+        # The ranks of a failed job have time to save.
+        cause = None if snapshot.is_ending else rank.attempt.refused
+        if rank.attempt.worker_id in snapshot.divergent:
+            cause = DIVERGED
+        if cause is not None and rank.is_alive and rank.attempt.intent.kill is None:
+            yield actions.KillProcess(rank=rank.rank, cause=cause)
 
 
 def publish_group(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
@@ -205,6 +208,7 @@ def _are_agents_connected(snapshot: JobSnapshot) -> bool:
 def _is_staying(rank: RankSnapshot) -> bool:
     intent = rank.attempt.intent
     is_asked = intent.terminated_at is not None or intent.stopping or intent.kill is not None
+    is_asked |= rank.attempt.refused is not None
     is_gone = not rank.is_alive or rank.attempt.died or rank.is_exiting
     return rank.in_service and not is_gone and not is_asked
 

@@ -60,6 +60,7 @@ class AgentSnapshot:
     is_drained: bool = False  # they are at home
     is_unfit: bool = False
     """A rank there has found that the host cannot run this job: no other one is started there."""
+    has_code: bool = False  # a rank there has trained the code of the job
 
     @property
     def is_connected(self) -> bool:
@@ -130,6 +131,17 @@ class GangRestore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobCode:
+    """The code that all ranks of a job run."""
+
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Digests by path: as of its start, or as the first rank had them."""
+    edited: Mapping[str, str] = field(default_factory=dict)
+    """Earlier digests, of files that were edited before its start and are not known to be used."""
+    note: str = ""  # what was told last about a change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSnapshot:
     """One job."""
 
@@ -160,6 +172,7 @@ class JobSnapshot:
     raised_by: int | None = None  # the rank that raised it
     restore: GangRestore = GangRestore()
     unusable: frozenset[RestorePoint] = frozenset()  # damaged in the place of some rank
+    code: JobCode = JobCode()
     backoff: Backoff = DEFAULT_BACKOFF
 
     def with_rank(self, changed: RankSnapshot) -> "JobSnapshot":

@@ -59,6 +59,12 @@ class RankVersion(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag
     python: str = ""
 
 
+class Code(_Message, frozen=True, tag="code"):
+    """Digests of the user's code that a rank, or its agent before the start, has met, by path."""
+
+    files: dict[str, str]
+
+
 class Heartbeat(_Message, frozen=True, omit_defaults=True, tag="heartbeat"):
     """The rank is alive. Sent at every interval, and earlier when there is news."""
 
@@ -183,6 +189,7 @@ class Saved(_Message, frozen=True, tag="saved"):
 RankMessage: TypeAlias = (
     Executing
     | Hello
+    | Code
     | Heartbeat
     | JoinedProcessEnded
     | Warned
@@ -426,6 +433,8 @@ class StartRank(_Message, frozen=True, tag="start_rank"):
     attempt: int
     environment: dict[str, str]
     working_dir: str
+    script: tuple[str, str] | None = None  # path and digest, as far as the job's are known
+    is_code_bound: bool = False  # with another script it is not started
 
 
 class TerminateRank(_Message, frozen=True, tag="terminate_rank"):

@@ -28,6 +28,7 @@ _NO_ROOM: Final = re.compile("quota|storagefull|insufficientstorage", re.IGNOREC
 """Of Ceph (403), MinIO (400 and 507) and Swift (413)."""
 
 _SECRET: Final = re.compile(r"\S{16}")
+"""A server may repeat a key in its sentence."""
 
 
 class ObjectStoreError(MusterError):
@@ -93,16 +94,14 @@ def _answered(endpoint: str, location: S3Location, answer: dict[str, Any]) -> Ob
         return StoreRefused(
             f"{endpoint} has no bucket {location.bucket!r}: create it, or correct the location"
         )
+    sentence = str(answer["Error"].get("Message", "")).strip(" .")[:200]
+    said = what if not sentence or _SECRET.search(sentence) else f"{what}: {sentence}"
     if code in _EXPIRED:
-        return StoreRefused(
-            f"the credentials for {endpoint} have expired ({_said(what, answer)}): renew them, "
-            "then start the services again"
-        )
+        fix = "renew them, then start the services again"
+        return StoreRefused(f"the credentials for {endpoint} have expired ({said}): {fix}")
     if status == 507 or _NO_ROOM.search(code):  # noqa: PLR2004
-        return StoreUnavailable(
-            f"{endpoint} has no room for {location} ({_said(what, answer)}): make room there, or "
-            "raise the quota"
-        )
+        fix = "make room there, or raise the quota"
+        return StoreUnavailable(f"{endpoint} has no room for {location} ({said}): {fix}")
     if status in {401, 403}:
         return StoreRefused(
             f"{endpoint} refuses access to {location} ({what}): check S3_ACCESS_KEY, S3_SECRET_KEY "
@@ -118,9 +117,3 @@ def _answered(endpoint: str, location: S3Location, answer: dict[str, Any]) -> Ob
         f"{endpoint} refuses a request for {location} ({what}): check S3_ENDPOINT, and that an "
         "S3-compatible store answers there"
     )
-
-
-def _said(what: str, answer: dict[str, Any]) -> str:
-    """Add the sentence of the store, unless it may repeat a key."""
-    sentence = str(answer["Error"].get("Message", "")).strip(" .")
-    return what if not sentence or _SECRET.search(sentence) else f"{what}: {sentence[:200]}"

@@ -97,6 +97,7 @@ class Supervision:
     ) -> None:
         """`state` returns a heartbeat, given whether the process was asked to stop."""
         self._client = client
+        self.report_code: Final = client.report_code
         self._state = state
         self.recorder: Final = Recorder()
         """Takes the values that the next heartbeat sums up."""
@@ -124,6 +125,7 @@ class Supervision:
             os.register_at_fork(after_in_child=_leave_group)
         sys.excepthook = self._report_error
         self._client.send(Hello(python=sys.executable))
+        self.report_code()
         threading.Thread(target=self._run, name="muster-heartbeat", daemon=True).start()
         atexit.register(self.report_exit)
 

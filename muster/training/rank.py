@@ -94,7 +94,7 @@ def train_synchronous(account: ExitReport, working_dir: Path, agent: AgentClient
     keep_freed_memory()  # not what the preparation has freed
     if was_spare:
         _take_trial_step(computer, initial, replica)
-        wait_for_order(agent.socket)
+        wait_for_order(agent)
         settings = RankSettings.read(os.environ, world_size=JobSpec().world_size)
         account.settings = settings
         reporter = Reporter(settings, agent, busy)

@@ -126,6 +126,7 @@ class Reporter:
     def on_step(self, replica: Replica, means: Means) -> None:
         self._take_position(replica)
         self._means = means
+        self.supervision.report_code()  # not only before a save: it takes no time
         if self._gives_series:
             values = {**means.metrics, LOSS: means.loss}
             self.supervision.recorder.take(replica.position.step, values)

@@ -44,6 +44,26 @@ raise ConnectionError("Connection closed by peer")
 """
 
 
+SAVING = """
+import muster, os, signal, time
+from pathlib import Path
+run, before = muster.join(), os.environ["TORCHELASTIC_RESTART_COUNT"]
+if before == "1":
+    raise SystemExit(not Path("saved").exists())
+if run.rank > 0:
+    while not Path("ready").exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+Path("ready").touch()
+while not run.should_stop:
+    time.sleep(0.01)
+for part in range(10):
+    print("saves part", part, flush=True)
+    time.sleep(0.1)
+Path("saved").touch()
+"""
+
+
 def submit_gang(installation: Installation, script: Path = SCRIPT, **fields: object) -> str:
     command = [sys.executable, str(script), "0.02"]
     return installation.submit(
@@ -95,6 +115,19 @@ def test_a_failed_gang_names_the_rank_that_failed_first(
     message = installation.job(job_id)["message"]
     assert message.startswith("rank 1 failed first and may not be restarted")
     assert message.endswith("ValueError: a bad batch")
+
+
+def test_the_others_of_a_gang_save_behind_a_pipe(
+    installation: Installation, tmp_path: Path
+) -> None:
+    (tmp_path / "saving.py").write_text(SAVING)
+    run = f"{sys.executable} saving.py"
+    words = f'[ $RANK != 0 ] || exec sh -c "{run} | tee copy"; exec {run}'
+    job_id = submit_gang(
+        installation, world_size=2, command=["sh", "-c", words], working_dir=str(tmp_path)
+    )
+    installation.complete(job_id)
+    assert (tmp_path / "saved").exists()
 
 
 def test_killed_coordinator_leaves_no_half_restarted_gang(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import URL, create_engine, make_url, text
+from sqlalchemy import URL, NullPool, create_engine, make_url, text
 
 from muster.host import processes
 
@@ -25,6 +25,7 @@ RETRY_SECONDS = 0.1
 PATIENCE_SECONDS = 60.0
 PASSWORD = "only-on-loopback"  # noqa: S105  of a server that a test has started
 
+READ_ONLY = "default_transaction_read_only"
 CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
 
 
@@ -129,12 +130,15 @@ class FragilePostgres:
 
     def refuse_writes(self, *, is_refused: bool = True) -> None:
         """Take no writes, as a managed server whose disk is full."""
-        engine = create_engine(self.url, isolation_level="AUTOCOMMIT")
+        engine = create_engine(self.url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+        value = "on" if is_refused else "off"
         with engine.connect() as connection:
-            value = "on" if is_refused else "off"
-            connection.exec_driver_sql(f"ALTER SYSTEM SET default_transaction_read_only = {value}")
+            connection.exec_driver_sql(f"ALTER SYSTEM SET {READ_ONLY} = {value}")
             connection.exec_driver_sql("SELECT pg_reload_conf()")
-        engine.dispose()
+        found = ""
+        while found != value:  # a new connection has it once all others have been signalled
+            with engine.connect() as connection:
+                found = connection.exec_driver_sql(f"SHOW {READ_ONLY}").scalar_one()
 
     def heal(self) -> None:
         """Start it if it is gone, and wait until it answers."""

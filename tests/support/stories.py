@@ -331,6 +331,19 @@ class Story:
     def refuses(self, rank: int, reason: Reason, message: str) -> Self:
         return self.rank_says(rank, messages.PermanentFailure(reason=reason, message=message))
 
+    def takes_code(self, **files: str) -> Self:
+        """Let the job start for the first time, or anew by hand, with these files."""
+        return self.observes(actions.CodeTaken(files=files, script="train"))
+
+    def has_code(self, rank: int, **files: str) -> Self:
+        return self.rank_says(rank, messages.Code(files=files))
+
+    def is_not_started(self, rank: int, **files: str) -> Self:
+        """Let an agent find another script."""
+        return self.has_code(rank, **files).is_ended(
+            rank, exit_code=None, signal=None, unstarted="its script was changed"
+        )
+
     def is_stopped(self, request: StopRequest = StopRequest.GRACEFUL, grace: float = 30.0) -> Self:
         return self.observes(actions.StopRequested(request=request, grace_seconds=grace))
 

@@ -12,7 +12,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from api import connections
-from api.connections import CHUNKS_LIMIT, CONNECTIONS_EACH, Connections, LimitedProtocol
+from api.connections import CHUNKS_LIMIT, CONNECTIONS_EACH, LimitedProtocol
 from api.middleware import AccessMiddleware
 from api.rate_limits import RateLimiter
 from tests.unit.api.token_store import TEXT, TokenStore, make_authenticator
@@ -46,7 +46,8 @@ async def served(*, is_own_user: bool = False) -> AsyncIterator[int]:
     )
     protocol = partial(
         LimitedProtocol,
-        Connections(lambda _uid: is_own_user),
+        {},
+        lambda _uid: is_own_user,
         config=Config(guarded, log_config=None),
         server_state=ServerState(),
         app_state={},
