@@ -44,10 +44,10 @@ def record_permanent_error(
     cause = Cause(reason=message.reason, message=printable(message.message))
     if message.reason is not Reason.DIFFERENT_BITS:
         return _fail_for_program(snapshot, rank, cause, now)
-    return _set_host_aside(snapshot, rank, cause, now)
+    return set_host_aside(snapshot, rank, cause, now)
 
 
-def _set_host_aside(
+def set_host_aside(
     snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause, now: float
 ) -> JobSnapshot:
     """Start no rank of this job on this host any more; once no other one is left, fail the job."""
