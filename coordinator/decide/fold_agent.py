@@ -40,6 +40,7 @@ def apply(snapshot: JobSnapshot, action: actions.AgentAction, now: float) -> Job
                 heard_at=agent.heard_at if has_ranks else now,
                 draining_since=NEVER,
                 is_drained=False,
+                is_unfit=False,  # it was away, or a scheduler chooses another machine
             )
         case actions.ListCheckpoints():
             changed = replace(agent, listing_since=now)
