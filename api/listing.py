@@ -197,8 +197,7 @@ def reply_tagged(
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     """Return `view` under its tag, or 304 if the client knows that tag."""
-    # no-cache: a cache must ask every time.
-    headers = {**(headers or {}), "ETag": tag, "Cache-Control": "no-cache"}
+    headers = {**(headers or {}), "ETag": tag}
     # A tag with its quotes cannot be a part of another one.
     if known is not None and (known.strip() == "*" or tag.removeprefix("W/") in known):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)

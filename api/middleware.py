@@ -7,8 +7,8 @@ rebinding; the origin check and the JSON content type stop forged requests (CSRF
 import re
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from functools import partial
 from http import HTTPStatus
 from typing import Final
@@ -37,7 +37,6 @@ from api.errors import Problem, problem_response
 from api.rate_limits import RateLimiter
 from muster.contracts import token
 from muster.contracts.settings import LOOPBACK_NAMES
-from muster.host.peers import normalize_address, uid_of_connection
 
 BODY_LIMIT_BYTES: Final = 1 << 20
 """A job with 256 variables and 1024 words is far below."""
@@ -70,8 +69,7 @@ _LOG: Final = structlog.get_logger("api")
 class AccessMiddleware:
     """Names, checks, authenticates and limits each request.
 
-    It sets `request_id`, `caller_uid` and, where known, `caller` and `authenticate` in the
-    request's state.
+    It sets `request_id` and, where known, `caller` and `authenticate` in the request's state.
     """
 
     def __init__(
@@ -81,14 +79,12 @@ class AccessMiddleware:
         authenticator: Authenticator,
         limiter: RateLimiter,
         hosts: Collection[str],
-        uid_of: Callable[[Scope], int | None],
         requests: Counter[tuple[str, int]],
     ) -> None:
         self._app = app
         self._authenticator = authenticator
         self._limiter = limiter
         self._hosts = {*LOOPBACK_NAMES, *map(str.lower, hosts)}
-        self._uid_of = uid_of
         self._requests = requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,7 +96,10 @@ class AccessMiddleware:
             headers = Headers(scope=scope)
             request_id = _request_id(headers)
             scope.setdefault("state", {})["request_id"] = request_id
-            added = [(b"x-request-id", request_id.encode())]
+            added = [
+                (b"x-request-id", request_id.encode()),
+                (b"x-content-type-options", b"nosniff"),
+            ]
             length_bytes = int(headers.get("content-length", "0"))  # h11 admits digits only
             if length_bytes > UNREAD_BODY_LIMIT_BYTES or "transfer-encoding" in headers:
                 added.append((b"connection", b"close"))
@@ -109,17 +108,24 @@ class AccessMiddleware:
                 if message["type"] == "http.response.start":
                     log_change(message["status"], scope)
                     self._requests[_template(scope), message["status"]] += 1
-                    message["headers"] = [*message.get("headers", ()), *added]
+                    fields = [*message.get("headers", ()), *added]
+                    if b"cache-control" not in dict(fields):  # a browser would keep it on its disk
+                        fields.append((b"cache-control", b"no-store"))
+                    message["headers"] = fields
                 await send(message)
 
             with bound_contextvars(request_id=request_id):
                 await self._handle(scope, headers, receive, send_named)
 
     async def _handle(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
-        scope["state"]["caller_uid"] = self._uid_of(scope)
         try:
             client = await self._admit(scope, headers)
-            with nullcontext() if client is None else self._limiter.admit(client):
+            state = scope["state"]
+            with ExitStack() as counted:
+                if client is not None:
+                    counted.enter_context(self._limiter.admit(client))
+                if "caller" in state and "connection" in state:
+                    counted.enter_context(state["connection"].answering(client))
                 _refuse_early(scope)
                 await self._app(scope, receive, send)
         except Problem as problem:
@@ -141,7 +147,7 @@ class AccessMiddleware:
 
         A refused request counts against the client's limits as well.
         """
-        is_own_user = self._authenticator.is_own_user(scope["state"]["caller_uid"])
+        is_own_user = self._authenticator.is_own_user(scope["state"].get("caller_uid"))
         try:
             self._check_headers(scope, headers)
             caller = await self._authenticate(scope, headers)
@@ -158,7 +164,7 @@ class AccessMiddleware:
         """Return the caller; None for an anonymous request to a probe."""
         if _is_in(BARE_PROBES, scope):
             return None
-        uid, authorization = scope["state"]["caller_uid"], headers.get("authorization")
+        uid, authorization = scope["state"].get("caller_uid"), headers.get("authorization")
         if authorization is None and not self._authenticator.is_own_user(uid):
             # Our own user needs no cookie, and may have an old one: all ports of a host share them.
             authorization = _session(scope, headers)
@@ -167,7 +173,7 @@ class AccessMiddleware:
         try:
             return await authenticate()
         except Problem:
-            if _is_in(PROBES, scope) or scope["path"].startswith(OPEN_PAGES):
+            if _is_open(scope):
                 return None
             raise
 
@@ -186,21 +192,6 @@ class AccessMiddleware:
         _check_body(scope, headers)
 
 
-def peer_uid(scope: Scope) -> int | None:
-    """Return the user id of a client on this machine; None for a client elsewhere.
-
-    Asked for each request (about 50 µs): uvicorn has no documented hook for connections, and a
-    port may belong to another user a moment later.
-    """
-    if not scope.get("client") or not scope.get("server") or scope["server"][1] is None:
-        return None
-    (host, port), (server_host, server_port) = scope["client"], scope["server"]
-    client, server = normalize_address(host), normalize_address(server_host)
-    if not client.is_loopback and client != server:
-        return None
-    return uid_of_connection((client, port), (server, server_port))
-
-
 def _template(scope: Scope) -> str:
     """Return the path as its route declares it; of a request that reached none, "none"."""
     return scope["route"].path.removeprefix(PREFIX) if "route" in scope else "none"
@@ -208,6 +199,11 @@ def _template(scope: Scope) -> str:
 
 def _is_in(probes: Collection[str], scope: Scope) -> bool:
     return scope["path"].removeprefix(PREFIX) in probes
+
+
+def _is_open(scope: Scope) -> bool:
+    """Return whether the path needs no caller, whatever the method."""
+    return _is_in(PROBES, scope) or scope["path"].startswith(OPEN_PAGES)
 
 
 def _session(scope: Scope, headers: Mapping[str, str]) -> str | None:
@@ -230,8 +226,8 @@ def _refuse_early(scope: Scope) -> None:
     if scope["query_string"].count(b"&") >= QUERY_NAMES_LIMIT:
         detail = f"A query may have {QUERY_NAMES_LIMIT} parameters."
         raise Problem(HTTPStatus.REQUEST_URI_TOO_LONG, "long-query", detail)
-    is_open = _is_in(PROBES, scope) or scope["path"] == "/ui/session"  # of any scope
-    if scope["method"] in CHANGING_METHODS and not is_open:
+    is_session = scope["path"] == "/ui/session"  # for a token of any scope
+    if scope["method"] in CHANGING_METHODS and not is_session and not _is_open(scope):
         require_scope(scope["state"]["caller"], token.Scope.SUBMIT)
 
 
@@ -259,6 +255,9 @@ def _check_body(scope: Scope, headers: Mapping[str, str]) -> None:
         raise Problem(HTTPStatus.BAD_REQUEST, "bad-request", detail)
     length_bytes = int(headers.get("content-length", "0"))  # the HTTP parser admits digits only
     has_body = length_bytes > 0 or "transfer-encoding" in headers
+    if scope["method"] == "GET" and has_body:
+        # A stream would read it for hours.
+        raise Problem(HTTPStatus.BAD_REQUEST, "bad-request", "A GET has no body. Leave it out.")
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if scope["method"] in CHANGING_METHODS and has_body and media_type != "application/json":
         detail = "The body must be JSON. Send the header `Content-Type: application/json`."

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import structlog
 import uvicorn
@@ -21,11 +21,11 @@ from fastapi import Depends, FastAPI
 from prometheus_client import CollectorRegistry
 
 from api.auth import Authenticator, TokenCache
+from api.connections import HEADERS_LIMIT_BYTES, LimitedProtocol
 from api.dependencies import PREFIX, AppState, CoordinatorHandle, DiskReserve
 from api.errors import install
-from api.header_limits import HEADERS_LIMIT_BYTES, LimitedProtocol
 from api.metrics import ScrapeCollector, read_scrape
-from api.middleware import BODY_LIMIT_BYTES, AccessMiddleware, peer_uid
+from api.middleware import BODY_LIMIT_BYTES, AccessMiddleware
 from api.page import routes as page
 from api.rate_limits import RateLimiter
 from api.routes import deletion, hosts, jobs, logs, pool, service, watch
@@ -141,27 +141,27 @@ def _run(settings: ServiceSettings, access: AccessSettings, database: Database) 
     app.state.app_state = state = _build_state(
         settings, database, tokens, is_closing=lambda: server.should_exit
     )
+    authenticator = Authenticator(
+        tokens=tokens,
+        clock=utc_now,
+        own_uid=os.geteuid(),
+        require_token=access.require_token,
+        token_sha256=access.token_sha256,
+    )
     guarded = AccessMiddleware(
         app,
-        authenticator=Authenticator(
-            tokens=tokens,
-            clock=utc_now,
-            own_uid=os.geteuid(),
-            require_token=access.require_token,
-            token_sha256=access.token_sha256,
-        ),
+        authenticator=authenticator,
         limiter=RateLimiter(
             per_second=access.requests_per_second,
             at_once=access.requests_at_once,
             monotonic=time.monotonic,
         ),
         hosts={settings.host, *access.allowed_hosts},
-        uid_of=peer_uid,
         requests=state.requests,
     )
     config = uvicorn.Config(
         guarded,
-        http=LimitedProtocol,
+        http=cast(Any, partial(LimitedProtocol, {}, authenticator.is_own_user)),
         h11_max_incomplete_event_size=HEADERS_LIMIT_BYTES,
         limit_concurrency=CONNECTIONS_LIMIT,
         ws="none",

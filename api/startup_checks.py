@@ -19,6 +19,9 @@ from muster.contracts.settings import AccessSettings, S3Settings, ServiceSetting
 from muster.contracts.token import Scope
 from muster.host.ports import AddressNotLocal
 
+ENCODINGS: Final = ("UTF8", "SQL_ASCII")
+"""These keep every text: the second one stores the bytes that we send."""
+
 _CREATE_ONE: Final = "create one with `muster token create NAME --scope admin`"
 
 
@@ -183,5 +186,13 @@ def _described_database(url: str) -> dict[str, object]:
             f"this version of Muster knows schemas up to {HEAD}",
             "upgrade Muster",
         )
+    if facts.get("is_read_only"):
+        why = "its server is a hot standby, or has default_transaction_read_only set"
+        fix = "name the primary in MUSTER_DATABASE_URL, or add target_session_attrs=read-write"
+        raise StartupProblem("database", "the database takes no writes", why, fix)
+    if (encoding := facts.get("encoding", "UTF8")) not in ENCODINGS:
+        what, why = f"the database has the encoding {encoding}", "it cannot hold every text"
+        fix = "make another one with `CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0`"
+        raise StartupProblem("database", what, why, fix)
     kind = url.partition(":")[0].partition("+")[0]
     return {"kind": kind, "revision": found, "expected_revision": HEAD, **facts}

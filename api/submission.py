@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 from anyio.to_thread import run_sync
+from msgspec.structs import replace
 
 from api.errors import Conflict, ServiceUnavailable, invalid_field
 from database.errors import JobExists
@@ -41,6 +42,7 @@ from muster.contracts.spec_problems import checked, checked_job_id
 from muster.datasets.errors import DatasetError, DatasetMissing
 from muster.datasets.sources import open_source
 from muster.datasets.synthetic import synthetic
+from muster.host.code import copy_code
 from muster.host.programs import command_problem, path_with
 from muster.job_defaults import Completed, complete
 from muster.objects.client import default_client
@@ -77,8 +79,8 @@ class Submitter:
     search_path: str | None
     """Where ranks look for programs (PATH), unless their job has its own."""
 
-    def prepare(self, request: JobRequest) -> Submission:
-        """Return what to store.
+    def prepare(self, request: JobRequest, copy: Path | None = None) -> Submission:
+        """Return what to store; `copy` is made if the job wants a snapshot of its code.
 
         Raises `InvalidSpec` and `InvalidRequest` for a job that cannot run, `Conflict` for
         checkpoints of an earlier job, of another mode or of another schedule, `JobExists` for the
@@ -100,6 +102,9 @@ class Submitter:
             completed = complete(spec, self.settings, self.working_dir)
         _check_hosts(job_id, completed.spec, self.cluster)
         _refuse_missing_files(spec, completed, self.search_path)
+        stored = completed.spec
+        if spec.code == "snapshot":
+            stored = _snapshot(completed, self.cluster, copy)
         with refusing("dataset_dir"):
             synthetic_dir = DataDir(self.settings.data_dir).synthetic_dataset
             shards = _count_shards(spec, completed, synthetic_dir)
@@ -114,7 +119,7 @@ class Submitter:
         )
         return Submission(
             job_id=job_id,
-            spec=completed.spec,
+            spec=stored,
             message=message,
             shards=shards,
         )
@@ -231,6 +236,33 @@ def _refuse_missing_files(spec: JobSpec, completed: Completed, search_path: str 
         places = path_with(python, spec.env.get("PATH", search_path))
         if problem := command_problem(completed.spec.argv, completed.working_dir, places):
             raise invalid_field("body", "command", problem)
+
+
+def _snapshot(completed: Completed, cluster: Cluster | None, copy: Path | None) -> JobSpec:
+    """Copy the code of a job and return the job with its script there, or refuse it."""
+    spec, script, command = completed.spec, completed.script, list(completed.spec.command or ())
+    nodes = () if cluster is None else cluster.nodes
+    others = (it for it in nodes if it.transport != "local" and it.name in (spec.hosts or it.name))
+    if spec.engine != "local" and (spec.scheduled_hosts or any(others)):
+        words = "ranks may run on other hosts, which do not have the snapshot: leave it out"
+        raise invalid_field("body", "code", words)
+    if script is None or (script.is_module and not Path(*command[:1]).name.startswith("python")):
+        words = "snapshot needs a script: python train.py, python -m train, or a program"
+        raise invalid_field("body", "code", words)
+    with refusing("code"):
+        copy_code(script.root, copy)
+    if copy is None:
+        return spec
+    file = str(copy / Path(script.file).relative_to(script.root))
+    if spec.program is not None:
+        return replace(spec, program=f"{file}:{spec.program.rpartition(':')[2]}")
+    place = command.index(script.word)
+    if not script.is_module:
+        command[place] = file
+        return replace(spec, command=tuple(command))
+    command.insert(place - 1, "-P")  # or Python would look into the working directory first
+    path = ":".join(filter(None, [str(copy), spec.env.get("PYTHONPATH")]))
+    return replace(spec, command=tuple(command), env={**spec.env, "PYTHONPATH": path})
 
 
 def _count_shards(spec: JobSpec, completed: Completed, synthetic_dir: Path) -> int | None:

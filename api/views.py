@@ -159,7 +159,7 @@ def _process(worker: RankRecord | None) -> dict[str, Any]:
 
 
 def _state(worker: RankRecord) -> str:
-    if worker.finished:
+    if worker.finished and worker.state != ProcessState.EXITING:
         return FINISHED
     return WAITING if worker.attempt < 0 else worker.state
 

@@ -28,9 +28,9 @@ from muster.contracts.messages import GroupMember, WorkerGroup
 from muster.contracts.shards import Position
 from muster.datasets.random_access import RandomAccess
 from muster.datasets.sources import open_source
+from muster.runtime.fingerprint import fingerprint
 from muster.training.batches import BatchLoader, decoder_of
 from muster.training.blocks import BlockComputer, BusyFlag, LeafRng
-from muster.training.fingerprint import fingerprint
 from muster.training.group import Group, SharedMemoryGroupFactory
 from muster.training.group_updates import GroupUpdate
 from muster.training.replay import Replay

@@ -270,7 +270,7 @@ def _check_database(report: StartReport) -> Finding:
         return _finding("database", f"SQLite {sqlite3.sqlite_version}, {schema}")
     most, needed = found["max_connections"], found["connections_needed"]
     fix = f"API and coordinator may need {needed} connections: raise max_connections"
-    seen = f"PostgreSQL {found['version']}, {most} connections, {schema}"
+    seen = f"PostgreSQL {found['version']}, {found['encoding']}, {most} connections, {schema}"
     return _finding("database", seen, warning=fix if most < needed else "")
 
 

@@ -145,7 +145,7 @@ def _deletion_options(verb: _Verb) -> _Verb:
     for option in (
         click.option("--keep-logs", is_flag=True, help="Move the files to JOB.UID beside them."),
         click.option("--delete-checkpoints", is_flag=True, help="Delete checkpoints, too."),
-        click.option("--force", is_flag=True, help="Kill what has not ended."),
+        click.option("--force", is_flag=True, help="Kill what has not ended; checkpoints stay."),
         click.option("--stop", is_flag=True, help="Stop what has not ended, gracefully."),
     ):
         verb = option(verb)

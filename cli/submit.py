@@ -33,7 +33,7 @@ from muster.contracts.location import InvalidLocation, parse_location
 from muster.contracts.spec import VIRTUAL_SHARDS_OF_SCRIPTS, JobSpec
 from muster.contracts.views import FieldError, JobPlan, JobView
 from muster.host.programs import callers_python
-from muster.host.yaml_files import YamlFile, reason_of, safe_yaml
+from muster.host.yaml_files import SIZE_LIMIT_BYTES, YamlFile, reason_of, safe_yaml
 
 _Pairs: TypeAlias = Sequence[tuple[str, str]]
 
@@ -110,6 +110,12 @@ class _Pair(click.ParamType[tuple[str, str]]):
     "mode",
     flag_value="synchronous",
     help="Ranks of a script with muster.torch train one model, and may die, join and leave.",
+)
+@click.option(
+    "--snapshot",
+    "code",
+    flag_value="snapshot",
+    help="Run a copy of the code as it is now: the files below the script's directory.",
 )
 @click.option("--program", help="A program that all ranks train together: file.py:Name.")
 @click.option(
@@ -258,8 +264,8 @@ def has_separate_models(text: str) -> bool:
 def script_of(command: Sequence[str], working_dir: str) -> tuple[str, str]:
     """Return the Python script that a command runs and its text; empty if there is none here."""
     script = next((word for word in command if word.endswith(".py")), "")
-    with suppress(OSError):
-        return script, Path(working_dir, script).read_text(errors="replace")
+    with suppress(OSError), Path(working_dir, script).open(errors="replace") as file:
+        return script, file.read(SIZE_LIMIT_BYTES)
     return script, ""
 
 

@@ -14,8 +14,9 @@ from typing import Final
 
 import msgspec
 
-from coordinator.decide.actions import AgentLost, AgentWaits, JobFailed, Observation
-from coordinator.decide.state import AGENT_FAILURES_LIMIT, AgentSnapshot, JobFailure, JobSnapshot
+from coordinator.decide.actions import AgentLost, AgentWaits, CodeTaken, JobFailed, Observation
+from coordinator.decide.job_end import JobFailure
+from coordinator.decide.state import AGENT_FAILURES_LIMIT, AgentSnapshot, JobSnapshot
 from coordinator.launchers.launcher import AgentProcess, AgentValues, Launcher, NotStarted
 from coordinator.launchers.remote import probe_file
 from coordinator.launchers.scheduler import Refused, SchedulerJobs, SchedulerLauncher
@@ -24,7 +25,7 @@ from coordinator.tracked_job import TrackedJob
 from database.records import AgentRecord
 from muster.contracts.attach import LaunchAgent, OrderFailed
 from muster.contracts.host import HostFacts
-from muster.contracts.interpreter import VERSION, is_compatible
+from muster.contracts.interpreter import is_compatible, release
 from muster.contracts.job import JobUid, Reason
 from muster.contracts.messages import (
     AgentAssignment,
@@ -35,6 +36,7 @@ from muster.contracts.rank import ProcessRecord
 from muster.contracts.retry import describe_status
 from muster.contracts.settings import ServiceSettings
 from muster.contracts.token import sha256_of
+from muster.host.code import Script, read_code
 from muster.host.ports import group_port
 from muster.host.trace import stamp
 from muster.job_defaults import Completed
@@ -278,6 +280,8 @@ class AgentLifecycle:
         if _is_wanted(job, host):
             files = self._data.job(job.snapshot.job_id)
             await asyncio.to_thread(claim_directory, files, job.snapshot.uid)
+            if job.takes_code:
+                await self._take_code(job, job.places.script)
         if not _is_wanted(job, host):
             return f"{job.snapshot.agent_name(host)} was dismissed before it was started"
         stamp("agent launched", job=job.snapshot.uid)
@@ -338,9 +342,9 @@ class AgentLifecycle:
 
     def _refusal(self, request: JoinRequest) -> str:
         """Return why a process is turned away, "" if it is not: each token is good for one."""
-        if not is_compatible(request.version):
-            theirs = f"{request.node} has Muster {request.version}"
-            return f"{theirs}, and the coordinator {VERSION}: install that there"
+        if not is_compatible(request.version, request.protocol):
+            theirs = f"{request.node} has Muster {release(request.version, request.protocol)}"
+            return f"{theirs}, and the coordinator {release()}: install that there"
         key = request.job_uid, request.host, request.generation
         if self._joined.setdefault(key, request.nonce) != request.nonce:
             return f"{request.node} has shown the token of {request.host}, which was used before"
@@ -356,6 +360,14 @@ class AgentLifecycle:
 
     async def _prepare(self, job: TrackedJob) -> Completed:
         return await asyncio.to_thread(prepare, job.snapshot.spec, self._settings)
+
+    async def _take_code(self, job: TrackedJob, script: Script | None) -> None:
+        job.takes_code = False
+        code = await asyncio.to_thread(read_code, script)
+        taken = CodeTaken(files=code, script=script.file if script else "")
+        self.observe(job.snapshot.uid, taken)
+        if earlier := job.snapshot.spec.resume_from:
+            job.note("code_taken", f"goes on from job {earlier} with the code as it is now")
 
     async def _kill_if_it_stays(self, agent: AgentProcess, launcher: Launcher) -> None:
         while not (await asyncio.wait([agent.ended], timeout=DISMISSAL_SECONDS))[0]:

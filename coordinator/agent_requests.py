@@ -82,6 +82,7 @@ class Executor:
                     self._send_group(job)
                 case (
                     actions.Suspect()
+                    | actions.ReportSlowExit()
                     | actions.SetStatus()
                     | actions.AddRank()
                     | actions.RemoveRank()
@@ -194,11 +195,16 @@ def start_request(job: TrackedJob, number: int, addresses: Mapping[str, str]) ->
     )
     # The present world size includes every rank there is.
     spec = msgspec.structs.replace(snapshot.spec, world_size=len(snapshot.ranks))
+    # The command of a snapshot names a copy, which nobody edits, or a module that is in it.
+    script = None if spec.code == "snapshot" else places.script
+    digest = snapshot.code.files.get(script.file) if script else None
     return StartRank(
         rank=number,
         attempt=rank.attempt.number,
         environment=rank_environment(spec, assignment),
         working_dir=str(places.working_dir),
+        script=(script.file, digest) if script and digest else None,
+        is_code_bound=spec.is_code_bound,
     )
 
 

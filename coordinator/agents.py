@@ -23,7 +23,7 @@ from coordinator.checkpoint_receiver import CheckpointReceiver, JobDirectories
 from coordinator.log_receiver import Disk, LogListener, receive_logs
 from muster.contracts.attach import LaunchAgent, OrderFailed
 from muster.contracts.errors import AuthenticationFailed, WireError
-from muster.contracts.interpreter import VERSION, is_compatible
+from muster.contracts.interpreter import is_compatible, release
 from muster.contracts.job import JobUid
 from muster.contracts.log_parts import FRAME_LIMIT_BYTES, DrainLogs, ReceiverMessage
 from muster.contracts.messages import (
@@ -359,12 +359,12 @@ class AgentServer:
 
     async def _converse(self, said: AgentVersion, payload: bytes, connection: _Connection) -> None:
         hello = None
-        if is_compatible(said.version):
+        if is_compatible(said.version, said.protocol):
             hello = decode_agent_message(payload)
         else:
-            theirs = f"Muster {said.version}" if said.version else "an earlier Muster"
+            theirs = f"Muster {release(said.version, said.protocol)}"
             why = f"dismissed the agent on host {said.host}, which has {theirs}; the coordinator "
-            why += f"has {VERSION}: upgrade that host"
+            why += f"has {release()}: upgrade that host"
             self._listener.on_refused(JobUid(said.job_uid), why)
         connection.send(Welcome(epoch=self._epoch))
         if isinstance(hello, AgentHello) and self._is_accepted(hello):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from signal import SIGCHLD
 from typing import Final, TypeVar
 
+import msgspec
 from msgspec.structs import asdict
 
 from coordinator.agent_lifecycle import AgentLifecycle
@@ -22,6 +23,7 @@ from coordinator.persistence import (
     Moment,
     ended_attempt_rows,
 )
+from coordinator.preparation import known_code
 from coordinator.restore import JobRows, snapshot_of
 from coordinator.series import JobSeries
 from coordinator.tracked_job import TrackedJob
@@ -30,6 +32,7 @@ from database.errors import DatabaseUnavailable
 from database.history import History
 from database.jobs import Jobs
 from database.records import Job, MemberRecord
+from muster.checkpoints.local import LocalFileSystem, replace_file
 from muster.cluster.description import Cluster, one_host
 from muster.contracts.job import JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.paths import DataDir, JobFiles
@@ -107,6 +110,9 @@ class JobTable:
             self.tracked[rows.job.uid] = self._inherit(rows, agents, now)
         jobs = list(self.tracked.values())
         await wait_for_database(lambda: self._refresh(now))
+        for job in self.tracked.values():  # of a `muster run`, which a person has typed anew
+            is_foreground = self._files.root.parent.name == "foreground"
+            job.takes_code |= is_foreground and not job.snapshot.any_alive
         # Requests of users are folded in first: they explain why some ranks have ended.
         for job in jobs:
             alone = [rank for rank in job.snapshot.ranks if rank.host not in job.agents]
@@ -144,7 +150,7 @@ class JobTable:
         waiting = [
             job
             for job in self.tracked.values()
-            if job.snapshot.status is JobStatus.QUEUED and job.snapshot.stop is None
+            if job.snapshot.status is JobStatus.QUEUED and not job.snapshot.is_ending
         ]
         self._place_lost(now)
         for job in waiting:
@@ -190,6 +196,16 @@ class JobTable:
             cluster = self._cluster or one_host(self._slots)
             places = placement.place(job.snapshot, self._holding(), cluster, now.monotonic)
             job.decide(list(places), now)
+
+    def keep_code(self, job: TrackedJob) -> None:
+        """Keep what is new of a job's code for the next coordinator; a full disk ends nothing."""
+        code = job.snapshot.code.files
+        if job.takes_code or code is job.kept_code:
+            return
+        job.kept_code = code
+        with suppress(OSError):
+            file = self._files.job(job.snapshot.job_id).code
+            replace_file(LocalFileSystem(), str(file), msgspec.json.encode(code))
 
     def wake_agents(self) -> None:
         """Make adopted agents look for the coordinator's address now: SIGCHLD wakes their loop."""
@@ -237,6 +253,7 @@ class JobTable:
                 agents=agents[job.job_id],
                 ranks=ranks[job.job_id],
                 members=_drained(departures[job.job_id], members[job.job_id]),
+                code=known_code(self._files.job(job.job_id), job.uid, job.spec),
                 series_until=last_points.get(job.job_id),
             )
             for job in jobs
@@ -282,6 +299,8 @@ def _track(
         committed_agents={row.host: row for row in rows.agents},
         committed_ranks={record.rank: record for record in rows.ranks},
         series=JobSeries(rows.series_until),
+        takes_code=not rows.ranks,
+        kept_code=snapshot.code.files,
         # What the coordinator before us has not done is dropped: it may have done it.
         faults_seen=max((it.number for it in rows.job.faults), default=0),
     )
@@ -292,7 +311,7 @@ def _track(
 
 
 def _take_requests(job: TrackedJob, row: Job, departures: Collection[int], now: Moment) -> None:
-    if row.stop_request is not None and job.snapshot.stop not in {
+    if row.stop_request is not None and job.snapshot.end.stop not in {
         row.stop_request,
         StopRequest.FORCED,
     }:

@@ -352,7 +352,7 @@ class CoordinatorLoop:
             self._jobs.admit(self._now())
             return
         for job in self._jobs.admitted():
-            if not job.snapshot.interrupting:
+            if not job.snapshot.is_ending:
                 job.observe(Interrupted(), self._now())
 
     async def _act(self) -> None:
@@ -369,6 +369,7 @@ class CoordinatorLoop:
             if not await self._commit(drafts):
                 return
             for job in list(self._jobs.tracked.values()):
+                self._jobs.keep_code(job)
                 self._executor.perform(job)
                 if job.is_over:
                     self._jobs.release(job)

@@ -4,12 +4,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
+from coordinator.decide.job_end import JobFailure
 from coordinator.decide.liveness import REMOTE_GRACE_SECONDS, REMOTE_ORPHAN_SECONDS
-from coordinator.decide.state import JobFailure
 from coordinator.tracked_job import TrackedJob
 from muster.contracts.environ import agent_heartbeat_seconds, process_tag
 from muster.contracts.host import HostFacts, common_environment
-from muster.contracts.job import Reason
+from muster.contracts.job import JobUid, Reason
 from muster.contracts.location import InvalidLocation, parse_location
 from muster.contracts.messages import (
     AdoptedRank,
@@ -17,12 +19,13 @@ from muster.contracts.messages import (
     CoordinatorAddress,
     VramNeed,
 )
-from muster.contracts.paths import DataDir
+from muster.contracts.paths import DataDir, JobFiles
 from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import JobSpec
 from muster.datasets.errors import DatasetError
 from muster.datasets.sources import open_source
 from muster.datasets.synthetic import ensure_synthetic
+from muster.host.code import read_code, script_of
 from muster.job_defaults import Completed, complete
 from muster.objects.errors import ObjectStoreError
 
@@ -59,6 +62,14 @@ def prepare(spec: JobSpec, settings: ServiceSettings) -> Completed:
         message = f"the working directory {completed.working_dir} does not exist: create it first"
         raise Unprepared(JobFailure(reason=Reason.INVALID_PROGRAM, message=message))
     return completed
+
+
+def known_code(files: JobFiles, uid: JobUid, spec: JobSpec) -> dict[str, str]:
+    """Return the code of a job: as its ranks have it, or as it is where none was started yet."""
+    with suppress(OSError, msgspec.DecodeError):
+        if files.owner.read_text() == uid:
+            return msgspec.json.decode(files.code.read_bytes(), type=dict[str, str])
+    return read_code(script_of(spec.command, spec.program, Path(spec.working_dir or "")))
 
 
 async def choose_kernels(

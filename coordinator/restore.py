@@ -3,8 +3,8 @@
 Rows hold wall-clock times for people, snapshots hold monotonic times for decisions.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import count, islice
 from typing import Final
@@ -12,6 +12,7 @@ from typing import Final
 from coordinator.decide.events import describe_exit
 from coordinator.decide.fold_pool import keep_living
 from coordinator.decide.fold_rank import end_unobserved
+from coordinator.decide.job_end import GOING, EndKind, JobEnd, JobFailure
 from coordinator.decide.rank_state import (
     NEVER,
     Attempt,
@@ -26,7 +27,7 @@ from coordinator.decide.state import (
     AgentSnapshot,
     GangRestore,
     GroupSnapshot,
-    JobFailure,
+    JobCode,
     JobSnapshot,
     new_rank,
 )
@@ -64,6 +65,7 @@ class JobRows:
     agents: Sequence[AgentRecord] = ()
     ranks: Sequence[RankRecord] = ()
     members: Sequence[MemberRecord] = ()
+    code: Mapping[str, str] = field(default_factory=dict)  # digests by path
     series_until: datetime | None = None  # the time of the last point
 
 
@@ -94,7 +96,6 @@ def snapshot_of(
     fresh = hosts if len(hosts) == 1 else {}  # others get an agent with their first rank
     ids = [it.attempt.worker_id for it in known if it.attempt.worker_id is not None]
     pool = _pool_of(job.spec, members, now, living=ids)
-    failure = _failure_of(job)
     ranks = {rank.rank: rank for rank in known}
     leaving = {it.worker_id for it in pool.members if it.state not in _STAYING}
     alive = (rank for rank in known if rank.is_alive)
@@ -112,7 +113,6 @@ def snapshot_of(
             replace(ranks.get(number) or new_rank(hosts, number), in_service=number in in_service)
             for number in range(max([job.world_size, *(number + 1 for number in ranks)]))
         ),
-        done=job.spec.mode == "synchronous" and any(rank.finished for rank in ranks.values()),
         pool=pool,
         # The last coordinator may have announced one round more than it made durable.
         group=GroupSnapshot(round=job.group_round and job.group_round + 1),
@@ -128,12 +128,8 @@ def snapshot_of(
         hosts=hosts,
         agents={**fresh, **{row.host: _agent_of(row, hosts, agents, now) for row in rows.agents}},
         restore=_restore_of(job, rows.ranks),
-        failure=failure,
-        # The grace period starts again: its beginning is not recorded.
-        stop_at=now.monotonic,
-        stop_grace_seconds=job.spec.stop_grace_seconds,
-        # Neither a user nor a failure stops this job, so the service was shutting down.
-        interrupting=job.status is JobStatus.STOPPING and job.stop_request is None and not failure,
+        code=JobCode(files=rows.code),
+        end=_end_of(job, ranks.values(), now),
     )
 
 
@@ -157,11 +153,25 @@ def _restore_of(job: Job, rows: Sequence[RankRecord]) -> GangRestore:
     return GangRestore(attempt=attempt, point=point)
 
 
-def _failure_of(job: Job) -> JobFailure | None:
-    """Return why a job is ending without a request; its exit code is not recorded."""
-    if job.status is not JobStatus.STOPPING or job.reason is None or job.reason in _REQUESTED:
-        return None
-    return JobFailure(reason=Reason(job.reason), message=job.message or "it could not go on")
+def _end_of(job: Job, ranks: Iterable[RankSnapshot], now: Moment) -> JobEnd:
+    """Return how a job is ending; a request of a user follows.
+
+    The grace period starts again, as its beginning is not recorded, nor the exit code of a failure.
+    """
+    spec = job.spec
+    if spec.mode == "synchronous" and any(it.finished and not it.is_alive for it in ranks):
+        grace = spec.exit_grace_seconds + spec.stop_grace_seconds
+        return GOING.move(EndKind.DONE, now.monotonic, grace)
+    if job.status is not JobStatus.STOPPING:
+        return GOING
+    if job.reason is not None and job.reason not in _REQUESTED:
+        words = job.message or "it could not go on"
+        failure = JobFailure(reason=Reason(job.reason), message=words)
+        return GOING.fail(failure, now.monotonic, spec.stop_grace_seconds)
+    if job.stop_request is not None:
+        return GOING
+    # Neither a user nor a failure stops this job, so the service was shutting down.
+    return GOING.move(EndKind.INTERRUPTED, now.monotonic, spec.stop_grace_seconds)
 
 
 def _adopted(
@@ -181,6 +191,7 @@ def _adopted(
         spawned_at=now.monotonic,
         heard_at=now.monotonic,
         progressed_at=now.monotonic,
+        exiting_at=now.monotonic if rank.is_exiting else NEVER,
         live_at=NEVER if is_starting else now.monotonic,
         checkpoints_saved=worker.checkpoints_saved - worker.checkpoints_before,
     )

@@ -1,7 +1,7 @@
 """One job of a coordinator: what is known of it, and what of that is not durable yet."""
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -92,6 +92,8 @@ class TrackedJob:
     """Durable checkpoints that are not in the rows yet."""
     attempts: dict[tuple[int, int], Attempt] = field(default_factory=dict)
     """Changed attempts that are not in the rows yet, by rank and attempt."""
+    takes_code: bool = False  # its next start takes the code as it is
+    kept_code: Mapping[str, str] = field(default_factory=dict)  # in its directory
     committed_agents: dict[str, AgentRecord] = field(default_factory=dict)
     committed_members: dict[int, MemberRecord] = field(default_factory=dict)
     committed_change: JobChange | None = None

@@ -82,7 +82,7 @@ class Backend(Protocol):
         """Return a number that differs after any other commit; None if there is none now."""
 
     def facts(self, connection: Connection) -> Mapping[str, Any]:
-        """Return version; of a server also max_connections."""
+        """Return version; of a server also max_connections, encoding and is_read_only."""
 
     def back_up(self, path: Path) -> None:
         """Write one consistent state to a new file; raises `DatabaseError`, and leaves no file."""
@@ -228,7 +228,7 @@ class Database:
             return schema.current_revision(connection)
 
     def facts(self) -> Mapping[str, Any]:
-        """Return version and connections_needed; of a server also max_connections."""
+        """Return connections_needed, and what the backend tells of itself."""
         with self.reading() as connection:
             found = self._backend.facts(connection)
         return {"connections_needed": CONNECTIONS_NEEDED, **found}

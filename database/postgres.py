@@ -53,14 +53,20 @@ CLOSE_SECONDS: Final = 1.0
 _FACTS: Final = """
 SELECT current_setting('server_version') AS version,
   current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
-    AS max_connections
+    AS max_connections,
+  current_setting('server_encoding') AS encoding,
+  pg_is_in_recovery() OR current_setting('default_transaction_read_only')::bool AS is_read_only
 """
+
+READ_ONLY: Final = "25006"
+"""SQLSTATE of a server that takes no writes: a standby, or one whose disk is full."""
 
 _HINTS: Final = {
     "password": "correct the user or the password in MUSTER_DATABASE_URL",
     "does not exist": "create it, or correct its name in MUSTER_DATABASE_URL",
     "too many clients": "the server has no connection left: raise its max_connections",
     "remaining connection slots": "the server has no connection left: raise its max_connections",
+    "cannot execute": "the server takes no writes: wait, or set MUSTER_DATABASE_URL to its primary",
 }
 """By what the driver's message contains; errors before a login have no code."""
 
@@ -94,6 +100,7 @@ class PostgresBackend:
                 f"the database {self._place} needs {error.name}: {install_command('postgres')}"
             ) from error
         sa.event.listen(self.engine, "connect", self._refuse_old)
+        sa.event.listen(self.engine, "handle_error", _leave_read_only)
         self._notifications: Notifications | None = None
 
     def _refuse_old(self, connection: Any, _: object) -> None:  # noqa: ANN401
@@ -160,6 +167,12 @@ class PostgresBackend:
             self._notifications.close()
             self._notifications = None
         self.engine.dispose()
+
+
+def _leave_read_only(context: sa.engine.ExceptionContext) -> None:
+    """Count a server that takes no writes as lost: the next connection may find its successor."""
+    if getattr(context.original_exception, "sqlstate", None) == READ_ONLY:
+        context.is_disconnect = True
 
 
 class Notifications:

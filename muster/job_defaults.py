@@ -16,6 +16,7 @@ from muster.contracts.spec import JobSpec
 from muster.datasets.errors import DatasetEmpty, DatasetMissing
 from muster.datasets.source import DataSource
 from muster.datasets.sources import open_source
+from muster.host.code import Script, script_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,7 @@ class Completed:
     dataset_dir: Location
     checkpoint_dir: Location
     working_dir: Path
+    script: Script | None
     note: str | None
     """What the user should know about a default directory."""
     source: DataSource | None
@@ -72,6 +74,7 @@ def complete(spec: JobSpec, settings: ServiceSettings, working_dir: Path) -> Com
         dataset_dir=dataset_dir,
         checkpoint_dir=checkpoint_dir,
         working_dir=own_dir,
+        script=script_of(spec.command, spec.program, own_dir),
         note=note,
         source=source,
     )

@@ -27,12 +27,13 @@ from datetime import UTC, datetime
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
 from muster.checkpoints.errors import RestoreDamaged, UnsupportedState
+from muster.checkpoints.manifest import ARITHMETIC
 from muster.checkpoints.nested import flatten, load_into, unflatten
 from muster.contracts.environ import RankSettings
 from muster.contracts.errors import MusterError
@@ -54,6 +55,9 @@ from muster.runtime.heartbeat import Supervision
 from muster.runtime.save_timer import SaveTimer
 from muster.runtime.stderr_messages import flush_streams
 from muster.runtime.storage_client import open_checkpoints, open_data
+
+if TYPE_CHECKING:
+    from muster.runtime.fingerprint import Fingerprint
 
 STOP_CHECK_SECONDS: Final = 0.1
 """time.sleep() resumes after a signal handler (PEP 475), so a long sleep is cut into pieces."""
@@ -89,6 +93,9 @@ class Run:
         self._last_checkpoint: dict[str, Any] = {"last_checkpoint_step": None}
         self._save_timer: Final = SaveTimer()
         self._exit_code = 0
+        self.is_complete = False
+        """Whether the program's loop is over. Set at the end of `batches` and of the last step; a
+        program with another loop may set it, so that a slow exit after it is no failure."""
         session = OpenCheckpoints(
             location=self._checkpoints_of(settings.job_id),
             inherited=settings.resume_from and self._checkpoints_of(settings.resume_from),
@@ -183,6 +190,9 @@ class Run:
             raise
         if checkpoint is None:
             return None
+        ours = self._arithmetic()
+        if ours is not None and (why := ours.difference(checkpoint.manifest)):
+            self._supervision.warn(f"{why}. Training goes on")
         state = unflatten(checkpoint.state)
         load_into(into or {}, state, checkpoint.step)
         self._reader.go_to(checkpoint.position)
@@ -210,7 +220,12 @@ class Run:
         size = self.settings.batch_size if size is None else size
         if self._total_steps is None and size > 0 and (samples := self.count_samples()) is not None:
             self.total_steps = self.settings.epochs * math.ceil(samples / size)
-        return self._reader.batches(size, decoder or msgspec.json.Decoder())
+        return self._until_complete(self._reader.batches(size, decoder or msgspec.json.Decoder()))
+
+    def _until_complete(self, batches: Iterator[list[Any]]) -> Iterator[list[Any]]:
+        self.is_complete = False
+        yield from batches
+        self.is_complete = True
 
     def step(self, *, loss: float | None = None, **metrics: float) -> None:
         """Report that a step is done: all samples since the previous step are consumed.
@@ -254,15 +269,14 @@ class Run:
         }
         if twice := sorted(parts.keys() & (state or {}).keys()):
             raise UnsupportedState(f"{twice[0]!r} is given twice: leave one of the two out")
+        self._supervision.report_code()
         position = self._reader.committed
         noted = partial(self._note_saved, position.step)
         with self._save_timer.saving():
-            self._checkpoints.save(
-                position.step,
-                position,
-                flatten({**(state or {}), **parts} if parts or state is None else state),
-                noted,
-            )
+            flat = flatten({**(state or {}), **parts} if parts or state is None else state)
+            if isinstance(flat, dict) and (ours := self._arithmetic()) is not None:
+                flat[ARITHMETIC] = ours.value
+            self._checkpoints.save(position.step, position, flat, noted)
 
     def flush(self) -> None:
         """Wait until the last checkpoint is durable; raises a `CheckpointError` if it is not."""
@@ -287,6 +301,14 @@ class Run:
         """The data set; raises a `DatasetError`."""
         return open_data(self.settings, self._supervision.warn)
 
+    def _arithmetic(self) -> "Fingerprint | None":
+        """Return what decides the bits of this process; None if nothing is compared."""
+        if self.settings.bits == "any" or "numpy" not in sys.modules:
+            return None
+        from muster.runtime.fingerprint import known_arithmetic  # noqa: PLC0415  imports numpy
+
+        return known_arithmetic(str(getattr(sys.modules.get("torch"), "__version__", "")))
+
     def _checkpoints_of(self, job_id: str) -> str:
         return str(checkpoints_of_rank(self.settings.checkpoint_dir, job_id, self.rank))
 
@@ -304,6 +326,8 @@ class Run:
         except MusterError as error:
             self._exit_code = print_error(error)
         self._checkpoints.close()
+        is_last = self.total_steps is not None and self.steps_done >= self.total_steps
+        self._supervision.is_complete = not self._exit_code and (self.is_complete or is_last)
 
     def exit_failed(self) -> None:
         """End the process with an error if its last checkpoint could not be made durable."""

@@ -90,7 +90,7 @@ def _facts(environment: Mapping[str, str], data_dir: str) -> HostFacts:
     os.nice(10)  # ranks may train here
     os.environ.update({**SINGLE_THREADED, **environment})
     # Other orders need no numpy, which takes longer to load than all the rest.
-    from muster.training.fingerprint import numpy_build  # noqa: PLC0415
+    from muster.runtime.fingerprint import numpy_build  # noqa: PLC0415
 
     numpy_version, blas_kernel, simd = numpy_build()
     return HostFacts(

@@ -16,8 +16,10 @@ from muster.contracts.job import Reason
 from muster.contracts.messages import (
     ERROR_LIMIT,
     AdoptedRank,
+    Code,
     PermanentFailure,
     RankExited,
+    RankMessage,
     RankSaid,
     StartRank,
 )
@@ -25,6 +27,7 @@ from muster.contracts.paths import JobFiles
 from muster.contracts.retry import SIGNAL_BASE
 from muster.contracts.secrets import SecretUnavailable
 from muster.host.gpus import GpusBusy
+from muster.logs.log_file import TimeIndex
 from muster.program import InvalidProgram
 from muster.runtime.exit_report import (
     make_exit_record,
@@ -36,7 +39,7 @@ from muster.runtime.redaction import Redaction
 from muster.runtime.stderr_messages import print_stderr
 from worker.process import UNKNOWN_EXIT, ExitStatus
 from worker.rank import RankProcess
-from worker.start import is_permanent_start_error
+from worker.start import OtherCode, is_permanent_start_error
 
 CANNOT_START: Final = 126
 """Exit code of a rank that never became a process, as in shells."""
@@ -57,7 +60,7 @@ class RankExit:
 
     @classmethod
     def of_failed_start(
-        cls, order: StartRank, error: OSError | SecretUnavailable | InvalidProgram
+        cls, order: StartRank, error: OSError | SecretUnavailable | InvalidProgram | OtherCode
     ) -> Self:
         """Return the exit of an attempt that did not start: refused, or to be tried again."""
         message = f"cannot be started in {order.working_dir}: {error}"
@@ -71,7 +74,7 @@ class RankExit:
             message, reason = f"cannot be started: {error}", Reason.SECRET_UNAVAILABLE
         elif isinstance(error, InvalidProgram):
             message, reason = str(error), Reason.INVALID_PROGRAM
-        elif is_permanent_start_error(error, order.working_dir):
+        elif isinstance(error, OSError) and is_permanent_start_error(error, order.working_dir):
             reason = Reason.INVALID_PROGRAM
         exited = RankExited(
             rank=order.rank,
@@ -83,9 +86,13 @@ class RankExit:
             is_waiting=busy is not None and not busy.is_final,
             retry_after_seconds=None if busy is None else busy.retry_after_seconds,
         )
-        if reason is None:
+        refused: RankMessage
+        if isinstance(error, OtherCode):  # the coordinator decides what it means
+            refused = Code(files=error.files)
+        elif reason is None:
             return cls(exited=exited)
-        refused = PermanentFailure(reason=reason, message=message)
+        else:
+            refused = PermanentFailure(reason=reason, message=message)
         said = RankSaid(rank=order.rank, attempt=order.attempt, message=refused)
         return cls(said=(said,), exited=exited)
 
@@ -105,7 +112,7 @@ class ExitLog:
         Its last messages may have met a full channel or no agent. Its own record holds them, and
         the exit code too if the kernel does not know it any more.
         """
-        status = rank.process.exit_status()
+        status = rank.exit_status()
         own = read_own_record(self._files, rank.rank, rank.attempt, rank.pid)
         if own is None:
             return (), status
@@ -119,9 +126,12 @@ class ExitLog:
     def record(self, rank: RankProcess, status: ExitStatus) -> RankExit:
         """Write the exit record, and return it."""
         lines: tuple[str, ...] = ()
-        error = None
+        error = error_at = None
         if status.exit_code != 0:  # a clean exit needs no explanation, and there are many
-            lines = () if rank.log is None else rank.log.last_lines()
+            if rank.log is not None:
+                lines, error_end = rank.log.last_lines(), rank.log.error_end()
+                times = TimeIndex(self._files.times(rank.rank, rank.attempt))
+                error_at = None if error_end is None else times.at(error_end)
             error = read_error_file(self._files.error_file(rank.rank, rank.attempt))
         if error is not None:
             # Redact before cutting: half of a secret would not be recognized.
@@ -135,6 +145,7 @@ class ExitLog:
             last_lines=lines,
             out_of_memory=was_killed and self.claim_oom_kill(),
             error=error,
+            error_at=error_at and error_at / 1e6,
         )
         recorded = RankExit(
             said=tuple(map(self._redaction.redact, rank.kept_messages())),

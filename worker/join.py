@@ -25,6 +25,7 @@ import msgspec
 from muster.contracts.attach import JOIN_ORDER, JoinExit, JoinOrder, LaunchAgent, OrderFailed
 from muster.contracts.environ import SERVICE_ONLY
 from muster.contracts.errors import AuthenticationFailed, WireError
+from muster.contracts.interpreter import PROTOCOL
 from muster.contracts.job import JobUid
 from muster.contracts.messages import NONCE_BYTES, AgentAssignment, JoinRequest
 from muster.contracts.paths import JobFiles
@@ -73,6 +74,7 @@ def ask(order: JoinOrder) -> LaunchAgent | JoinExit:
         token=order.token,
         nonce=token_bytes(NONCE_BYTES),
         node=platform.node(),
+        protocol=PROTOCOL,
     )
     deadline, problem = time.monotonic() + ROUTE_SECONDS, ""
     closed_since: float | None = None

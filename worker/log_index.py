@@ -9,6 +9,7 @@ prevents that, so it is detected by a block far beyond the end, which every trun
 
 import fcntl
 import os
+import re
 import struct
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, suppress
@@ -17,9 +18,13 @@ from typing import Final
 
 from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK, LogName
 from muster.host.files import KEEP_SIZE, PUNCH_HOLE, closing, fallocate
-from muster.runtime.exit_report import last_lines
+from muster.runtime.exit_report import LAST_BYTES, last_lines
 
 _FLAGS: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+
+_ERROR: Final = re.compile(
+    rb"Traceback \(most recent call last\)|\b\w+(Error|Exception)\b|::Error\b"
+)
 
 _FIEMAP: Final = struct.Struct("=QQLLLL")
 """struct fiemap: start, length, flags, number of extents there, room for extents, reserved."""
@@ -70,6 +75,13 @@ class LogIndex:
     def last_lines(self) -> tuple[str, ...]:
         """Return the end of the log, bounded in lines and bytes."""
         return last_lines(self._log)
+
+    def error_end(self) -> int | None:
+        """Return where the first error in the end of the log ends, as the index counts."""
+        size = os.fstat(self._log).st_size
+        start = max(0, size - LAST_BYTES)
+        found = _ERROR.search(os.pread(self._log, LAST_BYTES, start))
+        return None if found is None else self._indexed_bytes - size + start + found.end()
 
     def close(self) -> None:
         os.close(self._log)

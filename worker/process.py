@@ -3,10 +3,10 @@
 The exit status of a child is read without reaping (WNOWAIT). It is reaped only after its exit
 record is durable, so an agent that dies in between loses nothing.
 
-A process that an earlier agent has started is not our child. It is held by a pidfd, which becomes
-readable at its exit. The exit status is available to other processes of the same user while it is a
-zombie (/proc/PID/stat), and from Linux 6.15 on also after it has been reaped (PIDFD_GET_INFO). Init
-or a subreaper in between reaps it at any moment.
+A process that an earlier agent has started, or a program of the rank, is not our child. It is held
+by a pidfd, which becomes readable at its exit. The exit status is available to other processes of
+the same user while it is a zombie (/proc/PID/stat), and from Linux 6.15 on also after it has been
+reaped (PIDFD_GET_INFO). Its parent, init or a subreaper reaps it at any moment.
 """
 
 import fcntl
@@ -50,6 +50,8 @@ UNKNOWN_EXIT: Final = ExitStatus(exit_code=None, signal=None)
 class ChildProcess:
     """A process that this agent has started, and that leads its own session."""
 
+    pidfd: Final = None  # SIGCHLD reports its exit
+
     def __init__(self, pid: int) -> None:
         self.pid: Final = pid
         self.identity: Final = identify(pid, or_zombie=True)  # a short command has ended already
@@ -87,7 +89,7 @@ class ChildProcess:
 
 
 class AdoptedProcess:
-    """The same, of an earlier agent: it runs, is a zombie, or has gone without an exit record."""
+    """The same, of another parent: it runs, is a zombie, or has gone without an exit record."""
 
     def __init__(self, record: ProcessRecord) -> None:
         """Raises OSError without a descriptor."""

@@ -4,9 +4,11 @@ A rank leads its own session, so that a signal reaches its group, and is contain
 (`muster.host.containment`), so that processes that have left the group are found too.
 """
 
+import math
 import os
 import signal
 import socket
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -23,10 +25,12 @@ from muster.contracts.job import Reason
 from muster.contracts.messages import (
     SAVED_LIMIT,
     SPARE_READY,
+    Code,
     Executing,
     Heartbeat,
     Hello,
     JoinedGroup,
+    JoinedProcessEnded,
     Orphaned,
     PermanentFailure,
     RankMessage,
@@ -38,18 +42,33 @@ from muster.contracts.messages import (
     Warned,
     WorkerGroup,
 )
+from muster.contracts.rank import Phase
 from muster.contracts.series import Window, joined
-from muster.contracts.wire import decode_rank_message, encode
-from muster.host.containment import kill_attempt
+from muster.contracts.wire import decode_rank_hello, decode_rank_message, encode
+from muster.host.containment import is_contained, kill_attempt
+from muster.host.peers import name_senders, receive_from
+from muster.host.processes import identify, running_in_group, send_signal
 from worker.log_index import LogIndex
-from worker.process import ChildProcess, ProcessHandle
+from worker.process import (
+    UNKNOWN_EXIT,
+    AdoptedProcess,
+    ChildProcess,
+    ExitStatus,
+    ProcessHandle,
+)
 from worker.start import Starter
 
 WARNINGS_LIMIT: Final = 100
 """Warnings of one attempt that become events of the job; its log holds all of them."""
 
+HELLO_SECONDS: Final = 2.0
+"""How long an adopted rank may take to find its next agent and repeat what it has said."""
+
 MESSAGE_LIMIT_BYTES: Final = 1 << 16
 """Messages of ranks are small. The socket keeps their boundaries and cuts longer ones."""
+
+
+READY_PACKETS: Final = 64  # most that a spare process sends before it is ready
 
 
 class RankProcess:
@@ -72,6 +91,16 @@ class RankProcess:
         self.log = log
         self.process = process
         self.channel = channel
+        self.trainer_pid = 0
+        """Of the process that was the last to say hello; 0 before. Its forks have others."""
+        self.trainers: dict[int, ProcessHandle] = {}
+        """By pid: the processes that have said hello, oldest first."""
+        self._asked: set[ProcessHandle] | None = None
+        """Those that got SIGTERM since an end of the attempt was requested."""
+        self._is_group_asked = self._is_group_ours = False
+        self._last_word = UNKNOWN_EXIT
+        self._known_at = time.monotonic() + HELLO_SECONDS if channel is None else -math.inf
+        """When an adopted rank has told who trains, and whether that stops already."""
         self._latest: dict[type[RankMessage], RankMessage] = {}
         """The last message of each type, in order of arrival, for a new coordinator."""
         self._saved: deque[Saved] = deque(maxlen=SAVED_LIMIT)
@@ -88,6 +117,7 @@ class RankProcess:
         channel, theirs = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
         )
+        name_senders(channel)
         try:
             pid = starter.start(order, log.descriptor, theirs, *gpus)
         except OSError:
@@ -115,13 +145,14 @@ class RankProcess:
             return False
         self.rank, self.attempt = order.rank, order.attempt
         self.tag = own[PROCESS_TAG]
-        self._latest = {kind: it for kind, it in self._latest.items() if kind is Executing}
+        kept = (Executing, Code)
+        self._latest = {kind: it for kind, it in self._latest.items() if kind in kept}
         return True
 
     @property
     def is_ready(self) -> bool:
         """Whether a spare process waits for its order."""
-        self.read(1)
+        self.read(READY_PACKETS)
         return Ready in self._latest
 
     @property
@@ -138,27 +169,136 @@ class RankProcess:
             return messages, True
         for _ in range(packets):
             try:
-                packet = self.channel.recv(MESSAGE_LIMIT_BYTES)
+                packet, sender = receive_from(self.channel, MESSAGE_LIMIT_BYTES)
             except BlockingIOError:
                 break
             except OSError:
-                packet = b""
+                packet, sender = b"", 0
             if not packet:
                 return messages, False
             with suppress(WireError):
-                message = self._checked(decode_rank_message(packet))
+                message = self._decoded(packet, sender)
                 if self.keep(message):
                     messages.append(message)
         return messages, True
 
-    def _checked(self, message: RankMessage) -> RankMessage:
-        """Return a message, or a failure for the hello of another version of Muster."""
-        # An adopted rank may be older than this agent: that of its own version has accepted it.
-        if isinstance(message, Hello) and isinstance(self.process, ChildProcess):
-            problem = version_problem(message.python, message.version)
-            if problem is not None:
-                return PermanentFailure(reason=Reason.INVALID_PROGRAM, message=problem)
+    def _decoded(self, packet: bytes, sender: int) -> RankMessage:
+        """Return a message, or a failure for the hello of another Muster; raises `WireError`."""
+        try:
+            message = decode_rank_message(packet)
+        except WireError:
+            if (refusal := self._refusal(packet)) is None:
+                raise
+            return refusal
+        if isinstance(message, Hello):
+            if (refusal := self._refusal(packet)) is not None:
+                return refusal
+            self._latest.pop(JoinedProcessEnded, None)
+            if sender:
+                self._note_trainer(sender)
+        if isinstance(message, Heartbeat) and sender not in {0, self.trainer_pid}:
+            # Another process that has joined, and exits: the rank goes on.
+            return msgspec.structs.replace(message, phase=Phase.TRAINING)
         return message
+
+    def _refusal(self, packet: bytes) -> PermanentFailure | None:
+        """Return why the hello of another Muster is refused. Raises `WireError` if it is none."""
+        hello = decode_rank_hello(packet)
+        # An adopted rank may be older than this agent: that of its own version has accepted it.
+        if not isinstance(self.process, ChildProcess):
+            return None
+        python = hello.python or "the job's own"  # the first releases did not say
+        problem = version_problem(python, hello.version, hello.protocol)
+        if problem is None:
+            return None
+        return PermanentFailure(reason=Reason.INVALID_PROGRAM, message=problem)
+
+    def _note_trainer(self, pid: int) -> None:
+        """Hold on to a process that has said hello: a wrapper may lie between it and us."""
+        if pid != self.trainer_pid:  # what the one before it has said does not hold for this one
+            self._latest.pop(Heartbeat, None)
+        self.trainer_pid = pid
+        if pid == self.pid:
+            self.trainers[pid] = self.process
+            return
+        for gone in [it for it in self.trainers.values() if it.has_exited()]:
+            if gone is not self.process and self._asked is None:
+                self.trainers.pop(gone.pid).release()
+        record = None if pid in self.trainers else identify(pid, or_zombie=True)
+        if record is not None:  # else it has reconnected, or its parent has reaped it already
+            with suppress(OSError):  # no descriptor left: its group is signalled as a command's
+                self.trainers[pid] = AdoptedProcess(record)
+
+    @property
+    def trainer(self) -> ProcessHandle | None:
+        """The process that was the last to say hello; None if that is unknown, or was gone."""
+        return self.trainers.get(self.trainer_pid)
+
+    @property
+    def has_lost_trainer(self) -> bool:
+        """Whether the process that said hello has ended without the rank's own: once for each."""
+        trainer = self.trainer
+        if not self.trainer_pid or trainer is self.process or JoinedProcessEnded in self._latest:
+            return False
+        return trainer is None or trainer.has_exited()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether its trainer has said that it was asked to stop."""
+        beat = self._latest.get(Heartbeat)
+        return isinstance(beat, Heartbeat) and beat.stopping
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal it; SIGTERM asks it to save and exit, once, and SIGKILL ends that at once."""
+        if number == signal.SIGTERM:
+            self._asked = self._asked or set()
+            self.continue_end()
+        else:
+            self._asked = None if number == signal.SIGKILL else self._asked
+            self.process.signal_group(number)
+
+    def continue_end(self) -> None:
+        """Ask the processes that said hello to save and exit and, once they have ended, the group.
+
+        Until then they may need the rest of it: worker processes, or a reader of what they print.
+        """
+        is_unknown = Heartbeat not in self._latest and time.monotonic() < self._known_at
+        if self._asked is None or is_unknown:
+            return
+        for trainer in {*self.trainers.values()} - self._asked:
+            self._asked.add(trainer)
+            if trainer.identity is not None and not self.is_stopping:
+                with suppress(PermissionError):  # it has changed its user
+                    send_signal(trainer.identity, signal.SIGTERM)
+        if not self._is_group_asked and self._have_trainers_ended:
+            self._is_group_asked = True
+            if self.is_stopping and self.trainer is not None:
+                self._last_word = self.trainer.exit_status()
+            # The number of a group whose leader is not our child may be reused after its end.
+            self._is_group_ours = self.process.pidfd is None or not self.process.has_exited()
+            self.process.signal_group(signal.SIGTERM)
+
+    @property
+    def _have_trainers_ended(self) -> bool:
+        return all(trainer.has_exited() for trainer in self.trainers.values())
+
+    @property
+    def may_be_saving(self) -> bool:
+        """Whether something of it was asked to save and exit and runs: then do not contain it.
+
+        What has left its group, such as the daemon of a tracker, serves those alone.
+        """
+        if self._asked is None:
+            return False
+        group = running_in_group(self.pid) if self._is_group_ours else []
+        return not self._have_trainers_ended or any(is_contained(pid, self.tag) for pid in group)
+
+    def exit_status(self) -> ExitStatus:
+        """Return how it ended, once it has: the end of a trainer that has saved on request counts.
+
+        Its wrapper dies of the same SIGTERM.
+        """
+        return self.process.exit_status() if self._last_word == UNKNOWN_EXIT else self._last_word
 
     def keep(self, message: RankMessage) -> bool:
         """Keep a message for the next coordinator; return False if it is not to be reported."""
@@ -170,6 +310,8 @@ class RankProcess:
         self._warnings += isinstance(message, Warned)
         if isinstance(message, Warned) and self._warnings > WARNINGS_LIMIT:
             return False
+        if isinstance(message, Code) and isinstance(before := self._latest.get(Code), Code):
+            message = Code(files={**before.files, **message.files})
         # Remove first: the order of arrival matters, or a rank would seem to be starting.
         self._latest.pop(type(message), None)
         self._latest[type(message)] = message
@@ -220,7 +362,8 @@ class RankProcess:
 
     def release(self) -> None:
         """Reap the process and close everything; only after it has been contained."""
-        self.process.release()
+        for process in {self.process, *self.trainers.values()}:
+            process.release()
         if self.log is not None:
             self.log.close()
         if self.channel is not None:
@@ -236,7 +379,8 @@ class RankProcess:
     @property
     def has_joined(self) -> bool:
         """Whether it sends heartbeats of its own."""
-        return Hello in self._latest or Heartbeat in self._latest
+        has_said = Hello in self._latest or Heartbeat in self._latest
+        return has_said and JoinedProcessEnded not in self._latest
 
     @property
     def is_member(self) -> bool:

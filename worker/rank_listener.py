@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from muster.contracts.messages import RankSaid
-from muster.host.peers import peer_of, short_socket_path
+from muster.host.peers import name_senders, peer_of, short_socket_path
 from muster.runtime.agent_sockets import generation_of, sockets_beside
 from muster.runtime.stderr_messages import print_stderr
 from worker.rank import RankProcess
@@ -46,7 +46,7 @@ class ChannelReader:
 
     def replace_channel(self, rank: RankProcess, channel: socket.socket) -> None:
         """Continue with another channel after reading the rest of the previous one."""
-        self._read(rank, DRAIN_LIMIT)
+        self.drain(rank)
         self._unregister(rank)
         if rank.channel is not None:
             rank.channel.close()
@@ -55,9 +55,13 @@ class ChannelReader:
 
     def remove(self, rank: RankProcess) -> None:
         """Read the rest, and no more."""
-        self._read(rank, DRAIN_LIMIT)
+        self.drain(rank)
         self._unregister(rank)
         self._ranks.discard(rank)
+
+    def drain(self, rank: RankProcess) -> None:
+        """Read all that has come."""
+        self._read(rank, DRAIN_LIMIT)
 
     def _read(self, rank: RankProcess, packets: int = PACKETS_LIMIT) -> None:
         if rank not in self._ranks:
@@ -94,6 +98,7 @@ class ReconnectListener:
         self._accept = accept
         self._is_listening = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        name_senders(self._socket)
         try:
             path.parent.mkdir(exist_ok=True)  # no parents: a deleted job stays deleted
             path.unlink(missing_ok=True)

@@ -31,6 +31,8 @@ from muster.contracts.messages import (
     AgentHeartbeat,
     AgentMessage,
     AnnounceGroup,
+    Code,
+    JoinedProcessEnded,
     RankDied,
     RankExited,
     RankSaid,
@@ -49,11 +51,11 @@ from worker.containment import reap_zombies
 from worker.exits import ExitLog, RankExit
 from worker.gpus import RankGpus
 from worker.log_index import LogIndex, discard_oldest_lines
-from worker.process import AdoptedProcess
+from worker.process import AdoptedProcess, ProcessHandle
 from worker.rank import RankProcess
 from worker.rank_listener import ChannelReader, ReconnectListener
 from worker.spares import SpareRanks
-from worker.start import RankSecrets, Starter
+from worker.start import OtherCode, RankSecrets, Starter, changed_script
 
 CONTAINMENT_SECONDS: Final = 2.0
 """A process that survives SIGKILL for this long hangs in the kernel. The exit of its rank is then
@@ -106,8 +108,6 @@ class RankTable:
         self._running: dict[int, RankProcess] = {}
         self._listener: ReconnectListener | None = None
         self._reader = ChannelReader(selector, self._on_said)
-        self._pidfds: dict[int, int] = {}
-        """By adopted rank, registered in the selector."""
         self._exited_at: dict[int, float] = {}
         self._secrets = secrets
         self._exits = ExitLog(self._files, secrets.redaction)
@@ -141,7 +141,7 @@ class RankTable:
         try:
             with self._gpus.claimed(order, len(self._running)) as (uuids, descriptors):
                 rank = self._start(order, uuids, descriptors)
-        except (OSError, SecretUnavailable, InvalidProgram) as error:
+        except (OSError, SecretUnavailable, InvalidProgram, OtherCode) as error:
             exited = RankExit.of_failed_start(order, error)
             for said in exited.said:
                 self._report(said)
@@ -154,7 +154,7 @@ class RankTable:
         self._reader.add(rank)
         for spawned in rank.spawned():
             self._report(spawned)
-        for said in rank.kept_messages():  # of a spare process
+        for said in rank.kept_messages():  # of a spare process, or of its code
             self._report(said)
 
     def _start(
@@ -173,12 +173,16 @@ class RankTable:
         files = self._log_files(order.rank, order.attempt)
         if (spare := self._spares.take(complete, *files)) is not None:
             return spare
+        changed = changed_script(order)  # a spare process has reported its own
         log = LogIndex(*files)
         try:
-            return RankProcess.start(complete, log, self._starter, *descriptors)
+            rank = RankProcess.start(complete, log, self._starter, *descriptors)
         except (OSError, InvalidProgram):
             log.close()
             raise
+        if changed:
+            rank.keep(Code(files=changed))
+        return rank
 
     def adopt(self, adopted: AdoptedRank) -> None:
         """Supervise a process that an earlier agent has started; raises OSError.
@@ -206,21 +210,22 @@ class RankTable:
         )
         self._running[adopted.rank] = rank
         self._reader.add(rank)
+        self._watch(process)
+
+    def _watch(self, process: ProcessHandle) -> None:
+        """Settle at its exit: SIGCHLD does not report that of a process that is not our child."""
+
+        def on_exit() -> None:
+            self._unwatch(process)  # it stays readable
+            self.settle()
+
+        if process.pidfd is not None and process.pidfd not in self._selector.get_map():
+            self._selector.register(process.pidfd, selectors.EVENT_READ, on_exit)
+
+    def _unwatch(self, process: ProcessHandle) -> None:
         if process.pidfd is not None:
-            # SIGCHLD does not report the exit of a process that is not our child.
-            self._pidfds[adopted.rank] = process.pidfd
-            self._selector.register(
-                process.pidfd, selectors.EVENT_READ, lambda: self._on_pidfd(adopted.rank)
-            )
-
-    def _on_pidfd(self, rank: int) -> None:
-        self._unregister_pidfd(rank)  # it stays readable
-        self.settle()
-
-    def _unregister_pidfd(self, rank: int) -> None:
-        pidfd = self._pidfds.pop(rank, None)
-        if pidfd is not None:
-            self._selector.unregister(pidfd)
+            with suppress(KeyError):  # it was read already
+                self._selector.unregister(process.pidfd)
 
     def close(self) -> None:
         """End what is left at the end of the agent."""
@@ -253,7 +258,7 @@ class RankTable:
         """Signal one attempt's group; report an attempt that never started as ended."""
         found = self.find(rank, attempt)
         if found is not None:
-            found.process.signal_group(number)
+            self._signal(found, number)
         elif rank not in self._running and not self._exits.has_ended(rank, attempt):
             # The order to start it was lost, and the coordinator waits for its exit.
             exited = RankExited(
@@ -263,7 +268,12 @@ class RankTable:
 
     def signal_all(self, number: signal.Signals) -> None:
         for rank in self._running.values():
-            rank.process.signal_group(number)
+            self._signal(rank, number)
+
+    def _signal(self, rank: RankProcess, number: signal.Signals) -> None:
+        rank.signal(number)
+        for trainer in rank.trainers.values() if number == signal.SIGTERM else ():
+            self._watch(trainer)
 
     def mark_orphaned(self, by: str) -> None:
         """Report, now and to later coordinators, that all ranks were asked to stop."""
@@ -282,8 +292,11 @@ class RankTable:
 
     def tick(self) -> None:
         """Index the logs, and look for exits that no signal reports."""
+        self._index_logs()
         for rank in self._running.values():
-            self._index_log(rank)
+            if rank.has_lost_trainer:
+                self._reader.drain(rank)  # its last words come first
+                self._report(rank.say(JoinedProcessEnded()))
         if time.monotonic() >= self._next_logs_check:
             self._next_logs_check = time.monotonic() + LOGS_CHECK_SECONDS
             self._limit_logs()
@@ -317,6 +330,8 @@ class RankTable:
 
     def settle(self) -> None:
         """Contain, record and report every exit; to be called on SIGCHLD and at every tick."""
+        for rank in self._running.values():
+            rank.continue_end()
         self.report_deaths()
         exited = [rank for rank in self._running.values() if rank.rank in self._exited_at]
         # Killed ranks first: their peers may exit with a code because they have lost them.
@@ -326,6 +341,9 @@ class RankTable:
         reap_zombies(own={rank.pid for rank in self._running.values()} | self._spares.pids)
 
     def _settle(self, rank: RankProcess) -> None:
+        if rank.may_be_saving:
+            self._exited_at[rank.rank] = time.monotonic()
+            return
         is_contained = rank.contain()
         stamp("exit contained")
         # Its last messages may be on a connection that is still waiting.
@@ -333,10 +351,11 @@ class RankTable:
         is_late = time.monotonic() >= self._exited_at[rank.rank] + CONTAINMENT_SECONDS
         if not ((is_contained and is_read) or is_late):
             return  # the next SIGCHLD or tick tries again
+        self._index_logs()
         self._reader.remove(rank)
         del self._running[rank.rank], self._exited_at[rank.rank]
-        self._unregister_pidfd(rank.rank)
-        self._index_log(rank)
+        for process in (rank.process, *rank.trainers.values()):
+            self._unwatch(process)
         unreported, status = self._exits.examine(rank)
         for said in unreported:
             self._report(said)
@@ -348,9 +367,12 @@ class RankTable:
         rank.release()
         self._report_exit(recorded)
 
-    def _index_log(self, rank: RankProcess) -> None:
-        if rank.log is not None and rank.log.note(time.time()):
-            self._report(rank.say(Warned(message=TRUNCATED)))
+    def _index_logs(self) -> None:
+        """Note how far all logs have come, at one time: so it tells whose error came first."""
+        now = time.time()
+        for rank in self._running.values():
+            if rank.log is not None and rank.log.note(now):
+                self._report(rank.say(Warned(message=TRUNCATED)))
 
     def _limit_logs(self) -> None:
         running = {LogName(rank.rank, rank.attempt) for rank in self.running}

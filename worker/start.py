@@ -40,6 +40,7 @@ from muster.contracts.secrets import (
     SecretUnavailable,
 )
 from muster.contracts.wire import encode
+from muster.host.code import digest_of
 from muster.host.containment import contain_self, set_tag_limit, tagged_processes
 from muster.host.limits import ShellLimits
 from muster.host.processes import environment_of, identify, is_running, kill, module_command
@@ -77,6 +78,28 @@ def is_permanent_start_error(error: OSError, working_dir: str) -> bool:
         return True
     is_directory = error.filename is not None and Path(error.filename) == Path(working_dir)
     return is_directory and error.errno in _PERMANENT
+
+
+class OtherCode(Exception):
+    """A script is not that of the job any more."""
+
+    def __init__(self, files: dict[str, str]) -> None:
+        super().__init__("its script was changed")
+        self.files = files
+
+
+def changed_script(order: StartRank) -> dict[str, str]:
+    """Return path and digest of the script if it is not that of the order; raises `OtherCode`.
+
+    A missing script is no other one: the start names what is missing.
+    """
+    path, digest = order.script or ("", None)
+    present = digest_of(path) if path else None
+    if present in {None, digest}:
+        return {}
+    if order.is_code_bound:
+        raise OtherCode({path: present})
+    return {path: present}
 
 
 class ExecStarter:

@@ -305,7 +305,7 @@ def get_static(digest: str, name: str) -> Response:
     path = HERE / "static" / name
     if digest != _digest() or path.suffix not in TYPES or path.name != name or not path.is_file():
         raise Problem(HTTPStatus.NOT_FOUND, "not-found", f"There is no {name[:64]!r}: reload.")
-    headers = {"Cache-Control": "max-age=31536000, immutable", "X-Content-Type-Options": "nosniff"}
+    headers = {"Cache-Control": "max-age=31536000, immutable"}
     return Response(path.read_bytes(), headers=headers, media_type=TYPES[path.suffix])
 
 
@@ -318,12 +318,7 @@ def _digest() -> str:
 
 def _render(name: str, **values: object) -> Response:
     html = _environment().get_template(name).render(values)
-    headers = {
-        "Content-Security-Policy": POLICY,
-        "Cache-Control": "no-store",
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "same-origin",
-    }
+    headers = {"Content-Security-Policy": POLICY, "Referrer-Policy": "same-origin"}
     return Response(html, headers=headers, media_type="text/html")
 
 

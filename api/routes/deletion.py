@@ -45,6 +45,8 @@ MARGIN_SECONDS: Final = 10.0
 UNUSABLE: Final = (OSError, CheckpointError, ObjectStoreError)
 """The place of checkpoints is gone or cannot be used."""
 
+_FORCE: Final = "Kill what runs, and delete the checkpoints too; `muster rm --force` keeps them."
+
 router = APIRouter(tags=["jobs"])
 
 
@@ -56,9 +58,7 @@ class Deletion:
     reauthenticate: Reauthentication
     """Called before anything is removed: the caller's token may have been revoked meanwhile."""
     delete_logs: Annotated[bool, Query(description="Delete the logs too.")] = True
-    force: Annotated[bool, Query(description="Kill what runs, and delete the checkpoints too.")] = (
-        False
-    )
+    force: Annotated[bool, Query(description=_FORCE)] = False
     delete_checkpoints: Annotated[
         bool | None, Query(description="Delete the checkpoints too. Default: as `force`.")
     ] = None
@@ -248,6 +248,7 @@ def _delete(state: AppState, job: Job, deletion: Deletion) -> bool:
         raise _not_removed(files.root, error) from error
     state.disk_reserve.release_if_full(partial(state.jobs.delete, job.job_id, job.uid))
     state.disk_reserve.allocate()
+    shutil.rmtree(state.data_dir.snapshot(job.uid), ignore_errors=True)
     return checkpoints_deleted
 
 

@@ -1,9 +1,9 @@
 """Jobs: submit, list, show, wait, stop, strike; their events, attempts and audit."""
 
-import asyncio
 import hashlib
 import json
-from collections.abc import Collection
+import shutil
+from contextlib import ExitStack
 from http import HTTPStatus
 from typing import Annotated, Final, TypeAlias
 
@@ -13,7 +13,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from msgspec import Meta
 from msgspec.json import Decoder
 
-from api.dependencies import READ, SUBMIT, AppState, CurrentCaller, State
+from api.dependencies import READ, SUBMIT, AppState, CurrentCaller, Reauthentication, State
 from api.errors import Conflict, Problem, invalid_field
 from api.listing import (
     DEFAULT_LIMIT,
@@ -28,16 +28,16 @@ from api.listing import (
     statuses_of,
     weak_tag,
 )
+from api.routes.watch import wait_for_status
 from api.schema import FaultBody, KnownJobId, StopBody, body, operation, refusals, reply, returns
-from api.streams import FRESH_SECONDS, JobState
 from api.views import audit_view, job_tag, job_view, series_list, summary
-from database.errors import JobExists, JobMissing, JobOver
+from database.errors import JobExists, JobOver
 from database.history import AttemptPosition
 from database.idempotency import IdempotencyKey
 from database.jobs import JobQuery, NewJob
 from database.records import Job
 from muster.contracts.errors import MusterError
-from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
+from muster.contracts.job import TERMINAL, JobUid, StopRequest
 from muster.contracts.leaderboard import SWEEP_LABEL, compare, which_sweep
 from muster.contracts.series import POINTS_LIMIT
 from muster.contracts.shards import Reading, ranges
@@ -182,12 +182,13 @@ def get_leaderboard(
 
 
 @router.get("/jobs/{job_id}", **operation("Status of one job", READ, JobView, 404, 304))
-async def get_job(
+async def get_job(  # noqa: PLR0913  a query has many parameters
     *,
     job_id: KnownJobId,
     state: State,
     caller: CurrentCaller,
     request: Request,
+    reauthenticate: Reauthentication,
     wait: Annotated[
         float, Query(ge=0, le=WAIT_LIMIT_SECONDS, description="Most seconds to wait for `until`.")
     ] = 0,
@@ -207,7 +208,7 @@ async def get_job(
     named = [word for word in until if word.lower() != UNTIL_TERMINAL]
     wanted = TERMINAL | frozenset(statuses_of(named, "until") if named else [])
     if wait:
-        job = await wait_for_status(state, request, job_id, wanted, wait)
+        job = await wait_for_status(state, request, job_id, wanted, wait, reauthenticate)
     else:
         job = await run_sync(state.jobs.get, job_id)
     return reply_tagged(job_tag(job), if_none_match, lambda: job_view(job, caller))
@@ -378,22 +379,28 @@ async def create(
 
     Raises what `Submitter.prepare` and `Jobs.create` do.
     """
-    try:
-        submission = await run_sync(state.submitter.prepare, requested)
-    except MusterError:
-        # The job of the first request may be the obstacle, or its files may be gone.
-        if key and (job := await run_sync(state.answers.find, key)):
-            return job
-        raise
-    new = NewJob(
-        job_id=submission.job_id,
-        uid=uid,
-        spec=submission.spec,
-        message=submission.message,
-        idempotency=key,
-        actor=actor,
-    )
-    return await state.submission_queue.store(new)
+    copy = state.data_dir.snapshot(uid)
+    with ExitStack() as unless_stored:
+        unless_stored.callback(shutil.rmtree, copy, ignore_errors=True)
+        try:
+            submission = await run_sync(state.submitter.prepare, requested, copy)
+        except MusterError:
+            # The job of the first request may be the obstacle, or its files may be gone.
+            if key and (job := await run_sync(state.answers.find, key)):
+                return job
+            raise
+        new = NewJob(
+            job_id=submission.job_id,
+            uid=uid,
+            spec=submission.spec,
+            message=submission.message,
+            idempotency=key,
+            actor=actor,
+        )
+        job = await state.submission_queue.store(new)
+        if job.uid == uid:  # else the job of the first request
+            unless_stored.pop_all()
+        return job
 
 
 def planned(requested: JobRequest, state: AppState) -> JobPlan:
@@ -422,36 +429,3 @@ def _shards_per_rank(spec: JobSpec, found: int) -> list[int]:
         return [stop - start for start, stop in ranges(spec.virtual_shards, spec.world_size)]
     readings = [Reading(rank=rank, world_size=spec.world_size) for rank in range(spec.world_size)]
     return [len(reading.shard_idxs(found)) for reading in readings]
-
-
-async def wait_for_status(
-    state: AppState,
-    request: Request,
-    job_id: JobId,
-    wanted: Collection[JobStatus],
-    timeout_seconds: float,
-) -> Job:
-    """Return the job once it has a wanted status, or as it is after the timeout.
-
-    Also returns when the client has gone or the service ends. Raises `JobMissing` once there is
-    no such job, or another one under its id. Uses the reads that streams share, so any number of
-    waits for a job costs one database read per `FRESH_SECONDS` and no thread.
-    """
-    deadline = asyncio.get_running_loop().time() + timeout_seconds
-    # A shared read may be older than what this client knows, and may be of an earlier job.
-    job = _job_in(await state.job_cache.get(job_id, is_current=True), job_id)
-    uid = job.uid
-    while job.status_shown not in wanted and not state.is_closing():
-        if asyncio.get_running_loop().time() >= deadline or await request.is_disconnected():
-            break
-        await asyncio.sleep(FRESH_SECONDS)
-        job = _job_in(await state.job_cache.get(job_id), job_id)
-        if job.uid != uid:
-            raise JobMissing(job_id)
-    return job
-
-
-def _job_in(state: JobState | None, job_id: JobId) -> Job:
-    if state is None:
-        raise JobMissing(job_id)
-    return state.job

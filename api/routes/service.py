@@ -115,7 +115,7 @@ def get_version(state: State) -> Response:
         data_dir=str(state.data_dir.root),
         checkpoint_dir=str(state.submitter.settings.checkpoint_dir),
     )
-    return reply(view, headers={"Cache-Control": "no-cache"})
+    return reply(view)
 
 
 @router.get(
@@ -148,8 +148,7 @@ def create_token(
         created_by=caller.name,
     )
     fields = msgspec.structs.asdict(token_view(token, state.clock()))
-    headers = {"Cache-Control": "no-store"}
-    return reply(TokenCreated(**fields, token=text), HTTPStatus.CREATED, headers)
+    return reply(TokenCreated(**fields, token=text), HTTPStatus.CREATED)
 
 
 @token_router.get(

@@ -1,7 +1,7 @@
-"""Streams of what changes: of one job, and of the list of jobs."""
+"""What changes: streams of one job and of the list of jobs, and waits for a status."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -12,18 +12,20 @@ from typing import Annotated, Any, Final
 
 import msgspec
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from api.dependencies import READ, AppState, CurrentCaller, Reauthenticate, Reauthentication
 from api.dependencies import State as ServiceState
+from api.errors import ServiceUnavailable
 from api.routes.logs import EVENTS, PING_SECONDS, RETRY_MILLISECONDS, SEND_SECONDS, is_still_valid
 from api.schema import KnownJobId, refusals
-from api.streams import IDLE_SECONDS
+from api.streams import FRESH_SECONDS, IDLE_SECONDS, JobState
 from api.views import point_state, summary
 from api.watch import Found, Reader, State, event_message, message
+from database.errors import JobMissing
 from database.records import Job, RankRecord
-from muster.contracts.job import JobId, JobUid
+from muster.contracts.job import JobId, JobStatus, JobUid
 
 EVENTS_AT_ONCE: Final = 1000
 NUMBER_LIMIT: Final = 2**63 - 1
@@ -224,3 +226,44 @@ def live_state(job: Job, ranks: Sequence[RankRecord], now: datetime) -> State:
     found["workers"] = {str(worker["rank"]): worker for worker in found["workers"]}
     found["living"] = view.living
     return found
+
+
+async def wait_for_status(
+    state: AppState,
+    request: Request,
+    job_id: JobId,
+    wanted: Collection[JobStatus],
+    timeout_seconds: float,
+    reauthenticate: Reauthenticate,
+) -> Job:
+    """Return the job once it has a wanted status, or as it is after the timeout.
+
+    Also returns when the client has gone or the service ends. Raises `Unauthorized` once its token
+    has ended, and `JobMissing` once there is no such job, or another one under its id. Uses the
+    reads that streams share, so any number of waits for a job costs one database read per
+    `FRESH_SECONDS` and no thread.
+    """
+    clock = asyncio.get_running_loop().time
+    checked_at = clock()
+    deadline = checked_at + timeout_seconds
+    # A shared read may be older than what this client knows, and may be of an earlier job.
+    job = _job_in(await state.job_cache.get(job_id, is_current=True), job_id)
+    uid = job.uid
+    while job.status_shown not in wanted and not state.is_closing():
+        if clock() >= deadline or await request.is_disconnected():
+            break
+        await asyncio.sleep(FRESH_SECONDS)
+        if clock() - checked_at >= IDLE_SECONDS:
+            checked_at = clock()
+            with suppress(ServiceUnavailable):
+                await reauthenticate()
+        job = _job_in(await state.job_cache.get(job_id), job_id)
+        if job.uid != uid:
+            raise JobMissing(job_id)
+    return job
+
+
+def _job_in(state: JobState | None, job_id: JobId) -> Job:
+    if state is None:
+        raise JobMissing(job_id)
+    return state.job

@@ -5,8 +5,9 @@ from typing import TypeAlias
 
 import msgspec
 
+from coordinator.decide.job_end import JobFailure
 from coordinator.decide.rank_state import Cause
-from coordinator.decide.state import GroupSnapshot, JobFailure
+from coordinator.decide.state import GroupSnapshot
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.log_parts import LogsDrained
 from muster.contracts.messages import (
@@ -103,6 +104,10 @@ class Suspect(OfRank, frozen=True):
     """Mark a rank whose heartbeat is overdue."""
 
 
+class ReportSlowExit(OfRank, frozen=True):
+    """Say that the process of a rank takes long to exit."""
+
+
 class SetStatus(_Value, frozen=True):
     """Change the job's status, reason or message."""
 
@@ -111,7 +116,9 @@ class SetStatus(_Value, frozen=True):
     message: str | None = None
 
 
-RankAction: TypeAlias = Start | Terminate | KillProcess | Suspect | PlaceRank | RemoveRank
+RankAction: TypeAlias = (
+    Start | Terminate | KillProcess | Suspect | ReportSlowExit | PlaceRank | RemoveRank
+)
 AgentAction: TypeAlias = (
     StartAgent | KillAgent | DismissAgent | LoseHost | ListCheckpoints | DrainLogs
 )
@@ -190,6 +197,13 @@ class LoopStalled(_Value, frozen=True):
     seconds: float
 
 
+class CodeTaken(_Value, frozen=True):
+    """The job starts for the first time, or by a person's hand, and takes the code as it is."""
+
+    files: Mapping[str, str]  # digests by path
+    script: str = ""
+
+
 class JobFailed(_Value, frozen=True):
     """Something other than a rank makes the job impossible, such as missing data."""
 
@@ -208,6 +222,7 @@ Observation: TypeAlias = (
     | LeaveRequested
     | Interrupted
     | LoopStalled
+    | CodeTaken
     | JobFailed
     | RankSpawned
     | RankSaid

@@ -23,6 +23,14 @@ _MISTAKES: Final = frozenset(
 _TORCH_PREFIX: Final = re.compile(r"^\[rank\d+\]: ")
 """Before each line of a traceback once a process group is there."""
 
+_LOST_PEER: Final = re.compile(
+    r"closed by (the )?(remote )?peer|connection (was )?(closed|reset|refused|aborted)|broken pipe"
+    r"|Connection\w*Error|BrokenPipeError|Dist\w*Error|remote process|tim(ed|ing) ?out|timeout"
+    r"|SIGTERM|signal:? 15",
+    re.IGNORECASE,
+)
+"""What ranks say that wait for one that is gone, or that were asked to exit because of it."""
+
 _USAGE_CODE: Final = 2  # argparse: ``train.py: error: unrecognized arguments: --lrr``
 
 _REASONS: Final = {
@@ -51,7 +59,10 @@ def classify(
     if exited.unstarted is not None and kind is RetryClass.INFRASTRUCTURE:
         words = printable(exited.unstarted)
         return AttemptEnd(retry_class=kind, reason=Reason.HOST_EXHAUSTED, message=words)
-    reason = _end_reason(snapshot) if kind is RetryClass.STOPPED else _REASONS.get(kind)
+    reason = _REASONS.get(kind)
+    if kind is RetryClass.STOPPED:
+        broken = Reason.GANG_RESTARTED if snapshot.is_gang_broken else None
+        reason = snapshot.end.reason or broken
     return AttemptEnd(
         retry_class=kind,
         reason=reason,
@@ -64,7 +75,7 @@ def classify(
 def classify_unobserved(snapshot: JobSnapshot, cause: Cause) -> AttemptEnd:
     """Return how an attempt ended whose agent went with it, so that its status is unknown."""
     if snapshot.is_ending:
-        kind, reason = RetryClass.STOPPED, _end_reason(snapshot)
+        kind, reason = RetryClass.STOPPED, snapshot.end.reason
     else:
         kind, reason = RetryClass.INFRASTRUCTURE, cause.reason
     return AttemptEnd(retry_class=kind, reason=reason, message=cause.message)
@@ -118,6 +129,26 @@ def is_mistake(exited: RankExited) -> bool:
     return is_usage or is_unknown_module or is_error
 
 
+def failed_before(rank: RankSnapshot, one: RankExited, other: RankExited, *, is_near: bool) -> bool:
+    """Return whether `one`, of `rank`, failed before `other`, of the same start of a gang.
+
+    `is_near`: both ran on one host, so that the times in their logs can be compared. Else, or if
+    both times are the same, an error that only says that a peer is gone came later.
+    """
+    is_asked = one.signal in {None, SIGTERM} or rank.attempt.intent.kill is not None
+    if is_asked and one.error_at is None:
+        return False
+    if is_near and one.error_at and other.error_at and one.error_at != other.error_at:
+        return one.error_at < other.error_at
+    return has_lost_peer(other) and not has_lost_peer(one)
+
+
+def has_lost_peer(exited: RankExited) -> bool:
+    """True if the last error of a program says that another rank is gone, or does not answer."""
+    errors = [line for line in exited.last_lines if "Error" in line] or exited.last_lines
+    return bool(_LOST_PEER.search(last_line(_first_error_line(exited) or errors)))
+
+
 def _error_type(exited: RankExited) -> str:
     line = last_line(_first_error_line(exited) or exited.last_lines)
     return _TORCH_PREFIX.sub("", line).partition(":")[0]
@@ -126,17 +157,6 @@ def _error_type(exited: RankExited) -> str:
 def _first_error_line(exited: RankExited) -> Sequence[str]:
     """Return the first line of the error report that the program wrote, if any."""
     return [] if exited.error is None else printable(exited.error).splitlines()[:1]
-
-
-def _end_reason(snapshot: JobSnapshot) -> Reason | None:
-    """Return why all ranks are ended; None if only this one was."""
-    if snapshot.failure is not None:
-        return snapshot.failure.reason
-    if snapshot.stop is not None:
-        return Reason.STOPPED_BY_USER
-    if snapshot.interrupting:
-        return Reason.INTERRUPTED
-    return Reason.GANG_RESTARTED if snapshot.is_gang_broken else None
 
 
 def _describe(

@@ -16,8 +16,10 @@ from coordinator.decide.state import GroupSnapshot, JobSnapshot
 from muster.contracts.job import JobStatus, Reason
 from muster.contracts.messages import (
     CheckpointsListed,
+    Code,
     Heartbeat,
     PeerLost,
+    PermanentFailure,
     RankExited,
     RankSaid,
     RankSpawned,
@@ -43,7 +45,7 @@ class NewEvent:
     attempt: int | None = None
 
 
-def event_of(  # noqa: C901, PLR0911  one return for each kind of observation
+def event_of(  # noqa: C901, PLR0911, PLR0912  one return for each kind of observation
     before: JobSnapshot, observation: Observation, after: JobSnapshot
 ) -> NewEvent | None:
     """Return the event of an observation that led from `before` to `after`, if it is one."""
@@ -55,6 +57,9 @@ def event_of(  # noqa: C901, PLR0911  one return for each kind of observation
             return NewEvent(kind="warned", message=f"{words}. They are listed again in seconds")
         case actions.AgentSaid() if after.restore != before.restore and after.restore.message:
             return NewEvent(kind="checkpoint_chosen", message=after.restore.message)
+        case RankSaid(message=Code()) | actions.CodeTaken():
+            is_new = after.code.note != before.code.note
+            return NewEvent(kind="code_changed", message=after.code.note) if is_new else None
         case RankSaid():
             return _of_message(before, observation, after)
         case RankSpawned(rank=rank):
@@ -84,6 +89,9 @@ def _of_exit(before: JobSnapshot, exited: RankExited, after: JobSnapshot) -> New
         return None  # its kill was an event already
     ended = describe_exit(after.ranks[exited.rank].attempt)
     words = ended if exited.unstarted is None else printable(exited.unstarted)
+    if before.ranks[exited.rank].finished and exited.exit_code != 0:
+        is_finished = after.ranks[exited.rank].finished
+        words += " after it had finished" + (", so nothing is lost" if is_finished else "")
     trouble = before.ranks[exited.rank].trouble
     is_known = before.is_gang_broken or (trouble is not None and trouble.message == words)
     if exited.is_waiting and is_known:
@@ -113,6 +121,9 @@ def _of_message(before: JobSnapshot, said: RankSaid, after: JobSnapshot) -> NewE
         case Saved(step=step) if before.checkpoint_requests_done < after.checkpoint_requests_done:
             words = f"the requested checkpoint of step {step} is durable"
             return NewEvent(kind="checkpoint_saved", message=words)
+        case PermanentFailure(message=why) if after.end.failure is None:
+            words = f"was refused on {after.ranks[said.rank].host}: {printable(why)}"
+            return _of_rank(after, said.rank, "host_set_aside", words)
         case PeerLost() as lost:
             return _of_lost_peer(before, said.rank, lost)
         case _:
@@ -159,6 +170,8 @@ def _of_action(before: JobSnapshot, action: actions.Action, after: JobSnapshot) 
             return NewEvent(kind="group_announced", message=describe_group(action.group))
         case actions.Suspect():
             return _of_rank(after, action.rank, "rank_suspected", "is late with its heartbeat")
+        case actions.ReportSlowExit():
+            return _of_rank(after, action.rank, "slow_exit", _describe_slow_exit(after, action))
         case actions.SetStatus() if before.status is not after.status:
             return _of_status(after)
         case _:
@@ -213,6 +226,16 @@ def describe_exit(attempt: Attempt) -> str:
     return describe_end(attempt.exit_code, attempt.exit_signal)
 
 
+def _describe_slow_exit(snapshot: JobSnapshot, action: actions.ReportSlowExit) -> str:
+    rank, spec = snapshot.ranks[action.rank], snapshot.spec
+    has = "has finished, and is" if rank.finished else "is"
+    return (
+        f"{has} exiting for {spec.heartbeat_timeout:g} s: an exit handler (atexit) of the program "
+        "may wait for a slow service. The job waits for exit_grace_seconds "
+        f"({spec.exit_grace_seconds:g})"
+    )
+
+
 def describe_group(group: GroupSnapshot) -> str:
     """Return which ranks train together from now on."""
     ranks = ", ".join(map(str, sorted(group.ranks)))
@@ -239,7 +262,7 @@ def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -
     sentence = f"{snapshot.rank_name(rank)} {cause.message}"
     retry = None if rank.ending is None else RETRIES.get(rank.ending.retry_class)
     if rank.ending is None or retry is None or not retry.is_restart:
-        is_lost = cause.reason is Reason.HOST_LOST
+        is_lost = cause.reason in {Reason.HOST_LOST, Reason.DIFFERENT_BITS}
         when = "once there is room for it, or its host is back, " if is_lost else ""
         return f"{sentence}; {when}{_next_start(snapshot, rank)}"
     count = snapshot.count_endings(rank, rank.ending.retry_class)

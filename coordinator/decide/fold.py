@@ -11,6 +11,7 @@ from msgspec.structs import asdict
 from coordinator.decide import (
     actions,
     fold_agent,
+    fold_code,
     fold_exit,
     fold_pool,
     fold_rank,
@@ -18,11 +19,12 @@ from coordinator.decide import (
 )
 from coordinator.decide.actions import Observation
 from coordinator.decide.events import printable
+from coordinator.decide.job_end import EndKind
 from coordinator.decide.rank_state import RankSnapshot
 from coordinator.decide.state import JobSnapshot
 from muster.contracts import job as job_rules
 from muster.contracts import messages
-from muster.contracts.job import JobStatus, StopRequest
+from muster.contracts.job import JobStatus
 from muster.contracts.messages import (
     RankDied,
     RankExited,
@@ -51,14 +53,16 @@ def fold(  # noqa: C901, PLR0911, PLR0912  one case for each kind of observation
         case actions.AgentSaid():  # that the last logs of its host are at home
             agent = snapshot.agents[observation.host]
             return snapshot.with_agent(replace(agent, is_drained=agent.is_draining))
-        case actions.StopRequested():
-            return _request_stop(snapshot, observation, now)
+        case actions.StopRequested(request=request, grace_seconds=grace):
+            return replace(snapshot, end=snapshot.end.request(request, now, grace))
         case actions.Interrupted():
             grace = snapshot.spec.stop_grace_seconds
-            stopped = replace(snapshot, interrupting=True, stop_grace_seconds=grace, stop_at=now)
-            return snapshot if snapshot.is_ending else stopped
+            end = snapshot.end.move(EndKind.INTERRUPTED, now, grace)
+            return replace(snapshot, end=end)
         case actions.LoopStalled(seconds=seconds):
             return fold_agent.note_stall(snapshot, seconds, now)
+        case actions.CodeTaken():
+            return fold_code.take(snapshot, observation)
         case actions.JobFailed():
             return fold_exit.fail_job(snapshot, observation.failure, now)
         case RankSpawned() | RankSaid() | RankDied() | RankExited():
@@ -80,8 +84,9 @@ def _apply(snapshot: JobSnapshot, action: actions.Action, now: float) -> JobSnap
             if status is not snapshot.status:
                 job_rules.move(snapshot.status, status)
             moved = replace(snapshot, status=status, reason=action.reason, message=action.message)
-            # A job that is back in the queue is not interrupted any more.
-            return replace(moved, interrupting=False) if status is JobStatus.QUEUED else moved
+            if status is JobStatus.QUEUED:  # again, after an interruption
+                return replace(moved, end=moved.end.move(EndKind.NONE, now, 0.0))
+            return moved
         case actions.PublishGroup():
             return fold_pool.publish(snapshot, action.group, now)
         case actions.AddRank():
@@ -102,7 +107,7 @@ def _apply_to_rank(
             started = fold_rank.begin_attempt(rank, now)
             return fold_pool.join(snapshot.with_rank(started), started, now)
         case actions.Terminate():
-            asked = fold_rank.with_intent(rank, terminated_at=now)
+            asked = fold_rank.with_intent(rank, terminated_at=now, asked_at=now)
             left = fold_pool.leave(snapshot.pool, rank)
             return replace(snapshot.with_rank(asked), pool=left)
         case actions.KillProcess():
@@ -111,21 +116,9 @@ def _apply_to_rank(
         case actions.Suspect():
             suspect = rank.attempt.move(ProcessState.SUSPECT)
             return snapshot.with_attempt(rank, suspect)
+        case actions.ReportSlowExit():
+            return snapshot.with_attempt(rank, replace(rank.attempt, is_slow_exit=True))
     assert_never(action)
-
-
-# Requests and deadlines
-
-
-def _request_stop(snapshot: JobSnapshot, asked: actions.StopRequested, now: float) -> JobSnapshot:
-    """A job that ends already may get less time from a stop request, never more."""
-    if snapshot.stop in {asked.request, StopRequest.FORCED}:
-        return snapshot
-    stopped = replace(snapshot, stop=asked.request)
-    ends_at = snapshot.stop_at + snapshot.stop_grace_seconds
-    if snapshot.is_ending and ends_at <= now + asked.grace_seconds:
-        return stopped
-    return replace(stopped, stop_grace_seconds=asked.grace_seconds, stop_at=now)
 
 
 # The ranks
@@ -159,7 +152,7 @@ def _hear_rank(
     assert_never(message)
 
 
-def _apply_message(  # noqa: PLR0911  one return for each kind of message
+def _apply_message(  # noqa: C901, PLR0911  one return for each kind of message
     snapshot: JobSnapshot, rank: RankSnapshot, message: RankMessage, now: float
 ) -> JobSnapshot:
     match message:
@@ -169,12 +162,17 @@ def _apply_message(  # noqa: PLR0911  one return for each kind of message
         case messages.Hello():
             working = fold_agent.note_working(snapshot, rank)
             return working.with_rank(fold_rank.record_hello(rank, now))
+        case messages.Code(files=files):
+            return fold_code.compare(snapshot, rank, files, now)
         case messages.Heartbeat():
             changed = fold_rank.record_heartbeat(rank, message, snapshot.backoff, now)
+            changed = fold_pool.confirm_finished(snapshot, changed)
             # In a synchronous job a rank reports its first step when it joins the group.
             if not snapshot.is_synchronous:
                 changed = fold_rank.record_first_step(changed, message)
             return snapshot.with_rank(changed)
+        case messages.JoinedProcessEnded():
+            return snapshot.with_rank(fold_rank.record_command(rank, now))
         case messages.Warned():
             warned = replace(rank.attempt, warning=printable(message.message))
             return snapshot.with_attempt(rank, warned)

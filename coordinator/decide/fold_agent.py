@@ -6,12 +6,12 @@ from typing import Final, TypeAlias, assert_never
 
 from coordinator.decide import actions, fold_exit, fold_pool, fold_rank
 from coordinator.decide.classify_exit import classify_unobserved
+from coordinator.decide.job_end import JobFailure
 from coordinator.decide.rank_state import NEVER, Cause, RankSnapshot
 from coordinator.decide.state import (
     AGENT_FAILURES_LIMIT,
     AgentSnapshot,
     GroupSnapshot,
-    JobFailure,
     JobSnapshot,
 )
 from muster.contracts.agent import AgentState

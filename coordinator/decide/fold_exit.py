@@ -8,15 +8,17 @@ count nowhere, nor do those of a gang that had lost another rank before, nor a w
 """
 
 from dataclasses import replace
+from signal import SIGTERM
 from typing import Final
 
 import msgspec
 
 from coordinator.decide import fold_pool, fold_rank
-from coordinator.decide.classify_exit import classify
+from coordinator.decide.classify_exit import classify, failed_before, has_lost_peer
 from coordinator.decide.events import describe_exit, printable, quote_lines
+from coordinator.decide.job_end import JobFailure
 from coordinator.decide.rank_state import AttemptEnd, Cause, RankSnapshot
-from coordinator.decide.state import JobFailure, JobSnapshot
+from coordinator.decide.state import JobSnapshot
 from muster.contracts.interpreter import import_advice
 from muster.contracts.job import Reason
 from muster.contracts.messages import PermanentFailure, Raised, RankExited
@@ -31,12 +33,8 @@ Kills in between do not count as attempts (`JobSnapshot.count_attempts`)."""
 
 def fail_job(snapshot: JobSnapshot, failure: JobFailure, now: float) -> JobSnapshot:
     """Fail the job: the first failure stands, ranks get the grace period to save and exit."""
-    if snapshot.failure is not None:
-        return snapshot
-    if snapshot.is_ending:  # the grace period runs already
-        return replace(snapshot, failure=failure)
     grace = snapshot.spec.stop_grace_seconds
-    return replace(snapshot, failure=failure, stop_at=now, stop_grace_seconds=grace)
+    return replace(snapshot, end=snapshot.end.fail(failure, now, grace))
 
 
 def record_permanent_error(
@@ -44,7 +42,21 @@ def record_permanent_error(
 ) -> JobSnapshot:
     """A rank reports an error that a restart cannot cure."""
     cause = Cause(reason=message.reason, message=printable(message.message))
-    return _fail_for_program(snapshot, rank, cause, now)
+    if message.reason is not Reason.DIFFERENT_BITS:
+        return _fail_for_program(snapshot, rank, cause, now)
+    return _set_host_aside(snapshot, rank, cause, now)
+
+
+def _set_host_aside(
+    snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause, now: float
+) -> JobSnapshot:
+    """Start no rank of this job on this host any more; once no other one is left, fail the job."""
+    changed = snapshot.with_agent(replace(snapshot.agent_of(rank), is_unfit=True))
+    unfit = {agent.host for agent in changed.agents.values() if agent.is_unfit}
+    if unfit >= {*(snapshot.spec.hosts or snapshot.hosts)}:
+        return _fail_for_program(changed, rank, cause, now)
+    refused = replace(cause, message=f"was refused on {rank.host}: {cause.message}")
+    return changed.with_attempt(rank, replace(rank.attempt, refused=refused))
 
 
 def record_error(
@@ -89,9 +101,26 @@ def end_attempt(
     if not rank.in_service:
         return snapshot.with_rank(replace(gone, finished=False, trouble=None))
     if snapshot.is_ending or snapshot.is_gang_broken or gone.finished:
-        return snapshot.with_rank(gone)
+        return _blame_earlier(snapshot.with_rank(gone), gone, ending, message)
     trouble = Cause(reason=ending.reason or Reason.WORKER_EXITED, message=ending.message)
     return _restart_or_fail(snapshot, replace(gone, trouble=trouble), ending, message, now)
+
+
+def _blame_earlier(
+    snapshot: JobSnapshot, rank: RankSnapshot, ending: AttemptEnd, message: RankExited
+) -> JobSnapshot:
+    """Let the failure of a gang name `rank` if it failed before the one that ended first.
+
+    A rank whose peer is gone may exit before that one has.
+    """
+    failure = snapshot.end.failure
+    if failure is None or failure.blamed is None:
+        return snapshot
+    is_near = snapshot.ranks[failure.blamed.rank].host == rank.host
+    if not failed_before(rank, message, failure.blamed, is_near=is_near):
+        return snapshot
+    found = _failure(snapshot, rank, ending, message, failure.reason, failure.limit)
+    return replace(snapshot, end=replace(snapshot.end, failure=found))
 
 
 def _with_advice(spec: JobSpec, exited: RankExited) -> RankExited:
@@ -133,9 +162,7 @@ def _restart_or_fail(
     if limit is None and is_unproven and ending.is_mistake:
         limit = Reason.INVALID_PROGRAM, "a restart did not help"
     if limit is not None:
-        said = _with_advice(snapshot.spec, message)
-        failure = _failure(snapshot.rank_name(rank), rank, ending, said, *limit)
-        return fail_job(snapshot, failure, now)
+        return fail_job(snapshot, _failure(snapshot, rank, ending, message, *limit), now)
     counted = _count_restart(snapshot, rank, ending.retry_class, now)
     if message.retry_after_seconds is not None:
         start_at = now + message.retry_after_seconds
@@ -216,7 +243,7 @@ def _exhausted_limit(
 
 
 def _failure(
-    name: str,
+    snapshot: JobSnapshot,
     rank: RankSnapshot,
     ending: AttemptEnd,
     message: RankExited,
@@ -224,8 +251,19 @@ def _failure(
     limit: str,
 ) -> JobFailure:
     """Return the job's failure: what happened to the rank, the limit, the end of its log."""
-    intent = rank.attempt.intent
-    if intent.kill is not None:
+    intent, name = rank.attempt.intent, snapshot.rank_name(rank)
+    done = (
+        next((it for it in snapshot.ranks if it.finished and not it.is_alive), None)
+        if snapshot.is_gang
+        else None
+    )
+    if done is not None and (ending.reason is Reason.NO_PROGRESS or has_lost_peer(message)):
+        uneven = "exited with code 0 before the others: have all ranks as many steps? Then"
+        name = f"{snapshot.rank_name(done)} {uneven} {name}"
+    is_slow = intent.terminated_at is not None and message.signal == SIGTERM
+    if is_slow:  # its exit took so long that it was asked to
+        what = "failed first"
+    elif intent.kill is not None:
         what = intent.kill.message
     elif ending.retry_class is RetryClass.INFRASTRUCTURE:
         what = ending.message
@@ -236,7 +274,9 @@ def _failure(
         what = describe_exit(rank.attempt) if message.error is None else ending.message
     # No lines are kept of an exit with code 0, nor of a process that never started.
     has_lines = message.exit_code != 0 and message.unstarted is None
-    quote = quote_lines(message.last_lines) if has_lines else ""
+    quote = quote_lines(_with_advice(snapshot.spec, message).last_lines) if has_lines else ""
     code = SIGNAL_BASE + (message.signal or 0) if message.exit_code is None else message.exit_code
+    code = 1 if is_slow else code or 1  # a failed job is never 0
     told = f"{name} {what} and {limit}{quote}"
-    return JobFailure(reason=reason, message=told, exit_code=code or 1)  # a failed job is never 0
+    blamed = message if snapshot.is_gang else None
+    return JobFailure(reason=reason, message=told, exit_code=code, blamed=blamed, limit=limit)

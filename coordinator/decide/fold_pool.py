@@ -6,6 +6,7 @@ from typing import Final, TypeAlias, assert_never
 
 import msgspec
 
+from coordinator.decide.job_end import EndKind
 from coordinator.decide.rank_state import Cause, RankSnapshot
 from coordinator.decide.state import GroupSnapshot, JobSnapshot, Partition, new_rank
 from muster.contracts import pool as pools
@@ -85,14 +86,15 @@ def keep_living(pool: Pool, living: Collection[int | None]) -> Pool:
 
 
 def confirm_finished(snapshot: JobSnapshot, ended: RankSnapshot) -> RankSnapshot:
-    """Return an exited rank of a pool, finished only if the last step was taken.
+    """Return a rank of a pool that exits, finished only if the last step was taken.
 
     A program can exit with code 0 at any time; that does not end the training.
     """
     if not snapshot.is_synchronous or not ended.finished:
         return ended
     total = ended.progress.total_steps
-    is_through = ended.has_joined and total is not None and snapshot.step >= total
+    step = max(snapshot.step, ended.progress.step)
+    is_through = ended.has_joined and total is not None and step >= total
     return replace(ended, finished=is_through and ended.in_service)
 
 
@@ -103,13 +105,13 @@ def end_worker(
     if not snapshot.is_synchronous or rank.attempt.worker_id is None:
         return snapshot
     # A worker that exits with code 0 was finished, or asked to leave.
-    pool = leave(snapshot.pool, rank) if ended.attempt.exit_code == 0 else snapshot.pool
+    has_left = ended.finished or ended.attempt.exit_code == 0
+    pool = leave(snapshot.pool, rank) if has_left else snapshot.pool
     changed = replace(snapshot, pool=pools.process_ended(pool, rank.attempt.worker_id))
-    if snapshot.is_ending or not ended.finished:
+    if not ended.finished:
         return changed
-    return replace(
-        changed, done=True, stop_at=now, stop_grace_seconds=snapshot.spec.stop_grace_seconds
-    )
+    grace = snapshot.spec.exit_grace_seconds + snapshot.spec.stop_grace_seconds
+    return replace(changed, end=snapshot.end.move(EndKind.DONE, now, grace))
 
 
 def join(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> JobSnapshot:
@@ -134,6 +136,8 @@ def _join_group(
     snapshot: JobSnapshot, rank: RankSnapshot, message: JoinedGroup, now: float
 ) -> JobSnapshot:
     group, attempt, worker_id = snapshot.group, rank.attempt, rank.attempt.worker_id
+    if not (agent := snapshot.agent_of(rank)).has_code:
+        snapshot = snapshot.with_agent(replace(agent, has_code=True))
     began = message.step if attempt.step_at_start is None else attempt.step_at_start
     member = replace(attempt.member, joined_round=message.round)
     attempt = replace(attempt, member=member, step_at_start=began, has_told_step=True)

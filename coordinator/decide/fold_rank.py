@@ -6,11 +6,18 @@ from typing import Any, Final
 
 import msgspec
 
-from coordinator.decide.rank_state import Attempt, AttemptEnd, Cause, RankSnapshot, Throughput
+from coordinator.decide.rank_state import (
+    NEVER,
+    Attempt,
+    AttemptEnd,
+    Cause,
+    RankSnapshot,
+    Throughput,
+)
 from muster.contracts.job import Reason
 from muster.contracts.messages import Heartbeat, RankExited
-from muster.contracts.rank import COUNT_MAX, ProcessState
-from muster.contracts.retry import Backoff, RetryClass
+from muster.contracts.rank import COUNT_MAX, Phase, ProcessState
+from muster.contracts.retry import SIGNAL_BASE, Backoff, RetryClass
 
 THROUGHPUT_WINDOW_SECONDS: Final = 1.0
 """Steps are counted over at least this long; heartbeats may come much closer together."""
@@ -42,9 +49,25 @@ def mark_alive(rank: RankSnapshot, now: float) -> RankSnapshot:
 
 def record_hello(rank: RankSnapshot, now: float) -> RankSnapshot:
     """From the first hello on, silence and lack of progress count."""
+    rank = _begin_anew(rank)
     progressed_at = rank.attempt.progressed_at if rank.attempt.sends_heartbeats else now
     alive = _alive(rank.attempt, now, sends_heartbeats=True, progressed_at=progressed_at)
     return replace(rank, attempt=alive, trouble=None)
+
+
+def record_command(rank: RankSnapshot, now: float) -> RankSnapshot:
+    """The process that joined has ended, and its script goes on: neither is it silent nor slow."""
+    rank = _begin_anew(rank)
+    return replace(rank, attempt=_alive(rank.attempt, now, sends_heartbeats=False))
+
+
+def _begin_anew(rank: RankSnapshot) -> RankSnapshot:
+    """Return the rank without the exit of a process that joined before."""
+    attempt = rank.attempt
+    if not rank.is_exiting:
+        return rank
+    live = replace(attempt.move(ProcessState.LIVE), exiting_at=NEVER, is_slow_exit=False)
+    return replace(rank, finished=False, attempt=live)
 
 
 def record_heartbeat(
@@ -68,7 +91,8 @@ def record_heartbeat(
     if progress.step > before.step and member.stepped_round != member.joined_round:
         member = replace(member, stepped_round=member.joined_round)
     if beat.stopping != intent.stopping:
-        intent = replace(intent, stopping=beat.stopping)
+        asked_at = now if intent.asked_at == NEVER else intent.asked_at
+        intent = replace(intent, stopping=beat.stopping, asked_at=asked_at)
     beaten = _alive(
         attempt,
         now,
@@ -81,7 +105,10 @@ def record_heartbeat(
         # The sum of both goes into the database.
         checkpoints_saved=min(beat.checkpoints_saved, COUNT_MAX - rank.checkpoints_before),
     )
-    rank = replace(rank, attempt=beaten, progress=progress, trouble=None)
+    if beat.phase is not Phase.TRAINING and not rank.is_exiting:
+        beaten = replace(beaten.move(ProcessState.EXITING), exiting_at=now)
+    finished = rank.finished or beat.phase is Phase.FINISHED
+    rank = replace(rank, attempt=beaten, progress=progress, trouble=None, finished=finished)
     healthy_seconds = math.inf if rank.has_progressed else beaten.healthy_seconds(now)
     failures = backoff.failures_after(rank.budget.failures, healthy_seconds)
     if failures == rank.budget.failures:
@@ -91,8 +118,10 @@ def record_heartbeat(
 
 def _alive(attempt: Attempt, now: float, **changes: Any) -> Attempt:  # noqa: ANN401  of its fields
     live_at = now if attempt.process is ProcessState.SPAWNED else attempt.live_at
-    process = attempt.move(ProcessState.LIVE).process
-    return replace(attempt, process=process, heard_at=now, live_at=live_at, **changes)
+    # A heartbeat that was on its way does not undo an exit.
+    if attempt.process is not ProcessState.EXITING:
+        attempt = attempt.move(ProcessState.LIVE)
+    return replace(attempt, heard_at=now, live_at=live_at, **changes)
 
 
 def record_first_step(rank: RankSnapshot, beat: Heartbeat) -> RankSnapshot:
@@ -141,6 +170,7 @@ def shift_deadlines(rank: RankSnapshot, seconds: float, now: float) -> RankSnaps
         spawned_at=min(now, attempt.spawned_at + seconds),
         heard_at=min(now, attempt.heard_at + seconds),
         progressed_at=min(now, attempt.progressed_at + seconds),
+        exiting_at=min(now, attempt.exiting_at + seconds),
         stopped_at=None if stopped is None else min(now, stopped + seconds),
         intent=intent,
     )
@@ -153,13 +183,17 @@ def shift_deadlines(rank: RankSnapshot, seconds: float, now: float) -> RankSnaps
 def record_exit(rank: RankSnapshot, message: RankExited) -> RankSnapshot:
     """Return the rank without its process, which its agent has reaped.
 
-    Code 0 means finished, unless the attempt was asked to stop: then work may be left.
+    Code 0 means finished, unless the attempt was asked to stop: then work may be left. One that has
+    said that it is finished stays so after a signal, whoever sent it; an exit code is its verdict.
     """
     code, intent = message.exit_code, rank.attempt.intent
     gone = replace(_without_process(rank.attempt), exit_code=code, exit_signal=message.signal)
-    if code != 0 or intent.is_ours or intent.stopping:
-        return replace(rank, attempt=gone)
-    return replace(rank, attempt=gone, finished=True, trouble=None)
+    if rank.finished:
+        is_finished = not code or code > SIGNAL_BASE
+    else:
+        is_finished = code == 0 and not (intent.is_ours or intent.stopping)
+    trouble = None if is_finished else rank.trouble
+    return replace(rank, attempt=gone, finished=is_finished, trouble=trouble)
 
 
 def count_end(rank: RankSnapshot, ending: AttemptEnd) -> RankSnapshot:
@@ -173,6 +207,8 @@ def end_unobserved(rank: RankSnapshot, ending: AttemptEnd) -> RankSnapshot:
     """Return the rank without its process, whose exit status is unknown."""
     if not rank.is_alive:
         return rank
+    if rank.finished:
+        ending = replace(ending, retry_class=RetryClass.FINISHED)
     is_missed = ending.retry_class is RetryClass.INFRASTRUCTURE
     reason = ending.reason or Reason.AGENT_LOST
     trouble = Cause(reason=reason, message=ending.message) if is_missed else None

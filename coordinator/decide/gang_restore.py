@@ -15,8 +15,9 @@ from typing import Final
 
 from coordinator.decide import fold_exit
 from coordinator.decide.events import printable
+from coordinator.decide.job_end import JobFailure
 from coordinator.decide.rank_state import NEVER, RankSnapshot
-from coordinator.decide.state import GangRestore, JobFailure, JobSnapshot
+from coordinator.decide.state import GangRestore, JobSnapshot
 from muster.checkpoints.manifest import CheckpointName, RestorePoint
 from muster.contracts.job import Reason
 from muster.contracts.location import parse_location, save_lead

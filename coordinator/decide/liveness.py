@@ -7,7 +7,7 @@ while its agent was heard. A silent agent is replaced; its ranks run on.
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from coordinator.decide.actions import Action, KillProcess, Suspect
+from coordinator.decide.actions import Action, KillProcess, ReportSlowExit, Suspect
 from coordinator.decide.plan_pool import is_step_expected
 from coordinator.decide.rank_state import NEVER, Attempt, Cause, RankSnapshot
 from coordinator.decide.state import AgentSnapshot, JobSnapshot
@@ -69,7 +69,7 @@ def _answer_deadline(
     snapshot: JobSnapshot, agent: AgentSnapshot, ranks: Sequence[RankSnapshot]
 ) -> float:
     if not agent.is_connected:
-        grace = FORCED_STOP_SECONDS if snapshot.is_forced else AGENT_CONNECT_SECONDS
+        grace = FORCED_STOP_SECONDS if snapshot.end.is_forced else AGENT_CONNECT_SECONDS
         return agent.since + grace
     intents = (rank.attempt.intent for rank in ranks if rank.is_alive)
     killed_at = min((it.killed_at for it in intents if it.kill), default=NEVER_DUE)
@@ -77,7 +77,7 @@ def _answer_deadline(
     obeyed = max(agent.since, killed_at)
     heard = max(agent.since, agent.heard_at)
     silence = max(AGENT_SILENCE_SECONDS, snapshot.spec.heartbeat_timeout)
-    if snapshot.is_forced:
+    if snapshot.end.is_forced:
         silence = FORCED_STOP_SECONDS
     return min(obeyed + KILL_GRACE_SECONDS, heard + silence)
 
@@ -106,22 +106,54 @@ def agent_late_at(snapshot: JobSnapshot) -> float:
     return min(since, default=NEVER_DUE) + AGENT_LATE_SECONDS
 
 
-def judge_silent_ranks(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
-    """Yield actions for ranks that do not start, send no heartbeat or take no step."""
-    for rank in snapshot.ranks:
-        agent = snapshot.agent_of(rank)
-        if agent.is_connected and rank.is_alive and rank.attempt.intent.kill is None:
-            yield from _judge(snapshot, rank, min(now, snapshot.fresh_until(agent)))
+def judge_silent_rank(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> Iterator[Action]:
+    """Yield actions for a rank that does not start, beat, take a step or exit in time."""
+    agent = snapshot.agent_of(rank)
+    if not agent.is_connected or not rank.is_alive or rank.attempt.intent.kill is not None:
+        return
+    judge = _judge_exit if rank.is_exiting else _judge
+    yield from judge(snapshot, rank, min(now, snapshot.fresh_until(agent)))
 
 
 def silence_deadlines(snapshot: JobSnapshot, rank: RankSnapshot) -> Iterator[float]:
     """Yield when a living rank has to be judged again if it stays silent."""
     spec, attempt = snapshot.spec, rank.attempt
+    if rank.is_exiting:
+        yield exit_deadline(snapshot, rank)
+        yield attempt.exiting_at + spec.heartbeat_timeout
+        return
     if attempt.process is ProcessState.SPAWNED:
         yield attempt.spawned_at + spec.start_grace_seconds
     if attempt.sends_heartbeats:
         yield attempt.heard_at + SUSPECT_SHARE * spec.heartbeat_timeout
     yield _silent_since(attempt) + spec.heartbeat_timeout
+
+
+def exit_deadline(snapshot: JobSnapshot, rank: RankSnapshot) -> float:
+    """Return when a process that exits is killed.
+
+    One that was asked to exit has what is left of its grace, though not less than a silent rank
+    has: it may have saved for longer.
+    """
+    spec, attempt = snapshot.spec, rank.attempt
+    asked_at = attempt.intent.asked_at if rank.in_service else attempt.exiting_at
+    if asked_at == NEVER:
+        return attempt.exiting_at + spec.exit_grace_seconds
+    least = attempt.exiting_at + spec.heartbeat_timeout
+    return max(least, asked_at + spec.stop_grace_seconds)
+
+
+def _judge_exit(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> Iterator[Action]:
+    attempt, deadline = rank.attempt, exit_deadline(snapshot, rank)
+    if now >= deadline:
+        seconds = f"{deadline - attempt.exiting_at:.0f} s"
+        message = f"did not exit within {seconds} and was killed"
+        if rank.finished:
+            message += "; it had finished, so nothing is lost"
+        cause = Cause(reason=Reason.HEARTBEAT_TIMEOUT, message=message)
+        yield KillProcess(rank=rank.rank, cause=cause)
+    elif not attempt.is_slow_exit and now >= attempt.exiting_at + snapshot.spec.heartbeat_timeout:
+        yield ReportSlowExit(rank=rank.rank)
 
 
 def _judge(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> Iterator[Action]:

@@ -98,10 +98,11 @@ def place_on_scheduler(job: JobSnapshot, now: float) -> Iterator[PlaceRank]:
 def is_set_aside(agent: AgentSnapshot, now: float) -> bool:
     """True if a host was lost, or has lost its agents, and is not tried again yet.
 
-    Never our own: that a job saves there is worth more than a start elsewhere.
+    Never our own: that a job saves there is worth more than a start elsewhere. An unfit host is not
+    used again.
     """
     is_lost = agent.state is AgentState.ABSENT and agent.failures > 0 and now < agent.start_at
-    return is_lost and not agent.is_local
+    return agent.is_unfit or (is_lost and not agent.is_local)
 
 
 def ranks_to_place(job: JobSnapshot, now: float) -> Iterator[RankSnapshot]:

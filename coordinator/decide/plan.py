@@ -11,16 +11,17 @@ from typing import Final
 from coordinator.decide import actions, liveness, plan_pool
 from coordinator.decide.actions import Action, SetStatus
 from coordinator.decide.events import describe_late_agent, describe_recovery, describe_stop
+from coordinator.decide.job_end import EndKind
 from coordinator.decide.rank_state import NEVER, Cause, RankSnapshot
 from coordinator.decide.state import AgentSnapshot, JobSnapshot
 from muster.contracts.agent import AgentState
 from muster.contracts.job import TERMINAL, JobStatus, Reason
 
 EXIT_SECONDS: Final = 2.0
-"""How long ranks of a finished synchronous job may take to exit before they are asked to.
+"""How long ranks of a finished synchronous job may take to report the last step.
 
-They exit at the same moment. One that was just told of a new group round waits for peers that are
-gone, and has to be asked.
+They take it at the same moment. One that was just told of a new group round waits for peers that
+are gone, and has to be asked to exit.
 """
 
 DRAIN_SECONDS: Final = 10.0
@@ -40,7 +41,8 @@ def plan(snapshot: JobSnapshot, now: float) -> list[Action]:
 
     Queued jobs get none: admission is a decision about all jobs (`coordinator.decide.admission`).
     """
-    if snapshot.status in TERMINAL or (snapshot.status is JobStatus.QUEUED and not snapshot.stop):
+    is_queued = snapshot.status is JobStatus.QUEUED and snapshot.end.stop is None
+    if snapshot.status in TERMINAL or is_queued:
         return []
     lost = list(_lose_hosts(snapshot, now))
     # Nothing else is to be decided about ranks that are about to be given up.
@@ -65,14 +67,14 @@ def _deadlines(snapshot: JobSnapshot) -> Iterator[float]:
         yield agent.draining_since + DRAIN_SECONDS
     yield liveness.agent_late_at(snapshot)
     yield from plan_pool.group_deadlines(snapshot)
-    if snapshot.is_ending:
-        yield snapshot.stop_at + snapshot.stop_grace_seconds
-        yield snapshot.stop_at + EXIT_SECONDS
     for rank in snapshot.ranks:
         if rank.is_down:
             yield rank.budget.start_at
         elif rank.is_alive:
             yield from liveness.silence_deadlines(snapshot, rank)
+            if snapshot.is_ending:
+                yield _terminate_at(snapshot, rank)
+                yield _kill_at(snapshot, rank)
             if snapshot.is_gang_broken and rank.attempt.intent.terminated_at is not None:
                 yield rank.attempt.intent.terminated_at + snapshot.spec.stop_grace_seconds
 
@@ -81,44 +83,49 @@ def _deadlines(snapshot: JobSnapshot) -> Iterator[float]:
 
 
 def _kill_silent_ranks(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
-    if not _is_grace_over(snapshot, now):  # otherwise `_end_ranks` kills all of them
-        yield from liveness.judge_silent_ranks(snapshot, now)
+    for rank in snapshot.ranks:
+        if not snapshot.is_ending or now < _kill_at(snapshot, rank):  # else `_end_ranks` kills it
+            yield from liveness.judge_silent_rank(snapshot, rank, now)
 
 
 def _end_ranks(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     """A forced stop kills ranks at once; any other end asks them first and waits its grace."""
     if not snapshot.is_ending:
         return
-    is_grace_over = _is_grace_over(snapshot, now)
+    reason = snapshot.end.reason or Reason.HEARTBEAT_TIMEOUT
+    cause = Cause(reason=reason, message="did not end within the grace period and was killed")
     for rank in snapshot.ranks:
         intent = rank.attempt.intent
         if not rank.is_alive or intent.kill is not None:
             continue
-        if is_grace_over:
-            yield actions.KillProcess(rank=rank.rank, cause=_end_of_job(snapshot))
+        if now >= _kill_at(snapshot, rank):
+            yield actions.KillProcess(rank=rank.rank, cause=cause)
         elif (
             intent.terminated_at is None
-            and not _is_exiting(snapshot, rank, now)
+            and now >= _terminate_at(snapshot, rank)
             and plan_pool.may_terminate(snapshot, rank)
         ):
             yield actions.Terminate(rank=rank.rank)
 
 
-def _is_exiting(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> bool:
-    """True if a member of a finished synchronous job may be about to exit by itself."""
-    return snapshot.done and rank.has_joined and now < snapshot.stop_at + EXIT_SECONDS
+def _terminate_at(snapshot: JobSnapshot, rank: RankSnapshot) -> float:
+    """Return when a rank of an ending job is asked to save and exit."""
+    end = snapshot.end
+    if not snapshot.is_done or end.stop is not None or not rank.has_joined:
+        return end.since
+    total = rank.progress.total_steps
+    exits = rank.is_exiting or (total is not None and rank.progress.step >= total)
+    return end.since + (snapshot.spec.exit_grace_seconds if exits else EXIT_SECONDS)
 
 
-def _is_grace_over(snapshot: JobSnapshot, now: float) -> bool:
-    is_due = now >= snapshot.stop_at + snapshot.stop_grace_seconds
-    return snapshot.is_ending and (snapshot.is_forced or is_due)
-
-
-def _end_of_job(snapshot: JobSnapshot) -> Cause:
-    reason = Reason.INTERRUPTED if snapshot.interrupting else Reason.STOPPED_BY_USER
-    if snapshot.failure is not None:
-        reason = snapshot.failure.reason
-    return Cause(reason=reason, message="did not end within the grace period and was killed")
+def _kill_at(snapshot: JobSnapshot, rank: RankSnapshot) -> float:
+    """Return when a rank of an ending job that still runs is killed."""
+    end, asked_at = snapshot.end, rank.attempt.intent.terminated_at
+    if end.is_forced:
+        return end.since
+    if not snapshot.is_done or asked_at is None:
+        return end.ends_at
+    return min(end.ends_at, asked_at + snapshot.spec.stop_grace_seconds)
 
 
 def _lose_hosts(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
@@ -162,7 +169,7 @@ def _start_ranks(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     due = (
         rank
         for rank in snapshot.ranks
-        if rank.is_down and now >= rank.budget.start_at and snapshot.agent_of(rank).is_connected
+        if rank.is_down and now >= rank.budget.start_at and snapshot.agent_of(rank).is_usable
     )
     most = snapshot.pool.room if snapshot.is_synchronous else None
     yield from (actions.Start(rank=rank.rank) for rank in islice(due, most))
@@ -244,14 +251,14 @@ def _last_status(snapshot: JobSnapshot) -> SetStatus | None:
         return None
     if snapshot.all_finished:
         return SetStatus(status=JobStatus.COMPLETED, message=snapshot.note)
-    if snapshot.failure is not None:
-        failure = snapshot.failure
+    end = snapshot.end
+    if (failure := end.failure) is not None:
         return SetStatus(status=JobStatus.FAILED, reason=failure.reason, message=failure.message)
-    if snapshot.stop is not None and snapshot.status in {JobStatus.STOPPING, JobStatus.QUEUED}:
+    if end.stop is not None and snapshot.status in {JobStatus.STOPPING, JobStatus.QUEUED}:
         return SetStatus(
             status=JobStatus.STOPPED, reason=Reason.STOPPED_BY_USER, message=describe_stop(snapshot)
         )
-    if snapshot.interrupting and snapshot.status is JobStatus.STOPPING:
+    if end.kind is EndKind.INTERRUPTED and snapshot.status is JobStatus.STOPPING:
         return SetStatus(
             status=JobStatus.QUEUED,
             reason=Reason.INTERRUPTED,
@@ -269,17 +276,17 @@ def _update_status(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
 
 
 def _ending_status(snapshot: JobSnapshot) -> SetStatus | None:
-    if snapshot.stop is None and not snapshot.interrupting and snapshot.failure is None:
+    end = snapshot.end
+    if (reason := end.reason) is None:
         return None
     if snapshot.status is JobStatus.QUEUED:
         return _same_status(snapshot)  # nothing runs, so there is no STOPPING in between
-    reason = Reason.INTERRUPTED
     message = "the service is shutting down; ranks are saving and exiting"
-    if snapshot.failure is not None:
+    if end.failure is not None:
         # Durable with the status, so that a successor does not restart a job that failed for good.
-        reason, message = snapshot.failure.reason, snapshot.failure.message
-    elif snapshot.stop is not None:
-        reason, message = Reason.STOPPED_BY_USER, "stop requested; ranks are saving and exiting"
+        message = end.failure.message
+    elif end.stop is not None:
+        message = "stop requested; ranks are saving and exiting"
     return SetStatus(status=JobStatus.STOPPING, reason=reason, message=message)
 
 

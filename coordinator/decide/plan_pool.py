@@ -12,7 +12,7 @@ from coordinator.decide.fold_pool import DIVERGED
 from coordinator.decide.rank_state import RankSnapshot
 from coordinator.decide.state import GroupSnapshot, JobSnapshot, Partition
 from muster.contracts.agent import UNPLACED
-from muster.contracts.job import JobStatus, Reason, StopRequest
+from muster.contracts.job import JobStatus, Reason
 
 GATHER_SECONDS: Final = 1.0
 """How long a new rank waits for others started with it: one group round is cheaper than two."""
@@ -57,11 +57,14 @@ def release_removed_ranks(snapshot: JobSnapshot, _now: float) -> Iterator[Action
 
 
 def stop_divergent_ranks(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
-    """Kill ranks whose state differs from that of the others."""
+    """Kill ranks whose state, or code, differs from that of the others."""
     for rank in snapshot.ranks:
-        is_divergent = rank.attempt.worker_id in snapshot.divergent
-        if rank.is_alive and is_divergent and rank.attempt.intent.kill is None:
-            yield actions.KillProcess(rank=rank.rank, cause=DIVERGED)
+        # The ranks of a failed job have time to save.
+        cause = None if snapshot.is_ending else rank.attempt.refused
+        if rank.attempt.worker_id in snapshot.divergent:
+            cause = DIVERGED
+        if cause is not None and rank.is_alive and rank.attempt.intent.kill is None:
+            yield actions.KillProcess(rank=rank.rank, cause=cause)
 
 
 def publish_group(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
@@ -96,7 +99,7 @@ def may_terminate(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
     If the saver dies before it has saved, a last group round makes another member the saver: no
     work is lost as long as one member lives.
     """
-    if not snapshot.is_synchronous or snapshot.done:
+    if not snapshot.is_synchronous or snapshot.is_done:
         return True
     if not rank.has_joined or not _can_train(rank):
         return True
@@ -105,7 +108,7 @@ def may_terminate(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
         return False
     if saver.rank == rank.rank:
         return rank.attempt.member.joined_round == snapshot.group.round
-    return not saver.is_alive and saver.attempt.exit_code == 0
+    return saver.finished or (not saver.is_alive and saver.attempt.exit_code == 0)
 
 
 def pool_status(snapshot: JobSnapshot) -> SetStatus | None:
@@ -157,7 +160,7 @@ def group_deadlines(snapshot: JobSnapshot) -> Iterator[float]:
 
 def _needs_another_saver(snapshot: JobSnapshot) -> bool:
     """True if a job with time to save has members with unsaved work and no rank that saves it."""
-    if snapshot.done or snapshot.stop is StopRequest.FORCED:
+    if snapshot.is_done or snapshot.end.is_forced:
         return False
     saver = _saver(snapshot)
     if saver is not None and _has_saved_or_will(saver, snapshot.group):
@@ -166,6 +169,8 @@ def _needs_another_saver(snapshot: JobSnapshot) -> bool:
 
 
 def _has_saved_or_will(saver: RankSnapshot, group: GroupSnapshot) -> bool:
+    if saver.finished:
+        return True
     if not saver.is_alive:
         return saver.attempt.exit_code == 0
     intent, member = saver.attempt.intent, saver.attempt.member
@@ -203,7 +208,9 @@ def _are_agents_connected(snapshot: JobSnapshot) -> bool:
 def _is_staying(rank: RankSnapshot) -> bool:
     intent = rank.attempt.intent
     is_asked = intent.terminated_at is not None or intent.stopping or intent.kill is not None
-    return rank.in_service and rank.is_alive and not rank.attempt.died and not is_asked
+    is_asked |= rank.attempt.refused is not None
+    is_gone = not rank.is_alive or rank.attempt.died or rank.is_exiting
+    return rank.in_service and not is_gone and not is_asked
 
 
 def _can_train(rank: RankSnapshot) -> bool:
@@ -212,7 +219,10 @@ def _can_train(rank: RankSnapshot) -> bool:
 
 def _is_change(snapshot: JobSnapshot, wanted: GroupSnapshot) -> bool:
     present = snapshot.group
-    is_same = (present.workers, present.paused) == (wanted.workers, wanted.paused)
+    # Those that have finished leave without a round of their own: the others are about to.
+    finished = {rank.attempt.worker_id for rank in snapshot.ranks if rank.finished}
+    workers = tuple(worker for worker in present.workers if worker not in finished)
+    is_same = (workers, present.paused) == (wanted.workers, wanted.paused)
     return not is_same or wanted.save > present.save or _is_peer_lost(snapshot)
 
 

@@ -21,6 +21,8 @@ from muster.contracts.retry import RetryClass
 
 NEVER: Final = float("-inf")
 
+_WELL: Final = frozenset({ProcessState.LIVE, ProcessState.SUSPECT, ProcessState.EXITING})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
@@ -50,6 +52,7 @@ class EndIntent:
     killed_at: float = NEVER
     orphaned_by: str | None = None  # who stopped it while it had no coordinator or agent
     stopping: bool = False  # it reports that it was asked to stop, by us or by another process
+    asked_at: float = NEVER  # when it was first asked to stop, as far as we know
 
     @property
     def is_ours(self) -> bool:
@@ -93,6 +96,8 @@ class Attempt:
     stopped_at: float | None = None  # when its agent first saw it stopped (SIGSTOP)
     sends_heartbeats: bool = False  # it has said hello, so a missing heartbeat means something
     waiting: bool = False  # it reports that it waits for other ranks
+    exiting_at: float = NEVER  # when it said that it exits
+    is_slow_exit: bool = False  # an event says that it takes long
     intent: EndIntent = EndIntent()
     refused: Cause | None = None  # the permanent error that it reported
     raised: Raised | None = None  # the error that the program raised in a step
@@ -134,7 +139,8 @@ class RankSnapshot:
     rank: int
     host: str = LOCAL_HOST  # kept until that host is lost; `UNPLACED` before the first
     in_service: bool = True  # False: the job has left it out, it exits and is not replaced
-    finished: bool = False  # exited with code 0: this rank has no work left
+    finished: bool = False
+    """This rank has no work left: it exited with code 0, or says so and may still exit."""
     progress: RankProgress = NO_PROGRESS
     checkpoints_before: int = 0  # saved by earlier attempts
     ending: AttemptEnd | None = None  # how the last ended attempt ended
@@ -146,6 +152,11 @@ class RankSnapshot:
     def is_alive(self) -> bool:
         """True if a process of this rank may exist."""
         return self.attempt.process is not ProcessState.EXITED
+
+    @property
+    def is_exiting(self) -> bool:
+        """True if its process runs its exit handlers: it computes nothing any more."""
+        return self.attempt.process is ProcessState.EXITING
 
     @property
     def has_progressed(self) -> bool:
@@ -167,4 +178,4 @@ class RankSnapshot:
     @property
     def is_well(self) -> bool:
         """True if the attempt has given a sign of life, or the rank has no work left."""
-        return self.finished or self.attempt.process in {ProcessState.LIVE, ProcessState.SUSPECT}
+        return self.finished or self.attempt.process in _WELL

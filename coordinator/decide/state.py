@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from coordinator.decide.job_end import GOING, EndKind, JobEnd, JobFailure
 from coordinator.decide.rank_state import (
     NEVER,
     Attempt,
@@ -17,7 +18,7 @@ from muster.checkpoints.manifest import RestorePoint
 from muster.contracts import agent as agents
 from muster.contracts.agent import LOCAL_HOST, UNPLACED, AgentState
 from muster.contracts.engine import SCHEDULERS
-from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
+from muster.contracts.job import JobId, JobStatus, JobUid, Reason
 from muster.contracts.messages import Raised
 from muster.contracts.pool import Pool
 from muster.contracts.retry import DEFAULT_BACKOFF, RETRIES, Backoff, RetryClass
@@ -57,10 +58,18 @@ class AgentSnapshot:
     draining_since: float = NEVER
     """Since when its host was asked to send the last logs of ranks that have ended."""
     is_drained: bool = False  # they are at home
+    is_unfit: bool = False
+    """A rank there has found that the host cannot run this job: no other one is started there."""
+    has_code: bool = False  # a rank there has trained the code of the job
 
     @property
     def is_connected(self) -> bool:
         return self.state is AgentState.CONNECTED
+
+    @property
+    def is_usable(self) -> bool:
+        """True if it can start ranks."""
+        return self.is_connected and not self.is_unfit
 
     @property
     def is_wanted(self) -> bool:
@@ -89,13 +98,6 @@ LAST: Final = 1 << 30
 """The order of a host that the cluster's description has no more, or of none at all."""
 
 _NO_AGENT: Final = AgentSnapshot(host=UNPLACED, order=LAST)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFailure(Cause):
-    """Why a job cannot go on; its ranks save and exit, then its status is FAILED."""
-
-    exit_code: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +131,17 @@ class GangRestore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobCode:
+    """The code that all ranks of a job run."""
+
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Digests by path: as of its start, or as the first rank had them."""
+    edited: Mapping[str, str] = field(default_factory=dict)
+    """Earlier digests, of files that were edited before its start and are not known to be used."""
+    note: str = ""  # what was told last about a change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSnapshot:
     """One job."""
 
@@ -144,11 +157,7 @@ class JobSnapshot:
     """Every host on which the job may have ranks, with an agent that was never started."""
     agents: Mapping[str, AgentSnapshot] = field(default_factory=lambda: ONE_HOST)
     """By host: of those on which the job has, or had, ranks."""
-    stop: StopRequest | None = None
-    stop_grace_seconds: float = 0.0
-    stop_at: float = NEVER  # when this coordinator learned of the stop request or the failure
-    interrupting: bool = False  # the service shuts down: ranks save, the job goes to the queue
-    failure: JobFailure | None = None
+    end: JobEnd = GOING
     pool: Pool = _NO_POOL  # the workers of a synchronous job; empty for any other
     group: GroupSnapshot = GroupSnapshot()
     partition: Partition | None = None  # None once a group has come together
@@ -163,8 +172,7 @@ class JobSnapshot:
     raised_by: int | None = None  # the rank that raised it
     restore: GangRestore = GangRestore()
     unusable: frozenset[RestorePoint] = frozenset()  # damaged in the place of some rank
-    done: bool = False
-    """The last checkpoint of a synchronous job is durable; its ranks only have to exit."""
+    code: JobCode = JobCode()
     backoff: Backoff = DEFAULT_BACKOFF
 
     def with_rank(self, changed: RankSnapshot) -> "JobSnapshot":
@@ -299,13 +307,17 @@ class JobSnapshot:
     @property
     def is_ending(self) -> bool:
         """True if no new process may be started."""
-        asked = self.stop is not None or self.interrupting
-        return asked or self.done or self.failure is not None
+        return self.end.kind is not EndKind.NONE
 
     @property
-    def is_forced(self) -> bool:
-        """True if ranks are killed without time to save."""
-        return self.stop is StopRequest.FORCED
+    def failure(self) -> JobFailure | None:
+        """Why the job cannot go on, if so."""
+        return self.end.failure
+
+    @property
+    def is_done(self) -> bool:
+        """True if the last checkpoint of a synchronous job is durable."""
+        return self.end.kind is EndKind.DONE
 
     @property
     def any_alive(self) -> bool:
@@ -319,7 +331,7 @@ class JobSnapshot:
 
     @property
     def all_finished(self) -> bool:
-        return self.done or all(rank.finished for rank in self.ranks)
+        return self.is_done or all(rank.finished for rank in self.ranks)
 
 
 def new_rank(hosts: Mapping[str, AgentSnapshot], rank: int) -> RankSnapshot:

@@ -5,6 +5,7 @@ CheckpointError
 ├── RestoreDamaged          the one from which a whole gang resumes; an older one may be intact
 ├── CheckpointMissing       no checkpoint was found
 ├── CheckpointMismatch      an intact checkpoint that this process cannot continue
+├── OtherArithmetic         this host does not compute the bits of the job's checkpoint
 ├── StaleGeneration         a newer attempt has saved: this process is fenced and must exit
 ├── CheckpointNotWritable   the directory cannot be used; a restart would not help
 ├── CheckpointFailed        an I/O error that may pass (disk full, bad sector)
@@ -55,6 +56,10 @@ class CheckpointMissing(CheckpointError):
 
 class CheckpointMismatch(CheckpointError):
     """An intact checkpoint of another rank, world size or model, or one that needs torch here."""
+
+
+class OtherArithmetic(CheckpointError):
+    """The checkpoint of this job was computed with other bits than this process would compute."""
 
 
 class StaleGeneration(CheckpointError):

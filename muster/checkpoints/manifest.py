@@ -44,6 +44,10 @@ VIRTUAL_SHARDS: Final = "muster.virtual_shards"
 """Another one, which decides the order of every sum; absent in checkpoints of older versions. It is
 no part of a checkpoint's identity, which it would change."""
 
+ARITHMETIC: Final = "muster.arithmetic"
+"""The value of any checkpoint that says which arithmetic has computed the state: digest and facts
+(`muster.runtime.fingerprint`). It is no part of the state."""
+
 VALUES: Final = "muster.values"
 """`Committed.values` of a synchronous checkpoint, if there are any: JSON text."""
 
@@ -202,6 +206,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     values: dict[str, Any]  # the state's values as JSON, see `muster.checkpoints.format`
     files: dict[str, FileFacts]
     manifest_xxh3: str = ""
+
+    @property
+    def state_values(self) -> dict[str, Any]:
+        return {name: value for name, value in self.values.items() if name != ARITHMETIC}
 
     def is_named(self, name: CheckpointName) -> bool:
         """Return whether this manifest belongs in the directory `name`."""

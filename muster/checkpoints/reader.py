@@ -135,7 +135,7 @@ class CheckpointReader:
             content = self.store.read(name, STATE, facts.size_bytes)
             if len(content) != facts.size_bytes or xxh3_64_hexdigest(content) != facts.xxh3:
                 raise CheckpointDamaged(f"{where} does not match its hash")
-        state = unpack(content, manifest.values, where)
+        state = unpack(content, manifest.state_values, where)
         return Checkpoint(name=name, manifest=manifest, state=state)
 
     def _refuse_mismatch(self, name: CheckpointName, manifest: Manifest) -> None:

@@ -218,7 +218,7 @@ class S3Store:
         return files
 
     def _abort_uploads(self, generation: int) -> None:
-        """Abort the uploads of older generations, and of our own failed commit."""
+        """Abort the uploads of generations before this one, and of our own failed commit."""
         begun = []
         for text, upload_id in self._client.uploads(self.location, _CHECKPOINTS):
             if self._is_left(text.partition("/")[0], generation):
@@ -234,9 +234,10 @@ class S3Store:
     def _sweep(self) -> None:
         """Remove what has no manifest, from our own failed commit and from older generations.
 
-        They are fenced. A successor of this generation may be writing by now: its own stays.
+        They are fenced. A successor of this generation may be writing by now: its own stays. The
+        uploads of this generation, such as those of a job's first start, are older than our claim.
         """
-        self._abort_uploads(self._fence.generation)
+        self._abort_uploads(self._fence.generation + 1)
         for name, files in self._files().items():
             if self._is_left(str(name), self._fence.generation) and MANIFEST not in files:
                 with suppress(ObjectMissing):  # not every store lists all that it has

@@ -6,19 +6,29 @@ from typing import Final
 VERSION = "0.1.0"
 """Of Muster; the build reads it here."""
 
+PROTOCOL: Final = 1
+"""Of all links between processes. Raise it, once per release, when a message changes."""
+
 _MISSING: Final = re.compile(r"No module named '?([\w.]+)")
 
 
-def is_compatible(version: str) -> bool:
-    """Return whether a process of Muster `version` works with ours: of the same minor version."""
-    return version.split(".")[:2] == VERSION.split(".")[:2]
+def is_compatible(version: str, protocol: int) -> bool:
+    """Return whether that Muster works with ours: of the same minor version and protocol."""
+    return protocol == PROTOCOL and version.split(".")[:2] == VERSION.split(".")[:2]
 
 
-def version_problem(python: str, found: str | None) -> str | None:
+def release(version: str = VERSION, protocol: int = PROTOCOL) -> str:
+    """Return the name of a Muster; `version` is empty for one that does not tell it."""
+    return f"{version or 'an older one'} (protocol {protocol})"
+
+
+def version_problem(python: str, found: str | None, protocol: int = 0) -> str | None:
     """Return why this interpreter, with Muster `found` or none, cannot work with our version."""
-    if found is not None and is_compatible(found):
+    if found is not None and is_compatible(found, protocol):
         return None
-    what = "which has no muster" if found is None else f"whose muster is {found}, not {VERSION}"
+    what = "which has no muster"
+    if found is not None:
+        what = f"whose muster is {release(found, protocol)}, not {release()}"
     return (
         f"`python` is {python}, {what}: install Muster {VERSION} there (with pip, for Python 3.11 "
         "or newer), or choose another with --python"

@@ -83,6 +83,7 @@ class Reason(StrEnum):
     """A host had no process, file descriptor, space or GPU memory left to start a rank."""
     DO_NOT_RETRY = "do_not_retry"  # a rank exited with the code that forbids a retry
     DIFFERENT_BITS = "different_bits"  # the state of a worker differed from that of its group
+    CODE_CHANGED = "code_changed"  # a rank had other code than the job
     TOO_FEW_WORKERS = "too_few_workers"
     PAUSED_BY_USER = "paused_by_user"
     RESTART_LIMIT = "restart_limit"

@@ -2,8 +2,8 @@
 
 A rank and its agent share an inherited socket pair; an agent and the coordinator share one TCP
 connection. `muster.contracts.wire` encodes a message and puts it into a frame. An unknown tag or
-field is an error, except in an agent's first frame: both ends run the same version. The tags and
-the encoded field names are the wire format and stay when a Python name changes.
+field is an error, except in a hello: both ends run the same version and protocol. The tags and the
+encoded field names are the wire format and stay when a Python name changes.
 """
 
 import struct
@@ -12,9 +12,9 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 
 from muster.contracts.agent import LOCAL_HOST, LOOPBACK
-from muster.contracts.interpreter import VERSION
+from muster.contracts.interpreter import PROTOCOL, VERSION
 from muster.contracts.job import Reason
-from muster.contracts.rank import Count, ProcessRecord, RankProgress
+from muster.contracts.rank import Count, Phase, ProcessRecord, RankProgress
 from muster.contracts.series import Window
 
 
@@ -47,7 +47,22 @@ class Hello(_Message, frozen=True, tag="hello"):
     """A program that uses `muster.Run` has joined; it sends heartbeats from now on."""
 
     version: str = VERSION  # of the program's Muster
+    protocol: int = PROTOCOL
     python: str = ""  # its interpreter
+
+
+class RankVersion(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="hello"):
+    """What a `Hello` of any version says: the fields that it does not know are ignored."""
+
+    version: str = ""
+    protocol: int = 0  # before there were numbers
+    python: str = ""
+
+
+class Code(_Message, frozen=True, tag="code"):
+    """Digests of the user's code that a rank, or its agent before the start, has met, by path."""
+
+    files: dict[str, str]
 
 
 class Heartbeat(_Message, frozen=True, omit_defaults=True, tag="heartbeat"):
@@ -58,6 +73,14 @@ class Heartbeat(_Message, frozen=True, omit_defaults=True, tag="heartbeat"):
     stopping: bool  # the rank received SIGTERM: from now on exit code 0 means saved, not finished
     waiting: bool  # the rank waits for its peers, so a missing step is not its fault
     window: Window | None = None  # all values since the heartbeat before
+    phase: Phase = Phase.TRAINING
+
+
+class JoinedProcessEnded(_Message, frozen=True, tag="joined_process_ended"):
+    """The process that said hello has ended, and the script that started it goes on.
+
+    Sent by the agent. The rank is then like a program that never sends heartbeats.
+    """
 
 
 class Warned(_Message, frozen=True, tag="warned"):
@@ -166,7 +189,9 @@ class Saved(_Message, frozen=True, tag="saved"):
 RankMessage: TypeAlias = (
     Executing
     | Hello
+    | Code
     | Heartbeat
+    | JoinedProcessEnded
     | Warned
     | Orphaned
     | PermanentFailure
@@ -224,6 +249,7 @@ class AgentHello(_Message, frozen=True, tag="agent_hello"):
     address: str = ""  # of its end of the connection
     sends_checkpoints: bool = False  # see `AgentAssignment`
     version: str = VERSION
+    protocol: int = PROTOCOL
 
     @property
     def machine_key(self) -> tuple[str, str]:
@@ -242,6 +268,7 @@ class AgentVersion(_FirstFrame, frozen=True, tag="agent_hello"):
     """What an `AgentHello` of any version says."""
 
     version: str = ""  # none before there were agents on other hosts
+    protocol: int = 0
 
 
 Nonce: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
@@ -265,6 +292,7 @@ class JoinRequest(_FirstFrame, frozen=True, tag="join_request"):
     nonce: Nonce  # of this process: a token is good for one, however often it asks
     node: str  # the name of its machine, for people
     version: str = VERSION
+    protocol: int = 0  # every process says its own
 
 
 class LogHello(_FirstFrame, frozen=True, tag="log_hello"):
@@ -329,6 +357,8 @@ class RankExited(_Message, frozen=True, tag="rank_exited"):
     error: str | None = None
     """The error file of the program, as torch's `@record` writes it: a type and a message, at most
     `ERROR_LIMIT` characters."""
+    error_at: float | None = None
+    """When the first error in the end of its log was written, by the clock of its host."""
 
 
 class RankDied(_Message, frozen=True, tag="rank_died"):
@@ -403,6 +433,8 @@ class StartRank(_Message, frozen=True, tag="start_rank"):
     attempt: int
     environment: dict[str, str]
     working_dir: str
+    script: tuple[str, str] | None = None  # path and digest, as far as the job's are known
+    is_code_bound: bool = False  # with another script it is not started
 
 
 class TerminateRank(_Message, frozen=True, tag="terminate_rank"):

@@ -9,9 +9,11 @@
   checkpoints/<job_id>/           of jobs that name no directory, unless CHECKPOINT_DIR is set
   datasets/synthetic/             generated for a job that names no data set
   secrets/                        what jobs refer to as file:NAME
+  snapshots/<job uid>/            the code of a job with `code: snapshot`
   foreground/<job_id>/            a directory like this one, of the services of a `muster run`
   jobs/<job_id>/
     uid                           the job that owns this directory: an id may be reused, a uid not
+    code.json                     the digests of the files that its ranks run
     logs/rank_00000.000.log       stdout and stderr of rank 0, attempt 0
     logs/rank_00000.000.times     when each byte of it was written
     logs/rank_00000.000.host      a link that names the host that has sent both, if another has
@@ -104,6 +106,7 @@ class JobFiles:
     root: Path
 
     owner = _Below("uid")
+    code = _Below("code.json")
     logs = _Below("logs")
     run = _Below("run")
     agent_log = _Below("run/agent.log")
@@ -161,6 +164,9 @@ class DataDir:
 
     def job(self, job_id: str) -> JobFiles:
         return JobFiles(self.jobs / job_id)
+
+    def snapshot(self, job_uid: str) -> Path:
+        return self.root / "snapshots" / job_uid
 
 
 def checkpoints_of_job(checkpoint_dir: Location, job_id: str) -> Location:

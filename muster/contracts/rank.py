@@ -67,6 +67,15 @@ NO_PROGRESS: Final = RankProgress(
 )
 
 
+class Phase(StrEnum):
+    """How far a process is, by its own account."""
+
+    TRAINING = "training"
+    EXITING = "exiting"  # its exit handlers run; it may have failed, or have work left
+    FINISHED = "finished"
+    """They run after the end of its loop: all is durable, without an error or SIGTERM."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRecord:
     """The identity of a process. A pid is reused; together with the other fields it is not."""
@@ -86,13 +95,17 @@ class ProcessState(StrEnum):
     LIVE = "live"  # it sends heartbeats, or it is a program that sends none and its process exists
     SUSPECT = "suspect"
     """A heartbeat is overdue, but the timeout has not passed; a heartbeat makes it live again."""
+    EXITING = "exiting"
+    """It runs its exit handlers and the interpreter's end, in which silence means nothing."""
     EXITED = "exited"  # its parent has reaped it; the exit code or signal is recorded
 
 
 TRANSITIONS: Final[Mapping[ProcessState, frozenset[ProcessState]]] = {
     ProcessState.SPAWNED: frozenset({ProcessState.LIVE, ProcessState.EXITED}),
-    ProcessState.LIVE: frozenset({ProcessState.SUSPECT, ProcessState.EXITED}),
-    ProcessState.SUSPECT: frozenset({ProcessState.LIVE, ProcessState.EXITED}),
+    ProcessState.LIVE: frozenset({ProcessState.SUSPECT, ProcessState.EXITING, ProcessState.EXITED}),
+    ProcessState.SUSPECT: frozenset({ProcessState.LIVE, ProcessState.EXITING, ProcessState.EXITED}),
+    # Back to LIVE: the process that joined has ended, and the script that started it goes on.
+    ProcessState.EXITING: frozenset({ProcessState.LIVE, ProcessState.EXITED}),
     ProcessState.EXITED: frozenset(),
 }
 

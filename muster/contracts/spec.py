@@ -68,6 +68,7 @@ CheckpointEvery: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000_000)] | Lite
 
 BackendChoice: TypeAlias = Literal["auto", "shared_memory", "tcp"]
 Bits: TypeAlias = Literal["same", "any"]
+CodeChoice: TypeAlias = Literal["same", "any", "snapshot"]
 RestartScope: TypeAlias = Literal["rank", "gang"]
 
 _RankCount: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
@@ -150,6 +151,15 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             "same: ranks of a synchronous job that compute other bits than the others are refused. "
             "any: they train with them, as processors of different kinds do; the result then "
             "depends on which rank computed what."
+        ),
+    ] = "same"
+    code: Annotated[
+        CodeChoice,
+        _doc(
+            "same: no rank of a synchronous job trains other code than the first ones: a host with "
+            "an old copy is set aside, and the job fails if the code was changed. any: an event "
+            "names the file. snapshot: same, with a copy of the script and the files below its "
+            "directory, made at submission. In independent mode a change is only an event."
         ),
     ] = "same"
     seed: Annotated[
@@ -277,6 +287,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     stop_grace_seconds: Annotated[
         float, Meta(ge=0, le=SECONDS_LIMIT, description="Seconds from SIGTERM to SIGKILL.")
     ] = 30.0
+    exit_grace_seconds: Annotated[
+        _Seconds,
+        _doc(
+            "Seconds a rank may take to exit by itself, such as for exit handlers that upload "
+            "results. A rank that was asked to stop has what is left of `stop_grace_seconds`."
+        ),
+    ] = 600.0
     progress_timeout_seconds: Annotated[
         _Seconds | None,
         _doc(
@@ -324,6 +341,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         _doc("Id (no name) of the job whose checkpoints this one starts from; or its own id."),
     ] = None
     labels: Annotated[dict[str, str], _doc("For people and their tools.")] = {}
+
+    @property
+    def is_code_bound(self) -> bool:
+        """True if no rank may have other code than the job."""
+        return self.mode == "synchronous" and self.code != "any"
 
     @property
     def effective_batch_size(self) -> int:

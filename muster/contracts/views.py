@@ -95,7 +95,7 @@ class WorkerView(View, RankProgress, frozen=True, kw_only=True):
         str, _doc("Rank and attempt, such as 3.0; the rank alone before its first process.")
     ]
     rank: int
-    state: Annotated[str, _doc("spawned, live, suspect, exited, finished or waiting")]
+    state: Annotated[str, _doc("spawned, live, suspect, exiting, exited, finished or waiting")]
     pid: Annotated[int | None, _doc("null unless the process lives")]
     node: str | None
     throughput_steps_per_sec: float

@@ -23,6 +23,7 @@ from muster.contracts.messages import (
     RankExited,
     RankMessage,
     RankSaid,
+    RankVersion,
     StoreHello,
     WorkerGroup,
 )
@@ -129,6 +130,7 @@ class _Decode(Generic[Message]):
 
 
 decode_rank_message: Final = _Decode[RankMessage](RankMessage, "a rank")
+decode_rank_hello: Final = _Decode[RankVersion](RankVersion, "a rank")
 decode_agent_message: Final = _Decode[AgentMessage](AgentMessage, "an agent")
 FirstFrame: TypeAlias = AgentVersion | KeyRequest | LogHello | StoreHello | JoinRequest
 decode_first_frame: Final = _Decode[FirstFrame](FirstFrame, "an agent")

@@ -67,6 +67,23 @@ def peer_of(channel: socket.socket) -> Peer:
     return Peer(pid=pid, user_id=user_id)
 
 
+def name_senders(channel: socket.socket) -> None:
+    """Have `receive_from` tell who has sent a packet; what `channel` accepts inherits this."""
+    channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+
+
+def receive_from(channel: socket.socket, limit_bytes: int) -> tuple[bytes, int]:
+    """Return a packet and the pid of its sender; 0 if that is not to be seen from here.
+
+    Unlike `peer_of` this also tells processes apart that have inherited one socket.
+    """
+    packet, attached, _, _ = channel.recvmsg(limit_bytes, socket.CMSG_SPACE(_CREDENTIALS.size))
+    for level, kind, content in attached:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            return packet, _CREDENTIALS.unpack(content)[0]
+    return packet, 0
+
+
 @contextmanager
 def short_socket_path(path: Path) -> Iterator[str]:
     """Give an alias of a Unix socket's path, valid in the block: sun_path holds only 108 bytes."""

@@ -33,6 +33,8 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 # Fields of /proc/PID/stat, counted after the command name, which may contain blanks.
 _STATE_FIELD: Final = 0
 _PARENT_FIELD: Final = 1
+_GROUP_FIELD: Final = 2
+_THREADS_FIELD: Final = 17
 _START_TICKS_FIELD: Final = 19
 
 
@@ -83,7 +85,7 @@ def pid_namespace() -> int:
 def identify(pid: int, *, or_zombie: bool = False) -> ProcessRecord | None:
     """Return the process that has `pid` now; None if there is none or, by default, a zombie."""
     fields = _stat(pid)
-    if fields is None or (fields[_STATE_FIELD] in {"Z", "X"} and not or_zombie):
+    if fields is None or (_has_ended(fields) and not or_zombie):
         return None
     return ProcessRecord(
         pid=pid,
@@ -92,6 +94,14 @@ def identify(pid: int, *, or_zombie: bool = False) -> ProcessRecord | None:
         node=platform.node(),
         pid_namespace=pid_namespace(),
     )
+
+
+def _has_ended(fields: list[str]) -> bool:
+    """Return whether a process can be waited for.
+
+    While other threads run or return memory, only its main thread has ended, and shows Z already.
+    """
+    return fields[_STATE_FIELD] in {"Z", "X"} and int(fields[_THREADS_FIELD]) <= 1
 
 
 def this_process() -> ProcessRecord:
@@ -199,6 +209,17 @@ def all_pids() -> Iterator[int]:
         for entry in entries:
             if entry.name.isdigit():
                 yield int(entry.name)
+
+
+def running_in_group(group: int) -> list[int]:
+    """Return the pids of a process group."""
+    return [
+        pid
+        for pid in all_pids()
+        if (fields := _stat(pid)) is not None
+        and int(fields[_GROUP_FIELD]) == group
+        and not _has_ended(fields)
+    ]
 
 
 def environment_of(pid: int) -> dict[str, str]:

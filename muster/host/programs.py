@@ -20,7 +20,10 @@ ANSWER_SECONDS: Final = 3.0
 ten seconds."""
 
 _PATH: Final = "import sys; print(sys.executable)"
-_VERSION: Final = "import muster; print(getattr(muster, '__version__', 'an older one'))"
+_VERSION: Final = (
+    "import muster, sys; its = sys.modules.get('muster.contracts.interpreter'); "
+    "print(getattr(its, 'VERSION', ''), getattr(its, 'PROTOCOL', 0))"
+)
 
 
 def command_problem(
@@ -109,7 +112,9 @@ def interpreter_problem(python: str, environ: Mapping[str, str]) -> str | None:
     if _is_this_interpreter(python):
         return None
     try:
-        return version_problem(python, _output_of(python, "-P", "-c", _VERSION, environ=environ))
+        said = _output_of(python, "-P", "-c", _VERSION, environ=environ)
+        version, _, protocol = said.rpartition(" ")
+        return version_problem(python, version, int(protocol) if protocol.isdigit() else 0)
     except subprocess.CalledProcessError:
         return version_problem(python, None)
     except subprocess.TimeoutExpired as error:

@@ -33,10 +33,12 @@ class YamlFile:
     def read(cls, path: Path) -> Self:
         """Return the content of a file; raises `InvalidDescription`."""
         try:
-            if path.stat().st_size > SIZE_LIMIT_BYTES:
+            with path.open("rb") as file:  # a pipe or a device does not tell its size
+                content = file.read(SIZE_LIMIT_BYTES + 1)
+            if len(content) > SIZE_LIMIT_BYTES:
                 most = f"{SIZE_LIMIT_BYTES >> 20} MiB"
                 raise InvalidDescription(f"{path} is larger than {most}: {SMALLER}")
-            text = path.read_text(encoding="utf-8")
+            text = content.decode()
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise InvalidDescription(f"{path} cannot be read: {reason}") from error

@@ -1,13 +1,15 @@
 """The errors of object stores. None of them holds a key.
 
 ObjectStoreError
-├── StoreRefused          wrong key, missing bucket, untrusted certificate, a promise that the store
-│                         does not keep: a retry would not help
-├── StoreUnavailable      no answer or a broken one, again and again: a write may have taken place
+├── StoreRefused          wrong or expired key, missing bucket, untrusted certificate, a promise
+│                         that the store does not keep: a retry would not help
+├── StoreUnavailable      no answer or a broken one, again and again: a write may have taken place;
+│                         or no room
 ├── ObjectMissing         there is no object or upload of that name
 └── PreconditionFailed    the object exists, has changed or is too long: another writer was first
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -20,6 +22,13 @@ _TRANSIENT: Final = frozenset(
 )  # 200: also CompleteMultipartUpload
 # "400": the body, with the code, was cut off.
 _TRANSIENT_CODES: Final = frozenset({"RequestTimeout", "BadDigest", "IncompleteBody", "400"})
+
+_EXPIRED: Final = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"})
+_NO_ROOM: Final = re.compile("quota|storagefull|insufficientstorage", re.IGNORECASE)
+"""Of Ceph (403), MinIO (400 and 507) and Swift (413)."""
+
+_SECRET: Final = re.compile(r"\S{16}")
+"""A server may repeat a key in its sentence."""
 
 
 class ObjectStoreError(MusterError):
@@ -85,6 +94,14 @@ def _answered(endpoint: str, location: S3Location, answer: dict[str, Any]) -> Ob
         return StoreRefused(
             f"{endpoint} has no bucket {location.bucket!r}: create it, or correct the location"
         )
+    sentence = str(answer["Error"].get("Message", "")).strip(" .")[:200]
+    said = what if not sentence or _SECRET.search(sentence) else f"{what}: {sentence}"
+    if code in _EXPIRED:
+        fix = "renew them, then start the services again"
+        return StoreRefused(f"the credentials for {endpoint} have expired ({said}): {fix}")
+    if status == 507 or _NO_ROOM.search(code):  # noqa: PLR2004
+        fix = "make room there, or raise the quota"
+        return StoreUnavailable(f"{endpoint} has no room for {location} ({said}): {fix}")
     if status in {401, 403}:
         return StoreRefused(
             f"{endpoint} refuses access to {location} ({what}): check S3_ACCESS_KEY, S3_SECRET_KEY "

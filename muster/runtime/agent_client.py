@@ -12,15 +12,16 @@ import stat
 import threading
 import time
 from collections import deque
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Final, Self
 
 from msgspec.structs import replace
 
 from muster.contracts.environ import RankSettings
-from muster.contracts.messages import SAVED_LIMIT, Heartbeat, RankMessage, Saved
+from muster.contracts.messages import SAVED_LIMIT, Code, Heartbeat, RankMessage, Saved
 from muster.contracts.wire import encode
+from muster.host.code import LoadedCode
 from muster.host.peers import connect_to_own
 from muster.runtime.agent_sockets import is_replaced, newest_socket
 
@@ -34,6 +35,8 @@ RETRY_SECONDS: Final = 0.05
 """Between two attempts to reach a new agent."""
 
 PACKET_LIMIT_BYTES: Final = 1 << 16
+FILES_PER_MESSAGE: Final = 128  # of code, with paths of up to 500 characters each
+
 DESCRIPTORS_LIMIT: Final = 253
 """SCM_MAX_FD: the kernel passes no more descriptors in one message."""
 
@@ -189,6 +192,7 @@ class AgentClient:
         self.socket: Final = agent_socket
         self._latest: dict[type[RankMessage], tuple[int, RankMessage]] = {}
         """The last message of each type, with its position among all messages."""
+        self._code = LoadedCode()
         self._positions = count()
         self._saved: deque[Saved] = deque(maxlen=SAVED_LIMIT)
         self._is_up_to_date = True
@@ -216,6 +220,12 @@ class AgentClient:
         """Send a message, after waiting a moment for room if there is none."""
         self.socket.wait_for_room(ROOM_SECONDS)
         self.send(message)
+
+    def report_code(self) -> None:
+        """Report the user's code that this process has loaded since the last report."""
+        fresh = iter(self._code.fresh().items())
+        while files := dict(islice(fresh, FILES_PER_MESSAGE)):
+            self.send_waiting(Code(files=files))
 
     def state(self) -> tuple[RankMessage, ...]:
         """Return every message that still holds, as a new agent would receive them."""

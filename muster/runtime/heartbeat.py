@@ -17,6 +17,7 @@ from muster.checkpoints.errors import (
     CheckpointDamaged,
     CheckpointMismatch,
     CheckpointNotWritable,
+    OtherArithmetic,
     StaleGeneration,
     UnsupportedState,
 )
@@ -32,6 +33,7 @@ from muster.contracts.messages import (
     RankMessage,
     Warned,
 )
+from muster.contracts.rank import Phase
 from muster.contracts.retry import REPLACED_CODE
 from muster.contracts.wire import encodable
 from muster.datasets.errors import (
@@ -79,8 +81,9 @@ _PERMANENT: Final[Mapping[Reason, tuple[type[MusterError], ...]]] = {
     Reason.INVALID_DATASET: _BAD_DATA,
     Reason.INVALID_CHECKPOINT: (CheckpointDamaged, CheckpointMismatch, CheckpointNotWritable),
     Reason.INVALID_PROGRAM: (UnsupportedState, InvalidProgram),
+    Reason.DIFFERENT_BITS: (OtherArithmetic,),
 }
-"""Errors that would only occur again after a restart."""
+"""Errors that would only occur again after a restart, the last one on the same host."""
 
 
 class Supervision:
@@ -94,6 +97,7 @@ class Supervision:
     ) -> None:
         """`state` returns a heartbeat, given whether the process was asked to stop."""
         self._client = client
+        self.report_code: Final = client.report_code
         self._state = state
         self.recorder: Final = Recorder()
         """Takes the values that the next heartbeat sums up."""
@@ -108,6 +112,10 @@ class Supervision:
         """Whether the process was asked to stop."""
         self.has_failed = False
         """Whether an error ends the process."""
+        self.is_complete = False
+        """Whether the program's loop has ended with everything durable."""
+        self._phase = Phase.TRAINING
+        self._pid = os.getpid()
 
     def start(self) -> None:
         """Send hello, start heartbeats, and install the SIGTERM handler and the error hook."""
@@ -117,12 +125,19 @@ class Supervision:
             os.register_at_fork(after_in_child=_leave_group)
         sys.excepthook = self._report_error
         self._client.send(Hello(python=sys.executable))
+        self.report_code()
         threading.Thread(target=self._run, name="muster-heartbeat", daemon=True).start()
-        atexit.register(self.stop)
+        atexit.register(self.report_exit)
 
-    def stop(self) -> None:
-        """Send the final state and end; wait a moment for a new agent if ours is gone."""
-        self._is_over.set()
+    def report_exit(self) -> None:
+        """Report that the process exits; wait a moment for a new agent if ours is gone.
+
+        Heartbeats go on: exit handlers that were registered before this one may take their time.
+        """
+        if os.getpid() != self._pid:  # a fork of the program ends, with a copy of our handlers
+            return
+        is_finished = self.is_complete and not (self.has_failed or self.is_stopping)
+        self._phase = Phase.FINISHED if is_finished else Phase.EXITING
         if self._client.is_replaced:
             self._exit_replaced()
         is_sent = self._send_state(LAST_VALUES_SECONDS)
@@ -134,6 +149,10 @@ class Supervision:
                 time.sleep(RETRY_SECONDS)
             if not is_sent:
                 self._send_state(LAST_VALUES_SECONDS)
+
+    def close(self) -> None:
+        """End the thread, for tests: a real process sends heartbeats until its end."""
+        self._is_over.set()
 
     def report(self) -> None:
         """Send the current state, unless that was done a moment ago."""
@@ -187,7 +206,7 @@ class Supervision:
 
         Return False if it could not be sent, or not with them.
         """
-        state = self._state(self.is_stopping)
+        state = replace(self._state(self.is_stopping), phase=self._phase)
         # A signal handler may interrupt this, and a fork may copy a lock that is taken.
         if self._sends_values.acquire(timeout=wait_seconds):
             try:

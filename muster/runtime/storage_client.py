@@ -185,7 +185,7 @@ class RemoteCheckpoints:
             return None
         manifest = decode_manifest(content, "the manifest")
         name = CheckpointName(manifest.generation, manifest.step)
-        state = unpack(arrays if manifest.files else None, manifest.values, str(name))
+        state = unpack(arrays if manifest.files else None, manifest.state_values, str(name))
         return Checkpoint(name=name, manifest=manifest, state=state)
 
     def save(

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import xxhash
 
-from muster.training.fingerprint import Fingerprint, fingerprint
+from muster.runtime.fingerprint import Fingerprint, fingerprint
 
 _LENGTH: Final = 4099
 
@@ -24,7 +24,6 @@ def torch_fingerprint(device: torch.device, more: Mapping[str, str]) -> Fingerpr
         "torch's kernels": torch.backends.cpu.get_cpu_capability(),
         "the number of torch's threads": str(torch.get_num_threads()),
         "torch's deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
-        **more,
     }
     if device.type == "cuda":
         facts |= {
@@ -45,7 +44,11 @@ def torch_fingerprint(device: torch.device, more: Mapping[str, str]) -> Fingerpr
         *facts.values(),
     ):
         add_to_digest(digest, result)
-    return Fingerprint(digest=digest.hexdigest(), facts={**ours.facts, **facts})
+    arithmetic = digest.hexdigest()
+    add_to_digest(digest, more)
+    return Fingerprint(
+        digest=digest.hexdigest(), facts={**ours.facts, **facts, **more}, arithmetic=arithmetic
+    )
 
 
 def add_to_digest(digest: xxhash.xxh3_128, value: Any) -> None:  # noqa: ANN401  an item of data

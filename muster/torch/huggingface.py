@@ -83,6 +83,9 @@ class MusterCallback(TrainerCallback):
             if self._is_stopping:
                 sys.exit(0)
 
+    def on_train_end(self, *_: object, **__: object) -> None:
+        self.run.is_complete = True
+
     def on_log(self, *_: object, logs: dict[str, Any] | None = None, **__: object) -> None:
         found = {k: v for k, v in (logs or {}).items() if isinstance(v, int | float)}
         self.run.report(**found)

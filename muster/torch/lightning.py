@@ -90,6 +90,7 @@ class MusterCallback(Checkpoint):
     def on_train_end(self, trainer: Trainer, _: LightningModule) -> None:
         if not trainer.should_stop:  # resumed, it would not stop early again
             self._save(trainer)
+        self.run.is_complete = True
 
     def _save(self, trainer: Trainer) -> None:
         self._is_due = False

@@ -159,7 +159,7 @@ class Run:
             facts = _facts_of(model, data, self._schedule)
             self._arithmetic: Final = torch_fingerprint(self._state.device, facts)
         if was_spare:
-            wait_for_order(self._agent.socket)
+            wait_for_order(self._agent)
             self.settings = read_settings()
             self._start_supervision()
             contain_self(os.environ[PROCESS_TAG])
@@ -295,7 +295,7 @@ class Run:
                     f"no gradient was computed {task.leaf}: call run.backward(loss) once for "
                     "each batch, with weight 0 if it has nothing to learn from"
                 )
-        self._reporter.print_outcome(outcome)
+        self._reporter.end(outcome)
         if outcome is not Outcome.DONE:
             raise SystemExit(0)
 

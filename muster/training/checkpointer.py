@@ -13,13 +13,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.checkpoints.errors import CheckpointMismatch
+from muster.checkpoints.errors import CheckpointMismatch, OtherArithmetic
 from muster.checkpoints.listing import refuse_other_schedule
-from muster.checkpoints.manifest import SCHEDULE, VALUES, VIRTUAL_SHARDS
+from muster.checkpoints.manifest import ARITHMETIC, SCHEDULE, VALUES, VIRTUAL_SHARDS, Manifest
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import EpochDone
 from muster.contracts.paths import checkpoints_of_job
 from muster.contracts.storage import OpenCheckpoints
+from muster.runtime.fingerprint import Fingerprint
 from muster.runtime.storage_client import Checkpoints, open_checkpoints
 from muster.training.schedule import Schedule
 from muster.training.state_sync import Arrays, Committed, Replica
@@ -45,6 +46,8 @@ class Checkpointer:
         self._warn: Final = warn
         self._checkpoints: Checkpoints | None = None
         self._generation: int | None = -1
+        self.arithmetic: Fingerprint | None = None
+        """Of this process, if a checkpoint may be continued by the same one only."""
 
     def save(
         self,
@@ -59,6 +62,8 @@ class Checkpointer:
         position = replica.committed.position
         values = {EPOCHS: rows_of(replica.committed.epochs), SCHEDULE: _facts(schedule)}
         values[VIRTUAL_SHARDS] = schedule.virtual_shards
+        if (ours := self.arithmetic) is not None:
+            values[ARITHMETIC] = ours.value
         if replica.committed.values:
             values[VALUES] = replica.committed.values.decode()
         if replica.committed.is_stopped or replica.committed.stop_requested:
@@ -77,7 +82,8 @@ class Checkpointer:
     def restore(self, initial: Arrays, replica: Replica, schedule: Schedule) -> bool:
         """Fill the replica from the newest intact checkpoint; return False if there is none.
 
-        Raises `CheckpointError`, `CheckpointMismatch` for a state of another shape or schedule.
+        Raises `CheckpointError`, `CheckpointMismatch` for a state of another shape or schedule,
+        `OtherArithmetic` for one of this job that another kind of host has computed.
         """
         checkpoints = self._checkpoints or self._checkpoints_of(None, self._settings.world_size)
         checkpoint = checkpoints.restore()
@@ -93,6 +99,7 @@ class Checkpointer:
         is_own = checkpoint.manifest.job_uid == self._settings.job_uid
         stop = state.pop(STOP, None)
         stop = stop if is_own else None
+        self._compare_arithmetic(checkpoint.manifest)
         there, here = _shapes(state), _shapes(initial)
         other = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
         if other:
@@ -112,6 +119,17 @@ class Checkpointer:
         )
         replica.commit(state, committed)
         return True
+
+    def _compare_arithmetic(self, manifest: Manifest) -> None:
+        why = "" if self.arithmetic is None else self.arithmetic.difference(manifest)
+        if not why:
+            return
+        # Whoever starts by hand, or another job, has decided to go on from it.
+        if manifest.job_uid is None or manifest.job_uid != self._settings.job_uid:
+            self._warn(f"{why}. Training goes on, from that step on with the bits of this host")
+            return
+        again = f"or go on with other bits in a new job (resume_from: {manifest.job_id})"
+        raise OtherArithmetic(f"{why}; {again}")
 
     def close(self) -> None:
         if self._checkpoints is not None:

@@ -51,6 +51,7 @@ def main(settings: RankSettings, agent: AgentClient) -> int:
     run = Run(settings, agent)
     run.start()
     if run.count_samples() == 0:
+        run.is_complete = True
         _print(run, "has no samples: nothing to do")
         return 0
     _train(run, schema_of(run.source, run.reading))

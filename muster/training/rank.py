@@ -20,11 +20,11 @@ from muster.host.trace import stamp
 from muster.program import InvalidProgram, Program, State
 from muster.runtime.agent_client import AgentClient, AgentSocket
 from muster.runtime.exit_report import ExitReport, exit_process, print_error, print_interrupt
+from muster.runtime.fingerprint import fingerprint
 from muster.runtime.storage_client import open_data
 from muster.training import independent
 from muster.training.blocks import BlockComputer, BusyFlag
 from muster.training.classifier import Classifier
-from muster.training.fingerprint import fingerprint
 from muster.training.loader import load_program, report_program_errors
 from muster.training.reporter import Reporter
 from muster.training.schedule import Schedule
@@ -94,7 +94,7 @@ def train_synchronous(account: ExitReport, working_dir: Path, agent: AgentClient
     keep_freed_memory()  # not what the preparation has freed
     if was_spare:
         _take_trial_step(computer, initial, replica)
-        wait_for_order(agent.socket)
+        wait_for_order(agent)
         settings = RankSettings.read(os.environ, world_size=JobSpec().world_size)
         account.settings = settings
         reporter = Reporter(settings, agent, busy)
@@ -106,7 +106,7 @@ def train_synchronous(account: ExitReport, working_dir: Path, agent: AgentClient
         contain_self(os.environ[PROCESS_TAG])
     with _refusing_closed(agent.socket):
         outcome = computer.run(trainer.train())
-    reporter.print_outcome(outcome)
+    reporter.end(outcome)
     return 0
 
 

@@ -61,7 +61,7 @@ class Reporter:
         self._total_steps: int | None = None
         self._initial: Arrays = {}
         self._initial_values = b""
-        self._checkpointer = Checkpointer(settings, self.supervision.warn)
+        self.checkpointer: Final = Checkpointer(settings, self.supervision.warn)
         self._position = Position()
         self._means: Means | None = None
         self._gives_series = False  # all ranks have the same values: the first one reports them
@@ -71,7 +71,7 @@ class Reporter:
         """The last warning about failed saves; None once a save succeeded."""
         self._epochs_reported = 0
         self._next_line_at = 0.0
-        atexit.register(self._checkpointer.close)
+        atexit.register(self.checkpointer.close)
 
     @property
     def loss(self) -> float | None:
@@ -85,8 +85,8 @@ class Reporter:
 
     def load_state(self, worker_group: WorkerGroup, replica: Replica) -> None:
         with self.busy:
-            self._checkpointer.claim(worker_group.round, len(worker_group.members))
-            is_resumed = self._checkpointer.restore(self._initial, replica, self._schedule)
+            self.checkpointer.claim(worker_group.round, len(worker_group.members))
+            is_resumed = self.checkpointer.restore(self._initial, replica, self._schedule)
         if is_resumed:
             self._last_checkpoint = {"last_checkpoint_step": replica.position.step}
             # The rank that saved it may have died before it could report it.
@@ -102,7 +102,7 @@ class Reporter:
         if self._gives_series:
             # A full disk is reported by the first save, which fences as well.
             with self.busy, suppress(CheckpointFailed):
-                self._checkpointer.claim(worker_group.round, len(worker_group.members))
+                self.checkpointer.claim(worker_group.round, len(worker_group.members))
         # A rank with nothing left to do reports no other step than this one.
         self._take_position(replica)
         step = replica.position.step
@@ -126,6 +126,7 @@ class Reporter:
     def on_step(self, replica: Replica, means: Means) -> None:
         self._take_position(replica)
         self._means = means
+        self.supervision.report_code()  # not only before a save: it takes no time
         if self._gives_series:
             values = {**means.metrics, LOSS: means.loss}
             self.supervision.recorder.take(replica.position.step, values)
@@ -150,7 +151,7 @@ class Reporter:
             self._report_saved(generation, committed, digest)
 
         with self.busy:
-            self._checkpointer.save(
+            self.checkpointer.save(
                 generation, len(worker_group.members), replica, self._schedule, report_saved
             )
         if self._schedule.is_over(replica.committed):
@@ -158,7 +159,7 @@ class Reporter:
 
     def flush(self) -> None:
         """Wait until the last checkpoint is durable; raises a `CheckpointError` if it is not."""
-        self._checkpointer.flush()
+        self.checkpointer.flush()
 
     def on_checkpoint_failed(self, replica: Replica, error: CheckpointFailed) -> None:
         is_over = self._schedule.is_over(replica.committed)
@@ -176,7 +177,9 @@ class Reporter:
     def wait_between_steps(self, check: Callable[[], None]) -> None:
         _wait(self._settings.sleep_sec, check)
 
-    def print_outcome(self, outcome: Outcome) -> None:
+    def end(self, outcome: Outcome) -> None:
+        """Print why training is over; the exit of the process follows."""
+        self.supervision.is_complete = outcome is Outcome.DONE
         self._print(self._position.step, _LAST_LINES[outcome])
 
     def _take_position(self, replica: Replica) -> None:

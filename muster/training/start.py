@@ -12,10 +12,10 @@ from muster.contracts.messages import SPARE_READY, Ready
 from muster.contracts.wire import encode
 from muster.host.containment import retag
 from muster.host.trace import stamp
-from muster.runtime.agent_client import AgentClient, AgentSocket
+from muster.runtime.agent_client import AgentClient
 from muster.runtime.exit_report import exit_process
+from muster.runtime.fingerprint import ANY_BITS, Fingerprint
 from muster.training.blocks import Computer
-from muster.training.fingerprint import ANY_BITS, Fingerprint
 from muster.training.group import group_factory
 from muster.training.group_updates import AgentGroupUpdates, GroupUpdates, SingleRankUpdates
 from muster.training.replay import Replay
@@ -38,11 +38,13 @@ SPARE_POLL_SECONDS: Final = 60.0
 """How long a spare process sleeps at most; an order and the agent's end wake it at once."""
 
 
-def wait_for_order(agent: AgentSocket) -> None:
+def wait_for_order(client: AgentClient) -> None:
     """Wait until this spare process becomes an attempt, and take over its environment.
 
     Ends the process when the agent is gone.
     """
+    client.report_code()  # as it is now: the files may be edited before there is an order
+    agent = client.socket
     agent.send(encode(SPARE_READY))
     while (order := agent.receive()) is None:
         if agent.is_broken:
@@ -65,12 +67,17 @@ def ready_trainer(
 ) -> Trainer:
     """Return the trainer of a rank, and report that the rank is ready for its first group."""
     supervision = reporter.supervision
+    if settings.bits == "any":
+        arithmetic = replace(arithmetic, digest=ANY_BITS)
+    else:
+        reporter.checkpointer.arithmetic = arithmetic
     updates: GroupUpdates
     if settings.agent_fd is None:
         updates = SingleRankUpdates(settings.rank, lambda: supervision.is_stopping)
     else:
         updates = AgentGroupUpdates(agent.socket, lambda: supervision.is_stopping)
     groups = group_factory(settings, settings.virtual_shards, computer.elements, updates)
+    supervision.report_code()
     supervision.send(Ready(port=groups.port))
     stamp("rank ready")
     return Trainer(
@@ -80,7 +87,7 @@ def ready_trainer(
         updates=updates,
         groups=groups,
         callbacks=reporter,
-        arithmetic=replace(arithmetic, digest=ANY_BITS) if settings.bits == "any" else arithmetic,
+        arithmetic=arithmetic,
     )
 
 

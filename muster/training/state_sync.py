@@ -39,7 +39,7 @@ from muster.contracts.messages import EpochDone
 from muster.contracts.shards import Position
 from muster.datasets.index import Totals
 from muster.host.processes import boot_id, pid_namespace
-from muster.training.fingerprint import ANY_BITS, Fingerprint, explain
+from muster.runtime.fingerprint import ANY_BITS, Fingerprint, explain
 from muster.training.group import gather_values
 from muster.training.schema import read_only
 

@@ -18,9 +18,9 @@ from muster.collectives.reduction.reducer import Reducer, Vector
 from muster.collectives.reduction.tree import Block, BlockAssignment, assign_blocks
 from muster.contracts.messages import WorkerGroup
 from muster.host.trace import stamp
+from muster.runtime.fingerprint import ANY_BITS, Fingerprint
 from muster.runtime.save_timer import SaveTimer
 from muster.training.blocks import STOP_REQUESTS, Computer, Tasks
-from muster.training.fingerprint import ANY_BITS, Fingerprint
 from muster.training.group import PEER_TIMEOUT_SECONDS, Group, GroupFactory
 from muster.training.group_updates import GroupChanged, GroupUpdate, GroupUpdates, StopRequested
 from muster.training.replay import Replay

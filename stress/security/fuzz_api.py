@@ -1,4 +1,4 @@
-"""Fuzzes the API with requests generated from its OpenAPI document.
+"""Fuzzes the API and the page with requests generated from an OpenAPI document.
 
 ``python -m stress.security.fuzz_api --cases 20000 --seed 0`` sends valid and invalid requests to a
 real service with Schemathesis. No response may be a 5xx, each must match the document, and the
@@ -20,6 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+
+from api.page import routes as page
+from api.server import create_app
 from database.engine import Database
 from database.errors import DatabaseError
 from database.jobs import NewJob
@@ -141,14 +147,15 @@ def _served(service: Service) -> Iterator[None]:
 
 def _round(service: Service, cases: int, seed: int, done: Rounds) -> None:
     """Let Schemathesis run once, and add what it found to `done`."""
-    verdict = service.root / "verdict.json"
+    verdict, document = service.root / "verdict.json", service.root / "document.json"
+    document.write_text(json.dumps(_document()))
     is_thorough = done.rounds == 0 and cases > COVERAGE_CASES
     # Not every operation has so many cases: some take nothing that could differ.
     examples = min(ROUND_EXAMPLES, cases // (done.operations or 15) + 1)
     ended = subprocess.run(
         [
             sys.executable,
-            *("-m", "schemathesis.cli", "run", f"{service.url}/openapi.json"),
+            *("-m", "schemathesis.cli", "run", str(document), "--url", service.url),
             *("--checks", ",".join(CHECKS)),
             *("--exclude-path-regex", "summaries/stream|/watch"),  # they end with their jobs
             *("--phases", "examples,coverage,fuzzing" if is_thorough else "examples,fuzzing"),
@@ -173,6 +180,22 @@ def _round(service: Service, cases: int, seed: int, done: Rounds) -> None:
         done.cases += found["test_cases"]["generated"]
         done.operations = found["operations"]["tested"]
     done.rounds += 1
+
+
+def _document() -> dict[str, Any]:
+    """Return the API's document with the routes of the page, whose answers it leaves open."""
+    document, pages = create_app().openapi(), FastAPI()
+    for route in (*page.router.routes, *page.open_router.routes):
+        assert isinstance(route, APIRoute)
+        pages.add_api_route(route.path, route.endpoint, methods=[*route.methods])
+    for path, operations in pages.openapi()["paths"].items():
+        for operation in operations.values():
+            operation["responses"] = {"default": {"description": "A page, or a refusal."}}
+            if "requestBody" in operation:
+                schema = msgspec.json.schema(page.JobText)["$defs"]["JobText"]
+                operation["requestBody"]["content"] = {"application/json": {"schema": schema}}
+        document["paths"][path] = operations
+    return document
 
 
 def _logged(service: Service) -> Iterator[dict[str, Any]]:

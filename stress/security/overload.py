@@ -12,9 +12,11 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from api.rate_limits import BURST_SECONDS
 from database.engine import Database
@@ -22,7 +24,7 @@ from database.tokens import Tokens
 from muster.contracts.settings import AccessSettings
 from muster.contracts.token import Scope
 from stress.load.client import Connection, port_of
-from stress.load.figures import Figure, at_least, at_most, none_of, p99_ms, report_of
+from stress.load.figures import Figure, at_least, at_most, none_of, p99_ms, percentile, report_of
 from stress.runner import Report, main
 from stress.security.overload_clients import SLOW_EACH, Outcome, Plan, crowd_name
 from tests.support.installation import Installation
@@ -54,6 +56,9 @@ PASSES = {
 }
 """The status of an accepted request."""
 
+CROWD_GOAL = 3.0
+"""How many times as long as without a crowd a look of the owner may take, p95."""
+
 PAUSE_SECONDS = 0.02
 """Pause of the honest client after each response."""
 
@@ -80,6 +85,25 @@ def overload_figures(
     yield at_most("memory grows by", (peak - before) / MIB, MEMORY_GOAL_MIB, " MiB")
 
 
+def crowd_figures(root: Path, *, seconds: float, crowd: int) -> Iterator[Figure]:
+    """Hold as many connections of another user as it may, and compare with none."""
+    installation = Installation(root)
+    installation.start_api()
+    try:
+        plan = structs.replace(_plan(installation, seconds, 0), crowd=crowd)
+        calm, owner = _Owner(plan), _Owner(plan)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            calm.ask()
+        _attack(root, plan, owner)
+    finally:
+        installation.close()
+    calm_ms, crowded_ms = (1000 * percentile(it.waits, 95) for it in (calm, owner))
+    what = f"{crowd} connections of another user: GET /jobs, p95 of {len(owner.waits)}"
+    yield at_most(what, crowded_ms, CROWD_GOAL * calm_ms, f" ms (calm {calm_ms:.3g} ms)")
+    yield none_of("  and is refused", owner.faults)
+
+
 def _plan(installation: Installation, seconds: float, slow: int) -> Plan:
     database = Database.open(f"sqlite:///{installation.files.root}/muster.db")
     tokens = Tokens(database)
@@ -98,7 +122,7 @@ def _plan(installation: Installation, seconds: float, slow: int) -> Plan:
     )
 
 
-def _attack(root: Path, plan: Plan, honest: "_Honest") -> Outcome:
+def _attack(root: Path, plan: Plan, honest: "_Honest | _Owner") -> Outcome:
     said = root / "outcome.json"
     with said.open("wb") as outcome:
         words = [
@@ -116,6 +140,24 @@ def _attack(root: Path, plan: Plan, honest: "_Honest") -> Outcome:
         attackers.wait()
     assert attackers.returncode == 0, "the attackers failed"
     return msgspec.json.decode(said.read_bytes(), type=Outcome)
+
+
+class _Owner:
+    """Lists the jobs; uses a new connection for each look."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._port = plan.port
+        self.waits: list[float] = []
+        self.faults: list[str] = []
+
+    def ask(self) -> None:
+        began = time.perf_counter()
+        with Connection(self._port) as connection:
+            answer = connection.get("/jobs")
+        self.waits.append(time.perf_counter() - began)
+        if answer.status != HTTPStatus.OK:
+            self.faults.append(f"{answer.status} {answer.body.decode()}")
+        time.sleep(PAUSE_SECONDS)
 
 
 class _Honest:
@@ -162,9 +204,15 @@ def _demands(outcome: Outcome, door: AccessSettings) -> Iterator[Figure]:
         )
 
 
-def run(directory: Path, *, seconds: float = 45.0, slow: int = 200) -> Report:
-    """Attack for so many seconds, with so many slow clients."""
-    return report_of(list(overload_figures(directory, seconds=seconds, slow=slow)))
+def run(directory: Path, *, seconds: float = 45.0, slow: int = 200, crowd: int = 5000) -> Report:
+    """Attack for so many seconds, with so many slow clients; then with a crowd of connections."""
+    (directory / "crowd").mkdir()
+    return report_of(
+        [
+            *overload_figures(directory, seconds=seconds, slow=slow),
+            *crowd_figures(directory / "crowd", seconds=seconds, crowd=crowd),
+        ]
+    )
 
 
 if __name__ == "__main__":

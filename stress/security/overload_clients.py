@@ -7,6 +7,7 @@ service's.
 
 import asyncio
 import json
+import random
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -39,6 +40,13 @@ FLOOD_LEAST = 8
 
 NAMES_PAUSE_SECONDS = 0.1
 STREAMS = 100
+
+CROWD_SECONDS = 1.0
+"""Between two bytes of a connection of the crowd."""
+
+RETURN_SECONDS = 20.0
+"""Within which a closed connection of the crowd is opened again."""
+
 LONG_HEADER = b"a" * (200 << 10)
 """More than the limit of 128 KiB, and less than one read of asyncio."""
 
@@ -60,6 +68,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     tokens: dict[str, str]
     """Those of each crowd of slow clients, and of each kind of demand."""
     job_id: str
+    crowd: int = 0
+    """Connections of one other user without a token, instead of all else."""
 
 
 def crowd_name(crowd: int) -> str:
@@ -134,6 +144,10 @@ class Attackers:
     async def run(self) -> None:
         kinds = [_owes_header, _owes_body, _owes_everything]
         async with asyncio.TaskGroup() as group:
+            for number in range(self._plan.crowd):
+                group.create_task(self._return_again_and_again(_CROWD[number % len(_CROWD)]))
+            if self._plan.crowd:
+                return
             for number in range(self._plan.slow):
                 kind, crowd = kinds[number % len(kinds)], number // SLOW_EACH
                 group.create_task(self._slow_client(kind, crowd, number * SLOW_SECONDS))
@@ -155,6 +169,18 @@ class Attackers:
             rounds += 1
             async with _connected(self._plan.port, crowd) as connection:
                 await owes(connection, token)
+
+    async def _return_again_and_again(self, sent: tuple[bytes, bytes]) -> None:
+        while self._goes_on():
+            await asyncio.sleep(random.uniform(0, RETURN_SECONDS))  # noqa: S311  spreads them
+            with suppress(OSError, TimeoutError):
+                async with _connected(self._plan.port, 13) as connection:
+                    await self._hold(connection, *sent)
+
+    async def _hold(self, connection: Connection, first: bytes, again: bytes) -> None:
+        await connection.send(first)
+        while self._goes_on() and not await connection.is_closed(CROWD_SECONDS):
+            await connection.send(again)
 
     # Requests beyond the limits
 
@@ -264,6 +290,15 @@ def _head(method: str, path: str, token: str, *, length: int = 0, chunked: bool 
         f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n"
         f"content-type: application/json\r\n{body}\r\n\r\n"
     ).encode()
+
+
+_CROWD = (
+    (b"", b""),
+    (b"GET /jobs HTTP/1.1\r\nhost: localhost\r\n", b""),
+    (b"GET /jobs HTTP/1.1\r\nhost: localhost\r\nx-word: ", b"a"),
+    (_head("POST", "/jobs", "none", chunked=True) + b"1\r\na\r\n" * 10_000, b"1\r\na\r\n"),
+)
+"""Silent, half a header, one byte a second, chunks: what is sent first, and each second."""
 
 
 async def _attack(plan: Plan) -> Outcome:

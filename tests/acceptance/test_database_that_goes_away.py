@@ -39,7 +39,7 @@ def remote(
 
 
 @pytest.mark.postgres
-@pytest.mark.parametrize("way", ["killed", "cut"])
+@pytest.mark.parametrize("way", ["killed", "cut", "read-only"])
 def test_no_job_notices_a_server_that_goes_away(
     way: str, server: FragilePostgres, remote: Installation, undisturbed: UndisturbedRuns
 ) -> None:

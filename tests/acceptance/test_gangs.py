@@ -22,6 +22,47 @@ while before == "0" or not Path("go").exists():
     time.sleep(0.02)
 """
 
+SLOW = """
+import os, signal, socket, sys, time, traceback
+address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+if os.environ["RANK"] == "1":
+    peer = socket.create_server(address).accept()[0]
+    try:
+        raise ValueError("a bad batch")
+    except ValueError:
+        traceback.print_exc()
+    peer.close()
+    signal.pause()
+while True:
+    try:
+        peer = socket.create_connection(address)
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.02)
+peer.recv(1)
+raise ConnectionError("Connection closed by peer")
+"""
+
+
+SAVING = """
+import muster, os, signal, time
+from pathlib import Path
+run, before = muster.join(), os.environ["TORCHELASTIC_RESTART_COUNT"]
+if before == "1":
+    raise SystemExit(not Path("saved").exists())
+if run.rank > 0:
+    while not Path("ready").exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+Path("ready").touch()
+while not run.should_stop:
+    time.sleep(0.01)
+for part in range(10):
+    print("saves part", part, flush=True)
+    time.sleep(0.1)
+Path("saved").touch()
+"""
+
 
 def submit_gang(installation: Installation, script: Path = SCRIPT, **fields: object) -> str:
     command = [sys.executable, str(script), "0.02"]
@@ -62,6 +103,31 @@ def test_a_gang_that_loses_a_rank_restarts_at_another_port(installation: Install
     assert all(f"has the sum {SUM}" in installation.log(job_id, rank) for rank in range(RANKS))
     begun = re.findall(r"goes on from step (\d+)", installation.log(job_id))
     assert int(begun[-1]) >= 5
+
+
+def test_a_failed_gang_names_the_rank_that_failed_first(
+    installation: Installation, tmp_path: Path
+) -> None:
+    script = tmp_path / "slow.py"
+    script.write_text(SLOW)
+    job_id = submit_gang(installation, script, world_size=2, max_restarts=0)
+    installation.fail(job_id)
+    message = installation.job(job_id)["message"]
+    assert message.startswith("rank 1 failed first and may not be restarted")
+    assert message.endswith("ValueError: a bad batch")
+
+
+def test_the_others_of_a_gang_save_behind_a_pipe(
+    installation: Installation, tmp_path: Path
+) -> None:
+    (tmp_path / "saving.py").write_text(SAVING)
+    run = f"{sys.executable} saving.py"
+    words = f'[ $RANK != 0 ] || exec sh -c "{run} | tee copy"; exec {run}'
+    job_id = submit_gang(
+        installation, world_size=2, command=["sh", "-c", words], working_dir=str(tmp_path)
+    )
+    installation.complete(job_id)
+    assert (tmp_path / "saved").exists()
 
 
 def test_killed_coordinator_leaves_no_half_restarted_gang(

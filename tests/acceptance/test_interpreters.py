@@ -5,11 +5,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from muster.contracts.interpreter import VERSION
+from muster.contracts.interpreter import VERSION, release
 from tests.support.environments import ROOT, Environment, build_wheel
 from tests.support.installation import DEADLINE_SECONDS, Installation, lent
 
@@ -49,10 +50,29 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 @pytest.fixture
 def old(own: Environment) -> Iterator[Environment]:
     """The same with the Muster of another minor version."""
-    module = own.site / "muster" / "contracts" / "interpreter.py"
-    text = module.read_text()
-    module.write_text(text.replace(f'"{VERSION}"', f'"{OTHER_VERSION}"'))
-    yield own
+    with changed(own, "interpreter.py", (f'"{VERSION}"', f'"{OTHER_VERSION}"')):
+        yield own
+
+
+@pytest.fixture
+def older(own: Environment) -> Iterator[Environment]:
+    """The same with a Muster of our version from before there were protocol numbers."""
+    name = ("PROTOCOL", "UNKNOWN")
+    lines = ("    protocol: int = UNKNOWN\n", ""), ('tag="heartbeat"', 'tag="beat"')
+    with changed(own, "interpreter.py", name), changed(own, "messages.py", name, *lines):
+        yield own
+
+
+@contextmanager
+def changed(environment: Environment, name: str, *changes: tuple[str, str]) -> Iterator[None]:
+    """Change the text of a module of its Muster."""
+    module = environment.site / "muster" / "contracts" / name
+    text = changed = module.read_text()
+    for old, new in changes:
+        assert old in changed
+        changed = changed.replace(old, new)
+    module.write_text(changed)
+    yield
     module.write_text(text)
 
 
@@ -171,16 +191,61 @@ SCRIPT = "import muster\nrun = muster.join()\nwhile not run.should_stop: run.res
 
 
 @pytest.mark.parametrize(
-    "words", [("--program", PROGRAM), ("--", "python", "-c", SCRIPT)], ids=["program", "script"]
+    "words",
+    [("--program", PROGRAM), ("--program", PROGRAM, "-e", "X=1"), ("--", "python", "-c", SCRIPT)],
+    ids=["forked", "program", "script"],
 )
-def test_muster_of_another_minor_version_is_refused(
-    services: Installation, old: Environment, tmp_path: Path, words: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("kind", "theirs"),
+    [("old", release(OTHER_VERSION)), ("older", release(VERSION, 0))],
+    ids=["minor", "protocol"],
+)
+def test_another_muster_is_refused_at_the_first_start(
+    services: Installation,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    words: tuple[str, ...],
+    kind: str,
+    theirs: str,
 ) -> None:
-    job_id = Typed(services, tmp_path, old.python).submit(*words, status="FAILED")
+    python = request.getfixturevalue(kind).python
+    job_id = Typed(services, tmp_path, python).submit(*words, status="FAILED")
     job = services.job(job_id)
     assert (job["reason"], services.see(job_id)["restarts"]) == ("invalid_program", 0)
-    expected = f"`python` is {old.python}, whose muster is {OTHER_VERSION}, not {VERSION}: "
-    assert expected in job["message"]
+    assert f"`python` is {python}, whose muster is {theirs}, not {release()}: " in job["message"]
+
+
+OTHER_KERNEL = """#!/bin/sh
+[ -e old ] && export OPENBLAS_CORETYPE=Nehalem
+exec {python} "$@"
+"""
+
+
+def test_a_job_does_not_go_on_with_other_arithmetic(services: Installation, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(OTHER_KERNEL.format(python=sys.executable))
+    python.chmod(0o755)
+    fields = {
+        "mode": "synchronous",
+        "world_size": 1,
+        "spare_ranks": 0,
+        "python": str(python),
+        "working_dir": str(tmp_path),
+        "env": {"X": "1"},
+    }
+    job_id = services.submit(**fields, epochs=1000, sleep_sec=0.05, checkpoint_every=1)
+    services.wait_until(job_id, lambda seen: seen["last_checkpoint_step"])
+    (tmp_path / "old").touch()
+    services.kill(job_id, 0)
+    services.fail(job_id)
+    job = services.job(job_id)
+    assert job["reason"] == "different_bits"
+    assert "the BLAS kernel is Nehalem here and " in job["message"]
+    assert f"go on with other bits in a new job (resume_from: {job_id})" in job["message"]
+    later = services.submit(**fields, epochs=1, resume_from=job_id)
+    services.wait_until(later, lambda seen: seen["last_checkpoint_step"])
+    told = [event["message"] for event in services.events(later) if event["kind"] == "warned"]
+    assert any("the BLAS kernel is Nehalem here and " in message for message in told)
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,43 @@ def test_an_interrupted_job_leaves_no_process_and_resumes_by_id(
     assert all(f"[{rank}] start 1" in output for rank in range(2))
 
 
+def test_an_interrupt_leaves_time_to_save_behind_a_pipe(terminal: Terminal) -> None:
+    name = script(
+        terminal,
+        "import muster, time\n"
+        "run = muster.join()\n"
+        "print('it waits', flush=True)\n"
+        "while not run.should_stop: time.sleep(0.01)\n"
+        "for part in range(10):\n"
+        "    print('part', part, flush=True)\n"
+        "    time.sleep(0.1)\n"
+        "print('saved', flush=True)\n",
+    )
+    run = terminal.start(*RUN, "sh", "-c", f"{sys.executable} {name} | tee copy")
+    assert run.stdout is not None
+    next(line for line in run.stdout if "it waits" in line)
+    run.send_signal(signal.SIGINT)
+    output, _ = run.communicate(timeout=DEADLINE_SECONDS)
+    assert run.returncode == 130, output
+    assert "[0] saved\n" in output
+    assert not terminal.left_running()
+
+
+def test_a_script_edited_between_two_runs_is_taken_as_it_is(terminal: Terminal) -> None:
+    text = "import signal; print('started', flush=True); signal.pause()\n"
+    name = script(terminal, text)
+    first = terminal.start(*RUN, "--job-id", "mine", name)
+    assert first.stdout is not None
+    next(line for line in first.stdout if "started" in line)
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=DEADLINE_SECONDS)
+    script(terminal, "print('edited')\n")
+    code, output = terminal.run(*RUN, "--job-id", "mine", name)
+    assert code == 0, output
+    assert "edited before this start, which takes it as it is: " in output
+    assert "[0] edited" in output
+
+
 DEAF = (
     "import signal, time\n"
     "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"

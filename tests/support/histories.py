@@ -32,6 +32,7 @@ from coordinator.decide.rank_state import RankSnapshot
 from muster.checkpoints.manifest import RestorePoint
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import Reason, StopRequest
+from muster.contracts.rank import Phase
 from tests.support.stories import Story
 from tests.support.successors import successor
 
@@ -124,7 +125,7 @@ def _parsed(word: str) -> object:
     if re.fullmatch(r"-?\d*\.\d+", word):
         return float(word)
     values: dict[str, object] = {"yes": True, "no": False, "none": None}
-    for kind in (StopRequest, Reason):
+    for kind in (StopRequest, Reason, Phase):
         values |= {member.name: member for member in kind}
     return values.get(word, word.replace("_", " "))
 

@@ -12,11 +12,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import URL, create_engine, make_url, text
+from sqlalchemy import URL, NullPool, create_engine, make_url, text
 
 from muster.host import processes
 
@@ -24,6 +25,7 @@ RETRY_SECONDS = 0.1
 PATIENCE_SECONDS = 60.0
 PASSWORD = "only-on-loopback"  # noqa: S105  of a server that a test has started
 
+READ_ONLY = "default_transaction_read_only"
 CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
 
 
@@ -67,7 +69,7 @@ def running_server() -> Iterator[PostgresServer]:
 
 
 @contextmanager
-def tcp_server(**settings: str) -> Iterator[PostgresServer]:
+def tcp_server(*, is_standby: bool = False, **settings: str) -> Iterator[PostgresServer]:
     """Start a server that wants a password, on a TCP port with these settings, or skip."""
     with _directory() as directory:
         server = _start(directory, cleanup_mode="stop")
@@ -76,6 +78,8 @@ def tcp_server(**settings: str) -> Iterator[PostgresServer]:
         for name, value in settings.items():
             local.run(f"ALTER SYSTEM SET {name} = {value}")
         server.cleanup()
+        if is_standby:
+            (directory / "standby.signal").touch()
         access = "local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n"
         (directory / "pg_hba.conf").write_text(access)
         with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -123,6 +127,18 @@ class FragilePostgres:
         with engine.connect() as connection:
             connection.execute(text(CUT))
         engine.dispose()
+
+    def refuse_writes(self, *, is_refused: bool = True) -> None:
+        """Take no writes, as a managed server whose disk is full."""
+        engine = create_engine(self.url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+        value = "on" if is_refused else "off"
+        with engine.connect() as connection:
+            connection.exec_driver_sql(f"ALTER SYSTEM SET {READ_ONLY} = {value}")
+            connection.exec_driver_sql("SELECT pg_reload_conf()")
+        found = ""
+        while found != value:  # a new connection has it once all others have been signalled
+            with engine.connect() as connection:
+                found = connection.exec_driver_sql(f"SHOW {READ_ONLY}").scalar_one()
 
     def heal(self) -> None:
         """Start it if it is gone, and wait until it answers."""
@@ -190,6 +206,9 @@ def ways(server: FragilePostgres) -> Mapping[str, Callable[[], AbstractContextMa
     return {
         "killed": lambda: _after(server.kill, server.heal),
         "cut": cut_again_and_again,
+        "read-only": lambda: _after(
+            server.refuse_writes, partial(server.refuse_writes, is_refused=False)
+        ),
     }
 
 

@@ -20,8 +20,8 @@ from muster.contracts.shards import Position
 from muster.datasets.random_access import RandomAccess
 from muster.datasets.sources import open_source
 from muster.program import Batch, Contribution, State
+from muster.runtime.fingerprint import fingerprint
 from muster.training.blocks import BlockComputer, BusyFlag
-from muster.training.fingerprint import fingerprint
 from muster.training.group import Group, group_rank_of
 from muster.training.group_updates import (
     NO_GROUP,

@@ -10,10 +10,11 @@ import msgspec
 from coordinator.decide import actions
 from coordinator.decide.actions import Action, Observation
 from coordinator.decide.fold import fold
+from coordinator.decide.job_end import JobFailure
 from coordinator.decide.placement import place
 from coordinator.decide.plan import plan, wake_at
 from coordinator.decide.rank_state import RankSnapshot
-from coordinator.decide.state import AgentSnapshot, JobFailure, JobSnapshot, new_rank
+from coordinator.decide.state import AgentSnapshot, JobSnapshot, new_rank
 from muster.checkpoints.manifest import CheckpointName
 from muster.cluster.description import Cluster, ClusterNode
 from muster.contracts import messages
@@ -22,7 +23,7 @@ from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.log_parts import LogsDrained
 from muster.contracts.messages import Heartbeat, RankExited, RankMessage, Saved
 from muster.contracts.pool import Pool
-from muster.contracts.rank import NO_PROGRESS
+from muster.contracts.rank import NO_PROGRESS, Phase
 from muster.contracts.spec import JobSpec
 
 ROUNDS = 20
@@ -65,6 +66,7 @@ def saved(step: int) -> Saved:
 def beat(step: int = 0, **new: object) -> Heartbeat:
     """Return a heartbeat; `new` are fields of it or of its progress."""
     said = {"checkpoints_saved": 0, "stopping": False, "waiting": False, "window": None}
+    said["phase"] = Phase.TRAINING
     of_beat = {name: new.pop(name, value) for name, value in said.items()}
     progress = {"step": step, "total_steps": 100, "line_idx": 16 * step, "loss": 0.5, **new}
     return Heartbeat(progress=msgspec.structs.replace(NO_PROGRESS, **progress), **of_beat)
@@ -270,9 +272,23 @@ class Story:
     def beats(self, rank: int, step: int = 0, **new: object) -> Self:
         return self.rank_says(rank, beat(step, **new))
 
+    def says_it_exits(self, *ranks: int, step: int = 0, phase: Phase = Phase.EXITING) -> Self:
+        """Let processes say that they exit; nothing follows while they do."""
+        for rank in ranks:
+            self.rank_says(rank, beat(step, phase=phase))
+        return self
+
+    def has_finished(self, *ranks: int, step: int = 100) -> Self:
+        """Let processes say that they exit after the end of their loop."""
+        return self.says_it_exits(*ranks, step=step, phase=Phase.FINISHED)
+
+    def goes_on_with_its_script(self, rank: int) -> Self:
+        """Let the process end that has said hello, and not the script that started it."""
+        return self.rank_says(rank, messages.JoinedProcessEnded())
+
     def all_beat(self, step: int = 0) -> Self:
         for rank in self.job.ranks:
-            if rank.is_alive and rank.host not in self.frozen:
+            if rank.is_alive and rank.host not in self.frozen and not rank.is_exiting:
                 self.beats(rank.rank, step)
         return self
 
@@ -314,6 +330,19 @@ class Story:
 
     def refuses(self, rank: int, reason: Reason, message: str) -> Self:
         return self.rank_says(rank, messages.PermanentFailure(reason=reason, message=message))
+
+    def takes_code(self, **files: str) -> Self:
+        """Let the job start for the first time, or anew by hand, with these files."""
+        return self.observes(actions.CodeTaken(files=files, script="train"))
+
+    def has_code(self, rank: int, **files: str) -> Self:
+        return self.rank_says(rank, messages.Code(files=files))
+
+    def is_not_started(self, rank: int, **files: str) -> Self:
+        """Let an agent find another script."""
+        return self.has_code(rank, **files).is_ended(
+            rank, exit_code=None, signal=None, unstarted="its script was changed"
+        )
 
     def is_stopped(self, request: StopRequest = StopRequest.GRACEFUL, grace: float = 30.0) -> Self:
         return self.observes(actions.StopRequested(request=request, grace_seconds=grace))

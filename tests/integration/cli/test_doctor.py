@@ -15,6 +15,7 @@ from psycopg import connect
 from sqlalchemy import URL
 
 from cli.config import settings
+from cli.doctor import CannotStart, require_startable
 from cli.main import app
 from database.engine import Database
 from database.tokens import Tokens
@@ -237,6 +238,24 @@ def test_a_server_is_judged_by_its_connections(monkeypatch: pytest.MonkeyPatch) 
                 stack.enter_context(connect(plain))
             verdict, seen, _ = judged(url)
             assert (verdict, "no connection left" in seen) == ("problem", True), seen
+
+
+@pytest.mark.postgres
+def test_a_database_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tcp_server(is_standby=True) as standby:
+        url = standby.admin.render_as_string(hide_password=False)
+        monkeypatch.setenv("MUSTER_DATABASE_URL", url)
+        code, found = doctor()
+    assert (code, found["database"]["verdict"]) == (1, "problem")
+    assert "hot standby" in found["database"]["seen"]
+    assert "target_session_attrs" in found["database"]["fix"]
+    with tcp_server() as server:
+        server.run("CREATE DATABASE old ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+        url = server.admin.set(database="old").render_as_string(hide_password=False)
+        monkeypatch.setenv("MUSTER_DATABASE_URL", url)
+        assert "encoding LATIN1" in doctor()[1]["database"]["seen"]
+        with pytest.raises(CannotStart, match="ENCODING 'UTF8'"):
+            require_startable(os.environ)
 
 
 @pytest.mark.parametrize(("soft", "verdict"), [(256, "problem"), (1024, "warning"), (9999, "ok")])

@@ -276,7 +276,7 @@ def check(job: JobSnapshot) -> None:
         assert job.agents[LOCAL_HOST].state is AgentState.ABSENT
     if job.status is JobStatus.COMPLETED:
         assert job.all_finished
-    if job.status is JobStatus.RUNNING and job.failure is None and not job.done:
+    if job.status is JobStatus.RUNNING and job.failure is None and not job.is_done:
         assert not any(rank.trouble for rank in job.in_service)
         # A newcomer to a pool does not change the status.
         assert all(rank.is_well for rank in job.ranks if is_working(job, rank))
@@ -305,7 +305,7 @@ def check_pool(job: JobSnapshot) -> None:
     assert living == {rank.attempt.worker_id: rank.rank for rank in job.ranks if rank.is_alive}
     assert job.pool.room >= 0
     assert len(job.in_service) <= MAX_WORKERS
-    if job.done:
+    if job.is_done:
         assert job.step >= 100, "the job is not done before the last step"
 
 

@@ -15,7 +15,7 @@ from database.jobs import Jobs
 from database.postgres import SILENCE_SECONDS, PostgresBackend
 from tests.support.database_samples import submit
 from tests.support.installation import DEADLINE_SECONDS
-from tests.support.postgres_server import FragilePostgres, fragile_postgres, tcp_server
+from tests.support.postgres_server import FragilePostgres, fragile_postgres, tcp_server, ways
 
 pytestmark = pytest.mark.postgres
 
@@ -59,6 +59,19 @@ def test_commits_are_noticed_again_after_a_cut(server: FragilePostgres, database
     assert database.changes() != before
     submit(Jobs(database), "after-the-cut")
     assert heard.acquire(timeout=SILENCE_SECONDS)
+
+
+def test_a_server_that_takes_no_writes_is_unavailable(
+    server: FragilePostgres, database: Database
+) -> None:
+    job = submit(Jobs(database), "kept")
+    with ways(server)["read-only"]():
+        for _ in range(2):
+            with pytest.raises(DatabaseUnavailable, match="takes no writes") as refused:
+                submit(Jobs(database), "refused")
+            assert not isinstance(refused.value, CommitInDoubt)
+        assert Jobs(database).get(job.job_id) == job
+    submit(Jobs(database), "taken")
 
 
 def test_a_lost_host_is_noticed_within_ten_seconds() -> None:

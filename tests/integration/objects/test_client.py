@@ -6,8 +6,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from muster.contracts.location import S3Location
 from muster.contracts.settings import S3Settings
@@ -18,6 +20,8 @@ from muster.objects.errors import (
     ObjectStoreError,
     PreconditionFailed,
     StoreRefused,
+    StoreUnavailable,
+    store_errors,
 )
 from tests.support.certificates import key_of, needs_openssl, own_certificate
 from tests.support.faulty_store import FAULTS, FaultyStore, Rewrite, as_ceph
@@ -240,3 +244,30 @@ def test_unusable_access_is_refused_at_once(endpoint: str | None, key: str, secr
     with pytest.raises(StoreRefused) as caught:
         S3Client(store_settings(endpoint, key, secret))
     assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "said", "sentence"),
+    [
+        ("ExpiredToken", 400, "It has expired.", "have expired (ExpiredToken, status 400: It has"),
+        (
+            "QuotaExceeded",
+            403,
+            f"no {'k' * 16}",
+            "no room for s3://b/x (QuotaExceeded, status 403)",
+        ),
+        ("507", 507, "Insufficient", "no room for s3://b/x (507, status 507: Insufficient)"),
+    ],
+)
+def test_an_error_says_what_the_store_said(
+    code: str, status: int, said: str, sentence: str
+) -> None:
+    answer: Any = {
+        "Error": {"Code": code, "Message": said},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+    }
+    kind = StoreRefused if code == "ExpiredToken" else StoreUnavailable
+    with pytest.raises(kind) as caught, store_errors("STORE", S3Location("b", "x")):
+        raise ClientError(answer, "PutObject")
+    assert sentence in str(caught.value)
+    assert "S3_" not in str(caught.value), "neither endpoint nor keys are wrong"

@@ -122,10 +122,13 @@ def test_close_leaves_uploads_of_dead_writers(faulty_store: FaultyStore, place: 
         commit(killed, 1, 1, LONG)  # as if its process had ended here
     faulty_store.fault = {}.get
     successor = claimed(client, place, 1)
+    assert [*client.uploads(place)] == [], "nothing is left of a first start"
     commit(successor, 1, 1, LONG)
+    own = place / str(CheckpointName(1, 2)) / STATE
+    for begun in own, replaced:
+        bare_client(shared_store()).create_multipart_upload(Bucket=place.bucket, Key=begun.prefix)
     killed.close()
-    assert len([*client.uploads(place)]) == 1  # it could be the successor's
-    bare_client(shared_store()).create_multipart_upload(Bucket=place.bucket, Key=replaced.prefix)
+    assert len([*client.uploads(place)]) == 2  # they could be the successor's
     successor.close()
     assert [name for name, _ in client.uploads(place)] == [f"{CheckpointName(2, 1)}/{STATE}"]
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from muster.training.fingerprint import Fingerprint, explain
+from muster.runtime.fingerprint import Fingerprint, explain
 
 PINNED = {"OPENBLAS_NUM_THREADS": "1", "OPENBLAS_CORETYPE": "Haswell"}
 BEYOND_SSE = (
@@ -18,7 +18,7 @@ BEYOND_SSE = (
 PROGRAM = """
 import json
 from dataclasses import asdict
-from muster.training.fingerprint import fingerprint
+from muster.runtime.fingerprint import fingerprint
 print(json.dumps(asdict(fingerprint())))
 """
 

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from muster.contracts.environ import PROCESS_TAG
+from muster.contracts.interpreter import VERSION, release
 from muster.contracts.job import Reason
 from muster.contracts.messages import (
     AdoptedRank,
@@ -63,6 +64,58 @@ def test_start_messages_and_exit_are_reported_in_order(loop: TableLoop) -> None:
     assert loop.files.times(0, 0).stat().st_size == 16
 
 
+TRAINER_BELOW_A_WRAPPER = f"""
+import os, signal
+if os.fork() == 0:
+    print(os.getpid(), flush=True)
+    {SAY_HELLO}
+    if os.fork() == 0:
+        os.write(CHANNEL, {encode(beat(step=1))!r})
+    signal.pause()
+signal.pause()
+"""
+
+
+def test_the_process_that_said_hello_is_known(loop: TableLoop) -> None:
+    loop.start(f"exec({TRAINER_BELOW_A_WRAPPER.strip()!r})")
+    loop.run_until(lambda: len(loop.reports) > 2)
+    (rank,) = loop.ranks.running
+    pid = int(loop.files.log(0, 0).read_text())
+    assert rank.pid != pid == rank.trainer_pid
+    assert rank.trainer is not None
+    assert rank.trainer.identity == identify(pid)
+    assert not rank.trainer.has_exited()
+    os.kill(pid, signal.SIGKILL)
+    await_value(rank.trainer.has_exited, lambda: "it runs")
+
+
+@pytest.mark.parametrize(
+    ("said", "python", "theirs"),
+    [
+        ({}, "the job's own", "an older one (protocol 0)"),
+        ({"version": VERSION, "python": "/p"}, "/p", f"{VERSION} (protocol 0)"),
+        (
+            {"version": VERSION, "protocol": 99, "new": [1]},
+            "the job's own",
+            f"{VERSION} (protocol 99)",
+        ),
+    ],
+)
+def test_the_hello_of_another_muster_is_a_refusal(
+    loop: TableLoop, said: dict[str, object], python: str, theirs: str
+) -> None:
+    hello = msgspec.msgpack.encode({"is": "hello", **said})
+    loop.start(f"import os; os.write(CHANNEL, {hello!r}); {WAIT}")
+    loop.run_until(loop.has_received_hello)
+    (message,) = (it.message for it in loop.reports if isinstance(it, RankSaid))
+    loop.ranks.send_signal(0, 0, signal.SIGKILL)
+    loop.run_until_empty()
+    assert isinstance(message, PermanentFailure)
+    assert message.message.startswith(
+        f"`python` is {python}, whose muster is {theirs}, not {release()}:"
+    )
+
+
 def test_killed_ranks_are_reported_before_those_that_exited(loop: TableLoop) -> None:
     loop.start("raise SystemExit(1)", rank=0)
     loop.start("import os; os.kill(os.getpid(), 9)", rank=1)
@@ -101,6 +154,19 @@ def test_the_error_file_of_a_rank_is_reported(loop: TableLoop) -> None:
     loop.run_until_empty()
     (end,) = (report for report in loop.reports if isinstance(report, RankExited))
     assert end.error == "ValueError: no"
+
+
+def test_the_time_of_an_error_is_reported(loop: TableLoop) -> None:
+    fail = "import os; os.write(1, b'KeyError: 3\\n'); "
+    loop.start(fail + SAY_HELLO + WAIT, rank=0)
+    loop.run_until(loop.has_received_hello)
+    loop.start(fail + "raise SystemExit(1)", rank=1)
+    loop.run_until(lambda: len(loop.ranks.running) == 1)
+    loop.ranks.send_signal(0, 0, signal.SIGTERM)
+    loop.run_until_empty()
+    later, first = (report for report in loop.reports if isinstance(report, RankExited))
+    assert (later.rank, first.rank) == (1, 0)
+    assert first.error_at < later.error_at
 
 
 def test_a_program_that_truncates_its_log_causes_one_warning(loop: TableLoop) -> None:

@@ -25,7 +25,7 @@ from database.errors import (
 from muster.contracts.errors import FieldProblem, InvalidSpec
 from muster.contracts.job import JobId, JobStatus
 from muster.contracts.spec_problems import did_you_mean
-from tests.unit.api.token_store import OWN_UID, make_authenticator
+from tests.unit.api.token_store import OWN_UID, make_authenticator, sent_by
 
 SECRET = "hunter2"  # noqa: S105  must not be shown
 
@@ -44,13 +44,12 @@ def answer_to(error: Exception) -> httpx.Response:
         authenticator=make_authenticator(None),
         limiter=RateLimiter(per_second=1, at_once=1, monotonic=lambda: 0.0),
         hosts=["localhost"],
-        uid_of=lambda _scope: OWN_UID,
         requests=Counter(),
     )
 
     async def ask() -> httpx.Response:
         async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(guarded), base_url="http://localhost"
+            transport=httpx.ASGITransport(sent_by(OWN_UID, guarded)), base_url="http://localhost"
         ) as client:
             return await client.get("/x")
 

@@ -8,7 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from api.routes.jobs import create, planned, wait_for_status
+from api.auth import Unauthorized
+from api.errors import ServiceUnavailable
+from api.routes import watch
+from api.routes.jobs import create, planned
+from api.routes.watch import wait_for_status
 from api.streams import JobCache, JobState
 from api.submission import Submitter
 from database.errors import DatabaseUnavailable, JobExists
@@ -64,6 +68,14 @@ def test_an_id_is_used_once(tmp_path: Path) -> None:
         planned(JobRequest(job_id="mine"), service.app_state)
 
 
+async def never() -> bool:
+    return False
+
+
+async def still_valid() -> None:
+    pass
+
+
 async def test_a_wait_never_returns_an_earlier_job_of_the_same_id() -> None:
     wanted = replace(JOB, uid=JobUid("later"))
     over = replace(wanted, status=JobStatus.COMPLETED)
@@ -75,12 +87,24 @@ async def test_a_wait_never_returns_an_earlier_job_of_the_same_id() -> None:
             raise found
         return JobState(found, ())
 
-    async def is_disconnected() -> bool:
-        return False
-
     moments = iter(range(100))
     glances = JobCache(read, lambda: float(next(moments)))
     desk = SimpleNamespace(job_cache=glances, is_closing=lambda: False)
-    request = SimpleNamespace(is_disconnected=is_disconnected)
+    request = SimpleNamespace(is_disconnected=never)
     await glances.get(JOB.job_id)
-    assert await wait_for_status(desk, request, JOB.job_id, TERMINAL, 20) == over
+    assert await wait_for_status(desk, request, JOB.job_id, TERMINAL, 20, still_valid) == over
+
+
+async def test_a_wait_ends_when_its_token_is_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "IDLE_SECONDS", 0.0)
+    answers: list[Exception] = [ServiceUnavailable("away"), Unauthorized("revoked-token", "gone")]
+
+    async def reauthenticate() -> None:
+        raise answers.pop(0)
+
+    jobs = JobCache(lambda _: JobState(JOB, ()), lambda: 0.0)
+    desk = SimpleNamespace(job_cache=jobs, is_closing=lambda: False)
+    request = SimpleNamespace(is_disconnected=never)
+    with pytest.raises(Unauthorized):
+        await wait_for_status(desk, request, JOB.job_id, TERMINAL, 20, reauthenticate)
+    assert not answers, "it goes on while tokens cannot be read"

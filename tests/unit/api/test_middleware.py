@@ -10,10 +10,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from structlog.contextvars import get_contextvars
 from structlog.testing import capture_logs
 
-from api import middleware
-from api.middleware import AccessMiddleware, peer_uid
+from api import connections
+from api.connections import peer_uid
+from api.middleware import AccessMiddleware
 from api.rate_limits import BURST_SECONDS, RateLimiter
-from tests.unit.api.token_store import OWN_UID, TEXT, TokenStore, make_authenticator
+from tests.unit.api.token_store import OWN_UID, TEXT, TokenStore, make_authenticator, sent_by
 
 SHOWN = {"Authorization": f"Bearer {TEXT}"}
 
@@ -34,21 +35,19 @@ def guarded(
     tokens: TokenStore | None = None,
     *,
     require_token: bool = False,
-) -> AccessMiddleware:
+) -> ASGIApp:
     """Return the middleware of a service whose clients all have this user id."""
-    return AccessMiddleware(
+    middleware = AccessMiddleware(
         app,
         authenticator=make_authenticator(tokens or TokenStore(), require_token=require_token),
         limiter=RateLimiter(per_second=1, at_once=2, monotonic=lambda: 0.0),
         hosts=["muster.example"],
-        uid_of=lambda _scope: uid,
         requests=Counter(),
     )
+    return sent_by(uid, middleware)
 
 
-def get_all(
-    app: AccessMiddleware, paths: Sequence[str], *headers: dict[str, str]
-) -> list[httpx.Response]:
+def get_all(app: ASGIApp, paths: Sequence[str], *headers: dict[str, str]) -> list[httpx.Response]:
     """Return the answers to GETs, one after another."""
 
     async def get() -> list[httpx.Response]:
@@ -150,17 +149,13 @@ def test_probes_need_no_token_and_are_limited(prefix: str) -> None:
 
 
 def test_only_clients_of_this_machine_have_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(middleware, "uid_of_connection", lambda *_ends: OWN_UID)
+    monkeypatch.setattr(connections, "uid_of_connection", lambda *_ends: OWN_UID)
 
     def uid_between(client: str, server: str) -> int | None:
-        return peer_uid({"type": "http", "client": (client, 1), "server": (server, 2)})
+        return peer_uid((client, 1), (server, 2))
 
     assert uid_between("192.0.2.7", "192.0.2.1") is None
     assert uid_between("2001:db8::7", "2001:db8::1") is None
     for host in ("127.0.0.1", "::1", "::ffff:127.0.0.1", "192.0.2.1"):
         assert uid_between(host, host) == OWN_UID
-    for scope in (
-        {"client": None, "server": None},
-        {"client": ("", 0), "server": ("/socket", None)},
-    ):
-        assert peer_uid({"type": "http", **scope}) is None
+    assert peer_uid(None, ("127.0.0.1", 2)) is None

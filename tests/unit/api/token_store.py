@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as ASGIScope
+
 from api.auth import Authenticator
 from database.errors import DatabaseUnavailable
 from muster.contracts.token import Scope, Token, id_in, sha256_of
@@ -13,6 +16,16 @@ from tests.support.database_samples import NOON
 
 TEXT = f"mst_{'a' * 12}_{'b' * 64}"
 OWN_UID = 7
+
+
+def sent_by(uid: int | None, app: ASGIApp) -> ASGIApp:
+    """Return an application whose clients all have this user id."""
+
+    async def call(scope: ASGIScope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})["caller_uid"] = uid
+        await app(scope, receive, send)
+
+    return call
 
 
 def make_token() -> Token:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cli.errors import Misuse
-from cli.submit import JobDescription, read_job_file
+from cli.submit import JobDescription, read_job_file, script_of
 from muster.contracts.errors import InvalidDescription
 from muster.contracts.views import FieldError
 from muster.host.yaml_files import Location, YamlFile
@@ -90,6 +90,15 @@ def test_invalid_file_is_refused_with_its_place(path: Path, content: bytes, mess
 
 
 LAUGHS = "".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]\n" for n in range(1, 5))
+
+
+def test_a_file_without_end_is_read_up_to_the_limit(tmp_path: Path) -> None:
+    endless = tmp_path / "job.yaml"
+    endless.symlink_to("/dev/zero")
+    with pytest.raises(InvalidDescription, match=r"job\.yaml is larger than 1 MiB"):
+        read_job_file(endless)
+    (tmp_path / "train.py").symlink_to("/dev/zero")
+    assert script_of(["python", "train.py"], str(tmp_path))[0] == "train.py"
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,9 @@ JOB_MOVES = allowed_moves(
 RANK_MOVES = allowed_moves(
     """
     spawned -> live exited
-    live    -> suspect exited
-    suspect -> live exited
+    live    -> suspect exiting exited
+    suspect -> live exiting exited
+    exiting -> live exited
     """
 )
 

@@ -18,7 +18,7 @@ from coordinator.agents import (
     keep_address_published,
     listen,
 )
-from muster.contracts.interpreter import VERSION
+from muster.contracts.interpreter import PROTOCOL, VERSION, release
 from muster.contracts.job import JobUid
 from muster.contracts.log_parts import LogsDrained
 from muster.contracts.messages import (
@@ -281,11 +281,18 @@ def test_an_agent_of_another_version_is_dismissed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "theirs"),
-    [("0.0.9", "Muster 0.0.9"), ("9.1.0", "Muster 9.1.0"), ("", "an earlier Muster")],
+    ("said", "theirs"),
+    [
+        ({"version": "0.0.9", "protocol": PROTOCOL}, f"0.0.9 (protocol {PROTOCOL})"),
+        ({"version": "9.1.0", "protocol": 99}, "9.1.0 (protocol 99)"),
+        ({"version": VERSION}, f"{VERSION} (protocol 0)"),
+        ({}, "an older one (protocol 0)"),
+    ],
 )
-def test_an_agent_of_another_minor_version_is_dismissed(version: str, theirs: str) -> None:
-    hello = msgspec.structs.asdict(HELLO) | {"is": "agent_hello", "version": version, "new": 1}
+def test_an_agent_of_another_muster_is_dismissed(said: dict[str, str | int], theirs: str) -> None:
+    known = msgspec.structs.asdict(HELLO)
+    del known["version"], known["protocol"]
+    hello = known | {"is": "agent_hello", "new": 1} | said
 
     async def story(stage: Stage) -> None:
         async with stage.peer() as agent:
@@ -294,8 +301,8 @@ def test_an_agent_of_another_minor_version_is_dismissed(version: str, theirs: st
         uid, why = await stage.entry()
         assert uid == HELLO.job_uid
         assert why == (
-            f"dismissed the agent on host local, which has {theirs}; the coordinator has "
-            f"{VERSION}: upgrade that host"
+            f"dismissed the agent on host local, which has Muster {theirs}; the coordinator has "
+            f"{release()}: upgrade that host"
         )
         assert stage.notebook.entries.empty(), "it is not believed"
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -22,6 +23,7 @@ from muster.host.processes import (
     this_process,
 )
 from tests.support.hosts import NAMESPACES, needs_hosts
+from tests.support.installation import await_value
 
 NOBODY_UID = 65534
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
@@ -68,6 +70,22 @@ def test_a_zombie_is_not_running() -> None:
         assert record is not None
         assert is_provably_gone(record)
         assert not send_signal(record, signal.SIGTERM)
+
+
+WITHOUT_MAIN_THREAD = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+ctypes.PyDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_process_without_its_main_thread_still_runs() -> None:
+    with subprocess.Popen([sys.executable, "-c", WITHOUT_MAIN_THREAD]) as process:
+        stat = Path(f"/proc/{process.pid}/stat")
+        await_value(lambda: ") Z " in stat.read_text(), stat.read_text)
+        record = identify(process.pid)
+        process.kill()
+    assert record is not None
 
 
 @pytest.mark.parametrize(

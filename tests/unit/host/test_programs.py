@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.contracts.interpreter import VERSION
+from muster.contracts.interpreter import PROTOCOL, VERSION
 from muster.host.programs import callers_python, command_problem, interpreter_problem
 
 SEARCH_PATH = "/usr/bin:/bin"
@@ -72,7 +72,7 @@ def test_python_that_is_a_script_names_the_one_it_chooses(
 
 
 def test_interpreter_that_prints_other_bytes_first_is_understood(tmp_path: Path) -> None:
-    python = _script(tmp_path / "python", f"printf '\\377\\n'; echo {VERSION}")
+    python = _script(tmp_path / "python", f"printf '\\377\\n'; echo {VERSION} {PROTOCOL}")
     assert interpreter_problem(str(python), os.environ) is None
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from io import TextIOWrapper
+from itertools import dropwhile, islice
 from pathlib import Path
 
 import msgspec
@@ -23,7 +24,16 @@ from muster.checkpoints.errors import (
 )
 from muster.contracts.errors import MusterError
 from muster.contracts.job import Reason
-from muster.contracts.messages import Heartbeat, Hello, Orphaned, PermanentFailure, Warned
+from muster.contracts.messages import (
+    Code,
+    Heartbeat,
+    Hello,
+    Orphaned,
+    PermanentFailure,
+    RankMessage,
+    Warned,
+)
+from muster.contracts.rank import Phase
 from muster.contracts.retry import REPLACED_CODE
 from muster.contracts.wire import encode
 from muster.datasets.errors import (
@@ -48,6 +58,9 @@ from tests.support.stories import beat
 OFTEN_SECONDS = 0.001
 NEVER_SECONDS = 3600.0
 
+SUPERVISIONS: list[Supervision] = []
+"""Whose threads end with the test."""
+
 
 class Replaced(Exception):
     """The process would exit."""
@@ -61,6 +74,8 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(atexit, "register", lambda _stop: None)
     yield
     signal.signal(signal.SIGTERM, handler)
+    while SUPERVISIONS:
+        SUPERVISIONS.pop().close()
 
 
 def supervision_of(
@@ -69,18 +84,52 @@ def supervision_of(
     settings = msgspec.structs.replace(
         settings_of(Path("/")), heartbeat_seconds=interval, orphan_timeout_seconds=orphan_timeout
     )
-    return Supervision(ear.voice, settings, lambda stopping: beat(step=7, stopping=stopping))
+    supervision = Supervision(ear.voice, settings, lambda stopping: beat(7, stopping=stopping))
+    SUPERVISIONS.append(supervision)
+    return supervision
 
 
-def test_heartbeats_are_sent_until_the_thread_is_stopped(ear: Ear) -> None:
+def next_of(ear: Ear, count: int) -> list[RankMessage]:
+    """Return the next messages, without the code of this process, which is that of the tests."""
+    heard = (message for message in iter(ear.hear, None) if not isinstance(message, Code))
+    return [*islice(heard, count)]
+
+
+def test_heartbeats_go_on_while_the_process_exits(ear: Ear) -> None:
     supervision = supervision_of(ear)
     supervision.start()
-    assert [ear.hear() for _ in range(4)] == [Hello(python=sys.executable), *[beat(step=7)] * 3]
-    (thread,) = [t for t in threading.enumerate() if t.name == "muster-heartbeat"]
-    supervision.stop()
-    thread.join(20)
-    assert not thread.is_alive()
-    ear.heard()
+    assert next_of(ear, 4) == [Hello(python=sys.executable), *[beat(step=7)] * 3]
+    supervision.report_exit()
+    phases = (beat.phase for beat in iter(ear.hear, None) if isinstance(beat, Heartbeat))
+    exiting = dropwhile(lambda phase: phase is not Phase.EXITING, phases)
+    assert [*islice(exiting, 3)] == [Phase.EXITING] * 3
+
+
+@pytest.mark.parametrize(
+    ("complete", "failed", "stopping", "phase"),
+    [
+        (True, False, False, Phase.FINISHED),
+        (False, False, False, Phase.EXITING),
+        (True, True, False, Phase.EXITING),
+        (True, False, True, Phase.EXITING),
+    ],
+)
+def test_only_a_complete_undisturbed_process_has_finished(
+    ear: Ear, *, complete: bool, failed: bool, stopping: bool, phase: Phase
+) -> None:
+    supervision = supervision_of(ear, NEVER_SECONDS)
+    supervision.is_complete, supervision.has_failed = complete, failed
+    supervision.is_stopping = stopping
+    supervision.report_exit()
+    assert ear.heard() == [beat(step=7, stopping=stopping, phase=phase)]
+
+
+def test_a_fork_of_the_program_does_not_report_its_exit(ear: Ear) -> None:
+    supervision = supervision_of(ear, NEVER_SECONDS)
+    if (child := os.fork()) == 0:
+        supervision.report_exit()
+        os._exit(0)
+    os.waitpid(child, 0)
     assert ear.heard() == []
 
 
@@ -89,8 +138,8 @@ def test_reports_are_limited_in_rate_and_the_last_one_is_sent(ear: Ear) -> None:
     for _ in range(100):
         supervision.report()
     assert 1 <= len(ear.heard()) < 50
-    supervision.stop()
-    assert ear.heard() == [beat(step=7)]
+    supervision.report_exit()
+    assert ear.heard() == [beat(step=7, phase=Phase.EXITING)]
 
 
 def test_a_heartbeat_is_sent_without_values_that_do_not_fit(ear: Ear) -> None:
@@ -108,7 +157,7 @@ def test_values_that_could_not_be_sent_come_with_the_next(agents: Agents) -> Non
         supervision.report_next()
         supervision.report()
     agents.starts()
-    stopping = threading.Thread(target=supervision.stop)
+    stopping = threading.Thread(target=supervision.report_exit)
     stopping.start()
     agents.accepts()
     first, last = agents.hear(), agents.hear()
@@ -126,8 +175,8 @@ def test_the_thread_reconnects_to_the_next_agent(agents: Agents) -> None:
     agents.dies()
     agents.starts()
     agents.accepts()
-    assert [agents.hear() for _ in range(2)] == [Hello(python=sys.executable), beat(step=7)]
-    supervision.stop()
+    assert next_of(agents, 2) == [Hello(python=sys.executable), beat(step=7)]
+    supervision.report_exit()
     assert not supervision.is_stopping
 
 
@@ -137,7 +186,7 @@ def test_without_a_new_agent_the_process_stops_itself(agents: Agents) -> None:
     agents.dies()
     await_value(lambda: supervision.is_stopping, lambda: "it was not asked to stop")
     before = time.monotonic()
-    supervision.stop()
+    supervision.report_exit()
     assert time.monotonic() < before + LAST_REPORT_SECONDS, "it does not wait for an agent"
     said = supervision._client.state()  # noqa: SLF001  for a later agent
     assert Orphaned(by="itself (no agent for 0.05 s)") in said
@@ -145,11 +194,11 @@ def test_without_a_new_agent_the_process_stops_itself(agents: Agents) -> None:
 
 def test_the_final_state_waits_for_a_new_agent(agents: Agents) -> None:
     agents.dies()
-    stopping = threading.Thread(target=supervision_of(agents).stop)
+    stopping = threading.Thread(target=supervision_of(agents).report_exit)
     stopping.start()
     agents.starts()
     agents.accepts()
-    assert agents.hear() == beat(step=7)
+    assert agents.hear() == beat(step=7, phase=Phase.EXITING)
     stopping.join(PATIENCE_SECONDS)
     assert not stopping.is_alive()
 
@@ -165,7 +214,7 @@ def test_a_process_replaced_after_its_last_step_exits(
     with Path("/dev/full").open("wb", buffering=0) as full:
         monkeypatch.setattr(sys, "stderr", TextIOWrapper(full, write_through=True))
         with pytest.raises(Replaced) as replaced:
-            supervision_of(agents).stop()
+            supervision_of(agents).report_exit()
     assert replaced.value.args == (REPLACED_CODE,)
     assert agents.hear() == Orphaned(by="itself (a newer agent's socket is there)")
 

@@ -10,9 +10,17 @@ import numpy as np
 import pytest
 
 from muster.checkpoints.errors import CheckpointMismatch, RestoreDamaged
+from muster.checkpoints.manifest import ARITHMETIC
 from muster.contracts.job import Reason
-from muster.contracts.messages import Heartbeat, Hello, PermanentFailure, RankMessage, RestoreFailed
-from muster.contracts.rank import RankProgress
+from muster.contracts.messages import (
+    Heartbeat,
+    Hello,
+    PermanentFailure,
+    RankMessage,
+    RestoreFailed,
+    Warned,
+)
+from muster.contracts.rank import Phase, RankProgress
 from tests.support.ranks import Ear, run_of, write_shards
 
 PATIENCE_SECONDS = 30
@@ -151,6 +159,24 @@ def test_a_checkpoint_of_another_world_size_is_refused(place: Path) -> None:
 # With an agent
 
 
+@pytest.mark.parametrize(("bits", "is_told"), [("same", True), ("any", False)])
+def test_other_arithmetic_is_told_and_the_run_goes_on(
+    place: Path, ear: Ear, bits: str, *, is_told: bool
+) -> None:
+    made_by = {"digest": "other", "facts": {"numpy": "0.9"}}
+    first = run_of(place, MUSTER_BITS="any")  # it adds nothing about itself
+    first.step()
+    first.checkpoint({"weights": np.ones(1), ARITHMETIC: made_by})
+    later = run_of(place, ear.voice, MUSTER_BITS=bits)
+    assert later.restore() == {"weights": np.ones(1)}
+    told = [message.message for message in ear.heard() if isinstance(message, Warned)]
+    assert bool(told) is is_told
+    assert all(f"numpy is {np.__version__} here and 0.9 there" in each for each in told)
+    later.checkpoint({"weights": np.ones(1)})
+    run_of(place, ear.voice).restore()
+    assert not any(isinstance(message, Warned) for message in ear.heard()), "saved with its own"
+
+
 def last_beat(ear: Ear) -> Heartbeat:
     beats = [message for message in ear.heard() if isinstance(message, Heartbeat)]
     return beats[-1]
@@ -161,7 +187,7 @@ def test_steps_that_a_program_counts_itself_are_reported(place: Path, ear: Ear) 
     run.steps_done = 40
     run.step(loss=0.5)
     run.report(loss=0.25, accuracy=0.75)
-    run._supervision.stop()  # noqa: SLF001  sends the final state
+    run._supervision.report_exit()  # noqa: SLF001  sends the final state
     progress = last_beat(ear).progress
     assert (progress.step, progress.loss, progress.metrics) == (41, 0.25, {"accuracy": 0.75})
 
@@ -173,7 +199,7 @@ def test_a_heartbeat_reports_progress(place: Path, ear: Ear) -> None:
         run.step(loss=np.float32(0.5), accuracy=0.75)
     began = datetime.now(UTC)
     run.checkpoint({"weights": np.ones(100)})
-    run._supervision.stop()  # noqa: SLF001  sends the final state
+    run._supervision.report_exit()  # noqa: SLF001  sends the final state
     beat = last_beat(ear)
     saved = beat.progress.last_checkpoint_bytes
     assert (saved, beat.progress.last_checkpoint_at) >= (800, began)
@@ -194,6 +220,7 @@ def test_a_heartbeat_reports_progress(place: Path, ear: Ear) -> None:
         stopping=False,
         waiting=False,
         window=beat.window,
+        phase=Phase.EXITING,
     )
 
 
@@ -211,7 +238,7 @@ def test_a_step_without_values_keeps_the_last_ones(place: Path, ear: Ear) -> Non
     run = run_of(place, ear.voice)
     run.step(loss=0.25, accuracy=0.5)
     run.step()
-    run._supervision.stop()  # noqa: SLF001  sends the final state
+    run._supervision.report_exit()  # noqa: SLF001  sends the final state
     at = last_beat(ear).progress
     assert (at.step, at.loss, at.metrics) == (2, 0.25, {"accuracy": 0.5})
 
@@ -220,7 +247,7 @@ def test_a_metric_stays_until_it_is_reported_again(place: Path, ear: Ear) -> Non
     run = run_of(place, ear.voice)
     run.report(val_loss=0.5, accuracy=0.5)
     run.step(loss=0.25, accuracy=0.75)
-    run._supervision.stop()  # noqa: SLF001  sends the final state
+    run._supervision.report_exit()  # noqa: SLF001  sends the final state
     assert last_beat(ear).progress.metrics == {"val_loss": 0.5, "accuracy": 0.75}
 
 
@@ -230,7 +257,7 @@ def test_a_restored_run_reports_the_restored_step(place: Path, ear: Ear) -> None
     first.checkpoint({})
     second = run_of(place, ear.voice)
     second.restore()
-    second._supervision.stop()  # noqa: SLF001  sends the final state
+    second._supervision.report_exit()  # noqa: SLF001  sends the final state
     beat = last_beat(ear)
     at = beat.progress
     assert (at.step, beat.checkpoints_saved, at.last_checkpoint_step) == (1, 0, 1)

@@ -1,6 +1,7 @@
 """One checkpoint for all ranks: written by one, read by any, fenced by the group's generation."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,18 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from muster.checkpoints.errors import CheckpointMismatch, StaleGeneration
+from muster.checkpoints.comparison import differences, identity_of
+from muster.checkpoints.errors import CheckpointMismatch, OtherArithmetic, StaleGeneration
 from muster.checkpoints.listing import refuse_other_schedule
 from muster.contracts.messages import EpochDone
+from muster.contracts.paths import checkpoints_of_job
 from muster.contracts.shards import Position
 from muster.datasets.index import Totals
+from muster.runtime.fingerprint import Fingerprint
 from muster.training.checkpointer import Checkpointer
 from muster.training.schedule import Schedule
 from muster.training.state_sync import Committed, Replica
+from tests.support.installation import newest_checkpoint
 from tests.support.ranks import settings_of
 
 SCHEDULE = Schedule(
@@ -41,9 +46,11 @@ def replica_at(step: int, epochs: Sequence[EpochDone] = (EPOCH,)) -> Replica:
     return replica
 
 
-def checkpointer(directory: Path, **names: object) -> Checkpointer:
+def checkpointer(
+    directory: Path, warn: Callable[[str], None] = lambda _: None, **names: object
+) -> Checkpointer:
     names = {"JOB_ID": "job", "WORLD_SIZE": 4, **names}
-    return Checkpointer(settings_of(directory, **names), lambda _: None)
+    return Checkpointer(settings_of(directory, **names), warn)
 
 
 def save(directory: Path, replica: Replica, generation: int = 1) -> Replica:
@@ -131,6 +138,61 @@ def test_another_schedule_is_refused(tmp_path: Path, other: dict[str, Any], word
 def test_other_settings_may_change(tmp_path: Path, other: dict[str, Any]) -> None:
     save(tmp_path, replica_at(5))
     assert restored(tmp_path, replace(SCHEDULE, **other)) is not None
+
+
+OWN = {"JOB_ID": "job", "MUSTER_JOB_UID": "uid"}
+LATER = {"JOB_ID": "later", "MUSTER_JOB_UID": "another", "MUSTER_RESUME_FROM": "job"}
+FIRST, SECOND = (
+    Fingerprint(digest=it, arithmetic=it, facts={"numpy": it}) for it in ("1.26", "2.0")
+)
+DIFFERENT = "the checkpoint of step 5 has other bits: .*numpy is 2.0 here and 1.26 there"
+
+
+def resume(
+    directory: Path, made_by: Fingerprint | None, by: Fingerprint | None, **names: object
+) -> str:
+    """Save with one arithmetic and restore with another; return the warnings."""
+    warnings: list[str] = []
+    saver = checkpointer(directory, **OWN)
+    saver.arithmetic = made_by
+    saver.save(1, 4, replica_at(5), SCHEDULE)
+    saver.close()
+    restorer, replica = checkpointer(directory, warnings.append, **names), Replica(initial())
+    restorer.arithmetic = by
+    assert restorer.restore(initial(), replica, SCHEDULE)
+    assert replica.digest() == replica_at(5).digest()
+    return "".join(warnings)
+
+
+def test_other_arithmetic_than_that_of_the_job_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OtherArithmetic, match=f"{DIFFERENT}.*resume_from: job"):
+        resume(tmp_path, FIRST, SECOND, **OWN)
+
+
+@pytest.mark.parametrize("names", [LATER, {"JOB_ID": "job"}], ids=["another job", "by hand"])
+def test_a_person_may_go_on_with_other_arithmetic(tmp_path: Path, names: dict[str, str]) -> None:
+    assert re.match(DIFFERENT, resume(tmp_path, FIRST, SECOND, **names))
+
+
+@pytest.mark.parametrize(
+    ("made_by", "by"), [(FIRST, FIRST), (None, SECOND), (FIRST, None)], ids=["same", "old", "any"]
+)
+def test_the_same_or_unknown_arithmetic_goes_on(
+    tmp_path: Path, made_by: Fingerprint | None, by: Fingerprint | None
+) -> None:
+    assert not resume(tmp_path, made_by, by, **OWN)
+
+
+def test_arithmetic_is_no_part_of_the_identity(tmp_path: Path) -> None:
+    found = []
+    for number, arithmetic in enumerate((FIRST, SECOND, None)):
+        directory = tmp_path / str(number)
+        resume(directory, arithmetic, arithmetic, **OWN)
+        found.append(
+            newest_checkpoint(checkpoints_of_job(directory / "checkpoints", "job"), 0, None)
+        )
+    assert len({identity_of(it) for it in found}) == 1
+    assert not differences(found[0].state, found[2].state)
 
 
 def test_checkpoint_without_virtual_shards_matches_any() -> None:

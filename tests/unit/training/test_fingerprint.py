@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from muster.training.fingerprint import Fingerprint, explain, fingerprint
+from muster.runtime.fingerprint import Fingerprint, explain, fingerprint
 
 FACTS = {
     "the processor": "x86_64",

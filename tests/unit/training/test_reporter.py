@@ -101,7 +101,7 @@ def test_restored_rank_reports_epochs_and_step_again(tmp_path: Path, ear: Ear) -
     reporter.on_group_joined(GROUP, replica)
     ear.heard()
     reporter.supervision.report()
-    reporter.print_outcome(Outcome.DONE)
+    reporter.end(Outcome.DONE)
     (beat,) = ear.heard()
     assert isinstance(beat, Heartbeat)
     assert beat.progress.step == EPOCHS, "also if it has nothing left to do"
@@ -111,7 +111,7 @@ def test_heartbeat_says_whether_the_rank_waits(tmp_path: Path, ear: Ear) -> None
     reporter = reporter_of(tmp_path, ear)
     with reporter.busy:
         reporter.supervision.report()
-    reporter.supervision.stop()
+    reporter.supervision.report_exit()
     assert [beat.waiting for beat in ear.heard() if isinstance(beat, Heartbeat)] == [False, True]
 
 

@@ -13,8 +13,8 @@ from muster.collectives.reduction.tree import Block, assign_blocks
 from muster.collectives.simulated import SimulatedBackend, run_ranks
 from muster.contracts.shards import Position
 from muster.datasets.index import Totals
+from muster.runtime.fingerprint import ANY_BITS, Fingerprint, fingerprint
 from muster.training import state_sync
-from muster.training.fingerprint import ANY_BITS, Fingerprint, fingerprint
 from muster.training.state_sync import (
     UNKNOWN,
     Committed,

@@ -13,9 +13,9 @@ from muster.collectives.simulated import SimulatedBackend
 from muster.contracts.shards import Position
 from muster.datasets.index import Totals
 from muster.program import Contribution, State
+from muster.runtime.fingerprint import fingerprint
 from muster.training.batches import BlockBatches
 from muster.training.blocks import BusyFlag, Computer, Tasks
-from muster.training.fingerprint import fingerprint
 from muster.training.group import Group
 from muster.training.group_updates import SingleRankUpdates
 from muster.training.replay import Replay

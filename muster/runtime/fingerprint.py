@@ -11,12 +11,15 @@ import os
 import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import xxhash
 from numpy.typing import DTypeLike, NDArray
+
+from muster.checkpoints.manifest import ARITHMETIC, Manifest
 
 Array: TypeAlias = NDArray[Any]
 
@@ -62,6 +65,21 @@ class Fingerprint:
     digest: str
     facts: Mapping[str, str]
     """Settings that usually explain a difference; ``unknown`` where one cannot be read."""
+    arithmetic: str = ""
+    """Digest without the model and the data: what a checkpoint holds."""
+
+    @property
+    def value(self) -> dict[str, Any]:
+        """What a checkpoint says about the process that has saved it."""
+        return {"digest": self.arithmetic, "facts": dict(self.facts)}
+
+    def difference(self, manifest: Manifest) -> str:
+        """Return why a checkpoint has other bits than this process; "" if it is not known to."""
+        found = manifest.values.get(ARITHMETIC)
+        if found is None or found["digest"] == self.arithmetic:
+            return ""
+        why = explain(self, Fingerprint(digest="", facts=found["facts"]))
+        return f"the checkpoint of step {manifest.step} has other bits: {why}"
 
 
 def fingerprint() -> Fingerprint:
@@ -70,7 +88,16 @@ def fingerprint() -> Fingerprint:
     with np.errstate(all="ignore"):  # denormal numbers are among the inputs
         for result in _results():
             digest.update(np.ascontiguousarray(result).data)
-    return Fingerprint(digest=digest.hexdigest(), facts=_facts())
+    found = digest.hexdigest()
+    return Fingerprint(digest=found, facts=_facts(), arithmetic=found)
+
+
+@cache
+def known_arithmetic(torch_version: str) -> Fingerprint:
+    """Return the facts alone: quick, for a process that is not promised the same bits."""
+    facts = _facts() | ({"torch": torch_version} if torch_version else {})
+    digest = xxhash.xxh3_128_hexdigest("\n".join(facts.values()).encode())
+    return Fingerprint(digest=digest, facts=facts, arithmetic=digest)
 
 
 def explain(ours: Fingerprint, theirs: Fingerprint) -> str:
