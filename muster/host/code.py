@@ -139,9 +139,9 @@ class LoadedCode:
         self._count = len(sys.modules)
         # Not getattr: a lazy module would import something.
         places = (getattr(it, "__dict__", {}).get("__file__") for it in list(sys.modules.values()))
-        new = {it for it in places if isinstance(it, str) and _is_own(it)} - self._known
+        new = {it for it in places if isinstance(it, str)} - self._known
         self._known |= new
-        paths = sorted(filter(_is_own, map(os.path.realpath, new)))
+        paths = sorted(filter(_is_own, map(os.path.realpath, filter(_is_own, new))))
         return {path: digest for path in paths if (digest := digest_of(path))}
 
 
