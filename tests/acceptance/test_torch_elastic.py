@@ -17,6 +17,7 @@ from tests.support.installation import (
     Installation,
     Seen,
     await_value,
+    is_over,
     is_running,
     newest_checkpoint,
     pids,
@@ -117,6 +118,25 @@ def test_a_stopped_job_is_resumed_with_the_same_bits(
     assert digests(installation, second, 1) == {alone}
     place = checkpoints_of_job(installation.checkpoint_dir, second)
     assert newest_checkpoint(place, 0, None).step == 160
+
+
+def test_a_rank_with_an_edited_script_is_refused(
+    installation: Installation, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(EXAMPLE.read_text())
+    command = [sys.executable, "-W", "ignore", script.name]
+    job_id = submit(installation, 2, pause=0.1, command=command, working_dir=str(tmp_path))
+    installation.wait_until(job_id, lambda seen: is_running(seen) and has_saved_once(seen))
+    script.write_text(f"{EXAMPLE.read_text()}\n")
+    for _ in range(2):  # a spare process has loaded the script before it was edited
+        installation.kill(job_id, 1)
+        seen = installation.wait_until(
+            job_id, lambda seen: is_over(seen) or (is_running(seen) and all(pids(seen)))
+        )
+        if is_over(seen):
+            break
+    assert installation.fail(job_id)["reason"] == "code_changed"
 
 
 @pytest.mark.parametrize("model", ["resnet", "gpt"])
