@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Annotated, Final, TypeAlias, TypeVar, cast
 
 from anyio import CapacityLimiter
@@ -23,7 +24,8 @@ from fastapi.security import HTTPBearer, SecurityScopes
 from prometheus_client import CollectorRegistry
 
 from api.auth import CHANGING_METHODS, Caller, logged_refusal, require_scope
-from api.streams import JobCache, LogBroadcast
+from api.errors import ServiceUnavailable
+from api.streams import IDLE_SECONDS, JobCache, LogBroadcast
 from api.submission import SubmissionQueue, Submitter
 from api.watch import Watches
 from database.engine import Database
@@ -227,6 +229,21 @@ async def _reauthentication(request: Request) -> Reauthenticate:
 
 Reauthentication = Annotated[Reauthenticate, Depends(_reauthentication)]
 """For a route that waits before it changes something, or that streams for a long time."""
+
+
+def now_and_then(reauthenticate: Reauthenticate) -> Reauthenticate:
+    """Return the same for a loop: it asks once in `IDLE_SECONDS`, and goes on without an answer."""
+    asked_at = monotonic()
+
+    async def check() -> None:
+        nonlocal asked_at
+        if monotonic() - asked_at >= IDLE_SECONDS:
+            asked_at = monotonic()
+            with suppress(ServiceUnavailable):  # tokens cannot be read now
+                await reauthenticate()
+
+    return check
+
 
 _BEARER: Final = HTTPBearer(
     auto_error=False,

@@ -22,7 +22,6 @@ from database.records import (
     MemberRecord,
     RankRecord,
 )
-from muster.checkpoints.manifest import RestorePoint
 from muster.contracts.job import TERMINAL, JobStatus
 from muster.contracts.messages import (
     Saved,
@@ -85,8 +84,8 @@ def job_row(snapshot: JobSnapshot, attachment: Attachment, now: Moment) -> JobCh
     """Return the coordinator's fields of the job's row."""
     exit_code = 0 if snapshot.status is JobStatus.COMPLETED else None
     if snapshot.status is JobStatus.FAILED:
-        known = None if snapshot.failure is None else snapshot.failure.exit_code
-        exit_code = 1 if known is None else known
+        failure = snapshot.failure
+        exit_code = 1 if failure is None or failure.exit_code is None else failure.exit_code
     return JobChange(
         job_id=snapshot.job_id,
         uid=snapshot.uid,
@@ -99,13 +98,9 @@ def job_row(snapshot: JobSnapshot, attachment: Attachment, now: Moment) -> JobCh
         group_round=snapshot.group.round,
         master_port=attachment.master_port,
         numeric_environment=attachment.numeric_environment,
-        restore_from=_text_of(snapshot.restore.point),
+        restore_from=str(point) if (point := snapshot.restore.point) else None,
         checkpoint_requests_done=snapshot.checkpoint_requests_done,
     )
-
-
-def _text_of(point: RestorePoint | None) -> str | None:
-    return None if point is None else str(point)
 
 
 def agent_rows(snapshot: JobSnapshot, attachment: Attachment) -> list[AgentRecord]:

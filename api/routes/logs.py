@@ -1,7 +1,6 @@
 """Logs of a job: the last lines, and a stream of all lines."""
 
 import json
-from asyncio import get_running_loop
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -16,10 +15,17 @@ from pydantic import AwareDatetime
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from api.auth import Unauthorized
-from api.dependencies import READ, AppState, CurrentCaller, Reauthenticate, Reauthentication, State
-from api.errors import Conflict, Problem, invalid_field
+from api.dependencies import (
+    READ,
+    AppState,
+    Reauthenticate,
+    Reauthentication,
+    State,
+    now_and_then,
+)
+from api.errors import Conflict, invalid_field
 from api.schema import KnownJobId, refusals, returns
-from api.streams import IDLE_SECONDS, JobState, finished_logs
+from api.streams import JobState, finished_logs
 from database.errors import JobMissing
 from database.records import Job
 from muster.contracts.views import LogLineView, LogTail
@@ -137,11 +143,10 @@ RequestedFilter = Annotated[LogFilter, Depends(_log_filter)]
         204: {"description": "With `follow`: everything was delivered."},
     },
 )
-async def get_logs(  # noqa: PLR0913  a query has many parameters
+async def get_logs(
     *,
     job_id: KnownJobId,
     state: State,
-    caller: CurrentCaller,
     request: Request,
     reauthenticate: Reauthentication,
     part: RequestedPart,
@@ -158,7 +163,7 @@ async def get_logs(  # noqa: PLR0913  a query has many parameters
         if is_search:
             detail = "a stream takes rank, tail and after: leave other filters out"
             raise invalid_field("query", "follow", detail)
-        return await stream_logs(job_id, state, caller, reauthenticate, part)
+        return await stream_logs(job_id, state, reauthenticate, part)
     job = await run_sync(state.jobs.get, job_id)
     _check_rank(job, part.rank)
     wanted = replace(filters, rank=part.rank, after=part.position_in(job) or {})
@@ -199,7 +204,6 @@ async def get_logs(  # noqa: PLR0913  a query has many parameters
 async def stream_logs(
     job_id: KnownJobId,
     state: State,
-    caller: CurrentCaller,
     reauthenticate: Reauthentication,
     part: RequestedPart,
 ) -> Response:
@@ -216,10 +220,8 @@ async def stream_logs(
             return Response(status_code=HTTPStatus.NO_CONTENT)
     elif position is None and part.tail is not None:
         position = await run_sync(logs.tail_position, part.rank, part.tail)
-    # The token of any other caller cannot be revoked.
-    check = reauthenticate if caller.token_id is not None else None
     return EventSourceResponse(
-        _events(state, found.job, part.rank, position or {}, check),
+        _events(state, found.job, part.rank, position or {}, now_and_then(reauthenticate)),
         ping=PING_SECONDS,
         send_timeout=SEND_SECONDS,
         shutdown_grace_period=SHUTDOWN_SECONDS,
@@ -232,20 +234,18 @@ async def _events(
     job: Job,
     rank: int | None,
     position: Position,
-    reauthenticate: Reauthenticate | None,
+    check: Reauthenticate,
 ) -> AsyncIterator[bytes]:
     """Yield encoded events until the job is over, the service stops or the token is revoked."""
     # A client that sees no event resumes from here.
     start = format_event_id(job.uid, position)
     yield ServerSentEvent(id=start, retry=RETRY_MILLISECONDS, sep="\n").encode()
-    clock = get_running_loop().time
-    checked_at = clock()
     async with state.log_broadcast.subscribe(job, rank) as feed:
         async for event in feed.events(position):
-            if reauthenticate is not None and clock() - checked_at >= IDLE_SECONDS:
-                checked_at = clock()
-                if not await is_still_valid(reauthenticate):
-                    return
+            try:
+                await check()
+            except Unauthorized:
+                return
             if event is not None:
                 position = event.position
                 yield event.encoded
@@ -253,16 +253,6 @@ async def _events(
     # If the service stops, there is no `end`: the client resumes from `position`.
     if final is None or final.job.is_terminal:
         yield _end_event(job, final, position)
-
-
-async def is_still_valid(reauthenticate: Reauthenticate) -> bool:
-    try:
-        await reauthenticate()
-    except Unauthorized:
-        return False
-    except Problem:
-        pass  # tokens cannot be read now
-    return True
 
 
 def _end_event(followed: Job, final: JobState | None, position: Position) -> bytes:

@@ -3,11 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 from operator import attrgetter
-from time import monotonic
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -15,10 +14,10 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, Header, Query, Request, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from api.dependencies import READ, AppState, CurrentCaller, Reauthenticate, Reauthentication
+from api.auth import Unauthorized
+from api.dependencies import READ, AppState, Reauthenticate, Reauthentication, now_and_then
 from api.dependencies import State as ServiceState
-from api.errors import ServiceUnavailable
-from api.routes.logs import EVENTS, PING_SECONDS, RETRY_MILLISECONDS, SEND_SECONDS, is_still_valid
+from api.routes.logs import EVENTS, PING_SECONDS, RETRY_MILLISECONDS, SEND_SECONDS
 from api.schema import KnownJobId, refusals
 from api.streams import FRESH_SECONDS, IDLE_SECONDS, JobState
 from api.views import point_state, summary
@@ -56,17 +55,16 @@ _STREAM: Final[dict[int | str, dict[str, Any]]] = {
     dependencies=[READ],
     responses=_STREAM,
 )
-async def stream_summaries(
-    state: ServiceState, caller: CurrentCaller, reauthenticate: Reauthentication
-) -> Response:
+async def stream_summaries(state: ServiceState, reauthenticate: Reauthentication) -> Response:
     """Begin with all jobs that are not over; then each job with its fields that differ."""
     known: dict[JobUid, tuple[Job, State]] = {}
 
     async def look(_after: int) -> Found:
         return await run_sync(_list, state, known)
 
-    check = reauthenticate if caller.token_id is not None else None
-    return Subscription(state=state, key="", look=look, reauthenticate=check).response()
+    return Subscription(
+        state=state, key="", look=look, check=now_and_then(reauthenticate)
+    ).response()
 
 
 @router.get(
@@ -80,7 +78,6 @@ async def watch_job(
     *,
     job_id: KnownJobId,
     state: ServiceState,
-    caller: CurrentCaller,
     reauthenticate: Reauthentication,
     after: Annotated[
         int | None, Query(ge=0, le=NUMBER_LIMIT, description="The last `event_id` seen.")
@@ -98,9 +95,9 @@ async def watch_job(
     async def look(after: int) -> Found | None:
         return await run_sync(_job, state, job, after, seen_of_series)
 
-    check = reauthenticate if caller.token_id is not None else None
+    check = now_and_then(reauthenticate)
     return Subscription(
-        state=state, key=job.uid, look=look, reauthenticate=check, job_id=job_id, seen=seen
+        state=state, key=job.uid, look=look, check=check, job_id=job_id, seen=seen
     ).response()
 
 
@@ -111,10 +108,9 @@ class Subscription:
     state: AppState
     key: str
     look: Callable[[int], Awaitable[Found | None]]
-    reauthenticate: Reauthenticate | None
+    check: Reauthenticate
     job_id: JobId | None = None  # None: of the list, which has no events
     seen: int | None = None  # the last event that the client has; None if it wants none of before
-    checked_at: float = field(default_factory=monotonic)
     is_allowed: bool = True
 
     def response(self) -> Response:
@@ -159,11 +155,11 @@ class Subscription:
             with suppress(TimeoutError):
                 async with asyncio.timeout(IDLE_SECONDS):
                     content = await reader.get()
-            if self.reauthenticate is not None and monotonic() - self.checked_at >= IDLE_SECONDS:
-                self.checked_at = monotonic()
-                self.is_allowed = await is_still_valid(self.reauthenticate)
-                if not self.is_allowed:
-                    return
+            try:
+                await self.check()
+            except Unauthorized:
+                self.is_allowed = False
+                return
             if content:
                 yield content
 
@@ -243,9 +239,8 @@ async def wait_for_status(
     reads that streams share, so any number of waits for a job costs one database read per
     `FRESH_SECONDS` and no thread.
     """
-    clock = asyncio.get_running_loop().time
-    checked_at = clock()
-    deadline = checked_at + timeout_seconds
+    clock, check = asyncio.get_running_loop().time, now_and_then(reauthenticate)
+    deadline = clock() + timeout_seconds
     # A shared read may be older than what this client knows, and may be of an earlier job.
     job = _job_in(await state.job_cache.get(job_id, is_current=True), job_id)
     uid = job.uid
@@ -253,10 +248,7 @@ async def wait_for_status(
         if clock() >= deadline or await request.is_disconnected():
             break
         await asyncio.sleep(FRESH_SECONDS)
-        if clock() - checked_at >= IDLE_SECONDS:
-            checked_at = clock()
-            with suppress(ServiceUnavailable):
-                await reauthenticate()
+        await check()
         job = _job_in(await state.job_cache.get(job_id), job_id)
         if job.uid != uid:
             raise JobMissing(job_id)

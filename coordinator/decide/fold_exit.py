@@ -11,8 +11,6 @@ from dataclasses import replace
 from signal import SIGTERM
 from typing import Final
 
-import msgspec
-
 from coordinator.decide import fold_pool, fold_rank
 from coordinator.decide.classify_exit import classify, failed_before, has_lost_peer
 from coordinator.decide.events import describe_exit, printable, quote_lines
@@ -42,20 +40,15 @@ def record_permanent_error(
 ) -> JobSnapshot:
     """A rank reports an error that a restart cannot cure."""
     cause = Cause(reason=message.reason, message=printable(message.message))
-    if message.reason is not Reason.DIFFERENT_BITS:
+    if message.reason is not Reason.DIFFERENT_BITS or not snapshot.has_other_host(rank):
         return _fail_for_program(snapshot, rank, cause, now)
-    return set_host_aside(snapshot, rank, cause, now)
-
-
-def set_host_aside(
-    snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause, now: float
-) -> JobSnapshot:
-    """Start no rank of this job on this host any more; once no other one is left, fail the job."""
-    changed = snapshot.with_agent(replace(snapshot.agent_of(rank), is_unfit=True))
-    unfit = {agent.host for agent in changed.agents.values() if agent.is_unfit}
-    if unfit >= {*(snapshot.spec.hosts or snapshot.hosts)} and not snapshot.is_scheduled:
-        return _fail_for_program(changed, rank, cause, now)
     refused = replace(cause, message=f"was refused on {rank.host}: {cause.message}")
+    return set_host_aside(snapshot, rank, refused)
+
+
+def set_host_aside(snapshot: JobSnapshot, rank: RankSnapshot, refused: Cause) -> JobSnapshot:
+    """Start no rank of this job on the host of `rank` any more."""
+    changed = snapshot.with_agent(replace(snapshot.agent_of(rank), is_unfit=True))
     return changed.with_attempt(rank, replace(rank.attempt, refused=refused))
 
 
@@ -123,12 +116,11 @@ def _blame_earlier(
     return replace(snapshot, end=replace(snapshot.end, failure=found))
 
 
-def _with_advice(spec: JobSpec, exited: RankExited) -> RankExited:
-    """Return the exit with what to do about a failed import as the last line of the log."""
+def _last_lines(spec: JobSpec, exited: RankExited) -> list[str]:
+    """Return the end of the log, and what to do about a failed import."""
     python = spec.argv[0] if spec.argv and "/python" in spec.argv[0] else spec.python
     advice = import_advice("\n".join(exited.last_lines), python)
-    lines = (*exited.last_lines, advice) if advice else exited.last_lines
-    return msgspec.structs.replace(exited, last_lines=lines)
+    return [*exited.last_lines, *([advice] if advice else [])]
 
 
 def count_end_with_agent(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> JobSnapshot:
@@ -252,14 +244,11 @@ def _failure(
 ) -> JobFailure:
     """Return the job's failure: what happened to the rank, the limit, the end of its log."""
     intent, name = rank.attempt.intent, snapshot.rank_name(rank)
-    done = (
-        next((it for it in snapshot.ranks if it.finished and not it.is_alive), None)
-        if snapshot.is_gang
-        else None
-    )
-    if done is not None and (ending.reason is Reason.NO_PROGRESS or has_lost_peer(message)):
+    done = [it for it in snapshot.ranks if it.finished and not it.is_alive]
+    has_waited = ending.reason is Reason.NO_PROGRESS or has_lost_peer(message)
+    if snapshot.is_gang and done and has_waited:
         uneven = "exited with code 0 before the others: have all ranks as many steps? Then"
-        name = f"{snapshot.rank_name(done)} {uneven} {name}"
+        name = f"{snapshot.rank_name(done[0])} {uneven} {name}"
     is_slow = intent.terminated_at is not None and message.signal == SIGTERM
     if is_slow:  # its exit took so long that it was asked to
         what = "failed first"
@@ -274,7 +263,7 @@ def _failure(
         what = describe_exit(rank.attempt) if message.error is None else ending.message
     # No lines are kept of an exit with code 0, nor of a process that never started.
     has_lines = message.exit_code != 0 and message.unstarted is None
-    quote = quote_lines(_with_advice(snapshot.spec, message).last_lines) if has_lines else ""
+    quote = quote_lines(_last_lines(snapshot.spec, message)) if has_lines else ""
     code = SIGNAL_BASE + (message.signal or 0) if message.exit_code is None else message.exit_code
     code = 1 if is_slow else code or 1  # a failed job is never 0
     told = f"{name} {what} and {limit}{quote}"

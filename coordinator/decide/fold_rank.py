@@ -1,6 +1,7 @@
 """The part of `fold` that concerns one rank alone. Pure."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from coordinator.decide.rank_state import (
     Attempt,
     AttemptEnd,
     Cause,
+    EndIntent,
     RankSnapshot,
     Throughput,
 )
@@ -21,6 +23,10 @@ from muster.contracts.retry import SIGNAL_BASE, Backoff, RetryClass
 
 THROUGHPUT_WINDOW_SECONDS: Final = 1.0
 """Steps are counted over at least this long; heartbeats may come much closer together."""
+
+_ATTEMPT_BEGAN: Final = ("spawned_at", "heard_at", "progressed_at", "exiting_at", "stopped_at")
+_INTENT_BEGAN: Final = ("terminated_at", "killed_at", "asked_at")
+"""The moments from which deadlines count."""
 
 THROUGHPUT_WEIGHT: Final = 0.5  # weight of the newest window in the exponential moving average
 
@@ -156,26 +162,14 @@ def shift_deadlines(rank: RankSnapshot, seconds: float, now: float) -> RankSnaps
     """Shift every deadline of a living rank by `seconds`, none of them into the future."""
     if not rank.is_alive:
         return rank
-    attempt, asked, stopped = (
-        rank.attempt,
-        rank.attempt.intent.terminated_at,
-        rank.attempt.stopped_at,
-    )
-    intent = replace(
-        attempt.intent,
-        terminated_at=None if asked is None else min(now, asked + seconds),
-        killed_at=min(now, attempt.intent.killed_at + seconds),
-    )
-    shifted = replace(
-        attempt,
-        spawned_at=min(now, attempt.spawned_at + seconds),
-        heard_at=min(now, attempt.heard_at + seconds),
-        progressed_at=min(now, attempt.progressed_at + seconds),
-        exiting_at=min(now, attempt.exiting_at + seconds),
-        stopped_at=None if stopped is None else min(now, stopped + seconds),
-        intent=intent,
-    )
-    return replace(rank, attempt=shifted)
+
+    def shifted(value: Attempt | EndIntent, names: Iterable[str]) -> dict[str, Any]:
+        moments = {name: getattr(value, name) for name in names}
+        return {name: min(now, at + seconds) for name, at in moments.items() if at is not None}
+
+    intent = replace(rank.attempt.intent, **shifted(rank.attempt.intent, _INTENT_BEGAN))
+    attempt = replace(rank.attempt, **shifted(rank.attempt, _ATTEMPT_BEGAN), intent=intent)
+    return replace(rank, attempt=attempt)
 
 
 # Ends

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from api import dependencies
 from api.auth import Unauthorized
 from api.errors import ServiceUnavailable
-from api.routes import watch
 from api.routes.jobs import create, planned
 from api.routes.watch import wait_for_status
 from api.streams import JobCache, JobState
@@ -96,7 +96,7 @@ async def test_a_wait_never_returns_an_earlier_job_of_the_same_id() -> None:
 
 
 async def test_a_wait_ends_when_its_token_is_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(dependencies, "IDLE_SECONDS", 0.0)
     answers: list[Exception] = [ServiceUnavailable("away"), Unauthorized("revoked-token", "gone")]
 
     async def reauthenticate() -> None:

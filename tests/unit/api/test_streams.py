@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from anyio import CapacityLimiter
 
-from api import streams
+from api import dependencies, streams
 from api.auth import Unauthorized
-from api.dependencies import Reauthenticate
+from api.dependencies import Reauthenticate, now_and_then
 from api.errors import ServiceUnavailable
 from api.routes import logs as routes
 from api.streams import (
@@ -213,18 +213,18 @@ START = b"id: u/0.0:0\nretry: 2000\n\n"
 
 
 def stream(
-    world: World, reauthenticate: Reauthenticate | None, timeout_seconds: float = 20
+    world: World, reauthenticate: Reauthenticate, timeout_seconds: float = 20
 ) -> list[bytes]:
     """Return what a stream of a job that writes nothing sends; it wakes up at once."""
 
     async def read() -> list[bytes]:
         state = SimpleNamespace(log_broadcast=world.broadcast)
-        events = routes._events(state, JOB, None, {}, reauthenticate)  # noqa: SLF001
+        events = routes._events(state, JOB, None, {}, now_and_then(reauthenticate))  # noqa: SLF001
         return [event async for event in events]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streams, "IDLE_SECONDS", 0.0)
-        patch.setattr(routes, "IDLE_SECONDS", 0.0)
+        patch.setattr(dependencies, "IDLE_SECONDS", 0.0)
         return asyncio.run(asyncio.wait_for(read(), timeout_seconds))
 
 
@@ -240,9 +240,11 @@ def test_a_stream_ends_when_its_token_is_revoked(world: World) -> None:
     assert answers == [], "an unavailable database does not end it"
 
 
-def test_a_stream_without_a_revocable_token_goes_on(world: World) -> None:
+def test_a_stream_with_a_valid_token_goes_on(world: World) -> None:
+    async def reauthenticate() -> None: ...
+
     with pytest.raises(TimeoutError):
-        stream(world, None, 0.2)
+        stream(world, reauthenticate, 0.2)
 
 
 class Rows:
