@@ -1,6 +1,6 @@
 """The part of `fold` that concerns the code of a job: whether all ranks run the same. Pure.
 
-A file that nobody knew is part of the job from the first rank on that has it. Files that no rank
+A file that was not known is part of the job from the first rank on that has it. Files that no rank
 reports, such as other scripts of the same directory, are never compared.
 """
 
