@@ -122,7 +122,7 @@ def copy_code(root: str, place: Path | None) -> None:
         if original.is_dir():
             copy.symlink_to(original.resolve())
         elif original.is_file():
-            shutil.copyfile(original, copy)
+            shutil.copy(original, copy)  # with its mode: a script may be run by its name
 
 
 class LoadedCode:
