@@ -10,8 +10,7 @@ Uvicorn's setting `http` takes a class of protocols: ours wraps uvicorn's.
 import asyncio
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Final, cast
 
@@ -25,6 +24,9 @@ CONNECTIONS_EACH: Final = 64
 """Of a caller without an authenticated request, and of a token between requests."""
 
 FIRST_REQUEST_SECONDS: Final = 10.0
+
+SEND_SECONDS: Final = 0.05
+"""In which no connection is closed for another one. In this time few hundred can be opened."""
 
 HEADERS_LIMIT_BYTES: Final = 1 << 17
 """The longest header is a position in the logs of 4096 ranks, about 64 KiB."""
@@ -86,34 +88,27 @@ class LimitedProtocol(asyncio.Protocol):
         self._first_request = loop.call_later(FIRST_REQUEST_SECONDS, self.close)
         if self._is_own_user(self._state["caller_uid"]):
             self._first_request.cancel()
-        self._count_for(client_name({"client": client, "state": self._state}))
+        self.count_for(client_name({"client": client, "state": self._state}))
         self._http.connection_made(self._transport)
 
-    @contextmanager
-    def answering(self, name: str | None) -> Iterator[None]:
-        """Answer a request of the caller `name`; after that the connection counts for it.
-
-        None: it does not count. Requests that are being answered have a limit of their own.
-        """
-        self._count_for(None)
-        try:
-            yield
-        finally:
-            if not self._transport.is_closing():
-                self._count_for(name)
-
     def close(self) -> None:
-        self._count_for(None)
+        self.count_for(None)
         self._transport.abort()  # what it has not read yet would keep it open
 
-    def _count_for(self, name: str | None) -> None:
+    def count_for(self, name: str | None) -> None:
+        """Count it for a caller, as the newest; None: it does not count."""
         self._counted.pop(self, None)
-        if name is None or self._is_own_user(self._state["caller_uid"]):
+        is_own = self._is_own_user(self._state["caller_uid"])
+        if name is None or is_own or self._transport.is_closing():
             return
         self._counted[self] = name
+        # Not at once: many that connect together have to send their requests first.
+        asyncio.get_running_loop().call_later(SEND_SECONDS, self._close_oldest, name)
+
+    def _close_oldest(self, name: str) -> None:
         same = [it for it, whose in self._counted.items() if whose == name]
-        if len(same) > CONNECTIONS_EACH:
-            same[0].close()
+        for oldest in same[:-CONNECTIONS_EACH]:
+            oldest.close()
 
     def data_received(self, data: bytes) -> None:
         self._uncounted += data
@@ -143,7 +138,9 @@ class LimitedProtocol(asyncio.Protocol):
             self._refuse(_LONG_HEADERS)
         if not end:
             return 0
-        self._first_request.cancel()
+        if not self._first_request.cancelled():
+            self._first_request.cancel()
+            self.count_for(None)  # until `AccessMiddleware` knows the caller
         self._searched = self._lines = 0
         # As h11, which goes by chunks where a request has both. After a trailer nothing is read:
         # `AccessMiddleware` closes the connection after a body of unknown length.
@@ -178,7 +175,7 @@ class LimitedProtocol(asyncio.Protocol):
         self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._count_for(None)
+        self.count_for(None)
         self._first_request.cancel()
         self._http.connection_lost(exc)
 

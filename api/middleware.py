@@ -8,7 +8,7 @@ import re
 import uuid
 from collections import Counter
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack
+from contextlib import nullcontext
 from functools import partial
 from http import HTTPStatus
 from typing import Final
@@ -120,12 +120,7 @@ class AccessMiddleware:
     async def _handle(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         try:
             client = await self._admit(scope, headers)
-            state = scope["state"]
-            with ExitStack() as counted:
-                if client is not None:
-                    counted.enter_context(self._limiter.admit(client))
-                if "caller" in state and "connection" in state:
-                    counted.enter_context(state["connection"].answering(client))
+            with nullcontext() if client is None else self._limiter.admit(client):
                 _refuse_early(scope)
                 await self._app(scope, receive, send)
         except Problem as problem:
@@ -141,21 +136,26 @@ class AccessMiddleware:
                 action="request_failed",
                 path=shorten_path(scope["path"]),
             )
+        finally:
+            if "caller" in scope["state"]:
+                scope["state"]["connection"].count_for(scope["state"]["caller"].name)
 
     async def _admit(self, scope: Scope, headers: Headers) -> str | None:
         """Return the client whose limits apply, None for no limits; raise `Problem`.
 
         A refused request counts against the client's limits as well.
         """
-        is_own_user = self._authenticator.is_own_user(scope["state"].get("caller_uid"))
+        is_own_user = self._authenticator.is_own_user(scope["state"]["caller_uid"])
         try:
             self._check_headers(scope, headers)
             caller = await self._authenticate(scope, headers)
         except Problem:
+            scope["state"]["connection"].count_for(client_name(scope))
             if not is_own_user:
                 self._limiter.charge(client_name(scope))
             raise
         if caller is None:
+            scope["state"]["connection"].count_for(client_name(scope))
             return None if is_own_user else client_name(scope)
         scope["state"]["caller"] = caller
         return caller.name if caller.is_limited else None
@@ -164,7 +164,7 @@ class AccessMiddleware:
         """Return the caller; None for an anonymous request to a probe."""
         if _is_in(BARE_PROBES, scope):
             return None
-        uid, authorization = scope["state"].get("caller_uid"), headers.get("authorization")
+        uid, authorization = scope["state"]["caller_uid"], headers.get("authorization")
         if authorization is None and not self._authenticator.is_own_user(uid):
             # Our own user needs no cookie, and may have an old one: all ports of a host share them.
             authorization = _session(scope, headers)

@@ -33,7 +33,7 @@ from muster.host.extras import install_command, missing_server_packages
 from muster.host.files import existing
 from muster.host.gpus import visible_gpus
 from muster.host.ports import AddressNotLocal, PortUnavailable, is_port_free
-from muster.host.processes import module_command
+from muster.host.processes import counts_waits, module_command
 from muster.runtime.secrets import SecretStore
 from muster.runtime.stderr_messages import print_stderr
 
@@ -193,6 +193,9 @@ def _check_machine() -> Iterator[Finding]:
     none = "none can be created: processes that a rank leaves behind are found by their tag"
     seen = "each rank gets its own" if has_cgroups else none
     yield _finding("cgroups", seen, warning="" if has_cgroups else fix)
+    fix = "a rank that gets no processor for longer than heartbeat_timeout is taken for dead"
+    seen = "counted" if counts_waits() else "not counted: the kernel has no schedstat"
+    yield _finding("processor waits", seen, warning="" if counts_waits() else fix)
     yield _finding("GPUs", f"{visible_gpus(os.environ)} visible")
 
 

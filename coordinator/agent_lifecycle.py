@@ -6,7 +6,15 @@ nothing that it started is left but the ranks that wait for the next agent.
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +22,14 @@ from typing import Final
 
 import msgspec
 
-from coordinator.decide.actions import AgentLost, AgentWaits, CodeTaken, JobFailed, Observation
+from coordinator.decide.actions import (
+    AgentLost,
+    AgentStarved,
+    AgentWaits,
+    CodeTaken,
+    JobFailed,
+    Observation,
+)
 from coordinator.decide.job_end import JobFailure
 from coordinator.decide.state import AGENT_FAILURES_LIMIT, AgentSnapshot, JobSnapshot
 from coordinator.launchers.launcher import AgentProcess, AgentValues, Launcher, NotStarted
@@ -24,6 +39,7 @@ from coordinator.preparation import Unprepared, agent_assignment, choose_kernels
 from coordinator.tracked_job import TrackedJob
 from database.records import AgentRecord
 from muster.contracts.attach import LaunchAgent, OrderFailed
+from muster.contracts.environ import agent_heartbeat_seconds
 from muster.contracts.host import HostFacts
 from muster.contracts.interpreter import is_compatible, release
 from muster.contracts.job import JobUid, Reason
@@ -38,12 +54,15 @@ from muster.contracts.settings import ServiceSettings
 from muster.contracts.token import sha256_of
 from muster.host.code import Script, read_code
 from muster.host.ports import group_port
+from muster.host.processes import ProcessorWait
 from muster.host.trace import stamp
 from muster.job_defaults import Completed
 from muster.runtime.agent_sockets import newest_generation
 from muster.runtime.archive import claim_directory
 
 WAIT_SECONDS: Final = 1.0  # between looks at what a scheduler has said
+
+LATE_PULSES: Final = 2.25  # after so many intervals a heartbeat of an agent is late
 
 DISMISSAL_SECONDS: Final = 5.0
 """A dismissed agent has nothing left to do; one that stays longer is killed."""
@@ -82,6 +101,8 @@ class AgentLifecycle:
         self._tasks: set[asyncio.Task[None]] = set()
         self._cleaning: dict[str, asyncio.Task[None]] = {}
         """By job and host: hosts that were given up. No end of the service waits for them."""
+        self._waits: dict[tuple[JobUid, int], ProcessorWait] = {}
+        """By job and number of the agent: of those that are late."""
         self._error: BaseException | None = None
         self.observe: Callable[[JobUid, Observation], None] = lambda _uid, _observation: None
         """Takes in what is observed of agents; the loop sets it."""
@@ -173,6 +194,22 @@ class AgentLifecycle:
         if host in job.agents:  # otherwise `_launch` finds it dismissed
             end = self._kill_if_it_stays(job.agents[host], self._launcher_of(job, host))
             self._run(end, job.snapshot.uid, host)
+
+    def note_starved(self, jobs: Iterable[TrackedJob], now: float) -> None:
+        """Observe for how long agents of this host that are late have got no processor."""
+        waits: dict[tuple[JobUid, int], ProcessorWait] = {}
+        for job in jobs:
+            own = next((it for it in job.snapshot.agents.values() if it.is_local), None)
+            process = None if own is None else job.agents.get(own.host)
+            if own is None or process is None or process.record is None:
+                continue
+            late_at = own.heard_at + LATE_PULSES * agent_heartbeat_seconds(job.snapshot.spec)
+            if now >= late_at or own.starved_seconds:
+                uid, number = key = job.snapshot.uid, own.generation
+                wait = waits[key] = self._waits.get(key) or ProcessorWait(process.record.pid)
+                starved = AgentStarved(host=own.host, generation=number, seconds=wait.seconds)
+                self.observe(uid, starved)
+        self._waits = waits
 
     async def sweep(self, leftovers: Mapping[JobUid, Sequence[ProcessRecord]]) -> None:
         """End every process of these jobs here, including the given known ones."""
@@ -366,7 +403,7 @@ class AgentLifecycle:
         code = await asyncio.to_thread(read_code, script)
         taken = CodeTaken(files=code, script=script.file if script else "")
         self.observe(job.snapshot.uid, taken)
-        if earlier := job.snapshot.spec.resume_from:
+        if script and (earlier := job.snapshot.spec.resume_from):
             job.note("code_taken", f"goes on from job {earlier} with the code as it is now")
 
     async def _kill_if_it_stays(self, agent: AgentProcess, launcher: Launcher) -> None:

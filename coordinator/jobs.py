@@ -253,7 +253,9 @@ class JobTable:
                 agents=agents[job.job_id],
                 ranks=ranks[job.job_id],
                 members=_drained(departures[job.job_id], members[job.job_id]),
-                code=known_code(self._files.job(job.job_id), job.uid, job.spec),
+                code=known_code(
+                    self._files.job(job.job_id), job.uid, job.spec, is_new=not ranks[job.job_id]
+                ),
                 series_until=last_points.get(job.job_id),
             )
             for job in jobs

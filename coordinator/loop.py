@@ -26,6 +26,7 @@ from coordinator.decide.actions import (
     AgentConnected,
     AgentDisconnected,
     AgentSaid,
+    AgentStarved,
     Interrupted,
     LoopStalled,
     Observation,
@@ -343,6 +344,7 @@ class CoordinatorLoop:
 
     async def _look_around(self) -> None:
         """Take in what the API wrote, and admit jobs for which there is room."""
+        self._lifecycle.note_starved(self._jobs.tracked.values(), self._clock())
         if self._failing_since is None:  # otherwise the next commit tells if the database is back
             with suppress(DatabaseUnavailable):
                 await self._jobs.look(self._now())
@@ -454,6 +456,8 @@ def _is_routine(observation: Observation) -> bool:
     """
     match observation:
         case AgentSaid(message=AgentHeartbeat()) | RankSaid(message=Heartbeat(stopping=False)):
+            return True
+        case AgentStarved():
             return True
         case _:
             return False

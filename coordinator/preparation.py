@@ -64,12 +64,14 @@ def prepare(spec: JobSpec, settings: ServiceSettings) -> Completed:
     return completed
 
 
-def known_code(files: JobFiles, uid: JobUid, spec: JobSpec) -> dict[str, str]:
-    """Return the code of a job: as its ranks have it, or as it is where none was started yet."""
+def known_code(files: JobFiles, uid: JobUid, spec: JobSpec, *, is_new: bool) -> dict[str, str]:
+    """Return the code of a job: as it is before a rank was started, then as its ranks have it."""
+    if is_new:
+        return read_code(script_of(spec.command, spec.program, Path(spec.working_dir or "")))
     with suppress(OSError, msgspec.DecodeError):
         if files.owner.read_text() == uid:
             return msgspec.json.decode(files.code.read_bytes(), type=dict[str, str])
-    return read_code(script_of(spec.command, spec.program, Path(spec.working_dir or "")))
+    return {}
 
 
 async def choose_kernels(

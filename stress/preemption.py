@@ -1,10 +1,10 @@
 """Scripts with the Trainers of Hugging Face and Lightning that are stopped or killed at any moment.
 
 ``python -m stress.preemption [SIGNALS] [SEED] [--kind KILL]`` trains a model with each of them, by
-hand, and signals each so many times, at any moment after the first step of an attempt. After a
-SIGTERM the script has to exit with 0 and go on after its very last step, after a SIGKILL with one
-that it has saved. Both models must end with the bits of an undisturbed run. Run as a script, this
-file is one attempt.
+hand, and signals each so many times, at any moment after the first step of an attempt; with several
+kinds, ``TERM,KILL``, in turn. After a SIGTERM the script has to exit with 0 and go on after its
+very last step, after a SIGKILL with one that it has saved. Both models must end with the bits of an
+undisturbed run. Run as a script, this file is one attempt.
 """
 
 import os
@@ -14,10 +14,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import sha256
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -41,26 +42,31 @@ WAIT_SECONDS = 0.06
 def run(directory: Path, signals: int = 20, seed: int = 0, *, kind: str = "TERM") -> Report:
     """Signal both scripts so many times, and compare their models with undisturbed ones."""
     report = Report()
-    number = signal.Signals[f"SIG{kind}"]
+    numbers = [signal.Signals[f"SIG{name}"] for name in kind.split(",")]
     epochs = 1 + signals * STEPS_PER_SIGNAL // BATCHES
     with ThreadPoolExecutor(len(LIBRARIES)) as pool:  # a thread for each
         for library, faults, lost in pool.map(
-            lambda it: _disturbed(directory, it, epochs, signals, number, chance((seed, it))),
+            lambda it: _disturbed(directory, it, epochs, signals, numbers, chance((seed, it))),
             LIBRARIES,
         ):
             report.faults += faults
             steps = f"{lost} of {epochs * BATCHES} steps repeated"
-            report.lines.append(f"{library}: {signals} times {number.name}, {steps}")
+            report.lines.append(f"{library}: {signals} times {kind}, {steps}")
     return report
 
 
 def _disturbed(
-    directory: Path, library: str, epochs: int, signals: int, number: int, draw: random.Random
+    directory: Path,
+    library: str,
+    epochs: int,
+    signals: int,
+    numbers: Sequence[int],
+    draw: random.Random,
 ) -> tuple[str, list[str], int]:
     """Return the library, what must not be, and how many steps were taken again."""
     faults: list[str] = []
-    last = lost = 0
-    for attempt in range(signals):
+    last = lost = allowed = 0
+    for attempt, number in zip(range(signals), cycle(numbers), strict=False):
         with _script(directory, library, "disturbed", epochs) as process:
             lines = _lines(process)
             begun = int(next(lines)["begins"])
@@ -71,13 +77,12 @@ def _disturbed(
             seen = [step, *(int(line["step"]) for line in lines if line["step"])]
             code = process.wait()
         assert seen[-1] < epochs * BATCHES, "give it more to do"
-        allowed = 0 if number == signal.SIGTERM else CHECKPOINT_EVERY + 1
         if attempt and not 0 <= last - begun <= allowed:
             faults.append(f"{library} has taken {last} steps and goes on after step {begun}")
         if code != (0 if number == signal.SIGTERM else -number):
             faults.append(f"{library} has exited with {code}")
         lost += max(0, last - begun)
-        last = seen[-1]
+        last, allowed = seen[-1], 0 if number == signal.SIGTERM else CHECKPOINT_EVERY + 1
         say(f"{library} went from step {begun} to step {last}")
     found = _digest(directory, library, "disturbed", epochs)
     wanted = _digest(directory, library, "calm", epochs)

@@ -101,6 +101,8 @@ class Agent:
         self._ranks = RankTable(
             assignment, self._selector, self._starter, self._report, self._secrets
         )
+        if isinstance(self._starter, PreforkStarter):
+            self._starter.on_wait = self._pulse
         self._groups = GroupPublisher(self._ranks, assignment.host)
         self._epoch = 0
         self._is_leaving = self._is_dismissed = self._is_listing = False
@@ -187,10 +189,14 @@ class Agent:
             return
         self._last_connected = _since_boot()
         if now >= self._next_pulse:
-            self._next_pulse = now + self._assignment.agent_heartbeat_seconds
-            self._link.send(self._ranks.pulse())
+            self._pulse()
         if self._has_new_coordinator(now, ADDRESS_CHECK_SECONDS):
             self._link.close()  # this one has lost its lease and does not know it
+
+    def _pulse(self) -> None:
+        now = time.monotonic()
+        self._link.send(self._ranks.pulse(late_seconds=now - self._next_pulse))
+        self._next_pulse = now + self._assignment.agent_heartbeat_seconds
 
     def _on_time_alone(self, now: float) -> None:
         if self._has_new_coordinator(now, ADDRESS_SEARCH_SECONDS) or now >= self._next_connect:

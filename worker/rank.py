@@ -45,9 +45,9 @@ from muster.contracts.messages import (
 from muster.contracts.rank import Phase
 from muster.contracts.series import Window, joined
 from muster.contracts.wire import decode_rank_hello, decode_rank_message, encode
-from muster.host.containment import is_contained, kill_attempt
+from muster.host.containment import is_contained, kill_attempt, tagged_processes
 from muster.host.peers import name_senders, receive_from
-from muster.host.processes import identify, running_in_group, send_signal
+from muster.host.processes import ProcessorWait, identify, running_in_group, send_signal
 from worker.log_index import LogIndex
 from worker.process import (
     UNKNOWN_EXIT,
@@ -60,6 +60,9 @@ from worker.start import Starter
 
 WARNINGS_LIMIT: Final = 100
 """Warnings of one attempt that become events of the job; its log holds all of them."""
+
+LATE_PULSES: Final = 2.25
+"""Heartbeats of the agent after which that of a rank is late, which sends one for two of them."""
 
 HELLO_SECONDS: Final = 2.0
 """How long an adopted rank may take to find its next agent and repeat what it has said."""
@@ -101,6 +104,11 @@ class RankProcess:
         self._last_word = UNKNOWN_EXIT
         self._known_at = time.monotonic() + HELLO_SECONDS if channel is None else -math.inf
         """When an adopted rank has told who trains, and whether that stops already."""
+        self._heard_at = time.monotonic()
+        self._wait: ProcessorWait | None = None
+        """Of its trainer, while that is late with its heartbeat."""
+        self.survivors: ProcessorWait | None = None
+        """The wait of what has not ended at once by SIGKILL."""
         self._latest: dict[type[RankMessage], RankMessage] = {}
         """The last message of each type, in order of arrival, for a new coordinator."""
         self._saved: deque[Saved] = deque(maxlen=SAVED_LIMIT)
@@ -176,6 +184,7 @@ class RankProcess:
                 packet, sender = b"", 0
             if not packet:
                 return messages, False
+            self._heard_at, self._wait = time.monotonic(), None
             with suppress(WireError):
                 message = self._decoded(packet, sender)
                 if self.keep(message):
@@ -293,6 +302,17 @@ class RankProcess:
         group = running_in_group(self.pid) if self._is_group_ours else []
         return not self._have_trainers_ended or any(is_contained(pid, self.tag) for pid in group)
 
+    def starved_seconds(self, pulse_seconds: float) -> float:
+        """Return for how long it got no processor since its heartbeat is late, or it was killed.
+
+        0 for a rank that is on time: a look reads a file for each thread.
+        """
+        is_late = time.monotonic() >= self._heard_at + LATE_PULSES * pulse_seconds
+        if is_late and self._wait is None and self.trainer and not self.trainer.has_exited():
+            self._wait = ProcessorWait(self.trainer.pid)
+        wait = self.survivors or self._wait
+        return 0.0 if wait is None else wait.seconds
+
     def exit_status(self) -> ExitStatus:
         """Return how it ended, once it has: the end of a trainer that has saved on request counts.
 
@@ -358,7 +378,10 @@ class RankProcess:
         """Kill everything that it has started; return whether nothing of that is left."""
         self.process.signal_group(signal.SIGKILL)
         # What a spare process was starting as it changed its tag may still have the first one.
-        return all([kill_attempt(tag) for tag in {self.tag, self._first_tag}])  # noqa: C419  both
+        is_over = all([kill_attempt(tag) for tag in {self.tag, self._first_tag}])  # noqa: C419  both
+        if not is_over and self.survivors is None:
+            self.survivors = ProcessorWait(*(it.pid for it in tagged_processes(self.tag)))
+        return is_over
 
     def release(self) -> None:
         """Reap the process and close everything; only after it has been contained."""

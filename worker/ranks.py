@@ -96,6 +96,7 @@ class RankTable:
         self._selector = selector
         self._starter = starter
         self._report = report
+        self._pulse_seconds = assignment.agent_heartbeat_seconds
         self._orphan_timeout_seconds = assignment.orphan_timeout_seconds
         self._storage = {
             STORAGE_SOCKET: str(files.storage_socket) if assignment.has_storage else "",
@@ -280,14 +281,16 @@ class RankTable:
         for rank in self._running.values():
             self._report(rank.mark_orphaned(by))
 
-    def pulse(self) -> AgentHeartbeat:
-        """Return the agent's heartbeat, with the ranks that are stopped and send none."""
+    def pulse(self, late_seconds: float) -> AgentHeartbeat:
+        """Return the agent's heartbeat, which is so late, with the ranks that cannot send one."""
+        each = self._running.values()
+        waits = ((it.rank, it.attempt, it.starved_seconds(self._pulse_seconds)) for it in each)
         return AgentHeartbeat(
             stopped=tuple(
-                (rank.rank, rank.attempt)
-                for rank in self._running.values()
-                if not rank.has_joined and is_stopped(rank.pid)
-            )
+                (it.rank, it.attempt) for it in each if not it.has_joined and is_stopped(it.pid)
+            ),
+            late_seconds=round(late_seconds, 1),
+            starved=tuple(wait for wait in waits if wait[-1]),
         )
 
     def tick(self) -> None:
@@ -348,7 +351,9 @@ class RankTable:
         stamp("exit contained")
         # Its last messages may be on a connection that is still waiting.
         is_read = self._listener is None or self._listener.accept_waiting()
-        is_late = time.monotonic() >= self._exited_at[rank.rank] + CONTAINMENT_SECONDS
+        starved_seconds = 0.0 if rank.survivors is None else rank.survivors.seconds
+        late_at = self._exited_at[rank.rank] + CONTAINMENT_SECONDS + starved_seconds
+        is_late = time.monotonic() >= late_at
         if not ((is_contained and is_read) or is_late):
             return  # the next SIGCHLD or tick tries again
         self._index_logs()

@@ -8,7 +8,8 @@ child of the agent.
 import os
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from errno import E2BIG, EACCES, EINVAL, ELOOP, ENAMETOOLONG, ENOENT, ENOEXEC, ENOTDIR, EPERM
 from pathlib import Path
@@ -43,15 +44,22 @@ from muster.contracts.wire import encode
 from muster.host.code import digest_of
 from muster.host.containment import contain_self, set_tag_limit, tagged_processes
 from muster.host.limits import ShellLimits
-from muster.host.processes import environment_of, identify, is_running, kill, module_command
+from muster.host.processes import (
+    ProcessorWait,
+    environment_of,
+    identify,
+    is_running,
+    kill,
+    module_command,
+)
 from muster.host.programs import interpreter_problem, path_with
 from muster.program import InvalidProgram
 from muster.runtime.redaction import Redaction, held_secrets
 from muster.runtime.secrets import SecretStore
 
 IMPORT_SECONDS: Final = 6.0
-"""Timeout of the first fork, which waits for the imports; no rank runs yet that could suffer. With
-`ANSWER_SECONDS` less than the ten seconds for which an agent may be silent."""
+"""Timeout of the first fork, which waits for the imports; no rank runs yet that could suffer. It
+is longer by the time in which the server gets no processor."""
 
 FORK_SECONDS: Final = 1.0
 """Timeout of later forks, which take milliseconds; the agent's loop waits meanwhile."""
@@ -179,6 +187,9 @@ class PreforkStarter(ExecStarter):
         self._channel: socket.socket | None = None
         self._doubtful_tags: list[str] = []
         """Of processes that a failed server may have left; killed before the next start."""
+        self._is_importing = True
+        self.on_wait: Callable[[], None] = lambda: None
+        """Called each second while the server imports: the agent has to say that it lives."""
 
     def warm_up(self) -> None:
         """Start the server, once; if it fails, exec takes over."""
@@ -206,7 +217,8 @@ class PreforkStarter(ExecStarter):
     def use(self, pid: int, channel: socket.socket) -> None:
         """Use this server, a child of this process."""
         self._server, self._channel = identify(pid, or_zombie=True), channel
-        channel.settimeout(IMPORT_SECONDS)
+        channel.settimeout(FORK_SECONDS)
+        self._is_importing = True
 
     def start(self, order: StartRank, log: int, channel: socket.socket, *_: int) -> int:
         # Check the directory here: in a fork the error would look like a crash.
@@ -239,7 +251,7 @@ class PreforkStarter(ExecStarter):
         try:
             content = msgspec.msgpack.encode(request)
             socket.send_fds(self._channel, [content], [log, channel.fileno()])
-            answer = self._channel.recv(FORKED_PID.size)
+            answer = self._receive(self._channel)
         except OSError:
             answer = b""
         if not answer:
@@ -247,9 +259,22 @@ class PreforkStarter(ExecStarter):
             # It may have forked without having answered.
             self._doubtful_tags = [order.environment[PROCESS_TAG], self._tag]
             return None
-        self._channel.settimeout(FORK_SECONDS)
+        self._is_importing = False
         (pid,) = FORKED_PID.unpack(answer)
         return int(pid)
+
+    def _receive(self, channel: socket.socket) -> bytes:
+        """Return the server's answer; raises OSError if there is none in time."""
+        began = time.monotonic()
+        wait = ProcessorWait(*[] if self._server is None else [self._server.pid])
+        while True:
+            try:
+                return channel.recv(FORKED_PID.size)
+            except TimeoutError:
+                is_over = time.monotonic() >= began + IMPORT_SECONDS + wait.seconds
+                if is_over or not self._is_importing:
+                    raise
+            self.on_wait()
 
 
 Starter: TypeAlias = ExecStarter | PreforkStarter

@@ -159,6 +159,13 @@ class AgentWaits(OfHost, frozen=True):
     message: str  # why, and since when
 
 
+class AgentStarved(OfHost, frozen=True):
+    """An agent of this host sends nothing, as no processor was free for it all that time."""
+
+    generation: int
+    seconds: float  # since it is late
+
+
 class AgentSaid(OfHost, frozen=True):
     """An agent reports about itself or its host."""
 
@@ -216,6 +223,7 @@ Observation: TypeAlias = (
     | AgentDisconnected
     | AgentLost
     | AgentWaits
+    | AgentStarved
     | AgentSaid
     | StopRequested
     | ChangeRequested

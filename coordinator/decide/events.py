@@ -34,6 +34,11 @@ QUOTE_LIMIT: Final = 200  # most characters of a log line that a status message 
 
 REPORT_LIMIT: Final = 2000  # most characters of a program's own text in a message or event
 
+OVERLOADED: Final = (
+    "is overloaded: processes of this job are late because no processor is free for them, and are "
+    "not taken for dead; run fewer processes there"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEvent:
@@ -60,6 +65,9 @@ def event_of(  # noqa: C901, PLR0911, PLR0912  one return for each kind of obser
         case RankSaid(message=Code()) | actions.CodeTaken():
             is_new = after.code.note != before.code.note
             return NewEvent(kind="code_changed", message=after.code.note) if is_new else None
+        case actions.OfHost(host=host) if after.is_overloaded and not before.is_overloaded:
+            machine = host if after.spans_hosts else "the machine"
+            return NewEvent(kind="overloaded", message=f"{machine} {OVERLOADED}")
         case RankSaid():
             return _of_message(before, observation, after)
         case RankSpawned(rank=rank):
@@ -121,7 +129,9 @@ def _of_message(before: JobSnapshot, said: RankSaid, after: JobSnapshot) -> NewE
         case Saved(step=step) if before.checkpoint_requests_done < after.checkpoint_requests_done:
             words = f"the requested checkpoint of step {step} is durable"
             return NewEvent(kind="checkpoint_saved", message=words)
-        case PermanentFailure(message=why) if after.end.failure is None:
+        case PermanentFailure(reason=Reason.DIFFERENT_BITS, message=why) if (
+            after.end.failure is None
+        ):
             words = f"was refused on {after.ranks[said.rank].host}: {printable(why)}"
             return _of_rank(after, said.rank, "host_set_aside", words)
         case PeerLost() as lost:

@@ -46,6 +46,8 @@ def fold(  # noqa: C901, PLR0911, PLR0912  one case for each kind of observation
             return fold_agent.record(snapshot, observation, now)
         case actions.AgentWaits():
             return fold_agent.wait(snapshot, observation, now)
+        case actions.AgentStarved():
+            return fold_agent.note_starved(snapshot, observation, now)
         case actions.AgentSaid(message=messages.AgentHeartbeat() as beat):
             return fold_agent.record_heartbeat(snapshot, observation.host, beat, now)
         case actions.AgentSaid(message=messages.CheckpointsListed() as listed):

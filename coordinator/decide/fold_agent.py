@@ -40,6 +40,7 @@ def apply(snapshot: JobSnapshot, action: actions.AgentAction, now: float) -> Job
                 heard_at=agent.heard_at if has_ranks else now,
                 draining_since=NEVER,
                 is_drained=False,
+                is_unfit=False,  # it was away, or a scheduler chooses another machine
             )
         case actions.ListCheckpoints():
             changed = replace(agent, listing_since=now)
@@ -126,8 +127,10 @@ def shift_deadlines(
     return replace(snapshot, ranks=ranks)
 
 
-def note_stall(snapshot: JobSnapshot, seconds: float, now: float) -> JobSnapshot:
-    """Shift all deadlines by the time in which the coordinator stood still."""
+def note_stall(
+    snapshot: JobSnapshot, seconds: float, now: float, stalled: str | None = None
+) -> JobSnapshot:
+    """Shift all deadlines, or those of one host, by the time in which nobody could be heard."""
     agents = {
         host: replace(
             agent,
@@ -135,25 +138,49 @@ def note_stall(snapshot: JobSnapshot, seconds: float, now: float) -> JobSnapshot
             heard_at=min(now, agent.heard_at + seconds),
         )
         for host, agent in snapshot.agents.items()
+        if stalled in {None, host}
     }
-    return replace(shift_deadlines(snapshot, seconds, now), agents=agents)
+    shifted = shift_deadlines(snapshot, seconds, now, stalled)
+    return replace(shifted, agents={**snapshot.agents, **agents})
+
+
+def note_starved(snapshot: JobSnapshot, starved: actions.AgentStarved, now: float) -> JobSnapshot:
+    """Shift the deadlines of a host whose agent could run, but got no processor."""
+    agent, seconds = snapshot.agents[starved.host], snapshot.forgivable(starved.seconds)
+    new_seconds = seconds - agent.starved_seconds
+    if new_seconds <= 0 or starved.generation != agent.generation or snapshot.end.is_forced:
+        return snapshot
+    snapshot = snapshot.with_agent(replace(agent, starved_seconds=seconds))
+    return _note_overload(note_stall(snapshot, new_seconds, now, agent.host), seconds)
+
+
+def _note_overload(snapshot: JobSnapshot, starved_seconds: float) -> JobSnapshot:
+    is_overload = starved_seconds >= snapshot.spec.heartbeat_timeout
+    return replace(snapshot, is_overloaded=snapshot.is_overloaded or is_overload)
 
 
 def record_heartbeat(
     snapshot: JobSnapshot, host: str, beat: AgentHeartbeat, now: float
 ) -> JobSnapshot:
-    """Shift the deadlines of an agent's ranks by the time in which it was silent."""
+    """Shift the deadlines of an agent's ranks by the time in which it, or they, did not run."""
     agent = snapshot.agents[host]
-    unheard_seconds = now - snapshot.fresh_until(agent)
+    unheard_seconds = max(now - snapshot.fresh_until(agent), beat.late_seconds)
     if unheard_seconds > 0:
         snapshot = shift_deadlines(snapshot, unheard_seconds, now, agent.host)
-    stopped = set(beat.stopped)
+    stopped, starved = set(beat.stopped), {one[:2]: one[2] for one in beat.starved}
     for rank in snapshot.ranks_on(agent.host):
+        seconds = snapshot.forgivable(starved.get((rank.rank, rank.attempt.number), 0.0))
+        if rank.is_alive and seconds > rank.attempt.starved_seconds:
+            # A moment in which neither of them ran counts once.
+            new_seconds = max(0.0, seconds - rank.attempt.starved_seconds - unheard_seconds)
+            shifted = fold_rank.shift_deadlines(rank, new_seconds, now)
+            rank = replace(shifted, attempt=replace(shifted.attempt, starved_seconds=seconds))  # noqa: PLW2901
+            snapshot = _note_overload(snapshot.with_rank(rank), seconds)
         is_stopped = rank.is_alive and (rank.rank, rank.attempt.number) in stopped
         if is_stopped != (rank.attempt.stopped_at is not None):
             changed = replace(rank.attempt, stopped_at=now if is_stopped else None)
             snapshot = snapshot.with_attempt(rank, changed)
-    return snapshot.with_agent(replace(agent, heard_at=now))
+    return snapshot.with_agent(replace(agent, heard_at=now, starved_seconds=0.0))
 
 
 def _lose(

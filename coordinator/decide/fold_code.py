@@ -40,12 +40,16 @@ def compare(
         return replace(snapshot, code=code)
     if rank.attempt.refused is not None:
         return snapshot
+    hosts = {*(snapshot.spec.hosts or snapshot.hosts)} - {rank.host}
+    unfit = {it.host for it in snapshot.agents.values() if it.is_unfit}
+    is_old_copy = not agent.has_code and hosts - unfit
     words = (
         f"was refused: {rank.host} has other code than the job, and is not used any more: {what}"
     )
     refused = Cause(reason=Reason.CODE_CHANGED, message=words)
-    if not agent.has_code and snapshot.has_other_host(rank):  # an old copy
-        snapshot = fold_exit.set_host_aside(snapshot, rank, refused)
+    snapshot = snapshot.with_attempt(rank, replace(rank.attempt, refused=refused))
+    if is_old_copy:
+        snapshot = snapshot.with_agent(replace(agent, is_unfit=True))
         return replace(snapshot, code=replace(code, note=f"rank {rank.rank} {words}"))
     ways = (
         f"Restore the file and resume (resume_from: {snapshot.job_id}), or resume with code: any, "
@@ -53,7 +57,6 @@ def compare(
     )
     message = f"{name} has other code than its job: {what}. {ways}"
     failure = JobFailure(reason=Reason.CODE_CHANGED, message=message, exit_code=1)
-    snapshot = snapshot.with_attempt(rank, replace(rank.attempt, refused=refused))
     return fold_exit.fail_job(snapshot, failure, now)
 
 

@@ -127,7 +127,8 @@ def _alive(attempt: Attempt, now: float, **changes: Any) -> Attempt:  # noqa: AN
     # A heartbeat that was on its way does not undo an exit.
     if attempt.process is not ProcessState.EXITING:
         attempt = attempt.move(ProcessState.LIVE)
-    return replace(attempt, heard_at=now, live_at=live_at, **changes)
+    changes |= {"heard_at": now, "starved_seconds": 0.0}
+    return replace(attempt, live_at=live_at, **changes)
 
 
 def record_first_step(rank: RankSnapshot, beat: Heartbeat) -> RankSnapshot:

@@ -139,12 +139,19 @@ def _lose_hosts(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
 
 
 def _dismiss_idle_agents(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
-    """Dismiss the agents of hosts that a job has left, such as after shrinking."""
-    if not snapshot.spans_hosts or snapshot.is_ending or snapshot.all_finished:
+    """Dismiss the agents of hosts that a job has left, such as after shrinking.
+
+    So too of an unfit machine: the scheduler that has chosen it may choose another one.
+    """
+    is_fixed = not (snapshot.spans_hosts or snapshot.is_scheduled)
+    if is_fixed or snapshot.is_ending or snapshot.all_finished:
         return  # `_finish_job` dismisses all of them
     ranks = snapshot.ranks_by_host()
     for host, agent in snapshot.agents.items():
-        if agent.is_wanted and not snapshot.needs_agent(ranks[host]):
+        is_left = snapshot.spans_hosts and not snapshot.needs_agent(ranks[host])
+        is_unfit = agent.is_unfit and snapshot.is_scheduled
+        is_left |= is_unfit and not any(rank.is_alive for rank in ranks[host])
+        if agent.is_wanted and is_left:
             if _has_logs(agent, now):
                 yield from _ask_for_logs([agent])
             else:

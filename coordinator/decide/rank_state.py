@@ -92,6 +92,7 @@ class Attempt:
     spawned_at: float = NEVER
     live_at: float = NEVER  # when it first gave a sign of life
     heard_at: float = NEVER
+    starved_seconds: float = 0.0  # for which it got no processor since its last sign of life
     progressed_at: float = NEVER
     stopped_at: float | None = None  # when its agent first saw it stopped (SIGSTOP)
     sends_heartbeats: bool = False  # it has said hello, so a missing heartbeat means something

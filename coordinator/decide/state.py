@@ -31,6 +31,10 @@ Longer than the pause between two pulses, and short enough that one more missed 
 yet make a rank a suspect.
 """
 
+SILENCE_LIMIT: Final = 30
+"""A process that is silent for so many heartbeat timeouts is dead, whatever it has waited for. A
+loop in C that keeps the GIL looks like a process that gets no processor."""
+
 AGENT_FAILURES_LIMIT: Final = 10
 """Agents lost in a row before any rank came alive: this machine cannot run the job."""
 
@@ -50,6 +54,7 @@ class AgentSnapshot:
     """When it entered this state, or was last killed for staying in it."""
     heard_at: float = NEVER
     """When the last heartbeat came, or when it was started or inherited if that was later."""
+    starved_seconds: float = 0.0  # for which it got no processor since then
     is_inherited: bool = False  # the previous coordinator left it, or its ranks
     failures: int = 0  # agents lost in a row before a rank came alive
     start_at: float = NEVER  # earliest start of the next agent
@@ -88,7 +93,8 @@ class AgentSnapshot:
 
     def move(self, target: AgentState, now: float) -> "AgentSnapshot":
         """Return the agent in another state, or again in the same one, since `now`."""
-        return replace(self, state=agents.move(self.state, target), since=now)
+        moved = agents.move(self.state, target)
+        return replace(self, state=moved, since=now, starved_seconds=0.0)
 
 
 ONE_HOST: Final[Mapping[str, AgentSnapshot]] = {LOCAL_HOST: AgentSnapshot(host=LOCAL_HOST)}
@@ -173,6 +179,8 @@ class JobSnapshot:
     restore: GangRestore = GangRestore()
     unusable: frozenset[RestorePoint] = frozenset()  # damaged in the place of some rank
     code: JobCode = JobCode()
+    is_overloaded: bool = False
+    """A process got no processor for so long that it would have been taken for dead."""
     backoff: Backoff = DEFAULT_BACKOFF
 
     def with_rank(self, changed: RankSnapshot) -> "JobSnapshot":
@@ -203,11 +211,6 @@ class JobSnapshot:
         """Return the agent of the host that a rank runs on, or is to run on."""
         return self.agents.get(rank.host, _NO_AGENT)
 
-    def has_other_host(self, rank: RankSnapshot) -> bool:
-        """Return whether the job may use a host that can run it, beside that of `rank`."""
-        unfit = {it.host for it in self.agents.values() if it.is_unfit}
-        return bool({*(self.spec.hosts or self.hosts)} - unfit - {rank.host})
-
     def rank_name(self, rank: RankSnapshot) -> str:
         """Return what messages about the failure of a rank call it."""
         return f"rank {rank.rank} on {rank.host}" if self.spans_hosts else f"rank {rank.rank}"
@@ -226,6 +229,10 @@ class JobSnapshot:
         for rank in self.ranks:
             found.setdefault(rank.host, []).append(rank)
         return found
+
+    def forgivable(self, starved_seconds: float) -> float:
+        """Return how many seconds without a processor do not count as silence."""
+        return min(starved_seconds, (SILENCE_LIMIT - 1) * self.spec.heartbeat_timeout)
 
     def fresh_until(self, agent: AgentSnapshot) -> float:
         """Until when an agent's last heartbeat proves that a silent rank of it is silent itself."""

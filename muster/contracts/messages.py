@@ -387,11 +387,15 @@ class CheckpointsListed(_Message, frozen=True, tag="checkpoints_listed"):
     problem: str | None = None  # why they cannot be listed at the moment
 
 
-class AgentHeartbeat(_Message, frozen=True, tag="agent_heartbeat"):
+class AgentHeartbeat(_Message, frozen=True, omit_defaults=True, tag="agent_heartbeat"):
     """The agent is alive and reads from its ranks: it does not cause the silence of a rank."""
 
     stopped: tuple[tuple[int, int], ...]
     """Rank and attempt of each process that is stopped (SIGSTOP) and never sent a heartbeat."""
+    late_seconds: float = 0.0  # by how much the agent itself was late, if that is worth a word
+    starved: tuple[tuple[int, int, float], ...] = ()
+    """Rank and attempt of each process whose heartbeat is late, and for how many seconds since then
+    it could have run but no processor was free for it."""
 
 
 AgentMessage: TypeAlias = (

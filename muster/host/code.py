@@ -32,9 +32,8 @@ DIGEST_DIGITS: Final = 16  # of sha256, so that `sha256sum` shows the same
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ksh", "zsh"})
 _NOT_CODE: Final = frozenset({"__pycache__", "site-packages", "dist-packages", "node_modules"})
 _MARKS: Final = ("pyvenv.cfg", "LATEST")  # files of an environment, and of checkpoints
-_LIBRARIES: Final = tuple(
-    f"{os.path.realpath(place)}/" for place in (Path(os.__file__).parent, Path(__file__).parents[1])
-)
+_PLACES: Final = (Path(os.__file__).parent, Path(__file__).parents[1])
+_LIBRARIES: Final = tuple(f"{it}/" for it in (*_PLACES, *map(os.path.realpath, _PLACES)))
 """Of the interpreter, and Muster itself."""
 
 
@@ -140,12 +139,12 @@ class LoadedCode:
         self._count = len(sys.modules)
         # Not getattr: a lazy module would import something.
         places = (getattr(it, "__dict__", {}).get("__file__") for it in list(sys.modules.values()))
-        new = {it for it in places if isinstance(it, str) and it.endswith(".py")} - self._known
+        new = {it for it in places if isinstance(it, str) and _is_own(it)} - self._known
         self._known |= new
-        paths = sorted(map(os.path.realpath, new))
-        own = (
-            it
-            for it in paths
-            if not it.startswith(_LIBRARIES) and _NOT_CODE.isdisjoint(it.split("/"))
-        )
-        return {path: digest for path in own if (digest := digest_of(path))}
+        paths = sorted(filter(_is_own, map(os.path.realpath, new)))
+        return {path: digest for path in paths if (digest := digest_of(path))}
+
+
+def _is_own(path: str) -> bool:
+    is_library = path.startswith(_LIBRARIES) or not path.endswith(".py")
+    return not is_library and _NOT_CODE.isdisjoint(path.split("/"))

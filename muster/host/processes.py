@@ -247,6 +247,42 @@ def _stat(pid: int) -> list[str] | None:
     return text[text.rindex(b")") + 2 :].decode().split()
 
 
+class ProcessorWait:
+    """For how long the threads of some processes could run, but no processor was free for them.
+
+    Counts from when this is made; the greatest wait of a thread counts. The kernel's `schedstat` of
+    a process is that of its main thread alone. Where it counts no waits, this is always 0.
+    """
+
+    def __init__(self, *pids: int) -> None:
+        self._pids = pids
+        self._first = _waits_of(pids)
+
+    @property
+    def seconds(self) -> float:
+        waits = _waits_of(self._pids).items()
+        grown = (wait - self._first.get(task, 0) for task, wait in waits)
+        return max(grown, default=0) / 1e9
+
+
+def counts_waits() -> bool:
+    """Return whether the kernel counts how long a process waits for a processor."""
+    try:
+        ran, waited, _ = (_PROC / "self/schedstat").read_text().split()
+    except (OSError, ValueError):
+        return False
+    return ran != "0" or waited != "0"
+
+
+def _waits_of(pids: Iterable[int]) -> dict[str, int]:
+    """Return the waits of all threads in nanoseconds, by the path of the thread."""
+    found: dict[str, int] = {}
+    for file in (file for pid in pids for file in (_PROC / str(pid)).glob("task/*/schedstat")):
+        with suppress(OSError, IndexError):  # the thread has ended meanwhile
+            found[str(file)] = int(file.read_bytes().split()[1])
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollLimit:
     """How long to repeat a check, and the pause between two checks."""

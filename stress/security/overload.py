@@ -39,7 +39,7 @@ CLOSED = 0
 
 REFUSALS = {
     "flood": {429},
-    "streams": {429},
+    "streams": {429, CLOSED},
     "long headers": {431, CLOSED},
     "header lines": {431, CLOSED},
     "large bodies": {413, CLOSED},

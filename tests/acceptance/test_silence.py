@@ -1,12 +1,17 @@
 """A stopped agent does not fail its ranks; a program stopped before it joins is replaced."""
 
 import signal
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+import pytest
 
 from muster.contracts.rank import ProcessRecord
 from muster.host.containment import tagged_processes
-from muster.host.processes import send_signal
+from muster.host.processes import counts_waits, send_signal
 from tests.support.installation import Installation, await_value, is_running, pids, records
 
 STEP_SECONDS = 0.05
@@ -26,6 +31,31 @@ if os.environ["MUSTER_GENERATION"] == "0":
     print("asleep")
     time.sleep(600)
 """
+
+
+STARVED = """
+import os, pathlib, sys, time
+import muster
+run = muster.join()
+if run.rank == 0:
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+print("joined", flush=True)
+while not pathlib.Path(sys.argv[1]).exists():
+    run.step()
+    sum(range(10**7)) if run.rank == 0 else time.sleep(0.01)  # sum() keeps the GIL
+"""
+BUSY = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\nwhile True: pass"
+
+
+@contextmanager
+def overload(processes: int) -> Iterator[None]:
+    """Keep the first processor busy. Linux shares it by sessions: each process has its own."""
+    with ExitStack() as busy:
+        for _ in range(processes):
+            command = [sys.executable, "-S", "-c", BUSY]
+            process = busy.enter_context(subprocess.Popen(command, start_new_session=True))
+            busy.callback(process.kill)
+        yield
 
 
 def agent_of(installation: Installation, job_id: str) -> ProcessRecord:
@@ -84,6 +114,35 @@ def test_frozen_agent_is_replaced_and_its_ranks_live_on(
     assert installation.complete(job_id)["restarts"] == 0
     assert installation.kinds(job_id).count("rank_started") == len(before)
     assert "rank_killed" not in installation.kinds(job_id)
+
+
+@pytest.mark.skipif(not counts_waits(), reason="the kernel counts no waits")
+def test_a_starved_rank_is_kept_and_a_stopped_one_replaced(
+    installation: Installation, tmp_path: Path
+) -> None:
+    job_id = installation.submit(
+        world_size=2,
+        command=[sys.executable, "-c", STARVED, str(tmp_path / "gate")],
+        heartbeat_timeout=TIMEOUT_SECONDS,
+    )
+    for rank in (0, 1):
+        await_value(lambda rank=rank: "joined" in installation.log(job_id, rank), str)
+    with overload(30):
+        await_value(
+            lambda: "overloaded" in installation.kinds(job_id),
+            lambda: installation.describe(job_id),
+        )
+        installation.kill(job_id, rank=1, number=signal.SIGSTOP)
+        await_value(
+            lambda: "rank_killed" in installation.kinds(job_id),
+            lambda: installation.describe(job_id),
+        )
+    (tmp_path / "gate").touch()
+    installation.complete(job_id)
+    events = installation.events(job_id)
+    killed = [event["rank"] for event in events if event["kind"] == "rank_killed"]
+    assert killed == [1]
+    assert [event["kind"] for event in events].count("overloaded") == 1
 
 
 def test_program_stopped_before_it_joined_is_replaced(

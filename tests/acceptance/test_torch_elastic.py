@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.support.installation import (
     Installation,
     Seen,
     await_value,
+    is_over,
     is_running,
     newest_checkpoint,
     pids,
@@ -49,6 +51,7 @@ def submit(installation: Installation, world_size: int, pause: float = 0.0, **mo
         "virtual_shards": 8,
         "env": {"PAUSE_SECONDS": str(pause)},
         "world_size": world_size,
+        "spare_ranks": 0,  # each loads torch, too: they are kept where a rank dies
         **more,
     }
     return installation.submit(**fields)
@@ -85,7 +88,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_ranks_that_die_join_and_leave_change_no_bit(
     installation: Installation, alone: str
 ) -> None:
-    job_id = submit(installation, 2, pause=0.03, max_workers=3)
+    job_id = submit(installation, 2, pause=0.03, max_workers=3, spare_ranks=1)
     installation.wait_until(job_id, has_saved_once)
     uid = installation.job(job_id)["job_uid"]
     (spare,) = await_value(lambda: tagged_processes(f"{uid}/{SPARE_RANK}"), lambda: "no spare")
@@ -117,12 +120,31 @@ def test_a_stopped_job_is_resumed_with_the_same_bits(
     assert newest_checkpoint(place, 0, None).step == 160
 
 
+def test_a_rank_with_an_edited_script_is_refused(
+    installation: Installation, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(EXAMPLE.read_text())
+    command = [sys.executable, "-W", "ignore", script.name]
+    job_id = submit(installation, 2, pause=0.1, command=command, working_dir=str(tmp_path))
+    installation.wait_until(job_id, lambda seen: is_running(seen) and has_saved_once(seen))
+    script.write_text(f"{EXAMPLE.read_text()}\n")
+    for _ in range(2):  # a spare process has loaded the script before it was edited
+        installation.kill(job_id, 1)
+        seen = installation.wait_until(
+            job_id, lambda seen: is_over(seen) or (is_running(seen) and all(pids(seen)))
+        )
+        if is_over(seen):
+            break
+    assert installation.fail(job_id)["reason"] == "code_changed"
+
+
 @pytest.mark.parametrize("model", ["resnet", "gpt"])
 def test_killed_ranks_of_a_larger_model_change_no_bit(
     installation: Installation, model: str
 ) -> None:
     shortened = replace(MODELS[model], pause_seconds=0.05, fields={"epochs": 2})
-    alone = TorchJob(installation, shortened, world_size=1).end()
+    alone = TorchJob(installation, shortened, world_size=1, spare_ranks=0).end()
     assert Schedule(installation, shortened, SEED, kills=3, scalings=0).run() == alone
 
 
@@ -158,20 +180,6 @@ print("sha256", hashlib.sha256(b"".join(it.numpy().tobytes() for it in tensors))
 """
 
 
-def test_buffers_that_a_forward_pass_replaces_have_the_same_bits(
-    installation: Installation, tmp_path: Path
-) -> None:
-    (tmp_path / "train.py").write_text(BUFFERS)
-    found = set()
-    for world_size in (1, 2, 3):
-        command = [sys.executable, "train.py"]
-        fields = {"command": command, "min_workers": world_size, "working_dir": str(tmp_path)}
-        job_id = submit(installation, world_size, **fields)
-        installation.complete(job_id)
-        found |= digests(installation, job_id, world_size)
-    assert len(found) == 1
-
-
 STAGED = """
 import muster.torch.run
 from muster.torch.state import TrainingState
@@ -182,21 +190,21 @@ class Staged(TrainingState):
 
 muster.torch.run.TrainingState = Staged
 """
+"""As tensors of a GPU are, apart from the replica."""
 
 
-def test_tensors_apart_from_the_replica_have_the_same_bits(
+def test_buffers_that_a_forward_pass_replaces_have_the_same_bits(
     installation: Installation, tmp_path: Path
 ) -> None:
-    """As those of a GPU are."""
-    found = set()
-    for before, world_size in (("", 1), (STAGED, 2)):
+    found = {}
+    for before, world_size in (("", 1), ("", 2), ("", 3), (STAGED, 2)):
         (tmp_path / "train.py").write_text(before + BUFFERS)
         command = [sys.executable, "train.py"]
         fields = {"command": command, "min_workers": world_size, "working_dir": str(tmp_path)}
         job_id = submit(installation, world_size, **fields)
         installation.complete(job_id)
-        found |= digests(installation, job_id, world_size)
-    assert len(found) == 1
+        found[before, world_size] = digests(installation, job_id, world_size)
+    assert len(set.union(*found.values())) == 1, found
 
 
 EVERYTHING = """
@@ -252,7 +260,8 @@ def test_all_that_a_loop_may_have_survives_a_kill_and_a_stop(
     fields = {"command": command, "working_dir": str(tmp_path)}
     calm = submit(installation, 1, env={"WORKERS": "0"}, **fields)
     installation.complete(calm)
-    killed = submit(installation, 2, env={"WORKERS": "2", "PAUSE": "0.4"}, **fields)
+    env = {"WORKERS": "2", "PAUSE": "0.4"}
+    killed = submit(installation, 2, env=env, spare_ranks=1, **fields)
     installation.wait_until(killed, has_saved_once)
     installation.kill(killed, 0)
     installation.wait_until(killed, restarts(1))
@@ -325,45 +334,62 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_in_the_loop_is_one_sentence(mistake: str, tmp_path: Path) -> None:
-    body, sentence = MISTAKES[mistake]
-    (tmp_path / "train.py").write_text(SMALL + body)
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "train.py"],
-        cwd=tmp_path,
-        env={},
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert ended.returncode == 1
-    (line,) = ended.stderr.splitlines()
-    assert line.startswith("muster: ")
-    assert sentence in line
+FORKS = """
+import os, runpy, sys
+from pathlib import Path
+import torch
+import muster.torch
+torch.compiler.reset()  # loads what each optimizer would load
+for directory in sys.argv[1:]:
+    if os.fork() == 0:
+        os.chdir(directory)
+        for descriptor, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(name, os.O_CREAT | os.O_WRONLY), descriptor)
+        sys.argv = ["train.py"]
+        runpy.run_path("train.py", run_name="__main__")
+        sys.exit()
+    Path(directory, "code").write_text(str(os.waitstatus_to_exitcode(os.wait()[1])))
+"""
+"""Runs the script of each directory in a process of its own; torch is loaded once for all."""
+
+
+def run_scripts(directory: Path, scripts: Mapping[str, str]) -> dict[str, tuple[int, str, str]]:
+    """Return exit code, stdout and stderr of each script by its name."""
+    places = {name: directory / str(number) for number, name in enumerate(scripts)}
+    for name, place in places.items():
+        place.mkdir()
+        (place / "train.py").write_text(scripts[name])
+    command = [sys.executable, "-W", "ignore", "-c", FORKS, *map(str, places.values())]
+    subprocess.run(command, cwd=directory, env={}, check=True)
+    return {
+        name: (
+            int((it / "code").read_text()),
+            *((it / end).read_text() for end in ("stdout", "stderr")),
+        )
+        for name, it in places.items()
+    }
+
+
+def test_a_mistake_in_the_loop_is_one_sentence(tmp_path: Path) -> None:
+    scripts = {name: SMALL + body for name, (body, _) in MISTAKES.items()}
+    for name, (code, _, stderr) in run_scripts(tmp_path, scripts).items():
+        assert code == 1, name
+        (line,) = stderr.splitlines()
+        assert line.startswith("muster: ")
+        assert MISTAKES[name][1] in line, name
 
 
 def test_a_batch_without_weight_adds_nothing(tmp_path: Path) -> None:
-    found = set()
-    for loss in ("0 * model(x).sum()", "model(x).sum() * float('nan')"):
-        directory = tmp_path / f"{len(loss)}"
-        directory.mkdir()
-        (directory / "train.py").write_text(
-            f"{SMALL}\nfor (x,) in run.shards():\n"
-            f"  if x[0, 0] > 0:\n    run.backward({loss}, weight=0)\n"
-            "  else:\n    run.backward(model(x).square().mean())\n"
-            "assert run.step == 2\nprint('sha256', model.weight.sum().item())\n"
-        )
-        ended = subprocess.run(
-            [sys.executable, "-W", "ignore", "train.py"],
-            cwd=directory,
-            env={},
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        found.add(ended.stdout.splitlines()[-1])
-    (line,) = found
+    scripts = {
+        loss: f"{SMALL}\nfor (x,) in run.shards():\n"
+        f"  if x[0, 0] > 0:\n    run.backward({loss}, weight=0)\n"
+        "  else:\n    run.backward(model(x).square().mean())\n"
+        "assert run.step == 2\nprint('sha256', model.weight.sum().item())\n"
+        for loss in ("0 * model(x).sum()", "model(x).sum() * float('nan')")
+    }
+    ends = run_scripts(tmp_path, scripts).values()
+    assert [code for code, _, _ in ends] == [0, 0]
+    (line,) = {stdout.splitlines()[-1] for _, stdout, _ in ends}
     assert "nan" not in line
 
 
@@ -387,6 +413,6 @@ MISTAKES_OF_JOBS = {
 def test_a_mistake_fails_the_job(installation: Installation, tmp_path: Path, mistake: str) -> None:
     body, fields, sentence = MISTAKES_OF_JOBS[mistake]
     (tmp_path / "train.py").write_text(SMALL + body)
-    command = [sys.executable, "train.py"]
-    job_id = submit(installation, 2, command=command, working_dir=str(tmp_path), **fields)
+    fields = {**fields, "command": [sys.executable, "train.py"], "working_dir": str(tmp_path)}
+    job_id = submit(installation, 2, spare_ranks=1, **fields)
     assert sentence in installation.fail(job_id)["message"]

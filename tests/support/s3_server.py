@@ -58,8 +58,9 @@ def new_bucket(access: S3Settings) -> S3Location:
     return S3Location(name, "prefix")
 
 
+@cache
 def bare_client(access: S3Settings) -> Any:  # noqa: ANN401  boto3 has no types
-    """Return a client of boto3, as boto3 makes it."""
+    """Return a client of boto3, as boto3 makes it; the same again, as each takes 0.2 s to make."""
     import boto3  # noqa: PLC0415  slow
 
     return boto3.client(

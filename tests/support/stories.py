@@ -210,6 +210,20 @@ class Story:
         self.frozen.discard(host)
         return self.pulses(host)
 
+    def starves(self, *ranks: int, seconds: float, late: float = 0.0) -> Self:
+        """Let time pass in which these ranks, or else the agent, wait for a processor."""
+        self.now += seconds
+        if not ranks:
+            agent = self.job.agents[LOCAL_HOST]
+            starved = {"host": LOCAL_HOST, "generation": agent.generation}
+            so_far = agent.starved_seconds + seconds
+            return self.observes(actions.AgentStarved(seconds=so_far, **starved))
+        self._hear(self.job.agents[LOCAL_HOST], self.now)
+        attempts = ((rank, self.rank(rank).attempt) for rank in ranks)
+        waited = tuple((rank, it.number, it.starved_seconds + seconds) for rank, it in attempts)
+        beat = messages.AgentHeartbeat(stopped=(), late_seconds=late, starved=waited)
+        return self._agent_says(LOCAL_HOST, beat)
+
     def pulses(self, host: str = LOCAL_HOST) -> Self:
         ranks = [self.rank(rank) for rank in sorted(self.stopped)]
         stopped = tuple((rank.rank, rank.attempt.number) for rank in ranks if rank.host == host)

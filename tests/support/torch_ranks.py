@@ -54,8 +54,6 @@ class TcpGroup(MusterProcessGroup):
         return cls(options, connect(options.store, rank, size, options.timeout, host=host))
 
 
-torch.compiler.reset()  # loads what each rank of DDP would load otherwise
-
 for name, group in {"staged": StagedGroup, "tcp": TcpGroup}.items():
     dist.Backend.register_backend(name, group.create, extended_api=True, devices=["cpu"])
 
@@ -63,7 +61,7 @@ for name, group in {"staged": StagedGroup, "tcp": TcpGroup}.items():
 def run_ranks(rank: Rank, world_size: int, store: Path, *arguments: object) -> list[Any]:
     """Return what `rank` returns in each process; KILLED for one that killed itself."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload([__name__, "torch._dynamo"])  # each rank of DDP would load it
     processes, pipes = [], []
     for number in range(world_size):
         ours, theirs = context.Pipe(duplex=False)

@@ -64,6 +64,13 @@ def test_good_machine_has_no_problem_and_is_unchanged(data_dir: Path) -> None:
     assert not data_dir.exists()
 
 
+def test_a_kernel_that_counts_no_waits_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli.doctor.counts_waits", lambda: False)
+    code, found = doctor()
+    assert (code, found["processor waits"]["verdict"]) == (0, "warning")
+    assert "heartbeat_timeout" in found["processor waits"]["fix"]
+
+
 def test_each_check_is_a_line_of_the_table() -> None:
     said = CliRunner().invoke(app, ["validate"])
     assert [line for line in said.stdout.splitlines() if line.startswith("ok       python ")]

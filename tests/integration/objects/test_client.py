@@ -175,8 +175,9 @@ def test_listings_stay_below_their_location(s3: S3Client, place: S3Location) -> 
 @pytest.mark.slow
 def test_a_listing_has_every_page(s3: S3Client, place: S3Location) -> None:
     names = [f"{number:04d}" for number in range(1_001)]
+    without_proxy = S3Client(shared_store())  # half the work for each of so many
     for name in names:
-        s3.put_if_absent(place / name, views(b""))
+        without_proxy.put_if_absent(place / name, views(b""))
     assert [it.name for it in s3.list(place)] == names
 
 

@@ -86,12 +86,22 @@ async def test_the_oldest_connection_of_a_stranger_is_closed(sent: bytes) -> Non
         first, *others = [
             await held.enter_async_context(connected(port, sent)) for _ in range(CONNECTIONS_EACH)
         ]
-        token = await held.enter_async_context(connected(port, AUTHORIZED))
+        others.append(await held.enter_async_context(connected(port, AUTHORIZED)))
+        others.append(await held.enter_async_context(connected(port, sent)))
         await end_of(first)
-        assert not any(reader.at_eof() for reader, _ in [*others, token])
-        await held.enter_async_context(connected(port, GET + b"\r\n"))  # room for one again
-        token[1].write(AUTHORIZED)
-        assert await token[0].readuntil(b"\r\n\r\n"), "a token's is not a stranger's"
+        assert not any(reader.at_eof() for reader, _ in others)
+        reader, writer = others[-2]
+        writer.write(AUTHORIZED)
+        assert await reader.readuntil(b"\r\n\r\n"), "a token's is not a stranger's"
+
+
+async def test_requests_that_come_together_are_all_answered() -> None:
+    async with served() as port, AsyncExitStack() as held:
+        sending = (
+            held.enter_async_context(connected(port, AUTHORIZED))
+            for _ in range(2 * CONNECTIONS_EACH)
+        )
+        await asyncio.gather(*sending)
 
 
 async def test_a_token_keeps_few_idle_connections() -> None:

@@ -1,12 +1,14 @@
 """Defaults, absolute paths, refusals with the field's name, remarks, and the group commit."""
 
 import asyncio
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from api.errors import Conflict, InvalidRequest
@@ -328,3 +330,31 @@ async def test_a_client_that_leaves_does_not_affect_others() -> None:
     store.released.set()
     assert (await staying).job_id == "b"
     assert store.stored == [["a"], ["b"]]
+
+
+SNAPSHOT = {"command": ("python", "train.py"), "code": "snapshot", "world_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"hosts": ("here",)}, None),
+        ({}, "code: ranks may run on other hosts"),
+        ({"engine": "slurm"}, "code: ranks may run on other hosts"),
+        ({"hosts": ("here",), "command": ("true",)}, "code: snapshot needs a script"),
+        ({"hosts": ("here",), "command": ("sh", "-c", "python train.py")}, "code: snapshot needs"),
+    ],
+)
+def test_a_snapshot_is_for_scripts_of_this_host(
+    submitter: Submitter, tmp_path: Path, fields: dict[str, object], why: str | None
+) -> None:
+    (tmp_path / "train.py").touch()
+    settings = msgspec.structs.replace(submitter.settings, engines=frozenset({"slurm"}))
+    submitter = replace(submitter, cluster=Cluster(nodes=(HERE, BOX)), settings=settings)
+    request = JobRequest(**{**SNAPSHOT, "python": sys.executable, **fields})
+    if why is None:
+        copy = tmp_path / "copy"
+        assert submitter.prepare(request, copy).spec.command == ("python", f"{copy}/train.py")
+    else:
+        with pytest.raises(InvalidRequest, match=why):
+            submitter.prepare(request)

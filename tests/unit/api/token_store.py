@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Send
@@ -22,7 +23,8 @@ def sent_by(uid: int | None, app: ASGIApp) -> ASGIApp:
     """Return an application whose clients all have this user id."""
 
     async def call(scope: ASGIScope, receive: Receive, send: Send) -> None:
-        scope.setdefault("state", {})["caller_uid"] = uid
+        connection = SimpleNamespace(count_for=lambda _name: None)
+        scope.setdefault("state", {}).update(caller_uid=uid, connection=connection)
         await app(scope, receive, send)
 
     return call

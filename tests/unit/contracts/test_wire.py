@@ -160,6 +160,10 @@ ON_THE_WIRE = [
     ),
     (AgentHeartbeat(stopped=((3, 7),)), '{"is":"agent_heartbeat","stopped":[[3,7]]}'),
     (
+        AgentHeartbeat(stopped=(), late_seconds=0.5, starved=((3, 7, 1.5),)),
+        '{"is":"agent_heartbeat","stopped":[],"late_seconds":0.5,"starved":[[3,7,1.5]]}',
+    ),
+    (
         AnnounceGroup(group=GROUP, attempts=(2,)),
         (
             '{"is":"announce_group","group":{"is":"worker_group","round":3,"token":"secret",'

@@ -1,6 +1,9 @@
 """From the preparation of a job to the end of its agent."""
 
 import asyncio
+import subprocess
+import sys
+from asyncio import Future
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,13 +30,17 @@ from muster.contracts.rank import ProcessRecord, ProcessState
 from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import JobSpec
 from muster.contracts.wire import ExitRecord
+from muster.host.processes import counts_waits, identify
 from muster.job_defaults import Completed, complete
 from muster.runtime.exit_report import write_own_record
 from tests.support.database_samples import FACTS
+from tests.support.installation import await_value
 from tests.support.ranks import shard_paths
 from tests.support.stories import Story, exited
 
 DEADLINE_SECONDS = 20.0
+
+BUSY = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\nwhile True: pass"
 
 
 def service_settings(root: Path) -> ServiceSettings:
@@ -76,6 +83,31 @@ class Sweeper:
 
     def living(self, _records: Collection[ProcessRecord]) -> frozenset[ProcessRecord]:
         return frozenset()
+
+
+@pytest.mark.skipif(not counts_waits(), reason="the kernel counts no waits")
+def test_waits_of_an_agent_are_observed_while_it_is_late(tmp_path: Path) -> None:
+    story = Story.running(world_size=1)
+    job = TrackedJob(snapshot=story.job, attachment=Attachment(started_at=None))
+    observed: list[Observation] = []
+    lifecycle = AgentLifecycle(Sweeper(lambda: None), {}, service_settings(tmp_path), holds_lease)
+    lifecycle.observe = lambda _uid, observation: observed.append(observation)
+    command = [sys.executable, "-S", "-c", BUSY]
+    loop = asyncio.new_event_loop()
+    with subprocess.Popen(command) as process, subprocess.Popen(command) as rival:
+        record = identify(process.pid)
+        job.agents[LOCAL_HOST] = AgentProcess(job_uid="uid", record=record, ended=Future(loop=loop))
+        lifecycle.note_starved([job], story.now + 1)
+        assert observed == []
+
+        def waits() -> bool:
+            lifecycle.note_starved([job], story.now + 9)
+            return observed[-1].seconds > 0
+
+        await_value(waits, lambda: f"{observed}")
+        process.kill()
+        rival.kill()
+    loop.close()
 
 
 async def serve(_job: TrackedJob, _host: str) -> str:

@@ -9,6 +9,7 @@ from coordinator.decide.actions import (
     ActionTaken,
     AgentConnected,
     AgentLost,
+    AgentSaid,
     KillProcess,
     Observation,
     SetStatus,
@@ -16,11 +17,12 @@ from coordinator.decide.actions import (
     StopRequested,
     Suspect,
 )
-from coordinator.decide.events import NewEvent, event_of
+from coordinator.decide.events import OVERLOADED, NewEvent, event_of
 from coordinator.decide.rank_state import Cause
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.messages import (
+    AgentHeartbeat,
     Hello,
     JoinedGroup,
     PeerLost,
@@ -194,6 +196,17 @@ def test_a_replacement_that_can_train_is_an_event(
     entry = NewEvent(kind="rank_ready", message="rank 1 is ready", rank=1, attempt=1)
     assert event_after(story, said) == entry
     assert event_after(story, said) is None
+
+
+def test_an_overloaded_machine_is_one_event() -> None:
+    story = Story.running(world_size=2, heartbeat_timeout=10)
+    entries = [
+        event_after(
+            story, AgentSaid(host=LOCAL_HOST, message=AgentHeartbeat(stopped=(), starved=starved))
+        )
+        for starved in (((0, 0, 9.9),), ((0, 0, 10.0),), ((1, 0, 10.0),))
+    ]
+    assert entries == [None, NewEvent(kind="overloaded", message=f"the machine {OVERLOADED}"), None]
 
 
 def test_a_note_is_not_repeated_as_a_reason() -> None:

@@ -87,6 +87,8 @@ class Lifecycle:
 
     def prepare(self, _job: TrackedJob) -> None: ...
 
+    def note_starved(self, jobs: object, now: float) -> None: ...
+
     def raise_error(self) -> None:
         if self.error is not None:
             raise self.error

@@ -3,7 +3,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
@@ -15,10 +15,13 @@ from muster.contracts.rank import ProcessRecord
 from muster.host.containment import tag_of, tagged_processes
 from muster.host.processes import (
     PollLimit,
+    ProcessorWait,
+    counts_waits,
     descendants,
     identify,
     is_provably_gone,
     is_running,
+    is_stopped,
     send_signal,
     this_process,
 )
@@ -50,6 +53,36 @@ def test_identify_returns_the_same_record_until_exit() -> None:
         assert process.wait() == -signal.SIGTERM
     assert identify(record.pid) is None
     assert is_provably_gone(record)
+
+
+TWO_THREADS = """
+import os, threading
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+def work():
+    while True: pass
+threading.Thread(target=work, daemon=True).start()
+print("up", flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.mark.skipif(not counts_waits(), reason="the kernel counts no waits")
+def test_a_wait_is_that_of_any_thread_and_not_of_a_stop() -> None:
+    with ExitStack() as rivals:
+        for _ in range(2):
+            command = [sys.executable, "-S", "-c", TWO_THREADS]
+            rival = rivals.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
+            rivals.callback(rival.kill)
+            assert rival.stdout is not None
+            assert rival.stdout.readline() == b"up\n"
+        wait = ProcessorWait(rival.pid)
+        await_value(lambda: wait.seconds > 0.1, lambda: f"{wait.seconds}")
+        rival.send_signal(signal.SIGSTOP)
+        await_value(lambda: is_stopped(rival.pid), lambda: "it runs")
+        stopped = ProcessorWait(rival.pid)
+        os.sched_yield()
+        assert stopped.seconds == 0
+    assert ProcessorWait(rival.pid).seconds == 0
 
 
 def test_killing_another_users_process_is_skipped() -> None:
