@@ -26,7 +26,8 @@ CONNECTIONS_EACH: Final = 64
 FIRST_REQUEST_SECONDS: Final = 10.0
 
 SEND_SECONDS: Final = 0.05
-"""In which no connection is closed for another one. In this time few hundred can be opened."""
+"""A new connection has so long to send a request before it may be closed for another one. Some
+hundred can be opened meanwhile."""
 
 HEADERS_LIMIT_BYTES: Final = 1 << 17
 """The longest header is a position in the logs of 4096 ranks, about 64 KiB."""
@@ -41,7 +42,6 @@ _HEADER_END: Final = re.compile(rb"\n\r?\n")
 _LENGTH: Final = re.compile(rb"^content-length:[ \t]*(\d{1,20})", re.IGNORECASE | re.MULTILINE)
 _CHUNKED: Final = re.compile(rb"^transfer-encoding:", re.IGNORECASE | re.MULTILINE)
 _CHUNK_BYTES: Final = re.compile(rb"[0-9a-f]{1,20}", re.IGNORECASE)
-
 
 _LONG_HEADERS: Final = Problem(
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,

@@ -158,6 +158,7 @@ class AccessMiddleware:
             scope["state"]["connection"].count_for(client_name(scope))
             return None if is_own_user else client_name(scope)
         scope["state"]["caller"] = caller
+        scope["state"]["connection"].count_for(None)  # open requests have a limit of their own
         return caller.name if caller.is_limited else None
 
     async def _authenticate(self, scope: Scope, headers: Mapping[str, str]) -> Caller | None:

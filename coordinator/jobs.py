@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from signal import SIGCHLD
 from typing import Final, TypeVar
 
@@ -23,7 +24,7 @@ from coordinator.persistence import (
     Moment,
     ended_attempt_rows,
 )
-from coordinator.preparation import known_code
+from coordinator.preparation import kept_code
 from coordinator.restore import JobRows, snapshot_of
 from coordinator.series import JobSeries
 from coordinator.tracked_job import TrackedJob
@@ -38,6 +39,7 @@ from muster.contracts.job import JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.paths import DataDir, JobFiles
 from muster.contracts.pool import WorkerState
 from muster.contracts.rank import ProcessState
+from muster.host.code import read_code, script_of
 from muster.host.processes import is_running, send_signal
 from muster.runtime.exit_report import find_exit_record
 
@@ -247,14 +249,17 @@ class JobTable:
         agents, ranks = self._history.agents_by_job(ids), self._history.ranks_by_job(ids)
         members, departures = self._history.members_by_job(ids), self._history.departures(ids)
         last_points = self._history.last_points(ids)
+        read = cache(read_code)  # the jobs of a sweep run one script
         return [
             JobRows(
                 job=job,
                 agents=agents[job.job_id],
                 ranks=ranks[job.job_id],
                 members=_drained(departures[job.job_id], members[job.job_id]),
-                code=known_code(
-                    self._files.job(job.job_id), job.uid, job.spec, is_new=not ranks[job.job_id]
+                code=kept_code(self._files.job(job.job_id), job.uid)
+                if ranks[job.job_id]
+                else read(
+                    script_of(job.spec.command, job.spec.program, job.spec.working_dir or "")
                 ),
                 series_until=last_points.get(job.job_id),
             )

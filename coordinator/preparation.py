@@ -25,7 +25,6 @@ from muster.contracts.spec import JobSpec
 from muster.datasets.errors import DatasetError
 from muster.datasets.sources import open_source
 from muster.datasets.synthetic import ensure_synthetic
-from muster.host.code import read_code, script_of
 from muster.job_defaults import Completed, complete
 from muster.objects.errors import ObjectStoreError
 
@@ -64,10 +63,8 @@ def prepare(spec: JobSpec, settings: ServiceSettings) -> Completed:
     return completed
 
 
-def known_code(files: JobFiles, uid: JobUid, spec: JobSpec, *, is_new: bool) -> dict[str, str]:
-    """Return the code of a job: as it is before a rank was started, then as its ranks have it."""
-    if is_new:
-        return read_code(script_of(spec.command, spec.program, Path(spec.working_dir or "")))
+def kept_code(files: JobFiles, uid: JobUid) -> dict[str, str]:
+    """Return the code of a job as its ranks have it; {} if its directory does not tell."""
     with suppress(OSError, msgspec.DecodeError):
         if files.owner.read_text() == uid:
             return msgspec.json.decode(files.code.read_bytes(), type=dict[str, str])

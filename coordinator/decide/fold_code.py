@@ -16,7 +16,7 @@ from muster.contracts.job import Reason
 
 
 def take(snapshot: JobSnapshot, taken: CodeTaken) -> JobSnapshot:
-    """Take the code as it is; what was known before is told where it differs and is used."""
+    """Take the code as it is; what was known before is reported where it differs and is used."""
     before, files = snapshot.code.files, {**snapshot.code.files, **taken.files}
     edited = {path: digest for path, digest in before.items() if files[path] != digest}
     code = replace(snapshot.code, files=files, edited=edited)
@@ -67,7 +67,7 @@ def _describe(before: Mapping[str, str], files: Mapping[str, str]) -> str:
 
 
 def _use(snapshot: JobSnapshot, files: Iterable[str]) -> JobSnapshot:
-    """Note that these files are used: an edit before the start is told once."""
+    """Note that these files are used: an edit before the start is reported once."""
     code = snapshot.code
     if not (met := code.edited.keys() & files):
         return snapshot

@@ -144,7 +144,7 @@ class JobCode:
     """Digests by path: as of its start, or as the first rank had them."""
     edited: Mapping[str, str] = field(default_factory=dict)
     """Earlier digests, of files that were edited before its start and are not known to be used."""
-    note: str = ""  # what was told last about a change
+    note: str = ""  # the last report of a change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

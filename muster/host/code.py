@@ -47,7 +47,7 @@ class Script(NamedTuple):
 
 
 def script_of(
-    command: Sequence[str] | None, program: str | None, working_dir: Path
+    command: Sequence[str] | None, program: str | None, working_dir: Path | str
 ) -> Script | None:
     """Return the script of a job, also of ``-m``; None for code on the command line, or no file."""
     words = command or (("-m", program.rpartition(":")[0]) if program else ())
@@ -59,7 +59,7 @@ def script_of(
         if word.endswith((".py", ".sh")) or os.path.basename(before) in _SHELLS:  # noqa: PTH119
             places.append(word)
         for place in places:
-            if os.path.isfile(file := os.path.realpath(working_dir / place)):  # noqa: PTH113
+            if os.path.isfile(file := os.path.realpath(Path(working_dir, place))):  # noqa: PTH113
                 is_module = place != word
                 root = os.path.realpath(working_dir) if is_module else os.path.dirname(file)  # noqa: PTH120
                 return Script(file, root, word, is_module)
@@ -139,9 +139,9 @@ class LoadedCode:
         self._count = len(sys.modules)
         # Not getattr: a lazy module would import something.
         places = (getattr(it, "__dict__", {}).get("__file__") for it in list(sys.modules.values()))
-        new = {it for it in places if isinstance(it, str) and _is_own(it)} - self._known
+        new = {it for it in places if isinstance(it, str)} - self._known
         self._known |= new
-        paths = sorted(filter(_is_own, map(os.path.realpath, new)))
+        paths = sorted(filter(_is_own, map(os.path.realpath, filter(_is_own, new))))
         return {path: digest for path in paths if (digest := digest_of(path))}
 
 

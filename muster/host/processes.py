@@ -267,11 +267,7 @@ class ProcessorWait:
 
 def counts_waits() -> bool:
     """Return whether the kernel counts how long a process waits for a processor."""
-    try:
-        ran, waited, _ = (_PROC / "self/schedstat").read_text().split()
-    except (OSError, ValueError):
-        return False
-    return ran != "0" or waited != "0"
+    return any(_waits_of([os.getpid()]).values())
 
 
 def _waits_of(pids: Iterable[int]) -> dict[str, int]:

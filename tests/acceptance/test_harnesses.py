@@ -7,6 +7,7 @@ import pytest
 
 import stress.chaos.__main__ as chaos
 import stress.stale.__main__ as stale
+import stress.starved.__main__ as starved
 from stress import collective_kills, detection, gangs, hosts, log_gaps, lost_replies, two_hosts
 from stress.load.figures import Figure
 from stress.load.lists import list_figures
@@ -65,6 +66,13 @@ def test_jobs_over_hosts_keep_their_bits(tmp_path: Path) -> None:
 
 def test_dead_and_frozen_ranks_are_replaced_slow_ones_are_not(tmp_path: Path) -> None:
     report = detection.run(tmp_path, kills=4, freezes=1, minutes=0.05, seed=1)
+    assert not [fault for fault in report.faults if "goal is missed" not in fault], report
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_starved_ranks_end_slowly_and_are_not_killed(tmp_path: Path) -> None:
+    report = starved.run(tmp_path, trainings=3, load=20, minutes=3, timeout=2.0, seed=1)
     assert not [fault for fault in report.faults if "goal is missed" not in fault], report
 
 

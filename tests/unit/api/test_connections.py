@@ -1,6 +1,7 @@
 """Whose connections count, which is closed, and what is refused while it arrives."""
 
 import asyncio
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -29,8 +30,12 @@ POST = (
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-async def unread(_scope: Scope, _receive: Receive, send: Send) -> None:
+async def unread(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer without a look at the body; a stream lasts as long as its client."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
+    is_stream = scope["path"] == "/jobs/stream"
+    while is_stream and (await receive())["type"] != "http.disconnect":
+        pass
     await send({"type": "http.response.body", "body": b"done"})
 
 
@@ -52,7 +57,7 @@ async def served(*, is_own_user: bool = False) -> AsyncIterator[int]:
         server_state=ServerState(),
         app_state={},
     )
-    server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0, backlog=1024)
     async with server:
         yield server.sockets[0].getsockname()[1]
 
@@ -64,7 +69,8 @@ async def connected(port: int, sent: bytes = b"") -> AsyncIterator[Client]:
     try:
         writer.write(sent)
         if sent.endswith(b"\r\n\r\n"):
-            await reader.readuntil(b"\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readuntil(b"}" if b"content-length" in head else b"0\r\n\r\n")
         yield reader, writer
     finally:
         writer.transport.abort()
@@ -96,21 +102,31 @@ async def test_the_oldest_connection_of_a_stranger_is_closed(sent: bytes) -> Non
 
 
 async def test_requests_that_come_together_are_all_answered() -> None:
-    async with served() as port, AsyncExitStack() as held:
-        sending = (
-            held.enter_async_context(connected(port, AUTHORIZED))
-            for _ in range(2 * CONNECTIONS_EACH)
-        )
-        await asyncio.gather(*sending)
+    request = AUTHORIZED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    async with served() as port:
+        clients = [
+            socket.create_connection(("127.0.0.1", port)) for _ in range(2 * CONNECTIONS_EACH)
+        ]
+        for client in clients:  # before the server accepts the first one
+            client.sendall(request)
+        for client in clients:
+            reader, writer = await asyncio.open_connection(sock=client)
+            assert (await reader.read()).startswith(b"HTTP/1.1 200")
+            writer.close()
+            await writer.wait_closed()
 
 
-async def test_a_token_keeps_few_idle_connections() -> None:
+async def test_a_token_keeps_few_idle_connections_and_its_streams() -> None:
     async with served() as port, AsyncExitStack() as held:
+        stream = await held.enter_async_context(connected(port, AUTHORIZED))
+        stream[1].write(AUTHORIZED.replace(b"/jobs", b"/jobs/stream"))
+        await stream[0].readuntil(b"\r\n\r\n")
         first, *_ = [
             await held.enter_async_context(connected(port, AUTHORIZED))
             for _ in range(CONNECTIONS_EACH + 1)
         ]
         await end_of(first)
+        assert not stream[0].at_eof()
 
 
 async def test_the_own_user_is_never_counted() -> None:

@@ -5,8 +5,9 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,16 +15,17 @@ import msgspec
 import pytest
 
 from muster.contracts.environ import PROCESS_TAG
-from muster.contracts.messages import AdoptedRank, StartRank
+from muster.contracts.messages import FORKED_PID, AdoptedRank, StartRank
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.secrets import SecretUnavailable
 from muster.host.limits import ShellLimits
-from muster.host.processes import environment_of, identify
+from muster.host.processes import counts_waits, environment_of, identify
 from muster.runtime.secrets import SecretStore
 from tests.support.installation import await_value
 from tests.support.secret_rank import LENT, VALUE, assignment, redacted_by
 from worker.start import (
     ExecStarter,
+    PreforkStarter,
     RankSecrets,
     is_command_error,
     is_permanent_start_error,
@@ -50,6 +52,34 @@ def test_a_too_large_environment_is_permanent(monkeypatch: pytest.MonkeyPatch) -
     error = error_of_start("/")
     assert error.errno == errno.E2BIG
     assert is_permanent_start_error(error, "/")
+
+
+BUSY = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\nwhile True: pass"
+
+
+@pytest.mark.skipif(not counts_waits(), reason="the kernel counts no waits")
+def test_imports_have_time_in_which_no_processor_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.start.IMPORT_SECONDS", 0.5)
+    monkeypatch.setattr("worker.start.FORK_SECONDS", 0.05)
+    order = StartRank(rank=0, attempt=0, environment={PROCESS_TAG: "uid/0/0"}, working_dir="/")
+    starter = PreforkStarter("uid", ShellLimits(64, 64))
+    ours, server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ExitStack() as opened:
+        opened.enter_context(server)
+        for _ in range(4):  # the last one is taken for the server
+            process = subprocess.Popen([sys.executable, "-S", "-c", BUSY])
+            opened.enter_context(process)
+            opened.callback(process.kill)
+        starter.use(process.pid, ours)
+        answer_at = time.monotonic() + 0.5
+
+        def answer_late() -> None:
+            if time.monotonic() > answer_at:
+                server.send(FORKED_PID.pack(4711))
+
+        starter.on_wait = answer_late
+        assert starter.start(order, 2, server) == 4711
+        starter.close()
 
 
 def test_a_missing_interpreter_is_not_permanent(monkeypatch: pytest.MonkeyPatch) -> None:
