@@ -130,7 +130,7 @@ def shift_deadlines(
 def note_stall(
     snapshot: JobSnapshot, seconds: float, now: float, stalled: str | None = None
 ) -> JobSnapshot:
-    """Shift all deadlines, or those of one host, by the time in which nobody could be heard."""
+    """Shift all deadlines, or those of one host, by the time in which no process of it could be heard."""
     agents = {
         host: replace(
             agent,

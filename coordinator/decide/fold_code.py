@@ -1,6 +1,6 @@
 """The part of `fold` that concerns the code of a job: whether all ranks run the same. Pure.
 
-A file that nobody knew is part of the job from the first rank on that has it. Files that no rank
+A file that was not known is part of the job from the first rank on that has it. Files that no rank
 reports, such as other scripts of the same directory, are never compared.
 """
 
@@ -40,16 +40,12 @@ def compare(
         return replace(snapshot, code=code)
     if rank.attempt.refused is not None:
         return snapshot
-    hosts = {*(snapshot.spec.hosts or snapshot.hosts)} - {rank.host}
-    unfit = {it.host for it in snapshot.agents.values() if it.is_unfit}
-    is_old_copy = not agent.has_code and hosts - unfit
     words = (
         f"was refused: {rank.host} has other code than the job, and is not used any more: {what}"
     )
     refused = Cause(reason=Reason.CODE_CHANGED, message=words)
-    snapshot = snapshot.with_attempt(rank, replace(rank.attempt, refused=refused))
-    if is_old_copy:
-        snapshot = snapshot.with_agent(replace(agent, is_unfit=True))
+    if not agent.has_code and snapshot.has_other_host(rank):  # an old copy
+        snapshot = fold_exit.set_host_aside(snapshot, rank, refused)
         return replace(snapshot, code=replace(code, note=f"rank {rank.rank} {words}"))
     ways = (
         f"Restore the file and resume (resume_from: {snapshot.job_id}), or resume with code: any, "
@@ -57,6 +53,7 @@ def compare(
     )
     message = f"{name} has other code than its job: {what}. {ways}"
     failure = JobFailure(reason=Reason.CODE_CHANGED, message=message, exit_code=1)
+    snapshot = snapshot.with_attempt(rank, replace(rank.attempt, refused=refused))
     return fold_exit.fail_job(snapshot, failure, now)
 
 

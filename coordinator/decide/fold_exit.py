@@ -40,20 +40,15 @@ def record_permanent_error(
 ) -> JobSnapshot:
     """A rank reports an error that a restart cannot cure."""
     cause = Cause(reason=message.reason, message=printable(message.message))
-    if message.reason is not Reason.DIFFERENT_BITS:
+    if message.reason is not Reason.DIFFERENT_BITS or not snapshot.has_other_host(rank):
         return _fail_for_program(snapshot, rank, cause, now)
-    return set_host_aside(snapshot, rank, cause, now)
-
-
-def set_host_aside(
-    snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause, now: float
-) -> JobSnapshot:
-    """Start no rank of this job on this host any more; once no other one is left, fail the job."""
-    changed = snapshot.with_agent(replace(snapshot.agent_of(rank), is_unfit=True))
-    unfit = {agent.host for agent in changed.agents.values() if agent.is_unfit}
-    if unfit >= {*(snapshot.spec.hosts or snapshot.hosts)} and not snapshot.is_scheduled:
-        return _fail_for_program(changed, rank, cause, now)
     refused = replace(cause, message=f"was refused on {rank.host}: {cause.message}")
+    return set_host_aside(snapshot, rank, refused)
+
+
+def set_host_aside(snapshot: JobSnapshot, rank: RankSnapshot, refused: Cause) -> JobSnapshot:
+    """Start no rank of this job on the host of `rank` any more."""
+    changed = snapshot.with_agent(replace(snapshot.agent_of(rank), is_unfit=True))
     return changed.with_attempt(rank, replace(rank.attempt, refused=refused))
 
 

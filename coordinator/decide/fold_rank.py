@@ -179,7 +179,7 @@ def record_exit(rank: RankSnapshot, message: RankExited) -> RankSnapshot:
     """Return the rank without its process, which its agent has reaped.
 
     Code 0 means finished, unless the attempt was asked to stop: then work may be left. One that has
-    said that it is finished stays so after a signal, whoever sent it; an exit code is its verdict.
+    said that it is finished stays so after any signal; an exit code is its verdict.
     """
     code, intent = message.exit_code, rank.attempt.intent
     gone = replace(_without_process(rank.attempt), exit_code=code, exit_signal=message.signal)

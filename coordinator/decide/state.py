@@ -211,6 +211,14 @@ class JobSnapshot:
         """Return the agent of the host that a rank runs on, or is to run on."""
         return self.agents.get(rank.host, _NO_AGENT)
 
+    def has_other_host(self, rank: RankSnapshot) -> bool:
+        """Return whether the job may use a host that can run it, beside that of `rank`.
+
+        A scheduler may choose another machine for the same host.
+        """
+        unfit = {it.host for it in self.agents.values() if it.is_unfit}
+        return self.is_scheduled or bool({*(self.spec.hosts or self.hosts)} - unfit - {rank.host})
+
     def rank_name(self, rank: RankSnapshot) -> str:
         """Return what messages about the failure of a rank call it."""
         return f"rank {rank.rank} on {rank.host}" if self.spans_hosts else f"rank {rank.rank}"
