@@ -63,7 +63,8 @@ def fold(  # noqa: C901, PLR0911, PLR0912  one case for each kind of observation
             end = snapshot.end.move(EndKind.INTERRUPTED, now, grace)
             return replace(snapshot, end=end)
         case actions.LoopStalled(seconds=seconds):
-            return fold_agent.note_stall(snapshot, seconds, now)
+            end = replace(snapshot.end, ends_at=snapshot.end.ends_at + seconds)
+            return fold_agent.note_stall(replace(snapshot, end=end), seconds, now)
         case actions.CodeTaken():
             return fold_code.take(snapshot, observation)
         case actions.JobFailed():
