@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Final, Self
 
@@ -70,26 +70,19 @@ MESSAGE_LIMIT_BYTES: Final = 1 << 16
 READY_PACKETS: Final = 64  # most that a spare process sends before it is ready
 
 
+@dataclass(eq=False, kw_only=True)
 class RankProcess:
     """One attempt. Order at its end: has_exited, contain, exit_status, release."""
 
-    def __init__(
-        self,
-        *,
-        rank: int,
-        attempt: int,
-        tag: str,
-        log: LogIndex | None,
-        process: ProcessHandle,
-        channel: socket.socket | None,
-    ) -> None:
-        """`log` is None if it cannot be opened, `channel` until a rank has reconnected."""
-        self.rank = rank
-        self.attempt = attempt
-        self.tag = self._first_tag = tag
-        self.log = log
-        self.process = process
-        self.channel = channel
+    rank: int
+    attempt: int
+    tag: str
+    log: LogIndex | None  # None if it cannot be opened
+    process: ProcessHandle
+    channel: socket.socket | None  # None until a rank has reconnected
+
+    def __post_init__(self) -> None:
+        self._first_tag = self.tag
         self.trainer_pid = 0
         """Of the process that was the last to say hello; 0 before. Its forks have others."""
         self.trainers: dict[int, ProcessHandle] = {}
@@ -98,7 +91,7 @@ class RankProcess:
         """Those that got SIGTERM since an end of the attempt was requested."""
         self._is_group_asked = False
         self._last_word = UNKNOWN_EXIT
-        self._known_at = time.monotonic() + HELLO_SECONDS if channel is None else -math.inf
+        self._known_at = time.monotonic() + HELLO_SECONDS if self.channel is None else -math.inf
         """When an adopted rank has told who trains, and whether that stops already."""
         self._heard_at = time.monotonic()
         self._wait: ProcessorWait | None = None

@@ -180,7 +180,10 @@ class ExecStarter:
 class PreforkStarter(ExecStarter):
     """Forks of a prefork server, which imports while the agent connects to its coordinator."""
 
-    def __init__(self, job_uid: str, limits: ShellLimits, python: str | None = None) -> None:
+    def __init__(
+        self, job_uid: str, limits: ShellLimits, python: str | None, on_wait: Callable[[], None]
+    ) -> None:
+        """`on_wait` is called each second while the server imports: the agent has to be heard."""
         super().__init__(limits, python)
         self._tag = f"{job_uid}/template"
         self._server: ProcessRecord | None = None
@@ -188,8 +191,7 @@ class PreforkStarter(ExecStarter):
         self._doubtful_tags: list[str] = []
         """Of processes that a failed server may have left; killed before the next start."""
         self._answer_seconds = IMPORT_SECONDS
-        self.on_wait: Callable[[], None] = lambda: None
-        """Called each second while the server imports: the agent has to say that it lives."""
+        self._on_wait = on_wait
 
     def warm_up(self) -> None:
         """Start the server, once; if it fails, exec takes over."""
@@ -272,7 +274,7 @@ class PreforkStarter(ExecStarter):
                 return channel.recv(FORKED_PID.size)
             if time.monotonic() >= deadline + wait.seconds:
                 raise TimeoutError
-            self.on_wait()
+            self._on_wait()
 
 
 Starter: TypeAlias = ExecStarter | PreforkStarter
