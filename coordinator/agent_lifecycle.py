@@ -39,14 +39,11 @@ from coordinator.preparation import Unprepared, agent_assignment, choose_kernels
 from coordinator.tracked_job import TrackedJob
 from database.records import AgentRecord
 from muster.contracts.attach import LaunchAgent, OrderFailed
-from muster.contracts.environ import agent_heartbeat_seconds
+from muster.contracts.environ import LATE_PULSES, agent_heartbeat_seconds
 from muster.contracts.host import HostFacts
 from muster.contracts.interpreter import is_compatible, release
 from muster.contracts.job import JobUid, Reason
-from muster.contracts.messages import (
-    AgentAssignment,
-    JoinRequest,
-)
+from muster.contracts.messages import AgentAssignment, JoinRequest
 from muster.contracts.paths import DataDir
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.retry import describe_status
@@ -61,8 +58,6 @@ from muster.runtime.agent_sockets import newest_generation
 from muster.runtime.archive import claim_directory
 
 WAIT_SECONDS: Final = 1.0  # between looks at what a scheduler has said
-
-LATE_PULSES: Final = 2.25  # after so many intervals a heartbeat of an agent is late
 
 DISMISSAL_SECONDS: Final = 5.0
 """A dismissed agent has nothing left to do; one that stays longer is killed."""
@@ -101,8 +96,6 @@ class AgentLifecycle:
         self._tasks: set[asyncio.Task[None]] = set()
         self._cleaning: dict[str, asyncio.Task[None]] = {}
         """By job and host: hosts that were given up. No end of the service waits for them."""
-        self._waits: dict[tuple[JobUid, int], ProcessorWait] = {}
-        """By job and number of the agent: of those that are late."""
         self._error: BaseException | None = None
         self.observe: Callable[[JobUid, Observation], None] = lambda _uid, _observation: None
         """Takes in what is observed of agents; the loop sets it."""
@@ -197,19 +190,18 @@ class AgentLifecycle:
 
     def note_starved(self, jobs: Iterable[TrackedJob], now: float) -> None:
         """Observe for how long agents of this host that are late have got no processor."""
-        waits: dict[tuple[JobUid, int], ProcessorWait] = {}
         for job in jobs:
-            own = next((it for it in job.snapshot.agents.values() if it.is_local), None)
-            process = None if own is None else job.agents.get(own.host)
-            if own is None or process is None or process.record is None:
-                continue
-            late_at = own.heard_at + LATE_PULSES * agent_heartbeat_seconds(job.snapshot.spec)
-            if now >= late_at or own.starved_seconds:
-                uid, number = key = job.snapshot.uid, own.generation
-                wait = waits[key] = self._waits.get(key) or ProcessorWait(process.record.pid)
-                starved = AgentStarved(host=own.host, generation=number, seconds=wait.seconds)
-                self.observe(uid, starved)
-        self._waits = waits
+            late_seconds = LATE_PULSES * agent_heartbeat_seconds(job.snapshot.spec)
+            for host, process in job.agents.items():
+                agent = job.snapshot.agents[host]
+                is_late = now >= agent.heard_at + late_seconds or agent.starved_seconds > 0
+                if not (is_late and agent.is_local and process.record):
+                    process.processor_wait = None
+                    continue
+                wait = process.processor_wait or ProcessorWait(process.record.pid)
+                process.processor_wait = wait
+                starved = AgentStarved(host=host, generation=agent.generation, seconds=wait.seconds)
+                self.observe(job.snapshot.uid, starved)
 
     async def sweep(self, leftovers: Mapping[JobUid, Sequence[ProcessRecord]]) -> None:
         """End every process of these jobs here, including the given known ones."""

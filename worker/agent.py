@@ -91,18 +91,16 @@ class Agent:
         self._storage = storage_process(assignment, files)
         self._sender = log_sender(assignment, files)
         self._secrets.redaction.add((assignment.store_keys or {}).values())
-        self._starter: Starter = (
-            PreforkStarter(assignment.job_uid, limits, assignment.python)
-            if assignment.is_managed
-            else ExecStarter(limits, assignment.python)
-        )
-        if isinstance(self._starter, PreforkStarter) and prefork is not None:
-            self._starter.use(*prefork)
+        self._starter: Starter = ExecStarter(limits, assignment.python)
+        if assignment.is_managed:
+            self._starter = PreforkStarter(
+                assignment.job_uid, limits, assignment.python, self._pulse
+            )
+            if prefork is not None:
+                self._starter.use(*prefork)
         self._ranks = RankTable(
             assignment, self._selector, self._starter, self._report, self._secrets
         )
-        if isinstance(self._starter, PreforkStarter):
-            self._starter.on_wait = self._pulse
         self._groups = GroupPublisher(self._ranks, assignment.host)
         self._epoch = 0
         self._is_leaving = self._is_dismissed = self._is_listing = False

@@ -256,11 +256,8 @@ def send_logs(own: AgentAssignment, is_ending: threading.Event) -> None:
 def _serve(channel: Channel, files: JobFiles, is_ending: threading.Event) -> None:
     passes = LogPasses(files, channel.sizes_at_home(), channel.send)
     while True:
-        began, is_last, is_draining = (
-            time.monotonic(),
-            is_ending.is_set(),
-            channel.is_asked_to_drain,
-        )
+        began = time.monotonic()
+        is_last, is_draining = is_ending.is_set(), channel.is_asked_to_drain
         is_more = passes.send_new()
         channel.flush()
         if is_more:

@@ -17,7 +17,7 @@ import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, Self, TypeAlias
 
 from muster.contracts.rank import ProcessRecord
 from muster.host.processes import boot_id, identify, read_stat
@@ -37,6 +37,12 @@ class ExitStatus:
 
     exit_code: int | None
     signal: int | None
+
+    @classmethod
+    def of(cls, code: int) -> Self:
+        """Return that of an exit code; a negative one is a signal's number."""
+        is_exit = code >= 0
+        return cls(exit_code=code if is_exit else None, signal=None if is_exit else -code)
 
     @property
     def is_failure(self) -> bool:
@@ -74,10 +80,7 @@ class ChildProcess:
         if found is None:
             return UNKNOWN_EXIT
         is_exit = found.si_code == os.CLD_EXITED
-        return ExitStatus(
-            exit_code=found.si_status if is_exit else None,
-            signal=None if is_exit else found.si_status,
-        )
+        return ExitStatus.of(found.si_status if is_exit else -found.si_status)
 
     def release(self) -> None:
         """Reap it, once it has ended."""
@@ -116,11 +119,7 @@ class AdoptedProcess:
         for look in (self._status_from_pidfd, self._status_of_zombie, self._status_from_pidfd):
             status = look()
             if status is not None:
-                code = os.waitstatus_to_exitcode(status)
-                is_exit = code >= 0
-                return ExitStatus(
-                    exit_code=code if is_exit else None, signal=None if is_exit else -code
-                )
+                return ExitStatus.of(os.waitstatus_to_exitcode(status))
         return UNKNOWN_EXIT
 
     def release(self) -> None:

@@ -12,13 +12,13 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Final, Self
 
 import msgspec
 
-from muster.contracts.environ import ATTEMPT_VARIABLES, PROCESS_TAG, SPARE_RANK
+from muster.contracts.environ import ATTEMPT_VARIABLES, LATE_PULSES, PROCESS_TAG, SPARE_RANK
 from muster.contracts.errors import WireError
 from muster.contracts.interpreter import version_problem
 from muster.contracts.job import Reason
@@ -31,7 +31,6 @@ from muster.contracts.messages import (
     Hello,
     JoinedGroup,
     JoinedProcessEnded,
-    Orphaned,
     PermanentFailure,
     RankMessage,
     RankSaid,
@@ -61,9 +60,6 @@ from worker.start import Starter
 WARNINGS_LIMIT: Final = 100
 """Warnings of one attempt that become events of the job; its log holds all of them."""
 
-LATE_PULSES: Final = 2.25
-"""Heartbeats of the agent after which that of a rank is late, which sends one for two of them."""
-
 HELLO_SECONDS: Final = 2.0
 """How long an adopted rank may take to find its next agent and repeat what it has said."""
 
@@ -74,35 +70,28 @@ MESSAGE_LIMIT_BYTES: Final = 1 << 16
 READY_PACKETS: Final = 64  # most that a spare process sends before it is ready
 
 
+@dataclass(eq=False, kw_only=True)
 class RankProcess:
     """One attempt. Order at its end: has_exited, contain, exit_status, release."""
 
-    def __init__(
-        self,
-        *,
-        rank: int,
-        attempt: int,
-        tag: str,
-        log: LogIndex | None,
-        process: ProcessHandle,
-        channel: socket.socket | None,
-    ) -> None:
-        """`log` is None if it cannot be opened, `channel` until a rank has reconnected."""
-        self.rank = rank
-        self.attempt = attempt
-        self.tag = self._first_tag = tag
-        self.log = log
-        self.process = process
-        self.channel = channel
+    rank: int
+    attempt: int
+    tag: str
+    log: LogIndex | None  # None if it cannot be opened
+    process: ProcessHandle
+    channel: socket.socket | None  # None until a rank has reconnected
+
+    def __post_init__(self) -> None:
+        self._first_tag = self.tag
         self.trainer_pid = 0
         """Of the process that was the last to say hello; 0 before. Its forks have others."""
         self.trainers: dict[int, ProcessHandle] = {}
         """By pid: the processes that have said hello, oldest first."""
         self._asked: set[ProcessHandle] | None = None
         """Those that got SIGTERM since an end of the attempt was requested."""
-        self._is_group_asked = self._is_group_ours = False
+        self._is_group_asked = False
         self._last_word = UNKNOWN_EXIT
-        self._known_at = time.monotonic() + HELLO_SECONDS if channel is None else -math.inf
+        self._known_at = time.monotonic() + HELLO_SECONDS if self.channel is None else -math.inf
         """When an adopted rank has told who trains, and whether that stops already."""
         self._heard_at = time.monotonic()
         self._wait: ProcessorWait | None = None
@@ -193,15 +182,15 @@ class RankProcess:
 
     def _decoded(self, packet: bytes, sender: int) -> RankMessage:
         """Return a message, or a failure for the hello of another Muster; raises `WireError`."""
-        try:
-            message = decode_rank_message(packet)
-        except WireError:
-            if (refusal := self._refusal(packet)) is None:
-                raise
-            return refusal
+        # An adopted rank may be older than this agent: that of its own version has accepted it.
+        if isinstance(self.process, ChildProcess):
+            with suppress(WireError):  # no hello
+                hello = decode_rank_hello(packet)
+                python = hello.python or "the job's own"  # the first releases did not say
+                if problem := version_problem(python, hello.version, hello.protocol):
+                    return PermanentFailure(reason=Reason.INVALID_PROGRAM, message=problem)
+        message = decode_rank_message(packet)
         if isinstance(message, Hello):
-            if (refusal := self._refusal(packet)) is not None:
-                return refusal
             self._latest.pop(JoinedProcessEnded, None)
             if sender:
                 self._note_trainer(sender)
@@ -209,18 +198,6 @@ class RankProcess:
             # Another process that has joined, and exits: the rank goes on.
             return msgspec.structs.replace(message, phase=Phase.TRAINING)
         return message
-
-    def _refusal(self, packet: bytes) -> PermanentFailure | None:
-        """Return why the hello of another Muster is refused. Raises `WireError` if it is none."""
-        hello = decode_rank_hello(packet)
-        # An adopted rank may be older than this agent: that of its own version has accepted it.
-        if not isinstance(self.process, ChildProcess):
-            return None
-        python = hello.python or "the job's own"  # the first releases did not say
-        problem = version_problem(python, hello.version, hello.protocol)
-        if problem is None:
-            return None
-        return PermanentFailure(reason=Reason.INVALID_PROGRAM, message=problem)
 
     def _note_trainer(self, pid: int) -> None:
         """Hold on to a process that has said hello: a wrapper may lie between it and us."""
@@ -262,9 +239,10 @@ class RankProcess:
         if number == signal.SIGTERM:
             self._asked = self._asked or set()
             self.continue_end()
-        else:
-            self._asked = None if number == signal.SIGKILL else self._asked
-            self.process.signal_group(number)
+            return
+        if number == signal.SIGKILL:
+            self._asked = None
+        self.process.signal_group(number)
 
     def continue_end(self) -> None:
         """Ask the processes that said hello to save and exit and, once they have ended, the group.
@@ -283,8 +261,6 @@ class RankProcess:
             self._is_group_asked = True
             if self.is_stopping and self.trainer is not None:
                 self._last_word = self.trainer.exit_status()
-            # The number of a group whose leader is not our child may be reused after its end.
-            self._is_group_ours = self.process.pidfd is None or not self.process.has_exited()
             self.process.signal_group(signal.SIGTERM)
 
     @property
@@ -299,8 +275,9 @@ class RankProcess:
         """
         if self._asked is None:
             return False
-        group = running_in_group(self.pid) if self._is_group_ours else []
-        return not self._have_trainers_ended or any(is_contained(pid, self.tag) for pid in group)
+        # The number of a group whose leader is not our child may be reused after its end.
+        group = (pid for pid in running_in_group(self.pid) if is_contained(pid, self.tag))
+        return not self._have_trainers_ended or any(group)
 
     def starved_seconds(self, pulse_seconds: float) -> float:
         """Return for how long it got no processor since its heartbeat is late, or it was killed.
@@ -344,10 +321,6 @@ class RankProcess:
                 self._window = None
             elif message.window is not None:
                 self._window = joined(self._window, message.window)
-
-    def mark_orphaned(self, by: str) -> RankSaid:
-        """Keep and return the message that it was asked to stop for lack of supervision."""
-        return self.say(Orphaned(by=by))
 
     def say(self, message: RankMessage) -> RankSaid:
         """Keep and return a message on its behalf."""

@@ -33,6 +33,7 @@ from muster.contracts.messages import (
     AnnounceGroup,
     Code,
     JoinedProcessEnded,
+    Orphaned,
     RankDied,
     RankExited,
     RankSaid,
@@ -279,7 +280,7 @@ class RankTable:
     def mark_orphaned(self, by: str) -> None:
         """Report, now and to later coordinators, that all ranks were asked to stop."""
         for rank in self._running.values():
-            self._report(rank.mark_orphaned(by))
+            self._report(rank.say(Orphaned(by=by)))
 
     def pulse(self, late_seconds: float) -> AgentHeartbeat:
         """Return the agent's heartbeat, which is so late, with the ranks that cannot send one."""

@@ -58,11 +58,11 @@ from muster.runtime.redaction import Redaction, held_secrets
 from muster.runtime.secrets import SecretStore
 
 IMPORT_SECONDS: Final = 6.0
-"""Timeout of the first fork, which waits for the imports; no rank runs yet that could suffer. It
-is longer by the time in which the server gets no processor."""
+"""Timeout of the first fork, which waits for the imports; no rank runs yet that could suffer.
+Longer by the time in which the server gets no processor."""
 
 FORK_SECONDS: Final = 1.0
-"""Timeout of later forks, which take milliseconds; the agent's loop waits meanwhile."""
+"""The same of later forks, which take milliseconds; the agent's loop waits meanwhile."""
 
 _PERMANENT: Final = frozenset(
     {E2BIG, EACCES, EINVAL, ELOOP, ENAMETOOLONG, ENOENT, ENOEXEC, ENOTDIR, EPERM}
@@ -180,16 +180,18 @@ class ExecStarter:
 class PreforkStarter(ExecStarter):
     """Forks of a prefork server, which imports while the agent connects to its coordinator."""
 
-    def __init__(self, job_uid: str, limits: ShellLimits, python: str | None = None) -> None:
+    def __init__(
+        self, job_uid: str, limits: ShellLimits, python: str | None, on_wait: Callable[[], None]
+    ) -> None:
+        """`on_wait` is called each second while the server imports: the agent has to be heard."""
         super().__init__(limits, python)
         self._tag = f"{job_uid}/template"
         self._server: ProcessRecord | None = None
         self._channel: socket.socket | None = None
         self._doubtful_tags: list[str] = []
         """Of processes that a failed server may have left; killed before the next start."""
-        self._is_importing = True
-        self.on_wait: Callable[[], None] = lambda: None
-        """Called each second while the server imports: the agent has to say that it lives."""
+        self._answer_seconds = IMPORT_SECONDS
+        self._on_wait = on_wait
 
     def warm_up(self) -> None:
         """Start the server, once; if it fails, exec takes over."""
@@ -218,7 +220,7 @@ class PreforkStarter(ExecStarter):
         """Use this server, a child of this process."""
         self._server, self._channel = identify(pid, or_zombie=True), channel
         channel.settimeout(FORK_SECONDS)
-        self._is_importing = True
+        self._answer_seconds = IMPORT_SECONDS
 
     def start(self, order: StartRank, log: int, channel: socket.socket, *_: int) -> int:
         # Check the directory here: in a fork the error would look like a crash.
@@ -259,22 +261,20 @@ class PreforkStarter(ExecStarter):
             # It may have forked without having answered.
             self._doubtful_tags = [order.environment[PROCESS_TAG], self._tag]
             return None
-        self._is_importing = False
+        self._answer_seconds = FORK_SECONDS
         (pid,) = FORKED_PID.unpack(answer)
         return int(pid)
 
     def _receive(self, channel: socket.socket) -> bytes:
         """Return the server's answer; raises OSError if there is none in time."""
-        began = time.monotonic()
-        wait = ProcessorWait(*[] if self._server is None else [self._server.pid])
+        deadline = time.monotonic() + self._answer_seconds
+        wait = ProcessorWait(0 if self._server is None else self._server.pid)
         while True:
-            try:
+            with suppress(TimeoutError):
                 return channel.recv(FORKED_PID.size)
-            except TimeoutError:
-                is_over = time.monotonic() >= began + IMPORT_SECONDS + wait.seconds
-                if is_over or not self._is_importing:
-                    raise
-            self.on_wait()
+            if time.monotonic() >= deadline + wait.seconds:
+                raise TimeoutError
+            self._on_wait()
 
 
 Starter: TypeAlias = ExecStarter | PreforkStarter

@@ -15,6 +15,7 @@ from muster.contracts.messages import AgentAssignment
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.secrets import Reference, SecretUnavailable
 from muster.contracts.settings import shared_variables
+from muster.host.processes import ProcessorWait
 from muster.runtime.secrets import SecretStore
 
 
@@ -33,6 +34,7 @@ class AgentProcess:
     is_evidence: bool = True
     """Whether the end was seen. A scheduler may be wrong: an agent that is still heard runs."""
     waits: str | None = None  # why it has not been started yet, and since when
+    processor_wait: ProcessorWait | None = None  # while it is late with its heartbeat
 
 
 class Launcher(Protocol):

@@ -437,6 +437,11 @@ def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
     }
 
 
+LATE_PULSES: Final = 2.25
+"""Heartbeats of an agent after which its next one is late, and that of a rank, which sends one for
+two of them."""
+
+
 def agent_heartbeat_seconds(spec: JobSpec) -> float:
     """Return the interval of an agent's own heartbeats."""
     return min(AGENT_HEARTBEAT_SECONDS, spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT)

@@ -484,9 +484,3 @@ def is_power_of_two(number: int) -> bool:
 def fits_shards(batch_size: int, virtual_shards: int) -> bool:
     """Return whether every virtual shard gets the same number of samples, and enough of them."""
     return batch_size % virtual_shards == 0 and batch_size >= SAMPLES_PER_SHARD_MIN * virtual_shards
-
-
-def nearest_batch_size(batch_size: int, virtual_shards: int, most: int) -> int:
-    """Return the size nearest to `batch_size` that fits the shards and is at most `most`."""
-    per_shard = (batch_size + virtual_shards // 2) // virtual_shards
-    return virtual_shards * min(max(per_shard, SAMPLES_PER_SHARD_MIN), most // virtual_shards)

@@ -32,7 +32,6 @@ from muster.contracts.spec import (
     fits_shards,
     is_power_of_two,
     is_program,
-    nearest_batch_size,
 )
 from muster.contracts.views import FieldError
 
@@ -290,18 +289,25 @@ def _engine_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def _batch_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    shards = spec.virtual_shards
+    shards, size = spec.virtual_shards, spec.effective_batch_size
     if not is_power_of_two(shards):
         if shards > 0:  # otherwise it is out of range, which is a problem of its own
             yield FieldProblem("virtual_shards", f"{shards} is not a power of two")
-    elif spec.mode == "synchronous" and not fits_shards(spec.effective_batch_size, shards):
-        most = int(LIMITS["batch_size"].high)
-        nearest = nearest_batch_size(spec.effective_batch_size, shards, most)
-        yield FieldProblem(
-            "batch_size",
-            f"{spec.batch_size} is not a multiple of virtual_shards ({shards}) and at least "
-            f"{SAMPLES_PER_SHARD_MIN} times as much: {nearest} is the nearest",
-        )
+    elif spec.mode == "synchronous" and (problem := batch_size_problem(size, shards)):
+        yield FieldProblem("batch_size", f"{spec.batch_size} {problem}")
+
+
+def batch_size_problem(batch_size: int, virtual_shards: int) -> str | None:
+    """Return why the size does not fit the shards, and which one nearest to it does."""
+    if fits_shards(batch_size, virtual_shards):
+        return None
+    per_shard = (batch_size + virtual_shards // 2) // virtual_shards
+    most = int(LIMITS["batch_size"].high) // virtual_shards
+    nearest = virtual_shards * min(max(per_shard, SAMPLES_PER_SHARD_MIN), most)
+    return (
+        f"is not a multiple of virtual_shards ({virtual_shards}) and at least "
+        f"{SAMPLES_PER_SHARD_MIN} times as much: {nearest} is the nearest"
+    )
 
 
 def _mapping_problems(field: str, mapping: Mapping[str, str]) -> Iterator[FieldProblem]:

@@ -72,13 +72,7 @@ def list_gpus(environ: Mapping[str, str]) -> list[str]:
 
 def describe_gpus() -> list[str]:
     """Return a line for each GPU as `nvidia-smi` shows it; none if it cannot tell."""
-    try:
-        told = subprocess.run(  # noqa: S603  no word of it comes from outside
-            NVIDIA_SMI_LIST, check=True, capture_output=True, text=True, timeout=ANSWER_SECONDS
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line.strip() for line in told.stdout.splitlines()]
+    return [line.strip() for line in _told(NVIDIA_SMI_LIST, ANSWER_SECONDS)]
 
 
 def measure_gpus() -> tuple[dict[str, int], Counter[tuple[str, str]]]:
@@ -98,14 +92,20 @@ def measure_gpus() -> tuple[dict[str, int], Counter[tuple[str, str]]]:
 
 def _query(question: str, columns: int) -> list[list[str]]:
     argv = ("nvidia-smi", question, "--format=csv,noheader,nounits")
+    lines = _told(argv, MEASURE_SECONDS)
+    rows = ([cell.strip() for cell in line.split(",")] for line in lines)
+    return [row for row in rows if len(row) == columns]
+
+
+def _told(argv: Sequence[str], seconds: float) -> list[str]:
+    """Return the lines that a command prints; none if it fails, or not in time."""
     try:
         told = subprocess.run(  # noqa: S603  no word of it comes from outside
-            argv, check=True, capture_output=True, text=True, timeout=MEASURE_SECONDS
+            argv, check=True, capture_output=True, text=True, timeout=seconds
         )
     except (OSError, subprocess.SubprocessError):
         return []
-    rows = ([cell.strip() for cell in line.split(",")] for line in told.stdout.splitlines())
-    return [row for row in rows if len(row) == columns]
+    return told.stdout.splitlines()
 
 
 def is_claimed(uuid: str) -> bool:

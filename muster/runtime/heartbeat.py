@@ -30,7 +30,6 @@ from muster.contracts.messages import (
     Orphaned,
     PermanentFailure,
     Raised,
-    RankMessage,
     Warned,
 )
 from muster.contracts.rank import Phase
@@ -98,6 +97,8 @@ class Supervision:
         """`state` returns a heartbeat, given whether the process was asked to stop."""
         self._client = client
         self.report_code: Final = client.report_code
+        self.send: Final = client.send
+        self.send_waiting: Final = client.send_waiting
         self._state = state
         self.recorder: Final = Recorder()
         """Takes the values that the next heartbeat sums up."""
@@ -188,13 +189,6 @@ class Supervision:
                 self._client.send(Orphaned(by=by))
                 # The program may have its own handler by now; an agent would send the same signal.
                 os.kill(os.getpid(), signal.SIGTERM)
-
-    def send(self, message: RankMessage) -> None:
-        self._client.send(message)
-
-    def send_waiting(self, message: RankMessage) -> None:
-        """Send a message that heartbeats do not repeat: wait a moment for room."""
-        self._client.send_waiting(message)
 
     def warn(self, sentence: str) -> None:
         """Write a warning to the log and to the job's events."""

@@ -18,13 +18,8 @@ from xxhash import xxh3_128
 from muster.contracts.environ import JOB_VARIABLES, PROCESS_TAG, RankSettings
 from muster.contracts.job import Reason
 from muster.contracts.messages import PermanentFailure
-from muster.contracts.spec import (
-    LIMITS,
-    SAMPLES_PER_SHARD_MIN,
-    VIRTUAL_SHARDS_OF_SCRIPTS,
-    fits_shards,
-    nearest_batch_size,
-)
+from muster.contracts.spec import VIRTUAL_SHARDS_OF_SCRIPTS
+from muster.contracts.spec_problems import batch_size_problem
 from muster.host.containment import contain_self
 from muster.program import InvalidProgram, refuse_while_loaded
 from muster.run import own_job_id
@@ -137,7 +132,8 @@ class Run:
                     "or run it with --elastic"
                 )
             if not os.environ.get(JOB_VARIABLES["batch_size"]):
-                _refuse_batch_size(batch_size, self.settings.virtual_shards)
+                if problem := batch_size_problem(batch_size, self.settings.virtual_shards):
+                    raise InvalidProgram(f"join(batch_size={batch_size}): it {problem}")
                 self.settings = replace(self.settings, batch_size=batch_size)
             self._schedule: Final = _schedule_of(self.settings, data, drop_last=drop_last)
             self._state: Final = TrainingState(model, optimizer)
@@ -311,15 +307,6 @@ class Run:
         if self._exit_code:
             flush_streams()
             os._exit(self._exit_code)
-
-
-def _refuse_batch_size(size: int, shards: int) -> None:
-    if not fits_shards(size, shards):
-        nearest = nearest_batch_size(size, shards, int(LIMITS["batch_size"].high))
-        raise InvalidProgram(
-            f"join(batch_size={size}): it has to be a multiple of virtual_shards ({shards}), and "
-            f"at least {SAMPLES_PER_SHARD_MIN} times as much: {nearest} is the nearest"
-        )
 
 
 def _schedule_of(settings: RankSettings, data: Dataset, *, drop_last: bool) -> Schedule:

@@ -62,7 +62,6 @@ def test_imports_have_time_in_which_no_processor_is_free(monkeypatch: pytest.Mon
     monkeypatch.setattr("worker.start.IMPORT_SECONDS", 0.5)
     monkeypatch.setattr("worker.start.FORK_SECONDS", 0.05)
     order = StartRank(rank=0, attempt=0, environment={PROCESS_TAG: "uid/0/0"}, working_dir="/")
-    starter = PreforkStarter("uid", ShellLimits(64, 64))
     ours, server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ExitStack() as opened:
         opened.enter_context(server)
@@ -70,14 +69,14 @@ def test_imports_have_time_in_which_no_processor_is_free(monkeypatch: pytest.Mon
             process = subprocess.Popen([sys.executable, "-S", "-c", BUSY])
             opened.enter_context(process)
             opened.callback(process.kill)
-        starter.use(process.pid, ours)
         answer_at = time.monotonic() + 0.5
 
         def answer_late() -> None:
             if time.monotonic() > answer_at:
                 server.send(FORKED_PID.pack(4711))
 
-        starter.on_wait = answer_late
+        starter = PreforkStarter("uid", ShellLimits(64, 64), None, answer_late)
+        starter.use(process.pid, ours)
         assert starter.start(order, 2, server) == 4711
         starter.close()
 
