@@ -96,7 +96,7 @@ class RankProcess:
         self._heard_at = time.monotonic()
         self._wait: ProcessorWait | None = None
         """Of its trainer, while that is late with its heartbeat."""
-        self.survivors: ProcessorWait | None = None
+        self._survivors: ProcessorWait | None = None
         """The wait of what has not ended at once by SIGKILL."""
         self._latest: dict[type[RankMessage], RankMessage] = {}
         """The last message of each type, in order of arrival, for a new coordinator."""
@@ -287,7 +287,7 @@ class RankProcess:
         is_late = time.monotonic() >= self._heard_at + LATE_PULSES * pulse_seconds
         if is_late and self._wait is None and self.trainer and not self.trainer.has_exited():
             self._wait = ProcessorWait(self.trainer.pid)
-        wait = self.survivors or self._wait
+        wait = self._survivors or self._wait
         return 0.0 if wait is None else wait.seconds
 
     def exit_status(self) -> ExitStatus:
@@ -352,8 +352,8 @@ class RankProcess:
         self.process.signal_group(signal.SIGKILL)
         # What a spare process was starting as it changed its tag may still have the first one.
         is_over = all([kill_attempt(tag) for tag in {self.tag, self._first_tag}])  # noqa: C419  both
-        if not is_over and self.survivors is None:
-            self.survivors = ProcessorWait(*(it.pid for it in tagged_processes(self.tag)))
+        if not is_over and self._survivors is None:
+            self._survivors = ProcessorWait(*(it.pid for it in tagged_processes(self.tag)))
         return is_over
 
     def release(self) -> None:
@@ -383,11 +383,12 @@ class RankProcess:
         """Whether other ranks may train with it and wait for it."""
         return Ready in self._latest
 
-    def spawned(self) -> Iterator[RankSpawned]:
-        """Yield its identity; nothing if it exited before it could be identified."""
+    def state(self) -> Iterator[RankSpawned | RankSaid]:
+        """Yield its identity, unless it exited before it could be identified, and what it said."""
         identity = self.process.identity
         if identity is not None:
             yield RankSpawned(rank=self.rank, attempt=self.attempt, **asdict(identity))
+        yield from self.kept_messages()
 
     def kept_messages(self) -> Iterator[RankSaid]:
         """Yield the last message of each type in order of arrival, then all saves."""

@@ -131,8 +131,7 @@ class RankTable:
     def state(self) -> Iterator[AgentMessage]:
         """Yield everything that a new coordinator has to know."""
         for rank in self._running.values():
-            yield from rank.spawned()
-            yield from rank.kept_messages()
+            yield from rank.state()
         yield from self._exits.messages()
 
     def start(self, order: StartRank) -> None:
@@ -154,10 +153,8 @@ class RankTable:
         self._running[order.rank] = rank
         stamp("rank forked", rank=order.rank, of=rank.pid)
         self._reader.add(rank)
-        for spawned in rank.spawned():
-            self._report(spawned)
-        for said in rank.kept_messages():  # of a spare process, or of its code
-            self._report(said)
+        for message in rank.state():  # a spare process has said something, or its code differs
+            self._report(message)
 
     def _start(
         self, order: StartRank, uuids: Sequence[str], descriptors: Sequence[int]
@@ -352,9 +349,8 @@ class RankTable:
         stamp("exit contained")
         # Its last messages may be on a connection that is still waiting.
         is_read = self._listener is None or self._listener.accept_waiting()
-        starved_seconds = 0.0 if rank.survivors is None else rank.survivors.seconds
-        late_at = self._exited_at[rank.rank] + CONTAINMENT_SECONDS + starved_seconds
-        is_late = time.monotonic() >= late_at
+        limit_seconds = CONTAINMENT_SECONDS + rank.starved_seconds(self._pulse_seconds)
+        is_late = time.monotonic() >= self._exited_at[rank.rank] + limit_seconds
         if not ((is_contained and is_read) or is_late):
             return  # the next SIGCHLD or tick tries again
         self._index_logs()
