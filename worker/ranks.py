@@ -296,14 +296,17 @@ class RankTable:
         """Index the logs, and look for exits that no signal reports."""
         self._index_logs()
         for rank in self._running.values():
-            if rank.has_lost_trainer:
-                self._reader.drain(rank)  # its last words come first
-                self._report(rank.say(JoinedProcessEnded()))
+            self._report_lost_trainer(rank)
         if time.monotonic() >= self._next_logs_check:
             self._next_logs_check = time.monotonic() + LOGS_CHECK_SECONDS
             self._limit_logs()
         self._gpus.renew([rank.tag for rank in self._running.values()])
         self.settle()
+
+    def _report_lost_trainer(self, rank: RankProcess) -> None:
+        if rank.has_lost_trainer:
+            self._reader.drain(rank)  # its last words come first
+            self._report(rank.say(JoinedProcessEnded()))
 
     def report_deaths(self) -> bool:
         """Report members that have died, before anything else; return whether there are new ones.
@@ -355,6 +358,7 @@ class RankTable:
         if not ((is_contained and is_read) or is_late):
             return  # the next SIGCHLD or tick tries again
         self._index_logs()
+        self._report_lost_trainer(rank)
         self._reader.remove(rank)
         del self._running[rank.rank], self._exited_at[rank.rank]
         for process in (rank.process, *rank.trainers.values()):

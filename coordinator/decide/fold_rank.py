@@ -19,7 +19,7 @@ from coordinator.decide.rank_state import (
 from muster.contracts.job import Reason
 from muster.contracts.messages import Heartbeat, RankExited
 from muster.contracts.rank import COUNT_MAX, Phase, ProcessState
-from muster.contracts.retry import SIGNAL_BASE, Backoff, RetryClass
+from muster.contracts.retry import Backoff, RetryClass
 
 THROUGHPUT_WINDOW_SECONDS: Final = 1.0
 """Steps are counted over at least this long; heartbeats may come much closer together."""
@@ -182,10 +182,8 @@ def record_exit(rank: RankSnapshot, message: RankExited) -> RankSnapshot:
     """
     code, intent = message.exit_code, rank.attempt.intent
     gone = replace(_without_process(rank.attempt), exit_code=code, exit_signal=message.signal)
-    if rank.finished:
-        is_finished = not code or code > SIGNAL_BASE
-    else:
-        is_finished = code == 0 and not (intent.is_ours or intent.stopping)
+    is_asked = intent.is_ours or intent.stopping
+    is_finished = not code if rank.finished else code == 0 and not is_asked
     trouble = None if is_finished else rank.trouble
     return replace(rank, attempt=gone, finished=is_finished, trouble=trouble)
 

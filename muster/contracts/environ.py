@@ -82,6 +82,8 @@ SPARE_RANK: Final = 4095
 RESTORE_FROM: Final = "MUSTER_RESTORE_FROM"
 AGENT_FD: Final = "MUSTER_AGENT_FD"
 AGENT_SOCKET: Final = "MUSTER_AGENT_SOCKET"
+HAS_JOINED: Final = "MUSTER_HAS_JOINED"
+"""Set by a process that has joined for those that it starts: they are not the rank."""
 STORAGE_SOCKET: Final = "MUSTER_STORAGE_SOCKET"
 SENDS_CHECKPOINTS: Final = "MUSTER_SENDS_CHECKPOINTS"
 PREFORK_FD: Final = "MUSTER_TEMPLATE_FD"

@@ -12,13 +12,14 @@ import stat
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from itertools import count, islice
 from pathlib import Path
 from typing import Final, Self
 
 from msgspec.structs import replace
 
-from muster.contracts.environ import RankSettings
+from muster.contracts.environ import HAS_JOINED, RankSettings
 from muster.contracts.messages import SAVED_LIMIT, Code, Heartbeat, RankMessage, Saved
 from muster.contracts.wire import encode
 from muster.host.code import LoadedCode
@@ -54,6 +55,11 @@ class AgentSocket:
         """Without an `address` there is no reconnecting."""
         self._was_given = agent_fd is not None
         self._channel = None if agent_fd is None else _inherited(agent_fd)
+        if self._was_given and self._channel is None and address and not os.environ.get(HAS_JOINED):
+            # A parent in between has closed it, as `subprocess` does unless told otherwise.
+            path = newest_socket(address)
+            with suppress(OSError), connect_to_own(path, CONNECT_SECONDS) as fresh:
+                self._channel = _nonblocking(fresh.detach())
         self._identity = None if self._channel is None else _identity(self._channel)
         self._address = address
 

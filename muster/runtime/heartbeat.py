@@ -21,7 +21,7 @@ from muster.checkpoints.errors import (
     StaleGeneration,
     UnsupportedState,
 )
-from muster.contracts.environ import RankSettings
+from muster.contracts.environ import HAS_JOINED, RankSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.job import Reason
 from muster.contracts.messages import (
@@ -47,6 +47,7 @@ from muster.datasets.errors import (
 from muster.objects.errors import StoreRefused
 from muster.program import InvalidProgram, ProgramRaised
 from muster.runtime.agent_client import RETRY_SECONDS, AgentClient
+from muster.runtime.exit_report import ExitReport
 from muster.runtime.recorder import Recorder
 from muster.runtime.redaction import Redaction
 from muster.runtime.stderr_messages import print_stderr
@@ -103,6 +104,7 @@ class Supervision:
         self.recorder: Final = Recorder()
         """Takes the values that the next heartbeat sums up."""
         self._sends_values = threading.Lock()
+        self._settings = settings
         self._heartbeat_seconds = settings.heartbeat_seconds
         self._orphan_timeout_seconds = settings.orphan_timeout_seconds
         self._has_agent = settings.agent_fd is not None
@@ -120,6 +122,7 @@ class Supervision:
 
     def start(self) -> None:
         """Send hello, start heartbeats, and install the SIGTERM handler and the error hook."""
+        os.environ[HAS_JOINED] = "1"
         signal.signal(signal.SIGTERM, self._on_sigterm)
         os.register_at_fork(after_in_child=self.recorder.forget)
         if self._has_agent:
@@ -139,6 +142,10 @@ class Supervision:
             return
         is_finished = self.is_complete and not (self.has_failed or self.is_stopping)
         self._phase = Phase.FINISHED if is_finished else Phase.EXITING
+        if is_finished:
+            # A kill of all that know it does not lose what it has said last.
+            with suppress(OSError):
+                ExitReport(self._settings, self._client).write(0)
         if self._client.is_replaced:
             self._exit_replaced()
         is_sent = self._send_state(LAST_VALUES_SECONDS)
@@ -234,6 +241,9 @@ class Supervision:
     ) -> None:
         """Print one sentence for an error of Muster, and report one that is permanent."""
         self.has_failed = True
+        # Its peers need not wait for its threads and exit handlers.
+        self._phase = Phase.EXITING
+        self._send_state()
         if not isinstance(error, MusterError):
             sys.__excepthook__(kind, error, trace)
             return

@@ -121,6 +121,7 @@ class Run:
         self._busy: Final = BusyFlag()
         self._exit_code = 0
         self._is_inside = False
+        self._pid: Final = os.getpid()
         self._trainer: Trainer | None = None
         atexit.register(self._exit_failed)  # called last
         if not (was_spare := self.settings.is_spare):
@@ -297,7 +298,8 @@ class Run:
 
     def _report_early_end(self) -> None:
         """Fail the job if the loop was left without an error, by ``break`` for example."""
-        if self._is_inside and not self._reporter.supervision.has_failed:
+        is_ours = os.getpid() == self._pid  # a fork of the program has a copy of our handlers
+        if self._is_inside and is_ours and not self._reporter.supervision.has_failed:
             failure = PermanentFailure(reason=Reason.INVALID_PROGRAM, message=_LEFT_EARLY)
             self._reporter.supervision.send_waiting(failure)
             print_stderr(f"muster: {_LEFT_EARLY}")

@@ -107,6 +107,7 @@ def train_synchronous(account: ExitReport, working_dir: Path, agent: AgentClient
     with _refusing_closed(agent.socket):
         outcome = computer.run(trainer.train())
     reporter.end(outcome)
+    reporter.supervision.report_exit()  # before the exit handlers of the program
     return 0
 
 

@@ -1,5 +1,6 @@
 """The end of a process is part of its life: a slow exit is no hang, and its code still counts."""
 
+import os
 import shlex
 import signal
 import sys
@@ -52,12 +53,39 @@ def test_a_slow_exit_of_a_finished_rank_completes_its_job(
     assert worker["restarts"] == 0
 
 
-def test_the_code_of_a_slow_exit_counts(installation: Installation, tmp_path: Path) -> None:
-    script = f"{TRAINING}\nsys.exit(3)"
+@pytest.mark.parametrize("code", [3, 255])
+def test_the_code_of_a_slow_exit_counts(
+    installation: Installation, tmp_path: Path, code: int
+) -> None:
+    script = f"{TRAINING}\nsys.exit({code})"
     job_id = submitted(installation, tmp_path / "gate", script, max_restarts=0)
     await_slow_exit(installation, job_id)
     (tmp_path / "gate").touch()
-    assert "exited with code 3" in installation.fail(job_id)["message"]
+    assert f"exited with code {code}" in installation.fail(job_id)["message"]
+
+
+def test_a_trainer_below_a_python_parent_joins(installation: Installation, tmp_path: Path) -> None:
+    parent = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)"
+    command = [sys.executable, "-c", parent, sys.executable, "-c", TRAINING, str(tmp_path / "gate")]
+    job_id = installation.submit(world_size=1, command=command, heartbeat_timeout=1)
+    await_slow_exit(installation, job_id)
+    (tmp_path / "gate").touch()
+    (worker,) = installation.complete(job_id)["workers"]
+    assert worker["step"] == worker["total_steps"] > 0
+
+
+def test_a_script_killed_in_its_first_training_runs_its_second(
+    installation: Installation, tmp_path: Path
+) -> None:
+    python = shlex.join([sys.executable, "-c", TRAINING, str(tmp_path / "gate")])
+    job_id = installation.submit(
+        world_size=1, command=["sh", "-c", f"{python}; echo second"], heartbeat_timeout=1
+    )
+    await_slow_exit(installation, job_id)
+    os.killpg(installation.see(job_id)["workers"][0]["pid"], signal.SIGKILL)
+    (tmp_path / "gate").touch()
+    installation.complete(job_id)
+    assert "second" in installation.log(job_id)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])

@@ -22,6 +22,7 @@ from muster.checkpoints.errors import (
     StaleGeneration,
     UnsupportedState,
 )
+from muster.contracts.environ import HAS_JOINED
 from muster.contracts.errors import MusterError
 from muster.contracts.job import Reason
 from muster.contracts.messages import (
@@ -71,6 +72,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Undo what a supervision does to its process."""
     handler = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setenv(HAS_JOINED, "")
     monkeypatch.setattr(atexit, "register", lambda _stop: None)
     yield
     signal.signal(signal.SIGTERM, handler)
