@@ -242,7 +242,8 @@ def _snapshot(completed: Completed, cluster: Cluster | None, copy: Path | None) 
     """Copy the code of a job and return the job with its script there, or refuse it."""
     spec, script, command = completed.spec, completed.script, list(completed.spec.command or ())
     nodes = () if cluster is None else cluster.nodes
-    others = (it for it in nodes if it.transport != "local" and it.name in (spec.hosts or it.name))
+    allowed = spec.hosts or [it.name for it in nodes]
+    others = (it for it in nodes if it.transport != "local" and it.name in allowed)
     if spec.engine != "local" and (spec.scheduled_hosts or any(others)):
         words = "ranks may run on other hosts, which do not have the snapshot: leave it out"
         raise invalid_field("body", "code", words)

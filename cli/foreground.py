@@ -80,6 +80,10 @@ CONNECT_PAUSE_SECONDS: Final = 0.01
 LAST_OUTPUT_SECONDS: Final = 2.0
 """How long a terminal that does not read is waited for once the user wants an end."""
 
+ONE_REQUEST_SECONDS: Final = 1.0
+"""Signals within this time are one request: `timeout` and schedulers signal a process and then its
+group."""
+
 END_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """SIGHUP: the terminal was closed."""
 
@@ -152,15 +156,15 @@ async def _serve(
     start = partial(asyncio.get_running_loop().call_soon_threadsafe, services.start_coordinator)
     connect = partial(_connect, local_url(environ), environ[TOKEN])
     following = _in_thread(partial(follower.run, connect, start, services.mark_served))
-    signals: asyncio.Queue[None] = asyncio.Queue()
-    _call_at_signals(partial(signals.put_nowait, None))
+    signals: asyncio.Queue[float] = asyncio.Queue()
+    _call_at_signals(lambda: signals.put_nowait(time.monotonic()))
     pair = (services.api, services.coordinator)
     first_signal = asyncio.ensure_future(signals.get())
     any_of: list[asyncio.Future[Any]] = [*pair, following, first_signal]
     await asyncio.wait(any_of, return_when=asyncio.FIRST_COMPLETED)
     have_failed = any(task.done() for task in pair)
     if not (following.done() or have_failed):
-        await _interrupt(services, follower, following, signals)
+        await _interrupt(services, follower, following, signals, await first_signal)
     # Nothing is left to be saved.
     await asyncio.gather(services.end_coordinator(), services.end_api())
     _ignore_signals()
@@ -176,10 +180,11 @@ async def _interrupt(
     services: ServicePair,
     follower: Follower,
     following: asyncio.Future[None],
-    signals: asyncio.Queue[None],
+    signals: asyncio.Queue[float],
+    first_at: float,
 ) -> None:
     """Let the ranks save and exit, or kill them at the next signal; then show the end."""
-    killing = asyncio.create_task(_kill_ranks_at(signals, follower))
+    killing = asyncio.create_task(_kill_ranks_at(signals, follower, first_at))
     await services.end_coordinator()
     killing.cancel()
     follower.is_over.set()
@@ -189,10 +194,12 @@ async def _interrupt(
         await asyncio.wait([_in_thread(follower.show_end)], timeout=LAST_OUTPUT_SECONDS)
 
 
-async def _kill_ranks_at(signals: asyncio.Queue[None], follower: Follower) -> None:
+async def _kill_ranks_at(
+    signals: asyncio.Queue[float], follower: Follower, first_at: float
+) -> None:
     while True:
-        await signals.get()
-        await asyncio.to_thread(follower.kill_ranks)
+        if await signals.get() >= first_at + ONE_REQUEST_SECONDS:
+            await asyncio.to_thread(follower.kill_ranks)
 
 
 def _connect(url: str, token: str) -> Client:

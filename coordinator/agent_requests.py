@@ -195,7 +195,7 @@ def start_request(job: TrackedJob, number: int, addresses: Mapping[str, str]) ->
     )
     # The present world size includes every rank there is.
     spec = msgspec.structs.replace(snapshot.spec, world_size=len(snapshot.ranks))
-    # The command of a snapshot names a copy, which nobody edits, or a module that is in it.
+    # The command of a snapshot names a copy, which is not edited, or a module that is in it.
     script = None if spec.code == "snapshot" else places.script
     digest = snapshot.code.files.get(script.file) if script else None
     return StartRank(

@@ -199,7 +199,7 @@ class JobTable:
             places = placement.place(job.snapshot, self._holding(), cluster, now.monotonic)
             job.decide(list(places), now)
 
-    def keep_code(self, job: TrackedJob) -> None:
+    async def keep_code(self, job: TrackedJob) -> None:
         """Keep what is new of a job's code for the next coordinator; a full disk ends nothing."""
         code = job.snapshot.code.files
         if job.takes_code or code is job.kept_code:
@@ -207,7 +207,8 @@ class JobTable:
         job.kept_code = code
         with suppress(OSError):
             file = self._files.job(job.snapshot.job_id).code
-            replace_file(LocalFileSystem(), str(file), msgspec.json.encode(code))
+            content = msgspec.json.encode(code)
+            await asyncio.to_thread(replace_file, LocalFileSystem(), str(file), content)
 
     def wake_agents(self) -> None:
         """Make adopted agents look for the coordinator's address now: SIGCHLD wakes their loop."""

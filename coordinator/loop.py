@@ -371,7 +371,7 @@ class CoordinatorLoop:
             if not await self._commit(drafts):
                 return
             for job in list(self._jobs.tracked.values()):
-                self._jobs.keep_code(job)
+                await self._jobs.keep_code(job)
                 self._executor.perform(job)
                 if job.is_over:
                     self._jobs.release(job)

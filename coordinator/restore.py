@@ -40,7 +40,6 @@ from muster.contracts.job import JobStatus, Reason
 from muster.contracts.pool import Newcomer, Pool, WorkerId, WorkerState
 from muster.contracts.rank import ProcessState
 from muster.contracts.retry import RetryClass
-from muster.contracts.spec import JobSpec
 
 COORDINATOR_RESTARTED: Final = AttemptEnd(
     retry_class=RetryClass.INFRASTRUCTURE,
@@ -95,7 +94,12 @@ def snapshot_of(
     ]
     fresh = hosts if len(hosts) == 1 else {}  # others get an agent with their first rank
     ids = [it.attempt.worker_id for it in known if it.attempt.worker_id is not None]
-    pool = _pool_of(job.spec, members, now, living=ids)
+    pool = Pool(
+        min_workers=job.spec.min_workers,
+        max_workers=job.spec.max_workers or job.spec.world_size,
+        members=tuple(_pool_member(row, now) for row in members),
+    )
+    pool = keep_living(pool, ids)  # the others have lost their process
     ranks = {rank.rank: rank for rank in known}
     leaving = {it.worker_id for it in pool.members if it.state not in _STAYING}
     alive = (rank for rank in known if rank.is_alive)
@@ -225,18 +229,6 @@ def _rank_of(worker: RankRecord) -> RankSnapshot:
     endings = {RetryClass(kind): number for kind, number in worker.endings.items()}
     budget = RetryBudget(**fields_of(worker, SAME_OF_BUDGET), endings=endings)
     return RankSnapshot(**fields_of(worker, SAME_OF_RANK), attempt=attempt, budget=budget)
-
-
-def _pool_of(
-    spec: JobSpec, rows: Sequence[MemberRecord], now: Moment, living: Collection[int]
-) -> Pool:
-    """Return the pool; members that are not `living` have lost their process."""
-    pool = Pool(
-        min_workers=spec.min_workers,
-        max_workers=spec.max_workers or spec.world_size,
-        members=tuple(_pool_member(row, now) for row in rows),
-    )
-    return keep_living(pool, living)
 
 
 def _pool_member(row: MemberRecord, now: Moment) -> pools.Member:

@@ -107,6 +107,9 @@ class Suspect(OfRank, frozen=True):
 class ReportSlowExit(OfRank, frozen=True):
     """Say that the process of a rank takes long to exit."""
 
+    limit_seconds: float  # after which it is killed, from when it said that it exits
+    limit: str  # the job's field that sets them
+
 
 class SetStatus(_Value, frozen=True):
     """Change the job's status, reason or message."""

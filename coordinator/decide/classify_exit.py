@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from signal import SIGKILL, SIGTERM
 from typing import Final
 
-from coordinator.decide.events import describe_exit, last_line, printable, quote_end
+from coordinator.decide.events import describe_exit, error_lines, last_line, printable, quote_end
 from coordinator.decide.rank_state import AttemptEnd, Cause, RankSnapshot
 from coordinator.decide.state import JobSnapshot
 from muster.contracts.job import Reason
@@ -145,12 +145,12 @@ def failed_before(rank: RankSnapshot, one: RankExited, other: RankExited, *, is_
 
 def has_lost_peer(exited: RankExited) -> bool:
     """True if the last error of a program says that another rank is gone, or does not answer."""
-    errors = [line for line in exited.last_lines if "Error" in line] or exited.last_lines
-    return bool(_LOST_PEER.search(last_line(_first_error_line(exited) or errors)))
+    errors = _first_error_line(exited) or error_lines(exited.last_lines)
+    return bool(_LOST_PEER.search(last_line(errors)))
 
 
 def _error_type(exited: RankExited) -> str:
-    line = last_line(_first_error_line(exited) or exited.last_lines)
+    line = last_line(_first_error_line(exited) or error_lines(exited.last_lines))
     return _TORCH_PREFIX.sub("", line).partition(":")[0]
 
 
@@ -169,7 +169,8 @@ def _describe(
         first = next((f"rank {number}" for number in lost), "another rank")
         end = f"{end}, as {first} was lost"
     # A program that exits logs why in its last line; one that a signal kills logs no reason.
-    last_words = _first_error_line(exited) or (exited.last_lines if exited.signal is None else ())
+    words = error_lines(exited.last_lines) if exited.signal is None else ()
+    last_words = _first_error_line(exited) or words
     quote = quote_end(last_words)
     asked_by = intent.orphaned_by or ("another process" if intent.stopping else None)
     match kind:

@@ -4,6 +4,7 @@ Heartbeats are not events. An observation becomes an event only if it changed th
 a repeated message is one event.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from signal import SIGKILL
@@ -33,6 +34,8 @@ from muster.contracts.retry import RETRIES, describe_end
 QUOTE_LIMIT: Final = 200  # most characters of a log line that a status message repeats
 
 REPORT_LIMIT: Final = 2000  # most characters of a program's own text in a message or event
+
+_ERROR: Final = re.compile(r"(\[rank\d+\]: )?[\w.]+(Error|Exception|Interrupt)(: |$)")
 
 OVERLOADED: Final = (
     "is overloaded: processes of this job are late because no processor is free for them, and are "
@@ -219,6 +222,14 @@ def last_line(last_lines: Sequence[str]) -> str:
     return next((line.strip() for line in reversed(last_lines) if line.strip()), "")
 
 
+def error_lines(last_lines: Sequence[str]) -> Sequence[str]:
+    """Return the last line that names an error, as a traceback ends; all if there is none.
+
+    Exit handlers may print after it.
+    """
+    return [line for line in last_lines if _ERROR.match(line)][-1:] or last_lines
+
+
 def quote_end(last_lines: Sequence[str]) -> str:
     """Return the last line of a log in brackets."""
     line = printable(last_line(last_lines)[:QUOTE_LIMIT])
@@ -237,12 +248,11 @@ def describe_exit(attempt: Attempt) -> str:
 
 
 def _describe_slow_exit(snapshot: JobSnapshot, action: actions.ReportSlowExit) -> str:
-    rank, spec = snapshot.ranks[action.rank], snapshot.spec
+    rank, seconds = snapshot.ranks[action.rank], snapshot.spec.heartbeat_timeout
     has = "has finished, and is" if rank.finished else "is"
     return (
-        f"{has} exiting for {spec.heartbeat_timeout:g} s: an exit handler (atexit) of the program "
-        "may wait for a slow service. The job waits for exit_grace_seconds "
-        f"({spec.exit_grace_seconds:g})"
+        f"{has} exiting for {seconds:g} s: an exit handler (atexit) of the program may wait for a "
+        f"slow service. It is killed after {action.limit_seconds:.0f} s ({action.limit})"
     )
 
 

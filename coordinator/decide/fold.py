@@ -6,6 +6,7 @@ Messages of any attempt but the present one are ignored.
 from dataclasses import replace
 from typing import assert_never
 
+import msgspec
 from msgspec.structs import asdict
 
 from coordinator.decide import (
@@ -62,7 +63,8 @@ def fold(  # noqa: C901, PLR0911, PLR0912  one case for each kind of observation
             end = snapshot.end.move(EndKind.INTERRUPTED, now, grace)
             return replace(snapshot, end=end)
         case actions.LoopStalled(seconds=seconds):
-            return fold_agent.note_stall(snapshot, seconds, now)
+            end = replace(snapshot.end, ends_at=snapshot.end.ends_at + seconds)
+            return fold_agent.note_stall(replace(snapshot, end=end), seconds, now)
         case actions.CodeTaken():
             return fold_code.take(snapshot, observation)
         case actions.JobFailed():
@@ -136,13 +138,7 @@ def _hear_rank(
         return snapshot
     match message:
         case RankSpawned():
-            identity = ProcessRecord(
-                pid=message.pid,
-                start_ticks=message.start_ticks,
-                boot_id=message.boot_id,
-                node=message.node,
-                pid_namespace=message.pid_namespace,
-            )
+            identity = msgspec.convert(message, ProcessRecord, from_attributes=True)
             located = fold_pool.locate(fold_agent.note_working(snapshot, rank), rank, message.node)
             return located.with_attempt(rank, replace(rank.attempt, identity=identity))
         case RankSaid():

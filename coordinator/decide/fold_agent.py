@@ -130,7 +130,7 @@ def shift_deadlines(
 def note_stall(
     snapshot: JobSnapshot, seconds: float, now: float, stalled: str | None = None
 ) -> JobSnapshot:
-    """Shift all deadlines, or those of one host, by the time in which nobody could be heard."""
+    """Shift all deadlines, or those of one host, by the time in which it could not be heard."""
     agents = {
         host: replace(
             agent,
@@ -164,7 +164,9 @@ def record_heartbeat(
 ) -> JobSnapshot:
     """Shift the deadlines of an agent's ranks by the time in which it, or they, did not run."""
     agent = snapshot.agents[host]
-    unheard_seconds = max(now - snapshot.fresh_until(agent), beat.late_seconds)
+    # What the coordinator has seen of that already was taken from its deadlines.
+    late_seconds = beat.late_seconds - agent.starved_seconds
+    unheard_seconds = max(now - snapshot.fresh_until(agent), late_seconds)
     if unheard_seconds > 0:
         snapshot = shift_deadlines(snapshot, unheard_seconds, now, agent.host)
     stopped, starved = set(beat.stopped), {one[:2]: one[2] for one in beat.starved}

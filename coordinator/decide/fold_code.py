@@ -1,6 +1,6 @@
 """The part of `fold` that concerns the code of a job: whether all ranks run the same. Pure.
 
-A file that nobody knew is part of the job from the first rank on that has it. Files that no rank
+A file that was not known is part of the job from the first rank on that has it. Files that no rank
 reports, such as other scripts of the same directory, are never compared.
 """
 
@@ -40,16 +40,16 @@ def compare(
         return replace(snapshot, code=code)
     if rank.attempt.refused is not None:
         return snapshot
-    words = (
-        f"was refused: {rank.host} has other code than the job, and is not used any more: {what}"
-    )
-    refused = Cause(reason=Reason.CODE_CHANGED, message=words)
+    words = f"has other code than the job: {what}"
     if not agent.has_code and snapshot.has_other_host(rank):  # an old copy
+        words = f"was refused, as {rank.host} {words}. That host is not used any more"
+        refused = Cause(reason=Reason.CODE_CHANGED, message=words)
         snapshot = fold_exit.set_host_aside(snapshot, rank, refused)
         return replace(snapshot, code=replace(code, note=f"rank {rank.rank} {words}"))
+    refused = Cause(reason=Reason.CODE_CHANGED, message=words)
     ways = (
-        f"Restore the file and resume (resume_from: {snapshot.job_id}), or resume with code: any, "
-        "which makes it an event; muster submit --snapshot keeps a copy"
+        f"Restore the file and resume (resume_from: {snapshot.job_id}), or resume with the edited "
+        "one; then code: any makes later edits events, and --snapshot runs a copy"
     )
     message = f"{name} has other code than its job: {what}. {ways}"
     failure = JobFailure(reason=Reason.CODE_CHANGED, message=message, exit_code=1)

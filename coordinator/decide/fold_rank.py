@@ -64,16 +64,15 @@ def record_hello(rank: RankSnapshot, now: float) -> RankSnapshot:
 def record_command(rank: RankSnapshot, now: float) -> RankSnapshot:
     """The process that joined has ended, and its script goes on: neither is it silent nor slow."""
     rank = _begin_anew(rank)
-    return replace(rank, attempt=_alive(rank.attempt, now, sends_heartbeats=False))
+    return replace(rank, attempt=_alive(rank.attempt, now, sends_heartbeats=False, died=True))
 
 
 def _begin_anew(rank: RankSnapshot) -> RankSnapshot:
     """Return the rank without the exit of a process that joined before."""
-    attempt = rank.attempt
-    if not rank.is_exiting:
-        return rank
-    live = replace(attempt.move(ProcessState.LIVE), exiting_at=NEVER, is_slow_exit=False)
-    return replace(rank, finished=False, attempt=live)
+    attempt = replace(rank.attempt, died=False, exiting_at=NEVER, is_slow_exit=False)
+    if rank.is_exiting:
+        attempt = attempt.move(ProcessState.LIVE)
+    return replace(rank, finished=False, attempt=attempt)
 
 
 def record_heartbeat(
@@ -179,7 +178,7 @@ def record_exit(rank: RankSnapshot, message: RankExited) -> RankSnapshot:
     """Return the rank without its process, which its agent has reaped.
 
     Code 0 means finished, unless the attempt was asked to stop: then work may be left. One that has
-    said that it is finished stays so after a signal, whoever sent it; an exit code is its verdict.
+    said that it is finished stays so after any signal; an exit code is its verdict.
     """
     code, intent = message.exit_code, rank.attempt.intent
     gone = replace(_without_process(rank.attempt), exit_code=code, exit_signal=message.signal)

@@ -50,14 +50,9 @@ class JobEnd:
 
     kind: EndKind = EndKind.NONE
     since: float = NEVER  # when this coordinator learned of it
-    grace_seconds: float = 0.0  # for which the ranks may save and exit
+    ends_at: float = NEVER  # when ranks that still run are killed
     stop: StopRequest | None = None  # what a user has asked of the job, which may be ending already
     failure: JobFailure | None = None  # the first one
-
-    @property
-    def ends_at(self) -> float:
-        """When ranks that still run are killed."""
-        return self.since + self.grace_seconds
 
     @property
     def reason(self) -> Reason | None:
@@ -83,7 +78,7 @@ class JobEnd:
         if target is EndKind.NONE:
             return GOING
         if self.kind is EndKind.NONE:
-            return JobEnd(kind=target, since=now, grace_seconds=grace_seconds)
+            return JobEnd(kind=target, since=now, ends_at=now + grace_seconds)
         return replace(self, kind=target)
 
     def fail(self, failure: JobFailure, now: float, grace_seconds: float) -> "JobEnd":
@@ -97,7 +92,7 @@ class JobEnd:
             return self
         asked = replace(self.move(EndKind.STOPPED, now, grace_seconds), stop=stop)
         if now + grace_seconds < asked.ends_at:
-            return replace(asked, since=now, grace_seconds=grace_seconds)
+            return replace(asked, since=now, ends_at=now + grace_seconds)
         return asked
 
 

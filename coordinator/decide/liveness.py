@@ -153,7 +153,12 @@ def _judge_exit(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> Iterat
         cause = Cause(reason=Reason.HEARTBEAT_TIMEOUT, message=message)
         yield KillProcess(rank=rank.rank, cause=cause)
     elif not attempt.is_slow_exit and now >= attempt.exiting_at + snapshot.spec.heartbeat_timeout:
-        yield ReportSlowExit(rank=rank.rank)
+        is_free = rank.in_service and attempt.intent.asked_at == NEVER
+        yield ReportSlowExit(
+            rank=rank.rank,
+            limit_seconds=deadline - attempt.exiting_at,
+            limit="exit_grace_seconds" if is_free else "stop_grace_seconds",
+        )
 
 
 def _judge(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> Iterator[Action]:

@@ -113,6 +113,8 @@ def _terminate_at(snapshot: JobSnapshot, rank: RankSnapshot) -> float:
     end = snapshot.end
     if not snapshot.is_done or end.stop is not None or not rank.has_joined:
         return end.since
+    if rank.attempt.died:  # its script goes on, for as long as it wants
+        return liveness.NEVER_DUE
     total = rank.progress.total_steps
     exits = rank.is_exiting or (total is not None and rank.progress.step >= total)
     return end.since + (snapshot.spec.exit_grace_seconds if exits else EXIT_SECONDS)
@@ -123,9 +125,11 @@ def _kill_at(snapshot: JobSnapshot, rank: RankSnapshot) -> float:
     end, asked_at = snapshot.end, rank.attempt.intent.terminated_at
     if end.is_forced:
         return end.since
-    if not snapshot.is_done or asked_at is None:
+    if not snapshot.is_done or end.stop is not None:
         return end.ends_at
-    return min(end.ends_at, asked_at + snapshot.spec.stop_grace_seconds)
+    if asked_at is None:
+        return liveness.NEVER_DUE
+    return asked_at + snapshot.spec.stop_grace_seconds
 
 
 def _lose_hosts(snapshot: JobSnapshot, now: float) -> Iterator[Action]:

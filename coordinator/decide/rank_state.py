@@ -86,7 +86,8 @@ class Attempt:
     number: int = -1  # -1 before the first
     process: ProcessState = ProcessState.EXITED
     identity: ProcessRecord | None = None
-    died: bool = False  # the process is gone; what it has started may still run
+    died: bool = False
+    """The process that trains is gone; what it has started, or its script, may still run."""
     exit_code: int | None = None
     exit_signal: int | None = None
     spawned_at: float = NEVER

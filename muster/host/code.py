@@ -80,9 +80,10 @@ def read_code(script: Script | None) -> dict[str, str]:
     names = islice(files_below(script.root), NAMES_LIMIT) if script else ()
     modules = (it for it in names if it.endswith(".py") and os.path.isfile(it))  # noqa: PTH113
     for file in islice(chain([script.file] if script else [], modules), FILES_LIMIT):
-        room -= os.path.getsize(file)  # noqa: PTH202
-        if room >= 0 and (digest := digest_of(file)):
-            found[file] = digest
+        with suppress(OSError):  # it has gone meanwhile
+            room -= os.path.getsize(file)  # noqa: PTH202
+            if room >= 0 and (digest := digest_of(file)):
+                found[file] = digest
     return found
 
 
@@ -122,7 +123,7 @@ def copy_code(root: str, place: Path | None) -> None:
         if original.is_dir():
             copy.symlink_to(original.resolve())
         elif original.is_file():
-            shutil.copyfile(original, copy)
+            shutil.copy(original, copy)  # with its mode: a script may be run by its name
 
 
 class LoadedCode:

@@ -167,7 +167,8 @@ class Trial:
     def _faults_of(self, job: Job, found: Seen, events: Sequence[Seen]) -> Iterator[str]:
         wanted = "FAILED" if job.kind == FAILING else "COMPLETED"
         if found["status"] != wanted:
-            yield f"not {wanted}: {found['message']}"
+            why = found["message"] or "the time was over"
+            yield f"{found['status']} instead of {wanted}: {why}"
         elif job.kind == FAILING and "code 3" not in found["message"]:
             yield f"failed for another reason: {found['message']}"
         elif job.kind in KINDS and result(self._installation, job.job_id) != self._calm[job.kind]:

@@ -28,9 +28,9 @@ NANOSECONDS = 1e9
 def starving(load: int, services: Iterable[int]) -> Iterator[None]:
     """Keep so many processes busy beside the services and all that these start.
 
-    They share a cgroup with them, so that nobody else is starved. Where none can be made, each busy
-    process has a session of its own: in one session, autogroup would give all of them together as
-    much as a single rank.
+    They share a cgroup with them, so that no other process is starved. Where none can be made, each
+    busy process has a session of its own: in one session, autogroup would give all of them together
+    as much as a single rank.
     """
     with ExitStack() as stack:
         cgroup = CPU_CGROUPS / f"starved-{os.getpid()}"

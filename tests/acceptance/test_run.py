@@ -231,7 +231,8 @@ def test_an_interrupt_leaves_time_to_save_behind_a_pipe(terminal: Terminal) -> N
     run = terminal.start(*RUN, "sh", "-c", f"{sys.executable} {name} | tee copy")
     assert run.stdout is not None
     next(line for line in run.stdout if "it waits" in line)
-    run.send_signal(signal.SIGINT)
+    for number in (signal.SIGINT, signal.SIGTERM):  # as `timeout`, which signals the group as well
+        run.send_signal(number)
     output, _ = run.communicate(timeout=DEADLINE_SECONDS)
     assert run.returncode == 130, output
     assert "[0] saved\n" in output

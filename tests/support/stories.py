@@ -302,7 +302,8 @@ class Story:
 
     def all_beat(self, step: int = 0) -> Self:
         for rank in self.job.ranks:
-            if rank.is_alive and rank.host not in self.frozen and not rank.is_exiting:
+            is_silent = rank.is_exiting or rank.attempt.died or rank.host in self.frozen
+            if rank.is_alive and not is_silent:
                 self.beats(rank.rank, step)
         return self
 

@@ -165,7 +165,7 @@ def test_a_service_does_not_prolong_a_requested_end(stage: Stage, agent: Convers
 
 
 def test_a_program_in_the_group_has_until_its_kill(stage: Stage, agent: Conversation) -> None:
-    """Without a hello nobody knows who saves: the shell that dies at once is not the rank."""
+    """Without a hello it is not known who saves: the shell that dies at once is not the rank."""
     deaf = "trap '' TERM; touch ready; while :; do sleep 600; done"
     shell = begin(stage, agent, ["sh", "-c", f"sh -c '{deaf.replace(chr(39), chr(34))}'; true"])
     agent.say(TerminateRank(rank=0, attempt=0))

@@ -89,6 +89,7 @@ def test_a_stop_by_an_orphaned_agent_is_no_preemption(
         ({"code": 1, "lines": ["SyntaxError: invalid syntax"]}, True),
         ({"code": 1, "error": "ImportError: cannot import name"}, True),
         ({"code": 1, "lines": ["[rank2]: NameError: name 'prin' is not defined"]}, True),
+        ({"code": 1, "lines": ["NameError: x", "an exit handler prints"]}, True),
         ({"code": 1, "lines": ["/usr/bin/python: No module named nope"]}, True),
         ({"code": 2, "lines": ["a.py: error: unrecognized arguments: -x"]}, True),
         ({"code": 2, "lines": ["cp: cannot stat"]}, False),

@@ -12,6 +12,7 @@ from coordinator.decide.actions import (
     AgentSaid,
     KillProcess,
     Observation,
+    ReportSlowExit,
     SetStatus,
     Start,
     StopRequested,
@@ -72,6 +73,16 @@ WARNING = RankSaid(rank=1, attempt=0, message=Warned(message="took an older chec
         (
             ActionTaken(action=Suspect(rank=1)),
             of_rank("rank_suspected", "rank 1 is late with its heartbeat"),
+        ),
+        (
+            ActionTaken(
+                action=ReportSlowExit(rank=1, limit_seconds=29.7, limit="stop_grace_seconds")
+            ),
+            of_rank(
+                "slow_exit",
+                "rank 1 is exiting for 10 s: an exit handler (atexit) of the program may wait for "
+                "a slow service. It is killed after 30 s (stop_grace_seconds)",
+            ),
         ),
         (
             ActionTaken(action=SetStatus(status=JobStatus.RECOVERING, message="rank 1 died")),

@@ -63,6 +63,13 @@ def test_the_code_of_a_job_leaves_out_caches_environments_and_data(tmp_path: Pat
     assert files[str(tmp_path / "train.py")] == hashlib.sha256(b"train.py").hexdigest()[:16]
 
 
+def test_a_file_that_goes_while_code_is_read_is_left_out(tmp_path: Path) -> None:
+    make(tmp_path, "train.py", "layer.py")
+    script = script_of(["python", "train.py"], None, tmp_path)
+    (tmp_path / "train.py").unlink()
+    assert [*read_code(script)] == [str(tmp_path / "layer.py")]
+
+
 def test_the_code_of_a_job_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path, "train.py", *(f"{number}.py" for number in range(9)))
     script = script_of(["python", "train.py"], None, tmp_path)
