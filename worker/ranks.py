@@ -274,7 +274,8 @@ class RankTable:
             stopped=tuple(
                 (it.rank, it.attempt) for it in each if not it.has_joined and is_stopped(it.pid)
             ),
-            late_seconds=round(late_seconds, 1),
+            # A pulse that is a little late says nothing: it would add up.
+            late_seconds=round(late_seconds, 1) if late_seconds > self._pulse_seconds / 2 else 0.0,
             starved=tuple(wait for wait in waits if wait[-1]),
         )
 

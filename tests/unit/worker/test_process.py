@@ -121,8 +121,11 @@ def test_the_exit_status_of_a_reaped_process_is_known(
 def test_a_signal_reaches_the_group_while_its_leader_lives(middles: list[Middle]) -> None:
     """Containment finds what a leader has left by its tag."""
     middle, process = adopted(middles, "sleep 600 & read line; exit 0")
-    await_value(lambda: len(middle.left()) == 2, lambda: "it has not started its child")
-    (below,) = (record for record in middle.left() if record != middle.record)
+    left = await_value(
+        lambda: found if len(found := middle.left()) == 2 else [],
+        lambda: "it has not started its child",
+    )
+    (below,) = (record for record in left if record != middle.record)
     process.signal_group(signal.SIGKILL)
     await_exit(process)
     await_value(lambda: not is_running(below), lambda: "its group was not signalled")
