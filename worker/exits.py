@@ -81,7 +81,6 @@ class RankExit:
             attempt=order.attempt,
             exit_code=None if reason is None else CANNOT_START,
             signal=None,
-            last_lines=(),
             unstarted=message if reason is None else None,
             is_waiting=busy is not None and not busy.is_final,
             retry_after_seconds=None if busy is None else busy.retry_after_seconds,

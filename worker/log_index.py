@@ -20,6 +20,16 @@ from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK, LogName
 from muster.host.files import KEEP_SIZE, PUNCH_HOLE, closing, fallocate
 from muster.runtime.exit_report import LAST_BYTES, last_lines
 
+TRUNCATED: Final = (
+    "truncates its own log, so earlier lines are lost: in a shell script, write `>&2` instead of "
+    "`> /dev/stderr`"
+)
+
+LOGS_FULL: Final = (
+    "writes into logs that have reached the job's max_log_bytes: their oldest lines are discarded "
+    "from now on"
+)
+
 _FLAGS: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
 _ERROR: Final = re.compile(

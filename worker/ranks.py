@@ -51,7 +51,7 @@ from muster.runtime.stderr_messages import print_stderr
 from worker.containment import reap_zombies
 from worker.exits import ExitLog, RankExit
 from worker.gpus import RankGpus
-from worker.log_index import LogIndex, discard_oldest_lines
+from worker.log_index import LOGS_FULL, TRUNCATED, LogIndex, discard_oldest_lines
 from worker.process import AdoptedProcess, ProcessHandle
 from worker.rank import RankProcess
 from worker.rank_listener import ChannelReader, ReconnectListener
@@ -61,16 +61,6 @@ from worker.start import OtherCode, RankSecrets, Starter, changed_script
 CONTAINMENT_SECONDS: Final = 2.0
 """A process that survives SIGKILL for this long hangs in the kernel. The exit of its rank is then
 reported all the same, or the job would wait for ever."""
-
-TRUNCATED: Final = (
-    "truncates its own log, so earlier lines are lost: in a shell script, write `>&2` instead of "
-    "`> /dev/stderr`"
-)
-
-LOGS_FULL: Final = (
-    "writes into logs that have reached the job's max_log_bytes: their oldest lines are discarded "
-    "from now on"
-)
 
 LOGS_CHECK_SECONDS: Final = 5.0
 """How often the disk space of all logs is summed up."""
@@ -98,15 +88,16 @@ class RankTable:
         self._starter = starter
         self._report = report
         self._pulse_seconds = assignment.agent_heartbeat_seconds
-        self._orphan_timeout_seconds = assignment.orphan_timeout_seconds
-        self._storage = {
+        self._socket = self._files.agent_socket(assignment.generation)
+        self._variables = {
+            AGENT_SOCKET: str(self._socket),
+            ORPHAN_TIMEOUT: repr(assignment.orphan_timeout_seconds),
             STORAGE_SOCKET: str(files.storage_socket) if assignment.has_storage else "",
             SENDS_CHECKPOINTS: str(int(assignment.sends_checkpoints)),
         }
         self._max_log_bytes = assignment.max_log_bytes
         self._next_logs_check = 0.0
         self._are_logs_full = False
-        self._socket = self._files.agent_socket(assignment.generation)
         self._running: dict[int, RankProcess] = {}
         self._listener: ReconnectListener | None = None
         self._reader = ChannelReader(selector, self._on_said)
@@ -163,9 +154,7 @@ class RankTable:
             **self._secrets.variables(),
             **order.environment,
             **({"CUDA_VISIBLE_DEVICES": ",".join(uuids)} if uuids else {}),
-            AGENT_SOCKET: str(self._socket),
-            **self._storage,
-            ORPHAN_TIMEOUT: repr(self._orphan_timeout_seconds),
+            **self._variables,
             ERROR_FILE: str(self._files.error_file(order.rank, order.attempt)),
         }
         complete = msgspec.structs.replace(order, environment=environment)
@@ -260,9 +249,7 @@ class RankTable:
             self._signal(found, number)
         elif rank not in self._running and not self._exits.has_ended(rank, attempt):
             # The order to start it was lost, and the coordinator waits for its exit.
-            exited = RankExited(
-                rank=rank, attempt=attempt, exit_code=None, signal=number, last_lines=()
-            )
+            exited = RankExited(rank=rank, attempt=attempt, exit_code=None, signal=number)
             self._report_exit(RankExit(exited=exited))
 
     def signal_all(self, number: signal.Signals) -> None:
@@ -313,8 +300,8 @@ class RankTable:
 
         Their peers wait for a group without them, which needs neither containment nor record.
         """
-        exited = [rank for rank in self._running.values() if rank.process.has_exited()]
-        new = [rank for rank in exited if rank.rank not in self._exited_at]
+        unknown = [it for it in self._running.values() if it.rank not in self._exited_at]
+        new = [rank for rank in unknown if rank.process.has_exited()]
         died = [rank for rank in new if rank.is_member and rank.process.exit_status().is_failure]
         for rank in new:
             stamp("exit seen", rank=rank.rank, of=rank.pid)
@@ -387,7 +374,7 @@ class RankTable:
             is_full = discard_oldest_lines(self._files.logs, self._max_log_bytes, running)
             if is_full and running and not self._are_logs_full:
                 self._are_logs_full = True
-                self._report(self.running[0].say(Warned(message=LOGS_FULL)))
+                self._warn(LOGS_FULL)
 
     def _report_exit(self, exited: RankExit) -> None:
         self._exits.keep(exited)

@@ -131,17 +131,12 @@ def note_stall(
     snapshot: JobSnapshot, seconds: float, now: float, stalled: str | None = None
 ) -> JobSnapshot:
     """Shift all deadlines, or those of one host, by the time in which it could not be heard."""
-    agents = {
-        host: replace(
-            agent,
-            since=min(now, agent.since + seconds),
-            heard_at=min(now, agent.heard_at + seconds),
-        )
-        for host, agent in snapshot.agents.items()
-        if stalled in {None, host}
-    }
-    shifted = shift_deadlines(snapshot, seconds, now, stalled)
-    return replace(shifted, agents={**snapshot.agents, **agents})
+    snapshot = shift_deadlines(snapshot, seconds, now, stalled)
+    for agent in snapshot.agents.values():
+        if stalled in {None, agent.host}:
+            since, heard_at = (min(now, at + seconds) for at in (agent.since, agent.heard_at))
+            snapshot = snapshot.with_agent(replace(agent, since=since, heard_at=heard_at))
+    return snapshot
 
 
 def note_starved(snapshot: JobSnapshot, starved: actions.AgentStarved, now: float) -> JobSnapshot:
@@ -196,10 +191,8 @@ def _lose(
         agent = replace(agent, trouble=trouble)
     all_hosts = {**snapshot.hosts, **snapshot.agents}
     allowed = {*(snapshot.spec.hosts or all_hosts), agent.host}
-    if (
-        min(all_hosts[host].failures for host in allowed if host in all_hosts)
-        >= AGENT_FAILURES_LIMIT
-    ):
+    fewest = min(all_hosts[host].failures for host in allowed if host in all_hosts)
+    if fewest >= AGENT_FAILURES_LIMIT:
         count = agent.failures + 1
         message = f"{count} agents in a row were lost before a rank came alive: {lost.message}"
         failure = JobFailure(reason=Reason.AGENT_LOST, message=message)

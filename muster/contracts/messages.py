@@ -345,7 +345,7 @@ class RankExited(_Message, frozen=True, tag="rank_exited"):
     attempt: int
     exit_code: int | None
     signal: int | None
-    last_lines: tuple[str, ...]  # the end of its log
+    last_lines: tuple[str, ...] = ()  # the end of its log
     out_of_memory: bool = False  # the kernel killed it for its memory, as far as the agent can tell
     unstarted: str | None = None
     """A verb phrase, set if its host lacked a process, a descriptor or memory for it: a later
