@@ -237,8 +237,9 @@ def test_warnings_and_errors_reach_the_agent_with_a_full_log(
         supervision = supervision_of(ear)
         supervision.warn("careful")
         supervision._report_error(CheckpointDamaged, CheckpointDamaged("torn"), None)  # noqa: SLF001  as the interpreter calls it
-    warned, refused = ear.heard()
+    warned, exiting, refused = ear.heard()
     assert warned == Warned(message="careful")
+    assert exiting == beat(step=7, phase=Phase.EXITING), "peers do not wait for exit handlers"
     assert isinstance(refused, PermanentFailure)
 
 
