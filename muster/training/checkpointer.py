@@ -124,7 +124,7 @@ class Checkpointer:
         why = "" if self.arithmetic is None else self.arithmetic.difference(manifest)
         if not why:
             return
-        # Whoever starts by hand, or another job, has decided to go on from it.
+        # A start by hand, or of another job, has chosen to go on from it.
         if manifest.job_uid is None or manifest.job_uid != self._settings.job_uid:
             self._warn(f"{why}. Training goes on, from that step on with the bits of this host")
             return
