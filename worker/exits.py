@@ -17,6 +17,7 @@ from muster.contracts.messages import (
     ERROR_LIMIT,
     AdoptedRank,
     Code,
+    Heartbeat,
     PermanentFailure,
     RankExited,
     RankMessage,
@@ -24,6 +25,7 @@ from muster.contracts.messages import (
     StartRank,
 )
 from muster.contracts.paths import JobFiles
+from muster.contracts.rank import Phase
 from muster.contracts.retry import SIGNAL_BASE
 from muster.contracts.secrets import SecretUnavailable
 from muster.host.gpus import GpusBusy
@@ -117,7 +119,18 @@ class ExitLog:
             return (), status
         # The own record is redacted, so compare it with redacted messages.
         known = [self._redaction.redact(said) for said in rank.kept_messages()]
-        unreported = [said for said in own.said if said not in known and rank.keep(said.message)]
+        # It may have been written when the process began to exit: what came later holds.
+        is_old = any(
+            isinstance(it.message, Heartbeat) and it.message.phase is not Phase.TRAINING
+            for it in known
+        )
+        unreported = [
+            said
+            for said in own.said
+            if said not in known
+            and not (is_old and isinstance(said.message, Heartbeat))
+            and rank.keep(said.message)
+        ]
         if status == UNKNOWN_EXIT:
             status = ExitStatus(exit_code=own.exited.exit_code, signal=None)
         return unreported, status

@@ -142,13 +142,13 @@ class Supervision:
             return
         is_finished = self.is_complete and not (self.has_failed or self.is_stopping)
         self._phase = Phase.FINISHED if is_finished else Phase.EXITING
+        if self._client.is_replaced:
+            self._exit_replaced()
+        is_sent = self._send_state(LAST_VALUES_SECONDS)
         if is_finished:
             # A kill of all that know it does not lose what it has said last.
             with suppress(OSError):
                 ExitReport(self._settings, self._client).write(0)
-        if self._client.is_replaced:
-            self._exit_replaced()
-        is_sent = self._send_state(LAST_VALUES_SECONDS)
         if not self._is_orphan:
             deadline = time.monotonic() + LAST_REPORT_SECONDS
             while not self._client.ensure_agent():

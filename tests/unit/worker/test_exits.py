@@ -18,9 +18,10 @@ from muster.contracts.messages import (
     Warned,
 )
 from muster.contracts.paths import JobFiles
+from muster.contracts.rank import Phase
 from muster.runtime.exit_report import make_exit_record, read_exit_record, write_own_record
 from muster.runtime.redaction import Redaction
-from tests.support.stories import beat
+from tests.support.stories import beat, saved
 from worker.exits import ExitLog, OomKills, read_error_file
 from worker.process import UNKNOWN_EXIT, ExitStatus
 from worker.rank import RankProcess
@@ -63,6 +64,15 @@ def examine(files: JobFiles, rank: RankProcess) -> tuple[Sequence[RankMessage], 
 def test_without_an_own_record_the_seen_status_counts(files: JobFiles, status: ExitStatus) -> None:
     own_record(files, 64, Hello(), pid=PID + 1)  # of another process
     assert examine(files, exited(status)) == ([], status)
+
+
+def test_a_heartbeat_of_when_the_exit_began_does_not_replace_a_later_one(files: JobFiles) -> None:
+    last = beat(48, phase=Phase.FINISHED, stopping=True)
+    own_record(files, 0, saved(48), beat(48, phase=Phase.FINISHED))
+    assert examine(files, exited(DONE, last)) == ([saved(48)], DONE)
+    own_record(files, 0, beat(48, phase=Phase.FINISHED))
+    first = beat(45)
+    assert examine(files, exited(DONE, first)) == ([beat(48, phase=Phase.FINISHED)], DONE)
 
 
 def test_an_unseen_exit_is_taken_from_the_own_record(files: JobFiles) -> None:
