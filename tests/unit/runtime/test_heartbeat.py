@@ -179,6 +179,7 @@ def test_the_thread_reconnects_to_the_next_agent(agents: Agents) -> None:
     agents.accepts()
     assert next_of(agents, 2) == [Hello(python=sys.executable), beat(step=7)]
     supervision.report_exit()
+    supervision.close()
     assert not supervision.is_stopping
 
 
@@ -190,6 +191,7 @@ def test_without_a_new_agent_the_process_stops_itself(agents: Agents) -> None:
     before = time.monotonic()
     supervision.report_exit()
     assert time.monotonic() < before + LAST_REPORT_SECONDS, "it does not wait for an agent"
+    supervision.close()
     said = supervision._client.state()  # noqa: SLF001  for a later agent
     assert Orphaned(by="itself (no agent for 0.05 s)") in said
 
