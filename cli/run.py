@@ -19,6 +19,7 @@ from muster.contracts.environ import RANK_DEFAULTS, spec_from_environment
 from muster.contracts.job import JobId
 from muster.contracts.spec import VIRTUAL_SHARDS_OF_SCRIPTS, JobRequest, JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
+from muster.host.code import script_of
 from muster.host.extras import require_server
 from muster.host.gpus import visible_gpus
 from muster.host.programs import callers_python, command_problem
@@ -144,9 +145,8 @@ def run(  # noqa: PLR0913  each option is a parameter
     if "--" in words[1:2] and (module or words[0].endswith(".py")):
         words = (words[0], *words[2:])  # `muster submit` wants it between script and arguments
     python = python or callers_python(os.environ)
-    named = argv_of_module if module else argv_of_script
     request = JobRequest(
-        command=named(words, Path.cwd(), python),
+        command=(argv_of_module if module else argv_of_script)(words, Path.cwd(), python),
         python=python,
         world_size=ranks,
         restart_scope="rank" if elastic else restart_scope,
@@ -156,11 +156,10 @@ def run(  # noqa: PLR0913  each option is a parameter
         max_kills=max_restarts,  # torchrun counts a kill as a failure like any other
         env={name: os.environ[name] for name in RANK_DEFAULTS if name in os.environ},
     )
-    is_gang = ranks > 1 and restart_scope == "gang" and not elastic
-    if is_gang:
-        from cli.submit import has_separate_models, script_of  # noqa: PLC0415  as above
+    if ranks > 1 and restart_scope == "gang" and not elastic:
+        from cli.submit import has_separate_models, text_of  # noqa: PLC0415  as above
 
-        if has_separate_models(script_of(words, "")[1]):
+        if has_separate_models(text_of(script_of(request.command, None, ""))):
             click.echo(
                 "note: unless it uses torch.distributed, each rank trains its own model: choose "
                 "--restart-scope rank, as a gang resumes only from a checkpoint of all its ranks",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -30,8 +31,10 @@ from muster.client.errors import Invalid
 from muster.contracts.engine import Engine
 from muster.contracts.errors import InvalidDescription, printable
 from muster.contracts.location import InvalidLocation, parse_location
+from muster.contracts.secrets import plaintext_secrets
 from muster.contracts.spec import VIRTUAL_SHARDS_OF_SCRIPTS, JobSpec
 from muster.contracts.views import FieldError, JobPlan, JobView
+from muster.host.code import Script, script_of
 from muster.host.programs import callers_python
 from muster.host.yaml_files import SIZE_LIMIT_BYTES, YamlFile, reason_of, safe_yaml
 
@@ -41,8 +44,10 @@ SUFFIXES: Final = (".yaml", ".yml", ".json")
 PATH_FIELDS: Final = ("dataset_dir", "checkpoint_dir", "working_dir", "python")
 
 _IMPORTS_MUSTER: Final = re.compile(r"(?m)^\s*(import|from) muster\b")
-_IMPORTS_ELASTIC: Final = re.compile(r"(?m)^\s*(import|from) muster(\.| import )torch\b")
-_IMPORTS_DISTRIBUTED: Final = re.compile(r"(?m)^\s*(import|from) torch\b.*\bdistributed\b")
+_IS_ELASTIC: Final = re.compile(r"(?ms)^\s*(import|from) muster(\.| import )torch\b.*\.shards\(\)")
+_IMPORTS_DISTRIBUTED: Final = re.compile(
+    r"(?m)^\s*(import|from) (torch\b.*\bdistributed|muster\.torch\.(huggingface|lightning))\b"
+)
 
 _UNKNOWN_FIELD: Final = "extra_forbidden"  # `type` of a field error of the API
 
@@ -71,18 +76,43 @@ def complete_fields(_: click.Context, __: click.Parameter, incomplete: str) -> l
 
 
 class _Pair(click.ParamType[tuple[str, str]]):
-    """A word such as ``NAME=VALUE``; `form` is shown in help and errors."""
+    """A word such as ``NAME=VALUE``; `form` is shown in help and errors.
 
-    def __init__(self, form: str) -> None:
+    A name alone has its value in `inherited`.
+    """
+
+    def __init__(self, form: str, inherited: Mapping[str, str] | None = None) -> None:
         self.name = form
+        self._inherited = inherited or {}
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, str]:
         name, equals, text = str(value).partition("=")
+        if not equals and name in self._inherited:
+            return name, refuse_keys({name: self._inherited[name]})[name]
         if not name or not equals:
-            self.fail(f"{value!r} is not {self.name}", param, ctx)
+            unset = ", or not set here" if self._inherited else ""
+            self.fail(f"{value!r} is not {self.name}{unset}", param, ctx)
         return name, text
+
+
+_VARIABLE: Final = _Pair("NAME[=VALUE]", os.environ)
+
+
+def read_variables(files: Sequence[str]) -> dict[str, str]:
+    """Return the variables of files as for containers, which may have ``export`` and quotes."""
+    lines = (it.strip() for file in files for it in Path(file).read_text().splitlines())
+    pairs = map(_VARIABLE, (it.removeprefix("export ") for it in lines if it and it[0] != "#"))
+    return refuse_keys({name: re.sub(r"^([\"'])(.*)\1$", r"\2", text) for name, text in pairs})
+
+
+def refuse_keys(variables: dict[str, str]) -> dict[str, str]:
+    """Return variables whose values were not typed; raises `Misuse` if one holds a key."""
+    for name in plaintext_secrets(variables):
+        words = f"looks like a key, which env would show to others: muster secret set {name}, then"
+        raise Misuse(f"{name} {words} --secret {name}=file:{name}")
+    return variables
 
 
 @click.command(cls=_WithCommand)
@@ -119,15 +149,16 @@ class _Pair(click.ParamType[tuple[str, str]]):
 )
 @click.option("--program", help="A program that all ranks train together: file.py:Name.")
 @click.option(
-    "-e", "--env", type=_Pair("NAME=VALUE"), multiple=True, help="A variable for every rank."
+    "-e", "--env", type=_VARIABLE, multiple=True, help="A variable of each rank; NAME: as here."
 )
 @click.option(
     "--secret",
     "secrets",
     type=_Pair("NAME=REFERENCE"),
     multiple=True,
-    help="The same from file:NAME (muster secret) or env:NAME of the server.",
+    help="The same, from file:NAME (muster secret) or env:NAME of the server.",
 )
+@click.option("--env-file", type=click.Path(), multiple=True, help="Variables: lines NAME=VALUE.")
 @click.option(
     "--engine",
     type=click.Choice(get_args(Engine)),
@@ -162,6 +193,7 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     *,
     file: Path | None,
     env: _Pairs,
+    env_file: Sequence[str],
     secrets: _Pairs,
     labels: _Pairs,
     fields: _Pairs,
@@ -180,17 +212,18 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     failed, 8 if it was stopped.
     """
     flags["command"] = context.meta.get(__name__)
+    variables = {**read_variables(env_file), **dict(env)}
     if file is not None and file.suffix == ".py":
         flags["command"], file = ["python", str(file), *context.meta.get(__name__, [])], None
     typed = {field: value for field, value in flags.items() if value is not None}
     described = JobDescription(
         file=None if file is None else read_job_file(file),
         typed={**typed, **_values(fields)},
-        mappings={"env": dict(env), "secrets": dict(secrets), "labels": dict(labels)},
+        mappings={"env": variables, "secrets": dict(secrets), "labels": dict(labels)},
     )
     body = described.body(Path.cwd())
     if body.get("python") is None and (body.get("command") or body.get("program")):
-        body["python"] = callers_python({**os.environ, **dict(env)})
+        body["python"] = callers_python({**os.environ, **variables})
     if dry_run:
         with connected() as client, _field_errors(described):
             plan = client.plan(body)
@@ -239,9 +272,10 @@ def _notes(spec: Mapping[str, Any], message: str | None, place: str | None) -> I
     """Yield what the user should know: the API's message, advice, and where checkpoints go."""
     if message:
         yield message
-    script, text = script_of(spec["command"] or (), spec["working_dir"])
+    found = script_of(spec["command"], None, spec["working_dir"])
+    script, text = (found.word if found else ""), text_of(found)
     is_elastic = spec["mode"] == "synchronous"
-    if not is_elastic and _IMPORTS_ELASTIC.search(text):
+    if not is_elastic and _IS_ELASTIC.search(text):
         yield f"{script} uses muster.torch: use --elastic, so that all ranks train one model"
     elif spec["world_size"] > 1 and spec["restart_scope"] != "gang" and not is_elastic:
         if _IMPORTS_DISTRIBUTED.search(text):
@@ -261,12 +295,11 @@ def has_separate_models(text: str) -> bool:
     return bool(_IMPORTS_MUSTER.search(text)) and not _IMPORTS_DISTRIBUTED.search(text)
 
 
-def script_of(command: Sequence[str], working_dir: str) -> tuple[str, str]:
-    """Return the Python script that a command runs and its text; empty if there is none here."""
-    script = next((word for word in command if word.endswith(".py")), "")
-    with suppress(OSError), Path(working_dir, script).open(errors="replace") as file:
-        return script, file.read(SIZE_LIMIT_BYTES)
-    return script, ""
+def text_of(script: Script | None) -> str:
+    """Return the beginning of a script; empty if there is none here."""
+    with suppress(OSError), open(script.file if script else "", errors="replace") as file:  # noqa: PTH123
+        return file.read(SIZE_LIMIT_BYTES)
+    return ""
 
 
 @contextmanager
@@ -307,6 +340,7 @@ def _plan_facts(plan: JobPlan, body: Mapping[str, object]) -> Iterator[tuple[str
     if "dataset_dir" in body or not plan.command:
         yield "dataset in", plan.spec.get("dataset_dir") or None
     yield "checkpoint in", plan.spec.get("checkpoint_dir") or None
+    yield "code", "a copy, as it is at submission" if plan.spec["code"] == "snapshot" else None
     if plan.shards_per_rank is not None:
         least, most = min(plan.shards_per_rank), max(plan.shards_per_rank)
         per_rank = f"{most}" if least == most else f"{least} to {most}"
@@ -320,7 +354,7 @@ def read_job_file(path: Path) -> YamlFile:
     if path.suffix not in SUFFIXES:
         raise Misuse(
             f"{path} is not a job file ({', '.join(SUFFIXES)}); to run a command, write -- "
-            f"before it: muster submit -- python train.py"
+            f"before it: muster submit -- {shlex.quote(str(path))}"
         )
     found = YamlFile.read(path)
     if not isinstance(found.content, dict):

@@ -72,6 +72,36 @@ def test_command_runs_in_the_current_directory(
     assert job.spec.working_dir == str(tmp_path)
 
 
+def test_variables_have_their_values_from_here_and_from_files(
+    submitted: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HERE", "a = b")
+    for number in "12":
+        lines = f"FILE={number}\n\n  export QUOTED='x y'\nHERE\nRAW={{\"a\": '1'}}\n"
+        (tmp_path / number).write_text(f"# of file {number}\n{lines}")
+    job = submitted(
+        "--env-file", "1", "--env-file", "2", "-e", "HERE=c", "-e", "HERE", "--", "true"
+    )
+    expected = {"FILE": "2", "QUOTED": "x y", "RAW": "{\"a\": '1'}", "HERE": "a = b"}
+    assert job.spec.env == expected
+
+
+def test_a_variable_without_a_value_is_refused(muster: Muster, tmp_path: Path) -> None:
+    (tmp_path / "variables").write_text("A=1\n= 2\n")
+    for words, said in ((["-e", "NOPE"], "NOPE"), (["--env-file", "variables"], "= 2")):
+        refused = muster("submit", *words, "--", "true")
+        assert refused.exit_code == ExitCode.USAGE
+        assert f"'{said}' is not NAME[=VALUE], or not set here" in refused.stderr
+
+
+def test_a_key_of_the_shell_is_not_shown(muster: Muster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "hunter2")
+    refused = muster("submit", "-e", "WANDB_API_KEY", "--", "true")
+    assert refused.exit_code == ExitCode.USAGE
+    assert "muster secret set WANDB_API_KEY, then --secret WANDB_API_KEY=file:" in refused.stderr
+    assert "hunter2" not in refused.stderr
+
+
 def test_gang_starts_all_ranks_again(submitted: Callable[..., Job]) -> None:
     assert submitted("--gang", "--", "true").spec.restart_scope == "gang"
     assert submitted("--", "true").spec.restart_scope == "rank"
@@ -130,6 +160,12 @@ def watching(
         ("", ["--set", "labels=&a {b: [*a]}", "--", "true"], "this request "),
         ("", ["--set", "labels={a: .nan}", "--", "true"], "labels.a: expected text"),
         ("", ["--", "python", "trian.py"], "muster: command: there is no trian.py in "),
+        ("", ["--env-file", "gone", "--", "true"], "muster: gone: No such file or directory"),
+        (
+            "export HF_TOKEN='x'\n",
+            ["--env-file", "job.yaml", "--", "true"],
+            "looks like a key, which env would show to others: muster secret set HF_TOKEN, then ",
+        ),
         ("command: [pyhton]\n", ["job.yaml"], "job.yaml:1:1: command: pyhton is not found"),
     ],
 )
@@ -162,6 +198,9 @@ def test_dry_run_prints_the_plan_and_submits_nothing(
     told = muster("submit", "--dry-run", "-o", "json", "--", "echo", "a b")
     assert json.loads(told.stdout)["command"] == ["echo", "a b"]
     assert "dataset in" not in muster("submit", "--dry-run", "--", "true").stdout
+    (tmp_path / "train.py").touch()
+    copied = muster("submit", "--dry-run", "--snapshot", "train.py").stdout
+    assert "code           a copy, as it is at submission\n" in copied
     named = muster("submit", "--dry-run", "--set", f"dataset_dir={tmp_path}", "--", "true")
     assert f"dataset in     {tmp_path}" in named.stdout
     assert stand_in.jobs.count(JobQuery()) == before
@@ -184,6 +223,7 @@ APART = (
     "unless it uses torch.distributed, each of the 2 ranks trains its own model; for one model use "
     "--program, or --gang with torch.distributed"
 )
+FOR_ELASTIC = "train.py uses muster.torch: use --elastic, so that all ranks train one model"
 FOR_GANGS = "train.py uses torch.distributed: use --gang, so that all restart if one dies"
 
 
@@ -195,6 +235,13 @@ FOR_GANGS = "train.py uses torch.distributed: use --gang, so that all restart if
         ("import muster\nfrom torch import distributed\n", ["-n", "2"], [FOR_GANGS]),
         ("import muster\nimport torch.distributed\n", ["-n", "2", "--gang"], []),
         ("import muster\n", [], []),
+        (
+            "import muster\nfrom muster.torch.lightning import MusterCallback\n",
+            ["-n", "2"],
+            [FOR_GANGS],
+        ),
+        ("import muster\nfrom muster.torch.huggingface import *\n", ["--gang"], []),
+        ("import muster.torch\n\nfor x in run.shards():\n    pass\n", ["--gang"], [FOR_ELASTIC]),
         ("# import muster, torch.distributed\n", ["-n", "2"], []),
     ],
 )

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from cli.errors import Misuse
-from cli.submit import JobDescription, read_job_file, script_of
+from cli.submit import JobDescription, read_job_file, text_of
 from muster.contracts.errors import InvalidDescription
 from muster.contracts.views import FieldError
-from muster.host.yaml_files import Location, YamlFile
+from muster.host.code import Script
+from muster.host.yaml_files import SIZE_LIMIT_BYTES, Location, YamlFile
 
 HERE = Path("/home/me")
 TEXT = """\
@@ -98,7 +99,8 @@ def test_a_file_without_end_is_read_up_to_the_limit(tmp_path: Path) -> None:
     with pytest.raises(InvalidDescription, match=r"job\.yaml is larger than 1 MiB"):
         read_job_file(endless)
     (tmp_path / "train.py").symlink_to("/dev/zero")
-    assert script_of(["python", "train.py"], str(tmp_path))[0] == "train.py"
+    script = Script(str(tmp_path / "train.py"), str(tmp_path), "train.py", is_module=False)
+    assert len(text_of(script)) == SIZE_LIMIT_BYTES
 
 
 @pytest.mark.parametrize(
@@ -125,8 +127,8 @@ def test_missing_file_is_named_once(path: Path) -> None:
 
 
 def test_script_is_refused_with_the_command_to_type() -> None:
-    with pytest.raises(Misuse, match=r"muster submit -- python train\.py"):
-        read_job_file(Path("train.py"))
+    with pytest.raises(Misuse, match=r"write -- before it: muster submit -- 'a job/train\.sh'$"):
+        read_job_file(Path("a job/train.sh"))
 
 
 def described(
