@@ -29,7 +29,7 @@ COPY_LIMIT: Final = 100 << 20
 
 DIGEST_DIGITS: Final = 16  # of sha256, so that `sha256sum` shows the same
 
-_SHELLS: Final = frozenset({"sh", "bash", "dash", "ksh", "zsh"})
+SHELLS: Final = frozenset({"sh", "bash", "dash", "ksh", "zsh"})
 _NOT_CODE: Final = frozenset({"__pycache__", "site-packages", "dist-packages", "node_modules"})
 _MARKS: Final = ("pyvenv.cfg", "LATEST")  # files of an environment, and of checkpoints
 _PLACES: Final = (Path(os.__file__).parent, Path(__file__).parents[1])
@@ -56,7 +56,7 @@ def script_of(
             return None
         module = word.replace(".", "/")
         places = [f"{module}.py", f"{module}/__main__.py"] if before == "-m" else []
-        if word.endswith((".py", ".sh")) or os.path.basename(before) in _SHELLS:  # noqa: PTH119
+        if word.endswith((".py", ".sh")) or os.path.basename(before) in SHELLS:  # noqa: PTH119
             places.append(word)
         for place in places:
             if os.path.isfile(file := os.path.realpath(Path(working_dir, place))):  # noqa: PTH113

@@ -14,6 +14,7 @@ from typing import Final
 
 from muster.contracts.errors import printable
 from muster.contracts.interpreter import version_problem
+from muster.host.code import SHELLS
 
 ANSWER_SECONDS: Final = 3.0
 """Far beyond what an interpreter takes to start. An agent waits for it, and must not be silent for
@@ -40,12 +41,15 @@ def command_problem(
         _find_program(place, search_path)
     except FileNotFoundError:
         return printable(_problem_of_missing(command, working_dir))
-    if Path(program).name.startswith("python"):
-        # What follows -m or -c belongs to the module or to the code.
-        words = (word for word in arguments if word in {"-m", "-c"} or not word.startswith("-"))
-        script = next(words, "")
-        if script.endswith(".py") and not _may_be_file(working_dir / script):
-            return printable(f"there is no {script} in {working_dir}")
+    except ValueError as error:
+        return printable(f"{program} {error}")
+    name = Path(program).name
+    suffix = ".py" if name.startswith("python") else ".sh" if name in SHELLS else "/"
+    # What follows -m or -c belongs to the module or to the code.
+    words = (word for word in arguments if word in {"-m", "-c"} or not word.startswith("-"))
+    script = next(words, "")
+    if script.endswith(suffix) and not _may_be_file(working_dir / script):
+        return printable(f"there is no {script} in {working_dir}")
     return None
 
 
@@ -60,10 +64,16 @@ def path_with(python: str | None, path: str | None) -> str | None:
 def _find_program(place: str, search_path: str | None) -> None:
     """Raise `FileNotFoundError` unless there is such a program; only success is cached.
 
-    The search takes a dozen system calls, after each of which a busy service waits for the GIL.
+    Raises ValueError for a script that the kernel cannot run. The search takes a dozen system
+    calls, after each of which a busy service waits for the GIL.
     """
-    if shutil.which(place, path=search_path) is None:
+    if (found := shutil.which(place, path=search_path)) is None:
         raise FileNotFoundError(place)
+    with suppress(OSError), Path(found).open("rb") as file:
+        line = file.readline(256)
+        if line and b"\0" not in line and (line[:2] != b"#!" or line.endswith(b"\r\n")):
+            wanted = "#!/bin/sh and a Unix line end (sed -i 's/\\r$//' makes them)"
+            raise ValueError(f"is a script without a first line such as {wanted}")
 
 
 def _problem_of_missing(command: Sequence[str], working_dir: Path) -> str:

@@ -35,7 +35,8 @@ def ranks(word: str) -> int:
 
 
 def test_script_runs_with_the_python_anything_else_is_a_command(tmp_path: Path) -> None:
-    (tmp_path / "train.py").touch()
+    for name in ("train.py", "train.sh"):
+        (tmp_path / name).touch()
     words = ["train.py", "--lr", "-n", "3"]
     assert argv_of_script(words, tmp_path, PYTHON) == (PYTHON, *words)
     assert argv_of_script([str(tmp_path / "train.py")], Path("/"), PYTHON)[0] == PYTHON

@@ -16,6 +16,8 @@ SEARCH_PATH = "/usr/bin:/bin"
 def directory(tmp_path: Path) -> Path:
     (tmp_path / "loop.py").touch(mode=0o644)
     (tmp_path / "go.py").touch(mode=0o755)
+    _executable(tmp_path / "windows.sh", "#!/bin/sh\r\nexit\r\n")
+    _executable(tmp_path / "plain.sh", "exit\n")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/go").touch(mode=0o755)
     (tmp_path / "bin/python3").touch(mode=0o755)
@@ -32,6 +34,12 @@ def directory(tmp_path: Path) -> Path:
         (["./nope"], "there is no ./nope in "),
         (["bin/python3", "nope.py"], "there is no nope.py in "),
         (["bin/python3", "-u", "nope.py"], "there is no nope.py in "),
+        (["sh", "-x", "nope.sh"], "there is no nope.sh in "),
+        (
+            ["./windows.sh"],
+            "./windows.sh is a script without a first line such as #!/bin/sh and a Unix",
+        ),
+        (["./plain.sh"], "./plain.sh is a script without a first line such as #!/bin/sh"),
         (["cd .. && python a.py"], "or write sh -c 'cd .. && python a.py'"),
         (["\x1b[31mgo"], r"\x1b[31mgo is not found in PATH"),
         (["bin/python3", "\x9d0;x\x07.py"], r"there is no \x9d0;x\x07.py in "),
@@ -46,6 +54,8 @@ def test_command_that_cannot_run_says_why(directory: Path, command: list[str], s
     [
         ["bin/go", "nope.py"],
         ["sh", "-c", "exit"],
+        ["sh", "plain.sh"],
+        ["/bin/sh"],
         ["bin/python3", "-u", "loop.py"],
         ["bin/python3", "-m", "x.py"],
         ["bin/python3"],
@@ -77,7 +87,11 @@ def test_interpreter_that_prints_other_bytes_first_is_understood(tmp_path: Path)
 
 
 def _script(path: Path, text: str) -> Path:
-    path.write_text(f"#!/bin/sh\n{text}\n")
+    return _executable(path, f"#!/bin/sh\n{text}\n")
+
+
+def _executable(path: Path, content: str) -> Path:
+    path.write_bytes(content.encode())
     path.chmod(0o755)
     return path
 
