@@ -4,7 +4,7 @@
 program builds obeys the same rules as one from a file.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -175,11 +175,10 @@ def _reasons(document: object) -> _Reasons:
         if node.get("max_adapters") == 0:
             message = "max_adapters is 0: write how many jobs may run there, or leave out the node"
             yield (*place, "max_adapters"), message
-    for place, node in nodes.items():
-        host = str(node.get("host"))
-        if node.get("transport") == "ssh" and host.lower() in LOOPBACK_NAMES:
-            message = f"host {host} is this machine: write another's address, or transport: local"
-            yield (*place, "host"), message
+    hosts = [str(node.get("host", place)).lower().rstrip(".") for place, node in nodes.items()]
+    for (place, node), host in zip(nodes.items(), hosts, strict=True):
+        if node.get("transport") == "ssh" and (problem := _host_problem(host, hosts)):
+            yield (*place, "host"), f"host {node['host']} {problem}"
     for place, gpu in gpus.items():
         if gpu.get("vram_mb") == 0:
             message = f"GPU {gpu.get('uuid')} has vram_mb 0: write the MB that nvidia-smi shows"
@@ -191,6 +190,15 @@ def _reasons(document: object) -> _Reasons:
     yield from _undeclared(document)
 
 
+def _host_problem(host: str, hosts: Sequence[str]) -> str | None:
+    """Return why no other machine is reached by this name alone, which is one of several."""
+    if host in LOOPBACK_NAMES or host.startswith(("127.", "0.")):
+        return "is this machine: write another's address, or transport: local"
+    if host.count(":") == 1:
+        return "has a port: leave it out, and write it as Port into ~/.ssh/config"
+    return "is that of another node, too: list each machine once" if hosts.count(host) > 1 else None
+
+
 def _mappings(parsed: dict[Any, Any], key: str) -> Iterator[tuple[Any, dict[Any, Any]]]:
     """Yield the mappings in the list below a key, with their places in it."""
     entries = parsed.get(key)
@@ -200,11 +208,10 @@ def _mappings(parsed: dict[Any, Any], key: str) -> Iterator[tuple[Any, dict[Any,
 
 def _repeated(names: Mapping[_Location, object]) -> Iterator[_Location]:
     """Yield the places whose names an earlier place has."""
-    seen: list[object] = []  # a wrong type may have no hash
-    for place, name in names.items():
-        if name is not None and name in seen:
+    seen = list(names.values())  # a wrong type may have no hash
+    for index, (place, name) in enumerate(names.items()):
+        if name is not None and name in seen[:index]:
             yield place
-        seen.append(name)
 
 
 def _undeclared(document: dict[Any, Any]) -> _Reasons:

@@ -159,6 +159,22 @@ NO_NODES = "there are no nodes: list them under nodes:, each with a name and a h
             "nodes: [{name: a, host: b, gpus: }]",
             "x.yaml:1: node a: gpus: expected a list, got null",
         ),
+        *(
+            (
+                f"nodes: [{{name: a, host: '{host}', transport: ssh}}]",
+                f"x.yaml:1: node a: host {said}",
+            )
+            for host, said in (
+                ("localhost.", "localhost. is this machine: write another's address, or "),
+                ("0.0.0.0", "0.0.0.0 is this machine: write another's address, or "),  # noqa: S104
+                ("127.0.0.2", "127.0.0.2 is this machine: write another's address, or "),
+                ("b:22", "b:22 has a port: leave it out, and write it as Port into "),
+            )
+        ),
+        (
+            "nodes:\n- {name: a, host: B.}\n- {name: b, host: b, transport: ssh}",
+            "x.yaml:3: node b: host b is that of another node, too: list each machine once",
+        ),
         ("nodes: [\nb: 2", "x.yaml:2:5: "),
         ("nodes: 1\nnodes: 2", "x.yaml:2:1: found duplicate key"),
     ],
@@ -199,8 +215,8 @@ GPUS = st.builds(
 NODES = st.builds(
     ClusterNode,
     name=text("[A-Za-z0-9][A-Za-z0-9_.-]{0,20}"),
-    host=text("[A-Za-z0-9_][A-Za-z0-9_.:%-]{0,20}").filter(
-        lambda host: "local" not in host.lower()
+    host=text("[A-Za-z1-9_][A-Za-z0-9_.:%-]{0,20}").filter(
+        lambda host: "local" not in host.lower() and host[:4] != "127." and host.count(":") != 1
     ),
     transport=st.sampled_from(["local", "ssh"]),
     user=st.none() | text("[A-Za-z0-9_][A-Za-z0-9_.-]{0,20}"),
@@ -212,7 +228,14 @@ NODES = st.builds(
 )
 
 
-@given(st.lists(NODES, min_size=1, max_size=4, unique_by=lambda node: node.name).map(tuple))
+@given(
+    st.lists(
+        NODES,
+        min_size=1,
+        max_size=4,
+        unique_by=(lambda node: node.name, lambda node: node.host.lower().rstrip(".")),
+    ).map(tuple)
+)
 def test_dumped_cluster_is_parsed_as_the_same(nodes: tuple[ClusterNode, ...]) -> None:
     cluster = Cluster(nodes=nodes)
     assert parse_cluster(dump_cluster(cluster)) == cluster
