@@ -348,6 +348,10 @@ def _names_of(
 def _refuse_other_types(model: object, optimizer: object) -> None:
     if not isinstance(model, torch.nn.Module):
         raise InvalidProgram(f"the model is a {type(model).__name__}: give a torch.nn.Module")
+    for name, value in model.state_dict().items():
+        if name.endswith("_extra_state") or not isinstance(value, torch.Tensor):
+            words = "leave get_extra_state out, and give an object with state_dict to run.register"
+            raise InvalidProgram(f"{name!r} of the model is no parameter or buffer: {words}")
     parallel = torch.nn.parallel
     if isinstance(model, parallel.DistributedDataParallel | parallel.DataParallel):
         raise InvalidProgram(
@@ -363,9 +367,11 @@ def _refuse_other_types(model: object, optimizer: object) -> None:
 
 def _refuse_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
-        if torch.nn.parameter.is_lazy(tensor):
+        # What an observer of quantization-aware training begins with is empty, or infinite.
+        is_unset = name.endswith(("min_val", "max_val")) and not tensor.isfinite().any()
+        if is_unset or torch.nn.parameter.is_lazy(tensor):
             raise InvalidProgram(
-                f"{name!r} has no shape yet: send one batch through the model before "
+                f"{name!r} has no shape or values yet: send one batch through the model before "
                 "muster.torch.join()"
             )
         if tensor.device.type not in {"cpu", "cuda"}:

@@ -248,7 +248,7 @@ def _blame(state: State, step: int) -> str:
     """Return where to look for the first number that is not finite."""
     for name, array in state.items():
         if not np.isfinite(array).all():
-            made_by = f"update() returned for step {step - 1}" if step else "initial() returned"
+            made_by = f"update() returned for step {step - 1}" if step else "training begins with"
             return f"{name!r} of the state that {made_by} holds one already, so look there"
     return "look at the data of that step"
 

@@ -36,6 +36,19 @@ OPTIMIZERS: dict[str, Callable[[list[object]], object]] = {
 }
 
 
+class Observed(torch.nn.Linear):
+    """As quantization-aware training makes it: with an observer that has seen nothing."""
+
+    def __init__(self, begins_with: object) -> None:
+        super().__init__(2, 1)
+        self.register_buffer("min_val", torch.tensor(begins_with))
+
+
+class WithExtraState(torch.nn.Linear):
+    def get_extra_state(self) -> object:
+        return {"seen": 3}
+
+
 class Staged(TrainingState):
     """Keeps its tensors apart from the replica, as those of a GPU are."""
 
@@ -296,7 +309,10 @@ def test_the_order_of_values_is_that_of_the_program() -> None:
 UNSUITABLE = [
     (lambda: torch.nn.Linear(2, 1, device="meta"), "'weight' is on the device meta"),
     (lambda: torch.nn.Linear(2, 1, dtype=torch.complex64), "has the dtype torch.complex64"),
-    (lambda: torch.nn.LazyLinear(2), "'weight' has no shape yet"),
+    (lambda: torch.nn.LazyLinear(2), "'weight' has no shape or values yet"),
+    (lambda: Observed(float("inf")), "'min_val' has no shape or values yet"),
+    (lambda: Observed([]), "'min_val' has no shape or values yet"),
+    (lambda: WithExtraState(2, 1), "'_extra_state' of the model .* leave get_extra_state out"),
 ]
 
 

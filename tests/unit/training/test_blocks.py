@@ -276,7 +276,7 @@ def test_error_names_step_shard_and_array(
 
 @pytest.mark.parametrize(
     ("step", "made_by"),
-    [(0, r"initial\(\) returned"), (2, r"update\(\) returned for step 1")],
+    [(0, "training begins with"), (2, r"update\(\) returned for step 1")],
 )
 def test_a_bad_number_of_the_state_is_not_the_gradients(
     step: int, made_by: str, drawer: RandomAccess
