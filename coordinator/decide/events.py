@@ -162,10 +162,8 @@ def _of_lost_peer(before: JobSnapshot, rank: int, lost: PeerLost) -> NewEvent | 
     is_known = any(other.attempt.member.peer_lost_round >= group.round for other in before.ranks)
     if before.is_ending or is_known or lost.round != group.round:
         return None
-    ranks = ", ".join(map(str, group.ranks))
-    name = f"the group of ranks {ranks}, in this order" if ranks else "its group"
-    words = f"has lost {name}: {printable(lost.message)}"
-    return _of_rank(before, rank, "peer_lost", words)
+    words = printable(lost.message)
+    return _of_rank(before, rank, "peer_lost", f"has lost a rank that it trains with: {words}")
 
 
 def _of_action(before: JobSnapshot, action: actions.Action, after: JobSnapshot) -> NewEvent | None:

@@ -115,7 +115,7 @@ class ChannelClosed(CollectiveError):
         super().__init__(
             f"the backend of rank {rank} is closed: make a new one"
             if is_own
-            else f"the channel to rank {rank} is closed: if it has ended, its log says why"
+            else f"the connection to rank {rank} is closed: if it has ended, its log says why"
         )
         self.rank = rank
 

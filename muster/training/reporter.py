@@ -1,6 +1,7 @@
 """Reports the progress of a rank to its agent and its log, and saves its checkpoints."""
 
 import atexit
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -113,8 +114,13 @@ class Reporter:
 
     def on_peer_lost(self, worker_group: WorkerGroup, error: CollectiveError) -> None:
         unreachable = error.rank if isinstance(error, PeerUnreachable) else None
+        # An error numbers the members of the group, an event the ranks of the job.
+        ranks = {
+            f"rank {place}": f"rank {it.rank}" for place, it in enumerate(worker_group.members)
+        }
+        words = re.sub(r"\brank \d+", lambda it: ranks.get(it[0], it[0]), str(error))
         self.supervision.send(
-            PeerLost(round=worker_group.round, message=str(error), unreachable=unreachable)
+            PeerLost(round=worker_group.round, message=words, unreachable=unreachable)
         )
 
     def on_state_mismatch(self, worker_group: WorkerGroup, error: WorkersDiverged) -> None:

@@ -286,12 +286,11 @@ def test_a_mismatch_is_reported_once() -> None:
 def test_a_broken_group_is_reported_once() -> None:
     story = Story.training(world_size=3)
     generation = story.job.group.round
-    lost = PeerLost(round=generation, message="the channel to rank 0 is closed")
+    lost = PeerLost(round=generation, message="the connection to rank 0 is closed")
     entry = event_after(story, RankSaid(rank=1, attempt=0, message=lost))
     assert entry == of_rank(
         "peer_lost",
-        "rank 1 has lost the group of ranks 0, 1, 2, in this order: "
-        "the channel to rank 0 is closed",
+        "rank 1 has lost a rank that it trains with: the connection to rank 0 is closed",
     )
     assert event_after(story, RankSaid(rank=2, attempt=0, message=lost)) is None
 

@@ -5,12 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from muster.checkpoints.errors import CheckpointFailed
+from muster.collectives.errors import ChannelClosed
 from muster.contracts.messages import (
     EpochDone,
     GroupMember,
     Heartbeat,
+    PeerLost,
     RankMessage,
     Saved,
     Warned,
@@ -105,6 +108,14 @@ def test_restored_rank_reports_epochs_and_step_again(tmp_path: Path, ear: Ear) -
     (beat,) = ear.heard()
     assert isinstance(beat, Heartbeat)
     assert beat.progress.step == EPOCHS, "also if it has nothing left to do"
+
+
+def test_a_lost_peer_is_named_by_its_rank_in_the_job(tmp_path: Path, ear: Ear) -> None:
+    members = tuple(replace(MEMBER, rank=rank) for rank in (0, 2, 3))
+    reporter_of(tmp_path, ear).on_peer_lost(replace(GROUP, members=members), ChannelClosed(1))
+    (lost,) = ear.heard()
+    assert isinstance(lost, PeerLost)
+    assert lost.message == "the connection to rank 2 is closed: if it has ended, its log says why"
 
 
 def test_heartbeat_says_whether_the_rank_waits(tmp_path: Path, ear: Ear) -> None:
