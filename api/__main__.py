@@ -7,6 +7,7 @@
 import json
 import os
 import sys
+from argparse import ArgumentParser
 from pathlib import Path
 
 
@@ -20,6 +21,7 @@ def main() -> int:
         return run_checks(os.environ, is_store_asked="--store" in arguments)
     if arguments[:1] == ["--backup"]:
         return back_up(Path(arguments[1]))
+    ArgumentParser(prog="python -P -m api", description=__doc__).parse_args()
     from api.server import serve  # noqa: PLC0415
 
     return serve()

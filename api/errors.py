@@ -180,7 +180,7 @@ def problem_of(error: Exception) -> Problem:
                 [
                     _invalid_json(found, error.body)
                     if found["type"] == "json_invalid"
-                    else FieldError(loc=found["loc"], msg=str(found["msg"]), type=found["type"])
+                    else FieldError(loc=found["loc"], msg=_words_of(found), type=found["type"])
                     for found in error.errors()
                 ]
             )
@@ -202,6 +202,11 @@ def problem_of(error: Exception) -> Problem:
             return Problem(status, slug, str(error))
         case _:
             raise error  # a bug, answered by `_unexpected`
+
+
+def _words_of(found: Mapping[str, Any]) -> str:
+    wanted = {"bool_parsing": "true or false", "int_parsing": "an integer"}.get(found["type"])
+    return f"expected {wanted}, got {found['input']!r}" if wanted else str(found["msg"])
 
 
 def _invalid_json(found: Mapping[str, Any], text: str) -> FieldError:

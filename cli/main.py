@@ -171,6 +171,8 @@ def _message_of(error: Exception) -> str:
             return str(with_origin(error, os.environ))
         case MusterError() | UnicodeError():
             return str(error)
+        case FileNotFoundError(filename=None):  # as of getcwd
+            return f"{error.strerror}: if the current directory was deleted, change to another"
         case OSError():
             return str(error) if error.filename is None else f"{error.filename}: {error.strerror}"
         case _:

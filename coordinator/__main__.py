@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from argparse import ArgumentParser
 
 from coordinator.service import Service
 from database.engine import Database
@@ -19,6 +20,7 @@ from muster.runtime.stderr_messages import print_stderr
 
 def main() -> int:
     """Run the service, or become the process of one job; return the exit code."""
+    ArgumentParser(prog="python -P -m coordinator", description=__doc__).parse_args()
     if os.environ.get("JOB_ID"):
         run = processes.module_command("cli", "run")
         os.execv(run[0], run)  # noqa: S606  our own command, which reads the job from the environment

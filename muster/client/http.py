@@ -248,7 +248,8 @@ class Connection:
                 return NotMuster(self.url, response.status_code)
             detail = f"{self.url} is overloaded or down (HTTP {response.status_code})"
             problem = ProblemView(status=response.status_code, detail=detail)
-        if problem.type == _NO_ROUTE and urlsplit(self.url).path:
+        path = urlsplit(self.url).path
+        if path and (problem.type == _NO_ROUTE or path.endswith("/jobs")):
             return WrongPath(self.url)
         after = response.headers.get("Retry-After", "")
         return refusal(problem, float(after) if after.isdecimal() else None)

@@ -238,8 +238,8 @@ def _command_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         yield FieldProblem("command", "names no program: give at least one word, or leave it out")
     if len(spec.command) > COMMAND_LIMIT:
         yield FieldProblem("command", f"has more than {COMMAND_LIMIT} words")
-    for word in spec.command:
-        yield from _string_problems("command", word)
+    for number, word in enumerate(spec.command, 1):
+        yield from _string_problems("command", word, f"word {number} ")
     if _size_bytes(spec.command) > COMMAND_LIMIT_BYTES:
         yield FieldProblem("command", f"is longer than {COMMAND_LIMIT_BYTES} bytes as JSON")
 
@@ -314,12 +314,12 @@ def _mapping_problems(field: str, mapping: Mapping[str, str]) -> Iterator[FieldP
     if len(mapping) > MAPPING_LIMIT:
         yield FieldProblem(field, f"has more than {MAPPING_LIMIT} entries")
     for name, value in mapping.items():
-        yield from _string_problems(field, name)
-        yield from _string_problems(field, value)
+        yield from _string_problems(field, name, "a name ")
+        yield from _string_problems(field, value, f"the value of {name!r} ")
         if field == "labels":
             yield from _terminal_problems(field, name + value)
         elif not re.fullmatch(ENVIRONMENT_NAME_PATTERN, name):
-            yield FieldProblem(field, f"{name!r} is not the name of an environment variable")
+            yield FieldProblem(field, f"{_shown(name)}: use up to 128 letters, digits and _")
 
 
 def _secret_problems(spec: JobSpec) -> Iterator[FieldProblem]:
@@ -333,11 +333,12 @@ def _secret_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             yield FieldProblem("secrets", f"{name!r} is in env as well: leave one of them out")
 
 
-def _string_problems(field: str, value: str) -> Iterator[FieldProblem]:
+def _string_problems(field: str, value: str, part: str = "") -> Iterator[FieldProblem]:
+    """Yield what is wrong with any text, or with a `part` of the field."""
     if len(value) > TEXT_LIMIT:
-        yield FieldProblem(field, f"is longer than {TEXT_LIMIT} characters")
+        yield FieldProblem(field, f"{part}is longer than {TEXT_LIMIT} characters")
     if "\0" in value:
-        yield FieldProblem(field, "holds a NUL character, which no path or process can take")
+        yield FieldProblem(field, f"{part}holds a NUL character, which no path or process can take")
 
 
 def _terminal_problems(field: str, value: str) -> Iterator[FieldProblem]:

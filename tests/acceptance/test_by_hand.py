@@ -77,6 +77,14 @@ def test_an_invalid_environment_is_one_sentence(terminal: Terminal, module: str,
     assert (ended, name in output, output.count("\n")) == (2, True, 1), output
 
 
+@pytest.mark.parametrize("module", ["api", "coordinator"])
+def test_a_service_that_is_asked_for_help_does_not_start(terminal: Terminal, module: str) -> None:
+    code, output = terminal.run("-P", "-m", module, "--help")
+    assert (code, output.startswith(f"usage: python -P -m {module} ")) == (0, True), output
+    code, output = terminal.run("-P", "-m", module, "--port=8000")
+    assert (code, "unrecognized arguments: --port=8000" in output) == (2, True), output
+
+
 def test_a_coordinator_with_a_job_id_runs_that_job(
     terminal: Terminal, undisturbed: Undisturbed
 ) -> None:

@@ -56,10 +56,11 @@ def test_ps_counts_the_jobs_beyond_the_limit(muster: Muster, job: str, other: st
 def test_url_with_a_wrong_path_is_refused(
     muster: Muster, service: Service, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MUSTER_URL", f"{service.url}/api")
-    refused = muster(*words)
-    assert refused.exit_code == ExitCode.UNREACHABLE
-    assert f"set MUSTER_URL to {service.url}\n" in refused.stderr
+    for path in ("/api", "/jobs", "/api/v1/jobs/"):
+        monkeypatch.setenv("MUSTER_URL", f"{service.url}{path}")
+        refused = muster(*words)
+        assert refused.exit_code == ExitCode.UNREACHABLE
+        assert f"set MUSTER_URL to {service.url}\n" in refused.stderr
     monkeypatch.setenv("MUSTER_URL", f"{service.url}/api/v1/")
     assert muster("ps").exit_code == 0
 

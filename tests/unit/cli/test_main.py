@@ -118,6 +118,11 @@ def fail(monkeypatch: pytest.MonkeyPatch, error: BaseException, *options: str) -
         (KeyError("x"), 1, "muster: internal error: KeyError: 'x'; see the traceback with: "),
         (NotADirectoryError(20, "Not a directory", "/x/y"), 2, "muster: /x/y: Not a directory\n"),
         (OSError(28, "No space left", "/x"), 1, "muster: /x: No space left\n"),
+        (
+            FileNotFoundError(2, "Not there"),
+            2,
+            "muster: Not there: if the current directory was del",
+        ),
         (OSError(28, "No space left"), 1, "muster: [Errno 28] No space left\n"),
         (UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogate"), 2, "muster: 'utf-8' codec"),
     ],

@@ -161,6 +161,25 @@ def test_an_invalid_value_is_refused_by_its_field(field: str, value: object) -> 
     assert fields_of(JobSpec(**{field: value})) == {field}
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("command", ("sh", "x" * (TEXT_LIMIT + 1)), "word 2 is longer than 4096 characters"),
+        ("env", {"A": "x" * (TEXT_LIMIT + 1)}, "the value of 'A' is longer than 4096 characters"),
+        (
+            "labels",
+            {"a": "x" * (TEXT_LIMIT + 1)},
+            "the value of 'a' is longer than 4096 characters",
+        ),
+        ("env", {"A" * 129: ""}, "this value: use up to 128 letters, digits and _"),
+    ],
+)
+def test_a_limit_is_named_with_its_place_and_number(
+    field: str, value: object, message: str
+) -> None:
+    assert [it.message for it in problems(JobSpec(**{field: value}))] == [message]
+
+
 WRONG_TOGETHER = [
     ("program", {"command": ("true",), "program": "train.py:Net"}),
     ("world_size", {"world_size": 251}),
