@@ -84,8 +84,8 @@ ONE_REQUEST_SECONDS: Final = 1.0
 """Signals within this time are one request: `timeout` and schedulers signal a process and then its
 group."""
 
-END_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""SIGHUP: the terminal was closed."""
+END_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+"""SIGHUP: the terminal was closed. SIGUSR1: Slurm announces the end of the allocation."""
 
 FINISHED: Final = (JobStatus.COMPLETED, JobStatus.FAILED)
 """Not STOPPED, which a second Ctrl-C leads to, nor QUEUED, as after the first one."""

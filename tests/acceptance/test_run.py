@@ -14,6 +14,7 @@ from typing import IO
 
 import pytest
 
+from cli.foreground import END_SIGNALS
 from tests.support.installation import DEADLINE_SECONDS, await_value
 from tests.support.screens import Screen
 from tests.support.terminals import Terminal
@@ -186,7 +187,7 @@ def flooding(terminal: Terminal, stderr: IO[str] | int) -> Iterator[subprocess.P
         os.close(writing)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+@pytest.mark.parametrize("number", END_SIGNALS)
 def test_an_interrupted_job_leaves_no_process_and_resumes_by_id(
     terminal: Terminal, number: signal.Signals
 ) -> None:
