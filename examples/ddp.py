@@ -24,8 +24,10 @@ layers = torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)
 model = DistributedDataParallel(torch.nn.Sequential(*layers))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 begin = 0
-if saved.exists():
-    state = torch.load(saved)
+# The hosts may share no directory: what rank 0 has saved it sends to the others.
+found = [torch.load(saved) if rank == 0 and saved.exists() else None]
+dist.broadcast_object_list(found)
+if (state := found[0]) is not None:
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     begin = state["step"]

@@ -5,7 +5,7 @@
 
 Nothing here knows Muster: what torchrun sets is enough, and torch.distributed meets in this way.
 Every step adds up one number of each rank and takes so many seconds; rank 0 saves, and all go on
-from there. Kill any rank.
+from there. Kill any rank. On several hosts rank 0 has to stay on its own, or save on a shared disk.
 """
 
 import json
@@ -62,9 +62,10 @@ def save(step, total):
     draft.replace(saved)
 
 
-# No rank saves before all have met, so all read the same.
-begun, total = json.loads(saved.read_text()) if saved.exists() else (0, 0)
 peers = meet()
+# The hosts may share no directory: what rank 0 has saved it tells the others.
+begun, total = json.loads(saved.read_text()) if rank == 0 and saved.exists() else (0, 0)
+begun, total = add_up(begun, peers), add_up(total, peers)
 print(f"one of {world_size} ranks at port {meeting[1]} goes on from step {begun}", flush=True)
 for step in range(begun + 1, STEPS + 1):
     total += add_up(step * (rank + 1), peers)
