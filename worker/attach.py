@@ -51,6 +51,7 @@ def main() -> None:
     """Read the order, carry it out and answer."""
     limits = ShellLimits.replaced()
     with suppress(BrokenPipeError):
+        os.write(sys.stdout.fileno(), b"\n")  # what a login shell has printed may end without one
         _say(HostReady(version=VERSION))
         content = sys.stdin.buffer.readline()
         if not content.endswith(b"\n"):
