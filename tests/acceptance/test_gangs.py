@@ -1,12 +1,15 @@
 """Jobs with restart_scope gang: all ranks restart when one dies, at a new port."""
 
+import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
+from muster.host.ports import free_port
 from muster.host.processes import send_signal
-from tests.support.installation import Installation, Seen, is_running, pids
+from tests.support.installation import DEADLINE_SECONDS, Installation, Seen, is_running, pids
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "gang.py"
 RANKS = 3
@@ -103,6 +106,25 @@ def test_a_gang_that_loses_a_rank_restarts_at_another_port(installation: Install
     assert all(f"has the sum {SUM}" in installation.log(job_id, rank) for rank in range(RANKS))
     begun = re.findall(r"goes on from step (\d+)", installation.log(job_id))
     assert int(begun[-1]) >= 5
+
+
+def test_the_example_needs_no_directory_that_hosts_share(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "gang-alone.json").write_text("[98, 7]")
+    variables = {**os.environ, "WORLD_SIZE": "2", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, SCRIPT, "0"],
+            env={**variables, "RANK": str(rank), "CHECKPOINT_DIR": str(tmp_path / str(rank))},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        output, _ = rank.communicate(timeout=DEADLINE_SECONDS)
+        begun, total = re.findall(r"(?:from step|the sum) (\d+)", output)
+        assert (begun, total) == ("98", str(7 + 3 * (99 + 100)))
 
 
 def test_a_failed_gang_names_the_rank_that_failed_first(
