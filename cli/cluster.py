@@ -14,7 +14,17 @@ import msgspec
 
 from cli.connection import connected
 from cli.errors import ExitCode, WrongState
-from cli.output import Group, Output, notice_if_slow, output_option, plural, say, show, table
+from cli.output import (
+    Group,
+    Output,
+    ShellPath,
+    notice_if_slow,
+    output_option,
+    plural,
+    say,
+    show,
+    table,
+)
 from cli.submit import JobDescription, read_job_file, refuse
 from muster.client.progress import duration
 from muster.cluster.description import Cluster
@@ -35,7 +45,7 @@ SWEEP_SECONDS: Final = 120.0  # a scheduler has half of that to answer
 LOOK_SECONDS: Final = 0.2
 UNKNOWN_UID: Final = "unknown: no job here has this uid; it may be of another installation"
 
-_file = click.Path(path_type=Path)
+_file = ShellPath(path_type=Path)
 
 
 @click.group(cls=Group)
