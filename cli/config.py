@@ -82,8 +82,8 @@ def settings() -> Mapping[str, Setting]:
             is_place = Path in (bare_type(hint), *get_args(bare_type(hint)))
             found[variable.name] = Setting(variable.meaning, default, field, is_place)
     for name, meaning in _OTHER_VARIABLES.items():
-        default = _COMPUTED_DEFAULTS.get(name, "none")
-        found[name] = Setting(meaning, default, None, name == "MUSTER_CA_FILE")
+        found[name] = Setting(meaning, _COMPUTED_DEFAULTS.get(name, "none"), None)
+    found["MUSTER_CA_FILE"] = found["MUSTER_CA_FILE"]._replace(is_place=True)
     return found
 
 

@@ -19,7 +19,7 @@ import click
 
 from muster.contracts.errors import printable
 from muster.contracts.job import JobStatus
-from muster.contracts.location import InvalidLocation, expand_home
+from muster.contracts.location import expand_home
 from muster.runtime.stderr_messages import print_stderr
 
 Cell: TypeAlias = str | int | None
@@ -71,10 +71,7 @@ class ShellPath(click.Path):
     """A path with ``~`` as a shell reads it, also in ``--out=~/x``, which it does not read."""
 
     def convert(self, value: Any, *context: Any) -> Any:  # noqa: ANN401  as it declares them
-        try:
-            return super().convert(expand_home(os.fspath(value)), *context)
-        except InvalidLocation as error:
-            self.fail(str(error), *context)
+        return super().convert(expand_home(os.fspath(value)), *context)
 
 
 output_option: Final = click.option(

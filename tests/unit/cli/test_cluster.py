@@ -71,7 +71,7 @@ def test_plan_takes_the_cluster_of_the_settings(
     missing = muster("plan", "job.yaml")
     assert (missing.exit_code, "Missing option '--cluster'" in missing.stderr) == (2, True)
     Path("muster").mkdir()
-    Path("muster/config.toml").write_text('MUSTER_CLUSTER = "cluster.yaml"\n')
+    Path("muster/config.toml").write_text(f'MUSTER_CLUSTER = "{Path.cwd()}/cluster.yaml"\n')
     Path("job.yaml").write_text("{world_size: 1, vram_mb: 1}")
     # The command puts the settings of the file into the environment: restored after the test.
     monkeypatch.setenv("MUSTER_CLUSTER", "")
