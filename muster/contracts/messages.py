@@ -103,6 +103,7 @@ class PermanentFailure(_Message, frozen=True, tag="permanent_failure"):
 
     reason: Reason
     message: str
+    is_of_data: bool = False  # on a host with the data of the job it would
 
 
 class Raised(_Message, frozen=True, tag="raised"):
