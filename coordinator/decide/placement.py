@@ -7,6 +7,7 @@ to join comes before any score.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from coordinator.decide.actions import PlaceRank
@@ -67,7 +68,7 @@ def place(
     missing = Counter(job.wanted_hosts) - present
     requests = _requests(RankRequest(job.job_id, job.spec), len(waiting), missing)
     uses = use_of(cluster, _placed(holding))
-    placements = place_requests(Cluster(nodes=tuple(nodes)), requests, uses)
+    placements = place_requests(replace(cluster, nodes=tuple(nodes)), requests, uses)
     for rank, placement in zip(waiting, placements, strict=True):
         if placement.chosen is not None:
             yield PlaceRank(rank=rank.rank, host=placement.chosen.node)
