@@ -192,6 +192,23 @@ def test_a_host_without_muster_is_a_sentence(sshd: Sshd, monkeypatch: pytest.Mon
     assert "/nowhere/python: No such file or directory: install Muster" in sshd.problem()
 
 
+def test_the_path_of_the_interpreter_may_have_a_space(
+    sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "my $env" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    sshd.start()
+
+    async def check() -> None:
+        with closing(sshd.launchers()) as launchers:
+            assert (await launchers["elsewhere"].probe()).facts is not None
+
+    asyncio.run(check())
+
+
 def test_a_data_directory_of_two_hosts_is_told(sshd: Sshd) -> None:
     sshd.start()
     sshd.data.root.mkdir(exist_ok=True)
