@@ -83,9 +83,7 @@ def _carry_out(order: Order, limits: ShellLimits) -> None:
             is_shared = order.probe is not None and shares_directory(order.probe)
             facts = _facts(order.environment, order.data_dir)
             data = DataDir(Path(order.data_dir))
-            why = (
-                _refusal(data.root, data.coordinator_address, order.home) if order.data_dir else ""
-            )
+            why = _refusal(data.root, data.coordinator_address, order.home)
             _say(HostProbed(facts=facts, clock=time.time(), is_shared=is_shared, refusal=why))
 
 

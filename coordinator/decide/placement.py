@@ -24,7 +24,8 @@ def admit(
 ) -> Iterator[list[PlaceRank] | str]:
     """Yield the hosts of each waiting job's ranks, or a sentence why it waits.
 
-    First come, first served, as in `coordinator.decide.admission`: no job overtakes another.
+    First come, first served, as in `coordinator.decide.admission`: no job overtakes another that
+    waits for others to end.
     """
     placed, ahead = list(_placed(holding)), 0
     for job in waiting:
@@ -46,7 +47,8 @@ def admit(
         else:
             why = next(it for it in placements if it.chosen is None)
             yield f"waits: only {len(hosts)} of its {len(ranks)} ranks fit now; {why}"
-            ahead = 1
+            # One that waits for a host to be corrected holds up no other.
+            ahead = int(all(it.chosen for it in place_requests(cluster, requests)))
 
 
 def place(

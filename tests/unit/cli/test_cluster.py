@@ -61,9 +61,18 @@ def test_check_adds_what_the_services_know_of_the_hosts(
     muster: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = {
-        "host": "gpu-box", "address": "10.0.0.2", "transport": "ssh", "slots": None,
-        "slots_in_use": 0, "jobs": [], "gpu_count": 1, "usable_vram_mb": 1, "agents": {},
-        "facts": None, "seen_at": None, "shared_dir": None,
+        "host": "gpu-box",
+        "address": "10.0.0.2",
+        "transport": "ssh",
+        "slots": None,
+        "slots_in_use": 0,
+        "jobs": [],
+        "gpu_count": 1,
+        "usable_vram_mb": 1,
+        "agents": {},
+        "facts": None,
+        "seen_at": None,
+        "shared_dir": None,
     }
     body = {"hosts": [{**host, "problem": "it wants a password"}]}
     transport = httpx.MockTransport(lambda _: httpx.Response(200, json=body))

@@ -28,6 +28,7 @@ from muster.contracts.messages import (
     Hello,
     JoinedGroup,
     PeerLost,
+    PermanentFailure,
     RankMessage,
     RankSaid,
     RankSpawned,
@@ -323,6 +324,18 @@ def test_the_end_of_an_unneeded_agent_is_no_event() -> None:
         )
         is None
     )
+
+
+def test_a_host_without_the_data_of_a_job_is_an_event() -> None:
+    story = Story.training(hosts=("a", "b"), world_size=2).beats(1, 5)
+    refused = PermanentFailure(
+        reason=Reason.INVALID_DATASET, message="/d is empty", is_of_data=True
+    )
+    assert event_after(story, RankSaid(rank=1, attempt=0, message=refused)) == of_rank(
+        "host_set_aside", "rank 1 was refused on b: /d is empty"
+    )
+    failing = Story.training(hosts=("a", "b"), world_size=2)
+    assert event_after(failing, RankSaid(rank=1, attempt=0, message=refused)) is None
 
 
 def test_a_host_that_starts_no_agent_is_told_once() -> None:
