@@ -20,7 +20,18 @@ import msgspec
 from cli.connection import attached, complete_jobs, connected, job_argument
 from cli.errors import ExitCode, Misuse
 from cli.lifecycle import watch_to_end
-from cli.output import Column, Group, Output, columns, facts, moment, output_option, plural, show
+from cli.output import (
+    Column,
+    Group,
+    Output,
+    ShellPath,
+    columns,
+    facts,
+    moment,
+    output_option,
+    plural,
+    show,
+)
 from muster.checkpoints.errors import CheckpointMissing
 from muster.checkpoints.manifest import CheckpointName
 from muster.client.progress import duration
@@ -307,7 +318,7 @@ def diff(first: str, second: str, rank: int | None, output: Output) -> None:
 @checkpoint.command()
 @_which_argument("which")
 @click.argument(
-    "target", metavar="TARGET", type=click.Path(path_type=Path), help="New file or directory."
+    "target", metavar="TARGET", type=ShellPath(path_type=Path), help="New file or directory."
 )
 @click.option(
     "--format",

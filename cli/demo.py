@@ -102,7 +102,7 @@ def _services(stage: Path) -> Iterator[Client]:
 
     own = {
         "MUSTER_DATA_DIR": str(stage),
-        "MUSTER_DATABASE_URL": f"sqlite:///{stage}/muster.db",
+        "MUSTER_DATABASE_URL": "",
         "MUSTER_HOST": "127.0.0.1",
         "MUSTER_PORT": str(free_port()),
         "MUSTER_SLOTS": str(RANKS),

@@ -133,7 +133,7 @@ def private_environment(environ: Mapping[str, str], root: Path, slots: int) -> d
         # By hand the default is ./checkpoints, as for a script that runs alone.
         "CHECKPOINT_DIR": str(read_fields(ServiceSettings, environ)["checkpoint_dir"]),
         "MUSTER_DATA_DIR": str(root),
-        "MUSTER_DATABASE_URL": f"sqlite:///{root}/muster.db",
+        "MUSTER_DATABASE_URL": "",
         "MUSTER_HOST": DEFAULT_HOST,
         "MUSTER_PORT": str(free_port()),
         "MUSTER_SLOTS": str(slots),
