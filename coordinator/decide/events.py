@@ -43,8 +43,8 @@ OVERLOADED: Final = (
 )
 
 
-_NEED_A_HOST: Final = (
-    *(Reason.HOST_LOST, Reason.DIFFERENT_BITS, Reason.INVALID_DATASET, Reason.INVALID_CHECKPOINT),
+_NEED_A_HOST: Final = frozenset(
+    {Reason.HOST_LOST, Reason.DIFFERENT_BITS, Reason.INVALID_DATASET, Reason.INVALID_CHECKPOINT}
 )
 """Troubles of a rank that only another host, or the return of one, ends."""
 
