@@ -38,7 +38,7 @@ def test_a_job_is_trained_broken_understood_and_stopped(
         base_url=installation.url, viewport=viewport, device_scale_factor=2, color_scheme="light"
     )
     page.goto("/ui/")
-    page.get_by_role("link", name="submit").click()
+    page.get_by_role("link", name="submit", exact=True).click()
     page.get_by_label("job file").fill(JOB)
     page.get_by_label("world_size").fill("3")
     expect(page.locator("#verdict")).to_contain_text("valid")
