@@ -61,6 +61,7 @@ from muster.host.ports import free_port
 from muster.host.private import make_private
 from muster.host.processes import this_process
 from muster.logs.local import LocalLogs
+from muster.logs.source import decode
 
 if TYPE_CHECKING:
     from muster.client import Client, Job
@@ -401,7 +402,7 @@ class Terminal:
             for lines in batch:
                 size += len(lines.raw) + 1
                 shown = []
-                for line in lines.raw.decode(errors="replace").split("\n"):
+                for line in decode(lines.raw).split("\n"):
                     shown += self._tracebacks.pass_on(lines.name.rank, line)
                 if shown:
                     self._write("\n".join(f"[{lines.name.rank}] {line}" for line in shown))

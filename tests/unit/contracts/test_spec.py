@@ -251,6 +251,11 @@ def test_every_limit_holds_on_both_sides(field: str) -> None:
         ),
         ("kubernetes", {}, "image: is required"),
         ("kubernetes", {"image": "a b"}, "image: use an image as kubectl run takes it"),
+        (
+            "kubernetes",
+            {"image": "i", "image_pull_secrets": ["A"]},
+            "image_pull_secrets.0: use an object's name",
+        ),
         ("ssh", {"partition": "a"}, "needs engine slurm or kubernetes"),
         (None, {"partition": "a"}, "needs engine slurm or kubernetes"),
     ],
