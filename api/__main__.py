@@ -38,7 +38,7 @@ def back_up(file: Path) -> int:
 
     try:
         settings = ServiceSettings.read(os.environ, cores=usable_processors())
-        with existing(settings.database_url) as database:
+        with existing(settings.database) as database:
             if database is not None:
                 database.back_up(file)
                 print(json.dumps(Jobs(database).checkpoint_dirs()))  # noqa: T201  the result

@@ -124,7 +124,7 @@ def serve() -> int:
         if access.tls_certfile is not None:
             check_certificate(access.tls_certfile, access.tls_keyfile)
         make_private(settings.data_dir)
-        database = Database.open(settings.database_url)
+        database = Database.open(settings.database)
         try:
             _run(settings, access, database)
         finally:

@@ -115,9 +115,9 @@ def run_checks(environ: Mapping[str, str], *, is_store_asked: bool = False) -> i
         has_token = True  # as far as is known
         has_admin_token = access.token_sha256 is not None
         try:
-            database = _described_database(settings.database_url)
-            has_token = is_any_token(settings.database_url, Scope.READ)
-            has_admin_token |= is_any_token(settings.database_url, Scope.ADMIN)
+            database = _described_database(settings.database)
+            has_token = is_any_token(settings.database, Scope.READ)
+            has_admin_token |= is_any_token(settings.database, Scope.ADMIN)
         except MusterError as error:
             hint = "check MUSTER_DATABASE_URL; unset, it is a file in the data directory"
             problems.append(_described(error, "database", hint))
@@ -172,9 +172,9 @@ def _described_stores(settings: ServiceSettings) -> Iterator[dict[str, str]]:
         yield {"seen": seen, "problem" if where in places else "warning": problem}
 
 
-def _described_database(url: str) -> dict[str, object]:
+def _described_database(url: str | Path) -> dict[str, object]:
     """Return schema and server of the database at `url`; raise `StartupProblem` if too new."""
-    from database.engine import existing  # noqa: PLC0415  imports SQLAlchemy
+    from database.engine import existing, parse_url  # noqa: PLC0415  imports SQLAlchemy
     from database.schema import HEAD  # noqa: PLC0415
 
     with existing(url) as database:
@@ -195,5 +195,5 @@ def _described_database(url: str) -> dict[str, object]:
         what, why = f"the database has the encoding {encoding}", "it cannot hold every text"
         fix = "make another one with `CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0`"
         raise StartupProblem("database", what, why, fix)
-    kind = url.partition(":")[0].partition("+")[0]
+    kind = parse_url(url).get_backend_name()
     return {"kind": kind, "revision": found, "expected_revision": HEAD, **facts}

@@ -40,6 +40,7 @@ from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import CLUSTER_FIELDS, RESERVED_IDS, JobRequest, JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
 from muster.datasets.errors import DatasetError, DatasetMissing
+from muster.datasets.source import LocalSource
 from muster.datasets.sources import open_source
 from muster.datasets.synthetic import synthetic
 from muster.host.code import copy_code
@@ -107,22 +108,14 @@ class Submitter:
             stored = _snapshot(completed, self.cluster, copy)
         with refusing("dataset_dir"):
             synthetic_dir = DataDir(self.settings.data_dir).synthetic_dataset
-            shards = _count_shards(spec, completed, synthetic_dir)
+            shards, remarks = _check_data(spec, completed, synthetic_dir)
         _refuse_missing_secrets(spec, DataDir(self.settings.data_dir).secrets)
         with refusing("checkpoint_dir"):
             self._check_checkpoints(job_id, completed, earlier_dir)
-        message = (
-            "; ".join(
-                _remarks(completed, self.settings.slots, has_cluster=self.cluster is not None)
-            )
-            or None
-        )
-        return Submission(
-            job_id=job_id,
-            spec=stored,
-            message=message,
-            shards=shards,
-        )
+        has_cluster = self.cluster is not None
+        remarks = [*_remarks(completed, self.settings.slots, has_cluster=has_cluster), *remarks]
+        message = "; ".join(remarks) or None
+        return Submission(job_id=job_id, spec=stored, message=message, shards=shards)
 
     def _job_id(self, request: JobRequest) -> JobId:
         if request.job_id is None:
@@ -267,20 +260,24 @@ def _snapshot(completed: Completed, cluster: Cluster | None, copy: Path | None) 
     return replace(spec, command=tuple(command), env={**spec.env, "PYTHONPATH": path})
 
 
-def _count_shards(spec: JobSpec, completed: Completed, synthetic_dir: Path) -> int | None:
-    """Return the shards of a job's data set, None for a command, which reads what it needs itself.
+def _check_data(
+    spec: JobSpec, completed: Completed, synthetic_dir: Path
+) -> tuple[int | None, list[str]]:
+    """Return the number of shards of a job's data set, and what the user should know of them.
 
-    Raises `DatasetError` for a data set with which the job would fail.
+    It is None for a command, which reads what it needs itself. Raises `DatasetError` for a data set
+    with which the job would fail.
     """
     location = completed.dataset_dir
     is_missing = isinstance(location, Path) and not location.is_dir()
     if spec.command is not None:
         if spec.dataset_dir is not None and is_missing:
-            raise DatasetMissing(location, "is not a directory")
-        return None
+            raise DatasetMissing(location, "is not a directory", "name one that exists")
+        return None, []
     if location == synthetic_dir and is_missing:
-        return synthetic().facts.shards  # the coordinator writes it when the job starts
-    return len((completed.source or open_source(location)).shards)
+        return synthetic().facts.shards, []  # the coordinator writes it when the job starts
+    source = completed.source or open_source(location)
+    return len(source.shards), [*source.remarks()] if isinstance(source, LocalSource) else []
 
 
 def _refuse_unwritable(checkpoint_dir: Path) -> None:

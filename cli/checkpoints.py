@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -20,7 +21,18 @@ import msgspec
 from cli.connection import attached, complete_jobs, connected, job_argument
 from cli.errors import ExitCode, Misuse
 from cli.lifecycle import watch_to_end
-from cli.output import Column, Group, Output, columns, facts, moment, output_option, plural, show
+from cli.output import (
+    Column,
+    Group,
+    Output,
+    ShellPath,
+    columns,
+    facts,
+    moment,
+    output_option,
+    plural,
+    show,
+)
 from muster.checkpoints.errors import CheckpointMissing
 from muster.checkpoints.manifest import CheckpointName
 from muster.client.progress import duration
@@ -151,12 +163,16 @@ def _place_of_job(word: str) -> tuple[Location, str]:
 
 
 def _examined(
-    location: Location, places: Sequence[CheckpointDir]
+    location: Location, places: Sequence[CheckpointDir], last: int | None = None
 ) -> list[tuple[CheckpointDir, ListedCheckpoint]]:
-    """Return every checkpoint after reading all its bytes."""
+    """Return every checkpoint, or the `last` ones of each place, after reading all their bytes."""
     from muster.checkpoints.listing import examine  # noqa: PLC0415
 
-    found = [(place, one) for place in places for one in examine(place)]
+    counts = (len(place.reader.store.names()) for place in places)
+    each = ((place, one) for place in places for one in islice(examine(place), last))
+    length, hidden = sum(min(it, last or it) for it in counts), not sys.stderr.isatty()
+    with click.progressbar(each, length, "reading", hidden=hidden, file=sys.stderr) as examined:
+        found = [*examined]
     if not found:
         raise CheckpointMissing(f"{location} has no checkpoint yet")
     return found
@@ -225,15 +241,17 @@ def now(job: str, timeout: float | None, *, no_wait: bool) -> None:
 
 @checkpoint.command()
 @_where_argument
+@click.option("--last", type=click.IntRange(min=1), help="Only so many, newest first.")
 @output_option
-def ls(where: str, output: Output) -> None:
+def ls(where: str, last: int | None, output: Output) -> None:
     """List a job's checkpoints, the current one first.
 
-    Every byte is read. The states are current (a restart resumes from it),
-    intact, damaged, and another job's (saved to the same directory). With
-    -o name it prints paths, which show accepts.
+    Every byte is read: with many or large ones --last saves time. The states
+    are current (a restart resumes from it), intact, damaged, and another job's
+    (saved to the same directory). With -o name it prints paths, which show
+    accepts.
     """
-    entries = [_entry(*each) for each in _examined(*_checkpoint_dirs(where))]
+    entries = [_entry(*each) for each in _examined(*_checkpoint_dirs(where), last)]
     show(output, entries, columns(entries, _CHECKPOINTS), (entry["path"] for entry in entries))
 
 
@@ -307,7 +325,7 @@ def diff(first: str, second: str, rank: int | None, output: Output) -> None:
 @checkpoint.command()
 @_which_argument("which")
 @click.argument(
-    "target", metavar="TARGET", type=click.Path(path_type=Path), help="New file or directory."
+    "target", metavar="TARGET", type=ShellPath(path_type=Path), help="New file or directory."
 )
 @click.option(
     "--format",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +14,18 @@ import msgspec
 
 from cli.connection import connected
 from cli.errors import ExitCode, WrongState
-from cli.output import Group, Output, notice_if_slow, output_option, plural, say, show, table
+from cli.output import (
+    Group,
+    Output,
+    ShellPath,
+    notice_if_slow,
+    output_option,
+    plural,
+    say,
+    show,
+    table,
+)
+from cli.service_record import find_own_services
 from cli.submit import JobDescription, read_job_file, refuse
 from muster.client.progress import duration
 from muster.cluster.description import Cluster
@@ -35,7 +46,7 @@ SWEEP_SECONDS: Final = 120.0  # a scheduler has half of that to answer
 LOOK_SECONDS: Final = 0.2
 UNKNOWN_UID: Final = "unknown: no job here has this uid; it may be of another installation"
 
-_file = click.Path(path_type=Path)
+_file = ShellPath(path_type=Path)
 
 
 @click.group(cls=Group)
@@ -49,11 +60,17 @@ def cluster() -> None:
 def check(*, file: Path, output: Output) -> None:
     """Check a description and show its nodes.
 
+    While `muster up` runs, the lines that `muster hosts` has below its table follow.
+
     Exit code 2 if it is refused; the sentence names the line and says what to write instead.
     """
-    found = read_cluster(file)
-    body = msgspec.to_builtins(found) | {"capacity": found.capacity}
-    show(output, body, str(found).splitlines(), (node.name for node in found.nodes))
+    found, problems = read_cluster(file), list[str]()
+    if find_own_services() is not None:
+        with connected() as client:
+            problems = [*_problems(client.hosts().hosts)]
+    body = {"nodes": msgspec.to_builtins(found.nodes), "capacity": found.capacity}
+    lines = [*str(found).splitlines(), *problems]
+    show(output, body | {"problems": problems}, lines, (node.name for node in found.nodes))
 
 
 @click.group(cls=Group, invoke_without_command=True)
@@ -188,16 +205,17 @@ def hosts(*, output: Output) -> None:
         )
         for it in found.hosts
     ]
-    problems = [
-        it.problem if it.problem.startswith(f"{it.host} ") else f"{it.host}: {it.problem}"
-        for it in found.hosts
-        if it.problem
-    ]
-    for it in found.hosts:
-        if it.facts is not None:
-            problems += [f"{it.host}: {warning}" for warning in it.facts.warnings()]
-    names = (it.host for it in found.hosts)
+    names, problems = (it.host for it in found.hosts), _problems(found.hosts)
     show(output, msgspec.to_builtins(found), [*table(header, rows), *problems], names)
+
+
+def _problems(found: Iterable[HostView]) -> Iterator[str]:
+    """Yield why hosts cannot be used, and what a person should correct there."""
+    for it in found:
+        if it.problem:
+            yield it.problem if it.problem.startswith(f"{it.host} ") else f"{it.host}: {it.problem}"
+        if it.facts is not None:
+            yield from (f"{it.host}: {warning}" for warning in it.facts.warnings())
 
 
 @click.command()

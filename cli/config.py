@@ -13,13 +13,14 @@ from collections.abc import Mapping, MutableMapping
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
 
 import click
 
 from cli.errors import Misuse
 from cli.output import Output, output_option, show, table
 from muster.contracts.errors import InvalidEnvironment
+from muster.contracts.location import SCHEME
 from muster.host.limits import usable_processors
 
 
@@ -31,6 +32,7 @@ class Setting(NamedTuple):
     """As the reference page shows it."""
     field: str | None
     """Its name in the class of settings that declares it; None if none does."""
+    is_place: bool = False  # a path, or a place in a store
 
 
 # What no settings class declares.
@@ -70,17 +72,19 @@ def settings() -> Mapping[str, Setting]:
     import msgspec  # noqa: PLC0415
 
     from muster.contracts import settings as declared  # noqa: PLC0415
-    from muster.contracts.environ import variables_of  # noqa: PLC0415
+    from muster.contracts.environ import bare_type, variables_of  # noqa: PLC0415
 
     found = {}
     for kind in (declared.ServiceSettings, declared.AccessSettings, declared.S3Settings):
         defaults = {it.name: it.default for it in msgspec.structs.fields(kind)}
-        for field, (variable, _) in variables_of(kind).items():
+        for field, (variable, hint) in variables_of(kind).items():
             text = _text(defaults[field])
             default = _COMPUTED_DEFAULTS.get(variable.name) or (f"`{text}`" if text else "none")
-            found[variable.name] = Setting(variable.meaning, default, field)
+            is_place = Path in (bare_type(hint), *get_args(bare_type(hint)))
+            found[variable.name] = Setting(variable.meaning, default, field, is_place)
     for name, meaning in _OTHER_VARIABLES.items():
         found[name] = Setting(meaning, _COMPUTED_DEFAULTS.get(name, "none"), None)
+    found["MUSTER_CA_FILE"] = found["MUSTER_CA_FILE"]._replace(is_place=True)
     return found
 
 
@@ -113,6 +117,10 @@ def read_config_file(environ: Mapping[str, str]) -> dict[str, str]:
         if not isinstance(value, str | int | float):
             raise Misuse(f"{file}: {name} must be a string, a number, true or false")
         values[name] = str(int(value)) if isinstance(value, bool) else str(value)
+        place = re.sub(r"^sqlite(\+\w+)?:///", "", values[name])
+        is_place = settings()[name].is_place or place != values[name]
+        if is_place and place and not place.startswith(("/", "~", SCHEME)):  # relative to what?
+            raise Misuse(f"{file}: {name} must be a whole path, such as /{place} or ~/{place}")
     if _SECRETS & values.keys() and file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise Misuse(f"{file} holds secrets and others may read it: chmod go= {file}")
     return values
@@ -163,7 +171,8 @@ def setting_values(environ: Mapping[str, str]) -> dict[str, str | None]:
     # With port 0, only a running `up` knows the URL.
     is_any_port = services.port == 0 and not environ.get("MUSTER_URL")
     values["MUSTER_URL"] = None if is_any_port else declared.api_url(environ)
-    values["MUSTER_DATABASE_URL"] = mask_password(services.database_url)
+    place = services.database
+    values["MUSTER_DATABASE_URL"] = mask_password(place) if isinstance(place, str) else str(place)
     for name in ("MUSTER_TOKEN", "S3_ACCESS_KEY", "S3_SECRET_KEY"):
         values[name] = MASK if environ.get(name) else None
     return values

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from cli.config import apply_config_file
-from cli.output import notice_if_slow
+from cli.output import ShellPath, notice_if_slow
 from cli.service_record import address_of, find_own_services
 from muster.contracts.errors import MusterError
 from muster.contracts.job import JobStatus
@@ -36,7 +36,7 @@ _COMPLETION_JOBS: Final = 50
 
 python_option: Final = click.option(
     "--python",
-    type=click.Path(exists=True, dir_okay=False, executable=True),
+    type=ShellPath(exists=True, dir_okay=False, executable=True),
     metavar="PATH",
     help="Interpreter of the ranks. Default: the first python on PATH.",
 )

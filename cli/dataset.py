@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from cli.output import ShellPath
 from muster.contracts.location import parse_location
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def _number(name: str, default: int, low: int, high: int, text: str) -> Callable
 
 
 _out = click.option(
-    "--out", type=click.Path(path_type=str), required=True, help="Directory or s3://bucket/prefix."
+    "--out", type=ShellPath(path_type=str), required=True, help="Directory or s3://bucket/prefix."
 )
 _shards = _number("--shards", 8, 1, SHARDS_MAX, "Number of files.")
 _seed = _number("--seed", 0, 0, 2**63 - 1, "The same seed gives the same bytes.")

@@ -25,7 +25,8 @@ from muster.contracts.errors import MusterError
 from muster.contracts.job import TERMINAL, JobStatus
 from muster.contracts.paths import DataDir, checkpoints_of_job
 from muster.contracts.views import SummaryView
-from muster.datasets.schema import HELD_OUT_NAME, LabelledSample
+from muster.datasets.schema import LabelledSample
+from muster.datasets.source import HELD_OUT_NAME
 from muster.host.containment import tagged_processes
 from muster.host.extras import require_server
 from muster.host.ports import free_port
@@ -102,7 +103,7 @@ def _services(stage: Path) -> Iterator[Client]:
 
     own = {
         "MUSTER_DATA_DIR": str(stage),
-        "MUSTER_DATABASE_URL": f"sqlite:///{stage}/muster.db",
+        "MUSTER_DATABASE_URL": "",
         "MUSTER_HOST": "127.0.0.1",
         "MUSTER_PORT": str(free_port()),
         "MUSTER_SLOTS": str(RANKS),

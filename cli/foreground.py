@@ -61,6 +61,7 @@ from muster.host.ports import free_port
 from muster.host.private import make_private
 from muster.host.processes import this_process
 from muster.logs.local import LocalLogs
+from muster.logs.source import decode
 
 if TYPE_CHECKING:
     from muster.client import Client, Job
@@ -133,7 +134,7 @@ def private_environment(environ: Mapping[str, str], root: Path, slots: int) -> d
         # By hand the default is ./checkpoints, as for a script that runs alone.
         "CHECKPOINT_DIR": str(read_fields(ServiceSettings, environ)["checkpoint_dir"]),
         "MUSTER_DATA_DIR": str(root),
-        "MUSTER_DATABASE_URL": f"sqlite:///{root}/muster.db",
+        "MUSTER_DATABASE_URL": "",
         "MUSTER_HOST": DEFAULT_HOST,
         "MUSTER_PORT": str(free_port()),
         "MUSTER_SLOTS": str(slots),
@@ -401,7 +402,7 @@ class Terminal:
             for lines in batch:
                 size += len(lines.raw) + 1
                 shown = []
-                for line in lines.raw.decode(errors="replace").split("\n"):
+                for line in decode(lines.raw).split("\n"):
                     shown += self._tracebacks.pass_on(lines.name.rank, line)
                 if shown:
                     self._write("\n".join(f"[{lines.name.rank}] {line}" for line in shown))

@@ -19,6 +19,7 @@ import click
 
 from muster.contracts.errors import printable
 from muster.contracts.job import JobStatus
+from muster.contracts.location import expand_home
 from muster.runtime.stderr_messages import print_stderr
 
 Cell: TypeAlias = str | int | None
@@ -64,6 +65,13 @@ class Group(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return super().get_command(ctx, "ls" if cmd_name == "list" else cmd_name)
+
+
+class ShellPath(click.Path):
+    """A path with ``~`` as a shell reads it, also in ``--out=~/x``, which it does not read."""
+
+    def convert(self, value: Any, *context: Any) -> Any:  # noqa: ANN401  as it declares them
+        return super().convert(expand_home(os.fspath(value)), *context)
 
 
 output_option: Final = click.option(

@@ -13,7 +13,7 @@ import msgspec
 
 from cli.connection import connected, job_argument
 from cli.errors import ExitCode, Misuse
-from cli.output import Cell, Output, show, table
+from cli.output import Cell, Output, ShellPath, show, table
 from muster.contracts.errors import printable
 from muster.contracts.series import POINTS_LIMIT
 from muster.contracts.views import SeriesColumns, SeriesList
@@ -37,7 +37,7 @@ EXPORTED: Final = ".muster"
 @click.option(
     "--to",
     "target",
-    type=(click.Choice(["tensorboard"]), click.Path(file_okay=False, path_type=Path)),
+    type=(click.Choice(["tensorboard"]), ShellPath(file_okay=False, path_type=Path)),
     metavar="tensorboard DIR",
     help="Write the run DIR/JOB for TensorBoard, without what was abandoned.",
 )

@@ -22,7 +22,7 @@ import msgspec
 
 from cli.config import config_file
 from cli.doctor import require_startable
-from cli.output import Output, facts, notice_if_slow, output_option, say, show
+from cli.output import Output, ShellPath, facts, notice_if_slow, output_option, say, show
 from cli.service_processes import ServicePair, failed_start
 from cli.service_record import (
     ServiceRecord,
@@ -93,7 +93,7 @@ def down() -> None:
 
 @click.command()
 @click.argument(
-    "file", type=click.Path(path_type=Path), metavar="FILE", help="A new file, such as muster.bak."
+    "file", type=ShellPath(path_type=Path), metavar="FILE", help="A new file, such as muster.bak."
 )
 @output_option
 def backup(*, file: Path, output: Output) -> None:

@@ -26,11 +26,11 @@ from cli.connection import ATTACHED_SECONDS, connected, python_option
 from cli.errors import ExitCode, Misuse
 from cli.jobs import kind_of, show_logs_and_events, what_runs
 from cli.lifecycle import watch_to_end
-from cli.output import Output, Tracebacks, facts, notice_if_slow, show
+from cli.output import Output, ShellPath, Tracebacks, facts, notice_if_slow, show
 from muster.client.errors import Invalid
 from muster.contracts.engine import Engine
 from muster.contracts.errors import InvalidDescription, printable
-from muster.contracts.location import InvalidLocation, parse_location
+from muster.contracts.location import InvalidLocation, expand_home, parse_location
 from muster.contracts.secrets import plaintext_secrets
 from muster.contracts.spec import VIRTUAL_SHARDS_OF_SCRIPTS, JobSpec
 from muster.contracts.views import FieldError, JobPlan, JobView
@@ -118,7 +118,7 @@ def refuse_keys(variables: dict[str, str]) -> dict[str, str]:
 @click.command(cls=_WithCommand)
 @click.argument(
     "file",
-    type=click.Path(path_type=Path),
+    type=ShellPath(path_type=Path),
     required=False,
     metavar="[FILE] [-- COMMAND...]",
     help="A job in YAML or JSON, or a Python script; its arguments follow --.",
@@ -158,7 +158,7 @@ def refuse_keys(variables: dict[str, str]) -> dict[str, str]:
     multiple=True,
     help="The same, from file:NAME (muster secret) or env:NAME of the server.",
 )
-@click.option("--env-file", type=click.Path(), multiple=True, help="Variables: lines NAME=VALUE.")
+@click.option("--env-file", type=ShellPath(), multiple=True, help="Variables: lines NAME=VALUE.")
 @click.option(
     "--engine",
     type=click.Choice(get_args(Engine)),
@@ -397,7 +397,7 @@ class JobDescription:
             with suppress(InvalidLocation):  # the server refuses it
                 if isinstance(path, str) and isinstance(parse_location(path), Path):
                     # Unlike Path.resolve, abspath treats links and ".." as a shell does.
-                    body[field] = os.path.abspath(directory / os.path.expanduser(path))  # noqa: PTH100, PTH111
+                    body[field] = os.path.abspath(directory / expand_home(path))  # noqa: PTH100
         return body
 
     def error_lines(self, errors: Sequence[FieldError]) -> list[str]:

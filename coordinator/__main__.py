@@ -30,7 +30,7 @@ def main() -> int:
         settings = ServiceSettings.read(os.environ, cores=usable_processors())
         limits = ShellLimits.replaced()
         make_private(settings.data_dir)
-        database = Database.open(settings.database_url)
+        database = Database.open(settings.database)
         try:
             service = Service(database, settings, os.environ, limits)
             asyncio.run(service.run())

@@ -24,6 +24,7 @@ import msgspec
 
 from coordinator.decide.actions import (
     AgentLost,
+    AgentNotStarted,
     AgentStarved,
     AgentWaits,
     CodeTaken,
@@ -231,6 +232,7 @@ class AgentLifecycle:
         uid, agent = job.snapshot.uid, job.snapshot.agents[host]
         generation, launcher = agent.generation, self._launcher(job.snapshot, agent)
         name, is_swept = job.snapshot.agent_name(host), False
+        kind = AgentLost
         try:
             message = await serve(job, host)
         except Unprepared as error:
@@ -243,6 +245,7 @@ class AgentLifecycle:
             return
         except NotStarted as error:
             self._fail_if_refused(job, error)
+            kind = AgentLost if isinstance(error, Refused) else AgentNotStarted
             message = f"{name} could not be started: {error}"
             # A host that is out of reach, and has nothing of the job, has nothing to sweep.
             is_swept = not any(rank.is_alive for rank in job.snapshot.ranks_on(host))
@@ -263,9 +266,7 @@ class AgentLifecycle:
         newest = 0
         if agent.is_local:
             newest = newest_generation(self._data.job(job.snapshot.job_id).agent_socket(generation))
-        lost = AgentLost(
-            host=host, generation=generation, message=message, living=living, newest=newest
-        )
+        lost = kind(host=host, generation=generation, message=message, living=living, newest=newest)
         self.observe(uid, lost)
 
     def _fail_if_refused(self, job: TrackedJob, error: NotStarted) -> None:

@@ -46,6 +46,8 @@ class HostProbes:
         self._lease = lease
         self._checkpoint_dir = checkpoint_dir
         self._woken = {host: asyncio.Event() for host in launchers}
+        self.refusals: dict[str, str] = {}
+        """By host, why no agent can be started there: a job that waits says so."""
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -102,10 +104,12 @@ class HostProbes:
                 sweep = msgspec.structs.replace(sweep, leftovers=left)
         except NotStarted as error:
             return replace(known, problem=str(error), sweep=sweep)
+        self.refusals |= {known.host: probed.refusal}
         return HostRecord(
             host=known.host,
             facts=probed.facts,
             seen_at=utc_now(),
+            problem=probed.refusal or None,
             shared_dir=str(directory) if probed.is_shared else None,
             sweep=sweep,
         )

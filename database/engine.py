@@ -21,6 +21,7 @@ from database.errors import (
 )
 from database.postgres import PostgresBackend
 from database.sqlite import SqliteBackend
+from muster.contracts.location import expand_home
 
 BUSY_TIMEOUT_SECONDS: Final = 10.0
 """Longest wait for a lock or a connection. Writers are few and short, so a longer wait means that
@@ -109,12 +110,17 @@ class Database:
 
     @classmethod
     def open(
-        cls, url: str, *, busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS, migrate: bool = True
+        cls,
+        url: str | Path,
+        *,
+        busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS,
+        migrate: bool = True,
     ) -> "Database":
-        """Open the database at ``sqlite:///<path>`` or ``postgresql://…``; create or migrate it.
+        """Open the database at ``sqlite:///<path>``, ``postgresql://…`` or in a file.
 
-        Any number of processes may do so at the same time. Raises `DatabaseUnavailable` or
-        `SchemaTooNew`, and then nothing is changed. Without `migrate` the schema stays as it is.
+        It is created or migrated; any number of processes may do so at the same time. Raises
+        `DatabaseUnavailable` or `SchemaTooNew`, and then nothing is changed. Without `migrate` the
+        schema stays as it is.
         """
         database = cls(_backend(url, busy_timeout_seconds), busy_timeout_seconds)
         try:
@@ -282,7 +288,7 @@ class Database:
 
 
 @contextmanager
-def existing(url: str) -> Iterator[Database | None]:
+def existing(url: str | Path) -> Iterator[Database | None]:
     """Open the database at `url` as it is, for a look; None for an SQLite file that is missing."""
     parsed = parse_url(url)
     is_file = parsed.get_backend_name() == "sqlite" and parsed.database
@@ -294,11 +300,14 @@ def existing(url: str) -> Iterator[Database | None]:
         yield database
 
 
-def parse_url(text: str) -> URL:
-    """Parse a database URL; raise `DatabaseUnavailable` for one that cannot be used.
+def parse_url(text: str | Path) -> URL:
+    """Parse a database URL, or make that of a file.
 
-    The error does not repeat the text, which may hold a password.
+    Raises `DatabaseUnavailable` for one that cannot be used. The error does not repeat the text,
+    which may hold a password.
     """
+    if isinstance(text, Path):  # which may have a ? or % in its name
+        return URL.create("sqlite", database=str(text))
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
@@ -309,7 +318,7 @@ def parse_url(text: str) -> URL:
             "postgresql://<user>@<host>/<database>, and write @ as %40 and ? as %3F in a password"
         )
     if url.get_backend_name() == "sqlite":
-        return url
+        return url.set(database=expand_home(url.database or ""))
     # SQLAlchemy takes part of an unescaped password for a host or a database, and the driver
     # would print it.
     address, _, query = text.partition("?")
@@ -326,7 +335,7 @@ def parse_url(text: str) -> URL:
     return url.set(drivername="postgresql+psycopg")
 
 
-def _backend(text: str, busy_timeout_seconds: float) -> Backend:
+def _backend(text: str | Path, busy_timeout_seconds: float) -> Backend:
     url = parse_url(text)
     options = {
         "pool_size": POOL_SIZE,

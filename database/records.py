@@ -142,7 +142,7 @@ class HostRecord:
     host: str
     facts: HostFacts | None = None  # None until it has answered
     seen_at: datetime | None = None  # when it did last
-    problem: str | None = None  # why it has not answered since
+    problem: str | None = None  # why it has not answered since, or starts no agent
     shared_dir: str | None = None  # proven to be the same directory as on the coordinator's host
     sweep: EngineSweep | None = None  # of a scheduler
     sweep_request: EngineSweep | None = None  # the last one; the API writes it alone

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import Connection, Row, bindparam, delete, insert, or_, select, update
@@ -93,7 +94,7 @@ class Tokens:
             _update(connection, token_id, {"last_used_at": now})
 
 
-def is_any_token(url: str, scope: Scope = Scope.READ) -> bool:
+def is_any_token(url: str | Path, scope: Scope = Scope.READ) -> bool:
     """Return whether the database at `url` has a valid token for this scope.
 
     False if it cannot be read. A missing database is not created.

@@ -38,7 +38,9 @@ environment wins. `muster config show --origin` prints every value and where it 
 |---|---|---|
 {rows}
 
-Lists are separated by commas; `1` means yes and `0` no.
+Lists are separated by commas; `1` means yes and `0` no. `~` at the start of a path is the home
+directory, also in an option such as `--out=~/x`. In `config.toml` a path is whole or starts with
+`~`; in a request to the API it does not start with `~`.
 """
 
 _JOB_FIELDS: Final = """# Fields of a job

@@ -28,7 +28,8 @@ def _read_secrets() -> None:
         file = os.environ.pop(f"{name}_FILE", None)
         if file and not os.environ.get(name):
             try:
-                os.environ[name] = Path(file).read_text().removesuffix("\n")
+                path = os.path.expanduser(file)  # noqa: PTH111  never raises
+                os.environ[name] = Path(path).read_text().removesuffix("\n")
             except (OSError, UnicodeDecodeError) as error:
                 why = error.strerror if isinstance(error, OSError) else "it is no text"
                 what = f"{name}_FILE: {file} cannot be read ({why})"

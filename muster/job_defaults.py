@@ -57,11 +57,9 @@ def complete(spec: JobSpec, settings: ServiceSettings, working_dir: Path) -> Com
     elif spec.command is None and spec.program is None:
         try:
             source = open_source(dataset_dir)
-        except (DatasetMissing, DatasetEmpty):
-            note = (
-                f"no data set was named and none is at {dataset_dir}: a small synthetic one will "
-                "be used"
-            )
+        except (DatasetMissing, DatasetEmpty) as error:
+            there = f"{dataset_dir} {error.problem}"
+            note = f"no data set was named and {there}: a small synthetic one will be used"
             dataset_dir = DataDir(settings.data_dir).synthetic_dataset
     return Completed(
         spec=msgspec.structs.replace(

@@ -39,7 +39,7 @@ from muster.contracts.job import JobUid
 from muster.contracts.paths import DataDir, JobFiles
 from muster.contracts.rank import ProcessRecord
 from muster.host.containment import kill_job, tagged_processes
-from muster.host.files import closing, existing, publish_newer_address, shares_directory
+from muster.host.files import closing, existing, file_mark, publish_newer_address, shares_directory
 from muster.host.gpus import describe_gpus
 from muster.host.limits import ShellLimits, memory_limits, usable_processors
 from muster.host.processes import boot_id, identify, is_provably_gone, is_running, kill
@@ -83,7 +83,9 @@ def _carry_out(order: Order, limits: ShellLimits) -> None:
         case ProbeHost():
             is_shared = order.probe is not None and shares_directory(order.probe)
             facts = _facts(order.environment, order.data_dir)
-            _say(HostProbed(facts=facts, clock=time.time(), is_shared=is_shared))
+            data = DataDir(Path(order.data_dir))
+            why = _refusal(data.root, data.coordinator_address, order.home)
+            _say(HostProbed(facts=facts, clock=time.time(), is_shared=is_shared, refusal=why))
 
 
 def _facts(environment: Mapping[str, str], data_dir: str) -> HostFacts:
@@ -113,18 +115,29 @@ def _free_mb(directory: Path) -> int:
     return shutil.disk_usage(existing(directory)).free >> 20
 
 
+def _refusal(data_dir: Path, marked: Path, home: tuple[int, int] | None) -> str:
+    """Return why no agent can have its files in a directory, "" if one can.
+
+    `home` is the mark of the file `marked` on the coordinator's host.
+    """
+    if home is not None and file_mark(marked) == home:
+        return (
+            f"{data_dir} is shared with the coordinator's host: set MUSTER_DATA_DIR "
+            "to a path that is on a disk of its own on every host, such as /var/tmp/muster"
+        )
+    if os.access(existing(data_dir), os.W_OK | os.X_OK):
+        return ""
+    return f"{data_dir} cannot be written: set MUSTER_DATA_DIR to a path that every host can write"
+
+
 def _launch(order: LaunchAgent, limits: ShellLimits) -> None:
     assignment = with_checkpoints(order).assignment
     files = JobFiles(Path(assignment.job_root))
     if (free_mb := _free_mb(files.root)) < FREE_LIMIT_MB:
         raise OSError(f"only {free_mb} MiB are free in {files.root.parents[1]}: make room there")
+    if why := _refusal(files.root.parents[1], files.owner, order.home):
+        raise OSError(why)
     claim_directory(files, JobUid(assignment.job_uid))
-    owner = files.owner.stat()
-    if (owner.st_ino, owner.st_mtime_ns) == order.home:
-        raise OSError(
-            f"{files.root.parents[1]} is shared with the coordinator's host: set MUSTER_DATA_DIR "
-            "to a path that is on a disk of its own on every host, such as /var/tmp/muster"
-        )
     files.run.mkdir(exist_ok=True)
     environ = {name: value for name, value in os.environ.items() if name not in SERVICE_ONLY}
     environ |= order.environment

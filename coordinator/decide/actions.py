@@ -155,6 +155,10 @@ class AgentLost(OfHost, frozen=True):
     newest: int = 0  # the highest number of an agent socket in the job's directory
 
 
+class AgentNotStarted(AgentLost, frozen=True):
+    """Its host was not reached, or has refused to start it."""
+
+
 class AgentWaits(OfHost, frozen=True):
     """A scheduler has not started an agent yet."""
 

@@ -43,6 +43,12 @@ OVERLOADED: Final = (
 )
 
 
+_NEED_A_HOST: Final = frozenset(
+    {Reason.HOST_LOST, Reason.DIFFERENT_BITS, Reason.INVALID_DATASET, Reason.INVALID_CHECKPOINT}
+)
+"""Troubles of a rank that only another host, or the return of one, ends."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEvent:
     """One event, without its time."""
@@ -87,8 +93,9 @@ def event_of(  # noqa: C901, PLR0911, PLR0912  one return for each kind of obser
             if before.agents[observation.host].is_inherited:
                 sentence = f"a new coordinator has taken over; {sentence}"
             return NewEvent(kind="agent_adopted", message=sentence)
-        case actions.AgentLost(host=host) if before.needs_agent(before.ranks_on(host)):
-            return NewEvent(kind="agent_lost", message=observation.message)
+        case actions.AgentLost(host=host, message=why) if before.needs_agent(before.ranks_on(host)):
+            is_known = before.agents[host].trouble == after.agents[host].trouble is not None
+            return None if is_known else NewEvent(kind="agent_lost", message=why)
         case actions.ActionTaken():
             return _of_action(before, observation.action, after)
         case _:
@@ -132,9 +139,7 @@ def _of_message(before: JobSnapshot, said: RankSaid, after: JobSnapshot) -> NewE
         case Saved(step=step) if before.checkpoint_requests_done < after.checkpoint_requests_done:
             words = f"the requested checkpoint of step {step} is durable"
             return NewEvent(kind="checkpoint_saved", message=words)
-        case PermanentFailure(reason=Reason.DIFFERENT_BITS, message=why) if (
-            after.end.failure is None
-        ):
+        case PermanentFailure(message=why) if after.agent_of(after.ranks[said.rank]).is_unfit:
             words = f"was refused on {after.ranks[said.rank].host}: {printable(why)}"
             return _of_rank(after, said.rank, "host_set_aside", words)
         case PeerLost() as lost:
@@ -280,7 +285,7 @@ def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -
     sentence = f"{snapshot.rank_name(rank)} {cause.message}"
     retry = None if rank.ending is None else RETRIES.get(rank.ending.retry_class)
     if rank.ending is None or retry is None or not retry.is_restart:
-        is_lost = cause.reason in {Reason.HOST_LOST, Reason.DIFFERENT_BITS}
+        is_lost = cause.reason in _NEED_A_HOST
         when = "once there is room for it, or its host is back, " if is_lost else ""
         return f"{sentence}; {when}{_next_start(snapshot, rank)}"
     count = snapshot.count_endings(rank, rank.ending.retry_class)

@@ -192,7 +192,10 @@ def _lose(
     all_hosts = {**snapshot.hosts, **snapshot.agents}
     allowed = {*(snapshot.spec.hosts or all_hosts), agent.host}
     fewest = min(all_hosts[host].failures for host in allowed if host in all_hosts)
-    if fewest >= AGENT_FAILURES_LIMIT:
+    if isinstance(lost, actions.AgentNotStarted):
+        # That is up to the host and not to the job, which waits for it as for one that is lost.
+        agent = replace(agent, failures=min(agent.failures, AGENT_FAILURES_LIMIT - 2))
+    elif fewest >= AGENT_FAILURES_LIMIT:
         count = agent.failures + 1
         message = f"{count} agents in a row were lost before a rank came alive: {lost.message}"
         failure = JobFailure(reason=Reason.AGENT_LOST, message=message)

@@ -40,7 +40,10 @@ def record_permanent_error(
 ) -> JobSnapshot:
     """A rank reports an error that a restart cannot cure."""
     cause = Cause(reason=message.reason, message=printable(message.message))
-    if message.reason is not Reason.DIFFERENT_BITS or not snapshot.has_other_host(rank):
+    # Only once a step was taken is it known that some host has the data.
+    is_of_data = message.is_of_data and snapshot.step > 0
+    is_of_host = message.reason is Reason.DIFFERENT_BITS or is_of_data
+    if not is_of_host or not snapshot.has_other_host(rank):
         return _fail_for_program(snapshot, rank, cause, now)
     refused = replace(cause, message=f"was refused on {rank.host}: {cause.message}")
     return set_host_aside(snapshot, rank, refused)

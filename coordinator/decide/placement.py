@@ -7,6 +7,7 @@ to join comes before any score.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from coordinator.decide.actions import PlaceRank
@@ -23,7 +24,8 @@ def admit(
 ) -> Iterator[list[PlaceRank] | str]:
     """Yield the hosts of each waiting job's ranks, or a sentence why it waits.
 
-    First come, first served, as in `coordinator.decide.admission`: no job overtakes another.
+    First come, first served, as in `coordinator.decide.admission`: no job overtakes another that
+    waits for others to end.
     """
     placed, ahead = list(_placed(holding)), 0
     for job in waiting:
@@ -45,7 +47,8 @@ def admit(
         else:
             why = next(it for it in placements if it.chosen is None)
             yield f"waits: only {len(hosts)} of its {len(ranks)} ranks fit now; {why}"
-            ahead = 1
+            # One that waits for a host to be corrected holds up no other.
+            ahead = int(all(it.chosen for it in place_requests(cluster, requests)))
 
 
 def place(
@@ -67,7 +70,7 @@ def place(
     missing = Counter(job.wanted_hosts) - present
     requests = _requests(RankRequest(job.job_id, job.spec), len(waiting), missing)
     uses = use_of(cluster, _placed(holding))
-    placements = place_requests(Cluster(nodes=tuple(nodes)), requests, uses)
+    placements = place_requests(replace(cluster, nodes=tuple(nodes)), requests, uses)
     for rank, placement in zip(waiting, placements, strict=True):
         if placement.chosen is not None:
             yield PlaceRank(rank=rank.rank, host=placement.chosen.node)

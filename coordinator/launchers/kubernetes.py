@@ -165,12 +165,14 @@ def pod(name: str, order: JoinOrder, spec: JobSpec) -> dict[str, Any]:
     assert isinstance(options, KubernetesOptions)  # noqa: S101  its engine is ours
     asked: dict[str, str] = {"cpu": str(options.ranks_per_host * options.cpus_per_rank)}
     asked |= {} if options.mem is None else {"memory": options.mem}
-    gpus = {"nvidia.com/gpu": str(options.gpus)} if options.gpus else {}
+    limits = {"nvidia.com/gpu": str(options.gpus)} if options.gpus else {}
+    limits |= {} if options.mem_limit is None else {"memory": options.mem_limit}
     volumes: dict[str, dict[str, Any]] = {
         "tmp": {"emptyDir": {}},
         "shm": {"emptyDir": {"medium": "Memory"}},
+        "cache": {"emptyDir": {}},  # not every runtime makes the volumes that our image declares
     }
-    mounts = {"tmp": "/tmp", "shm": "/dev/shm"}  # noqa: S108  in the container
+    mounts = {"tmp": "/tmp", "shm": "/dev/shm", "cache": "/var/cache/muster"}  # noqa: S108
     if options.claim is not None:
         volumes["data"] = {"persistentVolumeClaim": {"claimName": options.claim}}
         mounts["data"] = options.claim_path
@@ -185,6 +187,8 @@ def pod(name: str, order: JoinOrder, spec: JobSpec) -> dict[str, Any]:
             "terminationGracePeriodSeconds": GRACE_SECONDS,
             "nodeSelector": options.node_selector,
             "tolerations": list(options.tolerations),
+            "imagePullSecrets": [{"name": it} for it in options.image_pull_secrets],
+            "priorityClassName": options.priority_class,
             "securityContext": {
                 "runAsNonRoot": True,
                 "seccompProfile": {"type": "RuntimeDefault"},
@@ -198,7 +202,7 @@ def pod(name: str, order: JoinOrder, spec: JobSpec) -> dict[str, Any]:
                         {"name": JOIN_ORDER, "value": msgspec.json.encode(order).decode()},
                         {"name": "HOME", "value": "/tmp"},  # noqa: S108
                     ],
-                    "resources": {"requests": asked, "limits": gpus},
+                    "resources": {"requests": asked, "limits": limits},
                     "securityContext": {
                         "allowPrivilegeEscalation": False,
                         "readOnlyRootFilesystem": True,

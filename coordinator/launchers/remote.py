@@ -35,7 +35,7 @@ from muster.contracts.errors import printable
 from muster.contracts.messages import AgentAssignment, CoordinatorAddress
 from muster.contracts.paths import DataDir, JobFiles
 from muster.contracts.rank import ProcessRecord
-from muster.host.files import remove_probe_file, write_probe_file
+from muster.host.files import file_mark, remove_probe_file, write_probe_file
 from muster.host.processes import module_command
 
 READY_SECONDS: Final = 15.0
@@ -84,10 +84,6 @@ class CommandLauncher:
     async def start(self, assignment: AgentAssignment) -> AgentProcess:
         secrets_dir = Path(assignment.secrets_dir)
         complete = await asyncio.to_thread(self._values.complete, assignment, secrets_dir)
-        home = None
-        with suppress(OSError):
-            owner = JobFiles(Path(assignment.job_root)).owner.stat()
-            home = owner.st_ino, owner.st_mtime_ns
         if self._master is not None and self._master.home is not None:
             address_file = str(JobFiles(Path(assignment.job_root)).coordinator_address)
             complete = replace(complete, address_file=address_file, is_forwarded=True)
@@ -96,7 +92,7 @@ class CommandLauncher:
                 order = LaunchAgent(
                     assignment=complete,
                     environment={**assignment.environment, **self._values.given},
-                    home=home,
+                    home=file_mark(JobFiles(Path(assignment.job_root)).owner),
                     probe=probe,
                 )
                 line = await self._give(order)
@@ -138,6 +134,9 @@ class CommandLauncher:
         """
         async with probe_file(shared) as probe:
             order = ProbeHost(environment=self._values.given, probe=probe, data_dir=self._data_dir)
+            if self._master is not None:
+                mark = file_mark(DataDir(Path(self._data_dir)).coordinator_address)
+                order = replace(order, home=mark)
             with closing(await self._give(order)) as line:
                 answer = await line.answer()
                 why = line.last_error()

@@ -11,6 +11,7 @@ that is.
 import asyncio
 import os
 import re
+import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -120,7 +121,8 @@ class SshMaster:
         The line breaks with the connection, also if ssh has made another one for it: the agent has
         to learn our next address.
         """
-        line = Line([*self._words("ControlMaster=no"), *command], self._environ)
+        words = shlex.join(command)  # ssh has a shell read it
+        line = Line([*self._words("ControlMaster=no"), words], self._environ)
         self._lines.add(line)
         return line
 

@@ -5,6 +5,7 @@ CheckpointError
 ├── RestoreDamaged          the one from which a whole gang resumes; an older one may be intact
 ├── CheckpointMissing       no checkpoint was found
 ├── CheckpointMismatch      an intact checkpoint that this process cannot continue
+│   └── OtherData           the data set on this host is not that of the checkpoint
 ├── OtherArithmetic         this host does not compute the bits of the job's checkpoint
 ├── StaleGeneration         a newer attempt has saved: this process is fenced and must exit
 ├── CheckpointNotWritable   the directory cannot be used; a restart would not help
@@ -56,6 +57,10 @@ class CheckpointMissing(CheckpointError):
 
 class CheckpointMismatch(CheckpointError):
     """An intact checkpoint of another rank, world size or model, or one that needs torch here."""
+
+
+class OtherData(CheckpointMismatch):
+    """The checkpoint was computed with another data set than the one on this host."""
 
 
 class OtherArithmetic(CheckpointError):

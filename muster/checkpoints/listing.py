@@ -12,7 +12,12 @@ from enum import StrEnum
 from itertools import islice
 from typing import Any, Final
 
-from muster.checkpoints.errors import CheckpointDamaged, CheckpointMismatch, CheckpointMissing
+from muster.checkpoints.errors import (
+    CheckpointDamaged,
+    CheckpointMismatch,
+    CheckpointMissing,
+    OtherData,
+)
 from muster.checkpoints.manifest import SCHEDULE, VIRTUAL_SHARDS, CheckpointName, Manifest
 from muster.checkpoints.reader import Checkpoint, CheckpointReader
 from muster.checkpoints.store import CheckpointStore, StoreOpener, manifest_of, open_store
@@ -238,7 +243,8 @@ def refuse_other_schedule(values: Mapping[str, Any], wanted: Mapping[str, int], 
     found |= values.get(SCHEDULE, {})
     other = [name for name, value in wanted.items() if found.get(name) not in (None, value)]
     if other:
-        raise CheckpointMismatch(
+        kind = OtherData if {*other} <= {"lines", "hash_sum"} else CheckpointMismatch
+        raise kind(
             f"the checkpoint {where} was made with "
             f"{', '.join(f'{name} {found[name]}' for name in other)}, and this job has "
             f"{', '.join(str(wanted[name]) for name in other)}: the bits would differ. Use the "

@@ -24,6 +24,7 @@ from muster.client.http import (
     tls_context,
 )
 from muster.client.job import ENDING_SECONDS, Job
+from muster.contracts.location import expand_home
 from muster.contracts.settings import CA_FILE, TOKEN, api_url
 from muster.contracts.spec import JOB_ID_PATTERN, RESERVED_IDS
 from muster.contracts.views import (
@@ -72,7 +73,7 @@ class Client:
         """
         self.url = api_url(os.environ if url is None else {"MUSTER_URL": url})
         if transport is None:
-            trusted = os.fspath(ca_file) if ca_file else os.environ.get(CA_FILE)
+            trusted = os.fspath(ca_file) if ca_file else expand_home(os.environ.get(CA_FILE, ""))
             context = tls_context(self.url, trusted or None)
             transport = httpx.HTTPTransport(verify=context, trust_env=False)
         self.connection = Connection(

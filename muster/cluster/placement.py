@@ -67,7 +67,10 @@ def place(
     uses = {node.name: in_use.get(node.name, NodeUse()) for node in cluster.nodes}
     placements = []
     for request in requests:
-        verdicts = tuple(_verdict(node, request, uses[node.name]) for node in cluster.nodes)
+        verdicts = tuple(
+            _verdict(it, request, uses[it.name], cluster.refusals.get(it.name, ""))
+            for it in cluster.nodes
+        )
         eligible = [it for it in verdicts if it.score is not None]
         chosen = max(
             eligible,
@@ -92,10 +95,11 @@ def use_of(cluster: Cluster, placed: Iterable[tuple[RankRequest, str]]) -> dict[
     return uses
 
 
-def _verdict(node: ClusterNode, request: RankRequest, use: NodeUse) -> Verdict:
+def _verdict(node: ClusterNode, request: RankRequest, use: NodeUse, refusal: str) -> Verdict:
     spec = request.spec
     gpus = _suitable_gpus(node, spec, use) if spec.gpu_count else []
-    reason = _missing_slot(node, request, use) or _missing_memory(node, spec, use, len(gpus))
+    missing = _missing_slot(node, request, use) or _missing_memory(node, spec, use, len(gpus))
+    reason = refusal or missing
     if reason:
         return Verdict(node=node.name, score=None, reason=reason)
     if gpus:

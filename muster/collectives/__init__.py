@@ -12,6 +12,7 @@ subgroups.py        some ranks of another backend; two backends as one
 operations.py       the collective operations (calls.py, plans.py, operation_queue.py); context.py
 routes.py           who sends what to whom, as data; link_model.py, explain.py: what it costs
 engine.py           plays a route on a backend
+errors.py           what all of them raise
 data_parallel.py    averages gradients while they are computed
 reduction/          the fixed tree of managed jobs
 """
@@ -23,6 +24,21 @@ if TYPE_CHECKING:
     from muster.collectives.backend import Backend as Backend
     from muster.collectives.context import DistributedContext as DistributedContext
     from muster.collectives.data_parallel import DataParallel as DataParallel
+    from muster.collectives.errors import Aborted as Aborted
+    from muster.collectives.errors import BackendUnavailable as BackendUnavailable
+    from muster.collectives.errors import CallMismatch as CallMismatch
+    from muster.collectives.errors import ChannelClosed as ChannelClosed
+    from muster.collectives.errors import CollectiveError as CollectiveError
+    from muster.collectives.errors import InvalidRank as InvalidRank
+    from muster.collectives.errors import InvalidWorldSize as InvalidWorldSize
+    from muster.collectives.errors import NoConnection as NoConnection
+    from muster.collectives.errors import PeerRefused as PeerRefused
+    from muster.collectives.errors import PeerUnreachable as PeerUnreachable
+    from muster.collectives.errors import SelfMessage as SelfMessage
+    from muster.collectives.errors import SizeMismatch as SizeMismatch
+    from muster.collectives.errors import Timeout as Timeout
+    from muster.collectives.errors import TransportFailed as TransportFailed
+    from muster.collectives.errors import Unsupported as Unsupported
     from muster.collectives.operation_queue import Handle as Handle
     from muster.collectives.operation_queue import counters as counters
     from muster.collectives.operations import all_gather as all_gather
@@ -47,6 +63,9 @@ _NAMES: Final = {
     "backend": "Backend",
     "context": "DistributedContext",
     "data_parallel": "DataParallel",
+    "errors": "Aborted BackendUnavailable CallMismatch ChannelClosed CollectiveError InvalidRank "
+    "InvalidWorldSize NoConnection PeerRefused PeerUnreachable SelfMessage SizeMismatch Timeout "
+    "TransportFailed Unsupported",
     "operation_queue": "Handle counters",
     "operations": "all_gather all_reduce all_to_all barrier broadcast gather reduce "
     "reduce_scatter scatter",

@@ -94,6 +94,7 @@ class ProbeHost(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
     environment: dict[str, str] = {}  # that agents would get
     probe: ProbeFile | None = None
     data_dir: str = ""  # where agents would write
+    home: tuple[int, int] | None = None  # as of `LaunchAgent`, of the coordinator's address file
 
 
 Order: TypeAlias = LaunchAgent | WatchAgent | CleanHost | ProbeHost
@@ -121,6 +122,7 @@ class HostProbed(msgspec.Struct, frozen=True, kw_only=True, tag="probed"):
     facts: HostFacts | None = None  # None: of a scheduler
     clock: float = 0.0  # seconds since the epoch
     is_shared: bool = False  # the directory of the probe file
+    refusal: str = ""  # why no agent can be started there
 
 
 class OrderFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

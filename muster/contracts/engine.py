@@ -41,7 +41,7 @@ _Image: TypeAlias = Annotated[
     str, _text("[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,255}", "use an image as kubectl run takes it")
 ]
 _PodSize: TypeAlias = Annotated[str, _text("[0-9]{1,9}(Mi|Gi|Ti)", "use a size such as 8Gi")]
-_Claim: TypeAlias = Annotated[str, _text("[a-z0-9][a-z0-9.-]{0,252}", "use the name of a claim")]
+_ObjectName: TypeAlias = Annotated[str, _text("[a-z0-9][a-z0-9.-]{0,252}", "use an object's name")]
 _PodPath: TypeAlias = Annotated[str, _text("/[A-Za-z0-9_./-]{1,255}", "use an absolute path")]
 
 
@@ -69,11 +69,14 @@ class KubernetesOptions(SchedulerOptions, frozen=True, kw_only=True):
     """Parts of the Pod of an agent."""
 
     image: _Image  # with Muster, the job's program and all that this imports
+    image_pull_secrets: tuple[_ObjectName, ...] = ()  # of the registry
+    priority_class: _ObjectName | None = None
     mem: _PodSize | None = None
+    mem_limit: _PodSize | None = None  # above it processes are killed; /dev/shm counts
     gpus: Annotated[int, Meta(ge=0, le=64)] = 0  # nvidia.com/gpu
     node_selector: dict[str, str] = {}  # labels of the node
     tolerations: tuple[dict[str, Any], ...] = ()  # as in a Pod; of tainted nodes
-    claim: _Claim | None = None  # a persistent volume claim with data and checkpoints
+    claim: _ObjectName | None = None  # a persistent volume claim with data and checkpoints
     claim_path: _PodPath = "/data"  # where a Pod sees it
 
 

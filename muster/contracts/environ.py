@@ -30,6 +30,7 @@ from muster.contracts.location import (
     SCHEME,
     InvalidLocation,
     Location,
+    expand_home,
     parse_location,
     save_lead,
 )
@@ -190,12 +191,14 @@ class Variable(NamedTuple):
 
     def parse(self, text: str, kind: Any) -> Any:  # noqa: ANN401  a type and its value
         """Return `text` as a value of type `kind`, or raise `InvalidEnvironment`."""
-        bare = _bare(kind)
+        bare = bare_type(kind)
         limited = kind
         if self.high is not None and get_origin(bare) not in _UNIONS:
             limited = Annotated[bare, Meta(ge=self.low, le=self.high)]
         value: object = text
         try:
+            if bare in (Path, Location):
+                value = text = expand_home(text)
             if bare == Location:
                 return parse_location(text, Path().absolute())
             if bare is range:
@@ -223,10 +226,10 @@ class Variable(NamedTuple):
             return "a path, or s3://bucket/prefix"
         if get_origin(kind) in _UNIONS:
             number, words = get_args(kind)
-            return f"{self._wanted(_bare(number))}, or {' or '.join(get_args(words))}"
+            return f"{self._wanted(bare_type(number))}, or {' or '.join(get_args(words))}"
         if kind is range:
             return "two ports, such as 29600-29999"
-        words = {bool: "1 or 0", int: "an integer", float: "a number"}[kind]
+        words = {bool: "1 or 0", int: "an integer", float: "a number", Path: "a path"}[kind]
         if kind is bool or self.high is None:
             return words
         low = f"{self.low or 0:.15g}"
@@ -480,12 +483,12 @@ def _read_job(environ: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def _bare(kind: Any) -> Any:  # noqa: ANN401  a type
+def bare_type(kind: Any) -> Any:  # noqa: ANN401  a type
     """Return a type without its annotations and without None."""
     if get_origin(kind) is Annotated:
-        return _bare(get_args(kind)[0])
+        return bare_type(get_args(kind)[0])
     if NoneType in get_args(kind):
-        return _bare(next(part for part in get_args(kind) if part is not NoneType))
+        return bare_type(next(part for part in get_args(kind) if part is not NoneType))
     return kind
 
 

@@ -3,6 +3,7 @@
 Both join with ``/`` and print as users write them, so most code need not know which one it has.
 """
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,19 @@ def parse_location(text: str, working_dir: Path = Path()) -> Location:
     if prefix and {"", ".", ".."} & set(prefix.split("/")):
         raise InvalidLocation(f"{text!r} has an empty part, '.' or '..' in its prefix")
     return S3Location(bucket, prefix)
+
+
+def expand_home(text: str) -> str:
+    """Return a path with the home directory that ``~`` or ``~user`` at its start stands for.
+
+    No shell has read a path in a file, in an environment or in ``--out=~/x``. Raises
+    `InvalidLocation` if there is no such user.
+    """
+    expanded = os.path.expanduser(text)  # noqa: PTH111  a Path would lose the // of s3://
+    if expanded.startswith("~"):
+        why = "names the home of an unknown user: write the whole path, or ./ before it"
+        raise InvalidLocation(f"{text!r} {why}")
+    return expanded
 
 
 def save_lead(checkpoint_dir: Location, host_count: int) -> int:

@@ -98,11 +98,12 @@ class Orphaned(_Message, frozen=True, tag="orphaned"):
     by: str  # sender and reason; "itself (no agent for 300 s)"
 
 
-class PermanentFailure(_Message, frozen=True, tag="permanent_failure"):
+class PermanentFailure(_Message, frozen=True, tag="permanent_failure", omit_defaults=True):
     """The rank is about to exit, and a restart would not help."""
 
     reason: Reason
     message: str
+    is_of_data: bool = False  # on a host with the data of the job it would
 
 
 class Raised(_Message, frozen=True, tag="raised"):

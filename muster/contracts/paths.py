@@ -148,6 +148,7 @@ class DataDir:
 
     root: Path
 
+    database = _Below("muster.db")
     coordinator_address = _Below("coordinator.json")
     ssh_sockets = _Below("ssh")
     disk_reserve = _Below("disk.reserve")

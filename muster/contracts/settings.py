@@ -54,13 +54,13 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
         Path, Variable("MUSTER_DATA_DIR", "Database, logs, secrets and small data sets.")
     ]
     database_url: Annotated[
-        str,
+        str | None,
         Variable(
             "MUSTER_DATABASE_URL",
             "`sqlite:///PATH` or `postgresql+psycopg://USER@HOST/NAME`. In a password write "
             "`@` as `%40` and `?` as `%3F`.",
         ),
-    ]
+    ] = None
     host: Annotated[
         str, Variable("MUSTER_HOST", "Address of the API. Other machines need tokens and TLS.")
     ] = DEFAULT_HOST
@@ -108,7 +108,6 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
         store = S3Settings.read(environ)  # an error here would meet every submission
         data_dir = Path(environ.get("HOME", "/"), ".local", "share", "muster").absolute()
         found = {"data_dir": data_dir, "slots": SLOTS_PER_CORE * cores, **read_fields(cls, environ)}
-        found.setdefault("database_url", f"sqlite:///{found['data_dir']}/muster.db")
         if not (environ.get("CHECKPOINT_DIR") or store.use_s3):
             # The same wherever the services are started, unlike the default by hand.
             found["checkpoint_dir"] = DataDir(found["data_dir"]).checkpoints
@@ -118,6 +117,11 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
             wanted = f"a list of {', '.join(get_args(Engine))}"
             raise InvalidEnvironment("MUSTER_ENGINES", ",".join(sorted(unknown)), wanted)
         return settings
+
+    @property
+    def database(self) -> str | Path:
+        """The URL of the database, or its file: a path may have signs that mean more in a URL."""
+        return self.database_url or DataDir(self.data_dir).database
 
     @property
     def agent_endpoint(self) -> tuple[str, int] | None:

@@ -222,6 +222,8 @@ def _text_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             yield from _terminal_problems(field, value)
             if value == "":
                 yield FieldProblem(field, "is empty: leave it out instead")
+            if field != "name" and value.startswith("~"):  # of which user, on which machine?
+                yield FieldProblem(field, "write the whole path: ~ is replaced by commands only")
             if field in {"dataset_dir", "checkpoint_dir"}:
                 try:
                     parse_location(value)

@@ -172,7 +172,7 @@ class HostView(View, frozen=True, kw_only=True):
     agents: Annotated[dict[AgentState, int], _doc("Number of agents there per state.")]
     facts: Annotated[HostFacts | None, _doc("What it has said about itself; null before.")]
     seen_at: Annotated[Moment | None, _doc("When it did last.")]
-    problem: Annotated[str | None, _doc("Why it has not answered since.")]
+    problem: Annotated[str | None, _doc("Why it has not answered since, or starts no agent.")]
     shared_dir: Annotated[
         str | None, _doc("A directory that it was proven to share with the coordinator's host.")
     ]

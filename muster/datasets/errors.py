@@ -26,11 +26,10 @@ class DatasetError(MusterError):
 
 
 class _NoDataset(DatasetError):
-    def __init__(self, directory: Location, problem: str) -> None:
-        super().__init__(
-            f"the data set {directory} {problem}: make one with muster dataset digits --out "
-            f"{directory}"
-        )
+    def __init__(self, directory: Location, problem: str, cure: str = "") -> None:
+        cure = cure or f"make one with muster dataset digits --out {directory}"
+        super().__init__(f"the data set {directory} {problem}: {cure}")
+        self.problem = problem
 
 
 class DatasetMissing(_NoDataset):

@@ -62,6 +62,11 @@ def line_hash(line: bytes) -> int:
     return xxhash.xxh3_64_intdigest(line)
 
 
+def first_blank(lines: list[bytes]) -> int | None:
+    """Return the place of the first blank line; a lone carriage return is blank, too."""
+    return min((lines.index(blank) for blank in (b"", b"\r") if blank in lines), default=None)
+
+
 def fingerprint_of(shard: Path) -> Fingerprint:
     """Return the fingerprint of a shard, or raise `ShardUnreadable`."""
     with shard_errors(shard):
@@ -149,11 +154,15 @@ class ShardIndex:
     totals: Totals
 
     @classmethod
-    def open(cls, shard: Path, private_directory: Path | None = None) -> "ShardIndex":
+    def open(
+        cls, shard: Path, private_directory: Path | None = None, shown: Location | None = None
+    ) -> "ShardIndex":
         """Return the index of `shard` as it is now, building it if necessary.
 
+        `shown` is where the user finds a shard that was downloaded, for errors about its lines.
         Any number of processes may do this at once. Raises `ShardUnreadable`, `ShardChanged` if
-        the shard is being written, or `DatasetNotWritable` if no index can be written.
+        the shard is being written, `InvalidSample` for a blank line, or `DatasetNotWritable` if no
+        index can be written.
         """
         fingerprint = fingerprint_of(shard)
         private = private_directory or Path(tempfile.gettempdir()) / f"muster-index-{os.geteuid()}"
@@ -166,23 +175,23 @@ class ShardIndex:
             if found is not None and found.fingerprint == fingerprint:
                 return found
         try:
-            return cls.build(shard, places[0])
+            return cls.build(shard, places[0], shown)
         except OSError:  # a read-only or full file system
             pass
         try:
             _make_private(private)
-            return cls.build(shard, places[1])
+            return cls.build(shard, places[1], shown)
         except OSError as error:
             why = f"{error.strerror or error}; the index of {shard} needs a writable TMPDIR"
             raise DatasetNotWritable(places[1], why) from error
 
     @classmethod
-    def build(cls, shard: Path, place: Path) -> "ShardIndex":
+    def build(cls, shard: Path, place: Path, shown: Location | None = None) -> "ShardIndex":
         """Read `shard` once and write its index to `place`; raises `OSError` if that fails."""
         fingerprint = fingerprint_of(shard)
         with _replacing(place) as file:
             file.write(bytes(_HEADER.size))
-            totals = _write_offsets(file, shard, fingerprint)
+            totals = _write_offsets(file, shard, fingerprint, shown or shard)
             file.seek(0)
             file.write(_HEADER.pack(_MAGIC, *fingerprint, totals.lines, totals.hash_sum))
         return cls(shard=shard, place=place, fingerprint=fingerprint, totals=totals)
@@ -231,9 +240,13 @@ def index_beside(shard: Path) -> Path:
     return shard.with_suffix(".idx")
 
 
-def _write_offsets(file: BinaryIO, shard: Path, fingerprint: Fingerprint) -> Totals:
+def _write_offsets(
+    file: BinaryIO, shard: Path, fingerprint: Fingerprint, shown: Location
+) -> Totals:
     count = hash_sum = end = 0
     for lines in blocks_of_shard(shard, fingerprint):
+        if (blank_idx := first_blank(lines)) is not None:
+            raise InvalidSample(shown, count + blank_idx + 1, "the line is blank")
         # Line i of the block starts after the bytes of the i lines before it and their newlines.
         starts = map(add, accumulate(map(len, lines), initial=end), range(len(lines) + 1))
         *offsets, end = starts

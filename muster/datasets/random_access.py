@@ -105,12 +105,13 @@ class RandomAccess:
 
     def _opened(self, shard_idx: int) -> "_OpenShard":
         location = self._source.location / self._source.shards[shard_idx].name
-        return _OpenShard(self._index(shard_idx), location)
+        return _OpenShard(self._index(shard_idx, location), location)
 
-    def _index(self, shard_idx: int) -> ShardIndex:
+    def _index(self, shard_idx: int, location: Location) -> ShardIndex:
         index = self._indexes.get(shard_idx)
         if index is None:
-            index = self._indexes[shard_idx] = ShardIndex.open(self._source.path(shard_idx))
+            index = ShardIndex.open(self._source.path(shard_idx), shown=location)
+            self._indexes[shard_idx] = index
             if index.totals != self._totals[shard_idx]:
                 del self._indexes[shard_idx]
                 raise ShardChanged(index.shard, "has other lines than when the job started")

@@ -20,6 +20,7 @@ from muster.datasets.index import (
     ShardIndex,
     blocks_of_shard,
     fingerprint_of,
+    first_blank,
     line_hash,
 )
 from muster.datasets.source import DataSource
@@ -50,14 +51,12 @@ def read_lines(
     for shard_idx in range(position.shard_idx, len(shards)):
         line_idx = position.line_idx if shard_idx == position.shard_idx else 0
         shard = source.path(shards[shard_idx], reading)
-        fingerprint, offset = _start(shard, line_idx)
+        shown = source.location / source.shards[shards[shard_idx]].name
+        fingerprint, offset = _start(shard, line_idx, shown)
         for lines in blocks_of_shard(shard, fingerprint, offset=offset, line_idx=line_idx):
-            # A lone carriage return is blank, too.
-            blanks = [lines.index(blank) for blank in (b"", b"\r") if blank in lines]
-            blank_idx = min(blanks, default=None)
+            blank_idx = first_blank(lines)
             yield from zip(lines[:blank_idx], repeat(shard_idx), count(line_idx + 1))
             if blank_idx is not None:
-                shown = locations(source, reading)[shard_idx]
                 raise InvalidSample(shown, line_idx + blank_idx + 1, "the line is blank")
             line_idx += len(lines)
 
@@ -69,11 +68,11 @@ def locations(source: DataSource, reading: Reading) -> list[Location]:
     ]
 
 
-def _start(shard: Path, line_idx: int) -> tuple[Fingerprint, int]:
+def _start(shard: Path, line_idx: int, shown: Location) -> tuple[Fingerprint, int]:
     """Return the shard's fingerprint, and the byte where line `line_idx` starts."""
     if line_idx == 0:
         return fingerprint_of(shard), 0
-    index = ShardIndex.open(shard)
+    index = ShardIndex.open(shard, shown=shown)
     if line_idx > (lines := index.totals.lines):
         raise ShardChanged(shard, f"has {lines} lines, but {line_idx} were already consumed")
     return index.fingerprint, index.offset(line_idx)

@@ -2,15 +2,13 @@
 
 from collections.abc import Iterable
 from itertools import islice
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from muster.contracts.shards import Position, Reading
 from muster.datasets.reader import WHOLE, locations, parse_sample, read_lines
 from muster.datasets.source import DatasetFacts, DataSource
-
-HELD_OUT_NAME: Final = "test.jsonl"
 
 
 class Contents(NamedTuple):

@@ -1,20 +1,38 @@
 """The interface to the shards of a data set, wherever they lie; and data sets on a disk."""
 
+import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
 
+from muster.contracts.errors import printable
 from muster.contracts.location import Location
 from muster.contracts.shards import Reading, Shard
-from muster.datasets.errors import DatasetEmpty, DatasetMissing, ShardUnreadable
-from muster.datasets.index import ShardIndex, Totals, fingerprint_of
+from muster.datasets.errors import DatasetEmpty, DatasetMissing, InvalidSample, ShardUnreadable
+from muster.datasets.index import (
+    ShardIndex,
+    Totals,
+    blocks_of_shard,
+    fingerprint_of,
+    first_blank,
+    shard_errors,
+)
 
 FACTS_NAME: Final = "dataset.json"
+HELD_OUT_NAME: Final = "test.jsonl"
 
 _SHARD_NAME: Final = re.compile(r"shard_[^/]+\.txt")
+_NUMBERED: Final = re.compile(r"shard_[0-9]+\.txt")
+_DATA_NAME: Final = re.compile(
+    r"(?is)shard.*|.*\.(txt|jsonl?|[ct]sv|parquet|npy|[gx]z|zst|zip|tar)"
+)
+_OWN_NAME: Final = re.compile(rf"(?s)\..*|.*\.idx|{FACTS_NAME}|{HELD_OUT_NAME}")
+
+NAMES_SHOWN: Final = 5
 
 
 class DatasetFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -76,11 +94,27 @@ class LocalSource:
     def __init__(self, directory: Path) -> None:
         """Raise `DatasetMissing`, `DatasetEmpty`, and `ShardUnreadable`, also for a broken link."""
         self.location: Final = directory
-        self._paths = [directory / name for name in sorted_shard_names(_names_in(directory))]
+        self._foreign: Final = [it for it in _names_in(directory) if not _OWN_NAME.fullmatch(it)]
+        self._paths = [directory / name for name in sorted_shard_names(self._foreign)]
         self.shards: Final = [
             Shard(path.name, fingerprint_of(path).size_bytes) for path in self._paths
         ]
-        refuse_empty(directory, self.shards)
+        refuse_empty(directory, self.shards, self._foreign)
+
+    def remarks(self) -> Iterator[str]:
+        """Yield what the user should know of names. Raises `InvalidSample` for a blank last line.
+
+        Blank lines elsewhere are found when a shard is indexed or read.
+        """
+        for path, shard in zip(self._paths, self.shards, strict=True):
+            if shard.size_bytes:  # a named pipe has none, and would not be opened
+                _refuse_blank_end(path, shard.size_bytes)
+        shards = [it.name for it in self.shards]
+        odd = [it for it in shards if not _NUMBERED.fullmatch(it)]
+        if len(odd) < len(shards) and odd:
+            yield f"{self.location}: {_shown(odd)} will be read, too"
+        if others := [it for it in {*self._foreign} - {*shards} if _DATA_NAME.fullmatch(it)]:
+            yield f"{self.location}: {_shown(others)} will not be read: data are in shard_*.txt"
 
     @property
     def facts(self) -> DatasetFacts | None:
@@ -104,12 +138,16 @@ def sorted_shard_names(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if _SHARD_NAME.fullmatch(name))
 
 
-def refuse_empty(location: Location, shards: Sequence[Shard]) -> None:
-    """Raise `DatasetEmpty` if there is not a single line."""
-    if not shards:
-        raise DatasetEmpty(location, "holds no shard file such as shard_00000.txt")
+def refuse_empty(location: Location, shards: Sequence[Shard], found: Sequence[str] = ()) -> None:
+    """Raise `DatasetEmpty` if there is not a single line; `found` names the files there."""
+    problem, cure = "holds no shard file such as shard_00000.txt", ""
+    if shards:
+        problem, cure = f"has {len(shards)} shards without a single line", "write samples into them"
+    elif found:
+        problem += f", but {_shown(found)}"
+        cure = "rename files that hold one sample a line, and unpack or convert others"
     if not any(shard.size_bytes for shard in shards):
-        raise DatasetEmpty(location, f"has {len(shards)} shards without a single line")
+        raise DatasetEmpty(location, problem, cure)
 
 
 def read_facts(directory: Path) -> DatasetFacts | None:
@@ -134,6 +172,20 @@ def _names_in(directory: Path) -> list[str]:
     except FileNotFoundError:
         raise DatasetMissing(directory, "does not exist") from None
     except NotADirectoryError:
-        raise DatasetMissing(directory, "is not a directory") from None
+        cure = "name the directory that holds shard_00000.txt, shard_00001.txt, …"
+        raise DatasetMissing(directory, "is not a directory", cure) from None
     except OSError as error:
         raise ShardUnreadable(directory, error) from error
+
+
+def _shown(names: Iterable[str]) -> str:
+    first, rest = sorted(names)[:NAMES_SHOWN], len([*names]) - NAMES_SHOWN
+    return printable(", ".join(first)) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _refuse_blank_end(shard: Path, size_bytes: int) -> None:
+    with shard_errors(shard), FileIO(shard) as file:
+        end = os.pread(file.fileno(), 3, max(0, size_bytes - 3))
+    if end and first_blank(end.removesuffix(b"\n").split(b"\n")[-1:]) is not None:
+        number = sum(map(len, blocks_of_shard(shard, fingerprint_of(shard))))
+        raise InvalidSample(shard, number, "the last line is blank")

@@ -22,8 +22,8 @@ from muster.contracts.location import S3Location
 from muster.contracts.shards import Shard
 from muster.datasets.errors import DatasetExists, DatasetNotWritable
 from muster.datasets.index import ShardIndex, index_beside
-from muster.datasets.schema import HELD_OUT_NAME, Contents
-from muster.datasets.source import FACTS_NAME, shard_name, sorted_shard_names
+from muster.datasets.schema import Contents
+from muster.datasets.source import FACTS_NAME, HELD_OUT_NAME, shard_name, sorted_shard_names
 from muster.datasets.sources.s3 import FACTS_LIMIT_BYTES, WRITING
 from muster.objects.client import THREADS, S3Client
 from muster.objects.errors import ObjectMissing

@@ -121,6 +121,14 @@ def existing(directory: Path) -> Path:
     return next(place for place in (directory, *directory.parents) if place.exists())
 
 
+def file_mark(path: Path) -> tuple[int, int] | None:
+    """Return what no file at this path on another disk has, too; None if there is no file."""
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_ino, found.st_mtime_ns
+    return None
+
+
 def write_probe_file(probe: ProbeFile) -> None:
     """Put a file into a directory, which is created if it is missing. Raises OSError."""
     directory = Path(probe.directory)

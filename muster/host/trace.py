@@ -11,8 +11,9 @@ from typing import Final
 import msgspec
 
 from muster.contracts.environ import PROCESS_TAG, TRACE
+from muster.contracts.location import expand_home
 
-_FILE: Final = os.environ.get(TRACE.name) or None
+_FILE: Final = expand_home(os.environ.get(TRACE.name, "")) or None
 
 
 def stamp(event: str, **facts: object) -> None:

@@ -22,6 +22,9 @@ BATCH_BYTES: Final = 64 * 1024
 IDLE_READS: Final = 10
 """After so many reads, about a second, a reader looks whether a log of the same size is another."""
 
+STATE_READS: Final = 100
+"""After so many reads, five to ten seconds, a line that is being overwritten is returned so far."""
+
 _START: Final = 0, 0
 _END: Final = sys.maxsize, 0
 """Places of a rank before and after all others."""
@@ -153,6 +156,8 @@ class FileFollower:
         self._read_bytes = offset
         """How long the log was when it was read to its end; a log that stays so is not opened."""
         self._reads = 0
+        self._has_states = False
+        """True if the last line, which has not ended, was overwritten, as by a progress bar."""
         self._has_arrived = False
 
     def is_complete(self, *, has_ended: bool) -> bool:
@@ -163,11 +168,13 @@ class FileFollower:
     def read(self, *, is_over: bool = False) -> list[Lines]:
         """Return the complete lines of a block, or one long line; nothing if there is none.
 
-        A line longer than `PIECE_BYTES` comes in pieces, whether it is complete or not. The
-        unfinished last line of a log that is over comes after all others.
+        A line longer than `PIECE_BYTES` comes in pieces, whether it is complete or not. Of one that
+        carriage returns overwrite a piece comes after `STATE_READS`: all states but the last, which
+        may be incomplete. The unfinished last line of a log that is over comes after all others.
         """
         size = self.offset // LOG_EPOCH_BYTES * LOG_EPOCH_BYTES + self._log.size()
         self._reads += 1
+        is_due = self._has_states and self._reads % STATE_READS == 0
         if is_over or size != self._read_bytes or self._reads % IDLE_READS == 0:
             begin, end = self._log.extent()
             if begin > self.offset or (is_over and end < self.offset):
@@ -176,7 +183,7 @@ class FileFollower:
                 self.offset = self._read_bytes = begin
                 return [gap]
         end = int(min(size, self._limit))
-        if end <= self.offset or (size == self._read_bytes and not is_over):
+        if end <= self.offset or (size == self._read_bytes and not (is_over or is_due)):
             return []
         raw = self._log.read(self.offset, min(log_file.BLOCK_BYTES, end - self.offset))
         taken = raw.rfind(b"\n") + 1
@@ -184,8 +191,12 @@ class FileFollower:
             # One byte more than a piece: a line end there belongs to this line.
             raw = self._log.read(self.offset, min(log_file.PIECE_BYTES + 1, end - self.offset))
             taken = raw.find(b"\n") + 1
-        if not taken and (is_over or len(raw) > log_file.PIECE_BYTES):
-            taken = min(len(raw), log_file.PIECE_BYTES)
+        if not taken and len(raw) > log_file.PIECE_BYTES:
+            # Between two states of a progress bar, if it is one.
+            taken = raw.rfind(b"\r", log_file.PIECE_BYTES // 2, -1) + 1 or log_file.PIECE_BYTES
+        elif not taken and (is_over or is_due):
+            taken = len(raw) if is_over else raw.rfind(b"\r") + 1
+        self._has_states = not taken and b"\r" in raw.lstrip(b"\r")
         found = list(self._split(raw[:taken]))
         self._read_bytes = self.offset + (taken or len(raw))
         self.offset += taken

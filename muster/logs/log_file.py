@@ -125,7 +125,7 @@ class LogFile:
         """
         start, raw = next(self._blocks_backwards(end, begin), (begin, b""))
         complete = raw.rfind(b"\n") + 1
-        is_piece = not complete and begin < start == end - PIECE_BYTES
+        is_piece = not complete and begin < start and self.read(start - 1, 1) != b"\n"
         return end if is_piece else start + complete
 
     def read_backwards(self, end: int, begin: int, text: str = "") -> Iterator[Lines]:
@@ -140,14 +140,15 @@ class LogFile:
         for start, raw in self._blocks_backwards(end, begin):
             place = start + len(raw)
             is_sure = raw.endswith(b"\n") and _REPLACEMENT not in text
-            if is_sure and wanted not in raw.replace(b"\r", b"\\r"):
+            if is_sure and wanted not in raw:
                 yield Lines(self.name, start, place, b"", self.times.at(place))
                 after = raw[: len(wanted)]
                 continue
             for line in reversed(io.BytesIO(raw).readlines()):
                 shown = line.removesuffix(b"\n")
-                # Without a line end it goes on in the piece that was read before.
-                whole = shown if shown != line else line + after
+                # Without a line end its last state goes on in the piece that was read before.
+                is_open = shown == line and not line.endswith(b"\r")
+                whole = line + after.partition(b"\r")[0] if is_open else shown
                 if text and text not in decode(whole):
                     shown = b""
                 yield Lines(self.name, place - len(line), place, shown, self.times.at(place))
@@ -166,6 +167,8 @@ class LogFile:
             if start > begin and not cut and count < PIECE_BYTES:
                 count = min(2 * count, PIECE_BYTES)
                 continue
+            if start > begin and not cut:  # between two states of a progress bar, if it is one
+                cut = raw.find(b"\r", 0, PIECE_BYTES // 2) + 1
             yield start + cut, raw[cut:]
             end, count = start + cut, BLOCK_BYTES
 

@@ -63,11 +63,19 @@ def shorten(line: bytes) -> bytes:
     return line if cut <= 0 else line[:LINE_LIMIT_BYTES] + f" … [{cut} bytes cut]".encode()
 
 
+def last_states(raw: bytes) -> bytes:
+    """Return lines as a terminal leaves them: of the updates of a progress bar the last one.
+
+    After a carriage return a line begins again, unless it ends there.
+    """
+    if b"\r" not in raw:
+        return raw
+    return b"\n".join(line.rstrip(b"\r").rpartition(b"\r")[2] for line in raw.split(b"\n"))
+
+
 def decode(raw: bytes) -> str:
-    """Return lines, joined by line ends, as text; a carriage return never ends a line."""
-    if b"\r" in raw:
-        raw = raw.replace(b"\r\n", b"\n").removesuffix(b"\r").replace(b"\r", b"\\r")
-    return raw.decode("utf-8", "replace")
+    """Return lines, joined by line ends, as text: of each its last state."""
+    return last_states(raw).decode("utf-8", "replace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +96,11 @@ class Lines:
 
     @property
     def text(self) -> str:
-        """What is shown, with a note where bytes of a line were cut off."""
-        lines = self.raw.split(b"\n")
+        """What is shown: of each line the last state, with a note where bytes were cut off."""
+        raw = last_states(self.raw)
+        lines = raw.split(b"\n")
         is_cut = max(map(len, lines)) > LINE_LIMIT_BYTES
-        return decode(b"\n".join(map(shorten, lines)) if is_cut else self.raw)
+        return decode(b"\n".join(map(shorten, lines)) if is_cut else raw)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ from muster.contracts.retry import INTERRUPTED_CODE, REPLACED_CODE
 from muster.contracts.wire import ExitRecord, decode_exit_record, encode
 from muster.host.files import replace_private
 from muster.host.processes import is_running
+from muster.logs.source import decode
 from muster.runtime.agent_client import AgentClient
 from muster.runtime.redaction import Redaction
 from muster.runtime.stderr_messages import flush_streams, print_stderr
@@ -97,10 +98,10 @@ def last_lines(log: int) -> tuple[str, ...]:
     """
     size = os.fstat(log).st_size
     start = max(0, size - LAST_BYTES)
-    lines = os.pread(log, LAST_BYTES, start).decode(errors="replace").splitlines()
-    if start:
-        lines = lines[1:] or [TOO_LONG]
-    return tuple(lines[-LAST_LINES:])
+    raw = os.pread(log, LAST_BYTES, start)
+    if start:  # what follows a carriage return is whole, too, such as the state of a progress bar
+        raw = b"".join(raw.splitlines(keepends=True)[1:]) or TOO_LONG.encode()
+    return tuple(decode(raw).splitlines()[-LAST_LINES:])
 
 
 class ExitReport:

@@ -18,6 +18,7 @@ from muster.checkpoints.errors import (
     CheckpointMismatch,
     CheckpointNotWritable,
     OtherArithmetic,
+    OtherData,
     StaleGeneration,
     UnsupportedState,
 )
@@ -84,6 +85,9 @@ _PERMANENT: Final[Mapping[Reason, tuple[type[MusterError], ...]]] = {
     Reason.DIFFERENT_BITS: (OtherArithmetic,),
 }
 """Errors that would only occur again after a restart, the last one on the same host."""
+
+_OF_DATA: Final = (OtherData, DatasetMissing, DatasetEmpty, ShardUnreadable, ShardChanged)
+"""Those of them that would not occur on a host with the data of the job."""
 
 
 class Supervision:
@@ -270,7 +274,8 @@ def permanent_error(error: MusterError, redaction: Redaction) -> PermanentFailur
         return Raised(step=error.step, message=sentence)
     for reason, kinds in _PERMANENT.items():
         if isinstance(error, kinds):
-            return PermanentFailure(reason=reason, message=sentence)
+            of_data = isinstance(error, _OF_DATA)
+            return PermanentFailure(reason=reason, message=sentence, is_of_data=of_data)
     return None
 
 

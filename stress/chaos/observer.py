@@ -138,7 +138,7 @@ class LeaseObserver:
 
     def __init__(self, installation: Installation) -> None:
         settings = ServiceSettings.read(installation.environment, cores=1)
-        self._database = Database.open(settings.database_url)
+        self._database = Database.open(settings.database)
         self._leases = Leases(self._database)
         self._is_ending = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)

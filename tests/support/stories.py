@@ -244,9 +244,10 @@ class Story:
         living: Iterable[int] = (),
         newest: int = 0,
         host: str = LOCAL_HOST,
+        kind: type[actions.AgentLost] = actions.AgentLost,
     ) -> Self:
         return self.observes(
-            actions.AgentLost(
+            kind(
                 host=host,
                 generation=self._generation(generation, host),
                 message="the agent is gone",
@@ -343,8 +344,11 @@ class Story:
     def is_orphaned(self, rank: int, by: str = "its agent") -> Self:
         return self.rank_says(rank, messages.Orphaned(by=by))
 
-    def refuses(self, rank: int, reason: Reason, message: str) -> Self:
-        return self.rank_says(rank, messages.PermanentFailure(reason=reason, message=message))
+    def refuses(self, rank: int, reason: Reason, message: str, *, is_of_data: bool = False) -> Self:
+        return self.rank_says(
+            rank,
+            messages.PermanentFailure(reason=reason, message=message, is_of_data=is_of_data),
+        )
 
     def takes_code(self, **files: str) -> Self:
         """Let the job start for the first time, or anew by hand, with these files."""

@@ -1,5 +1,6 @@
 """The manifests of Kubernetes, without a cluster: schemas, rights, and names that must agree."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,14 @@ def of_kind(*kinds: str) -> dict[str, dict[str, Any]]:
     return {it["metadata"]["name"]: it for it in DOCUMENTS if it["kind"] in kinds}
 
 
-def agent_pod() -> dict[str, Any]:
-    """Return the Pod of an agent with every option."""
-    options = {
+def agent_pod(options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the Pod of an agent, by default with every option."""
+    options = options or {
         "image": "REGISTRY/muster-coordinator",
+        "image_pull_secrets": ["registry"],
+        "priority_class": "training",
         "mem": "8Gi",
+        "mem_limit": "12Gi",
         "gpus": 2,
         "node_selector": {"kind": "gpu"},
         "tolerations": [{"key": "gpu", "operator": "Exists"}],
@@ -44,9 +48,8 @@ def agent_pod() -> dict[str, Any]:
         token="t",  # noqa: S106
         coordinators=(address,),
     )
-    return pod(
-        "muster-u-kubernetes-1-g1", order, JobSpec(engine="kubernetes", engine_options=options)
-    )
+    spec = JobSpec(engine="kubernetes", engine_options=dict(options))
+    return pod("muster-u-kubernetes-1-g1", order, spec)
 
 
 def containers_of(spec: dict[str, Any]) -> list[dict[str, Any]]:
@@ -69,8 +72,23 @@ def test_manifests_match_the_schemas_of(version: str) -> None:
     schemas = pytest.importorskip(
         "kubernetes_validate", reason="needs: pip install kubernetes-validate (108 MB of schemas)"
     )
-    for document in [*DOCUMENTS, agent_pod()]:
+    for document in [*DOCUMENTS, agent_pod(), agent_pod({"image": "IMAGE"})]:
         schemas.validate(document, version, strict=True)
+
+
+def test_an_agent_gets_what_its_options_ask_for() -> None:
+    spec = agent_pod()["spec"]
+    (container,) = spec["containers"]
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+    assert spec["priorityClassName"] == "training"
+    assert container["resources"] == {
+        "requests": {"cpu": "1", "memory": "8Gi"},
+        "limits": {"nvidia.com/gpu": "2", "memory": "12Gi"},
+    }
+    image = (ROOT / "Dockerfile.coordinator").read_text()
+    (cache,) = (word for word in image.split() if word.startswith("MUSTER_CACHE_DIR="))
+    written = {it["mountPath"] for it in container["volumeMounts"]}
+    assert any(cache.startswith(f"MUSTER_CACHE_DIR={path}/") for path in written)
 
 
 def test_a_long_name_of_a_pod_is_cut_and_stays_unique() -> None:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Final
@@ -22,6 +23,7 @@ from muster.datasets.errors import DatasetMissing, ShardChanged, ShardUnreadable
 from muster.datasets.index import ShardIndex, Totals, index_beside
 from muster.datasets.source import (
     FACTS_NAME,
+    NAMES_SHOWN,
     DatasetFacts,
     Listing,
     decode_facts,
@@ -54,7 +56,8 @@ class S3Source:
             for name in sorted_shard_names(found):
                 self._etags[name] = found[name].etag
                 self.shards.append(Shard(name, found[name].size_bytes))
-        refuse_empty(location, self.shards)
+        others = [] if self.shards else islice(client.list(location), NAMES_SHOWN)
+        refuse_empty(location, self.shards, [it.name for it in others])
         # A key names a version: its checksum, or else its ETag.
         versions = [(shard, shard.xxh3 or self._etags.get(shard.name)) for shard in self.shards]
         texts = [f"{location / shard.name}\0{version}" for shard, version in versions]
@@ -81,8 +84,9 @@ class S3Source:
     ) -> list[Totals]:
         """`progress` is called with the numbers of shards while lines are counted."""
 
-        def count(shard_idx: int) -> Totals:
-            return ShardIndex.open(self.path(shard_idx)).totals
+        def count(idx: int) -> Totals:
+            shown = self.location / self.shards[idx].name
+            return ShardIndex.open(self.path(idx), shown=shown).totals
 
         with self._counting, ThreadPoolExecutor(THREADS) as pool:
             found = {idx: self._known(idx) for idx in shard_idxs}

@@ -30,6 +30,12 @@ def names(service: Service, client: httpx.Client, stand_in: StandIn) -> Iterator
     for name, body in bodies.items():
         client.post("/jobs", json={"job_id": name, **body}).raise_for_status()
     (service.root / "empty").mkdir(exist_ok=True)
+    (service.root / "jsonl").mkdir(exist_ok=True)
+    (service.root / "jsonl" / "train.jsonl").touch()
+    # Unreadable even for root: a directory.
+    (service.root / "unreadable" / "shard_00000.txt").mkdir(parents=True, exist_ok=True)
+    (service.root / "blank").mkdir(exist_ok=True)
+    (service.root / "blank" / "shard_00000.txt").write_text("{}\n\n")
     (service.root / "loop").unlink(missing_ok=True)
     (service.root / "loop").symlink_to("loop")
     members = [member(number, state=state) for number, state in enumerate(MEMBERS)]

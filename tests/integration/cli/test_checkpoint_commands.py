@@ -14,6 +14,7 @@ from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manifest import LATEST, STATE
 from tests.support.api_service import Service, StandIn
 from tests.support.checkpoint_ranks import Rank, owner
+from tests.support.screens import Screen
 
 Muster = Callable[..., Result]
 
@@ -57,6 +58,19 @@ def test_ls_marks_current_and_damaged_checkpoints(muster: Muster, job: str, save
     told = json.loads(muster("checkpoint", "ls", str(saved), "-o", "json").stdout)
     assert [one["state"] for one in told] == [row[2] for row in rows]
     assert "does not match its hash" in told[0]["damage"]
+
+
+@pytest.mark.usefixtures("saved")
+def test_ls_reads_as_many_checkpoints_of_each_rank_as_asked(muster: Muster, job: str) -> None:
+    lines = muster("checkpoint", "ls", "--last", "2", job).stdout.splitlines()
+    steps = [(line.split()[1], line.split()[2]) for line in lines[1:]]
+    assert steps == [("0", "3"), ("0", "2"), ("1", "3")]
+
+
+def test_ls_shows_its_progress_on_a_terminal(saved: Path, tmp_path: Path) -> None:
+    with Screen("checkpoint", "ls", str(saved), environment={}, directory=tmp_path) as screen:
+        assert screen.end() == 0
+    assert "reading  [" in screen.written
 
 
 @pytest.mark.parametrize(

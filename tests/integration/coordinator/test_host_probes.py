@@ -73,6 +73,26 @@ def test_jobs_save_in_a_directory_that_some_hosts_share(tmp_path: Path) -> None:
         await_value(lambda: not list(place.glob(".muster-probe-*")), lambda: f"left in {place}")
 
 
+def test_no_job_tries_a_host_that_cannot_start_an_agent(tmp_path: Path) -> None:
+    with cluster(tmp_path, count=2) as installation:
+        host = installation.machines[1]
+        data_dir = f"{host.local}/data"
+        host.run("mkdir", "-p", data_dir)
+        host.run("mount", "-t", "tmpfs", "-o", "ro", "none", data_dir)
+        installation.restart_coordinator(signal.SIGTERM)
+        hosts = hosts_when(installation, lambda hosts: hosts[1]["problem"])
+        assert hosts[1]["problem"].startswith(f"{data_dir} cannot be written: ")
+        assert hosts[1]["facts"] is not None
+        job_id = installation.submit(world_size=1, hosts=[host.name])
+        installation.wait_until(job_id, lambda _: installation.job(job_id)["message"])
+        assert f"{host.name}: {data_dir} cannot be written: " in installation.job(job_id)["message"]
+        assert installation.complete(installation.submit(world_size=2))["restarts"] == 0
+        host.run("umount", data_dir)
+        installation.restart_coordinator(signal.SIGTERM)
+        installation.complete(job_id)
+        assert "agent_lost" not in installation.kinds(job_id)
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="OpenBLAS has other kernels elsewhere")
 def test_hosts_that_differ_train_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)  # it would be that of all hosts

@@ -283,6 +283,25 @@ def test_an_agent_needs_some_room_on_its_disk(tmp_path: Path) -> None:
     elsewhere.power_off()
 
 
+@needs_hosts(network=False)
+def test_a_data_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    elsewhere = Host("elsewhere", tmp_path)
+    elsewhere.run("mount", "-t", "tmpfs", "-o", "ro", "none", str(elsewhere.local))
+
+    async def check() -> None:
+        by = CommandLauncher("elsewhere", elsewhere.prefix, ENVIRON, str(elsewhere.local / "data"))
+        why = f"{elsewhere.local}/data cannot be written: set MUSTER_DATA_DIR to "
+        probed = await by.probe()
+        assert probed.facts is not None
+        assert probed.refusal.startswith(why)
+        async with Scene(elsewhere.local / "data" / "jobs", local) as scene:
+            with pytest.raises(NotStarted, match=f"elsewhere cannot start it: {why}"):
+                await by.start(scene.assignment())
+
+    asyncio.run(check())
+    elsewhere.power_off()
+
+
 def test_a_clock_that_differs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote.time, "time", lambda: time.monotonic() - 100)
     probed = asyncio.run(CommandLauncher("elsewhere", ["env"], ENVIRON).probe())

@@ -250,6 +250,37 @@ def test_a_host_without_muster_is_a_sentence(sshd: Sshd, monkeypatch: pytest.Mon
     assert "/nowhere/python: No such file or directory: install Muster" in sshd.problem()
 
 
+def test_the_path_of_the_interpreter_may_have_a_space(
+    sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "my $env" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    sshd.start()
+
+    async def check() -> None:
+        with closing(sshd.launchers()) as launchers:
+            assert (await launchers["elsewhere"].probe()).facts is not None
+
+    asyncio.run(check())
+
+
+def test_a_data_directory_of_two_hosts_is_told(sshd: Sshd) -> None:
+    sshd.start()
+    sshd.data.root.mkdir(exist_ok=True)
+
+    async def refusal() -> str:
+        with closing(sshd.launchers()) as launchers:
+            return (await launchers["elsewhere"].probe()).refusal
+
+    assert asyncio.run(refusal()) == "", "no coordinator is there"
+    sshd.data.coordinator_address.touch()
+    expected = f"{sshd.data.root} is shared with the coordinator's host: set MUSTER_DATA_DIR to"
+    assert asyncio.run(refusal()).startswith(expected)
+
+
 def test_sockets_of_a_killed_coordinator_are_removed(tmp_path: Path) -> None:
     first, second = SocketDirectory(tmp_path), SocketDirectory(tmp_path)
     first.new_socket().touch()

@@ -13,8 +13,10 @@ from muster.contracts.shards import Reading, Shard
 from muster.datasets.cache import ShardCache
 from muster.datasets.errors import (
     CacheFull,
+    DatasetEmpty,
     DatasetMissing,
     DatasetNotWritable,
+    InvalidSample,
     ShardChanged,
 )
 from muster.datasets.index import line_hash
@@ -100,6 +102,24 @@ def test_lines_of_a_listed_prefix_are_counted_once(
     faulty_store.operations.clear()
     assert opened(s3, place, tmp_path).totals(range(4)) == counted
     assert faulty_store.operations == [f"GET {FACTS_NAME}", "LIST"]
+
+
+def test_a_blank_line_in_the_store_is_named_there(
+    s3: S3Client, place: S3Location, tmp_path: Path
+) -> None:
+    put_files(s3, place, {"shard_00000.txt": b"1\n\n2\n"})
+    with pytest.raises(InvalidSample, match=rf"^{place}/shard_00000.txt:2: the line is blank"):
+        opened(s3, place, tmp_path).totals(range(1))
+
+
+def test_a_prefix_without_shards_says_what_it_holds(
+    s3: S3Client, place: S3Location, tmp_path: Path
+) -> None:
+    put_files(s3, place, {"train.jsonl": b"1\n"})
+    with pytest.raises(
+        DatasetEmpty, match=r"holds no shard file .*, but train.jsonl: rename files"
+    ):
+        opened(s3, place, tmp_path)
 
 
 def test_next_shard_is_fetched_early(

@@ -5,7 +5,8 @@ from pathlib import Path
 import msgspec
 
 from muster.datasets.random_access import RandomAccess
-from muster.datasets.schema import HELD_OUT_NAME, LabelledSample
+from muster.datasets.schema import LabelledSample
+from muster.datasets.source import HELD_OUT_NAME
 from muster.datasets.sources import open_source
 from muster.datasets.synthetic import digits
 from muster.datasets.writer import write_dataset

@@ -151,6 +151,17 @@ def test_without_any_data_the_synthetic_set_is_announced(submitter: Submitter) -
     )
 
 
+def test_a_file_that_looks_like_data_is_named_in_the_message(
+    submitter: Submitter, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    for name in ("shard_00000.txt", "shard_00001.txt.gz"):
+        (tmp_path / "data" / name).write_text("{}\n")
+    message = submitter.prepare(JobRequest()).message
+    assert message is not None
+    assert "data: shard_00001.txt.gz will not be read" in message
+
+
 def test_an_unreadable_default_data_set_is_refused(submitter: Submitter, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "shard_00000.txt").symlink_to(tmp_path / "gone")

@@ -38,6 +38,7 @@ def muster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Res
     """Run commands in a directory with a cluster and a job, and no settings."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("MUSTER_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.delenv("MUSTER_CLUSTER", raising=False)
     Path("cluster.yaml").write_text(CLUSTER)
     Path("job.yaml").write_text(JOB)
@@ -56,6 +57,34 @@ def test_check_shows_the_nodes(muster: Callable[..., Result]) -> None:
     assert (found["capacity"], [it["name"] for it in found["nodes"]]) == (2, ["laptop", "gpu-box"])
 
 
+def test_check_adds_what_the_services_know_of_the_hosts(
+    muster: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = {
+        "host": "gpu-box",
+        "address": "10.0.0.2",
+        "transport": "ssh",
+        "slots": None,
+        "slots_in_use": 0,
+        "jobs": [],
+        "gpu_count": 1,
+        "usable_vram_mb": 1,
+        "agents": {},
+        "facts": None,
+        "seen_at": None,
+        "shared_dir": None,
+    }
+    body = {"hosts": [{**host, "problem": "it wants a password"}]}
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, json=body))
+    client = Client("http://api", transport=transport)
+    monkeypatch.setattr(cluster, "connected", lambda: nullcontext(client))
+    monkeypatch.setattr(cluster, "find_own_services", lambda: "running")
+    shown = muster("cluster", "check", "cluster.yaml")
+    assert shown.stdout.endswith("slots: auto\ngpu-box: it wants a password\n")
+    found = json.loads(muster("cluster", "check", "cluster.yaml", "-o", "json").stdout)
+    assert found["problems"] == ["gpu-box: it wants a password"]
+
+
 def test_plan_says_of_each_node_why(muster: Callable[..., Result]) -> None:
     shown = muster("plan", "job.yaml", "--cluster", "cluster.yaml")
     assert (shown.exit_code, shown.stdout, shown.stderr) == (1, PLAN, "")
@@ -71,7 +100,7 @@ def test_plan_takes_the_cluster_of_the_settings(
     missing = muster("plan", "job.yaml")
     assert (missing.exit_code, "Missing option '--cluster'" in missing.stderr) == (2, True)
     Path("muster").mkdir()
-    Path("muster/config.toml").write_text('MUSTER_CLUSTER = "cluster.yaml"\n')
+    Path("muster/config.toml").write_text(f'MUSTER_CLUSTER = "{Path.cwd()}/cluster.yaml"\n')
     Path("job.yaml").write_text("{world_size: 1, vram_mb: 1}")
     # The command puts the settings of the file into the environment: restored after the test.
     monkeypatch.setenv("MUSTER_CLUSTER", "")

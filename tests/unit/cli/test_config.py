@@ -169,6 +169,10 @@ def test_missing_file_sets_nothing(environ: dict[str, str]) -> None:
         ("colour = 1", "colour is not a setting: see docs/reference/configuration.md"),
         ("MUSTER_PORT = [1]", "MUSTER_PORT must be a string, a number, true or false"),
         ("MUSTER_PORT =", "is not valid TOML: "),
+        ('MUSTER_DATA_DIR = "d"', "MUSTER_DATA_DIR must be a whole path, such as /d or ~/d"),
+        ('DATASET_DIR = "./d"', "DATASET_DIR must be a whole path"),
+        ('MUSTER_CA_FILE = "ca.pem"', "MUSTER_CA_FILE must be a whole path"),
+        ('MUSTER_DATABASE_URL = "sqlite:///m.db"', "MUSTER_DATABASE_URL must be a whole path"),
         ('MUSTER_TOKEN = "x"', "holds secrets and others may read it: chmod go= "),
     ],
 )
@@ -188,3 +192,18 @@ def test_private_file_may_hold_a_secret(environ: dict[str, str]) -> None:
     write_file(environ, 'MUSTER_TOKEN = "x"', mode=0o600)
     apply_config_file(environ)
     assert environ["MUSTER_TOKEN"] == "x"  # noqa: S105  no secret
+
+
+HERE = 'MUSTER_DATA_DIR = "~/muster"\nDATASET_DIR = "s3://bucket/d"\nMUSTER_CLUSTER = "/c.yaml"\n'
+
+
+def test_whole_paths_of_the_file_are_accepted(environ: dict[str, str]) -> None:
+    del environ["MUSTER_DATA_DIR"]
+    write_file(environ, HERE + 'MUSTER_DATABASE_URL = "sqlite:////d.db"\n', mode=0o600)
+    apply_config_file(environ)
+    assert shown()["MUSTER_DATA_DIR"] == (str(Path.home() / "muster"), "file")
+
+
+def test_database_in_the_data_directory_is_shown_as_a_path(environ: dict[str, str]) -> None:
+    environ["MUSTER_DATA_DIR"] = "/q?1"
+    assert shown()["MUSTER_DATABASE_URL"] == ("/q?1/muster.db", "default")

@@ -28,6 +28,18 @@ def test_digits_are_written_and_the_next_command_named(tmp_path: Path) -> None:
     assert len(list(out.glob("shard_*.txt"))) == 3
 
 
+def test_home_is_expanded_where_the_shell_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert dataset("synthetic", "--samples=8", "--shards=1", "--out=~/x").exit_code == 0
+    assert [it.name for it in tmp_path.iterdir()] == ["x"]
+    refused = dataset("synthetic", "--out=~no-one/x")
+    assert refused.exit_code == 2
+    assert "'~no-one/x' names the home of an unknown user" in refused.stderr
+
+
 def test_progress_is_shown_on_a_terminal_only(tmp_path: Path) -> None:
     words = ["synthetic", "--samples", "10001", "--out"]
     quiet = dataset(*words, str(tmp_path / "quiet"))

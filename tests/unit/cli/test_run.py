@@ -149,10 +149,10 @@ def test_each_line_is_shown_once_with_its_rank(logs: Logs) -> None:
     logs.write(0, "before\n")
     terminal = logs.terminal()
     logs.write(0, "one\ntwo\nunfin")
-    logs.write(11, "10%\r20%\n\n")
+    logs.write(11, "10%\r20%\r\n\n")
     terminal.show_output()
     terminal.show_output()
-    assert logs.written == ["[0] one\n[0] two", "[11] 10%\r20%\n[11] "]
+    assert logs.written == ["[0] one\n[0] two", "[11] 20%\n[11] "]
     logs.write(0, "ished")
     logs.write(0, "of the next process\n", attempt=1)
     terminal.show_rest()

@@ -200,3 +200,12 @@ def test_gpu_is_worth_it_above_the_ratio(
     transfer_mb: float, compute_mflop: float, cost: GpuCost, *, is_worth: bool
 ) -> None:
     assert is_gpu_worth(transfer_mb, compute_mflop, cost) is is_worth
+
+
+def test_a_node_where_no_rank_can_be_started_says_why() -> None:
+    why = "its data directory cannot be written"
+    machines = Cluster(nodes=(FAST, SLOW), refusals={"fast": why, "gone": "unknown"})
+    assert chosen(machines) == ["slow"]
+    (placed,) = place(machines, [RankRequest("job", JobSpec(hosts=("fast",)))])
+    assert placed.chosen is None
+    assert str(placed).startswith(f"fast: {why}; slow: this rank may run on fast only")

@@ -220,6 +220,18 @@ def test_checkpoints_are_sought_elsewhere(environ: dict[str, str], place: Locati
     assert read_rank(environ).checkpoint_dir == place
 
 
+def test_home_is_expanded_in_every_path() -> None:
+    environ = {"MUSTER_DATA_DIR": "~/d", "CHECKPOINT_DIR": "~/c", "MUSTER_TLS_CERTFILE": "~/t"}
+    settings = ServiceSettings.read(environ, cores=4)
+    assert settings.data_dir == Path.home() / "d"
+    assert settings.database == Path.home() / "d/muster.db"
+    assert settings.checkpoint_dir == read_rank(environ).checkpoint_dir == Path.home() / "c"
+    assert AccessSettings.read(environ).tls_certfile == Path.home() / "t"
+    for name in ("MUSTER_DATA_DIR", "CHECKPOINT_DIR"):
+        with pytest.raises(InvalidEnvironment, match=f"{name}='~no-one/d' is not a path"):
+            ServiceSettings.read({name: "~no-one/d"}, cores=4)
+
+
 def test_place_in_no_store_is_accepted() -> None:
     with pytest.raises(InvalidEnvironment, match=r"CHECKPOINT_DIR.* is not a path, or s3://"):
         read_rank({"CHECKPOINT_DIR": "gs://bucket/a"})
@@ -274,7 +286,7 @@ def test_empty_environment_is_a_default_job() -> None:
 def test_service_defaults() -> None:
     settings = ServiceSettings.read({"HOME": "/home/ada"}, cores=4)
     assert settings.data_dir == Path("/home/ada/.local/share/muster")
-    assert settings.database_url == "sqlite:////home/ada/.local/share/muster/muster.db"
+    assert settings.database == Path("/home/ada/.local/share/muster/muster.db")
     assert (settings.host, settings.port, settings.slots) == ("127.0.0.1", 8000, 8)
     assert settings.orphan_timeout_seconds == 120
 

@@ -20,9 +20,9 @@ def settings(tmp_path: Path) -> ServiceSettings:
     return ServiceSettings.read(environ, cores=2)
 
 
-def write_shard(tmp_path: Path, text: str = "{}\n") -> None:
+def write_shard(tmp_path: Path) -> None:
     (tmp_path / "shards").mkdir()
-    (tmp_path / "shards" / "shard_first.txt").write_text(text)
+    (tmp_path / "shards" / "shard_first.txt").write_text("{}\n")
 
 
 def test_a_default_data_set_is_used(settings: ServiceSettings, tmp_path: Path) -> None:
@@ -32,16 +32,24 @@ def test_a_default_data_set_is_used(settings: ServiceSettings, tmp_path: Path) -
         assert (completed.dataset_dir, completed.note) == (tmp_path / "shards", None)
 
 
-@pytest.mark.parametrize("text", [None, ""])
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        (None, "does not exist"),
+        ("shard_first.txt", "has 1 shards without a single line"),
+        ("a.gz", "holds no shard file such as shard_00000.txt, but a.gz"),
+    ],
+)
 def test_without_data_the_synthetic_set_is_named_but_not_made(
-    settings: ServiceSettings, tmp_path: Path, text: str | None
+    settings: ServiceSettings, tmp_path: Path, name: str | None, problem: str
 ) -> None:
-    if text is not None:
-        write_shard(tmp_path, text)
+    if name is not None:
+        (tmp_path / "shards").mkdir()
+        (tmp_path / "shards" / name).touch()
     completed = complete(JobSpec(), settings, tmp_path)
     assert completed.dataset_dir == tmp_path / "state" / "datasets" / "synthetic"
     assert completed.note == (
-        f"no data set was named and none is at {tmp_path / 'shards'}: "
+        f"no data set was named and {tmp_path / 'shards'} {problem}: "
         "a small synthetic one will be used"
     )
     assert not (tmp_path / "state").exists()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.contracts.location import InvalidLocation, S3Location, parse_location
+from muster.contracts.location import InvalidLocation, S3Location, expand_home, parse_location
 
 HERE = Path("/here")
 
@@ -35,6 +35,16 @@ s3://bucket/../x s3://bucket/a/. s3://a!b/x /home/me/s3:/b
 def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(InvalidLocation):
         parse_location(text, HERE)
+
+
+def test_home_is_expanded_as_by_a_shell() -> None:
+    home = str(Path.home())
+    assert [expand_home(it) for it in ("~", "~/a/b", "/a/~", "./~", "s3://bucket/~", "")] == [
+        *(home, f"{home}/a/b"),
+        *("/a/~", "./~", "s3://bucket/~", ""),
+    ]
+    with pytest.raises(InvalidLocation, match=r"'~no-one/a' names the home of an unknown user"):
+        expand_home("~no-one/a")
 
 
 def test_parts_join_and_split_like_a_path() -> None:

@@ -152,6 +152,10 @@ ON_THE_WIRE = [
         PermanentFailure(reason=Reason.INVALID_PROGRAM, message="m"),
         '{"is":"permanent_failure","reason":"invalid_program","message":"m"}',
     ),
+    (
+        PermanentFailure(reason=Reason.INVALID_DATASET, message="m", is_of_data=True),
+        '{"is":"permanent_failure","reason":"invalid_dataset","message":"m","is_of_data":true}',
+    ),
     (JoinedGroup(round=3, step=12), '{"is":"joined_group","round":3,"step":12}'),
     (PeerLost(round=3, message="m"), '{"is":"peer_lost","round":3,"message":"m"}'),
     (

@@ -1,6 +1,12 @@
+from dataclasses import replace
+
+import msgspec
 import pytest
 
+from coordinator.decide import placement
 from coordinator.decide.admission import Claim, admit
+from muster.cluster.description import Cluster, ClusterNode
+from tests.support.stories import queued_job
 
 
 def claims(*slots: int) -> list[Claim]:
@@ -91,3 +97,15 @@ def test_a_waiting_job_names_the_holders(held: int, said: str) -> None:
 def test_a_job_admitted_just_now_holds_slots() -> None:
     (wait,) = reasons(claims(2, 8), [], 8)
     assert wait == "waits for 8 of 8 slots (MUSTER_SLOTS); 6 are free, job0 holds the others"
+
+
+def test_a_job_that_waits_for_a_host_to_be_corrected_holds_up_no_other() -> None:
+    nodes = (ClusterNode(name="a", host="a", slots=2), ClusterNode(name="b", host="b", slots=2))
+    anywhere = queued_job(hosts=("a", "b"), world_size=2)
+    picky = replace(anywhere, spec=msgspec.structs.replace(anywhere.spec, hosts=("b",)))
+    cluster = Cluster(nodes=nodes, refusals={"b": "its disk is read-only"})
+    waits, placed, full = placement.admit([picky, anywhere, anywhere], [], cluster)
+    assert "only 0 of its 2 ranks fit now" in waits
+    assert waits.endswith("; b: its disk is read-only")
+    assert [it.host for it in placed] == ["a", "a"]
+    assert "slots in use: 2 of 2" in full

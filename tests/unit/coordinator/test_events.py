@@ -9,6 +9,7 @@ from coordinator.decide.actions import (
     ActionTaken,
     AgentConnected,
     AgentLost,
+    AgentNotStarted,
     AgentSaid,
     KillProcess,
     Observation,
@@ -27,6 +28,7 @@ from muster.contracts.messages import (
     Hello,
     JoinedGroup,
     PeerLost,
+    PermanentFailure,
     RankMessage,
     RankSaid,
     RankSpawned,
@@ -321,6 +323,29 @@ def test_the_end_of_an_unneeded_agent_is_no_event() -> None:
         )
         is None
     )
+
+
+def test_a_host_without_the_data_of_a_job_is_an_event() -> None:
+    story = Story.training(hosts=("a", "b"), world_size=2).beats(1, 5)
+    refused = PermanentFailure(
+        reason=Reason.INVALID_DATASET, message="/d is empty", is_of_data=True
+    )
+    assert event_after(story, RankSaid(rank=1, attempt=0, message=refused)) == of_rank(
+        "host_set_aside", "rank 1 was refused on b: /d is empty"
+    )
+    failing = Story.training(hosts=("a", "b"), world_size=2)
+    assert event_after(failing, RankSaid(rank=1, attempt=0, message=refused)) is None
+
+
+def test_a_host_that_starts_no_agent_is_told_once() -> None:
+    story = Story.submitted(hosts=("a", "b"), world_size=2).is_admitted()
+    told = []
+    for number, why in enumerate(["its disk is full", "its disk is full", "it is away"], 1):
+        story.plans()
+        refused = AgentNotStarted(host="b", generation=number, message=why)
+        told.append(event_after(story, refused))
+        story.observes(refused).passes(60)
+    assert [it and it.message for it in told] == ["its disk is full", None, "it is away"]
 
 
 def test_the_loss_of_an_agent_with_ranks_is_an_event() -> None:

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from coordinator.decide.actions import DismissAgent
+from coordinator.decide.actions import AgentNotStarted, DismissAgent
 from coordinator.decide.plan import plan
 from coordinator.decide.state import AGENT_FAILURES_LIMIT
 from muster.contracts.agent import LOCAL_HOST
@@ -79,6 +79,20 @@ def test_agents_that_never_start_a_rank_fail_the_job(connects: bool) -> None:  #
         story.agent_is_lost()
     story.plans()
     assert (story.job.status, story.job.reason) == (JobStatus.FAILED, Reason.AGENT_LOST)
+
+
+def test_hosts_that_start_no_agent_are_waited_for() -> None:
+    story = Story.submitted(hosts=("a", "b"), world_size=4).is_admitted()
+    story.plans()
+    for _ in range(2 * AGENT_FAILURES_LIMIT):
+        for host in ("a", "b"):
+            story.agent_is_lost(host=host, kind=AgentNotStarted)
+        story.plans()
+        story.passes(60).plans()
+    assert (story.job.status, story.job.reason) == (JobStatus.STARTING, Reason.AGENT_LOST)
+    assert story.job.message == "the agent is gone"
+    story.agents_connect().plans()
+    assert not any(rank.is_down for rank in story.job.ranks)
 
 
 @pytest.mark.parametrize("generation", [0, 2, -1])

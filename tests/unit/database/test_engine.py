@@ -49,6 +49,15 @@ def test_a_new_database_is_readable_by_its_owner_only(tmp_path: Path) -> None:
         assert found.revision() == HEAD
 
 
+def test_the_path_of_a_database_is_not_read_as_a_url(tmp_path: Path) -> None:
+    paths = [tmp_path / name / "muster.db" for name in ("q?1", "q?2", "a%20b", "#")]
+    for path in paths:
+        Database.open(path).close()
+        with existing(path) as found:
+            assert found is not None
+    assert sorted(tmp_path.rglob("muster.db")) == sorted(paths)
+
+
 def test_rows_survive_a_reopening(url: str) -> None:
     with closing(Database.open(url)) as first:
         job = submit(Jobs(first), "a")

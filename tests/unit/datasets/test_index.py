@@ -16,7 +16,7 @@ from muster.datasets.index import (
     line_hash,
 )
 
-LINES = [b"first", b"", b"with a return\r", b"\xff\x00", b"x" * 300_000, b"last"]
+LINES = [b"first", b" ", b"with a return\r", b"\xff\x00", b"x" * 300_000, b"last"]
 
 
 @pytest.fixture
@@ -47,6 +47,14 @@ def test_index_counts_sums_and_finds_lines(shard: Path, end: bytes) -> None:
     assert index.offset(len(LINES)) == len(content)
     with pytest.raises(IndexError):
         index.offset(len(LINES) + 1)
+
+
+@pytest.mark.parametrize("blank", [b"", b"\r"])
+def test_a_shard_with_a_blank_line_gets_no_index(shard: Path, blank: bytes) -> None:
+    shard.write_bytes(b"first\n" * 100_000 + blank + b"\nlast\n")
+    with pytest.raises(InvalidSample, match=r"^s3:/there:100001: the line is blank"):
+        ShardIndex.open(shard, shown=Path("s3:/there"))
+    assert names_in(shard.parent) == ["shard_00000.txt"]
 
 
 def test_line_hash_never_changes() -> None:

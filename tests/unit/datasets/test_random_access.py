@@ -54,9 +54,12 @@ def test_one_pass_adds_up_to_the_totals(shards: list[Path]) -> None:
         assert consumed([]).lines == consumed([]).hash_sum == 0
 
 
-@pytest.mark.parametrize("blank", [b"", b"\r"])
-def test_blank_line_is_refused_by_number(tmp_path: Path, blank: bytes) -> None:
-    shards = write_contents(tmp_path, b"a\n", b"b\n" + blank + b"\nc\n")
+def test_blank_line_is_refused_by_number(tmp_path: Path) -> None:
+    shards = write_contents(tmp_path, b"a\n", b"b\n0\nc\n")
+    facts = shards[1].stat()
+    ShardIndex.open(shards[1])
+    shards[1].write_bytes(b"b\n\r\nc\n")  # an earlier version indexed it like that
+    os.utime(shards[1], ns=(facts.st_atime_ns, facts.st_mtime_ns))
     with RandomAccess(open_source(shards[0].parent)) as access:
         with pytest.raises(InvalidSample, match=r"shard_00001.txt:2: the line is blank"):
             access.draw(numbers(0, 2))
@@ -64,7 +67,7 @@ def test_blank_line_is_refused_by_number(tmp_path: Path, blank: bytes) -> None:
 
 
 def rewrite_in_place(shard: Path) -> None:
-    shard.write_bytes(shard.read_bytes().upper() + b"\n")
+    shard.write_bytes(shard.read_bytes().upper() + b"0\n")
 
 
 def cut(shard: Path) -> None:

@@ -18,7 +18,7 @@ from muster.datasets.reader import (
     read_lines,
 )
 from muster.datasets.schema import LabelledSample
-from muster.datasets.source import shard_name
+from muster.datasets.source import LocalSource, shard_name
 from muster.datasets.sources import open_source
 from tests.support.ranks import write_contents
 
@@ -115,6 +115,56 @@ def test_missing_or_empty_data_set_is_refused(tmp_path: Path) -> None:
         open_source(tmp_path)
     with pytest.raises(DatasetMissing, match="is not a directory"):
         open_source(tmp_path / "shard_00000.txt")
+
+
+def test_files_that_are_no_shards_are_named_instead_of_an_advice(tmp_path: Path) -> None:
+    for name in ("train.jsonl", "part.1.gz", ".hidden", "test.jsonl", *map(str, range(5))):
+        (tmp_path / name).write_text("{}\n")
+    with pytest.raises(DatasetEmpty) as refused:
+        open_source(tmp_path)
+    assert str(refused.value) == (
+        f"the data set {tmp_path} holds no shard file such as shard_00000.txt, but 0, 1, 2, 3, 4 "
+        "and 2 more: rename files that hold one sample a line, and unpack or convert others"
+    )
+    with pytest.raises(DatasetMissing, match="is not a directory: name the directory that holds"):
+        open_source(tmp_path / "train.jsonl")
+
+
+def test_files_read_or_left_out_by_accident_are_named(tmp_path: Path) -> None:
+    usual = ["shard_00000.txt", "shard_00000.idx", "dataset.json", "test.jsonl", "README.md"]
+    for name in usual:
+        (tmp_path / name).write_text("{}\n")
+    assert [*LocalSource(tmp_path).remarks()] == []
+    for name in ("shard_0 (copy).txt", "c.txt.gz", "b.JSONL", "Shard_2"):
+        (tmp_path / name).write_text("{}\n")
+    assert [*LocalSource(tmp_path).remarks()] == [
+        f"{tmp_path}: shard_0 (copy).txt will be read, too",
+        f"{tmp_path}: Shard_2, b.JSONL, c.txt.gz will not be read: data are in shard_*.txt",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "blank_line"),
+    [
+        (b"a\nb", None),
+        (b"a\nb\n", None),
+        (b"a\nb\r\n", None),
+        (b"a\n\n", 2),
+        (b"a\nb\n\r\n", 3),
+        (b"a\nb\n\r", 3),
+        (b"\n", 1),
+        (b"", None),
+    ],
+)
+def test_a_blank_last_line_is_refused_at_submission(
+    tmp_path: Path, content: bytes, blank_line: int | None
+) -> None:
+    source = LocalSource(write_contents(tmp_path, b"a\n", content)[0].parent)
+    if blank_line is None:
+        assert [*source.remarks()] == []
+        return
+    with pytest.raises(InvalidSample, match=rf"shard_00001.txt:{blank_line}: the last line is b"):
+        [*source.remarks()]
 
 
 def test_dangling_link_is_an_error(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK, JobFiles, LogName
 from muster.host.files import KEEP_SIZE, PUNCH_HOLE, fallocate
 from muster.logs import log_file
-from muster.logs.follower import IDLE_READS, FileFollower
+from muster.logs.follower import IDLE_READS, STATE_READS, FileFollower
 from muster.logs.local import LocalLogs
 from muster.logs.log_file import PIECE_BYTES, LogFile, TimeIndex
 from muster.logs.source import GAP, LINE_LIMIT_BYTES, Lines
@@ -135,7 +135,7 @@ def test_a_reader_skips_lines_that_were_discarded(files: JobFiles) -> None:
 
 @pytest.mark.slow
 @PATCHED
-@given(written=st.text("ab\n", max_size=60).map(str.encode), again=st.integers(0, 6))
+@given(written=st.text("ab\r\n", max_size=60).map(str.encode), again=st.integers(0, 6))
 def test_a_long_line_comes_in_pieces_without_a_gap(
     path: Path, monkeypatch: pytest.MonkeyPatch, written: bytes, again: int
 ) -> None:
@@ -153,6 +153,36 @@ def test_a_long_line_comes_in_pieces_without_a_gap(
     assert sum(len(one.raw.replace(b"\n", b"")) for one in found) == len(written) - written.count(
         b"\n"
     )
+
+
+def test_a_progress_bar_is_returned_now_and_then(path: Path) -> None:
+    def write(content: bytes) -> list[str]:
+        with path.open("ab") as log:
+            log.write(content)
+        return [one.text for _ in range(2 * STATE_READS) for one in follower.read()]
+
+    follower = follow(path)
+    assert write(b"begin\n\r 0%") == ["begin"], "it may not be complete"
+    assert write(b"\r10%") == [" 0%"]
+    assert write(b"") == []
+    assert write(b"\r20%\r30%") == ["20%"]
+    # A second reader resumes after any state, as with Last-Event-ID.
+    assert text(follow(path, follower.offset).read(is_over=True)) == "30%"
+    assert write(b"\r100%\nend\r") == ["100%", "end"]
+    assert follower.offset == path.stat().st_size
+
+
+def test_pieces_of_a_long_progress_bar_end_between_states(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_file, "BLOCK_BYTES", 4)
+    monkeypatch.setattr(log_file, "PIECE_BYTES", 8)
+    path.write_bytes(b"\r10%\r20%\r30%\r40%\r50%\n")
+    assert text(follow(path).read() + follow(path, 5).read()) == "10%\n30%"
+    log = LogFile(JobFiles(path.parent.parent), LogName(0, 0))
+    assert [one.text for one in log.read_backwards(21, 0)] == ["50%", "40%", "30%", "20%", "10%"]
+    path.write_bytes(b"\r10%\r20%\r30%")
+    assert log.line_end_before(12, 0) == 12, "pieces are complete lines"
 
 
 def test_a_line_as_long_as_a_piece_is_one_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

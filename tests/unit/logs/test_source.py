@@ -35,12 +35,14 @@ def test_the_empty_position_is_not_an_empty_id() -> None:
     [
         (b"plain", "plain"),
         (b"windows\r", "windows"),
-        (b"10%\r20%", "10%\\r20%"),
+        (b"\r10%\r20%", "20%"),
+        (b"10%\r20%\r", "20%"),
+        (b"10%\r\r", "10%"),
         (b"\xff", "\ufffd"),
         ("\u00e9".encode(), "\u00e9"),
     ],
 )
-def test_a_line_is_shown_without_control_of_the_terminal(raw: bytes, text: str) -> None:
+def test_the_last_state_of_a_line_is_shown(raw: bytes, text: str) -> None:
     assert decode(raw) == text
 
 

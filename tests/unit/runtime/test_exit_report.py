@@ -79,6 +79,7 @@ def test_a_running_or_killed_writers_own_record_does_not_count(files: JobFiles) 
         (b"\n".join(b"%d" % n for n in range(50)), tuple(str(n) for n in range(40, 50))),
         (b"a line\n" * (LAST_LINES + 1), ("a line",) * LAST_LINES),
         (b"x" * 100_000 + b"end", (TOO_LONG,)),
+        (b"10%" + b"\r20%" * LAST_BYTES + b"\nend\n", ("20%", "end")),
         # Half of a line may hold half of a secret.
         (b"secret\n" + b"x" * (LAST_BYTES - 9) + b"\nend\n", ("x" * (LAST_BYTES - 9), "end")),
         (b"secret\n" + b"x" * (LAST_BYTES - 5) + b"\nend\n", ("end",)),

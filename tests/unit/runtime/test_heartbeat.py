@@ -19,6 +19,7 @@ from muster.checkpoints.errors import (
     CheckpointFailed,
     CheckpointMismatch,
     CheckpointNotWritable,
+    OtherData,
     StaleGeneration,
     UnsupportedState,
 )
@@ -39,6 +40,7 @@ from muster.contracts.retry import REPLACED_CODE
 from muster.contracts.wire import encode
 from muster.datasets.errors import (
     DatasetEmpty,
+    DatasetError,
     DatasetMissing,
     InvalidSample,
     ShardChanged,
@@ -261,6 +263,7 @@ SHARD = HERE / "shard_00000.txt"
         (InvalidSample(SHARD, 3, "no sample", b"x"), Reason.INVALID_DATASET),
         (CheckpointDamaged("damaged"), Reason.INVALID_CHECKPOINT),
         (CheckpointMismatch("of another rank"), Reason.INVALID_CHECKPOINT),
+        (OtherData("lines 9, and 8 here"), Reason.INVALID_CHECKPOINT),
         (CheckpointNotWritable("read only"), Reason.INVALID_CHECKPOINT),
         (UnsupportedState("holds a lambda"), Reason.INVALID_PROGRAM),
         (CheckpointFailed("the disk is full"), None),
@@ -269,8 +272,10 @@ SHARD = HERE / "shard_00000.txt"
     ],
 )
 def test_only_permanent_errors_are_reported(error: MusterError, reason: Reason | None) -> None:
-    expected = None if reason is None else PermanentFailure(reason=reason, message=str(error))
-    assert permanent_error(error, Redaction()) == expected
+    found = permanent_error(error, Redaction())
+    assert (found and (found.reason, found.message)) == (reason and (reason, str(error)))
+    is_of_data = isinstance(error, OtherData | DatasetError) and type(error) is not InvalidSample
+    assert (found is not None and found.is_of_data) is is_of_data
 
 
 def test_a_long_error_is_redacted_and_then_cut() -> None:

@@ -11,7 +11,12 @@ import pytest
 from msgspec import structs
 
 from muster.checkpoints.comparison import differences, identity_of
-from muster.checkpoints.errors import CheckpointMismatch, OtherArithmetic, StaleGeneration
+from muster.checkpoints.errors import (
+    CheckpointMismatch,
+    OtherArithmetic,
+    OtherData,
+    StaleGeneration,
+)
 from muster.checkpoints.listing import refuse_other_schedule
 from muster.contracts.messages import EpochDone
 from muster.contracts.paths import checkpoints_of_job
@@ -130,8 +135,9 @@ def test_state_of_another_shape_is_refused(tmp_path: Path) -> None:
 )
 def test_another_schedule_is_refused(tmp_path: Path, other: dict[str, Any], words: str) -> None:
     save(tmp_path, replica_at(5))
-    with pytest.raises(CheckpointMismatch, match=words):
+    with pytest.raises(CheckpointMismatch, match=words) as refused:
         restored(tmp_path, replace(SCHEDULE, **other))
+    assert isinstance(refused.value, OtherData) is ("totals" in other)
 
 
 @pytest.mark.parametrize("other", [{"epochs": 7}, {"checkpoint_every": 1}])
