@@ -5,6 +5,7 @@ Our own actions come before what the process reported, and that before its exit 
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from signal import SIGKILL, SIGTERM
 from typing import Final
 
@@ -20,6 +21,11 @@ _HANGS: Final = frozenset({Reason.HEARTBEAT_TIMEOUT, Reason.NO_PROGRESS, Reason.
 _MISTAKES: Final = frozenset(
     {"SyntaxError", "IndentationError", "NameError", "ImportError", "ModuleNotFoundError"}
 )
+_LASTING: Final = frozenset(
+    {"FileNotFoundError", "NotADirectoryError", "KeyError", "TypeError", "AttributeError"}
+)
+"""A missing path or key, or a wrong argument: errors that time alone does not cure."""
+
 _TORCH_PREFIX: Final = re.compile(r"^\[rank\d+\]: ")
 """Before each line of a traceback once a process group is there."""
 
@@ -129,6 +135,16 @@ def is_mistake(exited: RankExited) -> bool:
     return is_usage or is_unknown_module or is_error
 
 
+def with_error(end: AttemptEnd, rank: RankSnapshot, exited: RankExited) -> AttemptEnd:
+    """Return the end with its lasting error, and since when the attempts of `rank` have had it."""
+    line, before = _error_line(exited), rank.ending
+    if not exited.exit_code or _error_type(exited) not in _LASTING:
+        return end
+    is_repeated = before is not None and before.error == line
+    hosts = {rank.host, *(before.error_hosts if before is not None and is_repeated else ())}
+    return replace(end, error=line, error_hosts=frozenset(hosts), is_repeated=is_repeated)
+
+
 def failed_before(rank: RankSnapshot, one: RankExited, other: RankExited, *, is_near: bool) -> bool:
     """Return whether `one`, of `rank`, failed before `other`, of the same start of a gang.
 
@@ -150,8 +166,12 @@ def has_lost_peer(exited: RankExited) -> bool:
 
 
 def _error_type(exited: RankExited) -> str:
+    return _error_line(exited).partition(":")[0]
+
+
+def _error_line(exited: RankExited) -> str:
     line = last_line(_first_error_line(exited) or error_lines(exited.last_lines))
-    return _TORCH_PREFIX.sub("", line).partition(":")[0]
+    return _TORCH_PREFIX.sub("", line)
 
 
 def _first_error_line(exited: RankExited) -> Sequence[str]:
