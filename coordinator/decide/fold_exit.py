@@ -8,11 +8,12 @@ count nowhere, nor do those of a gang that had lost another rank before, nor a w
 """
 
 from dataclasses import replace
+from itertools import chain
 from signal import SIGTERM
 from typing import Final
 
 from coordinator.decide import fold_pool, fold_rank
-from coordinator.decide.classify_exit import classify, failed_before, has_lost_peer, with_error
+from coordinator.decide.classify_exit import classify, failed_before, has_lost_peer
 from coordinator.decide.events import describe_exit, printable, quote_lines
 from coordinator.decide.job_end import JobFailure
 from coordinator.decide.rank_state import AttemptEnd, Cause, RankSnapshot
@@ -88,7 +89,7 @@ def end_attempt(
     gone = fold_pool.confirm_finished(snapshot, fold_rank.record_exit(rank, message))
     diverged = fold_pool.DIVERGED if rank.attempt.worker_id in snapshot.divergent else None
     cause = rank.attempt.intent.kill or diverged
-    ending = with_error(classify(snapshot, gone, message, cause), rank, message)
+    ending = classify(snapshot, gone, message, cause)
     gone = fold_rank.count_end(gone, ending)
     snapshot = fold_pool.end_worker(snapshot, rank, gone, now)
     if not rank.in_service:
@@ -98,33 +99,24 @@ def end_attempt(
     else:
         trouble = Cause(reason=ending.reason or Reason.WORKER_EXITED, message=ending.message)
         ended = _restart_or_fail(snapshot, replace(gone, trouble=trouble), ending, message, now)
-    if ended.is_ending or not _has_lasting_error(ended, ending.error):
+    if ended.is_ending or not _is_hopeless(ended, ending.error):
         return ended
     words = "the last two attempts of every rank ended with this error"
-    if len(ended.in_service) == 1:
-        words = "a restart did not help"
     failure = _failure(ended, gone, ending, message, Reason.INVALID_PROGRAM, words)
     return fail_job(ended, failure, now)
 
 
-def _has_lasting_error(snapshot: JobSnapshot, error: str) -> bool:
-    """Return whether no rank can get beyond an error that names a missing path or the like.
+def _is_hopeless(snapshot: JobSnapshot, error: str) -> bool:
+    """Return whether no rank gets beyond an error that names a missing path or the like.
 
     One rank alone may wait for what another prepares, one host alone may lack the file, and a
     program that has worked may miss it for a moment.
     """
-    ranks = snapshot.in_service
-    ends = [it.ending for it in ranks if it.is_down and it.ending and it.ending.is_repeated]
-    if not error or len(ends) < len(ranks) or {it.error for it in ends} != {error}:
-        return False
-    hosts = {host for it in ends for host in it.error_hosts}
-    return hosts.issuperset(snapshot.agents) and not any(map(_has_worked, snapshot.ranks))
-
-
-def _has_worked(rank: RankSnapshot) -> bool:
-    """Return whether an attempt has taken a step, saved a checkpoint, or lived long."""
-    saved, progress = rank.checkpoints_before + rank.attempt.checkpoints_saved, rank.progress
-    return bool(saved or progress.step) or rank.budget.proven_step >= 0
+    ends = [it.ending for it in snapshot.in_service if it.is_down and it.ending]
+    hosts = [it.error_hosts for it in ends if it.error == error and it.error_hosts[1:]]
+    is_everywhere = {*chain(*hosts)} >= {*snapshot.agents}
+    has_worked = snapshot.step or any(it.budget.proven_step >= 0 for it in snapshot.ranks)
+    return len(hosts) == len(snapshot.in_service) and is_everywhere and not has_worked
 
 
 def _blame_earlier(
@@ -147,7 +139,8 @@ def _blame_earlier(
 def _last_lines(spec: JobSpec, exited: RankExited) -> list[str]:
     """Return the end of the log, and what to do about a failed import."""
     python = spec.argv[0] if spec.argv and "/python" in spec.argv[0] else spec.python
-    advice = import_advice("\n".join(exited.last_lines), python)
+    script = next((word for word in spec.argv or () if word.endswith(".py")), "")
+    advice = import_advice("\n".join(exited.last_lines), python, script)
     return [*exited.last_lines, *([advice] if advice else [])]
 
 
@@ -217,10 +210,9 @@ def _count_failure(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> Ran
         reached = max(reached or 0, rank.progress.step)
     if reached is None:
         is_progress = _has_lived_long(snapshot, rank, now)
-        reached = 0 if is_progress else budget.proven_step
+        proven = max(budget.proven_step, 0) if is_progress else budget.proven_step
     else:
-        is_progress = reached > budget.proven_step
-    proven = max(reached, budget.proven_step)
+        is_progress, proven = reached > budget.proven_step, max(reached, budget.proven_step)
     fruitless = 0 if is_progress else budget.fruitless + 1
     return replace(rank, budget=replace(budget, fruitless=fruitless, proven_step=proven))
 
