@@ -100,6 +100,7 @@ OTHER_TOOLS: Final = {
     **dict.fromkeys(["delete", "remove"], "rm"),
     "sbatch": "submit",
     "torchrun": "run",
+    "tail": "logs",
     "describe": "show",
     "start": "up",
 }
