@@ -106,6 +106,7 @@ def run_job(job_id: JobId, spec: JobSpec) -> int:
     is_new = not files.root.exists()
     with service_lock(files, "wait until that one has ended, or choose another --job-id"):
         environ = private_environment(os.environ, files.root, max(settings.slots, spec.world_size))
+        files.ended.unlink(missing_ok=True)
         url = local_url(environ)
         log = str(files.services_log)
         write_record(
@@ -120,6 +121,7 @@ def run_job(job_id: JobId, spec: JobSpec) -> int:
                 files.disk_reserve.unlink(missing_ok=True)
     if view is None or view.status not in FINISHED:
         return INTERRUPTED_CODE
+    files.ended.touch()
     return EXIT_CODES[JobStatus(view.status)]
 
 
