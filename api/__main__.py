@@ -31,10 +31,11 @@ def back_up(file: Path) -> int:
     from database.jobs import Jobs  # noqa: PLC0415
     from muster.contracts.errors import MusterError  # noqa: PLC0415
     from muster.contracts.settings import ServiceSettings  # noqa: PLC0415
+    from muster.host.limits import usable_processors  # noqa: PLC0415
     from muster.runtime.stderr_messages import print_stderr  # noqa: PLC0415
 
     try:
-        settings = ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
+        settings = ServiceSettings.read(os.environ, cores=usable_processors())
         with existing(settings.database_url) as database:
             if database is not None:
                 database.back_up(file)

@@ -49,6 +49,7 @@ from muster.contracts.job import JobId
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import TOKEN, AccessSettings, ServiceSettings, is_issued_token
 from muster.host import processes
+from muster.host.limits import usable_processors
 from muster.host.private import make_private
 from muster.logs.local import LocalLogs
 from muster.objects.client import BRIEF_RETRY_SECONDS, S3Client
@@ -113,7 +114,7 @@ def serve() -> int:
         signal.signal(number, lambda *_: sys.exit(0))
     processes.unblock_sigint()
     try:
-        settings = ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
+        settings = ServiceSettings.read(os.environ, cores=usable_processors())
         access = AccessSettings.read(os.environ)
         if is_issued_token(os.environ):
             print_stderr(

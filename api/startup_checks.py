@@ -17,6 +17,7 @@ from muster.contracts.errors import MusterError
 from muster.contracts.location import S3Location
 from muster.contracts.settings import AccessSettings, S3Settings, ServiceSettings
 from muster.contracts.token import Scope
+from muster.host.limits import usable_processors
 from muster.host.ports import AddressNotLocal
 
 ENCODINGS: Final = ("UTF8", "SQL_ASCII")
@@ -104,7 +105,7 @@ def run_checks(environ: Mapping[str, str], *, is_store_asked: bool = False) -> i
     has_admin_token = False
     stores: list[dict[str, str]] = []
     try:
-        settings = ServiceSettings.read(environ, cores=os.cpu_count() or 1)
+        settings = ServiceSettings.read(environ, cores=usable_processors())
         access = AccessSettings.read(environ)
     except MusterError as error:
         problems.append(_described(error, "settings"))

@@ -44,7 +44,7 @@ from muster.datasets.errors import DatasetError, DatasetMissing
 from muster.datasets.sources import open_source
 from muster.datasets.synthetic import synthetic
 from muster.host.code import copy_code
-from muster.host.programs import command_problem, path_with
+from muster.host.programs import command_problem, path_with, with_interpreter
 from muster.job_defaults import Completed, complete
 from muster.objects.client import default_client
 from muster.objects.errors import ObjectStoreError, StoreUnavailable
@@ -217,7 +217,7 @@ def _refuse_missing_files(spec: JobSpec, completed: Completed, search_path: str 
         if not completed.working_dir.is_dir():
             message = f"{completed.working_dir} is not a directory"
             raise invalid_field("body", "working_dir", message)
-    python = completed.spec.python
+    python = None if spec.engine == "kubernetes" else completed.spec.python  # an image has its own
     if python is not None and not (os.path.isfile(python) and os.access(python, os.X_OK)):  # noqa: PTH113
         raise invalid_field("body", "python", f"{python} is not an executable file")
     if spec.checkpoint_dir is not None or spec.command is None:
@@ -232,10 +232,11 @@ def _refuse_missing_files(spec: JobSpec, completed: Completed, search_path: str 
             if not (completed.working_dir / file).is_file():
                 message = f"{completed.working_dir / file} is not a file"
                 raise invalid_field("body", "program", message)
-    if completed.spec.argv is not None:
+    if spec.command is not None:
         # A file that comes later is too late: the job may start at once.
         places = path_with(python, spec.env.get("PATH", search_path))
-        if problem := command_problem(completed.spec.argv, completed.working_dir, places):
+        argv = with_interpreter(spec.command, python, spec.env)  # as an agent does
+        if problem := command_problem(argv, completed.working_dir, places):
             raise invalid_field("body", "command", problem)
 
 

@@ -20,6 +20,7 @@ import click
 from cli.errors import Misuse
 from cli.output import Output, output_option, show, table
 from muster.contracts.errors import InvalidEnvironment
+from muster.host.limits import usable_processors
 
 
 class Setting(NamedTuple):
@@ -42,7 +43,7 @@ _OTHER_VARIABLES: Final[Mapping[str, str]] = {
 _COMPUTED_DEFAULTS: Final[Mapping[str, str]] = {
     "MUSTER_DATA_DIR": "`~/.local/share/muster`; `./.muster` with make",
     "MUSTER_DATABASE_URL": "SQLite in the data directory",
-    "MUSTER_SLOTS": "twice the processors",
+    "MUSTER_SLOTS": "twice the usable processors",
     "CHECKPOINT_DIR": "`checkpoints` in the data directory; `./checkpoints` by hand",
     "DATASET_DIR": "`./data/shards`",
     "MUSTER_RANK_PORTS": "any free ports",
@@ -151,7 +152,7 @@ def setting_values(environ: Mapping[str, str]) -> dict[str, str | None]:
 
     from muster.contracts import settings as declared  # noqa: PLC0415
 
-    services = declared.ServiceSettings.read(environ, cores=os.cpu_count() or 1)
+    services = declared.ServiceSettings.read(environ, cores=usable_processors())
     access, store = declared.AccessSettings.read(environ), declared.S3Settings.read(environ)
     asdict = msgspec.structs.asdict
     fields = {**asdict(services), **asdict(access), **asdict(store)}

@@ -32,6 +32,7 @@ from muster.host.containment import cgroup_of
 from muster.host.extras import install_command, missing_server_packages
 from muster.host.files import existing
 from muster.host.gpus import visible_gpus
+from muster.host.limits import memory_limits
 from muster.host.ports import AddressNotLocal, PortUnavailable, is_port_free
 from muster.host.processes import counts_waits, module_command
 from muster.runtime.secrets import SecretStore
@@ -179,7 +180,8 @@ def _check_machine() -> Iterator[Finding]:
         problem=f"ulimit -n {DESCRIPTORS_WANTED}" if soft < DESCRIPTORS_MIN else "",
         warning=fix if hard < DESCRIPTORS_WANTED else "",
     )
-    available = psutil.virtual_memory().available
+    left = [left_bytes for _, left_bytes in memory_limits()]
+    available = min([psutil.virtual_memory().available, *left])
     fix = "a rank takes 50 MiB and its model: run fewer at once"
     is_enough = available >= MEMORY_WANTED_BYTES
     yield _finding("memory", f"{size_text(available)} available", warning="" if is_enough else fix)

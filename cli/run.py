@@ -21,6 +21,7 @@ from muster.contracts.spec import VIRTUAL_SHARDS_OF_SCRIPTS, JobRequest, JobSpec
 from muster.contracts.spec_problems import checked, checked_job_id
 from muster.host.extras import require_server
 from muster.host.gpus import visible_gpus
+from muster.host.limits import usable_processors
 from muster.host.programs import callers_python, command_problem
 
 TORCHRUN_OPTIONS: Final = re.split(
@@ -35,7 +36,7 @@ def parse_ranks(_: click.Context, __: click.Parameter, word: str) -> int:
     """Return a number of ranks from a number, ``cpu``, ``gpu`` or ``auto``."""
     if word.isdecimal() and int(word) > 0:
         return int(word)
-    cores, gpus = os.cpu_count() or 1, visible_gpus(os.environ)
+    cores, gpus = usable_processors(), visible_gpus(os.environ)
     match word:
         case "cpu":
             return cores
@@ -70,7 +71,8 @@ def parse_ranks(_: click.Context, __: click.Parameter, word: str) -> int:
     default="1",
     callback=parse_ranks,
     metavar="N",
-    help="Number of ranks: 4, cpu (one for each core), gpu, or auto (gpu if there is one).",
+    help="Number of ranks: 4, cpu (one for each core that may be used), gpu, or auto (gpu if there "
+    "is one).",
 )
 @click.option(
     "--restart-scope",

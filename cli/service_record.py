@@ -19,6 +19,7 @@ from muster.contracts.paths import DataDir
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.settings import CA_FILE, LOOPBACK_NAMES, ServiceSettings, api_url
 from muster.host.files import replace_private
+from muster.host.limits import usable_processors
 from muster.host.private import UnusableDirectory, make_private
 from muster.host.processes import is_running
 
@@ -81,7 +82,7 @@ def read_record(files: DataDir) -> ServiceRecord | None:
 
 def service_settings() -> ServiceSettings:
     """Return the settings of this environment's services; raises `InvalidEnvironment`."""
-    return ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
+    return ServiceSettings.read(os.environ, cores=usable_processors())
 
 
 def find_own_services() -> ServiceRecord | None:

@@ -191,7 +191,9 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
         mappings={"env": dict(env), "secrets": dict(secrets), "labels": dict(labels)},
     )
     body = described.body(Path.cwd())
-    if body.get("python") is None and (body.get("command") or body.get("program")):
+    names_code = body.get("command") or body.get("program")
+    # An image has an interpreter of its own.
+    if body.get("python") is None and names_code and body.get("engine") != "kubernetes":
         body["python"] = callers_python({**os.environ, **dict(env)})
     if dry_run:
         with connected() as client, _field_errors(described):

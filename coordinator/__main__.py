@@ -11,7 +11,7 @@ from muster.contracts.errors import MusterError
 from muster.contracts.retry import INTERRUPTED_CODE, REPLACED_CODE
 from muster.contracts.settings import ServiceSettings
 from muster.host import processes
-from muster.host.limits import ShellLimits
+from muster.host.limits import ShellLimits, usable_processors
 from muster.host.private import make_private
 from muster.runtime import service_log
 from muster.runtime.stderr_messages import print_stderr
@@ -25,7 +25,7 @@ def main() -> int:
     processes.exit_with_parent(os.environ)
     service_log.configure("coordinator")
     try:
-        settings = ServiceSettings.read(os.environ, cores=os.cpu_count() or 1)
+        settings = ServiceSettings.read(os.environ, cores=usable_processors())
         limits = ShellLimits.replaced()
         make_private(settings.data_dir)
         database = Database.open(settings.database_url)

@@ -213,6 +213,8 @@ class AgentLifecycle:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for jobs in self._schedulers.values():
+            await jobs.close()
 
     async def _attend(
         self,

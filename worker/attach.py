@@ -41,7 +41,7 @@ from muster.contracts.rank import ProcessRecord
 from muster.host.containment import kill_job, tagged_processes
 from muster.host.files import closing, existing, publish_newer_address, shares_directory
 from muster.host.gpus import describe_gpus
-from muster.host.limits import ShellLimits
+from muster.host.limits import ShellLimits, memory_limits, usable_processors
 from muster.host.processes import boot_id, identify, is_provably_gone, is_running, kill
 from muster.runtime.agent_process import agent_tag, start_agent
 from muster.runtime.archive import claim_directory
@@ -51,6 +51,7 @@ def main() -> None:
     """Read the order, carry it out and answer."""
     limits = ShellLimits.replaced()
     with suppress(BrokenPipeError):
+        os.write(sys.stdout.fileno(), b"\n")  # what a login shell has printed may end without one
         _say(HostReady(version=VERSION))
         content = sys.stdin.buffer.readline()
         if not content.endswith(b"\n"):
@@ -93,6 +94,7 @@ def _facts(environment: Mapping[str, str], data_dir: str) -> HostFacts:
     from muster.runtime.fingerprint import numpy_build  # noqa: PLC0415
 
     numpy_version, blas_kernel, simd = numpy_build()
+    ram_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return HostFacts(
         version=VERSION,
         python=platform.python_version(),
@@ -100,8 +102,8 @@ def _facts(environment: Mapping[str, str], data_dir: str) -> HostFacts:
         blas_kernel=blas_kernel,
         numpy=numpy_version,
         simd=simd,
-        cpu_cores=len(os.sched_getaffinity(0)),
-        ram_mb=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20,
+        cpu_cores=usable_processors(),
+        ram_mb=min([ram_bytes, *(limit for limit, _ in memory_limits())]) >> 20,
         gpus=tuple(describe_gpus()),
         disk_free_mb=_free_mb(Path(data_dir)) if data_dir else None,
     )

@@ -29,6 +29,7 @@ from muster.contracts.rank import Phase
 from muster.contracts.retry import SIGNAL_BASE
 from muster.contracts.secrets import SecretUnavailable
 from muster.host.gpus import GpusBusy
+from muster.host.limits import CGROUPS, MEMBERSHIP, cgroup_files
 from muster.logs.log_file import TimeIndex
 from muster.program import InvalidProgram
 from muster.runtime.exit_report import (
@@ -48,9 +49,6 @@ CANNOT_START: Final = 126
 
 KILLED_IN_SHELL: Final = SIGNAL_BASE + signal.SIGKILL
 """Exit code of a shell or container whose program was killed."""
-
-CGROUPS: Final = Path("/sys/fs/cgroup")
-MEMBERSHIP: Final = Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +205,8 @@ class OomKills:
     """
 
     def __init__(self, membership: Path = MEMBERSHIP, cgroups: Path = CGROUPS) -> None:
-        self._file = _oom_counter(membership, cgroups)
+        files = cgroup_files("memory.events", "memory.oom_control", membership, cgroups)
+        self._file = next(files, None)
         self._claimed = self._count()
 
     def claim(self) -> bool:
@@ -224,24 +223,6 @@ class OomKills:
             return 0
         words = (line.split() for line in lines.splitlines())
         return next((int(word[1]) for word in words if word[:1] == ["oom_kill"]), 0)
-
-
-def _oom_counter(membership: Path, cgroups: Path) -> Path | None:
-    """Return the kernel's file, of cgroup v2 or else v1."""
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return None
-    groups = {
-        kinds: place.lstrip("/") for _, kinds, place in (line.split(":", 2) for line in lines)
-    }
-    candidates = [cgroups / groups.get("", "") / "memory.events"]
-    candidates += [
-        cgroups / "memory" / place / "memory.oom_control"
-        for kinds, place in groups.items()
-        if "memory" in kinds.split(",")
-    ]
-    return next((file for file in candidates if file.is_file()), None)
 
 
 class _Message(msgspec.Struct):

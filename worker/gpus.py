@@ -25,7 +25,7 @@ from muster.contracts.rank import ProcessRecord
 from muster.contracts.retry import VRAM_BACKOFF
 from muster.host.containment import tagged_processes
 from muster.host.files import closing, replace_private
-from muster.host.gpus import GpusBusy, claimed, is_claimed, list_gpus, measure_gpus
+from muster.host.gpus import GpusBusy, claimed, is_claimed, list_gpus, measure_gpus, nameable
 from muster.host.processes import boot_id, is_provably_gone, this_process
 from muster.program import InvalidProgram
 from muster.runtime.stderr_messages import print_stderr
@@ -111,14 +111,14 @@ class RankGpus:
         if self._need is not None and not self._per_rank:
             lease = self._reserve(order, self._need, missing)
             try:
-                yield [lease.gpu] if lease.gpu.startswith("GPU-") else [], []
+                yield nameable([lease.gpu]), []
             except BaseException:
                 self.release(lease.tag)
                 raise
             return
         uuids, leased = list(self._usable_mb), self._ledger.gpus
         with claimed(uuids, self._per_rank, missing, leased) as found:
-            yield list(found), list(found.values())
+            yield nameable(found), list(found.values())
 
     def hand_over(self, tag: str, process: ProcessRecord | None) -> None:
         """Make a rank that has started the holder of its lease, which outlives this agent."""
@@ -210,9 +210,14 @@ class RankGpus:
             of_size = f" of {self._need.vram_mb} MB, as cluster.yaml describes them,"
         needed = 1 if self._is_sharing else self._at_once
         if len(usable) < needed:
+            advice = "choose a smaller gpus_per_rank, or fewer ranks for a gang"
+            absent = [it for it in described if not any(gpu.startswith(it) for gpu in found)]
+            if absent and found:
+                named = f"cluster.yaml names {', '.join(absent)}, and the host has"
+                advice = f"{named} {', '.join(found)}: correct it, and restart the services"
             raise InvalidProgram(
                 f"the job needs {needed} GPUs{of_size} at once, and its host has {len(usable)} for "
-                f"it, {why}: choose a smaller gpus_per_rank, or fewer ranks for a gang"
+                f"it, {why}: {advice}"
             )
         return usable
 

@@ -52,7 +52,7 @@ from muster.host.processes import (
     kill,
     module_command,
 )
-from muster.host.programs import interpreter_problem, path_with
+from muster.host.programs import interpreter_problem, path_with, with_interpreter
 from muster.program import InvalidProgram
 from muster.runtime.redaction import Redaction, held_secrets
 from muster.runtime.secrets import SecretStore
@@ -154,9 +154,12 @@ class ExecStarter:
         if words:
             if path := path_with(self._python, environment.get("PATH")):
                 environment["PATH"] = path
+            command = msgspec.json.decode(words, type=list[str])
+            command = with_interpreter(command, self._python, order.environment)
+            environment[JOB_VARIABLES["command"]] = msgspec.json.encode(command).decode()
             channel.send(encode(Executing()))
             with suppress(OSError, subprocess.SubprocessError):
-                return run(msgspec.json.decode(words, type=list[str]))
+                return run(command)
             # The launcher meets the same error, and reports it where a program's own would be.
             return run(module_command("worker"))  # the rank's interpreter may have no muster
         self.refuse_interpreter(environment)

@@ -31,7 +31,7 @@ class Line:
     def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
         """Start the client. Raises OSError."""
         self._received = b""
-        self._ignored_bytes = 0
+        self._ignored = bytearray()  # since the last answer: what a login shell prints, for example
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed with the line
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)  # noqa: FBT003  the standard library's signature
@@ -60,10 +60,12 @@ class Line:
         with suppress(TimeoutError, OSError):
             async with asyncio.timeout(SILENCE_SECONDS):
                 while (text := await self.read()) is not None:
-                    with suppress(msgspec.DecodeError):  # a login shell may print something
-                        return _DECODER.decode(text)
-                    self._ignored_bytes += len(text) + 1
-                    if self._ignored_bytes > LINE_LIMIT_BYTES:
+                    with suppress(msgspec.DecodeError):
+                        answer = _DECODER.decode(text)
+                        self._ignored.clear()
+                        return answer
+                    self._ignored += text + b"\n"
+                    if len(self._ignored) > LINE_LIMIT_BYTES:
                         return None
         return None
 
@@ -90,7 +92,7 @@ class Line:
     async def problem(self) -> str:
         """Wait until the host is ready; return why it takes no order, "" if it does."""
         answer = await self.answer()
-        if self._ignored_bytes > LINE_LIMIT_BYTES:
+        if len(self._ignored + self._received) > LINE_LIMIT_BYTES:
             return "its login shell prints too much: let it print nothing if it is not interactive"
         if not isinstance(answer, HostReady):
             why = self.last_error()
@@ -106,8 +108,13 @@ class Line:
         return os.pread(self._errors.fileno(), 2000, max(0, size - 2000)).decode(errors="replace")
 
     def last_error(self) -> str:
-        """Return the last line of it."""
-        return printable(next(iter(self.errors().strip().splitlines()[-1:]), "it wrote no error"))
+        """Return the last line of it, after that of what the host printed instead of an answer.
+
+        nologin writes its reason there, and so do commands that sshd forces on a user.
+        """
+        printed = (self._ignored + self._received).decode(errors="replace")
+        lines = [it.strip().splitlines()[-1] for it in (printed, self.errors()) if it.strip()]
+        return printable("; ".join(lines) or "it wrote no error")
 
     def hang_up(self) -> None:
         """Break the line: its reader finds the end."""

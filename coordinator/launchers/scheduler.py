@@ -6,11 +6,11 @@ answer says nothing: its jobs count as running.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import structlog
 
@@ -23,6 +23,8 @@ from muster.contracts.messages import AgentAssignment
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.spec import JobSpec
 from muster.contracts.views import EngineJob
+
+Result = TypeVar("Result")
 
 FindJobs = Callable[[Collection[JobUid]], Mapping[JobUid, Job]]
 
@@ -92,8 +94,25 @@ class SchedulerJobs:
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self._looking: asyncio.Task[Mapping[str, SchedulerJob]] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._problem = ""  # the last one that was logged
         self._woken = asyncio.Event()
+
+    def start(self, work: Coroutine[object, object, Result]) -> asyncio.Task[Result]:
+        """Start a task that `close` ends."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """End all tasks, before the event loop does.
+
+        It cancels all parts of asyncio's start of a command together, which then never ends.
+        """
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def pause(self, seconds: float) -> None:
         """Wait, at most until an agent may have ended."""
@@ -114,7 +133,7 @@ class SchedulerJobs:
         while True:
             task = self._looking
             if task is None or task.done():
-                task = self._looking = asyncio.get_running_loop().create_task(self._list())
+                task = self._looking = self.start(self._list())
             try:
                 return await asyncio.shield(task)
             except SchedulerUnavailable as error:
@@ -265,7 +284,7 @@ class SchedulerLauncher:
                 await self._jobs.pause(pause_seconds)
                 pause_seconds = min(2 * pause_seconds, LAST_PAUSE_SECONDS)
 
-        ended = asyncio.get_running_loop().create_task(watch())
+        ended = self._jobs.start(watch())
         agent = AgentProcess(job_uid=self._uid, record=None, ended=ended, is_evidence=False)
         return agent
 

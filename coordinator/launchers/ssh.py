@@ -37,16 +37,23 @@ _SSH: Final = (
 
 _REASONS: Final = {
     "Could not resolve": "no address of {host} is known: correct its host: in cluster.yaml",
-    "IDENTIFICATION HAS CHANGED": "its host key has changed: if it should, `ssh-keygen -R {host}`",
+    # Some distributions have it print a command, which knows the file, alias and port.
+    r"remove with:\s+(ssh-keygen .*\S)": "its host key has changed: if it should, `{0}`",
+    r"Offending \w+ key in (.+):(\d+)": "its host key has changed: if it should, remove line {1} "
+    "of {0}",
     "Host key verification failed": "its host key is not known: log in by hand and compare it",
-    "Permission denied": "it wants a password: run `ssh-copy-id {login}`",
+    r'Load key "(.+)": (.*\S)': "ssh cannot use the key {0}: {1}",
+    r"Permission denied \([^)]*publickey": "it takes no key that ssh has: run `ssh-add` if yours "
+    "has a passphrase, otherwise `ssh-copy-id {login}`",
+    r"Permission denied \((.+)\)": "it wants more than a key ({0}): set AuthenticationMethods "
+    "publickey for this user in its sshd_config",
     "Connection refused": "nothing listens on its SSH port: start sshd there",
     "banner exchange": "what listens on its SSH port does not answer: restart sshd there",
     "timed out|No route to host|unreachable": "it does not answer: is it on, and host: right?",
     "remote port forwarding failed": "it forwards no port: set AllowTcpForwarding yes in its "
     "sshd_config, or MUSTER_AGENT_ADDRESS here",
 }
-"""What we say for what ssh says."""
+"""What we say for what ssh says, the first that fits; numbers stand for groups of the pattern."""
 
 
 class SocketDirectory:
@@ -129,20 +136,25 @@ class SshMaster:
         with ExitStack() as opened:
             try:
                 self._socket = self._sockets.new_socket()
-                master = Line([*self._words("ControlMaster=yes"), "cat"], self._environ)
+                # What a login shell prints may end without a newline.
+                words = [*self._words("ControlMaster=yes"), "echo; cat"]
+                master = Line(words, self._environ)
                 opened.callback(self._end, master)
                 async with asyncio.timeout(LOGIN_SECONDS):
                     with suppress(BrokenPipeError):  # ssh has ended, and has written why
                         await master.give(HostReady(version=VERSION))  # cat gives it back
                     why = await master.problem() or await self._forward()
-            except TimeoutError:
-                return f"it did not let us in within {LOGIN_SECONDS:g} s"
             except OSError as error:
-                return str(error)
+                late = f"it did not let us in within {LOGIN_SECONDS:g} s"
+                return str(error) or f"{late} ({master.last_error()})"
             if why:
                 said = f"{master.errors()}\n{why}"
-                known = [it for pattern, it in _REASONS.items() if re.search(pattern, said)]
-                return known[0].format(host=self._host[-1], login=self._login) if known else why
+                for pattern, reason in _REASONS.items():
+                    if found := re.search(pattern, said):
+                        return reason.format(
+                            *found.groups(), host=self._host[-1], login=self._login
+                        )
+                return why
             self._ended = asyncio.get_running_loop().create_task(master.ended())
             end = opened.pop_all().close
             self._ended.add_done_callback(lambda _: end())

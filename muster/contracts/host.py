@@ -25,7 +25,7 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     numpy: str
     simd: Annotated[tuple[str, ...], Meta(description="CPU features that numpy dispatches on.")]
     cpu_cores: Annotated[int, Meta(description="Logical processors that a rank may use.")]
-    ram_mb: Annotated[int, Meta(description="Main memory, in MiB.")]
+    ram_mb: Annotated[int, Meta(description="Main memory that a rank may use, in MiB.")]
     gpus: Annotated[tuple[str, ...], Meta(description="As nvidia-smi -L shows them.")]
     disk_free_mb: Annotated[
         int | None, Meta(description="Free in its data directory, in MiB; null: not known.")

@@ -100,7 +100,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, environ: Mapping[str, str], *, cores: int) -> "ServiceSettings":
-        """Read the settings of a service; `cores` is the machine's number of processors.
+        """Read the settings of a service; `cores` is the number of processors that it may use.
 
         Raises `InvalidEnvironment`, also for the settings of the store and of secrets.
         """

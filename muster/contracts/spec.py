@@ -213,8 +213,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         str | None,
         _doc(
             "The interpreter that runs `program`, and is `python` in `command`. Default: the first "
-            "`python` on the PATH of `muster submit` or `muster run`; over REST, that of the "
-            "service."
+            "`python` on the PATH of `muster submit` or `muster run`. Over REST and on Kubernetes: "
+            "the one that runs the agent of the rank's host, in a container the image's own; if "
+            "`env` sets PATH, the first there."
         ),
     ] = None
     gpus_per_rank: Annotated[

@@ -6,6 +6,7 @@ that inherited the socket has ended, so there is no record that could be wrong a
 """
 
 import errno
+import re
 import socket
 import subprocess
 from collections import Counter
@@ -18,6 +19,10 @@ from muster.host.containment import tag_of
 
 NVIDIA_SMI: Final = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
 NVIDIA_SMI_LIST: Final = ("nvidia-smi", "-L")
+
+_PREFIX: Final = "GPU-"
+_UUID: Final = re.compile(rf"(?:{_PREFIX})?[0-9a-f]{{8}}[0-9a-f-]*")
+"""The board of a Jetson shows its own without the prefix (JetPack 6)."""
 
 ANSWER_SECONDS: Final = 5.0
 """Without persistence mode the driver loads first. The agent's loop waits meanwhile."""
@@ -47,9 +52,9 @@ def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> in
 def list_gpus(environ: Mapping[str, str]) -> list[str]:
     """Return the UUIDs of the GPUs that CUDA_VISIBLE_DEVICES names, or of all without it.
 
-    As in CUDA, a word may be the beginning of a UUID. A number counts as `nvidia-smi` does, in the
-    order of the PCI bus. Raises `GpusBusy` if `nvidia-smi` does not answer in time, `OSError` if
-    it cannot be run, and `subprocess.CalledProcessError` if it fails.
+    As in CUDA, a word may be the beginning of a UUID with its prefix. A number counts as
+    `nvidia-smi` does, in the order of the PCI bus. Raises `GpusBusy` if `nvidia-smi` does not
+    answer in time, `OSError` if it cannot be run, and `subprocess.CalledProcessError` if it fails.
     """
     try:
         output = subprocess.run(  # noqa: S603  no word of it comes from outside
@@ -61,13 +66,19 @@ def list_gpus(environ: Mapping[str, str]) -> list[str]:
     # A GPU that does not answer has an error in its line, but keeps its number.
     numbered = list(enumerate(line.strip() for line in output.splitlines()))
     listed = environ.get("CUDA_VISIBLE_DEVICES")
-    words = ["GPU-"] if listed is None else [word.strip() for word in listed.split(",")]
-    starts = tuple(word for word in words if word.startswith("GPU-"))
+    words = [_PREFIX] if listed is None else [word.strip() for word in listed.split(",")]
+    starts = tuple(word for word in words if word.startswith(_PREFIX))
     return [
         uuid
         for number, uuid in numbered
-        if uuid.startswith("GPU-") and (uuid.startswith(starts) or str(number) in words)
+        if _UUID.fullmatch(uuid)
+        and (f"{_PREFIX}{uuid.removeprefix(_PREFIX)}".startswith(starts) or str(number) in words)
     ]
+
+
+def nameable(uuids: Collection[str]) -> list[str]:
+    """Return those that CUDA_VISIBLE_DEVICES can name; a board has one GPU, without a prefix."""
+    return [uuid for uuid in uuids if uuid.startswith(_PREFIX)]
 
 
 def describe_gpus() -> list[str]:

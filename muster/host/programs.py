@@ -14,6 +14,7 @@ from typing import Final
 
 from muster.contracts.errors import printable
 from muster.contracts.interpreter import version_problem
+from muster.contracts.spec import PYTHON_NAMES
 
 ANSWER_SECONDS: Final = 3.0
 """Far beyond what an interpreter takes to start. An agent waits for it, and must not be silent for
@@ -47,6 +48,18 @@ def command_problem(
         if script.endswith(".py") and not _may_be_file(working_dir / script):
             return printable(f"there is no {script} in {working_dir}")
     return None
+
+
+def with_interpreter(
+    command: Sequence[str], python: str | None, job_env: Mapping[str, str]
+) -> list[str]:
+    """Return a command with an interpreter in place of `python`: ours if the job names none.
+
+    The PATH of a host may have another one, or none of that name. A job that sets its own PATH
+    chooses by it.
+    """
+    is_meant = command[0] in PYTHON_NAMES and (python is not None or "PATH" not in job_env)
+    return [python or sys.executable, *command[1:]] if is_meant else list(command)
 
 
 def path_with(python: str | None, path: str | None) -> str | None:

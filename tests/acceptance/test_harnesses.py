@@ -72,7 +72,7 @@ def test_dead_and_frozen_ranks_are_replaced_slow_ones_are_not(tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_starved_ranks_end_slowly_and_are_not_killed(tmp_path: Path) -> None:
-    report = starved.run(tmp_path, trainings=3, load=20, minutes=3, timeout=2.0, seed=1)
+    report = starved.run(tmp_path, trainings=2, load=12, minutes=3, timeout=2.0, seed=1)
     assert not [fault for fault in report.faults if "goal is missed" not in fault], report
 
 

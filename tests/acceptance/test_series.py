@@ -27,8 +27,8 @@ run.checkpoint({{"step": run.steps_done}})
 @pytest.mark.parametrize("gang", [False, True])
 def test_a_curve_goes_on_over_kills(installation: Installation, *, gang: bool) -> None:
     def greatest() -> list[float]:
-        series = installation.request("GET", f"/jobs/{job_id}/series?points=2048").json()["series"]
-        return [value for part in ("live", "abandoned") for value in series["loss"][part]["greatest"]]
+        loss = installation.request("GET", f"/jobs/{job_id}/series").json()["series"]["loss"]
+        return [*loss["live"]["greatest"], *loss["abandoned"]["greatest"]]
 
     scope = {"restart_scope": "gang", "world_size": 2, "keep_last": 100} if gang else {}
     job_id = installation.submit(command=["python", "-c", PROGRAM], **scope)
@@ -48,5 +48,6 @@ def test_a_curve_goes_on_over_kills(installation: Installation, *, gang: bool) -
     live = series["loss"]["live"]
     assert live["step"] == sorted(set(live["step"]))
     assert live["step"][-1] == STEPS
-    assert sum(live["count"]) <= STEPS - 1, "no value is in the curve twice"
+    # Of a gang, the values of another rank go on where those of the killed one end: some overlap.
+    assert gang or sum(live["count"]) <= STEPS - 1, "no value is in the curve twice"
     assert 1e6 in greatest(), "the spike is seen"

@@ -22,7 +22,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "huggingface.py"
 
 
 def test_a_signalled_trainer_ends_with_the_same_bits(tmp_path: Path) -> None:
-    report = preemption.run(tmp_path, signals=3, seed=7, kind="TERM,KILL")
+    report = preemption.run(tmp_path, signals=2, seed=7, kind="TERM,KILL")
     assert not report.faults, report
 
 

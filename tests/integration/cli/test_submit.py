@@ -6,14 +6,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
+import httpx
 import pytest
-from click.testing import Result
+from click.testing import CliRunner, Result
 
 from cli.errors import ExitCode
+from cli.main import app
 from database.jobs import JobQuery
 from database.records import Event, Job, utc_now
+from muster import Client
 from muster.contracts.job import JobId, JobStatus, Reason
 from tests.support.api_service import DEADLINE_SECONDS, Agent, Service, StandIn
 from tests.support.database_samples import worker
@@ -165,6 +169,23 @@ def test_dry_run_prints_the_plan_and_submits_nothing(
     named = muster("submit", "--dry-run", "--set", f"dataset_dir={tmp_path}", "--", "true")
     assert f"dataset in     {tmp_path}" in named.stdout
     assert stand_in.jobs.count(JobQuery()) == before
+
+
+@pytest.mark.parametrize(("engine", "named"), [("kubernetes", 0), ("slurm", 1)])
+def test_an_image_has_a_python_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, engine: str, named: int
+) -> None:
+    bodies = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(request.content))
+        return httpx.Response(422, json={"detail": "no"})
+
+    client = Client("http://api", transport=httpx.MockTransport(answer))
+    monkeypatch.setattr("cli.submit.connected", lambda *_: nullcontext(client))
+    words = ["submit", "--dry-run", "--engine", engine, "--", "python", "train.py"]
+    CliRunner().invoke(app, words)
+    assert [len({"python"} & body.keys()) for body in bodies] == [named]
 
 
 def test_submit_prints_the_notes_of_the_server(

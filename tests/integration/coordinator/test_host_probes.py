@@ -1,6 +1,5 @@
 """What hosts say about themselves, over real ssh."""
 
-import os
 import platform
 import signal
 from collections.abc import Callable
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 from muster.contracts.interpreter import VERSION
+from muster.host.limits import usable_processors
 from tests.support.clusters import ClusterInstallation, cluster, needs_cluster
 from tests.support.installation import await_value, newest_checkpoint
 
@@ -43,7 +43,7 @@ def test_every_host_says_what_it_has(tmp_path: Path) -> None:
             facts = host["facts"]
             assert (facts["version"], facts["machine"]) == (VERSION, platform.machine())
             assert facts["numpy"] == np.__version__
-            assert facts["cpu_cores"] == len(os.sched_getaffinity(0))
+            assert facts["cpu_cores"] == usable_processors()
             assert host["problem"] is None
         assert [it["shared_dir"] for it in hosts[1:]] == [None, None]
 

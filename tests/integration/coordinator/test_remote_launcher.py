@@ -146,8 +146,11 @@ def test_only_a_host_that_answers_tells_of_an_agent(
         ("exec /nowhere/ssh", "/nowhere/ssh: not found"),
         (
             "echo hello; echo first >&2; echo no route >&2; exit 255",
-            "cannot be used: no route; try",
+            "cannot be used: hello; no route; try",
         ),
+        ("echo This account is not available", "cannot be used: This account is not available; "),
+        ("printf 'no commands here'", "cannot be used: no commands here; try"),
+        ("head -c 200000 /dev/zero", "its login shell prints too much"),
         ("exit 1", "it wrote no error"),
         ("exec yes", "its login shell prints too much"),
         ("""echo Hello; echo '{"type":"ready","version":"0.0.1"}'""", "it has Muster 0.0.1"),

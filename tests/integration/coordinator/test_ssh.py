@@ -148,10 +148,21 @@ def sshd(tmp_path: Path) -> Iterator[Sshd]:
         yield made
 
 
+NO_KEY = (
+    "it takes no key that ssh has: run `ssh-add` if yours has a passphrase, otherwise "
+    "`ssh-copy-id root@gpu-box`"
+)
+
+
 @pytest.mark.parametrize(
     ("lines", "client", "why"),
     [
-        ("AuthorizedKeysFile none", "", "it wants a password: run `ssh-copy-id"),
+        ("AuthorizedKeysFile none", "", NO_KEY),
+        (
+            "AuthenticationMethods publickey,password\nPasswordAuthentication yes",
+            "",
+            "it wants more than a key (password): set AuthenticationMethods publickey for",
+        ),
         ("AllowTcpForwarding no", "", "it forwards no port: set AllowTcpForwarding yes"),
         (
             "",
@@ -161,9 +172,10 @@ def sshd(tmp_path: Path) -> Iterator[Sshd]:
         (
             "",
             "StrictHostKeyChecking yes\nUserKnownHostsFile {root}/known",
-            "its host key has changed: if it should, `ssh-keygen -R gpu-box`",
+            "its host key has changed: if it should, ",
         ),
         ("ForceCommand exit 1", "", "it wrote no error"),
+        ("ForceCommand echo no commands here", "", "no commands here; "),
         ("ForceCommand yes", "", "its login shell prints too much"),
     ],
 )
@@ -176,6 +188,52 @@ def test_what_a_host_refuses_is_a_sentence(
     problem = sshd.problem()
     assert problem.startswith(f"elsewhere cannot be used: {why}")
     assert problem.endswith("; try `ssh root@gpu-box true`")
+
+
+CHANGED = "Offending RSA key in /x/known:7\r\n"
+COMMAND = '  remove with:\r\n  ssh-keygen -f "/x/known" -R "[box]:2222"\r\n'
+FAILED = "Host key verification failed.\r\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        (CHANGED + FAILED, "its host key has changed: if it should, remove line 7 of /x/known"),
+        (
+            CHANGED + COMMAND + FAILED,
+            'its host key has changed: if it should, `ssh-keygen -f "/x/known" -R "[box]:2222"`',
+        ),
+        (
+            'Load key "/x/id": bad permissions\r\nbox: Permission denied (publickey).\r\n',
+            "ssh cannot use the key /x/id: bad permissions",
+        ),
+    ],
+)
+def test_what_another_ssh_writes_is_understood(
+    sshd: Sshd, tmp_path: Path, written: str, why: str
+) -> None:
+    (tmp_path / "written").write_text(written)
+    (tmp_path / "ssh" / "ssh").write_text(f"#!/bin/sh\ncat {tmp_path}/written >&2; exit 255\n")
+    assert f"elsewhere cannot be used: {why}; " in sshd.problem()
+
+
+def test_a_host_that_waits_for_an_answer_is_quoted(
+    sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.launchers.ssh.LOGIN_SECONDS", 2.0)
+    (tmp_path / "ssh" / "ssh").write_text("#!/bin/sh\nprintf 'press a key'; exec sleep 60\n")
+    assert "it did not let us in within 2 s (press a key); " in sshd.problem()
+
+
+def test_a_login_shell_may_print_without_a_newline(sshd: Sshd) -> None:
+    sshd.start("""ForceCommand printf '\\033]0;title\\007'; eval "$SSH_ORIGINAL_COMMAND"\n""")
+
+    async def check() -> None:
+        with closing(sshd.launchers()) as launchers:
+            probed = await launchers["elsewhere"].probe()
+            assert probed.facts is not None
+
+    asyncio.run(check())
 
 
 def test_a_host_that_is_not_there_is_a_sentence(sshd: Sshd) -> None:

@@ -135,7 +135,20 @@ def test_command_that_cannot_run_is_refused(submitter: Submitter, tmp_path: Path
     name = "muster-test-command"  # that no machine has
     (tmp_path / name).touch(mode=0o755)
     assert refusal(submitter, command=(name,)) == "command"
-    submitter.prepare(JobRequest(command=(name,), env={"PATH": str(tmp_path)}))
+    own = {"PATH": str(tmp_path)}
+    submitter.prepare(JobRequest(command=(name,), env=own))
+    submitter = replace(submitter, search_path=str(tmp_path))
+    submitter.prepare(JobRequest(command=("python", "-c", "")))  # the agent has one
+    assert refusal(submitter, command=("python", "train.py")) == "command"
+    assert refusal(submitter, command=("python", "-c", ""), env=own) == "command"
+
+
+def test_an_interpreter_of_an_image_is_not_looked_for_here(submitter: Submitter) -> None:
+    settings = msgspec.structs.replace(submitter.settings, engines=frozenset({"kubernetes"}))
+    image = {"engine": "kubernetes", "engine_options": {"image": "IMAGE"}}
+    there = JobRequest(command=("python", "-c", ""), python="/opt/conda/bin/python", **image)
+    spec = replace(submitter, settings=settings).prepare(there).spec
+    assert spec.argv == ("/opt/conda/bin/python", "-c", "")
 
 
 def test_without_any_data_the_synthetic_set_is_announced(submitter: Submitter) -> None:

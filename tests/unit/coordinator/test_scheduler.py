@@ -1,6 +1,7 @@
 """What is asked of Slurm, what its answers mean, and where ranks go on a scheduler's hosts."""
 
 import asyncio
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -279,6 +280,26 @@ def test_what_sbatch_says_tells_whether_to_try_again(
     with pytest.raises(expected) as failed:
         asyncio.run(Slurm({"PATH": str(tmp_path)}).submit("n", ORDER, SPEC))
     assert (type(failed.value), words in str(failed.value)) == (expected, True)
+
+
+@pytest.mark.parametrize("turns", range(2, 9, 2))  # while the command starts
+def test_a_list_under_way_does_not_hold_up_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, turns: int
+) -> None:
+    monkeypatch.setattr("coordinator.launchers.scheduler.LOOK_SECONDS", 0.0)
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\n")
+    squeue.chmod(0o755)
+
+    async def end_early() -> None:
+        jobs = SchedulerJobs(Slurm({"PATH": f"{tmp_path}:{os.environ['PATH']}"}))
+        looking = asyncio.ensure_future(jobs.look())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        looking.cancel()
+        await jobs.close()
+
+    asyncio.run(end_early())
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from muster.host.gpus import (
 from tests.support.gpus import show_use, write_nvidia_smi
 
 A, B, C = "GPU-8932f937", "GPU-5f2cd0a1", "GPU-5f000000"
+BOARD = "54fa04a2-d61e-5e1c-9c1f-7a52b1a5d1a3"  # of a Jetson
 
 
 @pytest.mark.parametrize(
@@ -45,19 +46,21 @@ def test_visible_gpus_are_counted(tmp_path: Path, visible: str | None, count: in
 @pytest.mark.parametrize(
     ("visible", "listed"),
     [
-        (None, [A, B, C]),
+        (None, [A, B, C, BOARD]),
         ("", []),
         ("-1", []),
         ("MIG-8932f937", []),
         ("0, 3", [A, C]),
+        ("4", [BOARD]),
         (f"{C},{A}", [A, C]),
         ("GPU-5f", [B, C]),
+        ("GPU-54fa", [BOARD]),
     ],
 )
 def test_gpus_are_listed_by_uuid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, listed: list[str]
 ) -> None:
-    write_nvidia_smi(tmp_path, f"printf '{A}\\n{B}\\n[GPU is lost]\\n{C}\\n'")
+    write_nvidia_smi(tmp_path, f"printf '{A}\\n{B}\\n[GPU is lost]\\n{C}\\n{BOARD}\\n'")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert list_gpus(environ) == listed

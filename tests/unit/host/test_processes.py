@@ -21,7 +21,6 @@ from muster.host.processes import (
     identify,
     is_provably_gone,
     is_running,
-    is_stopped,
     send_signal,
     this_process,
 )
@@ -78,7 +77,11 @@ def test_a_wait_is_that_of_any_thread_and_not_of_a_stop() -> None:
         wait = ProcessorWait(rival.pid)
         await_value(lambda: wait.seconds > 0.1, lambda: f"{wait.seconds}")
         rival.send_signal(signal.SIGSTOP)
-        await_value(lambda: is_stopped(rival.pid), lambda: "it runs")
+        tasks = Path(f"/proc/{rival.pid}/task")
+        await_value(
+            lambda: all(it.read_text().rpartition(")")[2][1] == "T" for it in tasks.glob("*/stat")),
+            lambda: "a thread runs",
+        )
         stopped = ProcessorWait(rival.pid)
         os.sched_yield()
         assert stopped.seconds == 0

@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from muster.contracts.interpreter import PROTOCOL, VERSION
-from muster.host.programs import callers_python, command_problem, interpreter_problem
+from muster.host.programs import (
+    callers_python,
+    command_problem,
+    interpreter_problem,
+    with_interpreter,
+)
 
 SEARCH_PATH = "/usr/bin:/bin"
 
@@ -57,6 +62,23 @@ def test_command_that_cannot_run_says_why(directory: Path, command: list[str], s
 )
 def test_command_that_can_run_has_no_problem(directory: Path, command: list[str]) -> None:
     assert command_problem(command, directory, SEARCH_PATH) is None
+
+
+@pytest.mark.parametrize(
+    ("program", "python", "job_env", "means"),
+    [
+        ("python", None, {}, sys.executable),
+        ("python3", None, {"X": "1"}, sys.executable),
+        ("python", None, {"PATH": "/venv/bin"}, "python"),
+        ("python", "/my/python", {"PATH": "/venv/bin"}, "/my/python"),
+        ("python3.11", "/my/python", {}, "python3.11"),
+        ("/usr/bin/python", None, {}, "/usr/bin/python"),
+    ],
+)
+def test_python_in_a_command_is_that_of_the_job_or_ours(
+    program: str, python: str | None, job_env: dict[str, str], means: str
+) -> None:
+    assert with_interpreter([program, "a.py"], python, job_env) == [means, "a.py"]
 
 
 @pytest.mark.parametrize(

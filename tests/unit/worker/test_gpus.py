@@ -220,8 +220,20 @@ def test_a_host_that_can_never_do_is_refused(
 ) -> None:
     usable = {uuids[0]: usable_mb, "GPU-absent": 90_000}
     gpus = gpus_of(usable, gpus_per_rank=per_rank, gpus_at_once=2)
-    with pytest.raises(InvalidProgram, match="GPUs of 8000 MB, as cluster"):
+    with pytest.raises(InvalidProgram, match="GPUs of 8000 MB, as cluster") as refused:
         reserve(gpus)
+    both = f"cluster.yaml names GPU-absent, and the host has {', '.join(uuids)}: correct it"
+    assert both in str(refused.value)
+
+
+@pytest.mark.parametrize("per_rank", [0, 1])
+def test_a_board_whose_uuid_has_no_prefix_is_used(
+    uuids: list[str], tmp_path: Path, per_rank: int
+) -> None:
+    board = uuids[0].removeprefix("GPU-")
+    show_use(tmp_path / "bin", [board], free=f"{board}, [N/A]\\n")
+    gpus = gpus_of({board: 9000}, gpus_per_rank=per_rank)
+    assert reserve(gpus) == [], "CUDA_VISIBLE_DEVICES takes no such name"
 
 
 def test_a_board_without_nvidia_smi_has_its_name(

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from muster.contracts.environ import PROCESS_TAG
+from muster.contracts.environ import JOB_VARIABLES, PROCESS_TAG
 from muster.contracts.messages import FORKED_PID, AdoptedRank, StartRank
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.secrets import SecretUnavailable
@@ -79,6 +79,30 @@ def test_imports_have_time_in_which_no_processor_is_free(monkeypatch: pytest.Mon
         starter.use(process.pid, ours)
         assert starter.start(order, 2, server) == 4711
         starter.close()
+
+
+@pytest.mark.parametrize(
+    ("job_env", "python"), [({}, sys.executable), ({"PATH": "{root}"}, "another")]
+)
+def test_python_in_a_command_is_that_of_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_env: dict[str, str], python: str
+) -> None:
+    (tmp_path / "python").write_text("#!/bin/sh\necho another\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    command = ["python", "-c", "import sys; print(sys.executable)"]
+    environment = {
+        **{name: value.format(root=tmp_path) for name, value in job_env.items()},
+        JOB_VARIABLES["command"]: msgspec.json.encode(command).decode(),
+        PROCESS_TAG: "uid/0/0",
+    }
+    order = StartRank(rank=0, attempt=0, environment=environment, working_dir=str(tmp_path))
+    log = tmp_path / "log"
+    ours, theirs = socket.socketpair()
+    with ours, theirs, log.open("wb") as file:
+        pid = ExecStarter(ShellLimits(64, 64)).start(order, file.fileno(), theirs)
+        os.waitpid(pid, 0)
+    assert log.read_text() == f"{python}\n"
 
 
 def test_a_missing_interpreter_is_not_permanent(monkeypatch: pytest.MonkeyPatch) -> None:
