@@ -109,9 +109,8 @@ def run_job(job_id: JobId, spec: JobSpec) -> int:
         files.ended.unlink(missing_ok=True)
         url = local_url(environ)
         log = str(files.services_log)
-        write_record(
-            files, ServiceRecord(url=url, process=this_process(), log=log, is_ending=False)
-        )
+        record = ServiceRecord(url=url, process=this_process(), log=log, is_ending=False)
+        write_record(files, record)
         rotate(files.services_log)
         with open_for_append(files, files.services_log) as output:
             follower = Follower(job_id, spec, files)

@@ -308,8 +308,7 @@ def delete_checkpoints(location: Location) -> None:
         kept = _kept(client.jobs(sorted(OPEN)), DataDir(service_settings().data_dir))
     if location.name in kept:
         raise WrongState(f"{location} stays: a job that is not over, or a muster run, needs it")
-    _delete_saved(location)
-    click.echo(f"the checkpoints in {location} are deleted")
+    click.echo(f"{plural(_delete_saved(location), 'file')} of {location} deleted")
 
 
 def _kept(jobs: Iterable[Job], files: DataDir) -> set[str]:
@@ -322,10 +321,12 @@ def _kept(jobs: Iterable[Job], files: DataDir) -> set[str]:
     return kept.union(*((job.id, job.view.spec["resume_from"]) for job in jobs))
 
 
-def _delete_saved(location: Location) -> None:
-    """Delete what the job of this name has saved, and nothing beside it."""
+def _delete_saved(location: Location) -> int:
+    """Delete what the job of this name has saved, nothing beside it; return how many files."""
     from muster.checkpoints.deletion import entries, remove  # noqa: PLC0415  not for --help
     from muster.checkpoints.manifest import Owner  # noqa: PLC0415  as above
 
     owner = Owner(job_id=location.name, job_uid=None, rank=0, world_size=1, generation=None)
-    remove(entries(location, owner))
+    found = entries(location, owner)
+    remove(found)
+    return sum(not it.is_directory for it in found)

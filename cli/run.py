@@ -158,8 +158,7 @@ def run(  # noqa: PLR0913  each option is a parameter
         max_kills=max_restarts,  # torchrun counts a kill as a failure like any other
         env={name: os.environ[name] for name in RANK_DEFAULTS if name in os.environ},
     )
-    is_gang = ranks > 1 and restart_scope == "gang" and not elastic
-    if is_gang:
+    if ranks > 1 and restart_scope == "gang" and not elastic:
         from cli.submit import has_separate_models, script_of  # noqa: PLC0415  as above
 
         if has_separate_models(script_of(words, "")[1]):

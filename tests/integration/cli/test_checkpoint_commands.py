@@ -88,7 +88,9 @@ def test_checkpoints_are_deleted_once_no_job_needs_them(
     assert submitted.exit_code == ExitCode.OK, submitted.stderr
     assert muster("checkpoint", "rm", str(saved)).exit_code == ExitCode.CONFLICT
     stand_in.end(submitted.stdout.strip())
-    assert muster("checkpoint", "rm", str(saved)).exit_code == ExitCode.OK
+    of_rank = muster("checkpoint", "rm", str(saved / "worker_0"))
+    assert of_rank.stdout == f"0 files of {saved / 'worker_0'} deleted\n", "it is no job's place"
+    assert muster("checkpoint", "rm", str(saved)).stdout.endswith(f" files of {saved} deleted\n")
     assert [path.name for path in saved.rglob("*")] == ["notes"]
 
 
