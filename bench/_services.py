@@ -11,6 +11,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -153,8 +154,10 @@ def _is_fork_server(pid: int) -> bool:
 
 def memory_megabytes(pids: Iterable[int], field: str) -> float:
     """Return the memory of processes by fields of smaps_rollup that begin so, such as ``Pss:``."""
-    texts = (Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids)
-    lines = (line for text in texts for line in text.splitlines())
+    lines: list[str] = []
+    for pid in pids:
+        with suppress(FileNotFoundError):  # it has ended
+            lines += Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
