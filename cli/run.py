@@ -146,9 +146,8 @@ def run(  # noqa: PLR0913  each option is a parameter
     if "--" in words[1:2] and (module or words[0].endswith(".py")):
         words = (words[0], *words[2:])  # `muster submit` wants it between script and arguments
     python = python or callers_python(os.environ)
-    named = argv_of_module if module else argv_of_script
     request = JobRequest(
-        command=named(words, Path.cwd(), python),
+        command=(argv_of_module if module else argv_of_script)(words, Path.cwd(), python),
         python=python,
         world_size=ranks,
         restart_scope="rank" if elastic else restart_scope,
@@ -158,8 +157,7 @@ def run(  # noqa: PLR0913  each option is a parameter
         max_kills=max_restarts,  # torchrun counts a kill as a failure like any other
         env={name: os.environ[name] for name in RANK_DEFAULTS if name in os.environ},
     )
-    is_gang = ranks > 1 and restart_scope == "gang" and not elastic
-    if is_gang:
+    if ranks > 1 and restart_scope == "gang" and not elastic:
         from cli.submit import has_separate_models, script_of  # noqa: PLC0415  as above
 
         if has_separate_models(script_of(words, "")[1]):
