@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Final, TypeAlias
 
 import msgspec
@@ -282,12 +283,12 @@ def _check_data(
 
 def _refuse_unwritable(checkpoint_dir: Path) -> None:
     """Refuse a directory that a rank cannot make, or in which it cannot save."""
-    place = checkpoint_dir
-    while not os.path.lexists(place):
-        place = place.parent
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        message = f"{place} is not a directory that the service's user can write to: name another"
-        raise invalid_field("body", "checkpoint_dir", f"{message}, or leave it out")
+    place = next(it for it in (checkpoint_dir, *checkpoint_dir.parents) if os.path.lexists(it))
+    try:
+        TemporaryFile(dir=place).close()  # os.access() says yes to root, even in /proc
+    except OSError as error:
+        message = f"the service's user cannot write to {place} ({error.strerror}): name another"
+        raise invalid_field("body", "checkpoint_dir", f"{message}, or leave it out") from error
 
 
 def _refuse_missing_secrets(spec: JobSpec, directory: Path) -> None:

@@ -20,7 +20,7 @@ import msgspec
 
 from cli.connection import attached, complete_jobs, connected, job_argument
 from cli.errors import ExitCode, Misuse
-from cli.lifecycle import watch_to_end
+from cli.lifecycle import delete_checkpoints, watch_to_end
 from cli.output import (
     Column,
     Group,
@@ -359,6 +359,17 @@ def export(which: str, target: Path, kind: str | None, only: str | None, rank: i
     noun = "directory" if target.is_dir() else "file"
     arrays = plural(count, "array")
     click.echo(f"the {noun} {target} holds {arrays} of step {found.step}", err=True)
+
+
+@checkpoint.command("rm")
+@_where_argument
+def remove(where: str) -> None:
+    """Delete the checkpoints of a job that is over, or that was deleted.
+
+    Nothing else in their directory is deleted. The services have to be up, to say
+    whether a job needs them.
+    """
+    delete_checkpoints(_checkpoint_dirs(where)[0])
 
 
 @click.command()

@@ -107,11 +107,11 @@ def run_job(job_id: JobId, spec: JobSpec) -> int:
     is_new = not files.root.exists()
     with service_lock(files, "wait until that one has ended, or choose another --job-id"):
         environ = private_environment(os.environ, files.root, max(settings.slots, spec.world_size))
+        files.ended.unlink(missing_ok=True)
         url = local_url(environ)
         log = str(files.services_log)
-        write_record(
-            files, ServiceRecord(url=url, process=this_process(), log=log, is_ending=False)
-        )
+        record = ServiceRecord(url=url, process=this_process(), log=log, is_ending=False)
+        write_record(files, record)
         rotate(files.services_log)
         with open_for_append(files, files.services_log) as output:
             follower = Follower(job_id, spec, files)
@@ -121,6 +121,7 @@ def run_job(job_id: JobId, spec: JobSpec) -> int:
                 files.disk_reserve.unlink(missing_ok=True)
     if view is None or view.status not in FINISHED:
         return INTERRUPTED_CODE
+    files.ended.touch()
     return EXIT_CODES[JobStatus(view.status)]
 
 

@@ -89,6 +89,7 @@ LINES_LIMIT: Final = 10_000
 @click.option(
     "-n", "--limit", type=click.IntRange(1, 1000), default=20, help="Most jobs. Default: 20."
 )
+@click.option("-a", "--all", is_flag=True, hidden=True, expose_value=False, help="As without it.")
 @output_option
 def ps(status: Sequence[str], limit: int, output: Output) -> None:
     """List jobs, newest first."""
@@ -336,6 +337,7 @@ def parse_time(_: click.Context, __: click.Parameter, text: str | None) -> datet
 @click.option("-f", "--follow", is_flag=True, help="Also print new lines until the job ends.")
 @click.option("--rank", type=click.IntRange(min=0), help="Only the lines of this rank.")
 @click.option(
+    "-n",
     "--tail",
     type=click.IntRange(0, LINES_LIMIT),
     help="Print only the last lines. Default: 200, with -f all, with --since 10000.",

@@ -1,10 +1,11 @@
-"""``muster wait``, ``scale``, ``pause``, ``resume``, ``stop``, ``rm`` and ``purge``."""
+"""``muster wait``, ``scale``, ``pause``, ``resume``, ``stop``, ``rm``, ``purge`` and ``gc``."""
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,12 +18,14 @@ from cli.connection import (
     job_argument,
     status_option,
 )
-from cli.errors import ExitCode, Misuse, exit_code_of
+from cli.errors import ExitCode, Misuse, WrongState, exit_code_of
 from cli.output import notice_if_slow, plural
+from cli.service_record import find_own_services, service_settings
 from muster.client.errors import Ambiguous, Refused, Replaced
 from muster.contracts.errors import printable
-from muster.contracts.job import EXIT_CODES, JobStatus
-from muster.contracts.paths import size_text
+from muster.contracts.job import EXIT_CODES, OPEN, JobStatus
+from muster.contracts.location import Location
+from muster.contracts.paths import DataDir, size_text
 from muster.contracts.views import Purged
 from muster.runtime.stderr_messages import print_stderr
 
@@ -275,3 +278,55 @@ def _skipped(found: Purged) -> str:
     if not found.skipped:
         return ""
     return f", {plural(len(found.skipped), 'job')} skipped that are running (--stop includes them)"
+
+
+@click.command()
+@click.option("--delete", is_flag=True, help="Delete what is listed.")
+def gc(*, delete: bool) -> None:
+    """List what deleted jobs have left, and delete it.
+
+    That is in the data directory of these services: checkpoints of deleted jobs, and
+    directories of each muster run that is over, with its logs. What a job that is not over,
+    or a muster run, can resume from is not listed.
+    """
+    files = DataDir(service_settings().data_dir)
+    if find_own_services() is None:
+        raise Misuse(f"which jobs are deleted is not known for {files.root}: start muster up -d")
+    with connected() as client:
+        kept = _kept(client.jobs(), files)
+    for place in sorted([*files.checkpoints.glob("*/"), *files.runs.glob("*/")]):
+        if place.name not in kept:
+            size = size_text(sum(it.lstat().st_size for it in place.rglob("*")))
+            click.echo(f"{size:>9}  {place}")
+            if delete:
+                (shutil.rmtree if place.parent == files.runs else _delete_saved)(place)
+
+
+def delete_checkpoints(location: Location) -> None:
+    """Delete what a job has saved; raises `WrongState` if it is needed."""
+    with connected() as client:
+        kept = _kept(client.jobs(sorted(OPEN)), DataDir(service_settings().data_dir))
+    if location.name in kept:
+        raise WrongState(f"{location} stays: a job that is not over, or a muster run, needs it")
+    click.echo(f"{plural(_delete_saved(location), 'file')} of {location} deleted")
+
+
+def _kept(jobs: Iterable[Job], files: DataDir) -> set[str]:
+    """Return the ids of jobs whose checkpoints these jobs, or a `muster run`, can resume from.
+
+    A run that is over could still resume from what it has saved in the data directory.
+    """
+    kept = {it.name for it in files.runs.glob("*") if not DataDir(it).ended.exists()}
+    kept |= {it.name for it in files.checkpoints.glob("*") if (files.runs / it.name).exists()}
+    return kept.union(*((job.id, job.view.spec["resume_from"]) for job in jobs))
+
+
+def _delete_saved(location: Location) -> int:
+    """Delete what the job of this name has saved, nothing beside it; return how many files."""
+    from muster.checkpoints.deletion import entries, remove  # noqa: PLC0415  not for --help
+    from muster.checkpoints.manifest import Owner  # noqa: PLC0415  as above
+
+    owner = Owner(job_id=location.name, job_uid=None, rank=0, world_size=1, generation=None)
+    found = entries(location, owner)
+    remove(found)
+    return sum(not it.is_directory for it in found)

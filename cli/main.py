@@ -65,6 +65,7 @@ HEADINGS: Final = {
         "stop": Entry("cli.lifecycle:stop", "Save a last checkpoint and stop jobs."),
         "rm": Entry("cli.lifecycle:rm", "Delete jobs that have ended, with their logs."),
         "purge": Entry("cli.lifecycle:purge", "Delete every job that matches a filter."),
+        "gc": Entry("cli.lifecycle:gc", "List what deleted jobs have left, and delete it."),
     },
     "Inside a job": {
         "workers": Entry("cli.workers:workers", "List the workers of a job's pool."),
@@ -100,6 +101,7 @@ OTHER_TOOLS: Final = {
     **dict.fromkeys(["delete", "remove"], "rm"),
     "sbatch": "submit",
     "torchrun": "run",
+    "tail": "logs",
     "describe": "show",
     "start": "up",
 }

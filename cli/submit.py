@@ -216,6 +216,8 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     if file is not None and file.suffix == ".py":
         flags["command"], file = ["python", str(file), *context.meta.get(__name__, [])], None
     typed = {field: value for field, value in flags.items() if value is not None}
+    if not (file or fields or typed.keys() & {"command", "program"}):
+        raise click.UsageError("Missing a script or job file, or a command after --.")
     described = JobDescription(
         file=None if file is None else read_job_file(file),
         typed={**typed, **_values(fields)},
@@ -355,8 +357,8 @@ def read_job_file(path: Path) -> YamlFile:
     """Return the fields of a job; raises `InvalidDescription`, or `Misuse` for another file."""
     if path.suffix not in SUFFIXES:
         raise Misuse(
-            f"{path} is not a job file ({', '.join(SUFFIXES)}); to run a command, write -- "
-            f"before it: muster submit -- {shlex.quote(str(path))}"
+            f"{path} is not a job file ({', '.join(SUFFIXES)}); to run a command, write -- before "
+            f"it: muster submit -- {'bash ' * (path.suffix == '.sh')}{shlex.quote(str(path))}"
         )
     found = YamlFile.read(path)
     if not isinstance(found.content, dict):

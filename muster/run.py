@@ -153,8 +153,9 @@ class Run:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the last step, counted from 0."""
-        return self._reader.committed.epoch
+        """The epoch of the present batch, counted from 0: after the loop, of the last step."""
+        # The reader counts once more at the end.
+        return min(self._reader.epoch, max(self.settings.epochs - 1, self._reader.committed.epoch))
 
     @property
     def should_stop(self) -> bool:

@@ -17,9 +17,10 @@ from muster.contracts.retry import DO_NOT_RETRY_CODE, SIGNAL_BASE, RetryClass
 
 _HANGS: Final = frozenset({Reason.HEARTBEAT_TIMEOUT, Reason.NO_PROGRESS, Reason.START_TIMEOUT})
 
-_MISTAKES: Final = frozenset(
-    {"SyntaxError", "IndentationError", "NameError", "ImportError", "ModuleNotFoundError"}
-)
+_MISTAKES: Final = re.compile(r"(Syntax|Indentation|Name|Import|ModuleNotFound)Error(:|$)")
+_LASTING: Final = re.compile(r"(FileNotFound|NotADirectory|Key|Type|Attribute)Error(:|$)")
+"""A missing path or key, or a wrong argument: errors that time alone does not cure."""
+
 _TORCH_PREFIX: Final = re.compile(r"^\[rank\d+\]: ")
 """Before each line of a traceback once a process group is there."""
 
@@ -63,12 +64,17 @@ def classify(
     if kind is RetryClass.STOPPED:
         broken = Reason.GANG_RESTARTED if snapshot.is_gang_broken else None
         reason = snapshot.end.reason or broken
+    error, before = _error_line(exited), rank.ending
+    error = error if exited.exit_code and _LASTING.match(error) else ""
+    earlier = before.error_hosts if before and before.error == error else ()
     return AttemptEnd(
         retry_class=kind,
         reason=reason,
         message=_describe(kind, snapshot, rank, exited),
         is_mistake=is_mistake(exited),
         is_raised=rank.attempt.raised is not None,
+        error=error,
+        error_hosts=(*earlier, rank.host) if error else (),
     )
 
 
@@ -116,7 +122,7 @@ def _is_unobserved(exited: RankExited) -> bool:
 def _lacked_memory(exited: RankExited) -> bool:
     """True if there is evidence: a SIGKILL alone can come from anywhere."""
     # numpy and torch raise MemoryError types of their own.
-    error = _error_type(exited)
+    error = _error_line(exited).partition(":")[0]
     return exited.out_of_memory or (error.endswith("MemoryError") and " " not in error)
 
 
@@ -125,8 +131,8 @@ def is_mistake(exited: RankExited) -> bool:
     line = last_line(exited.last_lines)
     is_usage = exited.exit_code == _USAGE_CODE and ": error: " in line
     is_unknown_module = exited.exit_code == 1 and ": No module named " in line  # python -m
-    is_error = bool(exited.exit_code) and _error_type(exited) in _MISTAKES
-    return is_usage or is_unknown_module or is_error
+    is_error = exited.exit_code and _MISTAKES.match(_error_line(exited))
+    return is_usage or is_unknown_module or bool(is_error)
 
 
 def failed_before(rank: RankSnapshot, one: RankExited, other: RankExited, *, is_near: bool) -> bool:
@@ -149,9 +155,9 @@ def has_lost_peer(exited: RankExited) -> bool:
     return bool(_LOST_PEER.search(last_line(errors)))
 
 
-def _error_type(exited: RankExited) -> str:
+def _error_line(exited: RankExited) -> str:
     line = last_line(_first_error_line(exited) or error_lines(exited.last_lines))
-    return _TORCH_PREFIX.sub("", line).partition(":")[0]
+    return _TORCH_PREFIX.sub("", line)
 
 
 def _first_error_line(exited: RankExited) -> Sequence[str]:

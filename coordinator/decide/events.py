@@ -167,8 +167,8 @@ def _of_lost_peer(before: JobSnapshot, rank: int, lost: PeerLost) -> NewEvent | 
     is_known = any(other.attempt.member.peer_lost_round >= group.round for other in before.ranks)
     if before.is_ending or is_known or lost.round != group.round:
         return None
-    words = printable(lost.message)
-    return _of_rank(before, rank, "peer_lost", f"has lost a rank that it trains with: {words}")
+    why = printable(lost.message)
+    return _of_rank(before, rank, "peer_lost", f"has lost a rank that it trains with: {why}")
 
 
 def _of_action(before: JobSnapshot, action: actions.Action, after: JobSnapshot) -> NewEvent | None:
@@ -292,7 +292,8 @@ def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -
     limit = getattr(snapshot.spec, retry.budget)
     fruitless, most = rank.budget.fruitless, snapshot.spec.max_fruitless
     again = "all ranks are" if snapshot.is_gang else "it is"
-    is_first = rank.ending.is_mistake and fruitless and snapshot.count_attempts(rank) == 1
+    is_lasting = rank.ending.is_mistake or (rank.ending.error and len(snapshot.in_service) == 1)
+    is_first = is_lasting and fruitless and snapshot.count_attempts(rank) == 1
     if is_first or rank.ending.is_raised:  # see `fold_exit.MISTAKES_LIMIT` and `record_error`
         return f"{sentence}; {again} started again, and a second failure like this ends the job"
     # Show the nearer limit: the job fails with the last such failure, or after the last restart.

@@ -8,6 +8,7 @@ count nowhere, nor do those of a gang that had lost another rank before, nor a w
 """
 
 from dataclasses import replace
+from itertools import chain
 from signal import SIGTERM
 from typing import Final
 
@@ -97,9 +98,28 @@ def end_attempt(
     if not rank.in_service:
         return snapshot.with_rank(replace(gone, finished=False, trouble=None))
     if snapshot.is_ending or snapshot.is_gang_broken or gone.finished:
-        return _blame_earlier(snapshot.with_rank(gone), gone, ending, message)
-    trouble = Cause(reason=ending.reason or Reason.WORKER_EXITED, message=ending.message)
-    return _restart_or_fail(snapshot, replace(gone, trouble=trouble), ending, message, now)
+        ended = _blame_earlier(snapshot.with_rank(gone), gone, ending, message)
+    else:
+        trouble = Cause(reason=ending.reason or Reason.WORKER_EXITED, message=ending.message)
+        ended = _restart_or_fail(snapshot, replace(gone, trouble=trouble), ending, message, now)
+    if ended.is_ending or not _is_hopeless(ended, ending.error):
+        return ended
+    words = "the last two attempts of every rank ended with this error"
+    failure = _failure(ended, gone, ending, message, Reason.INVALID_PROGRAM, words)
+    return fail_job(ended, failure, now)
+
+
+def _is_hopeless(snapshot: JobSnapshot, error: str) -> bool:
+    """Return whether no rank gets beyond an error that names a missing path or the like.
+
+    One rank alone may wait for what another prepares, one host alone may lack the file, and a
+    program that has worked may miss it for a moment.
+    """
+    ends = [it.ending for it in snapshot.in_service if it.is_down and it.ending]
+    hosts = [it.error_hosts for it in ends if it.error == error and it.error_hosts[1:]]
+    is_everywhere = {*chain(*hosts)} >= {*snapshot.agents}
+    has_worked = snapshot.step or any(it.budget.proven_step >= 0 for it in snapshot.ranks)
+    return len(hosts) == len(snapshot.in_service) and is_everywhere and not has_worked
 
 
 def _blame_earlier(
@@ -122,7 +142,8 @@ def _blame_earlier(
 def _last_lines(spec: JobSpec, exited: RankExited) -> list[str]:
     """Return the end of the log, and what to do about a failed import."""
     python = spec.argv[0] if spec.argv and "/python" in spec.argv[0] else spec.python
-    advice = import_advice("\n".join(exited.last_lines), python)
+    script = next((word for word in spec.argv or () if word.endswith(".py")), "")
+    advice = import_advice("\n".join(exited.last_lines), python, script)
     return [*exited.last_lines, *([advice] if advice else [])]
 
 
@@ -191,7 +212,8 @@ def _count_failure(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> Ran
     if snapshot.is_synchronous and rank.has_progressed:
         reached = max(reached or 0, rank.progress.step)
     if reached is None:
-        is_progress, proven = _has_lived_long(snapshot, rank, now), budget.proven_step
+        is_progress = _has_lived_long(snapshot, rank, now)
+        proven = max(budget.proven_step, 0) if is_progress else budget.proven_step
     else:
         is_progress, proven = reached > budget.proven_step, max(reached, budget.proven_step)
     fruitless = 0 if is_progress else budget.fruitless + 1

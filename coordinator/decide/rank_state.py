@@ -41,6 +41,8 @@ class AttemptEnd:
     message: str
     is_mistake: bool = False  # the program named a mistake in its text or its arguments
     is_raised: bool = False  # the program raised an error in a step
+    error: str = ""  # its line, if it names a missing path or key, or a wrong argument
+    error_hosts: tuple[str, ...] = ()  # where each of the attempts in a row ran that ended with it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

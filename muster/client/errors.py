@@ -47,8 +47,8 @@ class Unreachable(ClientError):
             advice = f"its host name has no address ({unresolved}); correct MUSTER_URL"
         elif urlsplit(url).hostname in LOOPBACK_NAMES:
             advice = (
-                "start it with `muster up -d`. If it is up, it restarts the API within seconds, so "
-                "try again; if it uses another port, set MUSTER_PORT to the one it printed"
+                "start it with `muster up -d`. If it is up, it restarts the API within seconds: "
+                "try again, or set MUSTER_DATA_DIR or MUSTER_PORT to what it was started with"
             )
         else:
             advice = "check that it is up and listens to other machines, or correct MUSTER_URL"

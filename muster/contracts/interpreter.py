@@ -35,13 +35,17 @@ def version_problem(python: str, found: str | None, protocol: int = 0) -> str | 
     )
 
 
-def import_advice(text: str, python: str | None) -> str:
+def import_advice(text: str, python: str | None, script: str = "") -> str:
     """Return what to do about a failed import that `text` reports; empty if there is none.
 
-    `python` is the interpreter; None if only the service knows it.
+    `python` is the interpreter; None if only the service knows it. `script` is what it runs.
+    Python looks for modules beside that, so a package of the working directory is not found.
     """
     missing = _MISSING.search(text)
     if missing is None:
         return ""
     which = "the `python` of the service" if python is None else f"`python` is {python}, which"
-    return f"{which} has no {missing[1]}: install it there, or choose another with --python"
+    module = script.removeprefix("./").removesuffix(".py").replace("/", ".")
+    own = f"if it is your own, start python -m {module}, as Python looks beside {script}; else "
+    own = "" if module.startswith(".") or "." not in module else own
+    return f"{which} has no {missing[1]}: {own}install it there, or choose another with --python"

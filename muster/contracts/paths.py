@@ -11,6 +11,7 @@
   secrets/                        what jobs refer to as file:NAME
   snapshots/<job uid>/            the code of a job with `code: snapshot`
   foreground/<job_id>/            a directory like this one, of the services of a `muster run`
+    ended                         made when its job has completed or failed: no command resumes it
   jobs/<job_id>/
     uid                           the job that owns this directory: an id may be reused, a uid not
     code.json                     the digests of the files that its ranks run
@@ -155,13 +156,15 @@ class DataDir:
     services_lock = _Below("up.lock")
     services_record = _Below("up.json")
     services_log = _Below("up.log")
+    runs = _Below("foreground")
+    ended = _Below("ended")
     checkpoints = _Below("checkpoints")
     synthetic_dataset = _Below("datasets/synthetic")
     secrets = _Below("secrets")
     jobs = _Below("jobs")
 
     def foreground(self, job_id: str) -> Self:
-        return type(self)(self.root / "foreground" / job_id)
+        return type(self)(self.runs / job_id)
 
     def job(self, job_id: str) -> JobFiles:
         return JobFiles(self.jobs / job_id)

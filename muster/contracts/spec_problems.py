@@ -37,6 +37,16 @@ from muster.contracts.views import FieldError
 
 SHOWN_LIMIT: Final = 40  # most characters of a value that an error repeats
 
+OTHER_NAMES: Final = {
+    "elastic": "mode: synchronous",
+    "gang": "restart_scope: gang",
+    "gpus": "gpus_per_rank: 1",
+    "ranks": "world_size: 2",
+    "retries": "max_restarts: 3",
+    "script": "command: [python, train.py]",
+}
+"""Names of options and of other tools, and the field that has the meaning."""
+
 UNSHOWN: Final = "this value"
 
 
@@ -70,7 +80,8 @@ def unknown_names(
 ) -> Iterator[FieldError]:
     """Yield an error for each name, with the most similar known name."""
     for name in names:
-        hint = did_you_mean(name, known)
+        field = OTHER_NAMES.get(name, "").partition(":")[0]
+        hint = f"write {OTHER_NAMES[name]}" if field in known else did_you_mean(name, known)
         yield FieldError(loc=(where, name), msg=message, type="extra_forbidden", hint=hint)
 
 

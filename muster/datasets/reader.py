@@ -106,13 +106,13 @@ class SampleReader:
         self._find_source = find_source
         self._epochs = epochs
         self.committed = Position()
-        self._epoch = self._shard_idx = self._line_idx = 0
+        self.epoch = self._shard_idx = self._line_idx = 0
         self._consumed = self._consumed_hash = 0
 
     def go_to(self, position: Position) -> None:
         """Continue from `position`, as if everything before it had just been consumed."""
         self.committed = position
-        self._epoch = position.epoch
+        self.epoch = position.epoch
         self._shard_idx, self._line_idx = position.shard_idx, position.line_idx
         self._consumed, self._consumed_hash = position.consumed, position.consumed_hash
 
@@ -120,7 +120,7 @@ class SampleReader:
         """Count everything read so far as consumed by the step that is now done."""
         self.committed = Position(
             step=self.committed.step + 1,
-            epoch=self._epoch,
+            epoch=self.epoch,
             shard_idx=self._shard_idx,
             line_idx=self._line_idx,
             consumed=self._consumed,
@@ -135,7 +135,7 @@ class SampleReader:
         if size < 1:
             raise ValueError(f"a batch has at least one sample, not {size}")
         self.go_to(self.committed)
-        while self._epoch < self._epochs:
+        while self.epoch < self._epochs:
             batch = []
             for sample in self._rest_of_epoch(decoder):
                 batch.append(sample)
@@ -145,14 +145,14 @@ class SampleReader:
             if batch:
                 yield batch
             # The committed position stays at the end of the last epoch until a step.
-            self._epoch += 1
+            self.epoch += 1
             self._shard_idx = self._line_idx = 0
             self._consumed = self._consumed_hash = 0
 
     def _rest_of_epoch(self, decoder: msgspec.json.Decoder[Any]) -> Iterator[Any]:
         here = Position(shard_idx=self._shard_idx, line_idx=self._line_idx)
         source = self._find_source()
-        reading = replace(self._reading, epochs_left=self._epochs - self._epoch - 1)
+        reading = replace(self._reading, epochs_left=self._epochs - self.epoch - 1)
         shown = locations(source, reading)
         for line, shard_idx, line_idx in read_lines(source, here, reading):
             sample = parse_sample(line, decoder, shard=shown[shard_idx], line_number=line_idx)

@@ -93,9 +93,10 @@ def _problem_of_missing(command: Sequence[str], working_dir: Path) -> str:
     program = command[0]
     path = working_dir / program
     is_there = _may_be_file(path)
+    runner = "bash" if program.endswith(".sh") else "python"
     if "/" in program:
         if is_there:
-            return f"{program} is not executable: run chmod +x on it, or run it with python"
+            return f"{program} is not executable: run chmod +x on it, or run it with {runner}"
         return f"there is no {program} in {working_dir}"
     if " " in program and not is_there:
         return (
@@ -103,7 +104,7 @@ def _problem_of_missing(command: Sequence[str], working_dir: Path) -> str:
         )
     if not is_there:
         return f"{program} is not found in PATH"
-    instead = [f"./{program}", *command[1:]] if access(path, X_OK) else ["python", *command]
+    instead = [f"./{program}", *command[1:]] if access(path, X_OK) else [runner, *command]
     return f"{program} is in {working_dir} but not in PATH: write {join(instead)}"
 
 

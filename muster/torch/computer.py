@@ -43,7 +43,8 @@ class TorchComputer(Computer):
     ) -> None:
         self.before_step: Final[list[Hook]] = []
         self.after_step: Final[list[Hook]] = []
-        self.steps_done = 0
+        # This step is the one that is computed; in hooks, and after the loop, the one just done.
+        self.steps_done = self.this_step = 0
         self._state: Final = state
         self._scheduler: Final = scheduler
         self._trained: Final = {
@@ -70,7 +71,7 @@ class TorchComputer(Computer):
         return self._values
 
     def take_over(self, replica: Replica) -> None:
-        self.steps_done = replica.position.step
+        self.steps_done, self.this_step = replica.position.step, max(0, replica.position.step - 1)
         self._values = replica.committed.values
         self._state.take_over(self._values)
 
@@ -78,7 +79,7 @@ class TorchComputer(Computer):
 
     def begin(self, task: LeafTask) -> None:
         """Prepare everything that the computation of a shard may depend on."""
-        self._task = task
+        self._task, self.this_step = task, task.leaf.step
         self._kept_buffers = {name: it.clone() for name, it in self._state.buffers.items()}
         for parameter in self._state.parameters.values():
             parameter.grad = None
@@ -193,6 +194,7 @@ class TorchComputer(Computer):
     def update(self, state: State, gradients: State, step: int, target: State) -> None:  # noqa: ARG002
         """Step the optimizer with the means of all shards, in place."""
         with self._busy:
+            self.this_step = step
             set_generators(self.schedule, step, _HOOKS)
             self._state.loss, weight = self.means[self._end : self._end + 2].tolist()
             if math.isnan(weight):  # 0 / 0

@@ -177,8 +177,11 @@ class Run:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next step, counted from 0."""
-        return self._schedule.epoch_and_step(self.step)[0]
+        """The epoch of the present step, counted from 0, as checkpoints count it.
+
+        That is in the body of the loop the step computed, in a hook the one just done.
+        """
+        return self._schedule.epoch_and_step(self._computer.this_step)[0]
 
     @property
     def loss(self) -> float | None:

@@ -32,19 +32,26 @@ def attempts(installation: Installation, job_id: str) -> list[Seen]:
     return list(reversed(answer.json()["attempts"]))
 
 
-def test_a_typo_in_a_script_costs_five_starts_and_not_fifty(
-    installation: Installation, tmp_path: Path
+@pytest.mark.parametrize(
+    ("line", "starts", "reason", "said"),
+    [
+        ("raise RuntimeError('busy')", 5, "no_progress", "has failed 5 times in a row without"),
+        ("open('/no/data')", 2, "invalid_program", "the last two attempts of every rank ended"),
+        ("run.stpe()", 2, "invalid_program", "the last two attempts of every rank ended"),
+    ],
+)
+def test_an_error_that_stays_costs_two_starts_and_others_five(
+    installation: Installation, tmp_path: Path, line: str, starts: int, reason: str, said: str
 ) -> None:
     script = tmp_path / "train.py"
-    script.write_text("import muster\nrun = muster.join()\nrun.stpe()\n")
+    script.write_text(f"import muster\nrun = muster.join()\n{line}\n")
     job_id = installation.submit(world_size=1, command=[sys.executable, str(script)])
     job = installation.fail(job_id)
-    assert job["reason"] == "no_progress"
-    assert "has failed 5 times in a row without progress" in job["message"]
+    assert job["reason"] == reason
+    assert said in job["message"]
     ends = attempts(installation, job_id)
-    assert [end["retry_class"] for end in ends] == 5 * ["crash"]
-    assert all("AttributeError: " in end["message"] for end in ends)
-    assert installation.see(job_id)["endings"]["crash"] == 5
+    assert [end["retry_class"] for end in ends] == starts * ["crash"]
+    assert installation.see(job_id)["endings"]["crash"] == starts
 
 
 def test_the_code_that_says_so_ends_the_job_at_its_first_start(installation: Installation) -> None:

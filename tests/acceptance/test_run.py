@@ -15,6 +15,7 @@ from typing import IO
 import pytest
 
 from cli.foreground import END_SIGNALS
+from muster.contracts.paths import DataDir
 from tests.support.installation import DEADLINE_SECONDS, await_value
 from tests.support.screens import Screen
 from tests.support.terminals import Terminal
@@ -208,6 +209,8 @@ def test_an_interrupted_job_leaves_no_process_and_resumes_by_id(
     assert "muster: interrupted; ranks checkpoint and exit" in output
     assert "service" not in output
     assert not terminal.left_running()
+    ended = DataDir(terminal.directory / "data").foreground("mine").ended
+    assert not ended.exists()
     code, output = terminal.run(*RUN, "-n", "2", "--job-id", "mine", "true")
     assert code == 6
     assert "mine was started with another command and is not finished" in output
@@ -215,6 +218,7 @@ def test_an_interrupted_job_leaves_no_process_and_resumes_by_id(
     assert code == 0, output
     assert "start 0" not in output, "that was shown before"
     assert all(f"[{rank}] start 1" in output for rank in range(2))
+    assert ended.exists()
 
 
 def test_an_interrupt_leaves_time_to_save_behind_a_pipe(terminal: Terminal) -> None:

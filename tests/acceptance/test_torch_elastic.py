@@ -234,8 +234,13 @@ run = muster.torch.join(
 run.register(average=average, plateau=plateau)
 multiprocessing.Process(target=time.sleep, args=(1000,), daemon=True).start()
 
+@run.before_step
+def check():
+    assert run.epoch == run.step // run.steps_per_epoch
+
 @run.after_step
 def look():
+    assert run.epoch == (run.step - 1) // run.steps_per_epoch
     average.update_parameters(model)
     plateau.step(run.loss)
     run.values.setdefault("losses", []).append(run.loss)
@@ -244,8 +249,10 @@ def look():
     time.sleep(float(os.environ.get("PAUSE", "0")))
 
 for x in run.shards():
+    assert run.epoch == run.step // run.steps_per_epoch
     run.backward(model(x).square().mean())
 assert run.step == len(run.values["losses"])
+assert run.epoch == (run.step - 1) // run.steps_per_epoch
 tensors = [*model.state_dict().values(), *average.state_dict().values()]
 bits = b"".join(it.numpy().tobytes() for it in tensors) + repr(run.values).encode()
 print("sha256", hashlib.sha256(bits).hexdigest())

@@ -23,6 +23,7 @@ NOON = datetime(2026, 1, 2, 12, 0, tzinfo=UTC)
 
 def owner(
     *,
+    job_id: str = "job",
     uid: str | None = "uid",
     generation: int | None = 0,
     rank: int = 0,
@@ -30,7 +31,7 @@ def owner(
     restore_from: str | None = None,
 ) -> Owner:
     return Owner(
-        job_id="job",
+        job_id=job_id,
         job_uid=uid,
         rank=rank,
         world_size=world_size,

@@ -10,8 +10,11 @@ import pytest
 from click.testing import Result
 
 from cli.errors import ExitCode
+from cli.service_record import ServiceRecord, write_record
 from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manifest import LATEST, STATE
+from muster.contracts.paths import DataDir
+from muster.host.processes import this_process
 from tests.support.api_service import Service, StandIn
 from tests.support.checkpoint_ranks import Rank, owner
 from tests.support.screens import Screen
@@ -30,7 +33,8 @@ def saved(service: Service, client: httpx.Client, job: str) -> Path:
 
 
 def save(directory: Path, uid: str, rank: int, *steps: int) -> None:
-    place, whose = directory / f"worker_{rank}", owner(uid=uid, rank=rank)
+    place = directory / f"worker_{rank}"
+    whose = owner(job_id=directory.name, uid=uid, rank=rank)
     vault = Rank(LocalFileSystem(), whose, keep_last=3, directory=place)
     vault.save(*steps)
     vault.manager.close()
@@ -84,6 +88,48 @@ def test_rm_keeps_checkpoints_unless_told(
     stand_in.end(job)
     assert muster("rm", option, job).exit_code == ExitCode.OK
     assert set(saved.rglob("*")) == (before if are_kept else set())
+
+
+def test_checkpoints_are_deleted_once_no_job_needs_them(
+    muster: Muster, stand_in: StandIn, job: str, saved: Path
+) -> None:
+    (saved / "notes").touch()
+    refused = muster("checkpoint", "rm", job)
+    assert (refused.exit_code, refused.stdout) == (ExitCode.CONFLICT, "")
+    stand_in.end(job)
+    words = ("--set", f"resume_from={job}", "--set", "mode=independent")
+    submitted = muster("submit", "-d", *words)
+    assert submitted.exit_code == ExitCode.OK, submitted.stderr
+    assert muster("checkpoint", "rm", str(saved)).exit_code == ExitCode.CONFLICT
+    stand_in.end(submitted.stdout.strip())
+    of_rank = muster("checkpoint", "rm", str(saved / "worker_0"))
+    assert of_rank.stdout == f"0 files of {saved / 'worker_0'} deleted\n", "it is no job's place"
+    assert muster("checkpoint", "rm", str(saved)).stdout.endswith(f" files of {saved} deleted\n")
+    assert [path.name for path in saved.rglob("*")] == ["notes"]
+
+
+def test_gc_deletes_what_no_job_and_no_run_can_use(
+    muster: Muster, service: Service, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = DataDir(tmp_path / "data")
+    monkeypatch.setenv("MUSTER_DATA_DIR", str(files.root))
+    for run in ("over", "later", "saved"):
+        files.foreground(run).services_log.parent.mkdir(parents=True)
+        files.foreground(run).services_log.write_text("it is over\n")
+    for run in ("over", "saved"):
+        files.foreground(run).ended.touch()
+    for one in ("gone", "saved", job):
+        save(files.checkpoints / one, f"uid of {one}", 0, 1)
+    assert muster("gc", "--delete").exit_code == ExitCode.USAGE, "no services are up there"
+    record = ServiceRecord(url=service.url, process=this_process(), log=None, is_ending=False)
+    write_record(files, record)
+    litter = [files.checkpoints / "gone", files.foreground("over").root]
+    for words in (["gc"], ["gc", "--delete"]):
+        listed = [line.split()[-1] for line in muster(*words).stdout.splitlines()]
+        assert listed == [str(place) for place in litter]
+    assert {path.name for path in files.checkpoints.iterdir()} == {"saved", job}
+    assert {path.name for path in files.runs.iterdir()} == {"later", "saved"}
+    assert muster("gc").stdout == ""
 
 
 def test_verify_names_damaged_files(muster: Muster, job: str, saved: Path) -> None:

@@ -30,7 +30,7 @@ class Watching:
 
     def __init__(self, service: Service, directory: Path, *words: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "cli", "submit", *words],
+            [sys.executable, "-P", "-m", "cli", "submit", "--set", "world_size=4", *words],
             env={**os.environ, "MUSTER_URL": service.url},
             cwd=directory,
             stdout=subprocess.PIPE,
@@ -189,7 +189,7 @@ def test_dry_run_prints_the_plan_and_submits_nothing(
     muster: Muster, stand_in: StandIn, tmp_path: Path, name: str
 ) -> None:
     before = stand_in.jobs.count(JobQuery())
-    planned = muster("submit", "--dry-run", "--id", name, "-n", "3")
+    planned = muster("submit", "--dry-run", "--id", name, "-n", "3", "--set", "epochs=2")
     assert planned.exit_code == ExitCode.OK
     facts = dict(line.split("  ", 1) for line in planned.stdout.splitlines()[:-1])
     assert (facts["job"].strip(), facts["ranks"].strip()) == (name, "3, synchronous")

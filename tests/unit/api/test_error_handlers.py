@@ -24,7 +24,8 @@ from database.errors import (
 )
 from muster.contracts.errors import FieldProblem, InvalidSpec
 from muster.contracts.job import JobId, JobStatus
-from muster.contracts.spec_problems import did_you_mean
+from muster.contracts.spec import JobRequest
+from muster.contracts.spec_problems import field_errors
 from tests.unit.api.token_store import OWN_UID, make_authenticator, sent_by
 
 SECRET = "hunter2"  # noqa: S105  must not be shown
@@ -88,7 +89,17 @@ def test_each_error_has_its_document(error: Exception, status: int, kind: str) -
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("wrold_size", "did you mean 'world_size'?"), ("zzz", None)],
+    [
+        ("wrold_size", "did you mean 'world_size'?"),
+        ("elastic", "write mode: synchronous"),
+        ("gang", "write restart_scope: gang"),
+        ("gpus", "write gpus_per_rank: 1"),
+        ("ranks", "write world_size: 2"),
+        ("retries", "write max_restarts: 3"),
+        ("script", "write command: [python, train.py]"),
+        ("zzz", None),
+    ],
 )
-def test_a_similar_name_is_suggested(name: str, hint: str | None) -> None:
-    assert did_you_mean(name, ["seed", "world_size"]) == hint
+def test_a_field_of_that_meaning_is_suggested(name: str, hint: str | None) -> None:
+    (error,) = field_errors({name: 1}, JobRequest)
+    assert error.hint == hint

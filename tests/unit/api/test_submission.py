@@ -122,6 +122,15 @@ def test_a_job_needs_hosts(
         submitter.prepare(request)
 
 
+def test_a_checkpoint_dir_that_cannot_be_written_is_refused(
+    submitter: Submitter, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", Path("/proc/saved")):  # root may write to all but the last
+        with pytest.raises(InvalidRequest, match="the service's user cannot write to /"):
+            submitter.prepare(JobRequest(command=("true",), checkpoint_dir=str(place)))
+
+
 def test_command_that_cannot_run_is_refused(submitter: Submitter, tmp_path: Path) -> None:
     name = "muster-test-command"  # that no machine has
     (tmp_path / name).touch(mode=0o755)

@@ -127,7 +127,9 @@ def test_missing_file_is_named_once(path: Path) -> None:
 
 
 def test_script_is_refused_with_the_command_to_type() -> None:
-    with pytest.raises(Misuse, match=r"write -- before it: muster submit -- 'a job/train\.sh'$"):
+    with pytest.raises(
+        Misuse, match=r"write -- before it: muster submit -- bash 'a job/train\.sh'$"
+    ):
         read_job_file(Path("a job/train.sh"))
 
 

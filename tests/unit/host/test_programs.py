@@ -23,6 +23,7 @@ def directory(tmp_path: Path) -> Path:
     (tmp_path / "go.py").touch(mode=0o755)
     _executable(tmp_path / "windows.sh", "#!/bin/sh\r\nexit\r\n")
     _executable(tmp_path / "plain.sh", "exit\n")
+    (tmp_path / "run.sh").touch(mode=0o644)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/go").touch(mode=0o755)
     (tmp_path / "bin/python3").touch(mode=0o755)
@@ -35,7 +36,9 @@ def directory(tmp_path: Path) -> Path:
         (["pyhton", "loop.py"], "pyhton is not found in PATH"),
         (["loop.py", "--lr", "1"], "but not in PATH: write python loop.py --lr 1"),
         (["go.py"], "but not in PATH: write ./go.py"),
-        (["./loop.py"], "./loop.py is not executable: "),
+        (["./loop.py"], "./loop.py is not executable: run chmod +x on it, or run it with python"),
+        (["run.sh", "2"], "but not in PATH: write bash run.sh 2"),
+        (["./run.sh"], "./run.sh is not executable: run chmod +x on it, or run it with bash"),
         (["./nope"], "there is no ./nope in "),
         (["bin/python3", "nope.py"], "there is no nope.py in "),
         (["bin/python3", "-u", "nope.py"], "there is no nope.py in "),

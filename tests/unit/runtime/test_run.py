@@ -70,6 +70,16 @@ def test_the_jobs_batch_size_is_the_default(place: Path) -> None:
     assert list(islice(run.batches(size=3), 1)) == [[0, 1, 2]]
 
 
+def test_the_epoch_is_that_of_the_present_batch(place: Path) -> None:
+    run, epochs = run_of(place, MUSTER_EPOCHS=2), []
+    for _ in run.batches(size=5):
+        before = run.epoch
+        run.step()
+        epochs.append((before, run.epoch))
+    assert epochs == [(0, 0), (0, 0), (1, 1), (1, 1)]
+    assert run.epoch == 1
+
+
 def test_a_checkpoint_is_due_every_n_steps(place: Path) -> None:
     run = run_of(place, CHECKPOINT_EVERY=3)
     due = []
