@@ -45,12 +45,12 @@ def command_problem(
     except ValueError as error:
         return printable(f"{program} {error}")
     name = Path(program).name
-    suffix = ".py" if name.startswith("python") else ".sh" if name in SHELLS else "/"
-    # What follows -m or -c belongs to the module or to the code.
-    words = (word for word in arguments if word in {"-m", "-c"} or not word.startswith("-"))
-    script = next(words, "")
-    if script.endswith(suffix) and not _may_be_file(working_dir / script):
-        return printable(f"there is no {script} in {working_dir}")
+    if name.startswith("python") or name in SHELLS:
+        # What follows -m or -c belongs to the module or to the code.
+        words = (word for word in arguments if word in {"-m", "-c"} or not word.startswith("-"))
+        script = next(words, "")
+        if script.endswith((".py", ".sh")) and not _may_be_file(working_dir / script):
+            return printable(f"there is no {script} in {working_dir}")
     return None
 
 
