@@ -241,7 +241,7 @@ def now(job: str, timeout: float | None, *, no_wait: bool) -> None:
 
 @checkpoint.command()
 @_where_argument
-@click.option("--last", type=click.IntRange(min=1), help="Only so many, newest first.")
+@click.option("--last", type=click.IntRange(min=1), help="Only so many of each rank, newest first.")
 @output_option
 def ls(where: str, last: int | None, output: Output) -> None:
     """List a job's checkpoints, the current one first.

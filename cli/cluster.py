@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -65,9 +66,10 @@ def check(*, file: Path, output: Output) -> None:
     Exit code 2 if it is refused; the sentence names the line and says what to write instead.
     """
     found, problems = read_cluster(file), list[str]()
+    names = {node.name for node in found.nodes}
     if find_own_services() is not None:
-        with connected() as client:
-            problems = [*_problems(client.hosts().hosts)]
+        with suppress(MusterError), connected() as client:  # the file can be checked without them
+            problems = [*_problems(it for it in client.hosts().hosts if it.host in names)]
     body = {"nodes": msgspec.to_builtins(found.nodes), "capacity": found.capacity}
     lines = [*str(found).splitlines(), *problems]
     show(output, body | {"problems": problems}, lines, (node.name for node in found.nodes))

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -289,12 +290,12 @@ def gc(*, delete: bool) -> None:
     directories of each muster run that is over, with its logs. What a job that is not over,
     or a muster run, can resume from is not listed.
     """
-    files = DataDir(service_settings().data_dir)
-    if find_own_services() is None:
-        raise Misuse(f"which jobs are deleted is not known for {files.root}: start muster up -d")
+    files = _own_files()
+    # Listed before the jobs: what a job makes from now on is none of it.
+    places = sorted([*files.checkpoints.glob("*/"), *files.runs.glob("*/")])
     with connected() as client:
         kept = _kept(client.jobs(), files)
-    for place in sorted([*files.checkpoints.glob("*/"), *files.runs.glob("*/")]):
+    for place in places:
         if place.name not in kept:
             size = size_text(sum(it.lstat().st_size for it in place.rglob("*")))
             click.echo(f"{size:>9}  {place}")
@@ -304,11 +305,23 @@ def gc(*, delete: bool) -> None:
 
 def delete_checkpoints(location: Location) -> None:
     """Delete what a job has saved; raises `WrongState` if it is needed."""
+    files = DataDir(service_settings().data_dir)
+    if isinstance(location, Path):
+        files, location = _own_files(), location.resolve()
     with connected() as client:
-        kept = _kept(client.jobs(sorted(OPEN)), DataDir(service_settings().data_dir))
+        kept = _kept(client.jobs(sorted(OPEN)), files)
     if location.name in kept:
         raise WrongState(f"{location} stays: a job that is not over, or a muster run, needs it")
     click.echo(f"{plural(_delete_saved(location), 'file')} of {location} deleted")
+
+
+def _own_files() -> DataDir:
+    """Return the data directory of our services; raises `Misuse` if they cannot be asked."""
+    files = DataDir(service_settings().data_dir)
+    if find_own_services() is None:
+        why = "only its own services know what their jobs need"
+        raise Misuse(f"nothing in {files.root} is deleted: {why}. Start muster up -d")
+    return files
 
 
 def _kept(jobs: Iterable[Job], files: DataDir) -> set[str]:

@@ -139,7 +139,7 @@ def _of_message(before: JobSnapshot, said: RankSaid, after: JobSnapshot) -> NewE
         case Saved(step=step) if before.checkpoint_requests_done < after.checkpoint_requests_done:
             words = f"the requested checkpoint of step {step} is durable"
             return NewEvent(kind="checkpoint_saved", message=words)
-        case PermanentFailure(message=why) if after.agent_of(after.ranks[said.rank]).is_unfit:
+        case PermanentFailure(message=why) if after.ranks[said.rank].attempt.refused is not None:
             words = f"was refused on {after.ranks[said.rank].host}: {printable(why)}"
             return _of_rank(after, said.rank, "host_set_aside", words)
         case PeerLost() as lost:

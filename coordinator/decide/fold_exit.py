@@ -141,8 +141,9 @@ def _blame_earlier(
 
 def _last_lines(spec: JobSpec, exited: RankExited) -> list[str]:
     """Return the end of the log, and what to do about a failed import."""
-    python = spec.argv[0] if spec.argv and "/python" in spec.argv[0] else spec.python
-    script = next((word for word in spec.argv or () if word.endswith(".py")), "")
+    command = spec.command or ("",)
+    python = command[0] if "/python" in command[0] else spec.python
+    script = next((word for word in command if word.endswith(".py")), "")
     advice = import_advice("\n".join(exited.last_lines), python, script)
     return [*exited.last_lines, *([advice] if advice else [])]
 

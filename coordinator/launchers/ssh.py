@@ -43,7 +43,7 @@ _REASONS: Final = {
     r"Offending \w+ key in (.+):(\d+)": "its host key has changed: if it should, remove line {1} "
     "of {0}",
     "Host key verification failed": "its host key is not known: log in by hand and compare it",
-    r'Load key "(.+)": (.*\S)': "ssh cannot use the key {0}: {1}",
+    r'(?s)Load key "([^"]+)": ([^\n]*\S).*Permission denied': "ssh cannot use the key {0}: {1}",
     r"Permission denied \([^)]*publickey": "it takes no key that ssh has: run `ssh-add` if yours "
     "has a passphrase, otherwise `ssh-copy-id {login}`",
     r"Permission denied \((.+)\)": "it wants more than a key ({0}): set AuthenticationMethods "

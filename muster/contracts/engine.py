@@ -41,7 +41,7 @@ _Image: TypeAlias = Annotated[
     str, _text("[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,255}", "use an image as kubectl run takes it")
 ]
 _PodSize: TypeAlias = Annotated[str, _text("[0-9]{1,9}(Mi|Gi|Ti)", "use a size such as 8Gi")]
-_ObjectName: TypeAlias = Annotated[str, _text("[a-z0-9][a-z0-9.-]{0,252}", "use an object's name")]
+_ObjectName: TypeAlias = Annotated[str, _text("[a-z0-9][a-z0-9.-]{0,252}", "use a Kubernetes name")]
 _PodPath: TypeAlias = Annotated[str, _text("/[A-Za-z0-9_./-]{1,255}", "use an absolute path")]
 
 

@@ -401,7 +401,7 @@ def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
         lead = save_lead(assignment.checkpoint_dir, place.host_count)
         job["keep_last"] = max(spec.keep_last, 1 + lead)
     if spec.command:
-        job["command"] = msgspec.json.encode(spec.argv).decode()
+        job["command"] = msgspec.json.encode(spec.command).decode()
     heartbeat = min(HEARTBEAT_SECONDS, spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT)
     return {
         **RANK_DEFAULTS,

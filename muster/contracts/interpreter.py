@@ -38,13 +38,13 @@ def version_problem(python: str, found: str | None, protocol: int = 0) -> str | 
 def import_advice(text: str, python: str | None, script: str = "") -> str:
     """Return what to do about a failed import that `text` reports; empty if there is none.
 
-    `python` is the interpreter; None if only the service knows it. `script` is what it runs.
+    `python` is the interpreter; None for that of the rank's agent. `script` is what it runs.
     Python looks for modules beside that, so a package of the working directory is not found.
     """
     missing = _MISSING.search(text)
     if missing is None:
         return ""
-    which = "the `python` of the service" if python is None else f"`python` is {python}, which"
+    which = "its host's `python`" if python is None else f"`python` is {python}, which"
     module = script.removeprefix("./").removesuffix(".py").replace("/", ".")
     own = f"if it is your own, start python -m {module}, as Python looks beside {script}; else "
     own = "" if module.startswith(".") or "." not in module else own

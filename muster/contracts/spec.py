@@ -387,13 +387,6 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return "cuda" if self.gpu_count else "cpu"
 
     @property
-    def argv(self) -> tuple[str, ...] | None:
-        """The command, with the chosen interpreter in place of `python`."""
-        if self.command and self.python and self.command[0] in PYTHON_NAMES:
-            return (self.python, *self.command[1:])
-        return self.command
-
-    @property
     def left_to_script(self) -> frozenset[str]:
         """The fields that a script with `muster.torch` sets: those that may have been left out."""
         if self.mode == "independent" or self.command is None:

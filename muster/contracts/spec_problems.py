@@ -328,7 +328,7 @@ def _mapping_problems(field: str, mapping: Mapping[str, str]) -> Iterator[FieldP
         yield FieldProblem(field, f"has more than {MAPPING_LIMIT} entries")
     for name, value in mapping.items():
         yield from _string_problems(field, name, "a name ")
-        yield from _string_problems(field, value, f"the value of {name!r} ")
+        yield from _string_problems(field, value, f"the value of {_shown(name)} ")
         if field == "labels":
             yield from _terminal_problems(field, name + value)
         elif not re.fullmatch(ENVIRONMENT_NAME_PATTERN, name):

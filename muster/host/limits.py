@@ -79,9 +79,11 @@ def memory_limits(
     """Yield how many bytes each of our cgroups may have, and how many of them are available."""
     for file in cgroup_files("memory.max", "memory.limit_in_bytes", membership, cgroups):
         used = "memory.current" if file.name == "memory.max" else "memory.usage_in_bytes"
-        stat = file.with_name("memory.stat").read_text().split()
-        numbers = dict(zip(stat[::2], stat[1::2], strict=True))
-        # What the kernel takes back first; v1 counts the cgroups below in another line.
-        cached = numbers.get("total_inactive_file") or numbers.get("inactive_file", "0")
-        if (limit := file.read_text().strip()).isdecimal():
+        with suppress(OSError):  # not every container shows all files
+            if not (limit := file.read_text().strip()).isdecimal():
+                continue
+            stat = file.with_name("memory.stat").read_text().split()
+            numbers = dict(zip(stat[::2], stat[1::2], strict=True))
+            # What the kernel takes back first; v1 counts the cgroups below in another line.
+            cached = numbers.get("total_inactive_file") or numbers.get("inactive_file", "0")
             yield int(limit), int(limit) - int(file.with_name(used).read_text()) + int(cached)

@@ -1,5 +1,6 @@
 """What runs a user's code: whether a command can be started, and by which Python."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from errno import ETIMEDOUT
 from functools import lru_cache
 from os import X_OK, access, pathsep
 from pathlib import Path
-from shlex import join
+from shlex import join, quote
 from typing import Final
 
 from muster.contracts.errors import printable
@@ -22,6 +23,8 @@ ANSWER_SECONDS: Final = 3.0
 ten seconds."""
 
 _PATH: Final = "import sys; print(sys.executable)"
+_CODE_OPTION: Final = re.compile("-[A-Za-z]*[cm]")
+
 _VERSION: Final = (
     "import muster, sys; its = sys.modules.get('muster.contracts.interpreter'); "
     "print(getattr(its, 'VERSION', ''), getattr(its, 'PROTOCOL', 0))"
@@ -42,12 +45,12 @@ def command_problem(
         _find_program(place, search_path)
     except FileNotFoundError:
         return printable(_problem_of_missing(command, working_dir))
-    except ValueError as error:
+    except _NotRunnable as error:
         return printable(f"{program} {error}")
     name = Path(program).name
     if name.startswith("python") or name in SHELLS:
-        # What follows -m or -c belongs to the module or to the code.
-        words = (word for word in arguments if word in {"-m", "-c"} or not word.startswith("-"))
+        # What follows -m or -c, alone or in a word such as -lc, belongs to the module or the code.
+        words = (it for it in arguments if _CODE_OPTION.fullmatch(it) or not it.startswith("-"))
         script = next(words, "")
         if script.endswith((".py", ".sh")) and not _may_be_file(working_dir / script):
             return printable(f"there is no {script} in {working_dir}")
@@ -73,20 +76,25 @@ def path_with(python: str | None, path: str | None) -> str | None:
     return pathsep.join(filter(None, [str(Path(python).parent), path]))
 
 
+class _NotRunnable(Exception):
+    """A sentence about a script that the kernel cannot run, without its name."""
+
+
 @lru_cache(maxsize=256)
 def _find_program(place: str, search_path: str | None) -> None:
     """Raise `FileNotFoundError` unless there is such a program; only success is cached.
 
-    Raises ValueError for a script that the kernel cannot run. The search takes a dozen system
+    Raises `_NotRunnable` for a script that the kernel cannot run. The search takes a dozen system
     calls, after each of which a busy service waits for the GIL.
     """
     if (found := shutil.which(place, path=search_path)) is None:
         raise FileNotFoundError(place)
     with suppress(OSError), Path(found).open("rb") as file:
         line = file.readline(256)
-        if line and b"\0" not in line and (line[:2] != b"#!" or line.endswith(b"\r\n")):
-            wanted = "#!/bin/sh and a Unix line end (sed -i 's/\\r$//' makes them)"
-            raise ValueError(f"is a script without a first line such as {wanted}")
+        if line[:2] == b"#!" and line.endswith(b"\r\n"):
+            raise _NotRunnable(f"has Windows line ends: run sed -i 's/\\r$//' {quote(found)}")
+        if line and line[:2] != b"#!" and b"\0" not in line:
+            raise _NotRunnable("has no first line such as #!/bin/sh: add one")
 
 
 def _problem_of_missing(command: Sequence[str], working_dir: Path) -> str:

@@ -11,9 +11,8 @@ from typing import Final
 import msgspec
 
 from muster.contracts.environ import PROCESS_TAG, TRACE
-from muster.contracts.location import expand_home
 
-_FILE: Final = expand_home(os.environ.get(TRACE.name, "")) or None
+_FILE: Final = os.path.expanduser(os.environ.get(TRACE.name, "")) or None  # noqa: PTH111
 
 
 def stamp(event: str, **facts: object) -> None:

@@ -348,16 +348,16 @@ def _names_of(
 def _refuse_other_types(model: object, optimizer: object) -> None:
     if not isinstance(model, torch.nn.Module):
         raise InvalidProgram(f"the model is a {type(model).__name__}: give a torch.nn.Module")
-    for name, value in model.state_dict().items():
-        if name.endswith("_extra_state") or not isinstance(value, torch.Tensor):
-            words = "leave get_extra_state out, and give an object with state_dict to run.register"
-            raise InvalidProgram(f"{name!r} of the model is no parameter or buffer: {words}")
     parallel = torch.nn.parallel
     if isinstance(model, parallel.DistributedDataParallel | parallel.DataParallel):
         raise InvalidProgram(
             f"the model is in a {type(model).__name__}, which would add up gradients, too: give "
             "the model itself, and leave out init_process_group()"
         )
+    for name, value in model.state_dict().items():
+        if name.rpartition(".")[2] == "_extra_state" or not isinstance(value, torch.Tensor):
+            words = "leave get_extra_state out, and give an object with state_dict to run.register"
+            raise InvalidProgram(f"{name!r} of the model is no parameter or buffer: {words}")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidProgram(
             f"the optimizer is a {type(optimizer).__name__}: give one torch.optim.Optimizer, which "

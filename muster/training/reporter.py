@@ -114,11 +114,10 @@ class Reporter:
 
     def on_peer_lost(self, worker_group: WorkerGroup, error: CollectiveError) -> None:
         unreachable = error.rank if isinstance(error, PeerUnreachable) else None
-        # An error numbers the members of the group, an event the ranks of the job.
-        ranks = {
-            f"rank {place}": f"rank {it.rank}" for place, it in enumerate(worker_group.members)
-        }
-        words = re.sub(r"\brank \d+", lambda it: ranks.get(it[0], it[0]), str(error))
+        words = str(error)
+        if unreachable is None:  # it numbers the members of the group, an event the job's ranks
+            ranks = {f"rank {at}": f"rank {it.rank}" for at, it in enumerate(worker_group.members)}
+            words = re.sub(r"\brank \d+", lambda it: ranks.get(it[0], it[0]), words)
         self.supervision.send(
             PeerLost(round=worker_group.round, message=words, unreachable=unreachable)
         )

@@ -90,10 +90,25 @@ def test_rm_keeps_checkpoints_unless_told(
     assert set(saved.rglob("*")) == (before if are_kept else set())
 
 
+@pytest.fixture
+def files(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataDir:
+    """The data directory of the services, which run."""
+    files = DataDir(tmp_path / "data")
+    monkeypatch.setenv("MUSTER_DATA_DIR", str(files.root))
+    files.root.mkdir(exist_ok=True)
+    record = ServiceRecord(url=service.url, process=this_process(), log=None, is_ending=False)
+    write_record(files, record)
+    return files
+
+
+@pytest.mark.usefixtures("files")
 def test_checkpoints_are_deleted_once_no_job_needs_them(
-    muster: Muster, stand_in: StandIn, job: str, saved: Path
+    muster: Muster, stand_in: StandIn, job: str, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (saved / "notes").touch()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("MUSTER_DATA_DIR", str(saved / "notes"))
+        assert muster("checkpoint", "rm", str(saved)).exit_code == ExitCode.USAGE, "who knows?"
     refused = muster("checkpoint", "rm", job)
     assert (refused.exit_code, refused.stdout) == (ExitCode.CONFLICT, "")
     stand_in.end(job)
@@ -109,10 +124,8 @@ def test_checkpoints_are_deleted_once_no_job_needs_them(
 
 
 def test_gc_deletes_what_no_job_and_no_run_can_use(
-    muster: Muster, service: Service, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    muster: Muster, files: DataDir, job: str
 ) -> None:
-    files = DataDir(tmp_path / "data")
-    monkeypatch.setenv("MUSTER_DATA_DIR", str(files.root))
     for run in ("over", "later", "saved"):
         files.foreground(run).services_log.parent.mkdir(parents=True)
         files.foreground(run).services_log.write_text("it is over\n")
@@ -120,9 +133,6 @@ def test_gc_deletes_what_no_job_and_no_run_can_use(
         files.foreground(run).ended.touch()
     for one in ("gone", "saved", job):
         save(files.checkpoints / one, f"uid of {one}", 0, 1)
-    assert muster("gc", "--delete").exit_code == ExitCode.USAGE, "no services are up there"
-    record = ServiceRecord(url=service.url, process=this_process(), log=None, is_ending=False)
-    write_record(files, record)
     litter = [files.checkpoints / "gone", files.foreground("over").root]
     for words in (["gc"], ["gc", "--delete"]):
         listed = [line.split()[-1] for line in muster(*words).stdout.splitlines()]

@@ -148,7 +148,7 @@ def test_an_interpreter_of_an_image_is_not_looked_for_here(submitter: Submitter)
     image = {"engine": "kubernetes", "engine_options": {"image": "IMAGE"}}
     there = JobRequest(command=("python", "-c", ""), python="/opt/conda/bin/python", **image)
     spec = replace(submitter, settings=settings).prepare(there).spec
-    assert spec.argv == ("/opt/conda/bin/python", "-c", "")
+    assert spec.python == "/opt/conda/bin/python"
 
 
 def test_without_any_data_the_synthetic_set_is_announced(submitter: Submitter) -> None:

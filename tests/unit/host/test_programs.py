@@ -43,11 +43,8 @@ def directory(tmp_path: Path) -> Path:
         (["bin/python3", "nope.py"], "there is no nope.py in "),
         (["bin/python3", "-u", "nope.py"], "there is no nope.py in "),
         (["sh", "-x", "nope.sh"], "there is no nope.sh in "),
-        (
-            ["./windows.sh"],
-            "./windows.sh is a script without a first line such as #!/bin/sh and a Unix",
-        ),
-        (["./plain.sh"], "./plain.sh is a script without a first line such as #!/bin/sh"),
+        (["./windows.sh"], "./windows.sh has Windows line ends: run sed -i 's/\\r$//' "),
+        (["./plain.sh"], "./plain.sh has no first line such as #!/bin/sh: add one"),
         (["cd .. && python a.py"], "or write sh -c 'cd .. && python a.py'"),
         (["\x1b[31mgo"], r"\x1b[31mgo is not found in PATH"),
         (["bin/python3", "\x9d0;x\x07.py"], r"there is no \x9d0;x\x07.py in "),
@@ -62,6 +59,7 @@ def test_command_that_cannot_run_says_why(directory: Path, command: list[str], s
     [
         ["bin/go", "nope.py"],
         ["sh", "-c", "exit"],
+        ["sh", "-lc", "cd .. && python nope.py"],
         ["sh", "plain.sh"],
         ["/bin/sh"],
         ["bin/python3", "-u", "loop.py"],
