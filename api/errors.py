@@ -180,7 +180,7 @@ def problem_of(error: Exception) -> Problem:
                 [
                     _invalid_json(found, error.body)
                     if found["type"] == "json_invalid"
-                    else FieldError(loc=found["loc"], msg=_words_of(found), type=found["type"])
+                    else FieldError(loc=found["loc"], msg=_message_of(found), type=found["type"])
                     for found in error.errors()
                 ]
             )
@@ -204,7 +204,7 @@ def problem_of(error: Exception) -> Problem:
             raise error  # a bug, answered by `_unexpected`
 
 
-def _words_of(found: Mapping[str, Any]) -> str:
+def _message_of(found: Mapping[str, Any]) -> str:
     wanted = {"bool_parsing": "true or false", "int_parsing": "an integer"}.get(found["type"])
     return f"expected {wanted}, got {found['input']!r}" if wanted else str(found["msg"])
 

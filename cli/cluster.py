@@ -70,7 +70,7 @@ def check(*, file: Path, output: Output) -> None:
     if find_own_services() is not None:
         with suppress(MusterError), connected() as client:  # the file can be checked without them
             problems = [*_problems(it for it in client.hosts().hosts if it.host in names)]
-    body = {"nodes": msgspec.to_builtins(found.nodes), "capacity": found.capacity}
+    body = msgspec.to_builtins(found) | {"capacity": found.capacity}
     lines = [*str(found).splitlines(), *problems]
     show(output, body | {"problems": problems}, lines, (node.name for node in found.nodes))
 

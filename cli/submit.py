@@ -102,9 +102,16 @@ _VARIABLE: Final = _Pair("NAME[=VALUE]", os.environ)
 
 def read_variables(files: Sequence[str]) -> dict[str, str]:
     """Return the variables of files as for containers, which may have ``export`` and quotes."""
-    lines = (it.strip() for file in files for it in Path(file).read_text().splitlines())
-    pairs = map(_VARIABLE, (it.removeprefix("export ") for it in lines if it and it[0] != "#"))
-    return refuse_keys({name: re.sub(r"^([\"'])(.*)\1$", r"\2", text) for name, text in pairs})
+    found = {}
+    for file in files:
+        for number, line in enumerate(map(str.strip, Path(file).read_text().splitlines()), 1):
+            if line and not line.startswith("#"):
+                try:
+                    name, text = _VARIABLE(line.removeprefix("export "))
+                except click.BadParameter as error:
+                    raise Misuse(f"{file}, line {number}: {error.message}") from error
+                found[name] = re.sub(r"^([\"'])(.*)\1$", r"\2", text)
+    return refuse_keys(found)
 
 
 def refuse_keys(variables: dict[str, str]) -> dict[str, str]:

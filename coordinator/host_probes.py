@@ -47,7 +47,7 @@ class HostProbes:
         self._checkpoint_dir = checkpoint_dir
         self._woken = {host: asyncio.Event() for host in launchers}
         self.refusals: dict[str, str] = {}
-        """By host, why no agent can be started there: a job that waits says so."""
+        """By host, why no agent can be started there."""
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:

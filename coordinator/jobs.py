@@ -66,7 +66,9 @@ class JobTable:
         self._jobs = Jobs(database)
         self._history = History(database)
         self._slots = slots
-        self.cluster = cluster
+        self._cluster = cluster
+        self.refusals: Mapping[str, str] = {}
+        """By host, why no agent can be started there: a job that waits says so."""
         self._hosts = ONE_HOST
         if cluster is not None:
             self._hosts = {
@@ -167,8 +169,8 @@ class JobTable:
     def _admissions(self, waiting: Sequence[TrackedJob]) -> Iterable[Sequence[PlaceRank] | str]:
         """Return the hosts of each job that may start, and a sentence why each other one waits."""
         wanted, holding = [job.snapshot for job in waiting], self._holding()
-        if self.cluster is not None:
-            return list(placement.admit(wanted, holding, self.cluster))
+        if self._cluster is not None:
+            return list(placement.admit(wanted, holding, self._cluster, self.refusals))
         claims = [Claim(job.job_id, job.spec.world_size) for job in wanted]
         return list(admit(claims, [Claim(it.job_id, it.slots) for it in holding], self._slots))
 
@@ -195,8 +197,10 @@ class JobTable:
             if job.snapshot.is_scheduled:
                 job.decide(list(placement.place_on_scheduler(job.snapshot, now.monotonic)), now)
                 continue
-            cluster = self.cluster or one_host(self._slots)
-            places = placement.place(job.snapshot, self._holding(), cluster, now.monotonic)
+            cluster = self._cluster or one_host(self._slots)
+            places = placement.place(
+                job.snapshot, self._holding(), cluster, self.refusals, now.monotonic
+            )
             job.decide(list(places), now)
 
     async def keep_code(self, job: TrackedJob) -> None:

@@ -11,7 +11,6 @@ import socket
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -174,8 +173,7 @@ class Service:
         }
         place = self._settings.checkpoint_dir
         probes = HostProbes(probed, hosts, lease, place if isinstance(place, Path) else None)
-        if self._cluster is not None:
-            self._jobs.cluster = replace(self._cluster, refusals=probes.refusals)
+        self._jobs.refusals = probes.refusals
         self._loop = CoordinatorLoop(
             writer=FencedWriter(self._database, lease),
             jobs=self._jobs,

@@ -94,7 +94,8 @@ def event_of(  # noqa: C901, PLR0911, PLR0912  one return for each kind of obser
                 sentence = f"a new coordinator has taken over; {sentence}"
             return NewEvent(kind="agent_adopted", message=sentence)
         case actions.AgentLost(host=host, message=why) if before.needs_agent(before.ranks_on(host)):
-            is_known = before.agents[host].trouble == after.agents[host].trouble is not None
+            trouble = after.agents[host].trouble
+            is_known = trouble is not None and trouble == before.agents[host].trouble
             return None if is_known else NewEvent(kind="agent_lost", message=why)
         case actions.ActionTaken():
             return _of_action(before, observation.action, after)
@@ -139,7 +140,9 @@ def _of_message(before: JobSnapshot, said: RankSaid, after: JobSnapshot) -> NewE
         case Saved(step=step) if before.checkpoint_requests_done < after.checkpoint_requests_done:
             words = f"the requested checkpoint of step {step} is durable"
             return NewEvent(kind="checkpoint_saved", message=words)
-        case PermanentFailure(message=why) if after.ranks[said.rank].attempt.refused is not None:
+        case PermanentFailure(message=why) if (
+            after.failure is None and after.agent_of(after.ranks[said.rank]).is_unfit
+        ):
             words = f"was refused on {after.ranks[said.rank].host}: {printable(why)}"
             return _of_rank(after, said.rank, "host_set_aside", words)
         case PeerLost() as lost:

@@ -193,7 +193,8 @@ def _lose(
     allowed = {*(snapshot.spec.hosts or all_hosts), agent.host}
     fewest = min(all_hosts[host].failures for host in allowed if host in all_hosts)
     if isinstance(lost, actions.AgentNotStarted):
-        # That is up to the host and not to the job, which waits for it as for one that is lost.
+        # That is up to the host and not to the job, which waits for it as for one that is lost: it
+        # has to stay below the limit when `_give_up` has counted this one, too.
         agent = replace(agent, failures=min(agent.failures, AGENT_FAILURES_LIMIT - 2))
     elif fewest >= AGENT_FAILURES_LIMIT:
         count = agent.failures + 1

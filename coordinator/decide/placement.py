@@ -7,7 +7,6 @@ to join comes before any score.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 
 from coordinator.decide.actions import PlaceRank
@@ -20,7 +19,10 @@ from muster.contracts.agent import AgentState
 
 
 def admit(
-    waiting: Sequence[JobSnapshot], holding: Iterable[JobSnapshot], cluster: Cluster
+    waiting: Sequence[JobSnapshot],
+    holding: Iterable[JobSnapshot],
+    cluster: Cluster,
+    refusals: Mapping[str, str],
 ) -> Iterator[list[PlaceRank] | str]:
     """Yield the hosts of each waiting job's ranks, or a sentence why it waits.
 
@@ -36,7 +38,7 @@ def admit(
             continue
         request = RankRequest(job.job_id, job.spec)
         requests = _requests(request, len(ranks), job.wanted_hosts)
-        placements = place_requests(cluster, requests, use_of(cluster, placed))
+        placements = place_requests(cluster, requests, use_of(cluster, placed), refusals)
         hosts = [it.chosen.node for it in placements if it.chosen is not None]
         # Scripts for torchrun expect that the ranks of a host follow each other.
         hosts.sort(key=list(job.hosts).index)
@@ -48,11 +50,16 @@ def admit(
             why = next(it for it in placements if it.chosen is None)
             yield f"waits: only {len(hosts)} of its {len(ranks)} ranks fit now; {why}"
             # One that waits for a host to be corrected holds up no other.
-            ahead = int(all(it.chosen for it in place_requests(cluster, requests)))
+            alone = place_requests(cluster, requests, refusals=refusals)
+            ahead = int(all(it.chosen for it in alone))
 
 
 def place(
-    job: JobSnapshot, holding: Iterable[JobSnapshot], cluster: Cluster, now: float
+    job: JobSnapshot,
+    holding: Iterable[JobSnapshot],
+    cluster: Cluster,
+    refusals: Mapping[str, str],
+    now: float,
 ) -> Iterator[PlaceRank]:
     """Yield a host for each rank of an admitted job that is to start and has none, or has lost it.
 
@@ -70,7 +77,7 @@ def place(
     missing = Counter(job.wanted_hosts) - present
     requests = _requests(RankRequest(job.job_id, job.spec), len(waiting), missing)
     uses = use_of(cluster, _placed(holding))
-    placements = place_requests(replace(cluster, nodes=tuple(nodes)), requests, uses)
+    placements = place_requests(Cluster(nodes=tuple(nodes)), requests, uses, refusals)
     for rank, placement in zip(waiting, placements, strict=True):
         if placement.chosen is not None:
             yield PlaceRank(rank=rank.rank, host=placement.chosen.node)

@@ -5,7 +5,7 @@ program builds obeys the same rules as one from a file.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -75,11 +75,9 @@ class Cluster:
     """The machines of a cluster, in the order of the file. Raises `InvalidDescription`."""
 
     nodes: tuple[ClusterNode, ...]
-    refusals: Mapping[str, str] = field(default_factory=dict)
-    """By node, why no rank can be started there; no part of the description."""
 
     def __post_init__(self) -> None:
-        check_description({"nodes": asdict(self)["nodes"]})
+        check_description(asdict(self))
 
     @property
     def capacity(self) -> int:

@@ -59,17 +59,18 @@ def place(
     cluster: Cluster,
     requests: Iterable[RankRequest],
     in_use: Mapping[str, NodeUse] = MappingProxyType({}),
+    refusals: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Placement]:
     """Return a placement per rank; each sees what the ranks before it have taken.
 
-    `in_use` is what is taken already, by node. Of equal scores the first node of the file wins.
+    `in_use` is what is taken already, by node; `refusals` says why no rank can be started on some.
+    Of equal scores the first node of the file wins.
     """
     uses = {node.name: in_use.get(node.name, NodeUse()) for node in cluster.nodes}
     placements = []
     for request in requests:
         verdicts = tuple(
-            _verdict(it, request, uses[it.name], cluster.refusals.get(it.name, ""))
-            for it in cluster.nodes
+            _verdict(it, request, uses[it.name], refusals.get(it.name, "")) for it in cluster.nodes
         )
         eligible = [it for it in verdicts if it.score is not None]
         chosen = max(

@@ -596,7 +596,7 @@ class Story:
             )
             for host, agent in self.job.hosts.items()
         )
-        yield from place(self.job, [self.job], Cluster(nodes=tuple(nodes)), self.now)
+        yield from place(self.job, [self.job], Cluster(nodes=tuple(nodes)), {}, self.now)
 
     def wakes(self) -> list[Action]:
         """Let time pass until the next plan is due; return what is done then."""

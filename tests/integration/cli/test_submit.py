@@ -92,10 +92,13 @@ def test_variables_have_their_values_from_here_and_from_files(
 
 def test_a_variable_without_a_value_is_refused(muster: Muster, tmp_path: Path) -> None:
     (tmp_path / "variables").write_text("A=1\n= 2\n")
-    for words, said in ((["-e", "NOPE"], "NOPE"), (["--env-file", "variables"], "= 2")):
+    for words, said in (
+        (["-e", "NOPE"], "'NOPE'"),
+        (["--env-file", "variables"], "variables, line 2: '= 2'"),
+    ):
         refused = muster("submit", *words, "--", "true")
         assert refused.exit_code == ExitCode.USAGE
-        assert f"'{said}' is not NAME[=VALUE], or not set here" in refused.stderr
+        assert f"{said} is not NAME[=VALUE], or not set here" in refused.stderr
 
 
 def test_a_key_of_the_shell_is_not_shown(muster: Muster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,8 +204,10 @@ def test_gpu_is_worth_it_above_the_ratio(
 
 def test_a_node_where_no_rank_can_be_started_says_why() -> None:
     why = "its data directory cannot be written"
-    machines = Cluster(nodes=(FAST, SLOW), refusals={"fast": why, "gone": "unknown"})
-    assert chosen(machines) == ["slow"]
-    (placed,) = place(machines, [RankRequest("job", JobSpec(hosts=("fast",)))])
+    machines, refusals = Cluster(nodes=(FAST, SLOW)), {"fast": why, "gone": "unknown"}
+    (placed,) = place(machines, [RankRequest("job", JobSpec())], refusals=refusals)
+    assert placed.chosen is not None
+    assert placed.chosen.node == "slow"
+    (placed,) = place(machines, [RankRequest("job", JobSpec(hosts=("fast",)))], refusals=refusals)
     assert placed.chosen is None
     assert str(placed).startswith(f"fast: {why}; slow: this rank may run on fast only")

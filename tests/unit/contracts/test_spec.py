@@ -273,7 +273,7 @@ def test_every_limit_holds_on_both_sides(field: str) -> None:
         (
             "kubernetes",
             {"image": "i", "image_pull_secrets": ["A"]},
-            "image_pull_secrets.0: use an object's name",
+            "image_pull_secrets.0: use a Kubernetes name",
         ),
         ("ssh", {"partition": "a"}, "needs engine slurm or kubernetes"),
         (None, {"partition": "a"}, "needs engine slurm or kubernetes"),

@@ -103,8 +103,10 @@ def test_a_job_that_waits_for_a_host_to_be_corrected_holds_up_no_other() -> None
     nodes = (ClusterNode(name="a", host="a", slots=2), ClusterNode(name="b", host="b", slots=2))
     anywhere = queued_job(hosts=("a", "b"), world_size=2)
     picky = replace(anywhere, spec=msgspec.structs.replace(anywhere.spec, hosts=("b",)))
-    cluster = Cluster(nodes=nodes, refusals={"b": "its disk is read-only"})
-    waits, placed, full = placement.admit([picky, anywhere, anywhere], [], cluster)
+    cluster = Cluster(nodes=nodes)
+    waits, placed, full = placement.admit(
+        [picky, anywhere, anywhere], [], cluster, {"b": "its disk is read-only"}
+    )
     assert "only 0 of its 2 ranks fit now" in waits
     assert waits.endswith("; b: its disk is read-only")
     assert [it.host for it in placed] == ["a", "a"]
