@@ -140,7 +140,11 @@ def decode(document: object, kind: type[Sent]) -> Sent:
         raise InvalidRequest(found)
     if errors := list(islice(field_errors(document, kind), ERRORS_LIMIT)):
         raise InvalidRequest(errors)
-    return msgspec.convert(document, kind)
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:  # within a list
+        found = [FieldError(loc=("body",), msg=str(error), type="type_error")]
+        raise InvalidRequest(found) from error
 
 
 async def refuse_unknown_query(request: Request) -> None:

@@ -139,7 +139,7 @@ def test_a_gang_takes_no_gpu_before_it_can_have_all(
         (None, "its host has 0 for it, as there is no nvidia-smi on the PATH of the service"),
         ("echo no driver >&2; exit 9", "its host has 0 for it, as nvidia-smi failed (no driver)"),
         (
-            "echo GPU-1",
+            "echo GPU-00000001",
             "the job needs 2 GPUs at once, and its host has 1 for it, CUDA_VISIBLE_DEVICES",
         ),
     ],
