@@ -6,7 +6,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,9 +21,9 @@ from cli.connection import (
 )
 from cli.errors import ExitCode, Misuse, WrongState, exit_code_of
 from cli.output import notice_if_slow, plural
-from cli.service_record import find_own_services, service_settings
+from cli.service_record import find_own_services, service_lock, service_settings
 from muster.client.errors import Ambiguous, Refused, Replaced
-from muster.contracts.errors import printable
+from muster.contracts.errors import MusterError, printable
 from muster.contracts.job import EXIT_CODES, OPEN, JobStatus
 from muster.contracts.location import Location
 from muster.contracts.paths import DataDir, size_text
@@ -299,8 +299,13 @@ def gc(*, delete: bool) -> None:
         if place.name not in kept:
             size = size_text(sum(it.lstat().st_size for it in place.rglob("*")))
             click.echo(f"{size:>9}  {place}")
-            if delete:
-                (shutil.rmtree if place.parent == files.runs else _delete_saved)(place)
+            if delete and place.parent != files.runs:
+                _delete_saved(place)
+            elif delete:
+                # Its command may have been started again since: then it holds the lock.
+                with suppress(MusterError), service_lock(DataDir(place)):
+                    if DataDir(place).ended.exists():
+                        shutil.rmtree(place)
 
 
 def delete_checkpoints(location: Location) -> None:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 
 from cli.errors import ExitCode
-from cli.service_record import ServiceRecord, write_record
+from cli.service_record import ServiceRecord, service_lock, write_record
 from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manifest import LATEST, STATE
 from muster.contracts.paths import DataDir
@@ -133,6 +133,10 @@ def test_gc_deletes_what_no_job_and_no_run_can_use(
         files.foreground(run).ended.touch()
     for one in ("gone", "saved", job):
         save(files.checkpoints / one, f"uid of {one}", 0, 1)
+    with service_lock(files.foreground("over")):  # as its command does, while it runs
+        muster("gc", "--delete")
+        assert files.foreground("over").ended.exists()
+    save(files.checkpoints / "gone", "uid of gone", 0, 1)
     litter = [files.checkpoints / "gone", files.foreground("over").root]
     for words in (["gc"], ["gc", "--delete"]):
         listed = [line.split()[-1] for line in muster(*words).stdout.splitlines()]
