@@ -25,7 +25,7 @@ up: $(STAMP) ## run the API and the coordinator here, until Ctrl-C (ARGS=-d: unt
 demo: $(STAMP) ## train, kill a rank in the middle, compare the bits
 	$(BIN)/muster demo $(ARGS)
 
-# Under two minutes, so that it is run before every commit: what needs a
+# Under a minute, so that it is run before every commit: what needs a
 # server, processes of its own or much time is left to `make test`.
 # Types are looked at beside the tests, where one core would idle.
 check: lint ## format, lint, layers, types, unit tests: stops at the first failure

@@ -22,7 +22,10 @@ SAVES, SAVING_SECONDS = 100, 10
 
 
 @pytest.fixture(
-    params=[pytest.param(name, marks=[pytest.mark.slow] * (name == "s3")) for name in PLACES]
+    params=[
+        pytest.param(name, marks=[pytest.mark.slow] * (name in {"s3", "coordinator"}))
+        for name in PLACES
+    ]
 )
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     with PLACES[request.param](tmp_path) as made:

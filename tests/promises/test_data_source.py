@@ -27,7 +27,7 @@ FACTS = DatasetFacts(kind="test", samples=6, shards=4, features=1, classes=2, se
 Opener = Callable[[Mapping[str, bytes], DatasetFacts | None], DataSource]
 
 
-@pytest.fixture(params=["local", "memory", "s3"])
+@pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.slow)])
 def open_(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
     def open_s3(contents: Mapping[str, bytes], facts: DatasetFacts | None) -> DataSource:
         client, place = request.getfixturevalue("s3"), request.getfixturevalue("place")

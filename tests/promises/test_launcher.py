@@ -25,6 +25,8 @@ from tests.support.launchers import (
     local,
 )
 
+pytestmark = pytest.mark.slow  # each agent is a process
+
 DEADLINE_SECONDS = 20.0
 
 

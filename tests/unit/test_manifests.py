@@ -67,6 +67,7 @@ def compose() -> dict[str, Any]:
     return dict(YAML(typ="safe").load(ROOT / "docker-compose.yml"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["1.35", "1.36", "1.37"])
 def test_manifests_match_the_schemas_of(version: str) -> None:
     schemas = pytest.importorskip(

@@ -45,6 +45,7 @@ def test_prediction_by_hand(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("operation", "name", "rounds", "link_bytes"),
     [

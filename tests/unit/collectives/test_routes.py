@@ -161,6 +161,7 @@ def check(operation: str, name: str, problem: Problem) -> None:
                 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("operation", "name"), NAMES)
 @settings(derandomize=True, max_examples=25, deadline=None)
 @given(problems())
@@ -170,6 +171,7 @@ def test_each_contribution_arrives_once_in_one_order(
     check(operation, name, problem)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("operation", "name"), NAMES)
 @pytest.mark.parametrize(("world_size", "hosts"), [(129, 5), (257, 257), (512, 64)])
 def test_both_ends_agree_in_large_groups(

@@ -23,6 +23,8 @@ from tests.support.torch_ranks import (
     training_with_a_death,
 )
 
+pytestmark = pytest.mark.slow  # each rank is a process
+
 REFUSALS = """\
 muster does not support this ReduceOp: use SUM, AVG, MIN or MAX, or all_gather the tensors
 muster does not support a sparse tensor: use dense gradients (sparse=False)
