@@ -83,10 +83,13 @@ class JobSeries:
                 **msgspec.structs.asdict(values),
                 name=name,
                 at=max(at, head.at + _TICK),
-                # Of steps that another rank has reported already, values may count again.
                 since=max(window.since, head.step),
                 step=window.step,
             )
+            if window.since < head.step:
+                # Another rank has reported the first of these steps: count one value a new step.
+                count = min(point.count, point.step - point.since)
+                point = msgspec.structs.replace(point, count=count)
             kept_at = self._append(point, head.at)
             self._heads[name] = _Head(rank, attempt, point.step, kept_at, head.taken + 1)
             if (head.taken + 1) % CHECK_EVERY == 0:

@@ -86,6 +86,7 @@ def test_survivors_go_on_where_a_dead_rank_ended(told: Told) -> None:
     told.says(3, 6, rank=1)
     told.says(6, 8, rank=0, is_back=True)
     assert told.steps() == [(0, 4), (4, 6), (6, 8)]
+    assert [point.count for point in told.points()] == [4, 2, 2], "step 4 counts once"
 
 
 def test_each_name_comes_from_the_rank_that_reports_it(told: Told) -> None:
