@@ -369,6 +369,8 @@ def remove(where: str) -> None:
     Nothing else in their directory is deleted. The services have to be up, to say
     whether a job needs them.
     """
+    if _parts(where)[1:] != (None, None):
+        raise Misuse(f"{where} is one checkpoint: rm deletes all of a job; keep_last limits them")
     delete_checkpoints(_checkpoint_dirs(where)[0])
 
 

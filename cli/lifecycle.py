@@ -295,17 +295,19 @@ def gc(*, delete: bool) -> None:
     places = sorted([*files.checkpoints.glob("*/"), *files.runs.glob("*/")])
     with connected() as client:
         kept = _kept(client.jobs(), files)
-    for place in places:
-        if place.name not in kept:
-            size = size_text(sum(it.lstat().st_size for it in place.rglob("*")))
-            click.echo(f"{size:>9}  {place}")
-            if delete and place.parent != files.runs:
-                _delete_saved(place)
-            elif delete:
-                # Its command may have been started again since: then it holds the lock.
-                with suppress(MusterError), service_lock(DataDir(place)):
-                    if DataDir(place).ended.exists():
-                        shutil.rmtree(place)
+    litter = [place for place in places if place.name not in kept]
+    for place in litter:
+        size = size_text(sum(it.lstat().st_size for it in place.rglob("*")))
+        click.echo(f"{size:>9}  {place}")
+        if delete and place.parent != files.runs:
+            _delete_saved(place)
+        elif delete:
+            # Its command may have been started again since: then it holds the lock.
+            with suppress(MusterError), service_lock(DataDir(place)):
+                if DataDir(place).ended.exists():
+                    shutil.rmtree(place)
+    if litter and not delete:
+        click.echo("to delete this: muster gc --delete", err=True)
 
 
 def delete_checkpoints(location: Location) -> None:

@@ -104,13 +104,16 @@ def read_variables(files: Sequence[str]) -> dict[str, str]:
     """Return the variables of files as for containers, which may have ``export`` and quotes."""
     found = {}
     for file in files:
-        for number, line in enumerate(map(str.strip, Path(file).read_text().splitlines()), 1):
-            if line and not line.startswith("#"):
-                try:
-                    name, text = _VARIABLE(line.removeprefix("export "))
-                except click.BadParameter as error:
-                    raise Misuse(f"{file}, line {number}: {error.message}") from error
+        for number, line in enumerate(Path(file).read_text("utf-8-sig").splitlines(), 1):
+            name, equals, text = line.strip().removeprefix("export ").partition("=")
+            if equals and name and not name.startswith("#"):
                 found[name] = re.sub(r"^([\"'])(.*)\1$", r"\2", text)
+            elif name in os.environ:
+                found[name] = os.environ[name]
+            elif line.strip() and not line.lstrip().startswith("#"):
+                # It may be part of a key, so it is not repeated.
+                wanted = "expected NAME=VALUE, or a NAME that is set here"
+                raise Misuse(f"{file}, line {number}: {wanted}")
     return refuse_keys(found)
 
 

@@ -9,7 +9,7 @@ from zlib import crc32
 import msgspec
 
 from muster.contracts.messages import METRICS_LIMIT
-from muster.contracts.series import Point, Window, merged_points
+from muster.contracts.series import Aggregate, Point, Window, merged_points
 
 NAMES_LIMIT: Final = METRICS_LIMIT + 2  # and the loss and the throughput
 
@@ -79,17 +79,7 @@ class JobSeries:
             is_same_step = window.since == window.step == head.step
             if window.step <= head.step and not is_same_step:
                 continue
-            point = Point(
-                **msgspec.structs.asdict(values),
-                name=name,
-                at=max(at, head.at + _TICK),
-                since=max(window.since, head.step),
-                step=window.step,
-            )
-            if window.since < head.step:
-                # Another rank has reported the first of these steps: count one value a new step.
-                count = min(point.count, point.step - point.since)
-                point = msgspec.structs.replace(point, count=count)
+            point = _point_after(head, name, values, window, at)
             kept_at = self._append(point, head.at)
             self._heads[name] = _Head(rank, attempt, point.step, kept_at, head.taken + 1)
             if (head.taken + 1) % CHECK_EVERY == 0:
@@ -102,3 +92,20 @@ class JobSeries:
             point = msgspec.structs.replace(merged_points(last, point), at=last.at)
         self.points[point.name, point.at] = point
         return point.at
+
+
+def _point_after(head: _Head, name: str, values: Aggregate, window: Window, at: datetime) -> Point:
+    """Return the values of a window as a point; of steps before `head` they do not count again.
+
+    There another rank has reported. Each new step counts as one value.
+    """
+    point = Point(
+        **msgspec.structs.asdict(values),
+        name=name,
+        at=max(at, head.at + _TICK),
+        since=max(window.since, head.step),
+        step=window.step,
+    )
+    if window.since >= head.step:
+        return point
+    return msgspec.structs.replace(point, count=min(point.count, point.step - point.since))

@@ -7,6 +7,7 @@ a process that the host could not start, uses no restart but counts there. Ends 
 count nowhere, nor do those of a gang that had lost another rank before, nor a wait for GPUs.
 """
 
+import re
 from dataclasses import replace
 from itertools import chain
 from signal import SIGTERM
@@ -28,6 +29,10 @@ MISTAKES_LIMIT: Final = 2
 """A job fails if so many of its first attempts fail and the last one names a mistake in itself.
 
 Kills in between do not count as attempts (`JobSnapshot.count_attempts`)."""
+
+
+_UNSET: Final = re.compile(r"^KeyError: '([A-Z][A-Z0-9_]+)'$", re.MULTILINE)
+"""Of `os.environ`, most likely."""
 
 
 def fail_job(snapshot: JobSnapshot, failure: JobFailure, now: float) -> JobSnapshot:
@@ -140,11 +145,14 @@ def _blame_earlier(
 
 
 def _last_lines(spec: JobSpec, exited: RankExited) -> list[str]:
-    """Return the end of the log, and what to do about a failed import."""
+    """Return the end of the log, and what to do about a missing module or variable."""
     command = spec.command or ("",)
     python = command[0] if "/python" in command[0] else spec.python
     script = next((word for word in command if word.endswith(".py")), "")
-    advice = import_advice("\n".join(exited.last_lines), python, script)
+    text = "\n".join(exited.last_lines)
+    advice = import_advice(text, python, script)
+    if unset := _UNSET.search(text):
+        advice = f"ranks do not have the variables of your shell: muster submit -e {unset[1]}"
     return [*exited.last_lines, *([advice] if advice else [])]
 
 

@@ -27,9 +27,9 @@ REFERENCE_WANTED: Final = "file:NAME for a stored secret, or env:NAME for a shar
 _REFERENCE: Final = re.compile(rf"(env|file):({SECRET_NAME_PATTERN})", re.ASCII)
 
 _SECRET_LIKE: Final = re.compile(
-    r"(?:.*_)?(?:TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIALS?|(?:API|ACCESS|PRIVATE|SECRET)_?KEY)",
-    re.IGNORECASE,
+    r"\w*(?:TOKEN|PASSW(?:OR)?D|PASSPHRASE|SECRET|CREDENTIALS?|_PAT|_KEY|APIKEY)", re.IGNORECASE
 )
+_WITH_PASSWORD: Final = re.compile(r"\w+://[^/\s:@]*:[^/\s@]+@")  # in a URL
 
 
 class Reference(NamedTuple):
@@ -57,5 +57,9 @@ class SecretUnavailable(MusterError):
 
 
 def plaintext_secrets(env: Mapping[str, str]) -> list[str]:
-    """Return the variables of a job's `env` that hold secrets, judging by their names."""
-    return [name for name, value in env.items() if value and _SECRET_LIKE.fullmatch(name)]
+    """Return the variables of a job's `env` that hold secrets, by their names or as URLs."""
+    return [
+        name
+        for name, value in env.items()
+        if value and (_SECRET_LIKE.fullmatch(name) or _WITH_PASSWORD.match(value))
+    ]

@@ -38,10 +38,10 @@ from muster.contracts.views import FieldError
 SHOWN_LIMIT: Final = 40  # most characters of a value that an error repeats
 
 OTHER_NAMES: Final = {
-    "elastic": "mode: synchronous",
+    "elastic": "mode: synchronous, virtual_shards: 8 and max_workers: 8",
     "gang": "restart_scope: gang",
     "gpus": "gpus_per_rank: 1",
-    "ranks": "world_size: 2",
+    **dict.fromkeys(["ranks", "nodes", "nnodes", "nproc_per_node", "replicas"], "world_size: 2"),
     "retries": "max_restarts: 3",
     "script": "command: [python, train.py]",
 }

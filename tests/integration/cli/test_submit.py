@@ -82,7 +82,7 @@ def test_variables_have_their_values_from_here_and_from_files(
     monkeypatch.setenv("HERE", "a = b")
     for number in "12":
         lines = f"FILE={number}\n\n  export QUOTED='x y'\nHERE\nRAW={{\"a\": '1'}}\n"
-        (tmp_path / number).write_text(f"# of file {number}\n{lines}")
+        (tmp_path / number).write_text(f"\ufeff# of file {number}\n{lines}")
     job = submitted(
         "--env-file", "1", "--env-file", "2", "-e", "HERE=c", "-e", "HERE", "--", "true"
     )
@@ -93,12 +93,12 @@ def test_variables_have_their_values_from_here_and_from_files(
 def test_a_variable_without_a_value_is_refused(muster: Muster, tmp_path: Path) -> None:
     (tmp_path / "variables").write_text("A=1\n= 2\n")
     for words, said in (
-        (["-e", "NOPE"], "'NOPE'"),
-        (["--env-file", "variables"], "variables, line 2: '= 2'"),
+        (["-e", "NOPE"], "'NOPE' is not NAME[=VALUE], or not set here"),
+        (["--env-file", "variables"], "variables, line 2: expected NAME=VALUE, or a NAME that is"),
     ):
         refused = muster("submit", *words, "--", "true")
         assert refused.exit_code == ExitCode.USAGE
-        assert f"{said} is not NAME[=VALUE], or not set here" in refused.stderr
+        assert said in refused.stderr
 
 
 def test_a_key_of_the_shell_is_not_shown(muster: Muster, monkeypatch: pytest.MonkeyPatch) -> None:

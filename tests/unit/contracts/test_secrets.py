@@ -68,9 +68,10 @@ def test_invalid_shared_name_is_refused() -> None:
         shared_variables({SHARED_VARIABLES: "HF_TOKEN WANDB_API_KEY"})
 
 
-def test_plaintext_secrets_are_found_by_name() -> None:
-    env = dict.fromkeys(
-        ["HF_TOKEN", "PASSWORD", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "apikey"], "x"
-    )
+def test_plaintext_secrets_are_found_by_name_or_in_a_url() -> None:
+    names = "HF_TOKEN PASSWORD PGPASSWORD AWS_SECRET_ACCESS_KEY WANDB_API_KEY apikey OPENAI_KEY"
+    env = dict.fromkeys([*names.split(), "GITHUB_PAT", "SSH_PASSPHRASE"], "x")
+    env |= {"DATABASE_URL": "postgres://u:hunter2@h/x"}
     innocent = dict.fromkeys(["TOKENIZERS_PARALLELISM", "KEYS", "MAX_TOKENS", "MONKEY"], "x")
+    innocent |= {"URL": "http://u@h/x", "AT": "see http://h:1/x"}
     assert plaintext_secrets({**env, **innocent, "EMPTY_TOKEN": ""}) == list(env)
