@@ -91,7 +91,8 @@ def test_each_error_has_its_document(error: Exception, status: int, kind: str) -
     ("name", "hint"),
     [
         ("wrold_size", "did you mean 'world_size'?"),
-        ("elastic", "write mode: synchronous"),
+        ("elastic", "write mode: synchronous, virtual_shards: 8 and max_workers: 8"),
+        ("nnodes", "write world_size: 2"),
         ("gang", "write restart_scope: gang"),
         ("gpus", "write gpus_per_rank: 1"),
         ("ranks", "write world_size: 2"),
