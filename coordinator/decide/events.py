@@ -313,6 +313,8 @@ def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -
 
 def describe_export(snapshot: JobSnapshot) -> str:
     """Return what a job waits for after the loop."""
+    if snapshot.is_done:
+        return "the script has ended; the other ranks are exiting"
     return (
         "training is over and saved; the job is complete once the script of rank "
         f"{snapshot.end.exporter} has ended with exit code 0"
