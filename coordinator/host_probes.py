@@ -1,7 +1,7 @@
 """Asks every host for its facts, and keeps them in the database, where the API reads them."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,9 @@ from coordinator.launchers.remote import CommandLauncher
 from coordinator.launchers.scheduler import LOOK_SECONDS, SchedulerProbe
 from database.errors import DatabaseUnavailable, LeaseLost
 from database.hosts import Hosts
-from database.records import HostRecord, Lease, utc_now
+from database.records import HostRecord, Job, Lease, utc_now
+from muster.contracts.job import JobUid
+from muster.contracts.paths import DataDir
 from muster.contracts.views import EngineSweep
 
 MIN_INTERVAL_SECONDS: Final = 10.0
@@ -35,15 +37,20 @@ class HostProbes:
         launchers: Mapping[str, Prober],
         hosts: Hosts,
         lease: Lease,
+        jobs: Callable[[Sequence[JobUid]], Mapping[JobUid, Job]],
+        data: DataDir,
         checkpoint_dir: Path | None = None,
     ) -> None:
         """`launchers` are those of all hosts by name, the coordinator's own included.
 
-        `checkpoint_dir` is the directory of which each host is to prove that it shares it.
+        `jobs` finds those with a uid; `data` is where their logs are at home. `checkpoint_dir` is
+        the directory of which each host is to prove that it shares it.
         """
         self._launchers = launchers
         self._hosts = hosts
         self._lease = lease
+        self._jobs = jobs
+        self._data = data
         self._checkpoint_dir = checkpoint_dir
         self._woken = {host: asyncio.Event() for host in launchers}
         self.refusals: dict[str, str] = {}
@@ -68,15 +75,17 @@ class HostProbes:
         while True:
             record = HostRecord(host=host)
             try:
-                record = await self._ask(await asyncio.to_thread(self._hosts.find, host))
+                record, uids = await self._ask(await asyncio.to_thread(self._hosts.find, host))
                 await asyncio.to_thread(self._hosts.write, record, self._lease)
+                await self._fetch_logs(host, uids)
             except DatabaseUnavailable:
                 pass
             except LeaseLost:
                 return
             except Exception:  # noqa: BLE001  of one host alone: no job depends on it
                 _LOG.exception("cannot probe a host", action="not_probed", host=host)
-            await asyncio.sleep(MIN_INTERVAL_SECONDS if record.sweep is None else LOOK_SECONDS)
+            is_scheduler = isinstance(self._launchers[host], SchedulerProbe)
+            await asyncio.sleep(LOOK_SECONDS if is_scheduler else MIN_INTERVAL_SECONDS)
             has_failed = record.seen_at is None or record.problem is not None
             with suppress(TimeoutError, DatabaseUnavailable):
                 async with asyncio.timeout(RETRY_SECONDS if has_failed else INTERVAL_SECONDS):
@@ -91,21 +100,26 @@ class HostProbes:
         while not (await asyncio.to_thread(self._hosts.find, host)).is_sweep_due:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _ask(self, known: HostRecord) -> HostRecord:
+    async def _ask(self, known: HostRecord) -> tuple[HostRecord, Sequence[str]]:
+        """Return what a host says, and the uids of the jobs that have a directory there."""
         launcher, directory = self._launchers[known.host], self._checkpoint_dir
-        sweep = None
-        if isinstance(launcher, SchedulerProbe):
-            sweep = known.sweep_request or EngineSweep(number=0, cancel=[])
+        request = known.sweep_request or EngineSweep(number=0, cancel=[])
+        # What was answered once is never cancelled later.
+        due = request.cancel if known.is_sweep_due else []
+        sweep = known.sweep
         try:
-            probed = await launcher.probe(directory)
-            if sweep is not None and isinstance(launcher, SchedulerProbe):
-                # What was answered once is never cancelled later.
-                left = await launcher.sweep(sweep.cancel if known.is_sweep_due else ())
-                sweep = msgspec.structs.replace(sweep, leftovers=left)
+            if isinstance(launcher, SchedulerProbe):
+                sweep = request
+                probed = await launcher.probe(directory)
+                sweep = msgspec.structs.replace(request, leftovers=await launcher.sweep(due))
+            else:
+                probed = await launcher.probe(directory, due)
+                if not set(due).intersection(probed.jobs):
+                    sweep = request
         except NotStarted as error:
-            return replace(known, problem=str(error), sweep=sweep)
+            return replace(known, problem=str(error), sweep=sweep), ()
         self.refusals |= {known.host: probed.refusal}
-        return HostRecord(
+        record = HostRecord(
             host=known.host,
             facts=probed.facts,
             seen_at=utc_now(),
@@ -113,3 +127,19 @@ class HostProbes:
             shared_dir=str(directory) if probed.is_shared else None,
             sweep=sweep,
         )
+        return record, probed.jobs
+
+    async def _fetch_logs(self, host: str, uids: Sequence[str]) -> None:
+        """Fetch what is left on a host of jobs that have ended, and have it removed there.
+
+        The agent that was to send it died, or was gone before all of it was sent.
+        """
+        launcher = self._launchers[host]
+        found = await asyncio.to_thread(self._jobs, [JobUid(uid) for uid in uids])
+        for uid, job in found.items():
+            if isinstance(launcher, CommandLauncher) and job.is_terminal:
+                try:
+                    await launcher.fetch_logs(uid, self._data.job(job.job_id))
+                except (NotStarted, OSError) as error:
+                    words = f"the directory of job {job.job_id} stays on {host}: {error}"
+                    _LOG.warning(words, action="logs_left", host=host)

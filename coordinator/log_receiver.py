@@ -35,6 +35,7 @@ from muster.host.files import (
     PUNCH_HOLE,
     closing,
     fallocate,
+    file_mark,
     open_directory,
     open_named_directory,
 )
@@ -107,7 +108,7 @@ async def receive_logs(
     if files is None:
         return
     home = HomeLogs(files, hello.host)
-    sizes = await disk.do(partial(home.sizes, hello))
+    sizes = await disk.do(partial(home.sizes, hello.job_uid, hello.directory))
     for start in range(0, max(1, len(sizes)), SIZES_LIMIT):
         batch = tuple(sizes[start : start + SIZES_LIMIT])
         send(LogsAtHome(sizes=batch, is_last=start + SIZES_LIMIT >= len(sizes)))
@@ -131,12 +132,16 @@ class HomeLogs:
         self._files = files
         self._host = host
 
-    def sizes(self, hello: LogHello) -> list[tuple[int, int, Kind, int]]:
-        """Return the size of each file that the host has sent."""
-        owner = self._files.owner.stat()
-        if self._files.owner.read_text() != hello.job_uid:
+    def sizes(
+        self, job_uid: str, theirs: tuple[int, int] | None
+    ) -> list[tuple[int, int, Kind, int]]:
+        """Return the size of each file that the host has sent.
+
+        `theirs` is the mark of the host's own directory of the job, if it is known.
+        """
+        if self._files.owner.read_text() != job_uid:
             raise FileNotFoundError("the directory of the job belongs to another one")
-        if (owner.st_ino, owner.st_mtime_ns) == hello.directory:
+        if file_mark(self._files.owner) == theirs:
             raise OSError(f"{self._host} has the same data directory: each host needs its own")
         found: list[tuple[int, int, Kind, int]] = []
         with closing(self._open("logs")) as logs, closing(self._open("run", "exits")) as exits:

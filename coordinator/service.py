@@ -172,7 +172,14 @@ class Service:
             if name in self._settings.engines
         }
         place = self._settings.checkpoint_dir
-        probes = HostProbes(probed, hosts, lease, place if isinstance(place, Path) else None)
+        probes = HostProbes(
+            probed,
+            hosts,
+            lease,
+            Jobs(self._database).by_uid,
+            self._data,
+            place if isinstance(place, Path) else None,
+        )
         self._jobs.refusals = probes.refusals
         self._loop = CoordinatorLoop(
             writer=FencedWriter(self._database, lease),

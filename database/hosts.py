@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import Connection, bindparam, select
 
 from database.engine import Database
 from database.leases import require_held
@@ -42,11 +42,16 @@ class Hosts:
             connection.execute(self._upsert, values_of(record))
 
     def request_sweep(self, scheduler: str, names: list[str]) -> EngineSweep:
-        """Ask for a look at a scheduler and the end of jobs there, in place of the last request."""
+        """Ask for a look at a scheduler and the end of jobs there."""
         with self._database.writing() as connection:
-            row = connection.execute(_ONE, {"name": scheduler}).one_or_none()
-            last = None if row is None else row.sweep_request
-            request = EngineSweep(number=last.number + 1 if last else 1, cancel=names)
-            record = HostRecord(host=scheduler, sweep_request=request)
-            connection.execute(self._request, values_of(record))
+            return self.request_sweep_in(connection, scheduler, names)
+
+    def request_sweep_in(self, connection: Connection, host: str, names: list[str]) -> EngineSweep:
+        """Request it, of a scheduler or a host, with what was requested before and is not done."""
+        row = connection.execute(_ONE, {"name": host}).one_or_none()
+        known = HostRecord(host=host) if row is None else HostRecord(**row._asdict())
+        last = known.sweep_request or EngineSweep(number=0, cancel=[])
+        waiting = last.cancel if known.is_sweep_due else []
+        request = EngineSweep(number=last.number + 1, cancel=[*waiting, *names])
+        connection.execute(self._request, values_of(HostRecord(host=host, sweep_request=request)))
         return request

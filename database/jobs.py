@@ -18,9 +18,10 @@ from database.errors import (
     JobNotTerminal,
     JobOver,
 )
+from database.hosts import Hosts
 from database.idempotency import Answers, IdempotencyKey, answer_to
 from database.records import Clock, Event, Job, RowVersion, utc_now, values_of
-from database.tables import DEPARTURES, EVENTS, JOBS
+from database.tables import AGENTS, DEPARTURES, EVENTS, HOSTS, JOBS
 from muster.contracts.job import OPEN, TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.leaderboard import SWEEP_LABEL
 from muster.contracts.spec import JobSpec
@@ -90,6 +91,7 @@ class Jobs:
         self._database = database
         self._clock = clock
         self._answers = Answers(database, clock)
+        self._hosts = Hosts(database)
 
     def create(self, new_jobs: Sequence[NewJob]) -> list[Job | Exception]:
         """Return each new job, which is durable together with its event ``submitted``.
@@ -342,13 +344,18 @@ class Jobs:
             _check_deletion(connection, job_id, uid)
             yield
 
-    def delete(self, job_id: JobId, uid: JobUid) -> None:
+    def delete(self, job_id: JobId, uid: JobUid, *, with_files: bool = False) -> None:
         """Delete a job that is over, with its ranks and events.
 
-        Raises `JobMissing` if the id is free or another job has it now, and `JobNotTerminal`.
+        Hosts that have run it are asked to remove its files if it goes `with_files`. Raises
+        `JobMissing` if the id is free or another job has it now, and `JobNotTerminal`.
         """
         with self._database.writing() as connection:
             _check_deletion(connection, job_id, uid)
+            if with_files:
+                hosts = sa.select(AGENTS.c.host).join(HOSTS, HOSTS.c.host == AGENTS.c.host)
+                for host in connection.scalars(hosts.where(AGENTS.c.job_id == job_id)).all():
+                    self._hosts.request_sweep_in(connection, host, [uid])
             connection.execute(sa.delete(JOBS).where(JOBS.c.job_id == job_id))
 
     def checkpoint_dirs(self) -> list[str]:

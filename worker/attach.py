@@ -23,10 +23,14 @@ from muster.contracts.attach import (
     AgentRuns,
     Answer,
     CleanHost,
+    FetchLogs,
     HostClean,
     HostProbed,
     HostReady,
     LaunchAgent,
+    LogFetched,
+    LogsFetched,
+    LogsKept,
     Order,
     OrderFailed,
     ProbeHost,
@@ -36,7 +40,7 @@ from muster.contracts.environ import SERVICE_ONLY, SINGLE_THREADED
 from muster.contracts.host import FREE_LIMIT_MB, HostFacts
 from muster.contracts.interpreter import VERSION
 from muster.contracts.job import JobUid
-from muster.contracts.paths import DataDir, JobFiles
+from muster.contracts.paths import DataDir, JobFiles, LogName
 from muster.contracts.rank import ProcessRecord
 from muster.host.containment import kill_job, tagged_processes
 from muster.host.files import closing, existing, file_mark, publish_newer_address, shares_directory
@@ -81,11 +85,27 @@ def _carry_out(order: Order, limits: ShellLimits) -> None:
         case CleanHost():
             _say(HostClean(left=kill_job(order.job_uid, order.known)))
         case ProbeHost():
-            is_shared = order.probe is not None and shares_directory(order.probe)
-            facts = _facts(order.environment, order.data_dir)
-            data = DataDir(Path(order.data_dir))
-            why = _refusal(data.root, data.coordinator_address, order.home)
-            _say(HostProbed(facts=facts, clock=time.time(), is_shared=is_shared, refusal=why))
+            _say(_probe(order))
+        case FetchLogs():
+            _send_logs(order)
+
+
+def _probe(order: ProbeHost) -> HostProbed:
+    data = DataDir(Path(order.data_dir))
+    facts = _facts(order.environment, order.data_dir)
+    why = _refusal(data.root, data.coordinator_address, order.home)
+    # In a shared directory they are those of the coordinator's host.
+    jobs = _job_directories(data) if order.home is not None and not why else {}
+    for uid in jobs.keys() & set(order.deleted):
+        if not tagged_processes(f"{uid}/"):
+            shutil.rmtree(jobs.pop(uid).root, ignore_errors=True)
+    return HostProbed(
+        facts=facts,
+        clock=time.time(),
+        is_shared=order.probe is not None and shares_directory(order.probe),
+        refusal=why,
+        jobs=tuple(jobs),
+    )
 
 
 def _facts(environment: Mapping[str, str], data_dir: str) -> HostFacts:
@@ -172,10 +192,42 @@ def _find(order: WatchAgent) -> ProcessRecord | None:
 
 def _address_file(order: WatchAgent) -> Path:
     """Return where the job's agent reads the coordinator's address. Raises OSError."""
-    for files in map(JobFiles, DataDir(Path(order.data_dir)).jobs.iterdir()):
-        if files.owner.is_file() and files.owner.read_text() == order.job_uid:
-            return files.coordinator_address
-    raise OSError(f"job {order.job_uid} has no directory in {order.data_dir}")
+    return _files(order).coordinator_address
+
+
+def _files(order: WatchAgent | FetchLogs) -> JobFiles:
+    """Return the files of a job. Raises OSError if there are none."""
+    found = _job_directories(DataDir(Path(order.data_dir))).get(order.job_uid)
+    if found is None:
+        raise OSError(f"job {order.job_uid} has no directory in {order.data_dir}")
+    return found
+
+
+def _job_directories(data: DataDir) -> dict[str, JobFiles]:
+    """Return the files of each job that has a directory here, by the job's uid."""
+    roots = data.jobs.iterdir() if data.jobs.is_dir() else ()
+    owned = [files for files in map(JobFiles, roots) if files.owner.is_file()]
+    return {files.owner.read_text(): files for files in owned}
+
+
+def _send_logs(order: FetchLogs) -> None:
+    """Send what is left of an ended job's logs; remove its directory once they are kept."""
+    # Other orders need no connection of an agent, whose modules take long to load.
+    from worker.log_sender import LogPasses  # noqa: PLC0415
+
+    files = _files(order)
+    if tagged_processes(f"{order.job_uid}/"):
+        raise OSError(f"processes of job {order.job_uid} still run")
+    if order.home is None or file_mark(files.owner) == order.home:
+        raise OSError(f"{files.root} is shared with the coordinator's host")
+    sizes = {(LogName(rank, attempt), kind): n for rank, attempt, kind, n in order.sizes}
+    passes = LogPasses(files, sizes, lambda part: _say(LogFetched(part=part)))
+    while passes.send_new():
+        pass
+    _say(LogsFetched())
+    if msgspec.json.decode(sys.stdin.buffer.readline(), type=LogsKept):
+        shutil.rmtree(files.root)
+        _say(HostClean(left=0))
 
 
 def _watch(agent: ProcessRecord, reap: Callable[[], int | None]) -> None:

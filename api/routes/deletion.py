@@ -246,7 +246,8 @@ def _delete(state: AppState, job: Job, deletion: Deletion) -> bool:
                     shutil.rmtree(archive)
     except OSError as error:
         raise _not_removed(files.root, error) from error
-    state.disk_reserve.release_if_full(partial(state.jobs.delete, job.job_id, job.uid))
+    delete = partial(state.jobs.delete, job.job_id, job.uid, with_files=deletion.delete_logs)
+    state.disk_reserve.release_if_full(delete)
     state.disk_reserve.allocate()
     shutil.rmtree(state.data_dir.snapshot(job.uid), ignore_errors=True)
     return checkpoints_deleted

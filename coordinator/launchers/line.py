@@ -13,14 +13,15 @@ from typing import Final
 
 import msgspec
 
-from muster.contracts.attach import REPEAT_SECONDS, Answer, HostReady, Order
+from muster.contracts.attach import REPEAT_SECONDS, Answer, HostReady, LogsKept, Order
 from muster.contracts.errors import printable
 from muster.contracts.interpreter import VERSION
 
 SILENCE_SECONDS: Final = 3 * REPEAT_SECONDS
 """A line on which nothing comes for longer is broken."""
 
-LINE_LIMIT_BYTES: Final = 1 << 16  # of an answer, and of what a login shell prints before it
+IGNORED_LIMIT_BYTES: Final = 1 << 16  # of what a login shell prints before an answer
+ANSWER_LIMIT_BYTES: Final = 1 << 19  # such as a part of a log
 
 _DECODER: Final[msgspec.json.Decoder[Answer]] = msgspec.json.Decoder(Answer)
 
@@ -50,7 +51,7 @@ class Line:
                 self._socket.close()
                 raise
 
-    async def give(self, order: Order | HostReady) -> None:
+    async def give(self, order: Order | HostReady | LogsKept) -> None:
         """Send an order. Raises OSError if the line is broken."""
         content = msgspec.json.encode(order) + b"\n"
         await asyncio.get_running_loop().sock_sendall(self._socket, content)
@@ -65,7 +66,7 @@ class Line:
                         self._ignored.clear()
                         return answer
                     self._ignored += text + b"\n"
-                    if len(self._ignored) > LINE_LIMIT_BYTES:
+                    if len(self._ignored) > IGNORED_LIMIT_BYTES:
                         return None
         return None
 
@@ -85,14 +86,14 @@ class Line:
 
     async def _receive(self) -> bool:
         await asyncio.sleep(0)  # what follows does not let others run while there is data
-        data = await asyncio.get_running_loop().sock_recv(self._socket, LINE_LIMIT_BYTES)
+        data = await asyncio.get_running_loop().sock_recv(self._socket, IGNORED_LIMIT_BYTES)
         self._received += data
-        return bool(data) and len(self._received) < 2 * LINE_LIMIT_BYTES
+        return bool(data) and len(self._received) < ANSWER_LIMIT_BYTES
 
     async def problem(self) -> str:
         """Wait until the host is ready; return why it takes no order, "" if it does."""
         answer = await self.answer()
-        if len(self._ignored + self._received) > LINE_LIMIT_BYTES:
+        if len(self._ignored + self._received) > IGNORED_LIMIT_BYTES:
             return "its login shell prints too much: let it print nothing if it is not interactive"
         if not isinstance(answer, HostReady):
             why = self.last_error()

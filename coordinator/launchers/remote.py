@@ -16,15 +16,19 @@ from msgspec.structs import replace
 from coordinator.launchers.launcher import AgentProcess, AgentValues, NotStarted
 from coordinator.launchers.line import Line
 from coordinator.launchers.ssh import SocketDirectory, SshMaster
+from coordinator.log_receiver import HomeLogs
 from muster.cluster.description import ClusterNode
 from muster.contracts.attach import (
     AgentEnded,
     AgentRuns,
     CleanHost,
+    FetchLogs,
     HostClean,
     HostProbed,
-    HostReady,
     LaunchAgent,
+    LogFetched,
+    LogsFetched,
+    LogsKept,
     Order,
     OrderFailed,
     ProbeFile,
@@ -127,16 +131,17 @@ class CommandLauncher:
         if isinstance(answer, HostClean) and answer.left:
             self._note(f"{answer.left} processes or cgroups survive SIGKILL on {self._host}")
 
-    async def probe(self, shared: Path | None = None) -> HostProbed:
+    async def probe(self, shared: Path | None = None, deleted: Sequence[str] = ()) -> HostProbed:
         """Return what the host says about itself, and whether it shares a directory with us.
 
-        Raises `NotStarted`, and OSError if nothing can be written into the directory.
+        It removes the directories of `deleted` jobs (uids) of which nothing runs. Raises
+        `NotStarted`, and OSError if nothing can be written into the directory.
         """
         async with probe_file(shared) as probe:
             order = ProbeHost(environment=self._values.given, probe=probe, data_dir=self._data_dir)
             if self._master is not None:
                 mark = file_mark(DataDir(Path(self._data_dir)).coordinator_address)
-                order = replace(order, home=mark)
+                order = replace(order, home=mark, deleted=tuple(deleted))
             with closing(await self._give(order)) as line:
                 answer = await line.answer()
                 why = line.last_error()
@@ -146,6 +151,24 @@ class CommandLauncher:
         if isinstance(answer, OrderFailed):
             why = printable(answer.message)
         raise NotStarted(f"{self._host} did not answer what it has: {why}")
+
+    async def fetch_logs(self, job_uid: str, files: JobFiles) -> None:
+        """Write into `files` what the host still has of an ended job's logs.
+
+        Then the host removes the job's directory. Raises `NotStarted` and OSError.
+        """
+        home = HomeLogs(files, self._host)
+        sizes = await asyncio.to_thread(home.sizes, job_uid, None)
+        mark = file_mark(files.owner)
+        order = FetchLogs(job_uid=job_uid, data_dir=self._data_dir, home=mark, sizes=tuple(sizes))
+        with closing(await self._give(order)) as line:
+            while isinstance(answer := await line.answer(), LogFetched):
+                await asyncio.to_thread(home.keep, answer.part)
+            if isinstance(answer, LogsFetched):
+                await line.give(LogsKept())
+                answer = await line.answer()
+            if isinstance(answer, OrderFailed):
+                raise OSError(answer.message)
 
     def living(self, records: Collection[ProcessRecord]) -> frozenset[ProcessRecord]:
         return frozenset(records)  # that their agent has ended says nothing about them
@@ -187,7 +210,7 @@ class CommandLauncher:
                             pause_seconds, self._problem = FIRST_PAUSE_SECONDS, ""
                         case OrderFailed():
                             self._note(f"{self._host}: {answer.message}")
-                        case HostReady() | HostProbed():
+                        case _:
                             pass
             line = None
             await asyncio.sleep(pause_seconds)

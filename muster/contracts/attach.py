@@ -11,8 +11,9 @@ from typing import Final, TypeAlias
 import msgspec
 
 from muster.contracts.host import HostFacts
+from muster.contracts.log_parts import Kind, LogPart, Rank
 from muster.contracts.messages import AgentAssignment, CoordinatorAddress
-from muster.contracts.rank import ProcessRecord
+from muster.contracts.rank import Count, ProcessRecord
 
 REPEAT_SECONDS: Final = 10.0
 """How often `AgentRuns` is repeated, so that each side notices when the other one is gone."""
@@ -95,9 +96,27 @@ class ProbeHost(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
     probe: ProbeFile | None = None
     data_dir: str = ""  # where agents would write
     home: tuple[int, int] | None = None  # as of `LaunchAgent`, of the coordinator's address file
+    deleted: tuple[str, ...] = ()
+    """The uids of jobs whose directories are to be removed, unless a process of theirs runs."""
 
 
-Order: TypeAlias = LaunchAgent | WatchAgent | CleanHost | ProbeHost
+class FetchLogs(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
+    """Send what the coordinator does not have of an ended job's logs.
+
+    The job's directory is removed once `LogsKept` follows.
+    """
+
+    job_uid: str
+    data_dir: str
+    home: tuple[int, int] | None  # as of `LaunchAgent`
+    sizes: tuple[tuple[Rank, Count, Kind, Count], ...]  # what the coordinator has
+
+
+class LogsKept(msgspec.Struct, frozen=True, kw_only=True, tag="kept"):
+    """Everything that was sent lies on the coordinator's disk."""
+
+
+Order: TypeAlias = LaunchAgent | WatchAgent | CleanHost | ProbeHost | FetchLogs
 
 
 class HostReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
@@ -123,10 +142,28 @@ class HostProbed(msgspec.Struct, frozen=True, kw_only=True, tag="probed"):
     clock: float = 0.0  # seconds since the epoch
     is_shared: bool = False  # the directory of the probe file
     refusal: str = ""  # why no agent can be started there
+    jobs: tuple[str, ...] = ()  # the uids of those that have a directory there
+
+
+class LogFetched(msgspec.Struct, frozen=True, kw_only=True, tag="log"):
+    part: LogPart
+
+
+class LogsFetched(msgspec.Struct, frozen=True, kw_only=True, tag="logs"):
+    """Nothing is left to send."""
 
 
 class OrderFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     message: str
 
 
-Answer: TypeAlias = HostReady | AgentRuns | AgentEnded | HostClean | HostProbed | OrderFailed
+Answer: TypeAlias = (
+    HostReady
+    | AgentRuns
+    | AgentEnded
+    | HostClean
+    | HostProbed
+    | LogFetched
+    | LogsFetched
+    | OrderFailed
+)

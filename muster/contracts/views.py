@@ -194,7 +194,9 @@ class EngineSweep(View, frozen=True, kw_only=True):
     """A look at a scheduler. A requested one is done once GET /engines shows its number."""
 
     number: Annotated[int, _doc("Counts the requests.")]
-    cancel: Annotated[list[str], _doc("Names to cancel first, if no job here has them.")]
+    cancel: Annotated[
+        list[str], _doc("Names to cancel first, with earlier ones, if no job here has them.")
+    ]
     leftovers: list[EngineJob] = []
 
 

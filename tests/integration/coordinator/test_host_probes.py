@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from muster.contracts.interpreter import VERSION
+from muster.contracts.paths import DataDir
 from muster.host.limits import usable_processors
 from tests.support.clusters import ClusterInstallation, cluster, needs_cluster
 from tests.support.installation import await_value, newest_checkpoint
@@ -111,3 +112,40 @@ def test_hosts_that_differ_train_together(tmp_path: Path, monkeypatch: pytest.Mo
             events = {it["kind"]: it["message"] for it in installation.events(job_id)}
             assert told in events["hosts_differ"]
             assert "ranks 0, 1, 2 train together" in events["group_announced"]
+
+
+def test_ended_jobs_leave_nothing_on_a_host_that_is_back(tmp_path: Path) -> None:
+    """Of one the lines come home first; the other is deleted meanwhile."""
+    with cluster(tmp_path, count=2) as installation:
+        host = installation.machines[1]
+        script = tmp_path / "shared" / "printing.py"
+        script.write_text(
+            "import time\nfor i in range(10**6): print(i, flush=True); time.sleep(0.01)"
+        )
+        jobs = [
+            installation.submit(
+                world_size=1,
+                hosts=[host.name],
+                command=["python", str(script)],
+                working_dir=str(script.parent),
+            )
+            for _ in range(2)
+        ]
+        away = [DataDir(host.directory / "data").job(job_id) for job_id in jobs]
+        await_value(
+            lambda: all(it.log(0, 0).exists() and it.log(0, 0).stat().st_size for it in away),
+            lambda: f"{installation.describe(jobs[0])}",
+        )
+        host.power_off()
+        printed = away[0].log(0, 0).read_bytes()
+        for job_id in jobs:
+            installation.stop(job_id, grace_seconds=0)
+            installation.wait_until(job_id, lambda seen: seen["status"] == "STOPPED")
+        assert installation.request("DELETE", f"/jobs/{jobs[1]}").is_success
+        installation.forget(jobs[1])
+        host.power_on()
+        installation.boot(host)
+        installation.restart_coordinator(signal.SIGTERM)
+        await_value(lambda: not any(it.root.exists() for it in away), lambda: f"left: {away}")
+        home = DataDir(installation.machines[0].directory / "data").job(jobs[0])
+        assert home.log(0, 0).read_bytes() == printed

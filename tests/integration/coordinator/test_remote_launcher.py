@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -21,12 +22,14 @@ from coordinator.launchers.launcher import NotStarted
 from coordinator.launchers.remote import CommandLauncher, CommandLaunchers
 from database.records import AgentRecord
 from muster.contracts.agent import LOCAL_HOST
+from muster.contracts.environ import PROCESS_TAG
 from muster.contracts.interpreter import VERSION
 from muster.contracts.job import JobUid
 from muster.contracts.messages import AgentAssignment, CoordinatorAddress
 from muster.contracts.paths import DataDir, JobFiles
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.settings import ServiceSettings
+from muster.host.containment import tagged_processes
 from muster.host.files import publish_newer_address, read_coordinator_address
 from muster.host.processes import boot_id, descendants, environment_of
 from muster.runtime.archive import claim_directory
@@ -371,3 +374,44 @@ def test_secrets_travel_by_standard_input_only(tmp_path: Path) -> None:
     )
     variables = RankSecrets(two).variables()
     assert (variables["ONE"], variables["TWO"]) == ("shared", "of a file")
+
+
+class _Ended:
+    """An ended job: a part of a log is at home, the rest and an exit record on its host."""
+
+    def __init__(self, root: Path) -> None:
+        self.home, self.away = (DataDir(root / it).job("done") for it in ("home", "away"))
+        for files, text in ((self.home, b"one\n"), (self.away, b"one\ntwo\n")):
+            claim_directory(files, JobUid("uid"))
+            for directory in (files.logs, files.exits):
+                directory.mkdir(parents=True)
+            files.log(0, 0).write_bytes(text)
+        self.home.log_host(0, 0).symlink_to("elsewhere")
+        self.away.times(0, 0).touch()
+        self.away.exit_record(0, 0).write_bytes(b"{}")
+
+    def fetch(self, data: Path) -> None:
+        launcher = CommandLauncher("elsewhere", ("env",), ENVIRON, str(data))
+        asyncio.run(launcher.fetch_logs("uid", self.home))
+
+
+def test_the_rest_of_an_ended_jobs_logs_comes_home(tmp_path: Path) -> None:
+    job = _Ended(tmp_path)
+    job.fetch(tmp_path / "away")
+    assert job.home.log(0, 0).read_bytes() == b"one\ntwo\n"
+    assert job.home.exit_record(0, 0).read_bytes() == b"{}"
+    assert not job.away.root.exists()
+
+
+def test_a_shared_or_used_directory_stays_on_its_host(tmp_path: Path) -> None:
+    job = _Ended(tmp_path)
+    with pytest.raises(OSError, match="is shared with the coordinator's host"):
+        job.fetch(tmp_path / "home")
+    assert job.home.log(0, 0).read_bytes() == b"one\n"
+    environ = {**os.environ, PROCESS_TAG: "uid/agent"}
+    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, env=environ) as used:
+        await_value(lambda: tagged_processes("uid/"), lambda: "not tagged")
+        with pytest.raises(OSError, match="processes of job uid still run"):
+            job.fetch(tmp_path / "away")
+        used.terminate()
+    assert job.away.log(0, 0).read_bytes() == b"one\ntwo\n"

@@ -41,11 +41,11 @@ def test_a_sweep_is_due_until_it_is_answered(database: Database, lease: Lease) -
     assert [hosts.request_sweep("engine:slurm", [it]).number for it in "ab"] == [1, 2]
     asked = hosts.find("engine:slurm")
     assert (asked.is_sweep_due, asked.facts) == (True, FACTS)
-    done = EngineSweep(number=2, cancel=["b"], leftovers=[left])
+    done = EngineSweep(number=2, cancel=["a", "b"], leftovers=[left])
     hosts.write(replace(SAID, host="engine:slurm", sweep=done), lease)
     found = hosts.find("engine:slurm")
     assert (found.is_sweep_due, found.sweep, found.sweep_request) == (
         False,
         done,
-        EngineSweep(number=2, cancel=["b"]),
+        EngineSweep(number=2, cancel=["a", "b"]),
     )

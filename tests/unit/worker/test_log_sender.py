@@ -96,7 +96,10 @@ class Away:
 
     def connects(self) -> LogPasses:
         home = HomeLogs(self.home, HELLO.host)
-        sizes = {(LogName(*key), kind): size for *key, kind, size in home.sizes(HELLO)}
+        sizes = {
+            (LogName(*key), kind): size
+            for *key, kind, size in home.sizes(HELLO.job_uid, HELLO.directory)
+        }
 
         def send(part: LogPart) -> None:
             if self.until_cut == 0:
@@ -200,8 +203,8 @@ def test_an_attempt_belongs_to_one_host(tmp_path: Path) -> None:
         HomeLogs(files, "c").keep(part_of(LogName(rank, 0), data=b"of c"))
     assert files.log(0, 0).read_bytes() == b"of this host"
     assert files.log(1, 0).read_bytes() == b"of b"
-    assert HomeLogs(files, "b").sizes(HELLO) == [(1, 0, "log", 4)]
-    assert HomeLogs(files, "c").sizes(HELLO) == []
+    assert HomeLogs(files, "b").sizes(HELLO.job_uid, HELLO.directory) == [(1, 0, "log", 4)]
+    assert HomeLogs(files, "c").sizes(HELLO.job_uid, HELLO.directory) == []
 
 
 @pytest.mark.parametrize("link", ["logs", "logs/rank_00003.000.log"])
@@ -226,7 +229,7 @@ def test_files_of_another_job_are_left_alone(tmp_path: Path) -> None:
     files = job_files(tmp_path)
     files.owner.write_text("another")
     with pytest.raises(OSError, match="belongs to another one"):
-        HomeLogs(files, HELLO.host).sizes(HELLO)
+        HomeLogs(files, HELLO.host).sizes(HELLO.job_uid, HELLO.directory)
 
 
 def test_a_shared_directory_is_refused(tmp_path: Path) -> None:
@@ -240,4 +243,4 @@ def test_a_shared_directory_is_refused(tmp_path: Path) -> None:
         directory=(owner.st_ino, owner.st_mtime_ns),
     )
     with pytest.raises(OSError, match="same data directory"):
-        HomeLogs(files, HELLO.host).sizes(hello)
+        HomeLogs(files, HELLO.host).sizes(hello.job_uid, hello.directory)
