@@ -155,6 +155,13 @@ class Story:
         assert story.job.status is JobStatus.RUNNING
         return story
 
+    @classmethod
+    def exporting(cls, **spec: object) -> Self:
+        """A synchronous job whose ranks have all left the loop; rank 0 exports."""
+        story = cls.training(**spec).all_beat(100)
+        story.leaves_loop(*(rank.rank for rank in story.job.ranks)).plans()
+        return story
+
     @property
     def agent(self) -> AgentSnapshot:
         """The one of the coordinator's own host."""
