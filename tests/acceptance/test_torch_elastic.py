@@ -411,7 +411,7 @@ MISTAKES_OF_JOBS = {
     "raises after the loop": (
         f"{TRAINS}\nraise OSError('disk full')",
         {},
-        "rank 0: the script raised OSError: disk full after the loop, and so did its process",
+        "the script raised OSError: disk full after the loop, and so did its process",
     ),
     "changes one rank": (
         "run.after_step(lambda: model.weight.data.add_(run.is_main))\n" + TRAINS,
