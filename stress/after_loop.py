@@ -3,7 +3,7 @@
 ``python -m stress.after_loop [TRIALS] [SEED]`` trains as many models. At a random moment of the
 time in which a script writes its model the process that writes is killed or raises an error, up to
 three times; it may get SIGTERM, and another rank, the agent or the coordinator may be killed as
-well. Each job has to complete, with the whole model of an undisturbed run, written by one rank alone.
+well. Each job has to complete, with the whole model of an undisturbed run, written by one rank.
 """
 
 import os
