@@ -18,7 +18,7 @@ from xxhash import xxh3_128
 
 from muster.contracts.environ import JOB_VARIABLES, PROCESS_TAG, RankSettings
 from muster.contracts.job import Reason
-from muster.contracts.messages import PermanentFailure
+from muster.contracts.messages import LoopEnded, PermanentFailure
 from muster.contracts.spec import VIRTUAL_SHARDS_OF_SCRIPTS
 from muster.contracts.spec_problems import batch_size_problem
 from muster.host.containment import contain_self
@@ -125,6 +125,7 @@ class Run:
         self._is_inside = False
         self._pid: Final = os.getpid()
         self._trainer: Trainer | None = None
+        self._exporter: int | None = None  # once the loop is over
         atexit.register(self._exit_failed)  # called last
         if not (was_spare := self.settings.is_spare):
             self._start_supervision()
@@ -192,7 +193,12 @@ class Run:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the one rank of its group that saves, and should print."""
+        """Whether this is the one rank of its group that saves, and should print.
+
+        After the loop: whether it is the one whose end the job waits for, and should export.
+        """
+        if self._exporter is not None:
+            return self.rank == self._exporter
         return self._trainer is not None and self._trainer.is_saver
 
     @property
@@ -312,6 +318,8 @@ class Run:
             exit_process(0)
         if outcome is not Outcome.DONE:
             raise SystemExit(0)
+        self._exporter = self._trainer.exporter
+        self._reporter.supervision.send_waiting(LoopEnded(exporter=self._exporter))
 
     def _report_early_end(self) -> None:
         """Fail the job if the loop was left without an error, by ``break`` for example."""

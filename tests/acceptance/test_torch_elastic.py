@@ -408,6 +408,11 @@ MISTAKES_OF_JOBS = {
         {"mode": "independent"},
         "submit or run it with --elastic",
     ),
+    "raises after the loop": (
+        f"{TRAINS}\nraise OSError('disk full')",
+        {},
+        "the script raised OSError: disk full after the loop, and so did its process",
+    ),
     "changes one rank": (
         "run.after_step(lambda: model.weight.data.add_(run.is_main))\n" + TRAINS,
         {"min_workers": 2, "max_restarts": 1},
