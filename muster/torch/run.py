@@ -303,7 +303,7 @@ class Run:
                     f"no gradient was computed {task.leaf}: call run.backward(loss) once for "
                     "each batch, with weight 0 if it has nothing to learn from"
                 )
-        self._end(outcome)
+        self._end(self._trainer, outcome)
 
     def _begin(self, task: LeafTask) -> None:
         here = self.settings.rank, self.settings.restart_count, self.step
@@ -311,14 +311,14 @@ class Run:
             os.kill(os.getpid(), signal.SIGKILL)
         self._computer.begin(task)
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, trainer: Trainer, outcome: Outcome) -> None:
         """Let the script go on after its loop, if that is wanted."""
         self._reporter.end(outcome)
         if self.settings.check_steps is not None:  # files of the user stay as they are
             exit_process(0)
         if outcome is not Outcome.DONE:
             raise SystemExit(0)
-        self._exporter = self._trainer.exporter
+        self._exporter = trainer.exporter
         self._reporter.supervision.send_waiting(LoopEnded(exporter=self._exporter))
 
     def _report_early_end(self) -> None:
