@@ -6,6 +6,7 @@ not at all on a rank without a shard, and again when shards are dealt anew after
 
 import atexit
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -24,6 +25,7 @@ from muster.host.containment import contain_self
 from muster.program import InvalidProgram, refuse_while_loaded
 from muster.run import own_job_id
 from muster.runtime.agent_client import AgentClient, AgentSocket
+from muster.runtime.exit_report import exit_process
 from muster.runtime.stderr_messages import flush_streams, print_stderr
 from muster.torch.computer import Hook, TorchComputer
 from muster.torch.fingerprint import add_to_digest, torch_fingerprint
@@ -36,7 +38,7 @@ from muster.torch.shards import (
     totals_of,
 )
 from muster.torch.state import TrainingState
-from muster.training.blocks import BusyFlag
+from muster.training.blocks import BusyFlag, LeafTask
 from muster.training.reporter import Reporter
 from muster.training.schedule import Schedule
 from muster.training.start import keep_freed_memory, ready_trainer, wait_for_order
@@ -285,7 +287,7 @@ class Run:
                 self._computer.skip(task)
                 continue
             batch = read(task.leaf, task.batch)
-            self._computer.begin(task)
+            self._begin(task)
             rates = self._state.options()
             self._is_inside = True
             yield batch
@@ -301,10 +303,22 @@ class Run:
                     f"no gradient was computed {task.leaf}: call run.backward(loss) once for "
                     "each batch, with weight 0 if it has nothing to learn from"
                 )
+        self._end(self._trainer, outcome)
+
+    def _begin(self, task: LeafTask) -> None:
+        here = self.settings.rank, self.settings.restart_count, self.step
+        if self.settings.is_killed_in_check and here == (1, 0, 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._computer.begin(task)
+
+    def _end(self, trainer: Trainer, outcome: Outcome) -> None:
+        """Let the script go on after its loop, if that is wanted."""
         self._reporter.end(outcome)
+        if self.settings.check_steps is not None:  # files of the user stay as they are
+            exit_process(0)
         if outcome is not Outcome.DONE:
             raise SystemExit(0)
-        self._exporter = self._trainer.exporter
+        self._exporter = trainer.exporter
         self._reporter.supervision.send_waiting(LoopEnded(exporter=self._exporter))
 
     def _report_early_end(self) -> None:
@@ -338,6 +352,7 @@ def _schedule_of(settings: RankSettings, data: Dataset, *, drop_last: bool) -> S
         epochs=settings.epochs,
         seed=settings.seed,
         checkpoint_every=settings.checkpoint_every,
+        last_step=settings.check_steps,
     )
     if schedule.total_steps == 0:
         raise InvalidProgram(
