@@ -6,30 +6,26 @@ handwritten digits, processes, SIGKILL. The files stay in ``<data_dir>/demo`` un
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 import msgspec
 
-from cli.connection import CONNECT_SECONDS
 from cli.output import plural
 from cli.service_record import service_settings
-from cli.services import end_detached, start_detached
+from cli.services import temporary_services
 from muster.contracts.errors import MusterError
 from muster.contracts.job import TERMINAL, JobStatus
-from muster.contracts.paths import DataDir, checkpoints_of_job
+from muster.contracts.paths import checkpoints_of_job
 from muster.contracts.views import SummaryView
 from muster.datasets.schema import LabelledSample
 from muster.datasets.source import HELD_OUT_NAME
 from muster.host.containment import tagged_processes
 from muster.host.extras import require_server
-from muster.host.ports import free_port
 from muster.host.private import make_private
 
 if TYPE_CHECKING:
@@ -70,7 +66,8 @@ def demo() -> None:
     make_private(stage.parent)
     make_private(stage)
     _write_data(stage)
-    with _services(stage) as client:
+    with temporary_services(stage, RANKS) as client:
+        print(f"2. Services: API and coordinator on SQLite at {client.url}")
         print('3. Job "alone": one rank trains the whole model by itself')
         alone = _train(client, stage, "alone", (), world_size=1)
         print('4. Job "elastic": the same model and data; ranks come, die and go meanwhile')
@@ -94,32 +91,6 @@ def _write_data(stage: Path) -> None:
         f"1. Data: {facts.samples} handwritten digits in {SHARDS} shards, "
         f"{facts.held_out} held out for the test"
     )
-
-
-@contextmanager
-def _services(stage: Path) -> Iterator[Client]:
-    """Run `muster up` with a port and a database of its own."""
-    from muster.client import Client  # noqa: PLC0415  slow
-
-    own = {
-        "MUSTER_DATA_DIR": str(stage),
-        "MUSTER_DATABASE_URL": "",
-        "MUSTER_HOST": "127.0.0.1",
-        "MUSTER_PORT": str(free_port()),
-        "MUSTER_SLOTS": str(RANKS),
-        "MUSTER_CLUSTER": "",
-        "MUSTER_AGENT_ADDRESS": "",
-    }
-    services = start_detached(DataDir(stage), {**os.environ, **own})
-    print(f"2. Services: API and coordinator on SQLite at {services.url}")
-    try:
-        with Client(services.url, retry_seconds=CONNECT_SECONDS) as client:
-            yield client
-    except KeyboardInterrupt:
-        click.echo("\nmuster: interrupted; ranks checkpoint, and the services end …", err=True)
-        raise
-    finally:
-        end_detached(services)
 
 
 def _train(client: Client, stage: Path, job_id: str, acts: Sequence[Act], **fields: object) -> str:

@@ -104,6 +104,7 @@ def doctor(*, output: Output) -> None:
     count = Counter(finding.verdict for finding in findings)
     problems, warnings = count[Verdict.PROBLEM], count[Verdict.WARNING]
     click.echo(f"{plural(problems, 'problem')}, {plural(warnings, 'warning')}", err=True)
+    click.echo("to check a script with muster.torch: muster check train.py", err=True)
     sys.exit(ExitCode.FAILED if problems else ExitCode.OK)
 
 

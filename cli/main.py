@@ -49,6 +49,7 @@ HEADINGS: Final = {
         "submit": Entry("cli.submit:submit", "Submit a job and watch it until it ends."),
         "plan": Entry("cli.cluster:plan", "Show on which nodes the ranks of a job would run."),
         "run": Entry("cli.run:run", "Run a script on several ranks here, like torchrun."),
+        "check": Entry("cli.check:check", "Check that a script has the same bits at every size."),
         "ps": Entry("cli.jobs:ps", "List jobs, newest first."),
         "leaderboard": Entry(
             "cli.leaderboard:leaderboard", "Compare the jobs of a sweep, and name the best."

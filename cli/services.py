@@ -13,14 +13,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
 
 from cli.config import config_file
+from cli.connection import CONNECT_SECONDS
 from cli.doctor import require_startable
 from cli.output import Output, ShellPath, facts, notice_if_slow, output_option, say, show
 from cli.service_processes import ServicePair, failed_start
@@ -42,6 +43,9 @@ from muster.host.ports import free_port, is_port_free
 from muster.host.private import UnusableDirectory
 from muster.host.processes import is_running, module_command, send_signal, this_process
 from muster.runtime.stderr_messages import print_stderr
+
+if TYPE_CHECKING:
+    from muster.client import Client
 
 LOG_CHECK_SECONDS: Final = 1.0
 POLL_SECONDS: Final = 0.05
@@ -313,3 +317,28 @@ def _log_of_stderr(log: Path) -> str | None:
     with suppress(OSError):
         return str(log) if os.path.samestat(os.fstat(2), log.stat()) else None
     return None
+
+
+@contextmanager
+def temporary_services(stage: Path, slots: int) -> "Iterator[Client]":
+    """Run `muster up` in `stage`, with a port and a database of its own, inside the block."""
+    from muster.client import Client  # noqa: PLC0415  slow
+
+    own = {
+        "MUSTER_DATA_DIR": str(stage),
+        "MUSTER_DATABASE_URL": "",
+        "MUSTER_HOST": "127.0.0.1",
+        "MUSTER_PORT": str(free_port()),
+        "MUSTER_SLOTS": str(slots),
+        "MUSTER_CLUSTER": "",
+        "MUSTER_AGENT_ADDRESS": "",
+    }
+    services = start_detached(DataDir(stage), {**os.environ, **own})
+    try:
+        with Client(services.url, retry_seconds=CONNECT_SECONDS) as client:
+            yield client
+    except KeyboardInterrupt:
+        click.echo("\nmuster: interrupted; ranks checkpoint, and the services end …", err=True)
+        raise
+    finally:
+        end_detached(services)

@@ -247,6 +247,7 @@ def group_request(job: TrackedJob, addresses: Mapping[str, str]) -> AnnounceGrou
         members=members,
         paused=group.paused,
         save=group.save > 0,
+        exporter=group.exporter,
     )
     return AnnounceGroup(group=message, attempts=group.attempts)
 

@@ -100,6 +100,7 @@ def job_row(snapshot: JobSnapshot, attachment: Attachment, now: Moment) -> JobCh
         numeric_environment=attachment.numeric_environment,
         restore_from=str(point) if (point := snapshot.restore.point) else None,
         checkpoint_requests_done=snapshot.checkpoint_requests_done,
+        exporter=snapshot.end.exporter,
     )
 
 

@@ -10,7 +10,7 @@ from itertools import count, islice
 from typing import Final
 
 from coordinator.decide.events import describe_exit
-from coordinator.decide.fold_pool import keep_living
+from coordinator.decide.fold_pool import keep_living, release_others
 from coordinator.decide.fold_rank import end_unobserved
 from coordinator.decide.job_end import GOING, EndKind, JobEnd, JobFailure
 from coordinator.decide.rank_state import (
@@ -108,7 +108,9 @@ def snapshot_of(
     in_service = set(staying[: job.world_size])
     vacant = (rank for rank in count() if rank not in in_service)
     in_service |= set(islice(vacant, job.world_size - len(in_service)))
-    return JobSnapshot(
+    if job.exporter is not None:
+        in_service.add(job.exporter)
+    snapshot = JobSnapshot(
         job_id=job.job_id,
         uid=job.uid,
         spec=job.spec,
@@ -127,14 +129,15 @@ def snapshot_of(
         checkpoint_requests_done=job.checkpoint_requests_done,
         reason=None if job.reason is None else Reason(job.reason),
         message=job.message,
-        # The message of a job without a reason is its note.
-        note=job.message if job.reason is None else None,
+        # The message of a job without a reason is its note, until training is over.
+        note=job.message if job.reason is None and job.exporter is None else None,
         hosts=hosts,
         agents={**fresh, **{row.host: _agent_of(row, hosts, agents, now) for row in rows.agents}},
         restore=_restore_of(job, rows.ranks),
         code=JobCode(files=rows.code),
         end=_end_of(job, ranks.values(), now),
     )
+    return release_others(snapshot)
 
 
 def _agent_of(
@@ -163,19 +166,22 @@ def _end_of(job: Job, ranks: Iterable[RankSnapshot], now: Moment) -> JobEnd:
     The grace period starts again, as its beginning is not recorded, nor the exit code of a failure.
     """
     spec = job.spec
-    if spec.mode == "synchronous" and any(it.finished and not it.is_alive for it in ranks):
+    going = GOING if job.exporter is None else GOING.end_loop(job.exporter)
+    finished = {it.rank for it in ranks if it.finished and not it.is_alive}
+    is_done = bool(finished) if job.exporter is None else job.exporter in finished
+    if spec.mode == "synchronous" and is_done:
         grace = spec.exit_grace_seconds + spec.stop_grace_seconds
-        return GOING.move(EndKind.DONE, now.monotonic, grace)
+        return going.move(EndKind.DONE, now.monotonic, grace)
     if job.status is not JobStatus.STOPPING:
-        return GOING
+        return going
     if job.reason is not None and job.reason not in _REQUESTED:
         words = job.message or "it could not go on"
         failure = JobFailure(reason=Reason(job.reason), message=words)
-        return GOING.fail(failure, now.monotonic, spec.stop_grace_seconds)
+        return going.fail(failure, now.monotonic, spec.stop_grace_seconds)
     if job.stop_request is not None:
-        return GOING
+        return going
     # Neither a user nor a failure stops this job, so the service was shutting down.
-    return GOING.move(EndKind.INTERRUPTED, now.monotonic, spec.stop_grace_seconds)
+    return going.move(EndKind.INTERRUPTED, now.monotonic, spec.stop_grace_seconds)
 
 
 def _adopted(

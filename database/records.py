@@ -83,6 +83,7 @@ class Job:
     pause_request: bool = False  # True: take no step until the job is resumed
     checkpoint_requests: int = 0  # how often a checkpoint was requested
     checkpoint_requests_done: int = 0  # how many of them are durable; the coordinator writes it
+    exporter: int | None = None  # after the loop, the rank for which the job waits
     numeric_environment: dict[str, dict[str, str]] | None = None
     """By host: the variables with which all hosts of the job compute the same bits, chosen before
     its first rank and for good; None before. Of a host that came later there are none."""
@@ -236,6 +237,7 @@ class JobChange:
     master_port: int = 0
     restore_from: str | None = None
     checkpoint_requests_done: int = 0
+    exporter: int | None = None
     numeric_environment: dict[str, dict[str, str]] | None = None
 
 

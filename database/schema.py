@@ -15,7 +15,7 @@ from database.tables import METADATA
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD: Final = "0016"
+HEAD: Final = "0017"
 """The newest revision in migrations/versions; tests/unit/database/test_schema.py compares them."""
 
 _VERSIONS: Final = table("alembic_version", column("version_num"))

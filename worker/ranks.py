@@ -307,6 +307,7 @@ class RankTable:
             stamp("exit seen", rank=rank.rank, of=rank.pid)
             self._exited_at[rank.rank] = time.monotonic()
         for rank in died:
+            self._reader.drain(rank)  # a group without it depends on whether its loop was over
             self._report(RankDied(rank=rank.rank, attempt=rank.attempt))
         return bool(died)
 

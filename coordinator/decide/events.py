@@ -77,6 +77,8 @@ def event_of(  # noqa: C901, PLR0911, PLR0912  one return for each kind of obser
         case actions.OfHost(host=host) if after.is_overloaded and not before.is_overloaded:
             machine = host if after.spans_hosts else "the machine"
             return NewEvent(kind="overloaded", message=f"{machine} {OVERLOADED}")
+        case RankSaid() if after.is_past_loop and not before.is_past_loop:
+            return NewEvent(kind="loop_ended", message=describe_export(after))
         case RankSaid():
             return _of_message(before, observation, after)
         case RankSpawned(rank=rank):
@@ -111,6 +113,8 @@ def _of_exit(before: JobSnapshot, exited: RankExited, after: JobSnapshot) -> New
     if before.ranks[exited.rank].finished and exited.exit_code != 0:
         is_finished = after.ranks[exited.rank].finished
         words += " after it had finished" + (", so nothing is lost" if is_finished else "")
+    elif not after.is_needed(after.ranks[exited.rank]) and exited.exit_code != 0:
+        words += f" after the loop; it is not started again: rank {after.end.exporter} exports"
     trouble = before.ranks[exited.rank].trouble
     is_known = before.is_gang_broken or (trouble is not None and trouble.message == words)
     if exited.is_waiting and is_known:
@@ -307,6 +311,16 @@ def describe_recovery(snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause) -
     return f"{sentence}; {all_ranks}restart {count} of {limit}{retry.occasion}"
 
 
+def describe_export(snapshot: JobSnapshot) -> str:
+    """Return what a job waits for after the loop."""
+    if snapshot.is_done:
+        return "the script has ended; the other ranks are exiting"
+    return (
+        "training is over and saved; the job is complete once the script of rank "
+        f"{snapshot.end.exporter} has ended with exit code 0"
+    )
+
+
 def describe_stop(snapshot: JobSnapshot) -> str:
     """Return how a job ended that a user has stopped, and what is left of it."""
     is_saved = any(rank.progress.last_checkpoint_step is not None for rank in snapshot.ranks)
@@ -318,7 +332,8 @@ def _next_start(snapshot: JobSnapshot, rank: RankSnapshot) -> str:
     """Return where a rank resumes, as far as that is known."""
     if snapshot.is_gang:
         return "all ranks are started again"
-    if snapshot.is_synchronous and any(
+    is_training = snapshot.is_synchronous and not snapshot.is_past_loop
+    if is_training and any(
         other.is_alive and other.has_joined for other in snapshot.ranks if other.rank != rank.rank
     ):
         return "it gets its state from the others"

@@ -72,11 +72,13 @@ def fold(  # noqa: C901, PLR0911, PLR0912  one case for each kind of observation
         case RankSpawned() | RankSaid() | RankDied() | RankExited():
             return _hear_rank(snapshot, observation, now)
         case actions.ChangeRequested():
-            return replace(snapshot, **asdict(observation))
+            return fold_pool.serve_requests(replace(snapshot, **asdict(observation)))
         case actions.LeaveRequested():
             workers = {rank.attempt.worker_id: rank for rank in snapshot.in_service}
             leaving = workers.get(observation.worker_id)
-            return snapshot if leaving is None else fold_pool.remove(snapshot, leaving)
+            if leaving is None or snapshot.is_past_loop:
+                return snapshot
+            return fold_pool.remove(snapshot, leaving)
     assert_never(observation)
 
 

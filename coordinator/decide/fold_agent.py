@@ -241,6 +241,7 @@ def _give_up(
         is_living = rank.rank in living
         left = fold_rank.orphan(rank, now) if is_living else fold_rank.end_unobserved(rank, ending)
         snapshot = snapshot.with_rank(left)
+    snapshot = fold_pool.release_others(snapshot)
     alive = {rank.attempt.worker_id for rank in snapshot.ranks if rank.is_alive}
     snapshot = replace(snapshot, pool=fold_pool.keep_living(snapshot.pool, alive))
     if {rank.attempt.worker_id for rank in on_host} & {*snapshot.group.workers}:

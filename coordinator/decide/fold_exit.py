@@ -45,6 +45,8 @@ def record_permanent_error(
     snapshot: JobSnapshot, rank: RankSnapshot, message: PermanentFailure, now: float
 ) -> JobSnapshot:
     """A rank reports an error that a restart cannot cure."""
+    if not snapshot.is_needed(rank):
+        return snapshot
     cause = Cause(reason=message.reason, message=printable(message.message))
     # Only once a step was taken is it known that some host has the data.
     is_of_data = message.is_of_data and snapshot.step > 0
@@ -68,7 +70,7 @@ def record_error(
 
     An agent that reconnects repeats an attempt's error, which proves nothing.
     """
-    if rank.attempt.raised is not None:
+    if rank.attempt.raised is not None or not snapshot.is_needed(rank):
         return snapshot
     before, by = snapshot.raised, snapshot.raised_by
     rank = replace(rank, attempt=replace(rank.attempt, raised=message))
@@ -102,6 +104,8 @@ def end_attempt(
     snapshot = fold_pool.end_worker(snapshot, rank, gone, now)
     if not rank.in_service:
         return snapshot.with_rank(replace(gone, finished=False, trouble=None))
+    if not snapshot.is_needed(rank):
+        return snapshot.with_rank(replace(gone, finished=True, trouble=None))
     if snapshot.is_ending or snapshot.is_gang_broken or gone.finished:
         ended = _blame_earlier(snapshot.with_rank(gone), gone, ending, message)
     else:

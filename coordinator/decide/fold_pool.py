@@ -12,7 +12,14 @@ from coordinator.decide.state import GroupSnapshot, JobSnapshot, Partition, new_
 from muster.contracts import pool as pools
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import Reason
-from muster.contracts.messages import JoinedGroup, PeerLost, Ready, Saved, StateMismatch
+from muster.contracts.messages import (
+    JoinedGroup,
+    LoopEnded,
+    PeerLost,
+    Ready,
+    Saved,
+    StateMismatch,
+)
 from muster.contracts.pool import Newcomer, Pool, WorkerState
 
 DIVERGED: Final = Cause(
@@ -20,7 +27,7 @@ DIVERGED: Final = Cause(
     message="held other bits than the other workers and was stopped before its next step",
 )
 
-PoolMessage: TypeAlias = Ready | JoinedGroup | PeerLost | StateMismatch | Saved
+PoolMessage: TypeAlias = Ready | JoinedGroup | LoopEnded | PeerLost | StateMismatch | Saved
 
 
 def publish(snapshot: JobSnapshot, group: GroupSnapshot, now: float) -> JobSnapshot:
@@ -38,10 +45,15 @@ def apply_message(
     attempt, member = rank.attempt, rank.attempt.member
     match message:
         case Ready():
-            member = replace(member, ready=message)
+            # It may be another process of the same script.
+            member = replace(member, ready=message, is_past_loop=False)
             return snapshot.with_attempt(rank, replace(attempt, member=member))
         case JoinedGroup():
             return _join_group(snapshot, rank, message, now)
+        case LoopEnded():
+            member = replace(member, is_past_loop=True)
+            snapshot = snapshot.with_attempt(rank, replace(attempt, member=member))
+            return _end_loop(snapshot, message.exporter)
         case PeerLost():
             member = replace(member, peer_lost_round=message.round)
             lost = snapshot.with_attempt(rank, replace(attempt, member=member))
@@ -54,6 +66,31 @@ def apply_message(
             done = max(snapshot.checkpoint_requests_done, served)
             return replace(snapshot, checkpoint_requests_done=done)
     assert_never(message)
+
+
+def _end_loop(snapshot: JobSnapshot, exporter: int) -> JobSnapshot:
+    """Training is over: from now on the job waits for one rank."""
+    if snapshot.is_past_loop or exporter >= len(snapshot.ranks):
+        return snapshot
+    # It may have been about to leave.
+    snapshot = snapshot.with_rank(replace(snapshot.ranks[exporter], in_service=True))
+    ended = replace(snapshot, end=snapshot.end.end_loop(exporter))
+    return release_others(serve_requests(ended))
+
+
+def release_others(snapshot: JobSnapshot) -> JobSnapshot:
+    """After the loop no rank is started again but the one that exports."""
+    for rank in snapshot.ranks:
+        if rank.is_down and not snapshot.is_needed(rank):
+            snapshot = snapshot.with_rank(replace(rank, finished=True, trouble=None))
+    return snapshot
+
+
+def serve_requests(snapshot: JobSnapshot) -> JobSnapshot:
+    """After the loop the checkpoint that a user may request is durable already."""
+    if not snapshot.is_past_loop:
+        return snapshot
+    return replace(snapshot, checkpoint_requests_done=snapshot.checkpoint_requests)
 
 
 def _partition_after(snapshot: JobSnapshot, rank: RankSnapshot, lost: PeerLost) -> Partition | None:
@@ -95,6 +132,8 @@ def confirm_finished(snapshot: JobSnapshot, ended: RankSnapshot) -> RankSnapshot
     total = ended.progress.total_steps
     step = max(snapshot.step, ended.progress.step)
     is_through = ended.has_joined and total is not None and step >= total
+    if snapshot.is_past_loop:
+        is_through = ended.attempt.member.is_past_loop
     return replace(ended, finished=is_through and ended.in_service)
 
 
@@ -108,7 +147,7 @@ def end_worker(
     has_left = ended.finished or ended.attempt.exit_code == 0
     pool = leave(snapshot.pool, rank) if has_left else snapshot.pool
     changed = replace(snapshot, pool=pools.process_ended(pool, rank.attempt.worker_id))
-    if not ended.finished:
+    if not ended.finished or not snapshot.is_needed(rank):
         return changed
     grace = snapshot.spec.exit_grace_seconds + snapshot.spec.stop_grace_seconds
     return replace(changed, end=snapshot.end.move(EndKind.DONE, now, grace))

@@ -182,7 +182,8 @@ def record_exit(rank: RankSnapshot, message: RankExited) -> RankSnapshot:
     """
     code, intent = message.exit_code, rank.attempt.intent
     gone = replace(_without_process(rank.attempt), exit_code=code, exit_signal=message.signal)
-    is_asked = intent.is_ours or intent.stopping
+    # After the loop nothing listens to the request: the script has come to its end.
+    is_asked = (intent.is_ours or intent.stopping) and not rank.attempt.member.is_past_loop
     is_finished = not code if rank.finished else code == 0 and not is_asked
     trouble = None if is_finished else rank.trouble
     return replace(rank, attempt=gone, finished=is_finished, trouble=trouble)

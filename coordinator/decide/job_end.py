@@ -14,9 +14,11 @@ from muster.contracts.messages import RankExited
 
 
 class EndKind(Enum):
-    """Why no new process may be started."""
+    """Why no new process may be started; in the first two one may be."""
 
     NONE = auto()  # the job goes on
+    AFTER_LOOP = auto()
+    """Training is over and durable; the job goes on until the script of one rank has ended."""
     DONE = auto()
     """The last checkpoint of a synchronous job is durable; its ranks only have to exit."""
     INTERRUPTED = auto()
@@ -25,8 +27,11 @@ class EndKind(Enum):
     FAILED = auto()  # it cannot go on
 
 
+_ENDS: Final = frozenset({EndKind.DONE, EndKind.INTERRUPTED, EndKind.STOPPED, EndKind.FAILED})
+
 TRANSITIONS: Final[Mapping[EndKind, frozenset[EndKind]]] = {
-    EndKind.NONE: frozenset({EndKind.DONE, EndKind.INTERRUPTED, EndKind.STOPPED, EndKind.FAILED}),
+    EndKind.NONE: _ENDS | {EndKind.AFTER_LOOP},
+    EndKind.AFTER_LOOP: _ENDS,
     # It is complete, whatever comes now.
     EndKind.DONE: frozenset(),
     EndKind.INTERRUPTED: frozenset({EndKind.NONE, EndKind.STOPPED, EndKind.FAILED}),
@@ -53,6 +58,8 @@ class JobEnd:
     ends_at: float = NEVER  # when ranks that still run are killed
     stop: StopRequest | None = None  # what a user has asked of the job, which may be ending already
     failure: JobFailure | None = None  # the first one
+    exporter: int | None = None
+    """After the loop, the rank that exports the model: on its script the job waits."""
 
     @property
     def reason(self) -> Reason | None:
@@ -62,6 +69,11 @@ class JobEnd:
         if self.stop is not None:
             return Reason.STOPPED_BY_USER
         return Reason.INTERRUPTED if self.kind is EndKind.INTERRUPTED else None
+
+    @property
+    def is_going(self) -> bool:
+        """True if processes may be started."""
+        return self.kind in {EndKind.NONE, EndKind.AFTER_LOOP}
 
     @property
     def is_forced(self) -> bool:
@@ -76,10 +88,17 @@ class JobEnd:
         if target not in TRANSITIONS[self.kind]:
             return self
         if target is EndKind.NONE:
-            return GOING
-        if self.kind is EndKind.NONE:
-            return JobEnd(kind=target, since=now, ends_at=now + grace_seconds)
+            return GOING if self.exporter is None else GOING.end_loop(self.exporter)
+        if self.is_going:
+            return replace(self, kind=target, since=now, ends_at=now + grace_seconds)
         return replace(self, kind=target)
+
+    def end_loop(self, exporter: int) -> "JobEnd":
+        """Return the end of a job whose training is over; the first rank that was named stays."""
+        if self.exporter is not None:
+            return self
+        kind = EndKind.AFTER_LOOP if self.kind is EndKind.NONE else self.kind
+        return replace(self, kind=kind, exporter=exporter)
 
     def fail(self, failure: JobFailure, now: float, grace_seconds: float) -> "JobEnd":
         """Return the end of a job that cannot go on; the first failure stands."""

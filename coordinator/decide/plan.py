@@ -10,7 +10,12 @@ from typing import Final
 
 from coordinator.decide import actions, liveness, plan_pool
 from coordinator.decide.actions import Action, SetStatus
-from coordinator.decide.events import describe_late_agent, describe_recovery, describe_stop
+from coordinator.decide.events import (
+    describe_export,
+    describe_late_agent,
+    describe_recovery,
+    describe_stop,
+)
 from coordinator.decide.job_end import EndKind
 from coordinator.decide.rank_state import NEVER, Cause, RankSnapshot
 from coordinator.decide.state import AgentSnapshot, JobSnapshot
@@ -111,12 +116,15 @@ def _end_ranks(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
 def _terminate_at(snapshot: JobSnapshot, rank: RankSnapshot) -> float:
     """Return when a rank of an ending job is asked to save and exit."""
     end = snapshot.end
-    if not snapshot.is_done or end.stop is not None or not rank.has_joined:
+    if not snapshot.is_done or end.stop is not None:
+        return end.since
+    if not (rank.has_joined or snapshot.is_past_loop):  # in which a takeover may not know it yet
         return end.since
     if rank.attempt.died:  # its script goes on, for as long as it wants
         return liveness.NEVER_DUE
     total = rank.progress.total_steps
-    exits = rank.is_exiting or (total is not None and rank.progress.step >= total)
+    exits = rank.is_exiting or rank.attempt.member.is_past_loop
+    exits |= total is not None and rank.progress.step >= total
     return end.since + (snapshot.spec.exit_grace_seconds if exits else EXIT_SECONDS)
 
 
@@ -305,7 +313,8 @@ def _going_status(snapshot: JobSnapshot, now: float) -> SetStatus:
     of_pool = plan_pool.pool_status(snapshot)
     if of_pool is not None:
         return of_pool
-    for rank in snapshot.in_service:
+    ranks = [rank for rank in snapshot.in_service if snapshot.is_needed(rank)]
+    for rank in ranks:
         if rank.trouble is not None:
             return SetStatus(
                 status=JobStatus.RECOVERING,
@@ -314,8 +323,9 @@ def _going_status(snapshot: JobSnapshot, now: float) -> SetStatus:
             )
     # In a synchronous job a rank works only once it has joined the group.
     is_free = not snapshot.is_synchronous
-    if all(rank.is_well and (is_free or rank.has_joined) for rank in snapshot.in_service):
-        return SetStatus(status=JobStatus.RUNNING, message=snapshot.note)
+    if all(rank.is_well and (is_free or rank.has_joined) for rank in ranks):
+        message = describe_export(snapshot) if snapshot.is_past_loop else snapshot.note
+        return SetStatus(status=JobStatus.RUNNING, message=message)
     if snapshot.status is not JobStatus.STARTING:
         return _same_status(snapshot)  # the failed rank is back, others have not reported yet
     reason, message = None, snapshot.note

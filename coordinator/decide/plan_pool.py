@@ -22,7 +22,7 @@ _TRAINS = frozenset({JobStatus.RUNNING, JobStatus.RECOVERING, JobStatus.PAUSED})
 
 def resize_pool(snapshot: JobSnapshot, _now: float) -> Iterator[Action]:
     """New ranks take the lowest free numbers; shrinking empties a host, the highest rank first."""
-    if not snapshot.is_synchronous or snapshot.is_ending:
+    if not snapshot.is_synchronous or snapshot.is_ending or snapshot.is_past_loop:
         return
     missing = snapshot.wanted_world_size - len(snapshot.in_service)
     if missing > 0:
@@ -78,15 +78,17 @@ def publish_group(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
         filter(_can_train, snapshot.ranks),
         key=lambda rank: (snapshot.agent_of(rank).order, rank.attempt.worker_id or 0),
     )
-    if len(members) < (1 if snapshot.is_ending else max(1, snapshot.spec.min_workers)):
+    is_over = snapshot.is_ending or snapshot.is_past_loop
+    if len(members) < (1 if is_over else max(1, snapshot.spec.min_workers)):
         return  # the remaining members wait at their present step
     wanted = GroupSnapshot(
         round=snapshot.group.round + 1,
         workers=tuple(rank.attempt.worker_id or 0 for rank in members),
         ranks=tuple(rank.rank for rank in members),
         attempts=tuple(rank.attempt.number for rank in members),
-        paused=snapshot.pause_requested or snapshot.is_ending,
+        paused=snapshot.is_ending or (snapshot.pause_requested and not snapshot.is_past_loop),
         save=requested if requested > done else 0,
+        exporter=snapshot.end.exporter,
     )
     is_due = _is_change(snapshot, wanted) and not _is_gathering(snapshot, now)
     if is_due and not _are_members_joining(snapshot, wanted):
@@ -108,13 +110,14 @@ def may_terminate(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
         return False
     if saver.rank == rank.rank:
         return rank.attempt.member.joined_round == snapshot.group.round
-    return saver.finished or (not saver.is_alive and saver.attempt.exit_code == 0)
+    return _has_saved(saver)
 
 
 def pool_status(snapshot: JobSnapshot) -> SetStatus | None:
     """Return PAUSED if members wait for others, or all of them have joined a paused round."""
     group = snapshot.group
-    if not snapshot.is_synchronous or snapshot.is_ending or snapshot.status not in _TRAINS:
+    is_over = snapshot.is_ending or snapshot.is_past_loop
+    if not snapshot.is_synchronous or is_over or snapshot.status not in _TRAINS:
         return None
     pool = snapshot.pool
     if pool.is_paused and pool.active:  # without any, there is only a rank to wait for
@@ -144,6 +147,8 @@ def is_step_expected(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
 
     A rank that is not ready yet waits only for its own program.
     """
+    if rank.attempt.member.is_past_loop:
+        return False
     if not snapshot.is_synchronous or rank.attempt.member.ready is None:
         return True
     is_held = snapshot.group.paused or snapshot.pool.is_paused
@@ -169,13 +174,16 @@ def _needs_another_saver(snapshot: JobSnapshot) -> bool:
 
 
 def _has_saved_or_will(saver: RankSnapshot, group: GroupSnapshot) -> bool:
-    if saver.finished:
-        return True
-    if not saver.is_alive:
-        return saver.attempt.exit_code == 0
+    if _has_saved(saver) or not saver.is_alive:
+        return _has_saved(saver)
     intent, member = saver.attempt.intent, saver.attempt.member
     is_asked = intent.terminated_at is not None or intent.stopping
     return intent.kill is None and (is_asked or member.joined_round == group.round)
+
+
+def _has_saved(saver: RankSnapshot) -> bool:
+    is_gone = not saver.is_alive and saver.attempt.exit_code == 0
+    return saver.finished or saver.attempt.member.is_past_loop or is_gone
 
 
 def _saver(snapshot: JobSnapshot) -> RankSnapshot | None:
@@ -210,6 +218,7 @@ def _is_staying(rank: RankSnapshot) -> bool:
     is_asked = intent.terminated_at is not None or intent.stopping or intent.kill is not None
     is_asked |= rank.attempt.refused is not None
     is_gone = not rank.is_alive or rank.attempt.died or rank.is_exiting
+    is_gone |= rank.attempt.member.is_past_loop
     return rank.in_service and not is_gone and not is_asked
 
 
@@ -220,7 +229,11 @@ def _can_train(rank: RankSnapshot) -> bool:
 def _is_change(snapshot: JobSnapshot, wanted: GroupSnapshot) -> bool:
     present = snapshot.group
     # Those that have finished leave without a round of their own: the others are about to.
-    finished = {rank.attempt.worker_id for rank in snapshot.ranks if rank.finished}
+    finished = {
+        rank.attempt.worker_id
+        for rank in snapshot.ranks
+        if rank.finished or rank.attempt.member.is_past_loop
+    }
     workers = tuple(worker for worker in present.workers if worker not in finished)
     is_same = (workers, present.paused) == (wanted.workers, wanted.paused)
     return not is_same or wanted.save > present.save or _is_peer_lost(snapshot)

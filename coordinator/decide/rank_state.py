@@ -70,6 +70,7 @@ class Membership:
     joined_round: int = -1  # the group round that it has joined
     stepped_round: int = -1  # the group round in which it last reported a new step
     peer_lost_round: int = -1  # the group round in which it has lost a peer
+    is_past_loop: bool = False  # its loop is over and durable, and its script goes on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

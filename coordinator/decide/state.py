@@ -116,6 +116,7 @@ class GroupSnapshot:
     attempts: tuple[int, ...] = ()  # the attempt of each rank
     paused: bool = False
     save: int = 0  # number of the request for a checkpoint that this round serves; 0: none
+    exporter: int | None = None  # see `JobEnd`
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +328,16 @@ class JobSnapshot:
     @property
     def is_ending(self) -> bool:
         """True if no new process may be started."""
-        return self.end.kind is not EndKind.NONE
+        return not self.end.is_going
+
+    @property
+    def is_past_loop(self) -> bool:
+        """True if training is over, and the job waits for the script of one rank."""
+        return self.end.exporter is not None
+
+    def is_needed(self, rank: RankSnapshot) -> bool:
+        """True if the job waits for this rank; after the loop only for the one that exports."""
+        return self.end.exporter in {None, rank.rank}
 
     @property
     def failure(self) -> JobFailure | None:

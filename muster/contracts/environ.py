@@ -80,6 +80,10 @@ SPARE: Final = "MUSTER_SPARE"
 """Set for a process that loads the program and then waits to become a rank."""
 SPARE_RANK: Final = 4095
 """The rank in the process tag of a spare process. No synchronous job has so many ranks."""
+CHECK: Final = "MUSTER_CHECK"
+"""Set to 1 for scripts that `muster check` runs, whose hooks may have files to leave alone."""
+CHECK_STEPS: Final = "MUSTER_CHECK_STEPS"
+CHECK_KILLS: Final = "MUSTER_CHECK_KILLS"
 RESTORE_FROM: Final = "MUSTER_RESTORE_FROM"
 AGENT_FD: Final = "MUSTER_AGENT_FD"
 AGENT_SOCKET: Final = "MUSTER_AGENT_SOCKET"
@@ -308,6 +312,10 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     rank_ports: Annotated[range | None, RANK_PORTS] = None
     """None: any free port."""
     is_spare: Annotated[bool, Variable(SPARE)] = False
+    check_steps: Annotated[int | None, Variable(CHECK_STEPS, "", 1, INTEGER_MAX)] = None
+    """The process ends after this step; of `muster check`."""
+    is_killed_in_check: Annotated[bool, Variable(CHECK_KILLS)] = False
+    """The first attempt of rank 1 kills itself in the second step."""
     checkpoint_dir: Annotated[Location, Variable("CHECKPOINT_DIR")]
     dataset_dir: Annotated[Location, Variable("DATASET_DIR")]
 

@@ -140,6 +140,15 @@ class JoinedGroup(_Message, frozen=True, tag="joined_group"):
     step: Count
 
 
+class LoopEnded(_Message, frozen=True, tag="loop_ended"):
+    """The loop of the program is over and the last checkpoint durable; its script goes on.
+
+    Sent by programs whose ranks train one model and may do more after it, such as an export.
+    """
+
+    exporter: Count  # the one rank on whose script the job waits; equal on all ranks
+
+
 class PeerLost(_Message, frozen=True, omit_defaults=True, tag="peer_lost"):
     """The rank lost a peer, or never reached it, and waits for the next group round."""
 
@@ -200,6 +209,7 @@ RankMessage: TypeAlias = (
     | RestoreFailed
     | Ready
     | JoinedGroup
+    | LoopEnded
     | PeerLost
     | StateMismatch
     | Saved
@@ -232,6 +242,7 @@ class WorkerGroup(_Message, frozen=True, omit_defaults=True, tag="worker_group")
     members: tuple[GroupMember, ...]
     paused: bool  # no step is taken until the next round
     save: bool = False  # a checkpoint was requested: save the present step before the next one
+    exporter: int | None = None  # as members of an earlier group, which has ended, have been told
 
 
 # Agent → coordinator

@@ -254,6 +254,8 @@ class Supervision:
         self._phase = Phase.EXITING
         self._send_state()
         if not isinstance(error, MusterError):
+            if self.is_complete and isinstance(error, Exception):
+                self._report_raised(error)
             sys.__excepthook__(kind, error, trace)
             return
         if isinstance(error, InvalidProgram) and (place := _place_in_program(trace)):
@@ -268,6 +270,14 @@ class Supervision:
         print_stderr(f"muster: {error}")
         if isinstance(error, StaleGeneration):
             sys.exit(REPLACED_CODE)
+
+    def _report_raised(self, error: Exception) -> None:
+        """Report an error of the script after its loop: the same one twice will come again."""
+        words = f"{type(error).__name__}: {error}".removesuffix(": ")
+        sentence = f"the script raised {words} after the loop"
+        sentence = encodable(Redaction.of_rank(os.environ).redact_text(sentence)[:MESSAGE_LIMIT])
+        step = self._state(self.is_stopping).progress.step
+        self._client.send_waiting(Raised(step=step, message=sentence))
 
 
 def _place_in_program(trace: TracebackType | None) -> str:

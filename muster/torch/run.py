@@ -6,6 +6,7 @@ not at all on a rank without a shard, and again when shards are dealt anew after
 
 import atexit
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -17,13 +18,14 @@ from xxhash import xxh3_128
 
 from muster.contracts.environ import JOB_VARIABLES, PROCESS_TAG, RankSettings
 from muster.contracts.job import Reason
-from muster.contracts.messages import PermanentFailure
+from muster.contracts.messages import LoopEnded, PermanentFailure
 from muster.contracts.spec import VIRTUAL_SHARDS_OF_SCRIPTS
 from muster.contracts.spec_problems import batch_size_problem
 from muster.host.containment import contain_self
 from muster.program import InvalidProgram, refuse_while_loaded
 from muster.run import own_job_id
 from muster.runtime.agent_client import AgentClient, AgentSocket
+from muster.runtime.exit_report import exit_process
 from muster.runtime.stderr_messages import flush_streams, print_stderr
 from muster.torch.computer import Hook, TorchComputer
 from muster.torch.fingerprint import add_to_digest, torch_fingerprint
@@ -37,7 +39,7 @@ from muster.torch.shards import (
     totals_of,
 )
 from muster.torch.state import TrainingState
-from muster.training.blocks import BusyFlag
+from muster.training.blocks import BusyFlag, LeafTask
 from muster.training.reporter import Reporter
 from muster.training.schedule import Schedule
 from muster.training.start import keep_freed_memory, ready_trainer, wait_for_order
@@ -137,6 +139,7 @@ class Run:
         self._is_inside = False
         self._pid: Final = os.getpid()
         self._trainer: Trainer | None = None
+        self._exporter: int | None = None  # once the loop is over
         atexit.register(self._exit_failed)  # called last
         if not (was_spare := self.settings.is_spare):
             self._start_supervision()
@@ -208,7 +211,12 @@ class Run:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the one rank of its group that saves, and should print."""
+        """Whether this is the one rank of its group that saves, and should print.
+
+        After the loop: whether it is the one whose end the job waits for, and should export.
+        """
+        if self._exporter is not None:
+            return self.rank == self._exporter
         return self._trainer is not None and self._trainer.is_saver
 
     @property
@@ -298,7 +306,7 @@ class Run:
                 self._computer.skip(task)
                 continue
             batch = read(task.leaf, task.batch)
-            self._computer.begin(task)
+            self._begin(task)
             rates = self._state.options()
             self._is_inside = True
             yield batch
@@ -315,9 +323,23 @@ class Run:
                     "each batch, with weight 0 if it has nothing to learn from; a larger "
                     "batch_size takes the place of accumulating gradients"
                 )
+        self._end(self._trainer, outcome)
+
+    def _begin(self, task: LeafTask) -> None:
+        here = self.settings.rank, self.settings.restart_count, self.step
+        if self.settings.is_killed_in_check and here == (1, 0, 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._computer.begin(task)
+
+    def _end(self, trainer: Trainer, outcome: Outcome) -> None:
+        """Let the script go on after its loop, if that is wanted."""
         self._reporter.end(outcome)
+        if self.settings.check_steps is not None:  # files of the user stay as they are
+            exit_process(0)
         if outcome is not Outcome.DONE:
             raise SystemExit(0)
+        self._exporter = trainer.exporter
+        self._reporter.supervision.send_waiting(LoopEnded(exporter=self._exporter))
 
     def _report_early_end(self) -> None:
         """Fail the job if the loop was left without an error, by ``break`` for example."""
@@ -366,6 +388,7 @@ def _schedule_of(settings: RankSettings, samples: int, *, drop_last: bool) -> Sc
         epochs=settings.epochs,
         seed=settings.seed,
         checkpoint_every=settings.checkpoint_every,
+        last_step=settings.check_steps,
     )
     if schedule.total_steps == 0:
         raise InvalidProgram(

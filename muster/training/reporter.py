@@ -189,7 +189,8 @@ class Reporter:
 
     def _take_position(self, replica: Replica) -> None:
         self._position = replica.position
-        if replica.committed.is_stopped:  # a job is complete once all of its steps are taken
+        # A job is complete once all of its steps are taken.
+        if self._schedule.is_over(replica.committed):
             self._total_steps = replica.position.step
 
     def _report_saved(self, generation: int, committed: Committed, digest: str) -> None:

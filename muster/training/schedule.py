@@ -22,6 +22,8 @@ class Schedule:
     epochs: int
     seed: int
     checkpoint_every: CheckpointEvery
+    last_step: int | None = None
+    """Where training ends although it has more steps; None: it does not."""
 
     drop_last: ClassVar[bool] = False
     """Whether an epoch leaves out the samples that do not fill its last batch."""
@@ -35,7 +37,8 @@ class Schedule:
         return self.epochs * self.steps_per_epoch
 
     def is_over(self, committed: Committed) -> bool:
-        return committed.is_stopped or committed.position.step >= self.total_steps
+        last = self.total_steps if self.last_step is None else self.last_step
+        return committed.is_stopped or committed.position.step >= min(last, self.total_steps)
 
     def ends_epoch(self, committed: Committed) -> bool:
         """Return whether a step was the last of its epoch, or of training."""

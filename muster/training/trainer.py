@@ -131,6 +131,14 @@ class Trainer:
         self._saved_step = -1
         self._save_timer: Final = SaveTimer()
 
+    @property
+    def exporter(self) -> int:
+        """After the loop, the rank that exports: the lowest of the last group."""
+        if self._group is None:
+            raise RuntimeError("there was no group")
+        named = self._group.exporter
+        return min(it.rank for it in self._group.members) if named is None else named
+
     def train(self) -> Tasks[Outcome]:
         """Train until this rank has nothing left to do, and yield the leaves to compute.
 

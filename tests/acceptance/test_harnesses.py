@@ -8,7 +8,16 @@ import pytest
 import stress.chaos.__main__ as chaos
 import stress.stale.__main__ as stale
 import stress.starved.__main__ as starved
-from stress import collective_kills, detection, gangs, hosts, log_gaps, lost_replies, two_hosts
+from stress import (
+    after_loop,
+    collective_kills,
+    detection,
+    gangs,
+    hosts,
+    log_gaps,
+    lost_replies,
+    two_hosts,
+)
 from stress.load.figures import Figure
 from stress.load.lists import list_figures
 from stress.load.submissions import sqlite_figures
@@ -67,6 +76,14 @@ def test_jobs_over_hosts_keep_their_bits(tmp_path: Path) -> None:
 def test_dead_and_frozen_ranks_are_replaced_slow_ones_are_not(tmp_path: Path) -> None:
     report = detection.run(tmp_path, kills=4, freezes=1, minutes=0.05, seed=1)
     assert not [fault for fault in report.faults if "goal is missed" not in fault], report
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_model_is_there_whatever_happens_to_its_export(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    report = after_loop.run(tmp_path, trials=2, seed=0)
+    assert not report.faults, report
 
 
 @pytest.mark.slow

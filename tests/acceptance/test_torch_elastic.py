@@ -469,6 +469,11 @@ MISTAKES_OF_JOBS = {
         {"mode": "independent"},
         "submit or run it with --elastic",
     ),
+    "raises after the loop": (
+        f"{TRAINS}\nraise OSError('disk full')",
+        {},
+        "the script raised OSError: disk full after the loop, and so did its process",
+    ),
     "changes one rank": (
         "run.after_step(lambda: model.weight.data.add_(run.is_main))\n" + TRAINS,
         {"min_workers": 2, "max_restarts": 1},
@@ -484,3 +489,29 @@ def test_a_mistake_fails_the_job(installation: Installation, tmp_path: Path, mis
     fields = {**fields, "command": [sys.executable, "train.py"], "working_dir": str(tmp_path)}
     job_id = submit(installation, 2, spare_ranks=1, **fields)
     assert sentence in installation.fail(job_id)["message"]
+
+
+def check(directory: Path, noise: str) -> subprocess.CompletedProcess[str]:
+    """Run `muster check` on a small script that adds `noise` to its batches."""
+    script = directory / "train.py"
+    script.write_text(
+        f"{SMALL}\nown = torch.Generator().manual_seed(1)\n"
+        f"for (x,) in run.shards():\n    run.backward(model(x + {noise}).square().mean())\n"
+        "open('exported', 'w')"
+    )
+    words = [sys.executable, "-P", "-m", "muster", "check", "--python", sys.executable]
+    words += ["-n", "2", "--steps", "2", str(script)]
+    return subprocess.run(words, cwd=directory, capture_output=True, text=True, check=False)
+
+
+def test_a_check_of_a_pure_script_finds_the_same_bits(tmp_path: Path) -> None:
+    done = check(tmp_path, "torch.randn(x.shape)")
+    assert (done.returncode, done.stdout.count("the same bits")) == (0, 4), done
+    assert "2 ranks, one of them killed in step 2: the same bits" in done.stdout
+    assert not (tmp_path / "exported").exists()
+
+
+def test_a_check_names_the_step_that_differs(tmp_path: Path) -> None:
+    done = check(tmp_path, "torch.randn(x.shape, generator=own)")
+    assert done.returncode == 1, done
+    assert "resumed from there: differs from step 2 on: model.bias, model.weight" in done.stdout

@@ -155,6 +155,13 @@ class Story:
         assert story.job.status is JobStatus.RUNNING
         return story
 
+    @classmethod
+    def exporting(cls, **spec: object) -> Self:
+        """A synchronous job whose ranks have all left the loop; rank 0 exports."""
+        story = cls.training(**spec).all_beat(100)
+        story.leaves_loop(*(rank.rank for rank in story.job.ranks)).plans()
+        return story
+
     @property
     def agent(self) -> AgentSnapshot:
         """The one of the coordinator's own host."""
@@ -459,6 +466,13 @@ class Story:
             self.rank_says(rank, messages.JoinedGroup(round=generation, step=step))
         return self
 
+    def leaves_loop(self, *ranks: int, exporter: int | None = None) -> Self:
+        """Let these ranks report that training is over, and that their script goes on."""
+        named = min(self.job.group.ranks) if exporter is None else exporter
+        for rank in ranks:
+            self.rank_says(rank, messages.LoopEnded(exporter=named))
+        return self
+
     def all_join_group(self, step: int = 0) -> Self:
         return self.joins_group(*self.job.group.ranks, step=step)
 
@@ -538,6 +552,8 @@ class Story:
         is_member = attempt.worker_id in group.workers
         if attempt.intent.kill is not None:
             self.dies(rank.rank)
+        elif attempt.member.is_past_loop:
+            pass  # its script goes on
         elif attempt.intent.terminated_at is not None or (rank.has_joined and not is_member):
             self.exits(rank.rank)
         elif attempt.member.joined_round < group.round and is_member:

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coordinator.decide.actions import PublishGroup, Start
+from coordinator.decide.job_end import EndKind
 from coordinator.decide.plan import plan, wake_at
 from coordinator.decide.rank_state import RankSnapshot
 from coordinator.decide.state import JobSnapshot
@@ -82,6 +83,9 @@ OF_A_POOLED_RANK: Final[dict[str, Step]] = {
     "loses a peer": lambda story, rank: story.loses_peer(rank),
     "reports a mismatch": lambda story, rank: story.reports_mismatch(rank, rank + 1),
     "takes the last step": lambda story, rank: story.beats(rank, 100),
+    "leaves the loop": lambda story, rank: (
+        story.rank(rank).has_joined and story.beats(rank, 100).leaves_loop(rank, exporter=rank)
+    ),
     "is asked to leave": lambda story, rank: story.is_asked_to_leave(rank),
     "saves for all": lambda story, rank: story.saves(rank, story.rank(rank).progress.step),
     "the last worker is asked to leave": lambda story, _: story.is_asked_to_leave(
@@ -178,7 +182,7 @@ def test_any_history_keeps_a_job_sound(
 
 @MANY_HISTORIES
 @given(
-    st.sampled_from([Story.submitted, Story.starting, Story.training]),
+    st.sampled_from([Story.submitted, Story.starting, Story.training, Story.exporting]),
     histories(STEPS_OF_A_RANK.keys() | STEPS_OF_THE_JOB.keys(), MAX_WORKERS),
     PROGRESS_TIMEOUTS,
     st.integers(1, RANKS),
@@ -242,6 +246,7 @@ def plan_and_check(story: Story) -> None:
             assert not rank.is_alive
             assert not rank.finished or before.is_gang
             assert not before.is_ending
+            assert before.is_needed(rank), "after the loop only the rank that exports is started"
             assert before.agents[LOCAL_HOST].is_connected
         if before.is_gang and targets:
             assert [start.rank for start in targets] == list(range(RANKS)), "all ranks or none"
@@ -277,9 +282,10 @@ def check(job: JobSnapshot) -> None:
     if job.status is JobStatus.COMPLETED:
         assert job.all_finished
     if job.status is JobStatus.RUNNING and job.failure is None and not job.is_done:
-        assert not any(rank.trouble for rank in job.in_service)
+        needed = [rank for rank in job.ranks if job.is_needed(rank)]
+        assert not any(rank.trouble for rank in needed if rank.in_service)
         # A newcomer to a pool does not change the status.
-        assert all(rank.is_well for rank in job.ranks if is_working(job, rank))
+        assert all(rank.is_well for rank in needed if is_working(job, rank))
     if job.is_synchronous:
         check_pool(job)
     if job.is_gang:
@@ -305,6 +311,8 @@ def check_pool(job: JobSnapshot) -> None:
     assert living == {rank.attempt.worker_id: rank.rank for rank in job.ranks if rank.is_alive}
     assert job.pool.room >= 0
     assert len(job.in_service) <= MAX_WORKERS
+    if job.is_past_loop and job.is_done:
+        assert job.ranks[job.end.exporter].finished, "the job is not done before the export"
     if job.is_done:
         assert job.step >= 100, "the job is not done before the last step"
 
@@ -313,13 +321,14 @@ def check_group(job: JobSnapshot, announced: PublishGroup) -> None:
     group = announced.group
     assert group.round == job.group.round + 1
     assert list(group.workers) == sorted(set(group.workers))
-    assert len(group.workers) >= job.spec.min_workers
+    assert len(group.workers) >= (job.spec.min_workers if job.end.kind is EndKind.NONE else 1)
     for worker, number, attempt in zip(group.workers, group.ranks, group.attempts, strict=True):
         rank = job.ranks[number]
         assert (rank.attempt.worker_id, rank.attempt.number) == (worker, attempt)
         assert rank.is_alive
         assert rank.attempt.member.ready
         assert rank.in_service
+        assert not rank.attempt.member.is_past_loop
         assert job.pool.members[worker].state in {WorkerState.SYNCING, WorkerState.ACTIVE}
 
 

@@ -19,6 +19,7 @@ from muster.contracts.messages import (
     AgentMessage,
     Hello,
     JoinedGroup,
+    LoopEnded,
     PermanentFailure,
     RankDied,
     RankExited,
@@ -145,6 +146,23 @@ def test_the_death_of_a_member_is_reported_first(
     loop.run_until_empty()
     assert (RankDied(rank=0, attempt=0) in before) is is_death
     assert isinstance(loop.reports[-1], RankExited)
+
+
+def test_what_a_member_has_said_is_reported_before_its_death(loop: TableLoop) -> None:
+    said = LoopEnded(exporter=0)
+    last = f"lambda *_: (os.write(CHANNEL, {encode(said)!r}), os.kill(os.getpid(), 9))"
+    ready = f"os.write(CHANNEL, {encode(Ready(port=0))!r})"
+    loop.start(f"import signal, os; signal.signal(15, {last}); {ready}; {WAIT}")
+    loop.run_until(loop.has_received_hello)
+    (rank,) = loop.ranks.running
+    loop.ranks.send_signal(0, 0, signal.SIGTERM)
+    await_value(rank.process.has_exited, str)
+    loop.ranks.report_deaths()
+    assert loop.reports[-2:] == [
+        RankSaid(rank=0, attempt=0, message=said),
+        RankDied(rank=0, attempt=0),
+    ]
+    loop.run_until_empty()
 
 
 def test_the_error_file_of_a_rank_is_reported(loop: TableLoop) -> None:

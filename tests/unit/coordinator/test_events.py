@@ -27,6 +27,7 @@ from muster.contracts.messages import (
     AgentHeartbeat,
     Hello,
     JoinedGroup,
+    LoopEnded,
     PeerLost,
     PermanentFailure,
     RankMessage,
@@ -103,6 +104,19 @@ WARNING = RankSaid(rank=1, attempt=0, message=Warned(message="took an older chec
 def test_an_observation_becomes_its_event(observation: Observation, entry: NewEvent) -> None:
     story = Story.running(world_size=2)
     assert event_after(story, observation) == entry
+
+
+def test_the_end_of_another_rank_after_the_loop_is_an_event() -> None:
+    story = Story.training(world_size=2)
+    ended = RankSaid(rank=1, attempt=0, message=LoopEnded(exporter=0))
+    assert event_after(story, ended) == NewEvent(
+        kind="loop_ended",
+        message="training is over and saved; the job is complete once the script of rank 0 has "
+        "ended with exit code 0",
+    )
+    assert event_after(story, ended) is None
+    words = "exited with code 1 after the loop; it is not started again: rank 0 exports"
+    assert event_after(story, exited(1, 0, code=1)) == of_rank("rank_exited", f"rank 1 {words}")
 
 
 def test_a_wait_for_gpus_is_one_event() -> None:

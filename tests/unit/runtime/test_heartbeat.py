@@ -32,6 +32,7 @@ from muster.contracts.messages import (
     Hello,
     Orphaned,
     PermanentFailure,
+    Raised,
     RankMessage,
     Warned,
 )
@@ -126,6 +127,27 @@ def test_only_a_complete_undisturbed_process_has_finished(
     supervision.is_stopping = stopping
     supervision.report_exit()
     assert ear.heard() == [beat(step=7, stopping=stopping, phase=phase)]
+
+
+@pytest.mark.parametrize(
+    ("complete", "error", "raised"),
+    [
+        (True, OSError("disk full"), ["the script raised OSError: disk full after the loop"]),
+        (True, AssertionError(), ["the script raised AssertionError after the loop"]),
+        (True, KeyboardInterrupt(), []),
+        (False, OSError("disk full"), []),
+    ],
+)
+def test_an_error_after_the_loop_is_reported(
+    ear: Ear, *, complete: bool, error: BaseException, raised: list[str]
+) -> None:
+    supervision = supervision_of(ear, NEVER_SECONDS)
+    supervision.start()
+    supervision.is_complete = complete
+    sys.excepthook(type(error), error, None)
+    assert [it for it in ear.heard() if isinstance(it, Raised)] == [
+        Raised(step=7, message=message) for message in raised
+    ]
 
 
 def test_a_fork_of_the_program_does_not_report_its_exit(ear: Ear) -> None:

@@ -1,7 +1,8 @@
 """What the trainer of one rank continues from."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -10,6 +11,7 @@ from muster.collectives.reduction.message_reducer import MessageReducer
 from muster.collectives.reduction.reducer import Vector
 from muster.collectives.reduction.tree import Block
 from muster.collectives.simulated import SimulatedBackend
+from muster.contracts.messages import GroupMember
 from muster.contracts.shards import Position
 from muster.datasets.index import Totals
 from muster.program import Contribution, State
@@ -17,7 +19,7 @@ from muster.runtime.fingerprint import fingerprint
 from muster.training.batches import BlockBatches
 from muster.training.blocks import BusyFlag, Computer, Tasks
 from muster.training.group import Group
-from muster.training.group_updates import SingleRankUpdates
+from muster.training.group_updates import GroupUpdate, GroupUpdates, SingleRankUpdates
 from muster.training.replay import Replay
 from muster.training.schedule import Schedule
 from muster.training.schema import GradientSchema
@@ -85,20 +87,39 @@ class Groups:
         return Group(backend, MessageReducer(backend, self._slots))
 
 
+class OneGroup(SingleRankUpdates):
+    """The only group, of which just this rank is real."""
+
+    def __init__(self, ranks: Sequence[int] = (0,), exporter: int | None = None) -> None:
+        super().__init__(0, lambda: False)
+        members = tuple(GroupMember(worker_id=it, rank=it, host="", port=0) for it in ranks)
+        self.facts = {"members": members, "exporter": exporter}
+
+    def next(self) -> GroupUpdate:
+        group = super().next().group
+        return GroupUpdate(group=msgspec.structs.replace(group, **self.facts))
+
+
 def train(loaded: Committed, breaks: int = 0, stops_after: int = -1) -> tuple[Counter, Replica]:
+    trainer, computer, replica = trainer_of(loaded, breaks)
+    assert run(trainer, stops_after) is Outcome.DONE
+    return computer, replica
+
+
+def trainer_of(
+    loaded: Committed, breaks: int = 0, updates: GroupUpdates | None = None
+) -> tuple[Trainer, Counter, Replica]:
     computer, replica = Counter(), Replica({"x": np.zeros(1, np.float32)})
-    updates = SingleRankUpdates(0, lambda: False)
     trainer = Trainer(
         computer=computer,
         replay=Replay(computer, None),
         replica=replica,
-        updates=updates,
+        updates=updates or OneGroup(),
         groups=Groups(np.zeros((1, computer.elements), np.float32)),
         callbacks=Callbacks(loaded, breaks),
         arithmetic=fingerprint(),
     )
-    assert run(trainer, stops_after) is Outcome.DONE
-    return computer, replica
+    return trainer, computer, replica
 
 
 def run(trainer: Trainer, stops_after: int) -> Outcome:
@@ -133,6 +154,14 @@ def test_a_request_to_stop_that_was_saved_holds_after_the_next_step() -> None:
 def test_a_state_that_was_stopped_takes_no_step() -> None:
     computer, _ = train(Committed(position=Position(step=1), is_stopped=True))
     assert computer.steps == 1
+
+
+@pytest.mark.parametrize(("named", "exporter"), [(None, 1), (2, 2)])
+def test_the_lowest_rank_exports_unless_another_was_named(named: int | None, exporter: int) -> None:
+    updates = OneGroup(ranks=(3, 1), exporter=named)
+    trainer, _, _ = trainer_of(Committed(position=Position(step=0)), updates=updates)
+    assert run(trainer, -1) is Outcome.DONE
+    assert trainer.exporter == exporter
 
 
 def test_a_request_to_stop_is_no_part_of_the_digest() -> None:
