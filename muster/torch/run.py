@@ -25,6 +25,7 @@ from muster.program import InvalidProgram, refuse_while_loaded
 from muster.run import own_job_id
 from muster.runtime.agent_client import AgentClient, AgentSocket
 from muster.runtime.stderr_messages import flush_streams, print_stderr
+from muster.torch.body_check import BodyCheck
 from muster.torch.computer import Hook, TorchComputer
 from muster.torch.fingerprint import add_to_digest, torch_fingerprint
 from muster.torch.shards import (
@@ -32,6 +33,7 @@ from muster.torch.shards import (
     Dataset,
     DroppingSchedule,
     Prefetcher,
+    aligned,
     set_generators,
     totals_of,
 )
@@ -260,6 +262,12 @@ class Run:
             if self._workers:
                 read = Prefetcher(self._batches, self._workers, self._schedule).read
         self._reporter.set_schedule(self._state.initial, self._schedule, self._state.encode())
+        self._computer.body_check = BodyCheck(
+            self._computer,
+            self._reporter.supervision.warn,
+            is_fatal=self.settings.bits == "same",
+            is_gpu=self._state.device.type == "cuda",
+        )
         self._trainer = ready_trainer(
             self.settings,
             self._agent,
@@ -278,8 +286,8 @@ class Run:
             if not len(task.batch):
                 self._computer.skip(task)
                 continue
-            batch = read(task.leaf, task.batch)
-            self._computer.begin(task)
+            batch = aligned((self._batches.make if task.is_again else read)(task.leaf, task.batch))
+            self._computer.begin(task, batch)
             rates = self._state.options()
             self._is_inside = True
             yield batch

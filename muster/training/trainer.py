@@ -221,6 +221,9 @@ class Trainer:
             with self._in_step():
                 mine = assignment[group.backend.rank]
                 yield from self._compute(group.reducer, mine)
+                yield from self._computer.check(
+                    group.backend, self._replica.state, step, self._updates.check
+                )
                 if self.stop_requested and mine:
                     group.reducer.slots[0][STOP_REQUESTS] = 1
                 total = group.reducer.all_reduce(assignment, timeout_seconds=PEER_TIMEOUT_SECONDS)
