@@ -76,9 +76,10 @@ class BodyCheck:
         self._first = self._last = Seen("", "", {})
         """What that shard came out as, and the shard that was compared last."""
         self._checked_step = -1
+        self._has_warned = False
 
     def _is_due(self, step: int) -> bool:
-        return step % (DISTANCE * self._world_size) == 0
+        return not self._has_warned and step % (DISTANCE * self._world_size) == 0
 
     def begin(self, task: LeafTask, batch: Any) -> None:  # noqa: ANN401  of the user
         """Note a batch, before the body can change it."""
@@ -148,7 +149,8 @@ class BodyCheck:
         if self._is_gpu:
             sentence += ". On a GPU, kernels that add in no fixed order differ as well"
         if not self._is_fatal or (self._is_gpu and step):
-            self._warn(f"{sentence}. Training goes on")
+            self._warn(f"{sentence}. Training goes on, unchecked")
+            self._has_warned = True  # it would come again
             return
         raise InvalidProgram(f"{sentence}. {_RULE}")
 

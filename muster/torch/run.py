@@ -65,6 +65,7 @@ def join(  # noqa: PLR0913  what a training loop has
     drop_last: bool = False,
     epochs: int = 1,
     seed: int = 0,
+    check: bool = True,
 ) -> "Run":
     """Return this process's run; its model and optimizer belong to the run from now on.
 
@@ -72,8 +73,9 @@ def join(  # noqa: PLR0913  what a training loop has
     `num_workers` processes make batches ahead. With `drop_last`, an epoch leaves out the samples
     that do not fill its last batch. `scheduler` steps once after each step and is part of the
     state. Fields of the job that are not at their defaults replace `batch_size`, `epochs` and
-    `seed`. A spare process waits here until it replaces a rank. Raises `InvalidEnvironment` and
-    `InvalidProgram`.
+    `seed`. `check=False` leaves unchecked whether the body of the loop gives the same bits each
+    time; the job says so. A spare process waits here until it replaces a rank. Raises
+    `InvalidEnvironment` and `InvalidProgram`.
     """
     refuse_while_loaded()
     own = {"epochs": epochs, "seed": seed}
@@ -96,6 +98,7 @@ def join(  # noqa: PLR0913  what a training loop has
         batch_size=batch_size,
         num_workers=num_workers,
         drop_last=drop_last,
+        check=check,
     )
 
 
@@ -114,6 +117,7 @@ class Run:
         batch_size: int,
         num_workers: int,
         drop_last: bool,
+        check: bool,
     ) -> None:
         keep_freed_memory()  # each shard has fresh gradients
         threads = os.environ.get("OMP_NUM_THREADS") or "1"
@@ -121,6 +125,7 @@ class Run:
         self.settings = read_settings()
         self._agent: Final = AgentClient(AgentSocket.of(self.settings))
         self._busy: Final = BusyFlag()
+        self._is_checked: Final = check
         self._exit_code = 0
         self._is_inside = False
         self._pid: Final = os.getpid()
@@ -262,12 +267,14 @@ class Run:
             if self._workers:
                 read = Prefetcher(self._batches, self._workers, self._schedule).read
         self._reporter.set_schedule(self._state.initial, self._schedule, self._state.encode())
-        self._computer.body_check = BodyCheck(
-            self._computer,
-            self._reporter.supervision.warn,
-            is_fatal=self.settings.bits == "same",
-            is_gpu=self._state.device.type == "cuda",
-        )
+        self._reporter.is_unchecked = not self._is_checked
+        if self._is_checked:
+            self._computer.body_check = BodyCheck(
+                self._computer,
+                self._reporter.supervision.warn,
+                is_fatal=self.settings.bits == "same",
+                is_gpu=self._state.device.type == "cuda",
+            )
         self._trainer = ready_trainer(
             self.settings,
             self._agent,
@@ -303,7 +310,7 @@ class Run:
                     f"no gradient was computed {task.leaf}: call run.backward(loss) once for "
                     "each batch, with weight 0 if it has nothing to learn from"
                 )
-        self._reporter.end(outcome)
+        self._reporter.end(outcome, f"; {self._trainer.costs}" if self._is_checked else "")
         if outcome is not Outcome.DONE:
             raise SystemExit(0)
 

@@ -350,7 +350,28 @@ class CompiledByDefault(Compiled):
         self.compiled = torch.compile(net, dynamic=self.dynamic)
 
 
-PURE = [Body, Dropout, Normed, Autocast, Slices, Padded, Augmented, InHooks, Compiled]
+class Unchecked(OwnGenerator):
+    options = {"check": False}
+
+
+class AnyBits(OwnGenerator):
+    def __init__(self) -> None:
+        os.environ["MUSTER_BITS"] = "any"
+
+
+PURE = [
+    Body,
+    Dropout,
+    Normed,
+    Autocast,
+    Slices,
+    Padded,
+    Augmented,
+    InHooks,
+    Compiled,
+    Unchecked,
+    AnyBits,
+]
 IMPURE = {
     OwnGenerator: "its loss is not",
     CarriedState: "its loss is not",
