@@ -12,17 +12,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from muster.collectives.backend import Backend
 from muster.program import Contribution, InvalidProgram, State
+from muster.torch.body_check import USED, BodyCheck
 from muster.torch.refusals import SentGradient, refuse_change, refuse_scaled
 from muster.torch.shards import ShardLoader, set_generators
 from muster.torch.state import TrainingState
-from muster.training.blocks import BusyFlag, Computer, LeafTask
+from muster.training.blocks import BusyFlag, Computer, LeafTask, Tasks
 from muster.training.schedule import Schedule
 from muster.training.schema import GradientSchema, Part
 from muster.training.state_sync import Replica
-
-USED: Final = "used"
-"""The part of a contribution that counts, for each parameter, the shards that used it."""
 
 _FLOAT_BYTES: Final = 4
 
@@ -69,6 +68,8 @@ class TorchComputer(Computer):
         self._sent: dict[str, SentGradient] = {}
         self._kept_extra = b""
         self._has_begun = False
+        self.body_check: BodyCheck | None = None
+        """None if what the body computes is not checked."""
 
     @property
     def values(self) -> bytes:
@@ -81,8 +82,10 @@ class TorchComputer(Computer):
 
     # One shard
 
-    def begin(self, task: LeafTask) -> None:
+    def begin(self, task: LeafTask, batch: Any) -> None:  # noqa: ANN401  of the user
         """Prepare everything that the computation of a shard may depend on."""
+        if self.body_check is not None:
+            self.body_check.begin(task, batch)
         self._task, self.this_step = task, task.leaf.step
         self._kept_buffers = {name: it.clone() for name, it in self._state.buffers.items()}
         for parameter in self._state.parameters.values():
@@ -137,11 +140,24 @@ class TorchComputer(Computer):
         torch.autograd.backward(loss if is_short else loss * task.weight)
         number = loss.detach().item() * task.weight
         gradients = self._gradients(task.weight, task.weight if is_short else 1.0)
-        task.contribution = Contribution(gradients, number)
+        self._contribute(task, gradients, number)
 
     def skip(self, task: LeafTask) -> None:
         """Contribute nothing, for a shard without samples or weight."""
-        task.contribution = Contribution(dict(self._zeros), 0.0)
+        self._contribute(task, dict(self._zeros), 0.0)
+
+    def _contribute(
+        self, task: LeafTask, gradients: dict[str, NDArray[np.float32]], loss: float
+    ) -> None:
+        task.contribution = Contribution(gradients, loss)
+        if self.body_check is not None:
+            self.body_check.end(task)
+
+    def check(
+        self, backend: Backend, state: State, step: int, check: Callable[[], None]
+    ) -> Tasks[None]:
+        if self.body_check is not None:
+            yield from self.body_check.check(backend, state, step, check)
 
     def _restore_buffers(self) -> None:
         self._state.adopt_buffers()

@@ -27,6 +27,7 @@ from muster.run import own_job_id
 from muster.runtime.agent_client import AgentClient, AgentSocket
 from muster.runtime.exit_report import exit_process
 from muster.runtime.stderr_messages import flush_streams, print_stderr
+from muster.torch.body_check import BodyCheck
 from muster.torch.computer import Hook, TorchComputer
 from muster.torch.fingerprint import add_to_digest, torch_fingerprint
 from muster.torch.shards import (
@@ -35,6 +36,7 @@ from muster.torch.shards import (
     DroppingSchedule,
     Prefetcher,
     Sampler,
+    aligned,
     set_generators,
     totals_of,
 )
@@ -70,6 +72,7 @@ def join(  # noqa: PLR0913  what a training loop has
     drop_last: bool = False,
     epochs: int = 1,
     seed: int = 0,
+    check: bool = True,
 ) -> "Run":
     """Return this process's run; its model and optimizer belong to the run from now on.
 
@@ -78,8 +81,10 @@ def join(  # noqa: PLR0913  what a training loop has
     that do not fill its last batch. `scheduler` steps once after each step and is part of the
     state. `sampler` gives the numbers of an epoch's samples in their order: a sampler of torch, or
     a function of the epoch's number; without it every sample comes once, in a random order. Fields
-    of the job that are not at their defaults replace `batch_size`, `epochs` and `seed`. A spare
-    process waits here until it replaces a rank. Raises `InvalidEnvironment` and `InvalidProgram`.
+    of the job that are not at their defaults replace `batch_size`, `epochs` and `seed`.
+    `check=False` leaves unchecked whether the body of the loop gives the same bits each time; the
+    job says so. A spare process waits here until it replaces a rank. Raises `InvalidEnvironment`
+    and `InvalidProgram`.
     """
     refuse_while_loaded()
     if _JOINED:
@@ -109,6 +114,7 @@ def join(  # noqa: PLR0913  what a training loop has
         batch_size=batch_size,
         num_workers=num_workers,
         drop_last=drop_last,
+        check=check,
     )
 
 
@@ -128,6 +134,7 @@ class Run:
         batch_size: int,
         num_workers: int,
         drop_last: bool,
+        check: bool,
     ) -> None:
         keep_freed_memory()  # each shard has fresh gradients
         threads = os.environ.get("OMP_NUM_THREADS") or "1"
@@ -135,6 +142,7 @@ class Run:
         self.settings = read_settings()
         self._agent: Final = AgentClient(AgentSocket.of(self.settings))
         self._busy: Final = BusyFlag()
+        self._is_checked: Final = check
         self._exit_code = 0
         self._is_inside = False
         self._pid: Final = os.getpid()
@@ -287,6 +295,14 @@ class Run:
             if self._workers:
                 read = Prefetcher(self._batches, self._workers, self._schedule).read
         self._reporter.set_schedule(self._state.initial, self._schedule, self._state.encode())
+        self._reporter.is_unchecked = not self._is_checked
+        if self._is_checked:
+            self._computer.body_check = BodyCheck(
+                self._computer,
+                self._reporter.supervision.warn,
+                is_fatal=self.settings.bits == "same",
+                is_gpu=self._state.device.type == "cuda",
+            )
         self._trainer = ready_trainer(
             self.settings,
             self._agent,
@@ -305,8 +321,8 @@ class Run:
             if not len(task.batch):
                 self._computer.skip(task)
                 continue
-            batch = read(task.leaf, task.batch)
-            self._begin(task)
+            batch = aligned((self._batches.make if task.is_again else read)(task.leaf, task.batch))
+            self._begin(task, batch)
             rates = self._state.options()
             self._is_inside = True
             yield batch
@@ -325,15 +341,15 @@ class Run:
                 )
         self._end(self._trainer, outcome)
 
-    def _begin(self, task: LeafTask) -> None:
+    def _begin(self, task: LeafTask, batch: Any) -> None:  # noqa: ANN401  of the user
         here = self.settings.rank, self.settings.restart_count, self.step
         if self.settings.is_killed_in_check and here == (1, 0, 1):
             os.kill(os.getpid(), signal.SIGKILL)
-        self._computer.begin(task)
+        self._computer.begin(task, batch)
 
     def _end(self, trainer: Trainer, outcome: Outcome) -> None:
         """Let the script go on after its loop, if that is wanted."""
-        self._reporter.end(outcome)
+        self._reporter.end(outcome, f"; {trainer.costs}" if self._is_checked else "")
         if self.settings.check_steps is not None:  # files of the user stay as they are
             exit_process(0)
         if outcome is not Outcome.DONE:
