@@ -63,13 +63,6 @@ class Seen(msgspec.Struct, frozen=True):
         return "gradient" if self.parts[USED] == other.parts[USED] else USED
 
 
-class _Given(msgspec.Struct, frozen=True):
-    """The shard that a member gives to be compared with."""
-
-    shard: int
-    seen: Seen
-
-
 class BodyCheck:
     """Remembers a shard of a step, and compares it with the same shard computed again."""
 
@@ -162,17 +155,17 @@ class BodyCheck:
         is_reference = backend.rank == self._reference
         if is_reference:
             leaf = own or Leaf(step, 0)
-            given = [_Given(leaf.shard, self._first if own else (yield from compute(leaf)))]
-        answers = gather_values(backend, given, list[_Given])
+            given = [(leaf.shard, self._first if own else (yield from compute(leaf)))]
+        answers = gather_values(backend, given, list[tuple[int, Seen]])
         if is_reference or self._is_proven:
             return
-        (wanted,) = answers[self._reference]
-        leaf = Leaf(step, wanted.shard)
+        ((shard, wanted),) = answers[self._reference]
+        leaf = Leaf(step, shard)
         found = self._first if leaf == own else (yield from compute(leaf))
-        if found != wanted.seen:
-            parts = _listed(wanted.seen.different_parts(found))
+        if found != wanted:
+            parts = _listed(wanted.different_parts(found))
             sentence = (
-                f"{_CAUSES_OF_NEW[wanted.seen.different_kind(found)]} ({_ADVICE}): this process "
+                f"{_CAUSES_OF_NEW[wanted.different_kind(found)]} ({_ADVICE}): this process "
                 f"computed virtual shard {leaf.shard} of step {step}{parts} differently from the "
                 "group it joins"
             )
