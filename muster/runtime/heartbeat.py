@@ -297,7 +297,7 @@ def permanent_error(error: MusterError, redaction: Redaction) -> PermanentFailur
     # Redact before cutting: half of a secret would not be recognized.
     sentence = encodable(redaction.redact_text(str(error))[:MESSAGE_LIMIT])
     if isinstance(error, ProgramRaised):
-        return Raised(step=error.step, message=sentence)
+        return Raised(step=error.step, message=sentence, key=error.key)
     for reason, kinds in _PERMANENT.items():
         if isinstance(error, kinds):
             of_data = isinstance(error, _OF_DATA)

@@ -2,7 +2,9 @@
 
 Everything that is promised of a loop whose ranks may die rests on that. So a rank computes one of
 its shards again now and then, when all of a step are done and before they are added up: out of
-order, with its items drawn anew. What differs then, and what does not, tells where to look.
+order, with its items drawn anew. And before it first adds anything, a process computes a shard of
+one that trains already: only another process can tell what hooks have changed, or what is made once
+before the loop. What differs then, and what does not, tells where to look.
 """
 
 from collections.abc import Callable
@@ -13,9 +15,10 @@ import msgspec
 from xxhash import xxh3_64_hexdigest, xxh3_128
 
 from muster.collectives.backend import Backend
-from muster.program import Contribution, InvalidProgram, State
+from muster.program import Contribution, InvalidProgram, ProgramRaised, State
 from muster.torch.fingerprint import add_to_digest
 from muster.training.blocks import Computer, LeafTask, Tasks
+from muster.training.group import gather_values
 from muster.training.schema import Leaf
 
 USED: Final = "used"
@@ -30,9 +33,12 @@ SETTLED: Final = "settled"
 NAMES_SHOWN: Final = 3
 
 _RULE: Final = (
-    "The body may depend on the batch, the model, registered objects and run.values alone: see "
-    '"The body is checked" in docs/pytorch.md; muster.torch.join(check=False) leaves it unchecked'
+    "The body may depend on the batch, the model, registered objects and run.values alone"
 )
+_ADVICE: Final = (
+    'see "The body is checked" in docs/pytorch.md; muster.torch.join(check=False) leaves it out'
+)
+_ON_GPU: Final = "On a GPU, kernels that add in no fixed order differ as well"
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -63,7 +69,7 @@ class BodyCheck:
     def __init__(
         self, computer: Computer, warn: Callable[[str], None], *, is_fatal: bool, is_gpu: bool
     ) -> None:
-        """Unless `is_fatal`, a difference is only a warning."""
+        """Unless `is_fatal`, a difference is only a warning, and processes are not compared."""
         self._computer: Final = computer
         self._warn: Final = warn
         self._is_fatal: Final = is_fatal
@@ -77,6 +83,21 @@ class BodyCheck:
         """What that shard came out as, and the shard that was compared last."""
         self._checked_step = -1
         self._has_warned = False
+        self._is_proven = False
+        """Whether this process was compared with another one."""
+        self._is_proving = False
+        """Whether there is a member that was not."""
+        self._reference = 0
+        """The member that all others are compared with."""
+
+    def meet(self, backend: Backend) -> None:
+        """See `Computer.meet`."""
+        self._world_size = backend.world_size
+        if self._is_fatal:
+            proven = gather_values(backend, self._is_proven, bool)
+            self._is_proving = not all(proven)
+            # Where none is proven, the first one is right: it has restored or begun the state.
+            self._reference = proven.index(True) if any(proven) else 0
 
     def _is_due(self, step: int) -> bool:
         return not self._has_warned and step % (DISTANCE * self._world_size) == 0
@@ -86,7 +107,7 @@ class BodyCheck:
         step = task.leaf.step
         is_first = self._leaf is None or self._leaf.step != step
         self._batch = None
-        if task.is_again or (is_first and self._is_due(step)):
+        if task.is_again or (is_first and (self._is_proving or self._is_due(step))):
             digest = xxh3_128()
             with suppress(RuntimeError, TypeError):  # a tensor without bytes, such as a sparse one
                 add_to_digest(digest, batch)
@@ -105,19 +126,53 @@ class BodyCheck:
     def check(
         self, backend: Backend, state: State, step: int, check: Callable[[], None]
     ) -> Tasks[None]:
-        """See `Computer.check`. Raises `InvalidProgram`."""
-        self._world_size = backend.world_size
+        """See `Computer.check`. Raises `InvalidProgram` and `ProgramRaised`."""
         leaf = self._leaf
-        if leaf is None or leaf.step != step or step == self._checked_step:
-            return
+        if leaf is not None and leaf.step != step:
+            leaf = None
 
         def compute(leaf: Leaf) -> Tasks[Seen]:
             check()
             yield from self._computer.compute_again(leaf, state)
             return self._last
 
-        yield from self._check_self(leaf, compute)
-        self._checked_step = step
+        if leaf is not None and self._is_due(step) and step != self._checked_step:
+            yield from self._check_self(leaf, compute)
+            self._checked_step = step
+        if self._is_proving:
+            yield from self._prove(backend, step, leaf, compute)
+            self._is_proven, self._is_proving = True, False
+
+    def _prove(
+        self,
+        backend: Backend,
+        step: int,
+        own: Leaf | None,
+        compute: Callable[[Leaf], Tasks[Seen]],
+    ) -> Tasks[None]:
+        """Compare the processes that have not been with one that trains."""
+        given = []
+        is_reference = backend.rank == self._reference
+        if is_reference:
+            leaf = own or Leaf(step, 0)
+            given = [(leaf.shard, self._first if own else (yield from compute(leaf)))]
+        answers = gather_values(backend, given, list[tuple[int, Seen]])
+        if is_reference or self._is_proven:
+            return
+        ((shard, wanted),) = answers[self._reference]
+        leaf = Leaf(step, shard)
+        found = self._first if leaf == own else (yield from compute(leaf))
+        if found != wanted:
+            parts = _listed(wanted.different_parts(found))
+            sentence = (
+                f"{_CAUSES_OF_NEW[wanted.different_kind(found)]} ({_ADVICE}): this process "
+                f"computed virtual shard {leaf.shard} of step {step}{parts} differently from the "
+                "group it joins"
+            )
+            if self._is_gpu:
+                self._warn(f"{sentence}. {_ON_GPU}. Training goes on")
+                return
+            raise ProgramRaised(step, sentence, "other bits in a new process")
 
     def _check_self(self, leaf: Leaf, compute: Callable[[Leaf], Tasks[Seen]]) -> Tasks[None]:
         again = yield from compute(leaf)
@@ -147,12 +202,12 @@ class BodyCheck:
 
     def _refuse(self, sentence: str, step: int) -> None:
         if self._is_gpu:
-            sentence += ". On a GPU, kernels that add in no fixed order differ as well"
+            sentence += f". {_ON_GPU}"
         if not self._is_fatal or (self._is_gpu and step):
             self._warn(f"{sentence}. Training goes on, unchecked")
             self._has_warned = True  # it would come again
             return
-        raise InvalidProgram(f"{sentence}. {_RULE}")
+        raise InvalidProgram(f"{sentence}. {_RULE}: {_ADVICE}")
 
 
 _CAUSES: Final = {
@@ -177,6 +232,27 @@ _CAUSES: Final = {
     ),
 }
 """What is different, and what that leaves as the cause."""
+
+
+_CAUSES_OF_NEW: Final = {
+    "batch": (
+        "the data set or collate_fn gives a new process another batch, so look for what a hook "
+        "changes there, or what is made without a seed"
+    ),
+    "loss": (
+        "the loss depends on what a new process does not have, so look for a variable or an object "
+        "that a hook changes and that is neither in run.values nor registered, for what is made "
+        "before the loop without a seed, and for run.rank or run.is_main"
+    ),
+    USED: (
+        "other parameters are used in a new process, so look for what a hook freezes or chooses"
+    ),
+    "gradient": (
+        "gradients or buffers, but not the loss, depend on what a new process does not have, so "
+        "look for a hook of a tensor, or a sum in the order of a set"
+    ),
+}
+"""The same of a process that differs from another one."""
 
 
 def _listed(names: list[str]) -> str:

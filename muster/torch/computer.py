@@ -153,6 +153,10 @@ class TorchComputer(Computer):
         if self.body_check is not None:
             self.body_check.end(task)
 
+    def meet(self, backend: Backend) -> None:
+        if self.body_check is not None:
+            self.body_check.meet(backend)
+
     def check(
         self, backend: Backend, state: State, step: int, check: Callable[[], None]
     ) -> Tasks[None]:

@@ -251,6 +251,9 @@ class Computer(ABC):
             yield task
             return task
 
+    def meet(self, backend: Backend) -> None:  # noqa: B027  nothing to do for most
+        """Note the members of a group before its first step; all members call this."""
+
     def check(
         self,
         backend: Backend,  # noqa: ARG002

@@ -228,6 +228,7 @@ class Trainer:
             self._schedule.totals,
         )
         self._take_over()
+        self._computer.meet(group.backend)
         self.is_saver = group.backend.rank == 0
         stamp("group joined", step=self._replica.position.step)
         self._callbacks.on_group_joined(worker_group, self._replica)

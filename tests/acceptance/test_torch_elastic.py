@@ -462,7 +462,29 @@ def test_a_batch_without_weight_adds_nothing(tmp_path: Path) -> None:
 
 
 TRAINS = "for (x,) in run.shards(): run.backward(model(x).sum())"
+DIES_ONCE = """
+import os, pathlib, time
+seen = [0]
+@run.after_step
+def count():
+    seen[0] += 1
+    time.sleep(0.02)
+    died = pathlib.Path("died")
+    if run.rank == 1 and seen[0] == 5 and not died.exists():
+        died.touch()
+        os._exit(3)
+for (x,) in run.shards():
+    run.backward(model(x).square().mean() * (1 + seen[0] / 10_000))
+"""
+KNOWS_ITS_RANK = """
+import time
+for (x,) in run.shards():
+    time.sleep(0.005)
+    run.backward(model(x).square().mean() * (1 + run.rank / 10))
+"""
 MISTAKES_OF_JOBS = {
+    "knows its rank": (KNOWS_ITS_RANK, {"epochs": 2000}, "and for run.rank or run.is_main"),
+    "keeps what a hook changes": (DIES_ONCE, {"epochs": 2000}, "neither in run.values"),
     "leaves the loop": (MISTAKES["leaves the loop"][0], {}, "left before training was complete"),
     "is not elastic": (
         "",
