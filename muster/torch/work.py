@@ -1,0 +1,130 @@
+"""What an operation of a torch group returns: something to wait for, and a future."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.profiler import record_function
+
+from muster.collectives.errors import Timeout
+
+_KEPT_BYTES: Final = 1024
+"""Larger outputs are not worth keeping for a reader that hardly ever comes."""
+
+
+class MusterWork(dist.Work):
+    """One operation, under way or over."""
+
+    _unread: Final[deque["MusterWork"]] = deque(maxlen=64)
+
+    def __init__(self, name: str, group: str, outputs: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._name = f"{name} in group {group}"
+        self._outputs = outputs
+        self._outcome: Future[None] = Future()
+        self._is_read = False
+        self.sources: Sequence[int] = ()
+        """Filled with the rank that sent, if any could."""
+        self._event = record_function(f"muster:{name}")
+        self._event.__enter__()
+
+    def __del__(self) -> None:
+        # C++ code may still hold this work without this object, and would then wait for ever. DDP's
+        # `join(divide_by_initial_world_size=False)` does, for a sum of one number.
+        if not self._is_read and sum(it.nbytes for it in self._outputs) <= _KEPT_BYTES:
+            self._unread.append(self)
+
+    def run(self, job: Callable[[], object]) -> None:
+        """Do the job; `wait` raises what it raises."""
+        failure = None
+        try:
+            job()
+        except Exception as error:  # noqa: BLE001  of the user's tensors, too
+            # Scripts that were written for gloo look for this word.
+            why = "timeout reached, it " if isinstance(error, Timeout) else ""
+            failure = dist.DistBackendError(f"{self._name} failed: {why}{error}")
+            failure.__cause__ = error
+        self._event.__exit__(None, None, None)
+        if failure is not None:
+            self._outcome.set_exception(failure)
+        else:
+            self._outcome.set_result(None)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Return True once the outputs are complete; raises `DistBackendError`."""
+        self._is_read = True
+        seconds = timeout.total_seconds()
+        try:
+            self._outcome.result(seconds if seconds > 0 else None)
+        except TimeoutError as error:
+            raise dist.DistBackendError(
+                f"{self._name} has not ended within {seconds:g} s: check the other ranks, or wait "
+                "longer"
+            ) from error
+        return True
+
+    def is_completed(self) -> bool:
+        return self._outcome.done()
+
+    def is_success(self) -> bool:
+        return self._outcome.done() and self._outcome.exception() is None
+
+    def exception(self) -> BaseException | None:
+        return self._outcome.exception() if self._outcome.done() else None
+
+    def source_rank(self) -> int:
+        """Return the rank in the group from which a message came that any could send."""
+        return self.sources[0]
+
+    _source_rank = source_rank
+
+    def result(self) -> list[torch.Tensor]:
+        self._is_read = True
+        return self._outputs
+
+    def get_future(self) -> Any:  # noqa: ANN401  a future of torch
+        """Return a future of the outputs."""
+        self._is_read = True
+        ended = torch.futures.Future(
+            devices=list({it.device for it in self._outputs if it.is_cuda})
+        )
+        # C++ code such as DDP sees an error only if a callback raises it: what `set_exception` sets
+        # would be a result to it.
+        outputs = ended.then(lambda _: self.wait() and self._outputs)
+        # Callbacks may wait for further operations, so the thread that runs those cannot call them.
+        self._outcome.add_done_callback(
+            lambda _: _callbacks.submit(lambda: ended.set_result(None))
+        )
+        return outputs
+
+
+class _Callbacks:
+    """Daemon threads, as many as there are callbacks that wait for each other."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+
+    def submit(self, job: Callable[[], object]) -> None:
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+            else:
+                threading.Thread(target=self._serve, name="muster-callbacks", daemon=True).start()
+        self._jobs.put(job)
+
+    def _serve(self) -> None:
+        while True:
+            self._jobs.get()()
+            with self._lock:
+                self._idle += 1
+
+
+_callbacks: Final = _Callbacks()
