@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from muster.collectives.backend import Backend, Tag
 from muster.collectives.calls import Call, Op
 from muster.collectives.deadline import Deadline
-from muster.collectives.errors import CollectiveError, Unsupported
+from muster.collectives.errors import CollectiveError
 from muster.collectives.operation_queue import OperationQueue, fail_operation
 from muster.collectives.operations import (
     all_gather,
@@ -37,7 +37,7 @@ from muster.collectives.operations import (
     reduce_scatter,
 )
 from muster.torch.connect import connect
-from muster.torch.work import MusterWork
+from muster.torch.work import MusterWork, Operand, unsupported
 
 Tensor: TypeAlias = torch.Tensor
 Options: TypeAlias = Any
@@ -53,9 +53,6 @@ _OPS: Final[Sequence[tuple[Any, Op]]] = (
     (dist.ReduceOp.BOR, "bor"),
     (dist.ReduceOp.BXOR, "bxor"),
 )
-_OTHER_VIEWS: Final = {torch.bfloat16: torch.uint16, torch.bool: torch.uint8}
-"""Of types that numpy does not have, or that cannot be combined as they are."""
-
 _COLLECTIVES: Final = "collectives"
 _CALL: Final = Call("send")  # of counters that are not used
 _NOTHING: Final = torch.empty(0, dtype=torch.uint8)
@@ -140,7 +137,7 @@ class MusterProcessGroup(dist.ProcessGroup):
     def allreduce(self, tensors: list[Tensor], opts: Options = None) -> MusterWork:
         if all(it.layout is torch.sparse_coo for it in tensors):
             if _op_of(opts, tensors) != "sum":
-                raise _unsupported("this ReduceOp of sparse tensors", "use SUM")
+                raise unsupported("this ReduceOp of sparse tensors", "use SUM")
             calls = [partial(self._add_sparse, it) for it in tensors]
             return self._perform("all_reduce", calls, [], [], opts, outputs=tensors)
         op, operands = _op_of(opts, tensors), self._operands(tensors)
@@ -228,7 +225,7 @@ class MusterProcessGroup(dist.ProcessGroup):
         """Put tensor i of rank r into ``outputs[r][i]``."""
         if any(len(parts) != len(inputs) for parts in outputs):
             self.refuse("all_gather", "the lists of tensors have other lengths on another rank")
-            raise _unsupported("lists of different lengths", "pass a tensor for each one of a rank")
+            raise unsupported("lists of different lengths", "pass a tensor for each one of a rank")
         of_each = [list(parts) for parts in zip(*outputs, strict=True)]
         return self._move("all_gather", of_each, [[it] * self.size() for it in inputs], opts)
 
@@ -326,15 +323,15 @@ class MusterProcessGroup(dist.ProcessGroup):
         """Return whether a tensor goes through other memory, as that of a GPU does."""
         return not tensor.is_cpu
 
-    def _operands(self, tensors: Sequence[Tensor]) -> "list[_Operand]":
-        return [_Operand(tensor, is_staged=self.is_staged(tensor)) for tensor in tensors]
+    def _operands(self, tensors: Sequence[Tensor]) -> list[Operand]:
+        return [Operand(tensor, is_staged=self.is_staged(tensor)) for tensor in tensors]
 
     def _perform(
         self,
         name: str,
         calls: Sequence[Callable[..., object]],
-        sources: "Sequence[_Operand]",
-        targets: "Sequence[_Operand]",
+        sources: Sequence[Operand],
+        targets: Sequence[Operand],
         opts: Options = None,
         *,
         queue: object = _COLLECTIVES,
@@ -373,7 +370,7 @@ class MusterProcessGroup(dist.ProcessGroup):
                 torch.from_numpy(it).view(part.dtype)
                 for it in all_to_all(
                     self._backend,
-                    [_Operand(part.contiguous(), is_staged=False).octets] * self.size(),
+                    [Operand(part.contiguous(), is_staged=False).octets] * self.size(),
                     timeout_seconds=deadline.left_seconds,
                 )
             ]
@@ -389,51 +386,6 @@ class MusterProcessGroup(dist.ProcessGroup):
             tensor.copy_(total.coalesce())
 
 
-class _Operand:
-    """A tensor as contiguous host memory: its own, or a copy while an operation runs."""
-
-    def __init__(self, tensor: Tensor, *, is_staged: bool) -> None:
-        if tensor.layout is not torch.strided:
-            raise _unsupported("a sparse tensor here", "call to_dense() first")
-        self.tensor = host = tensor.detach()  # keeps the memory while an operation uses views of it
-        self.dtype = "bfloat16" if tensor.dtype is torch.bfloat16 else None
-        self._is_copy = is_staged or not tensor.is_contiguous()
-        if self._is_copy:
-            # No cache is needed: torch keeps free pinned memory for the next tensor.
-            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-        self._flat = host.view(-1)
-        self._stream: Any = None
-        if tensor.is_cuda:
-            # In a stream of its own the copy does not wait for the rest of a backward pass.
-            self._stream = torch.cuda.Stream(tensor.device)
-            self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
-
-    def fetch(self) -> None:
-        """Copy, once earlier operations of the group have ended: they may be on the same tensor."""
-        self._copy(self.tensor, self._flat.view(self.tensor.shape))
-
-    def put_back(self) -> None:
-        self._copy(self._flat.view(self.tensor.shape), self.tensor)
-
-    def _copy(self, source: Tensor, target: Tensor) -> None:
-        if self._is_copy:
-            with torch.cuda.stream(self._stream):
-                target.copy_(source)
-
-    @property
-    def octets(self) -> NDArray[np.uint8]:
-        """The memory as bytes, for operations that only move them."""
-        octets: NDArray[np.uint8] = self._flat.view(torch.uint8).numpy()
-        return octets
-
-    @property
-    def numbers(self) -> NDArray[Any]:
-        numbers: NDArray[Any] = self._flat.view(
-            _OTHER_VIEWS.get(self._flat.dtype, self._flat.dtype)
-        ).numpy()
-        return numbers
-
-
 def _close(backend: Backend, queues: Mapping[object, OperationQueue]) -> None:
     for queue in queues.values():
         queue.end()
@@ -445,16 +397,10 @@ def _op_of(opts: Options, tensors: Sequence[Tensor]) -> Op:
     wanted = dist.ReduceOp.SUM if opts is None else opts.reduceOp
     name = next((name for op, name in _OPS if wanted == op), None)
     if name is None:
-        raise _unsupported("this ReduceOp", "all_gather the tensors and combine them")
+        raise unsupported("this ReduceOp", "all_gather the tensors and combine them")
     if name in {"sum", "mean", "product"} and any(it.dtype is torch.bool for it in tensors):
-        raise _unsupported(f"the {name} of bool", "use MAX for or, MIN for and")
+        raise unsupported(f"the {name} of bool", "use MAX for or, MIN for and")
     return name
-
-
-def _unsupported(what: str, instead: str) -> Exception:
-    error: Exception = dist.DistBackendError(f"muster does not support {what}: {instead}")
-    error.__cause__ = Unsupported(str(error))
-    return error
 
 
 def _tag_of(tag: int) -> Tag:
@@ -462,10 +408,10 @@ def _tag_of(tag: int) -> Tag:
     return Tag(context=tag & 0xFFFF_FFFF)
 
 
-def _split(operand: _Operand, sizes: Sequence[int], parts: int) -> list[NDArray[np.uint8]]:
+def _split(operand: Operand, sizes: Sequence[int], parts: int) -> list[NDArray[np.uint8]]:
     """Cut the rows of a tensor into parts of these sizes, or into equal ones."""
     octets, rows = operand.octets, len(operand.tensor)
     counts = sizes or [rows // parts] * parts
     if sum(counts) != rows or len(counts) != parts:
-        raise _unsupported(f"{rows} rows in {parts} parts of {counts}", "make the sizes add up")
+        raise unsupported(f"{rows} rows in {parts} parts of {counts}", "make the sizes add up")
     return np.split(octets, np.cumsum(counts[:-1]) * (octets.size // max(rows, 1)))

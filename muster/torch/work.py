@@ -1,4 +1,4 @@
-"""What an operation of a torch group returns: something to wait for, and a future."""
+"""The tensors that an operation of a torch group works on, and what it returns."""
 
 import threading
 from collections import deque
@@ -8,11 +8,16 @@ from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any, Final
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch.profiler import record_function
 
-from muster.collectives.errors import Timeout
+from muster.collectives.errors import Timeout, Unsupported
+
+_OTHER_VIEWS: Final = {torch.bfloat16: torch.uint16, torch.bool: torch.uint8}
+"""Of types that numpy does not have, or that cannot be combined as they are."""
 
 _KEPT_BYTES: Final = 1024
 """Larger outputs are not worth keeping for a reader that hardly ever comes."""
@@ -97,10 +102,11 @@ class MusterWork(dist.Work):
         # C++ code such as DDP sees an error only if a callback raises it: what `set_exception` sets
         # would be a result to it.
         outputs = ended.then(lambda _: self.wait() and self._outputs)
+        if self._outcome.done():  # DDP reads the value then without waiting
+            ended.set_result(None)
+            return outputs
         # Callbacks may wait for further operations, so the thread that runs those cannot call them.
-        self._outcome.add_done_callback(
-            lambda _: _callbacks.submit(lambda: ended.set_result(None))
-        )
+        self._outcome.add_done_callback(lambda _: _callbacks.submit(lambda: ended.set_result(None)))
         return outputs
 
 
@@ -128,3 +134,54 @@ class _Callbacks:
 
 
 _callbacks: Final = _Callbacks()
+
+
+class Operand:
+    """A tensor as contiguous host memory: its own, or a copy while an operation runs."""
+
+    def __init__(self, tensor: torch.Tensor, *, is_staged: bool) -> None:
+        if tensor.layout is not torch.strided:
+            raise unsupported("a sparse tensor here", "call to_dense() first")
+        self.tensor = host = tensor.detach()  # keeps the memory while an operation uses views of it
+        self.dtype = "bfloat16" if tensor.dtype is torch.bfloat16 else None
+        self._is_copy = is_staged or not tensor.is_contiguous()
+        if self._is_copy:
+            # No cache is needed: torch keeps free pinned memory for the next tensor.
+            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        self._flat = host.view(-1)
+        self._stream: Any = None
+        if tensor.is_cuda:
+            # In a stream of its own the copy does not wait for the rest of a backward pass.
+            self._stream = torch.cuda.Stream(tensor.device)
+            self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
+
+    def fetch(self) -> None:
+        """Copy, once earlier operations of the group have ended: they may be on the same tensor."""
+        self._copy(self.tensor, self._flat.view(self.tensor.shape))
+
+    def put_back(self) -> None:
+        self._copy(self._flat.view(self.tensor.shape), self.tensor)
+
+    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        if self._is_copy:
+            with torch.cuda.stream(self._stream):
+                target.copy_(source)
+
+    @property
+    def octets(self) -> NDArray[np.uint8]:
+        """The memory as bytes, for operations that only move them."""
+        octets: NDArray[np.uint8] = self._flat.view(torch.uint8).numpy()
+        return octets
+
+    @property
+    def numbers(self) -> NDArray[Any]:
+        numbers: NDArray[Any] = self._flat.view(
+            _OTHER_VIEWS.get(self._flat.dtype, self._flat.dtype)
+        ).numpy()
+        return numbers
+
+
+def unsupported(what: str, instead: str) -> Exception:
+    error: Exception = dist.DistBackendError(f"muster does not support {what}: {instead}")
+    error.__cause__ = Unsupported(str(error))
+    return error

@@ -8,25 +8,26 @@ has one of each. It is imported as that of gloo: so its decorators skip what the
 import faulthandler
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from math import inf
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 from unittest import SkipTest
 
-SUITE = "torch.testing._internal.distributed.distributed_test"
 PATIENCE_SECONDS = 90.0
 """A test that takes longer hangs."""
 
-GROUP_TIMEOUT_SECONDS = 60
+FAILED_SECONDS = 20.0
+"""The same once a rank has failed."""
+
+GROUP_SECONDS = 60
 SKIPPED = 77
 
 
@@ -36,7 +37,7 @@ class Outcome(NamedTuple):
     test: str
     status: Literal["passed", "failed", "skipped"]
     detail: str
-    """The end of the traceback of the first rank that failed, or the reason of a skip."""
+    """The ends of the tracebacks, or the reason of a skip."""
     seconds: float
 
 
@@ -59,12 +60,10 @@ def main(backend: str, world_size: int, tests: Sequence[str]) -> None:
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
     }
-    suite = _suite(backend)
-    base = suite.DistributedTest._DistTestBase  # noqa: SLF001  of the suite
-    names = tests or sorted(name for name in dir(base) if name.startswith("test_"))
-    for name in names:
+    play = _Player(backend, world_size)
+    for name in tests or play.names():
         with tempfile.TemporaryDirectory() as directory:
-            print(json.dumps(_play(suite, backend, world_size, name, Path(directory))), flush=True)
+            print(json.dumps(play.test(name, Path(directory))), flush=True)  # noqa: T201
 
 
 class _Name(str):
@@ -80,109 +79,106 @@ class _Name(str):
         return not self == other
 
 
-def _suite(backend: str) -> Any:  # noqa: ANN401  a module
-    import torch
+class _Player:
+    """The suite, imported once."""
 
-    import muster.torch  # noqa: F401  registers the backend
+    def __init__(self, backend: str, world_size: int) -> None:
+        # Here, since the suite reads the environment.
+        import torch  # noqa: PLC0415
+        import torch._dynamo  # noqa: PLC0415  each rank of DDP would load it
+        from torch.testing._internal.common_distributed import TEST_SKIPS  # noqa: PLC0415
+        from torch.testing._internal.distributed import distributed_test  # noqa: PLC0415
 
-    torch.set_num_threads(1)
-    import torch._dynamo
-    from torch.testing._internal.distributed import distributed_test
+        import muster.torch  # noqa: F401, PLC0415  registers the backend
 
-    distributed_test.BACKEND = _Name(backend)
-    return distributed_test
+        torch.set_num_threads(1)
+        distributed_test.BACKEND = _Name(backend)
+        base = distributed_test.DistributedTest._DistTestBase  # noqa: SLF001
+        self._suite: Any = distributed_test
+        self._case: Any = type("Case", (distributed_test.TestDistBackend, base), {})
+        self._reasons = {it.exit_code: it.message for it in TEST_SKIPS.values()}
+        self._backend, self._world_size = backend, world_size
 
+    def names(self) -> list[str]:
+        return sorted(name for name in dir(self._case) if name.startswith("test_"))
 
-def _play(suite: Any, backend: str, world_size: int, name: str, directory: Path) -> Outcome:  # noqa: ANN401
-    for folder in ("barrier", "test_dir", "init_dir"):
-        (directory / folder).mkdir()
-    os.environ["TEMP_DIR"] = str(directory)
-    began = time.monotonic()
-    ranks = [_fork(suite, backend, world_size, name, rank, directory) for rank in range(world_size)]
-    codes: dict[int, int] = {}
-    while len(codes) < world_size:
-        for rank, pid in enumerate(ranks):
-            if rank not in codes:
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                if ended:
-                    codes[rank] = os.waitstatus_to_exitcode(status)
-        if time.monotonic() - began > PATIENCE_SECONDS or any(
-            code not in (0, SKIPPED) for code in codes.values()
-        ) and (time.monotonic() - began > 8):
-            for rank, pid in enumerate(ranks):
-                if rank not in codes:
-                    os.kill(pid, signal.SIGUSR1)
-            time.sleep(0.3)
-            for rank, pid in enumerate(ranks):
-                if rank not in codes:
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
-                    codes[rank] = -signal.SIGKILL
-        time.sleep(0.01)
-    seconds = round(time.monotonic() - began, 2)
-    said = [path.read_text() for path in sorted(directory.glob("rank-*"))]
-    detail = "".join(said) or str(codes)
-    if set(codes.values()) == {0}:
-        return Outcome(name, "passed", "", seconds)
-    if set(codes.values()) == {SKIPPED}:
-        return Outcome(name, "skipped", said[0], seconds)
-    return Outcome(name, "failed", f"{codes}\n{detail}", seconds)
+    def test(self, name: str, directory: Path) -> Outcome:
+        for folder in ("barrier", "test_dir", "init_dir"):
+            (directory / folder).mkdir()
+        os.environ["TEMP_DIR"] = str(directory)
+        began = time.monotonic()
+        ranks = []
+        for rank in range(self._world_size):
+            ranks.append(os.fork())
+            if not ranks[-1]:
+                self._run(name, rank, directory)
+        codes = set(_exit_codes(ranks))
+        seconds = round(time.monotonic() - began, 2)
+        said = [path.read_text() for path in sorted(directory.glob("rank-*"))]
+        if codes == {0}:
+            return Outcome(name, "passed", "", seconds)
+        if codes == {SKIPPED}:
+            return Outcome(name, "skipped", said[0], seconds)
+        return Outcome(name, "failed", "".join(said), seconds)
 
+    def _run(self, name: str, rank: int, directory: Path) -> NoReturn:
+        """Be one rank."""
+        answer = (directory / f"rank-{rank}").open("w")
+        faulthandler.enable(answer)  # for a rank that hangs, and is ended by SIGABRT
+        os.dup2(os.open(os.devnull, os.O_RDWR), sys.stdout.fileno())
+        os.dup2(sys.stdout.fileno(), sys.stderr.fileno())
+        code = 1
+        try:
+            self._run_test(name, rank, directory)
+            code = 0
+        except SkipTest as error:
+            answer.write(str(error))
+            code = SKIPPED
+        except SystemExit as error:
+            answer.write(self._reasons.get(error.code, "exit"))
+            code = SKIPPED if error.code in self._reasons else int(bool(error.code))
+        except Exception:  # noqa: BLE001  the test has failed
+            answer.write(f"rank {rank}\n{traceback.format_exc()[-3000:]}")
+        finally:
+            answer.flush()
+            os._exit(code)
 
-def _fork(
-    suite: Any, backend: str, world_size: int, name: str, rank: int, directory: Path  # noqa: ANN401
-) -> int:
-    pid = os.fork()
-    if pid == 0:
-        _rank(suite, backend, world_size, name, rank, directory)
-    return pid
-
-
-def _rank(
-    suite: Any, backend: str, world_size: int, name: str, rank: int, directory: Path  # noqa: ANN401
-) -> NoReturn:
-    import torch.distributed as dist
-    from torch.testing._internal import common_utils
-
-    answer = Path(directory, f"rank-{rank}")
-    dump = Path(directory, f"rank-{rank}-hang").open("w")
-    faulthandler.register(signal.SIGUSR1, dump, all_threads=True)
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 1)
-    if not os.environ.get("SUITE_STDERR"):
-        os.dup2(null, 2)
-
-    class Case(suite.TestDistBackend, suite.DistributedTest._DistTestBase):  # type: ignore[misc,name-defined]  # noqa: SLF001
-        """All tests."""
-
-    code = 1
-    try:
-        case = Case(name)
+    def _run_test(self, name: str, rank: int, directory: Path) -> None:
+        case = self._case(name)
         case.rank, case.file_name = rank, str(directory / "store")
-        seconds = suite.CUSTOM_PG_TIMEOUT.get(name, GROUP_TIMEOUT_SECONDS)
+        dist = self._suite.dist
         dist.init_process_group(
-            backend,
+            self._backend,
             init_method=f"file://{case.file_name}",
-            world_size=world_size,
+            world_size=self._world_size,
             rank=rank,
-            timeout=timedelta(seconds=seconds),
+            timeout=timedelta(seconds=self._suite.CUSTOM_PG_TIMEOUT.get(name, GROUP_SECONDS)),
         )
-        case._barrier()
-        common_utils.set_rng_seed()
+        case._barrier()  # noqa: SLF001  of the suite
+        self._suite.torch.manual_seed(1234)
         getattr(case, name)()
-        case._barrier()
+        case._barrier()  # noqa: SLF001
         dist.destroy_process_group()
-        code = 0
-    except SkipTest as error:
-        answer.write_text(str(error))
-        code = SKIPPED
-    except SystemExit as error:
-        answer.write_text(f"exit {error.code}")
-        code = SKIPPED if error.code else 0
-    except BaseException:
-        answer.write_text(f"rank {rank}\n{traceback.format_exc()[-3000:]}")
-    finally:
-        os._exit(code)
+
+
+def _exit_codes(ranks: Sequence[int]) -> list[int]:
+    """Wait for all, and end those that hang."""
+    codes: dict[int, int] = {}
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while len(codes) < len(ranks):
+        for pid in set(ranks) - codes.keys():
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if not ended:
+                continue
+            codes[pid] = os.waitstatus_to_exitcode(status)
+            if codes[pid] not in {0, SKIPPED}:
+                deadline = min(deadline, time.monotonic() + FAILED_SECONDS)
+        if time.monotonic() > deadline:
+            for pid in set(ranks) - codes.keys():
+                os.kill(pid, signal.SIGABRT)
+            deadline = inf
+        time.sleep(0.01)
+    return list(codes.values())
 
 
 if __name__ == "__main__":
