@@ -108,7 +108,12 @@ class Backend(ABC):
         `SizeMismatch` it is unknown which targets are filled.
         """
 
-    def probe(self, tag: Tag = MESSAGE, *, timeout_seconds: float = TIMEOUT_SECONDS) -> int:
+    def probe(
+        self,
+        tag: Tag = MESSAGE,  # noqa: ARG002  some backends only
+        *,
+        timeout_seconds: float = TIMEOUT_SECONDS,  # noqa: ARG002
+    ) -> int:
         """Return a rank whose next message with this tag has begun to come; it stays unread.
 
         Messages from any rank are received so. Raises `Unsupported` where a backend cannot tell.

@@ -367,7 +367,7 @@ class MusterProcessGroup(dist.ProcessGroup):
         deadline = Deadline(timeout_seconds, "an all_reduce of sparse tensors")
         indices, values = (
             [
-                torch.from_numpy(it).view(part.dtype)
+                torch.from_numpy(it).view(part.dtype) if it.size else part.new_empty(0)
                 for it in all_to_all(
                     self._backend,
                     [Operand(part.contiguous(), is_staged=False).octets] * self.size(),

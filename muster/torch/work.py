@@ -26,14 +26,13 @@ _KEPT_BYTES: Final = 1024
 class MusterWork(dist.Work):
     """One operation, under way or over."""
 
-    _unread: Final[deque["MusterWork"]] = deque(maxlen=64)
+    _kept: Final[deque["MusterWork"]] = deque(maxlen=64)
 
     def __init__(self, name: str, group: str, outputs: list[torch.Tensor]) -> None:
         super().__init__()
         self._name = f"{name} in group {group}"
         self._outputs = outputs
         self._outcome: Future[None] = Future()
-        self._is_read = False
         self.sources: Sequence[int] = ()
         """Filled with the rank that sent, if any could."""
         self._event = record_function(f"muster:{name}")
@@ -42,8 +41,8 @@ class MusterWork(dist.Work):
     def __del__(self) -> None:
         # C++ code may still hold this work without this object, and would then wait for ever. DDP's
         # `join(divide_by_initial_world_size=False)` does, for a sum of one number.
-        if not self._is_read and sum(it.nbytes for it in self._outputs) <= _KEPT_BYTES:
-            self._unread.append(self)
+        if sum(it.nbytes for it in self._outputs) <= _KEPT_BYTES:
+            self._kept.append(self)
 
     def run(self, job: Callable[[], object]) -> None:
         """Do the job; `wait` raises what it raises."""
@@ -63,7 +62,6 @@ class MusterWork(dist.Work):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Return True once the outputs are complete; raises `DistBackendError`."""
-        self._is_read = True
         seconds = timeout.total_seconds()
         try:
             self._outcome.result(seconds if seconds > 0 else None)
@@ -90,12 +88,10 @@ class MusterWork(dist.Work):
     _source_rank = source_rank
 
     def result(self) -> list[torch.Tensor]:
-        self._is_read = True
         return self._outputs
 
     def get_future(self) -> Any:  # noqa: ANN401  a future of torch
         """Return a future of the outputs."""
-        self._is_read = True
         ended = torch.futures.Future(
             devices=list({it.device for it in self._outputs if it.is_cuda})
         )

@@ -203,7 +203,7 @@ class Channel:
         return receive
 
     def offers(self, tag: Tag) -> bool:
-        """Return whether a message of this tag is there, or has begun; what is before it is kept."""
+        """Return whether a message of this tag has begun to come; keep what is before it."""
         key = tag[:2]
         while not self._unexpected.get(key):
             if self._frame is not None and self._frame.key == key:
