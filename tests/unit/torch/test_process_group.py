@@ -37,8 +37,6 @@ SUITE = [
     "test_all_reduce_sum_complex",
     "test_barrier_timeout_full_group",
     "test_batch_isend_irecv_gloo_tags",
-    "test_ddp_comm_hook_logging",
-    "test_ddp_control_flow_same_across_ranks",
     "test_get_backend",
     "test_irecv",
     "test_scatter_complex",
