@@ -3,15 +3,18 @@
 import atexit
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, Final
 
 from muster.checkpoints.errors import CheckpointFailed
 from muster.collectives.errors import CollectiveError, PeerUnreachable
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import (
+    METRIC_NAME_LIMIT,
+    METRICS_LIMIT,
     Heartbeat,
     JoinedGroup,
     PeerLost,
@@ -65,6 +68,8 @@ class Reporter:
         self.checkpointer: Final = Checkpointer(settings, self.supervision.warn)
         self._position = Position()
         self._means: Means | None = None
+        self._reported: dict[str, float] = {}
+        """What the program reported last, by name."""
         self._gives_series = False  # all ranks have the same values: the first one reports them
         self._checkpoints_saved = 0
         self._last_checkpoint: dict[str, Any] = {"last_checkpoint_step": None}
@@ -140,6 +145,15 @@ class Reporter:
         if now >= self._next_line_at:
             self._next_line_at = now + PROGRESS_SECONDS
             self._print(replica.position.step, f"loss {means.loss:.4f}")
+
+    def report(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Report what the program has measured after a step, on this rank alone."""
+        # float(): the encoder refuses numpy numbers.
+        given = {name[:METRIC_NAME_LIMIT]: float(value) for name, value in metrics.items()}
+        self._reported = dict(islice((self._reported | given).items(), METRICS_LIMIT))
+        shown = {name: value for name, value in given.items() if name in self._reported}
+        self.supervision.recorder.take(step, shown)
+        self.supervision.report()
 
     def save_checkpoint(self, worker_group: WorkerGroup, replica: Replica) -> None:
         generation, committed = worker_group.round, replica.committed
@@ -224,7 +238,7 @@ class Reporter:
                 shard_idx=0,
                 line_idx=position.line_idx,
                 loss=self.loss,
-                metrics={} if means is None else dict(means.metrics),
+                metrics={**({} if means is None else means.metrics), **self._reported},
                 **self._last_checkpoint,
             ),
             checkpoints_saved=self._checkpoints_saved,

@@ -127,6 +127,17 @@ def test_a_lost_peer_is_named_by_its_rank_in_the_job(
     assert lost.message.startswith(words)
 
 
+def test_reported_numbers_stay_until_they_are_reported_again(tmp_path: Path, ear: Ear) -> None:
+    reporter = reporter_of(tmp_path, ear)
+    reporter.report(3, {"val_loss": np.float32(0.5), "accuracy": 1})
+    reporter.report(4, {"val_loss": 0.25})
+    reporter.supervision.report_exit()
+    beats = [beat for beat in ear.heard() if isinstance(beat, Heartbeat)]
+    assert beats[-1].progress.metrics == {"val_loss": 0.25, "accuracy": 1.0}
+    windows = [beat.window for beat in beats if beat.window is not None]
+    assert {it.values["val_loss"].last for it in windows} == {0.5, 0.25}
+
+
 def test_heartbeat_says_whether_the_rank_waits(tmp_path: Path, ear: Ear) -> None:
     reporter = reporter_of(tmp_path, ear)
     with reporter.busy:
