@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.checkpoints.manifest import CheckpointName
 from muster.contracts.environ import SPARE_RANK
 from muster.contracts.paths import checkpoints_of_job
 from muster.host.containment import tagged_processes
@@ -306,8 +307,12 @@ def test_what_one_rank_reports_is_in_curve_metrics_and_leaderboard(
 ) -> None:
     (tmp_path / "train.py").write_text(REPORTS)
     fields = {"command": [sys.executable, "train.py"], "working_dir": str(tmp_path)}
-    job_id = submit(installation, 2, epochs=4, labels={"sweep": "torch"}, **fields)
+    keep = {"keep_best": {"metric": "val_loss", "mode": "max"}, "keep_last": 1}
+    job_id = submit(installation, 2, epochs=4, labels={"sweep": "torch"}, **keep, **fields)
     installation.complete(job_id)
+    place = checkpoints_of_job(installation.checkpoint_dir, job_id)
+    kept = filter(None, (CheckpointName.parse(it.name) for it in place.iterdir()))
+    assert sorted(it.step for it in kept) == [1, 8]
     series = installation.request("GET", f"/jobs/{job_id}/series").json()["series"]
     assert (series["val_loss"]["live"]["step"][-1], series["accuracy"]["live"]["last"]) == (
         8,
@@ -315,7 +320,7 @@ def test_what_one_rank_reports_is_in_curve_metrics_and_leaderboard(
     )
     board = installation.request("GET", "/leaderboard?sweep=torch").json()
     assert (board["loss_kind"], board["jobs"][0]["loss"]) == ("validation", 0.125)
-    assert f'metric="accuracy",name=""}} 0.75' in installation.request("GET", "/metrics").text
+    assert 'metric="accuracy",name=""} 0.75' in installation.request("GET", "/metrics").text
 
 
 MISTAKES = {

@@ -48,7 +48,13 @@ WHOLE = Scrape(
     statuses=dict.fromkeys(JobStatus, 1),
     slots=8,
     slots_taken=2,
-    jobs=[summary(name="net", endings={"crash": 2, "hang": 0}, workers=[rank(metrics={"acc": 0.5}), rank(**SAVED)])],
+    jobs=[
+        summary(
+            name="net",
+            endings={"crash": 2, "hang": 0},
+            workers=[rank(metrics={"acc": 0.5}), rank(**SAVED)],
+        )
+    ],
 )
 
 
