@@ -21,7 +21,7 @@ from muster.contracts.pool import WorkerState
 from muster.contracts.rank import ProcessState
 from muster.contracts.retry import RetryClass
 from muster.contracts.series import Point, are_live, compact
-from muster.contracts.spec import JobSpec
+from muster.contracts.spec import BitsPromised, JobSpec
 from muster.contracts.token import Scope, Token
 from muster.contracts.views import (
     AgentView,
@@ -106,6 +106,7 @@ def summary(job: Job, started: Sequence[RankRecord], now: datetime) -> SummaryVi
         throughput_steps_per_sec=sum(throughput(worker) for worker in stepping),
         eta_seconds=None if job.is_terminal else eta_seconds(counted),
         loss=mean_loss(counted),
+        bits=_bits(job.spec, workers),
         checkpoints_saved=sum(worker.checkpoints_saved for worker in workers),
         last_checkpoint_step=max((step for step in steps if step is not None), default=None),
         restarts=sum(worker.restarts for worker in workers),
@@ -199,6 +200,11 @@ def mean_loss(workers: Sequence[RankRecord]) -> float | None:
     return math.fsum(losses) / len(losses) if losses else None
 
 
+def _bits(spec: JobSpec, workers: Sequence[RankRecord]) -> BitsPromised:
+    is_unchecked = any(worker.progress.is_unchecked for worker in workers)
+    return "unchecked" if is_unchecked and spec.bits == "same" else spec.bits
+
+
 def _age_seconds(moment: datetime | None, now: datetime) -> float | None:
     # The clock may have been set back, which would give a negative age.
     return max((now - moment).total_seconds(), 0.0) if moment else None
@@ -278,7 +284,7 @@ def _rank_view(spec: JobSpec, worker: RankRecord, now: datetime) -> MemberView:
     )
 
 
-def audit_view(job: Job, audit: Audit) -> AuditView:
+def audit_view(job: Job, audit: Audit, started: Sequence[RankRecord] = ()) -> AuditView:
     """Return what is proved so far; nothing is ever proved for an independent job."""
     is_complete = job.spec.mode == "synchronous" and job.status is JobStatus.COMPLETED
     is_exact: bool | None = None
@@ -291,7 +297,7 @@ def audit_view(job: Job, audit: Audit) -> AuditView:
         job_id=job.job_id,
         complete=is_complete,
         exactly_once=is_exact,
-        bits=job.spec.bits,
+        bits=_bits(job.spec, started),
         epochs=[
             EpochView(
                 **_same(EpochView, epoch, but={"exactly_once"}),

@@ -173,7 +173,10 @@ def verdict_of(job: JobView, audit: Mapping[str, Any]) -> tuple[str, int]:
         return f"{name} trains its ranks independently: there is nothing to audit", AUDIT_UNKNOWN
     if audit["exactly_once"] is not None:
         did = "read" if audit["exactly_once"] else "did NOT read"
-        bits = "; its bits are not promised (bits any)" if job.spec.get("bits") == "any" else ""
+        why = {"any": "bits any", "unchecked": "its script gave check=False"}.get(
+            audit.get("bits", "same")
+        )
+        bits = f"; its bits are not promised ({why})" if why else ""
         return f"{name} {did} every sample exactly once{bits}", int(not audit["exactly_once"])
     # Earlier epochs may be omitted; a later epoch begins only after a whole one.
     has_whole_epoch = any(epoch["exactly_once"] or epoch["epoch"] for epoch in audit["epochs"])

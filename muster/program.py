@@ -51,9 +51,10 @@ class ProgramRaised(MusterError):
     The error is the `__cause__`, with its traceback.
     """
 
-    def __init__(self, step: int, message: str) -> None:
+    def __init__(self, step: int, message: str, key: str = "") -> None:
+        """Errors with one `key` count as the same in any step."""
         super().__init__(message)
-        self.step = step
+        self.step, self.key = step, key
 
 
 @dataclass(frozen=True, slots=True)

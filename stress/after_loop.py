@@ -2,8 +2,8 @@
 
 ``python -m stress.after_loop [TRIALS] [SEED]`` trains as many models. At a random moment of the
 time in which a script writes its model the process that writes is killed or raises an error, up to
-three times; another rank, the agent or the coordinator may be killed as well. Each job has to
-complete, with the whole model of an undisturbed run, written by one rank alone.
+three times; it may get SIGTERM, and another rank, the agent or the coordinator may be killed as
+well. Each job has to complete, with the whole model of an undisturbed run, written by one rank.
 """
 
 import os
@@ -57,7 +57,7 @@ WRITING_SECONDS = 64 * 0.03
 DEADLINE_SECONDS = 180.0
 MOST_FAULTS = 3
 OF_THE_WRITER = ("kill", "raise")
-FAULTS = (*OF_THE_WRITER, "kill another", "kill agent", "kill coordinator")
+FAULTS = (*OF_THE_WRITER, "preempt", "kill another", "kill agent", "kill coordinator")
 
 
 class Export:
@@ -97,6 +97,8 @@ class Export:
         match fault:
             case "kill":
                 _kill(writer)
+            case "preempt":  # it goes on
+                _kill(writer, number=signal.SIGTERM)
             case "raise":
                 self._fails.touch()
             case "kill another":
@@ -116,10 +118,10 @@ class Export:
         return [(int(rank), int(pid)) for rank, pid in map(str.split, text.splitlines())]
 
 
-def _kill(*processes: int) -> None:
+def _kill(*processes: int, number: signal.Signals = signal.SIGKILL) -> None:
     for pid in processes:
         with suppress(ProcessLookupError):  # it has just ended
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
 
 
 def run(directory: Path, trials: int = 20, seed: int = 0) -> Report:

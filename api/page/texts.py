@@ -71,6 +71,7 @@ TEXTS: Final[Mapping[str, Callable[[View], str]]] = {
     "message": lambda view: view["message"] or "",
     "step": of_total,
     "loss": loss,
+    "bits": lambda view: view["bits"],
     "rate": rate,
     "eta": eta,
     "ranks": ranks,

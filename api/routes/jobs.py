@@ -324,7 +324,8 @@ def get_audit(
     The result covers every epoch, including those that are not listed.
     """
     job = state.jobs.get(job_id)
-    return reply(audit_view(job, state.history.audit(job_id, limit)))
+    audit = state.history.audit(job_id, limit)
+    return reply(audit_view(job, audit, state.history.ranks(job_id)))
 
 
 @router.post(

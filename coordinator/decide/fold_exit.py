@@ -75,7 +75,8 @@ def record_error(
     before, by = snapshot.raised, snapshot.raised_by
     rank = replace(rank, attempt=replace(rank.attempt, raised=message))
     snapshot = replace(snapshot.with_rank(rank), raised=message, raised_by=rank.rank)
-    if before != message:
+    is_alike = before is not None and message.key != "" and before.key == message.key
+    if before != message and not is_alike:
         return snapshot
     other = "its process before this one" if by == rank.rank else f"rank {by}"
     words = f"{printable(message.message)}, and so did {other}"

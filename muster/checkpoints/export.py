@@ -6,7 +6,7 @@ Nothing is overwritten, and an export that fails leaves nothing behind.
 import shutil
 import sys
 import zipfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import chain
@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from muster.checkpoints.errors import ExportFailed
-from muster.checkpoints.format import Array, State, encode_arrays, from_json
+from muster.checkpoints.format import FOREIGN, Array, State, encode_arrays, from_json
 from muster.checkpoints.manifest import VALUES
 from muster.checkpoints.nested import ARRAY, ARRAYS, unflatten, with_leaves
 from muster.checkpoints.reader import Checkpoint
@@ -57,10 +57,9 @@ def export(checkpoint: Checkpoint, target: Path, kind: str = NUMPY, only: str | 
             _write_torch(state, arrays, only, target)
         elif kind == SAFETENSORS:
             kinds = state.get(ARRAYS, {})
-            bfloat16 = {
-                it for it in arrays if kinds.get(sources[it], {}).get("torch") == "bfloat16"
-            }
-            _write_safetensors(arrays, bfloat16, target)
+            types = {it: kinds.get(sources[it], {}).get("torch") for it in arrays}
+            foreign = {name: it for name, it in types.items() if it in FOREIGN}
+            _write_safetensors(arrays, foreign, target)
         elif target.suffix == ARCHIVE:
             _write_archive(arrays, target)
         else:
@@ -97,10 +96,11 @@ def _with_state_dicts(state: State) -> dict[str, Any]:
     if (layout := encoded.get("layout")) is None:
         return dict(state)
     arrays, kinds = dict[str, Array](), dict[str, dict[str, str]]()
+    foreign = {name: kind for kind in FOREIGN for name in layout.get(kind, ())}
 
     def moved(source: str, name: str) -> dict[str, str]:
         arrays[name] = array = state[source]
-        kinds[name] = {"torch": "bfloat16" if source in layout["bfloat16"] else f"{array.dtype}"}
+        kinds[name] = {"torch": foreign.get(source, f"{array.dtype}")}
         return {ARRAY: name}
 
     def slot(parameter: str, key: str, value: Any, number: int) -> Any:  # noqa: ANN401  JSON
@@ -130,6 +130,7 @@ def _with_state_dicts(state: State) -> dict[str, Any]:
     objects = from_json(encoded["objects"])
     kinds |= objects.pop(ARRAYS, {})
     arrays |= {name: state[name] for name in kinds if name not in arrays}
+    parts["model"] |= objects.pop("model", {})  # what get_extra_state has returned
     return {**arrays, **parts, **objects, ARRAYS: kinds}
 
 
@@ -158,10 +159,10 @@ def _write_torch(
 
 
 def _write_safetensors(
-    arrays: Mapping[str, Array], bfloat16: Collection[str], target: Path
+    arrays: Mapping[str, Array], foreign: Mapping[str, str], target: Path
 ) -> None:
     with target.open("xb") as file, _removed_on_error(target):
-        file.writelines(encode_arrays(arrays, bfloat16))
+        file.writelines(encode_arrays(arrays, foreign))
 
 
 def _write_archive(arrays: Mapping[str, Array], target: Path) -> None:

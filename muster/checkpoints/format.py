@@ -16,9 +16,10 @@ import math
 import struct
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
@@ -49,7 +50,8 @@ DTYPES: Final[Mapping[str, str]] = {
 }
 """The supported types: numpy's name (kind and size in bytes), and that of safetensors."""
 
-BFLOAT16: Final = "BF16"  # of safetensors alone
+FOREIGN: Final[Mapping[str, str]] = {"bfloat16": "BF16", "complex64": "C64"}
+"""Types of torch that safetensors has and a checkpoint of ours has not."""
 
 METADATA: Final = "__metadata__"  # a name that safetensors reserves
 
@@ -110,13 +112,13 @@ def unpack(content: bytearray | None, values: Mapping[str, Any], where: str) -> 
 
 
 def encode_arrays(
-    arrays: "Mapping[str, Array]", bfloat16: Collection[str] = ()
+    arrays: "Mapping[str, Array]", foreign: Mapping[str, str] = MappingProxyType({})
 ) -> list[memoryview]:
     """Return the file as a list of buffers: the header, then each array's own memory.
 
-    `bfloat16` names the arrays that hold the bits of such numbers; a file with them is for other
-    programs, `decode_arrays` refuses it. The arrays must not change until the buffers are written.
-    Raises `UnsupportedState`.
+    `foreign` has the types of `FOREIGN` of the arrays that hold the bits of such numbers; a file
+    with them is for other programs, `decode_arrays` refuses it. The arrays must not change until
+    the buffers are written. Raises `UnsupportedState`.
     """
     import numpy as np  # noqa: PLC0415  see the module's docstring
 
@@ -126,7 +128,7 @@ def encode_arrays(
     for name in sorted(arrays):
         array = arrays[name]
         start, end = end, end + array.nbytes
-        dtype = BFLOAT16 if name in bfloat16 else _dtype(name, array)
+        dtype = FOREIGN[foreign[name]] if name in foreign else _dtype(name, array)
         entries[name] = _Entry(dtype, array.shape, (start, end))
         buffers.append(np.asarray(array, order="C").reshape(-1).view(np.uint8).data)
     header = msgspec.json.encode(entries)

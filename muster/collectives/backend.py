@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from muster.collectives.deadline import Deadline
+from muster.collectives.errors import Unsupported
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
@@ -106,6 +107,18 @@ class Backend(ABC):
         the sent data may be modified; it may not have arrived yet. After `Timeout` or
         `SizeMismatch` it is unknown which targets are filled.
         """
+
+    def probe(
+        self,
+        tag: Tag = MESSAGE,  # noqa: ARG002  some backends only
+        *,
+        timeout_seconds: float = TIMEOUT_SECONDS,  # noqa: ARG002
+    ) -> int:
+        """Return a rank whose next message with this tag has begun to come; it stays unread.
+
+        Messages from any rank are received so. Raises `Unsupported` where a backend cannot tell.
+        """
+        raise Unsupported("this backend receives from a rank that is given: pass one")
 
     @abstractmethod
     def abort(self, tag: Tag, reason: str) -> None:

@@ -5,7 +5,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 from muster.collectives.errors import CallMismatch, CollectiveError, SizeMismatch
 from muster.collectives.routes import ROUTES
 
-Op: TypeAlias = Literal["sum", "mean", "min", "max"]
+Op: TypeAlias = Literal["sum", "mean", "min", "max", "product", "band", "bor", "bxor"]
 OPS: Final[tuple[str, ...]] = get_args(Op)
 
 ITEM_BYTES: Final = {

@@ -40,6 +40,16 @@ class Plan(NamedTuple):
             np.divide(array, array.dtype.type(world_size), out=array)
 
 
+_COMBINES: Final = {
+    "min": np.minimum,
+    "max": np.maximum,
+    "product": np.multiply,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+}
+"""Of all others `numpy.add`: a mean is divided at the end."""
+
 BARRIER: Final = Plan(Call("barrier"), Call("barrier").code, np.add, (), is_empty=False)
 
 
@@ -68,6 +78,8 @@ def _planned(
         raise Unsupported(f"{operation} has no op {op!r}: use one of {', '.join(OPS)}")
     if op == "mean" and "float" not in name:
         raise Unsupported(f"the mean of {name} is not {name}: use the sum and divide it")
+    if op in {"band", "bor", "bxor"} and "float" in name:
+        raise Unsupported(f"{op} combines bits, which {name} has no use for: use integers")
     if not 0 <= root < world_size:
         raise InvalidRank(root, world_size)
     call = Call(operation, op, name, "" if route == "auto" else route, root, elements)
@@ -77,7 +89,7 @@ def _planned(
         problem = Problem(world_size=world_size, bounds=bounds, root=root, hosts=hosts)
         chosen = call.route or choose(operation, call.size_bytes, problem)
         schedule = schedule_of(route_of(operation, chosen, rank, problem), rank, given.itemsize)
-    ufunc = {"min": np.minimum, "max": np.maximum}.get(op, np.add)  # a mean is divided at the end
+    ufunc = _COMBINES.get(op, np.add)
     combine = in_float32(ufunc) if is_bfloat16 else ufunc
     is_empty = elements == 0 and operation != "all_to_all"
     return Plan(call, call.code, combine, schedule, is_empty)

@@ -114,6 +114,8 @@ class Raised(_Message, frozen=True, tag="raised"):
 
     step: Count
     message: str
+    key: str = ""
+    """Equal for errors that count as the same one in any step."""
 
 
 class RestoreFailed(_Message, frozen=True, tag="restore_failed"):

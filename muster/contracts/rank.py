@@ -46,6 +46,9 @@ class RankProgress(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[datetime, msgspec.Meta(tz=True)] | None,
         msgspec.Meta(description="When that was durable, by the clock of the rank's host."),
     ] = None
+    is_unchecked: Annotated[
+        bool, msgspec.Meta(description="Its script gave `check=False` to `muster.torch.join`.")
+    ] = False
 
     def __post_init__(self) -> None:
         if self.loss is not None and not isfinite(self.loss):

@@ -68,6 +68,9 @@ CheckpointEvery: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000_000)] | Lite
 
 BackendChoice: TypeAlias = Literal["auto", "shared_memory", "tcp"]
 Bits: TypeAlias = Literal["same", "any"]
+BitsPromised: TypeAlias = Literal["same", "any", "unchecked"]
+"""Those of a job, or `unchecked` if its script does not have its loop checked."""
+
 CodeChoice: TypeAlias = Literal["same", "any", "snapshot"]
 RestartScope: TypeAlias = Literal["rank", "gang"]
 

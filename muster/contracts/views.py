@@ -16,7 +16,7 @@ from muster.contracts.engine import Engine
 from muster.contracts.host import HostFacts
 from muster.contracts.job import JobStatus
 from muster.contracts.rank import RankProgress
-from muster.contracts.spec import Bits
+from muster.contracts.spec import BitsPromised
 from muster.contracts.token import Scope
 
 Moment: TypeAlias = Annotated[datetime, Meta(tz=True)]
@@ -25,6 +25,15 @@ Fault: TypeAlias = Literal["kill", "stop", "term"]
 
 def _doc(text: str) -> Meta:
     return Meta(description=text)
+
+
+_Bits: TypeAlias = Annotated[
+    BitsPromised,
+    _doc(
+        "any: another run may give another result. unchecked: so it may if the body of the "
+        "script's loop depends on more than state and batch; it gave `check=False`."
+    ),
+]
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +131,7 @@ class SummaryView(_JobHeading, frozen=True, kw_only=True):
     throughput_steps_per_sec: float
     eta_seconds: Annotated[float | None, _doc("Until the slowest rank is done.")]
     loss: Annotated[float | None, _doc("Mean of the last losses of the ranks.")]
+    bits: _Bits = "same"
     checkpoints_saved: int
     last_checkpoint_step: Annotated[int | None, _doc("The newest of any rank.")]
     restarts: int
@@ -365,7 +375,7 @@ class AuditView(View, frozen=True, kw_only=True):
         bool | None,
         _doc("Whether every requested epoch was, including unlisted ones; null while unknown."),
     ]
-    bits: Annotated[Bits, _doc("any: another run may give another result.")] = "same"
+    bits: _Bits = "same"
     epochs: Annotated[list[EpochView], _doc("The last ones, the newest last.")]
     epochs_omitted: Annotated[int, _doc("Earlier ones that are not listed.")] = 0
     checkpoints: Annotated[list[CheckpointView], _doc("The last ones, the newest last.")]

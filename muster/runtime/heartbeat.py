@@ -6,8 +6,10 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Final, NoReturn
 
@@ -85,6 +87,9 @@ _PERMANENT: Final[Mapping[Reason, tuple[type[MusterError], ...]]] = {
     Reason.DIFFERENT_BITS: (OtherArithmetic,),
 }
 """Errors that would only occur again after a restart, the last one on the same host."""
+
+_NOT_OF_PROGRAMS: Final = {"muster", "worker", "torch", "runpy"}
+"""Packages whose lines no mistake of a program is in."""
 
 _OF_DATA: Final = (OtherData, DatasetMissing, DatasetEmpty, ShardUnreadable, ShardChanged)
 """Those of them that would not occur on a host with the data of the job."""
@@ -253,6 +258,8 @@ class Supervision:
                 self._report_raised(error)
             sys.__excepthook__(kind, error, trace)
             return
+        if isinstance(error, InvalidProgram) and (place := _place_in_program(trace)):
+            error = InvalidProgram(f"{place}: {error}")
         # Send before printing: writing to the log may block or end the process.
         message = permanent_error(error, Redaction.of_rank(os.environ))
         if message is not None:
@@ -273,6 +280,15 @@ class Supervision:
         self._client.send_waiting(Raised(step=step, message=sentence))
 
 
+def _place_in_program(trace: TracebackType | None) -> str:
+    """Return the innermost line that is neither ours nor torch's, "" if there is none."""
+    place = ""
+    for frame, line in traceback.walk_tb(trace):
+        if f"{frame.f_globals.get('__name__')}".partition(".")[0] not in _NOT_OF_PROGRAMS:
+            place = f"{Path(frame.f_code.co_filename).name}:{line}"
+    return place
+
+
 def permanent_error(error: MusterError, redaction: Redaction) -> PermanentFailure | Raised | None:
     """Return how to report an error to the agent, or None if a restart may help.
 
@@ -281,7 +297,7 @@ def permanent_error(error: MusterError, redaction: Redaction) -> PermanentFailur
     # Redact before cutting: half of a secret would not be recognized.
     sentence = encodable(redaction.redact_text(str(error))[:MESSAGE_LIMIT])
     if isinstance(error, ProgramRaised):
-        return Raised(step=error.step, message=sentence)
+        return Raised(step=error.step, message=sentence, key=error.key)
     for reason, kinds in _PERMANENT.items():
         if isinstance(error, kinds):
             of_data = isinstance(error, _OF_DATA)

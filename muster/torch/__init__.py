@@ -17,6 +17,7 @@ huggingface.py    a callback for the Trainer of Hugging Face, and its own loop
 lightning.py      a callback for the Trainer of Lightning, and its own loop
 saved.py          which of the checkpoints of these trainers are complete
 process_group.py  ``init_process_group("muster")``, for all that uses torch.distributed
+work.py           the tensors of its operations, and what these return
 connect.py        how the ranks of such a group meet
 backend.py        our collectives over a group that torch already has
 """

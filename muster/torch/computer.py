@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from muster.collectives.backend import Backend
 from muster.program import Contribution, InvalidProgram, State
+from muster.torch.body_check import USED, BodyCheck
+from muster.torch.refusals import SentGradient, refuse_change, refuse_scaled
 from muster.torch.shards import ShardLoader, set_generators
 from muster.torch.state import TrainingState
-from muster.training.blocks import BusyFlag, Computer, LeafTask
+from muster.training.blocks import BusyFlag, Computer, LeafTask, Tasks
 from muster.training.schedule import Schedule
 from muster.training.schema import GradientSchema, Part
 from muster.training.state_sync import Replica
-
-USED: Final = "used"
-"""The part of a contribution that counts, for each parameter, the shards that used it."""
 
 _FLOAT_BYTES: Final = 4
 
@@ -65,6 +65,11 @@ class TorchComputer(Computer):
         self._staging: dict[str, torch.Tensor] = {}
         """Memory for gradients that come from a GPU."""
         self._task: LeafTask | None = None
+        self._sent: dict[str, SentGradient] = {}
+        self._kept_extra = b""
+        self._has_begun = False
+        self.body_check: BodyCheck | None = None
+        """None if what the body computes is not checked."""
 
     @property
     def values(self) -> bytes:
@@ -77,16 +82,21 @@ class TorchComputer(Computer):
 
     # One shard
 
-    def begin(self, task: LeafTask) -> None:
+    def begin(self, task: LeafTask, batch: Any) -> None:  # noqa: ANN401  of the user
         """Prepare everything that the computation of a shard may depend on."""
+        if self.body_check is not None:
+            self.body_check.begin(task, batch)
         self._task, self.this_step = task, task.leaf.step
         self._kept_buffers = {name: it.clone() for name, it in self._state.buffers.items()}
         for parameter in self._state.parameters.values():
             parameter.grad = None
+        self._state.undo_freezing()
         for module, is_training in self._flags:
             module.training = is_training
+        self._kept_extra = self._state.extra_state()
         torch.clear_autocast_cache()
-        set_generators(self.schedule, *task.leaf)  # again: the items have drawn numbers
+        # Again: the items have drawn numbers.
+        set_generators(self.schedule, *task.leaf, self._state.generators)
 
     def backward(self, loss: torch.Tensor, weight: float | None) -> None:
         """Compute the gradients of a shard; raises `InvalidProgram`."""
@@ -112,20 +122,46 @@ class TorchComputer(Computer):
                 f"the weight {task.leaf} is {task.weight}: give a number of samples"
             )
         self._task = None
+        if self._state.extra_state() != self._kept_extra:
+            raise InvalidProgram(
+                "what a get_extra_state of the model returns changes in the forward pass, which "
+                "runs once for each virtual shard: keep it in a buffer of floats, whose changes "
+                "are averaged, or change it in a function given to run.after_step"
+            )
         if task.weight == 0:  # a mean over no token is NaN, which must add nothing
             self._restore_buffers()
             self.skip(task)
             return
         # A loss of 16 bits has no room for the weight: its gradients are multiplied.
         is_short = loss.element_size() < _FLOAT_BYTES
+        if not self._has_begun:
+            refuse_scaled(loss)
+            self._has_begun = True
         torch.autograd.backward(loss if is_short else loss * task.weight)
         number = loss.detach().item() * task.weight
         gradients = self._gradients(task.weight, task.weight if is_short else 1.0)
-        task.contribution = Contribution(gradients, number)
+        self._contribute(task, gradients, number)
 
     def skip(self, task: LeafTask) -> None:
         """Contribute nothing, for a shard without samples or weight."""
-        task.contribution = Contribution(dict(self._zeros), 0.0)
+        self._contribute(task, dict(self._zeros), 0.0)
+
+    def _contribute(
+        self, task: LeafTask, gradients: dict[str, NDArray[np.float32]], loss: float
+    ) -> None:
+        task.contribution = Contribution(gradients, loss)
+        if self.body_check is not None:
+            self.body_check.end(task)
+
+    def meet(self, backend: Backend) -> None:
+        if self.body_check is not None:
+            self.body_check.meet(backend)
+
+    def check(
+        self, backend: Backend, state: State, step: int, check: Callable[[], None]
+    ) -> Tasks[None]:
+        if self.body_check is not None:
+            yield from self.body_check.check(backend, state, step, check)
 
     def _restore_buffers(self) -> None:
         self._state.adopt_buffers()
@@ -151,12 +187,14 @@ class TorchComputer(Computer):
                 f"gradient.{name}", gradient if factor == 1 else gradient.float() * factor
             )
             used[place] = 1
-            parameter.grad = None
+            if name not in self._sent:
+                self._sent[name] = SentGradient.of(parameter)
+            parameter.grad = self._sent[name]
         for name, parameter in self._state.parameters.items():
-            if parameter.grad is not None:
+            if parameter.grad is not None and name not in self._trained:
                 raise InvalidProgram(
                     f"the parameter {name!r} was frozen at muster.torch.join() and has a gradient "
-                    "now: leave it trainable there, and freeze it in a hook"
+                    "now: leave it trainable there, and freeze it after that"
                 )
         self._state.adopt_buffers()
         for name, buffer in self._state.buffers.items():
@@ -164,11 +202,7 @@ class TorchComputer(Computer):
             if torch.equal(buffer, kept):  # a mask may hold infinity, which has no difference
                 gradients[f"buffer.{name}"] = self._zeros[f"buffer.{name}"]
                 continue
-            if buffer.dtype is torch.bool:
-                raise InvalidProgram(
-                    f"the buffer {name!r} of bools changes in the forward pass, and changes are "
-                    "averaged: make it a float"
-                )
+            refuse_change(name, buffer, self._state.buffers)
             # Of a counter that each shard advances by one, the mean is one.
             change = (buffer - kept).float() * weight
             gradients[f"buffer.{name}"] = self._array(f"buffer.{name}", change)
@@ -195,7 +229,8 @@ class TorchComputer(Computer):
         """Step the optimizer with the means of all shards, in place."""
         with self._busy:
             self.this_step = step
-            set_generators(self.schedule, step, _HOOKS)
+            set_generators(self.schedule, step, _HOOKS, self._state.generators)
+            self._state.undo_freezing()
             self._state.loss, weight = self.means[self._end : self._end + 2].tolist()
             if math.isnan(weight):  # 0 / 0
                 raise InvalidProgram(
@@ -214,7 +249,10 @@ class TorchComputer(Computer):
             for parameter in self._state.parameters.values():
                 parameter.grad = None
             for name, buffer in self._state.buffers.items():
-                buffer.add_(self._means[f"buffer.{name}"].to(buffer.device, buffer.dtype))
+                mean = self._means[f"buffer.{name}"]
+                if not buffer.is_floating_point():  # weights of tokens leave 0.9999999 of a count
+                    mean = mean.round()
+                buffer.add_(mean.to(buffer.device, buffer.dtype))
             self.steps_done = step + 1
             for hook in self.after_step:
                 hook()

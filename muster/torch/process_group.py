@@ -10,9 +10,9 @@ the methods by name, and some names have changed: both are there. All errors are
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial, wraps
+from itertools import chain
 from typing import Any, Final, Self, TypeAlias
 from weakref import finalize
 
@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from muster.collectives.backend import Backend, Tag
 from muster.collectives.calls import Call, Op
-from muster.collectives.errors import CollectiveError, Unsupported
+from muster.collectives.deadline import Deadline
+from muster.collectives.errors import CollectiveError
 from muster.collectives.operation_queue import OperationQueue, fail_operation
 from muster.collectives.operations import (
     all_gather,
@@ -36,6 +37,7 @@ from muster.collectives.operations import (
     reduce_scatter,
 )
 from muster.torch.connect import connect
+from muster.torch.work import MusterWork, Operand, unsupported
 
 Tensor: TypeAlias = torch.Tensor
 Options: TypeAlias = Any
@@ -46,67 +48,15 @@ _OPS: Final[Sequence[tuple[Any, Op]]] = (
     (dist.ReduceOp.AVG, "mean"),
     (dist.ReduceOp.MIN, "min"),
     (dist.ReduceOp.MAX, "max"),
+    (dist.ReduceOp.PRODUCT, "product"),
+    (dist.ReduceOp.BAND, "band"),
+    (dist.ReduceOp.BOR, "bor"),
+    (dist.ReduceOp.BXOR, "bxor"),
 )
-_OTHER_VIEWS: Final = {torch.bfloat16: torch.uint16, torch.bool: torch.uint8}
-"""Of types that numpy does not have, or that cannot be combined as they are."""
-
 _COLLECTIVES: Final = "collectives"
 _CALL: Final = Call("send")  # of counters that are not used
 _NOTHING: Final = torch.empty(0, dtype=torch.uint8)
 """Takes the place of a tensor for a rank that sends or receives none."""
-
-
-class MusterWork(dist.Work):
-    """One operation, under way or over."""
-
-    def __init__(self, name: str, outputs: list[Tensor]) -> None:
-        super().__init__()
-        self._name = name
-        self._outputs = outputs
-        self._outcome: Future[None] = Future()
-
-    def run(self, job: Callable[[], object]) -> None:
-        """Do the job; `wait` raises what it raises."""
-        try:
-            job()
-        except Exception as error:  # noqa: BLE001  of the user's tensors, too
-            failure = dist.DistBackendError(f"{self._name} failed: {error}")
-            failure.__cause__ = error
-            self._outcome.set_exception(failure)
-        else:
-            self._outcome.set_result(None)
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Return True once the outputs are complete; raises `DistBackendError`."""
-        seconds = timeout.total_seconds()
-        try:
-            self._outcome.result(seconds if seconds > 0 else None)
-        except TimeoutError as error:
-            raise dist.DistBackendError(
-                f"{self._name} has not ended within {seconds:g} s: check the other ranks, or wait "
-                "longer"
-            ) from error
-        return True
-
-    def is_completed(self) -> bool:
-        return self._outcome.done()
-
-    def exception(self) -> BaseException | None:
-        return self._outcome.exception() if self._outcome.done() else None
-
-    def result(self) -> list[Tensor]:
-        return self._outputs
-
-    def get_future(self) -> Any:  # noqa: ANN401  a future of torch
-        """Return a future of the outputs."""
-        ended = torch.futures.Future(
-            devices=list({it.device for it in self._outputs if it.is_cuda})
-        )
-        # C++ code such as DDP sees an error only if a callback raises it: what `set_exception` sets
-        # would be a result to it.
-        outputs = ended.then(lambda _: self.wait() and self._outputs)
-        self._outcome.add_done_callback(lambda _: ended.set_result(None))
-        return outputs
 
 
 _Method: TypeAlias = Callable[..., MusterWork]
@@ -185,6 +135,11 @@ class MusterProcessGroup(dist.ProcessGroup):
 
     @_counted("all_reduce")
     def allreduce(self, tensors: list[Tensor], opts: Options = None) -> MusterWork:
+        if all(it.layout is torch.sparse_coo for it in tensors):
+            if _op_of(opts, tensors) != "sum":
+                raise unsupported("this ReduceOp of sparse tensors", "use SUM")
+            calls = [partial(self._add_sparse, it) for it in tensors]
+            return self._perform("all_reduce", calls, [], [], opts, outputs=tensors)
         op, operands = _op_of(opts, tensors), self._operands(tensors)
         calls = [
             partial(all_reduce, self._backend, it.numbers, op, dtype=it.dtype) for it in operands
@@ -262,30 +217,58 @@ class MusterProcessGroup(dist.ProcessGroup):
     def allgather(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options = None
     ) -> MusterWork:
-        return self.alltoall(outputs[0], inputs * self.size(), opts)
+        return self._move("all_gather", outputs, [[it] * self.size() for it in inputs], opts)
+
+    def allgather_coalesced(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options = None
+    ) -> MusterWork:
+        """Put tensor i of rank r into ``outputs[r][i]``."""
+        if any(len(parts) != len(inputs) for parts in outputs):
+            self.refuse("all_gather", "the lists of tensors have other lengths on another rank")
+            raise unsupported("lists of different lengths", "pass a tensor for each one of a rank")
+        of_each = [list(parts) for parts in zip(*outputs, strict=True)]
+        return self._move("all_gather", of_each, [[it] * self.size() for it in inputs], opts)
 
     def gather(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options
     ) -> MusterWork:
         sent = [_NOTHING] * self.size()
         sent[opts.rootRank] = inputs[0]
-        return self.alltoall(outputs[0] if outputs else [_NOTHING] * self.size(), sent, opts)
+        received = outputs[0] if outputs else [_NOTHING] * self.size()
+        return self._move("gather", [received], [sent], opts)
 
     def scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Options
     ) -> MusterWork:
         received = [_NOTHING] * self.size()
         received[opts.rootRank] = outputs[0]
-        return self.alltoall(received, inputs[0] if inputs else [_NOTHING] * self.size(), opts)
+        sent = inputs[0] if inputs else [_NOTHING] * self.size()
+        return self._move("scatter", [received], [sent], opts)
 
-    @_counted("all_to_all")
     def alltoall(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Options = None
     ) -> MusterWork:
-        targets, sources = self._operands(outputs), self._operands(inputs)
-        out = [it.octets for it in targets]
-        call = partial(all_to_all, self._backend, [it.octets for it in sources], out=out)
-        return self._perform("all_to_all", [call], sources, targets, opts)
+        return self._move("all_to_all", [outputs], [inputs], opts)
+
+    @_counted("all_to_all")
+    def _move(
+        self,
+        name: str,
+        outputs: Sequence[Sequence[Tensor]],
+        inputs: Sequence[Sequence[Tensor]],
+        opts: Options,
+    ) -> MusterWork:
+        targets, sources = [*map(self._operands, outputs)], [*map(self._operands, inputs)]
+        calls = [
+            partial(
+                all_to_all,
+                self._backend,
+                [it.octets for it in sent],
+                out=[it.octets for it in received],
+            )
+            for sent, received in zip(sources, targets, strict=True)
+        ]
+        return self._perform(name, calls, [*chain(*sources)], [*chain(*targets)], opts)
 
     @_counted("all_to_all")
     def all_to_all_single(
@@ -318,8 +301,21 @@ class MusterProcessGroup(dist.ProcessGroup):
         call = partial(self._backend.exchange, [], parts, tag=_tag_of(tag))
         return self._perform("recv", [call], operands, operands, queue=("from", peer, tag))
 
-    def recv_anysource(self, tensors: list[Tensor], tag: int) -> MusterWork:  # noqa: ARG002
-        raise _unsupported("recv from any rank", "give the src")
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> MusterWork:
+        operands = self._operands(tensors)
+        sources: list[int] = []
+
+        def receive(timeout_seconds: float) -> None:
+            deadline = Deadline(timeout_seconds, "a message of any rank")
+            sources.append(self._backend.probe(_tag_of(tag), timeout_seconds=deadline.left_seconds))
+            parts = [(sources[0], part) for it in operands for part in messages_of(it.octets)]
+            self._backend.exchange(
+                [], parts, tag=_tag_of(tag), timeout_seconds=deadline.left_seconds
+            )
+
+        work = self._perform("recv", [receive], operands, operands, queue=("from any", tag))
+        work.sources = sources
+        return work
 
     # How
 
@@ -327,18 +323,19 @@ class MusterProcessGroup(dist.ProcessGroup):
         """Return whether a tensor goes through other memory, as that of a GPU does."""
         return not tensor.is_cpu
 
-    def _operands(self, tensors: Sequence[Tensor]) -> "list[_Operand]":
-        return [_Operand(tensor, is_staged=self.is_staged(tensor)) for tensor in tensors]
+    def _operands(self, tensors: Sequence[Tensor]) -> list[Operand]:
+        return [Operand(tensor, is_staged=self.is_staged(tensor)) for tensor in tensors]
 
     def _perform(
         self,
         name: str,
         calls: Sequence[Callable[..., object]],
-        sources: "Sequence[_Operand]",
-        targets: "Sequence[_Operand]",
+        sources: Sequence[Operand],
+        targets: Sequence[Operand],
         opts: Options = None,
         *,
         queue: object = _COLLECTIVES,
+        outputs: Sequence[Tensor] = (),
     ) -> MusterWork:
         """Make the calls in turn, in the calling thread if it waits for them anyway."""
         if not self._close.alive:
@@ -348,7 +345,8 @@ class MusterProcessGroup(dist.ProcessGroup):
             )
         own = opts.timeout.total_seconds() if opts is not None else 0
         seconds = own if own > 0 else self._timeout_seconds
-        work = MusterWork(f"{name} in group {self.group_name}", [it.tensor for it in targets])
+        outputs = [*outputs, *(it.tensor for it in targets)]
+        work = MusterWork(name, self.group_name, outputs)
 
         def job() -> None:
             for it in (*sources, *targets):
@@ -363,50 +361,29 @@ class MusterProcessGroup(dist.ProcessGroup):
         put(_CALL, lambda _: work.run(job))
         return work
 
-
-class _Operand:
-    """A tensor as contiguous host memory: its own, or a copy while an operation runs."""
-
-    def __init__(self, tensor: Tensor, *, is_staged: bool) -> None:
-        if tensor.layout is not torch.strided:
-            raise _unsupported("a sparse tensor", "use dense gradients (sparse=False)")
-        self.tensor = host = tensor.detach()  # keeps the memory while an operation uses views of it
-        self.dtype = "bfloat16" if tensor.dtype is torch.bfloat16 else None
-        self._is_copy = is_staged or not tensor.is_contiguous()
-        if self._is_copy:
-            # No cache is needed: torch keeps free pinned memory for the next tensor.
-            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-        self._flat = host.view(-1)
-        self._stream: Any = None
-        if tensor.is_cuda:
-            # In a stream of its own the copy does not wait for the rest of a backward pass.
-            self._stream = torch.cuda.Stream(tensor.device)
-            self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
-
-    def fetch(self) -> None:
-        """Copy, once earlier operations of the group have ended: they may be on the same tensor."""
-        self._copy(self.tensor, self._flat.view(self.tensor.shape))
-
-    def put_back(self) -> None:
-        self._copy(self._flat.view(self.tensor.shape), self.tensor)
-
-    def _copy(self, source: Tensor, target: Tensor) -> None:
-        if self._is_copy:
-            with torch.cuda.stream(self._stream):
-                target.copy_(source)
-
-    @property
-    def octets(self) -> NDArray[np.uint8]:
-        """The memory as bytes, for operations that only move them."""
-        octets: NDArray[np.uint8] = self._flat.view(torch.uint8).numpy()
-        return octets
-
-    @property
-    def numbers(self) -> NDArray[Any]:
-        numbers: NDArray[Any] = self._flat.view(
-            _OTHER_VIEWS.get(self._flat.dtype, self._flat.dtype)
-        ).numpy()
-        return numbers
+    def _add_sparse(self, tensor: Tensor, timeout_seconds: float) -> None:
+        """Add the entries of all ranks; entries at the same place are added in one order."""
+        own, axes = tensor.detach().cpu().coalesce(), tensor.sparse_dim()
+        deadline = Deadline(timeout_seconds, "an all_reduce of sparse tensors")
+        indices, values = (
+            [
+                torch.from_numpy(it).view(part.dtype) if it.size else part.new_empty(0)
+                for it in all_to_all(
+                    self._backend,
+                    [Operand(part.contiguous(), is_staged=False).octets] * self.size(),
+                    timeout_seconds=deadline.left_seconds,
+                )
+            ]
+            for part in (own.indices(), own.values())
+        )
+        dense = tensor.shape[axes:]
+        total = torch.sparse_coo_tensor(
+            torch.cat([it.view(axes, -1) for it in indices], dim=1),
+            torch.cat([it.view(-1, *dense) for it in values]),
+            tensor.shape,
+        )
+        with torch.no_grad():  # `detach` would leave the entries of the tensor itself as they are
+            tensor.copy_(total.coalesce())
 
 
 def _close(backend: Backend, queues: Mapping[object, OperationQueue]) -> None:
@@ -420,16 +397,10 @@ def _op_of(opts: Options, tensors: Sequence[Tensor]) -> Op:
     wanted = dist.ReduceOp.SUM if opts is None else opts.reduceOp
     name = next((name for op, name in _OPS if wanted == op), None)
     if name is None:
-        raise _unsupported("this ReduceOp", "use SUM, AVG, MIN or MAX, or all_gather the tensors")
-    if name in {"sum", "mean"} and any(it.dtype is torch.bool for it in tensors):
-        raise _unsupported("sums of bool", "use MAX for or, MIN for and")
+        raise unsupported("this ReduceOp", "all_gather the tensors and combine them")
+    if name in {"sum", "mean", "product"} and any(it.dtype is torch.bool for it in tensors):
+        raise unsupported(f"the {name} of bool", "use MAX for or, MIN for and")
     return name
-
-
-def _unsupported(what: str, instead: str) -> Exception:
-    error: Exception = dist.DistBackendError(f"muster does not support {what}: {instead}")
-    error.__cause__ = Unsupported(str(error))
-    return error
 
 
 def _tag_of(tag: int) -> Tag:
@@ -437,10 +408,10 @@ def _tag_of(tag: int) -> Tag:
     return Tag(context=tag & 0xFFFF_FFFF)
 
 
-def _split(operand: _Operand, sizes: Sequence[int], parts: int) -> list[NDArray[np.uint8]]:
+def _split(operand: Operand, sizes: Sequence[int], parts: int) -> list[NDArray[np.uint8]]:
     """Cut the rows of a tensor into parts of these sizes, or into equal ones."""
     octets, rows = operand.octets, len(operand.tensor)
     counts = sizes or [rows // parts] * parts
     if sum(counts) != rows or len(counts) != parts:
-        raise _unsupported(f"{rows} rows in {parts} parts of {counts}", "make the sizes add up")
+        raise unsupported(f"{rows} rows in {parts} parts of {counts}", "make the sizes add up")
     return np.split(octets, np.cumsum(counts[:-1]) * (octets.size // max(rows, 1)))

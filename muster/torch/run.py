@@ -7,13 +7,13 @@ not at all on a rank without a shard, and again when shards are dealt anew after
 import atexit
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from types import MappingProxyType
 from typing import Any, Final
 
 import torch
 from msgspec.structs import replace
-from torch.utils.data import default_collate
+from torch.utils.data import DistributedSampler, IterableDataset, default_collate
 from xxhash import xxh3_128
 
 from muster.contracts.environ import JOB_VARIABLES, PROCESS_TAG, RankSettings
@@ -28,6 +28,7 @@ from muster.run import own_job_id
 from muster.runtime.agent_client import AgentClient, AgentSocket
 from muster.runtime.exit_report import exit_process
 from muster.runtime.stderr_messages import flush_streams, print_stderr
+from muster.torch.body_check import BodyCheck
 from muster.torch.computer import Hook, TorchComputer
 from muster.torch.fingerprint import add_to_digest, torch_fingerprint
 from muster.torch.shards import (
@@ -35,6 +36,8 @@ from muster.torch.shards import (
     Dataset,
     DroppingSchedule,
     Prefetcher,
+    Sampler,
+    aligned,
     set_generators,
     totals_of,
 )
@@ -48,6 +51,9 @@ from muster.training.trainer import Outcome, Trainer
 BATCH_SIZE: Final = 64
 ITEMS_COMPARED: Final = 8
 
+_JOINED: Final[list[int]] = []
+"""The process, once it has joined."""
+
 _LEFT_EARLY: Final = (
     "the loop over run.shards() was left before training was complete: its peers would wait. Call "
     "run.stop() to end early, and let the loop go on until it ends"
@@ -60,23 +66,34 @@ def join(  # noqa: PLR0913  what a training loop has
     *,
     data: Dataset,
     scheduler: Any = None,  # noqa: ANN401  torch has several base classes
+    sampler: Iterable[int] | Callable[[int], Iterable[int]] | None = None,
     collate_fn: Callable[[list[Any]], Any] = default_collate,
     num_workers: int = 0,
     batch_size: int = BATCH_SIZE,
     drop_last: bool = False,
     epochs: int = 1,
     seed: int = 0,
+    check: bool = True,
 ) -> "Run":
     """Return this process's run; its model and optimizer belong to the run from now on.
 
     `data` is a map-style data set, `batch_size` the number of samples of a step over all ranks.
     `num_workers` processes make batches ahead. With `drop_last`, an epoch leaves out the samples
     that do not fill its last batch. `scheduler` steps once after each step and is part of the
-    state. Fields of the job that are not at their defaults replace `batch_size`, `epochs` and
-    `seed`. A spare process waits here until it replaces a rank. Raises `InvalidEnvironment` and
-    `InvalidProgram`.
+    state. `sampler` gives the numbers of an epoch's samples in their order: a sampler of torch, or
+    a function of the epoch's number; without it every sample comes once, in a random order. Fields
+    of the job that are not at their defaults replace `batch_size`, `epochs` and `seed`.
+    `check=False` leaves unchecked whether the body of the loop gives the same bits each time; the
+    job says so. A spare process waits here until it replaces a rank. Raises `InvalidEnvironment`
+    and `InvalidProgram`.
     """
     refuse_while_loaded()
+    if _JOINED:
+        raise InvalidProgram(
+            "muster.torch.join() was called before in this process, which trains one model, once: "
+            "train another one in a job of its own"
+        )
+    _JOINED.append(os.getpid())
     own = {"epochs": epochs, "seed": seed}
     own_variables = {JOB_VARIABLES[name]: str(value) for name, value in own.items()}
     own_variables[JOB_VARIABLES["mode"]] = "synchronous"
@@ -93,10 +110,12 @@ def join(  # noqa: PLR0913  what a training loop has
         optimizer,
         data,
         scheduler=scheduler,
+        sampler=sampler,
         collate=collate_fn,
         batch_size=batch_size,
         num_workers=num_workers,
         drop_last=drop_last,
+        check=check,
     )
 
 
@@ -111,10 +130,12 @@ class Run:
         data: Dataset,
         *,
         scheduler: Any,  # noqa: ANN401
+        sampler: Iterable[int] | Callable[[int], Iterable[int]] | None,
         collate: Callable[[list[Any]], Any],
         batch_size: int,
         num_workers: int,
         drop_last: bool,
+        check: bool,
     ) -> None:
         keep_freed_memory()  # each shard has fresh gradients
         threads = os.environ.get("OMP_NUM_THREADS") or "1"
@@ -122,6 +143,7 @@ class Run:
         self.settings = read_settings()
         self._agent: Final = AgentClient(AgentSocket.of(self.settings))
         self._busy: Final = BusyFlag()
+        self._is_checked: Final = check
         self._exit_code = 0
         self._is_inside = False
         self._pid: Final = os.getpid()
@@ -140,7 +162,9 @@ class Run:
                 if problem := batch_size_problem(batch_size, self.settings.virtual_shards):
                     raise InvalidProgram(f"join(batch_size={batch_size}): it {problem}")
                 self.settings = replace(self.settings, batch_size=batch_size)
-            self._schedule: Final = _schedule_of(self.settings, data, drop_last=drop_last)
+            order = _sampler_of(sampler, data, self.settings.seed)
+            samples = len(data if order is None else order)
+            self._schedule: Final = _schedule_of(self.settings, samples, drop_last=drop_last)
             self._state: Final = TrainingState(model, optimizer)
             if self._state.device.type == "cuda":
                 # What has no deterministic implementation raises an error that names it.
@@ -155,9 +179,11 @@ class Run:
                 raise InvalidProgram(
                     "num_workers needs OMP_NUM_THREADS=1: forks of a process with threads may hang"
                 )
-            self._batches: Final = Batches(self._schedule, data, collate)
+            self._batches: Final = Batches(
+                self._schedule, data, collate, order, self._state.generators
+            )
             self._workers: Final = num_workers
-            facts = _facts_of(model, data, self._schedule)
+            facts = _facts_of(model, data, self._schedule, order)
             self._arithmetic: Final = torch_fingerprint(self._state.device, facts)
         if was_spare:
             wait_for_order(self._agent)
@@ -229,6 +255,7 @@ class Run:
     def register(self, **objects: Any) -> None:  # noqa: ANN401
         """Make objects with `state_dict` and `load_state_dict` part of the state, by name.
 
+        Generators of torch, numpy and `random` are set for each shard instead, as the global ones.
         To be called before the loop. Raises `InvalidProgram`.
         """
         for name, obj in objects.items():
@@ -288,6 +315,14 @@ class Run:
             if self._workers:
                 read = Prefetcher(self._batches, self._workers, self._schedule).read
         self._reporter.set_schedule(self._state.initial, self._schedule, self._state.encode())
+        self._reporter.is_unchecked = not self._is_checked
+        if self._is_checked:
+            self._computer.body_check = BodyCheck(
+                self._computer,
+                self._reporter.supervision.warn,
+                is_fatal=self.settings.bits == "same",
+                is_gpu=self._state.device.type == "cuda",
+            )
         self._trainer = ready_trainer(
             self.settings,
             self._agent,
@@ -306,8 +341,8 @@ class Run:
             if not len(task.batch):
                 self._computer.skip(task)
                 continue
-            batch = read(task.leaf, task.batch)
-            self._begin(task)
+            batch = aligned((self._batches.make if task.is_again else read)(task.leaf, task.batch))
+            self._begin(task, batch)
             rates = self._state.options()
             self._is_inside = True
             yield batch
@@ -315,30 +350,31 @@ class Run:
             if self._state.options() != rates:
                 raise InvalidProgram(
                     "the loop changes the learning rate, or another option, of the optimizer, and "
-                    "its body runs several times a step: leave out scheduler.step() and give "
+                    "its body runs once for each virtual shard: leave out scheduler.step(), give "
                     "scheduler=… to muster.torch.join(), or change it in run.after_step"
                 )
             if self._computer.is_pending:
                 raise InvalidProgram(
                     f"no gradient was computed {task.leaf}: call run.backward(loss) once for "
-                    "each batch, with weight 0 if it has nothing to learn from"
+                    "each batch, with weight 0 if it has nothing to learn from; a larger "
+                    "batch_size takes the place of accumulating gradients"
                 )
-        self._end(outcome)
+        self._end(self._trainer, outcome)
 
-    def _begin(self, task: LeafTask) -> None:
+    def _begin(self, task: LeafTask, batch: Any) -> None:  # noqa: ANN401  of the user
         here = self.settings.rank, self.settings.restart_count, self.step
         if self.settings.is_killed_in_check and here == (1, 0, 1):
             os.kill(os.getpid(), signal.SIGKILL)
-        self._computer.begin(task)
+        self._computer.begin(task, batch)
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, trainer: Trainer, outcome: Outcome) -> None:
         """Let the script go on after its loop, if that is wanted."""
-        self._reporter.end(outcome)
+        self._reporter.end(outcome, f"; {trainer.costs}" if self._is_checked else "")
         if self.settings.check_steps is not None:  # files of the user stay as they are
             exit_process(0)
         if outcome is not Outcome.DONE:
             raise SystemExit(0)
-        self._exporter = self._trainer.exporter
+        self._exporter = trainer.exporter
         self._reporter.supervision.send_waiting(LoopEnded(exporter=self._exporter))
 
     def _report_early_end(self) -> None:
@@ -356,13 +392,29 @@ class Run:
             os._exit(self._exit_code)
 
 
-def _schedule_of(settings: RankSettings, data: Dataset, *, drop_last: bool) -> Schedule:
-    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-        raise InvalidProgram(
-            f"data is of the type {type(data).__name__}: give a data set with len() and [index], "
-            "such as the one that a DataLoader is made of"
+def _sampler_of(
+    given: Iterable[int] | Callable[[int], Iterable[int]] | None, data: Dataset, seed: int
+) -> Sampler | None:
+    """Return the order of the user's own, None for the usual one; raises `InvalidProgram`."""
+    is_stream = isinstance(data, IterableDataset)
+    if is_stream or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        cure = (
+            'read its shards by index, as "Streams" in docs/pytorch.md shows'
+            if is_stream
+            else "give a data set with len() and [index], such as the one that a DataLoader is "
+            "made of"
         )
-    if (samples := len(data)) == 0:
+        raise InvalidProgram(f"data is of the type {type(data).__name__}: {cure}")
+    if isinstance(given, DistributedSampler):
+        raise InvalidProgram(
+            "a DistributedSampler deals the samples out to ranks, as muster.torch.join() does: "
+            "leave it out"
+        )
+    return None if given is None else Sampler(given, seed)
+
+
+def _schedule_of(settings: RankSettings, samples: int, *, drop_last: bool) -> Schedule:
+    if samples == 0:
         raise InvalidProgram("the data set is empty")
     kind = DroppingSchedule if drop_last else Schedule
     schedule = kind(
@@ -382,11 +434,16 @@ def _schedule_of(settings: RankSettings, data: Dataset, *, drop_last: bool) -> S
     return schedule
 
 
-def _facts_of(model: torch.nn.Module, data: Dataset, schedule: Schedule) -> dict[str, str]:
+def _facts_of(
+    model: torch.nn.Module, data: Dataset, schedule: Schedule, order: Sampler | None
+) -> dict[str, str]:
     """Return what must be equal on all ranks: the model's shapes, and the data by eight items."""
     shapes, items = xxh3_128(), xxh3_128()
     for name, tensor in model.state_dict().items():
-        add_to_digest(shapes, [name, str(tensor.dtype), *tensor.shape])
+        is_tensor = isinstance(tensor, torch.Tensor)  # else it is extra state
+        add_to_digest(shapes, [name, *((str(tensor.dtype), *tensor.shape) if is_tensor else ())])
+    if order is not None:
+        items.update(order.order(0).tobytes())
     for place in range(ITEMS_COMPARED):
         set_generators(schedule, 0, place)
         add_to_digest(items, data[place * len(data) // ITEMS_COMPARED])

@@ -7,19 +7,23 @@ samples of it and deals them to its shards as evenly as possible, at least two t
 are two: a full batch and the last one of an epoch alike. A shard may be empty; nothing is padded.
 """
 
+import copy
 import random
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Final, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
+from xxhash import xxh3_64_intdigest
 
 from muster.collectives.reduction.tree import Block
 from muster.contracts.shards import HASH_MODULUS, ranges
 from muster.datasets.index import Totals
 from muster.datasets.order import positions
+from muster.program import InvalidProgram
 from muster.training.batches import BlockBatches
 from muster.training.sample_count import encode_sample_count
 from muster.training.schedule import Schedule
@@ -30,7 +34,15 @@ SAMPLES_MIN: Final = 2
 
 CHUNK: Final = 1 << 20
 
+ALIGNMENT: Final = 64
+"""Bytes; a cache line. The allocator's tensors begin at multiples of it."""
+
 Numbers = NDArray[np.int64]
+
+Generator: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+
+_ORDER: Final = (1 << 32) + 1
+"""Takes the place of a shard's number for the order of an epoch."""
 
 
 class Dataset(Protocol):
@@ -57,14 +69,36 @@ class DroppingSchedule(Schedule):
         return Totals(lines=read, hash_sum=hash_sum % HASH_MODULUS)
 
 
-def set_generators(schedule: Schedule, step: int, place: int) -> None:
-    """Set all generators of this process, as a function of (seed, epoch, step, place) alone."""
+def set_generators(
+    schedule: Schedule,
+    step: int,
+    place: int,
+    own: Mapping[str, Generator] = MappingProxyType({}),
+) -> None:
+    """Set all generators of this process, as a function of (seed, epoch, step, place) alone.
+
+    Those of the user also depend on their names.
+    """
     epoch, _ = schedule.epoch_and_step(step)
     words = np.random.SeedSequence([schedule.seed, epoch, step, place]).generate_state(2)
     number = int(words[0]) << 32 | int(words[1])
     torch.manual_seed(number)  # of all devices
     random.seed(number)
     np.random.seed(int(words[0]))  # noqa: NPY002  what scripts and data sets use
+    for name, generator in own.items():
+        keys = [schedule.seed, epoch, step, place, xxh3_64_intdigest(name.encode())]
+        _set(generator, np.random.SeedSequence(keys))
+
+
+def _set(generator: Generator, sequence: np.random.SeedSequence) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = type(generator.bit_generator)(sequence).state
+    elif isinstance(generator, np.random.RandomState):
+        generator.seed(sequence.generate_state(4))
+    elif isinstance(generator, torch.Generator):
+        generator.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
+    else:
+        generator.seed(int(sequence.generate_state(1, np.uint64)[0]))
 
 
 def totals_of(samples: int) -> Totals:
@@ -117,23 +151,82 @@ class ShardLoader:
         return [(start + first, start + last) for first, last in dealt]
 
 
+class Sampler:
+    """The order of each epoch, as a sampler of torch or a function of the epoch gives it."""
+
+    def __init__(self, given: Iterable[int] | Callable[[int], Iterable[int]], seed: int) -> None:
+        self._given: Final = given
+        self._seed: Final = seed
+        self._epoch, self._order = 0, self._draw(0)
+        if not np.array_equal(self._order, self._draw(0)):
+            raise InvalidProgram(
+                "the sampler gives another order when it is asked for the same epoch again: give "
+                "join(sampler=…) a sampler of torch, or a function that returns the order of an "
+                "epoch and depends on the epoch's number alone"
+            )
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def order(self, epoch: int) -> Numbers:
+        """Return the numbers of an epoch's samples; sets the generators."""
+        if epoch != self._epoch:
+            order = self._draw(epoch)
+            if len(order) != len(self._order):
+                raise InvalidProgram(
+                    f"the sampler gives {len(order)} samples in epoch {epoch} and "
+                    f"{len(self._order)} in epoch 0: give as many in each"
+                )
+            self._epoch, self._order = epoch, order
+        return self._order
+
+    def _draw(self, epoch: int) -> Numbers:
+        given, keys = self._given, [self._seed, epoch, _ORDER]
+        seeds = np.random.SeedSequence(keys).generate_state(2)
+        for one in (torch.manual_seed, random.seed, np.random.seed):
+            one(int(seeds[0]))
+        if isinstance(generator := getattr(given, "generator", None), torch.Generator):
+            generator.manual_seed(int(seeds[1]))
+        if hasattr(given, "set_epoch"):
+            given.set_epoch(epoch)
+        drawn = [*(given if isinstance(given, Iterable) else given(epoch))]
+        try:
+            return np.array([int(it) for it in drawn], np.int64)
+        except TypeError as error:
+            raise InvalidProgram(
+                f"the sampler gives {drawn[0]!r}: join(sampler=…) takes one that gives the number "
+                "of a sample at a time, and batch_size makes the batches"
+            ) from error
+
+
 class Batches:
     """The batch of any leaf. Items and `collate` draw the random numbers of that leaf."""
 
     def __init__(
-        self, schedule: Schedule, data: Dataset, collate: Callable[[list[Any]], Any]
+        self,
+        schedule: Schedule,
+        data: Dataset,
+        collate: Callable[[list[Any]], Any],
+        sampler: Sampler | None = None,
+        generators: Mapping[str, Generator] = MappingProxyType({}),
     ) -> None:
         self._schedule: Final = schedule
         self._loader: Final = ShardLoader(schedule)
         self._data: Final = data
         self._collate: Final = collate
+        self._sampler: Final = sampler
+        self._generators: Final = generators
 
     def __getitem__(self, leaf: Leaf) -> Any:  # noqa: ANN401  what `collate` returns
         return self.make(leaf, self._loader.numbers(leaf.step)[leaf.shard])
 
     def make(self, leaf: Leaf, numbers: Numbers) -> Any:  # noqa: ANN401
         """Return the batch of a leaf, which has the samples of these numbers."""
-        set_generators(self._schedule, leaf.step, leaf.shard)
+        if self._sampler is not None:  # the numbers are then those of draws, which are counted
+            start, stop = self._loader.sample_ranges(leaf.step)[leaf.shard]
+            epoch, _ = self._schedule.epoch_and_step(leaf.step)
+            numbers = self._sampler.order(epoch)[start:stop]
+        set_generators(self._schedule, leaf.step, leaf.shard, self._generators)
         return self._collate([self._data[int(number)] for number in numbers])
 
 
@@ -191,6 +284,28 @@ class Prefetcher:
                 return next(batches)
             self._prefetched = None
         return self._batches.make(leaf, numbers)
+
+
+def aligned(batch: Any) -> Any:  # noqa: ANN401  what `collate` returns
+    """Return a batch whose floating tensors begin at multiples of a cache line.
+
+    A product of few rows has other bits where its input lies otherwise, such as in a slice.
+    """
+    if isinstance(batch, torch.Tensor):
+        is_plain = batch.layout is torch.strided and batch.is_floating_point()
+        return batch.clone() if is_plain and batch.data_ptr() % ALIGNMENT else batch
+    if isinstance(batch, MutableMapping):
+        found = {key: aligned(value) for key, value in batch.items()}
+        if all(found[key] is value for key, value in batch.items()):
+            return batch
+        batch = copy.copy(batch)  # keeps its type, as torch's collate does
+        batch.update(found)
+    elif isinstance(batch, list | tuple):
+        items = [aligned(value) for value in batch]
+        if any(one is not other for one, other in zip(items, batch, strict=True)):
+            kind = type(batch)
+            return kind(*items) if hasattr(batch, "_fields") else kind(items)
+    return batch
 
 
 def _unchanged(batch: Any) -> Any:  # noqa: ANN401

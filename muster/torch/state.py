@@ -7,29 +7,34 @@ counters, is one JSON value.
 """
 
 import copy
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 import msgspec
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from muster.checkpoints.errors import UnsupportedState
-from muster.checkpoints.format import DTYPES, from_json, to_json
+from muster.checkpoints.format import from_json, to_json
 from muster.checkpoints.nested import ARRAYS, flatten, unflatten
 from muster.program import InvalidProgram
+from muster.torch.refusals import (
+    EXTRA_STATE,
+    names_of,
+    refuse_optimizers,
+    refuse_other_types,
+    refuse_tensors,
+)
+from muster.torch.shards import Generator
 from muster.training.state_sync import InPlaceReplica
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 
-_NAMES: Final = frozenset(np.dtype(kind).name for kind in DTYPES)
-"""Of the kinds of numbers that a checkpoint can hold."""
+VIEWED: Final = {torch.bfloat16: torch.int16, torch.complex64: torch.int64}
+"""Kinds of numbers that a checkpoint lacks, and those as which it holds their bits."""
 
-_VIEWED: Final = {torch.bfloat16: torch.int16}
-"""Kinds of numbers that numpy lacks, and those as which it holds their bits."""
-
+MODEL: Final = "model"
+"""The part of a state that the model has beside its tensors: what `get_extra_state` returns."""
 
 REGISTERED: Final = "registered"
 """The part of a state that holds registered objects, beside the model and the optimizer."""
@@ -64,23 +69,35 @@ class TrainingState:
         self.optimizer: Final = optimizer
         self.registered: Final[dict[str, Any]] = {}
         """Objects with `state_dict` and `load_state_dict`."""
+        self.generators: Final[dict[str, Generator]] = {}
+        """Of the user; they are set for each shard, so they are no part of the state."""
         self.values: Final[dict[str, Any]] = {}  # of the user, in JSON
         self.loss: float | None = None
         """The mean loss of the last step."""
-        _refuse_other_types(model, optimizer)
+        refuse_other_types(model, optimizer)
         self.parameters: Final = dict(model.named_parameters())
         self.buffers: Final = dict(model.named_buffers())
+        self._extra: Final = {
+            f"{path}.{EXTRA_STATE}".removeprefix("."): module
+            for path, module in model.named_modules()
+            if type(module).get_extra_state is not torch.nn.Module.get_extra_state
+        }
+        """The modules with more state than tensors, by its name in `state_dict()`."""
+        self._built: dict[str, bool] = {}
+        """Whether each parameter required gradients when the loop began."""
+        self._is_trained = self._built
+        """The same, as the last hook has left it."""
         self._places: Final = {
             name: (model.get_submodule(path), key)
             for name in (*self.parameters, *self.buffers)
             for path, _, key in (name.rpartition("."),)
         }
         """The module of each tensor, and its name there."""
-        _refuse_tensors({**self.parameters, **self.buffers})
-        _refuse_closures(optimizer)
+        refuse_tensors({**self.parameters, **self.buffers})
+        refuse_optimizers(optimizer)
         optimizer.register_step_pre_hook(self._refuse_step)
         self._is_stepping = False
-        self._names: Final = _names_of(self.parameters, optimizer)
+        self._names: Final = names_of(self.parameters, optimizer)
         """Of the parameters of the optimizer, in its order."""
         self._slots: Final = _optimizer_slots(self._names, optimizer)
         self._views: dict[str, torch.Tensor] = {}
@@ -106,6 +123,16 @@ class TrainingState:
                 self._staged.append((self._views[name], view))
         self.adopt_model()
         self._adopt_optimizer()
+        self._built = self._is_trained = self._requirements()
+
+    def _requirements(self) -> dict[str, bool]:
+        return {name: it.requires_grad for name, it in self.parameters.items()}
+
+    def undo_freezing(self) -> None:
+        """Undo what the body, which not every rank runs, has frozen or unfrozen."""
+        for name, parameter in self.parameters.items():
+            if parameter.requires_grad is not self._is_trained[name]:
+                parameter.requires_grad_(self._is_trained[name])
 
     @property
     def device(self) -> torch.device:
@@ -132,8 +159,11 @@ class TrainingState:
         """Make an object part of the state; raises `InvalidProgram`."""
         if self._views:
             raise InvalidProgram(f"register {name!r} before the loop over run.shards()")
-        if self.registered.get(name, obj) is not obj:
+        if {**self.registered, **self.generators}.get(name, obj) is not obj:
             raise InvalidProgram(f"there is a registered {name!r} already: take another name")
+        if isinstance(obj, Generator):
+            self.generators[name] = obj
+            return
         if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")):
             raise InvalidProgram(
                 f"the registered {name!r} is a {type(obj).__name__}, which has no state_dict and "
@@ -155,10 +185,12 @@ class TrainingState:
         saved = self.model.state_dict(keep_vars=True).items()
         left = iter(self._names)
         groups = self.optimizer.param_groups
+        complex64 = [name for name, it in example.items() if it.dtype is torch.complex64]
         return {
             "model": {key: names[id(value)] for key, value in saved if id(value) in names},
             "optimizer": [[next(left) for _ in group["params"]] for group in groups],
             "bfloat16": [name for name, it in example.items() if it.dtype is torch.bfloat16],
+            **({"complex64": complex64} if complex64 else {}),
         }
 
     def adopt_model(self) -> None:
@@ -202,7 +234,7 @@ class TrainingState:
             raise InvalidProgram(
                 "the optimizer steps once all ranks have added up their gradients: leave out "
                 "optimizer.step(), optimizer.zero_grad() and GradScaler, run.backward(loss) is "
-                "enough"
+                "enough, and a larger batch_size takes the place of accumulating gradients"
             )
 
     def _adopt_optimizer(self) -> None:
@@ -225,17 +257,19 @@ class TrainingState:
         if len(parameters) != len(self._names):
             raise InvalidProgram(
                 "the optimizer has got other parameters since muster.torch.join(): give it all of "
-                "them before, and freeze some with lr=0"
+                "them before, and freeze some with requires_grad_(False)"
             )
         yield from zip(self._names, parameters, strict=True)
 
     def options(self) -> list[tuple[str, Any]]:
-        """Return the options of the optimizer, such as learning rates, but not tensors."""
+        """Return what a scheduler changes: options such as learning rates, and how far it is."""
+        steps = [(key, getattr(it, "last_epoch", None)) for key, it in self.registered.items()]
+        return [*steps, *(item for group in self._groups() for item in group.items())]
+
+    def _groups(self) -> list[dict[str, Any]]:
         return [
-            (key, value)
+            {key: _plain(value) for key, value in group.items() if key != "params"}
             for group in self.optimizer.param_groups
-            for key, value in group.items()
-            if key != "params" and not isinstance(value, torch.Tensor)
         ]
 
     def encode(self) -> bytes:
@@ -247,29 +281,29 @@ class TrainingState:
                     key: None if isinstance(value, torch.Tensor) else value
                     for key, value in found.items()
                 }
-        groups = [
-            {key: value for key, value in group.items() if key != "params"}
-            for group in self.optimizer.param_groups
-        ]
         arrays, objects = self._flat_objects()
         for name, array in arrays.items():
             place = self.replica.other.get(name)
             if place is None or (place.shape, place.dtype) != (array.shape, array.dtype):
                 raise InvalidProgram(
-                    f"the array {name!r} of a registered object was not there when training began, "
-                    "or had another shape: let it make all of its arrays before the loop (an "
-                    "optimizer makes them in its first step), or do not register it"
+                    f"the array {name!r} of an object was not there when training began, or had "
+                    "another shape: let it make all of its arrays before the loop (an optimizer "
+                    "makes them in its first step), or do not register it"
                 )
             place[...] = array
         self.replica.is_behind = bool(self._staged)
+        self._is_trained = self._requirements()
+        changed = {name: it for name, it in self._is_trained.items() if it != self._built[name]}
         try:
             value = {
-                "groups": to_json(groups, "optimizer.param_groups"),
+                "groups": to_json(self._groups(), "optimizer.param_groups"),
                 "kept": to_json(kept, "optimizer.state"),
                 "objects": objects,
                 "values": to_json(self.values, "run.values"),
                 "loss": to_json(self.loss, "the loss"),
                 "layout": self._layout,
+                # Only what a hook has changed: other states keep their bytes.
+                **({"requires_grad": changed} if changed else {}),
             }
             # Not sorted: a program may see the order of its dictionaries.
             return msgspec.json.encode(value)
@@ -277,20 +311,32 @@ class TrainingState:
             raise InvalidProgram(f"the state cannot be saved or sent: {error}") from error
 
     def _flat_objects(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return the arrays of the registered objects, and the rest of their state as JSON."""
-        states = {name: it.state_dict() for name, it in self.registered.items()}
+        """Return the arrays of objects, and the rest of their state as JSON."""
+        states = {REGISTERED: {name: it.state_dict() for name, it in self.registered.items()}}
+        if self._extra:
+            states[MODEL] = {name: it.get_extra_state() for name, it in self._extra.items()}
         try:
-            flat = flatten({REGISTERED: states})
+            flat = flatten(states)
             arrays = {name: flat.pop(name) for name in flat.get(ARRAYS, {})}
             return arrays, {name: to_json(it, name) for name, it in flat.items()}
         except UnsupportedState as error:
             raise InvalidProgram(f"the state cannot be saved or sent: {error}") from error
 
+    def extra_state(self) -> bytes:
+        """Return bytes that differ if what a `get_extra_state` returns does."""
+        if not self._extra:
+            return b""
+        arrays, objects = self._flat_objects()
+        bits = [array.tobytes() for name, array in arrays.items() if name.startswith(f"{MODEL}.")]
+        return msgspec.json.encode(objects.get(MODEL)) + b"".join(bits)
+
     def _decode(self, content: bytes) -> None:
         value = msgspec.json.decode(content)
         groups, kept = from_json(value["groups"]), from_json(value["kept"])
         for group, given in zip(self.optimizer.param_groups, groups, strict=True):
-            group.update(given)
+            group.update({key: _put(group.get(key), it) for key, it in given.items()})
+        self._is_trained = {**self._built, **value.get("requires_grad", {})}
+        self.undo_freezing()
         for name, parameter in self._optimized():
             found = kept.get(name)
             self.optimizer.state.pop(parameter, None)
@@ -302,14 +348,18 @@ class TrainingState:
         flat = {name: from_json(it) for name, it in value["objects"].items()}
         for name in flat.get(ARRAYS, {}):
             flat[name] = self.replica.other[name].copy()
-        states = unflatten(flat)[REGISTERED]
-        if states.keys() != self.registered.keys():
+        saved = unflatten(flat)
+        states, extra = saved[REGISTERED], saved.get(MODEL, {})
+        there, here = sorted([*states, *extra]), sorted([*self.registered, *self._extra])
+        if there != here:
             raise InvalidProgram(
-                f"the saved state has the registered objects {sorted(states)}, and this script "
-                f"{sorted(self.registered)}: register the same, or begin a job that does not resume"
+                f"the saved state has the registered objects {there}, and this script {here}: "
+                "register the same, or begin a job that does not resume"
             )
         for name, state in states.items():
             self.registered[name].load_state_dict(state)
+        for name, state in extra.items():
+            self._extra[name].set_extra_state(state)
         self.values.clear()
         self.values.update(from_json(value["values"]))
         self.loss = from_json(value["loss"])
@@ -323,76 +373,20 @@ def _slot_name(parameter: str, key: str) -> str:
     return f"optimizer.{parameter}.{key}"
 
 
-def _names_of(
-    parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer
-) -> list[str]:
-    names = {id(parameter): name for name, parameter in parameters.items()}
-    found = []
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if id(parameter) not in names:
-                raise InvalidProgram(
-                    "the optimizer has a parameter that the model does not have: make the "
-                    "optimizer of model.parameters()"
-                )
-            found.append(names[id(parameter)])
-    left = [n for n, it in parameters.items() if it.requires_grad and n not in found]
-    if left:
-        raise InvalidProgram(
-            f"the optimizer does not have the parameter {left[0]!r}: give it to the optimizer (one "
-            "optimizer, with groups of parameters), or freeze it with requires_grad_(False)"
-        )
-    return found
+def _plain(option: Any) -> Any:  # noqa: ANN401
+    """Return an option of an optimizer with numbers in place of tensors."""
+    if isinstance(option, torch.Tensor):
+        return option.tolist()
+    return tuple(map(_plain, option)) if isinstance(option, tuple) else option
 
 
-def _refuse_other_types(model: object, optimizer: object) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise InvalidProgram(f"the model is a {type(model).__name__}: give a torch.nn.Module")
-    parallel = torch.nn.parallel
-    if isinstance(model, parallel.DistributedDataParallel | parallel.DataParallel):
-        raise InvalidProgram(
-            f"the model is in a {type(model).__name__}, which would add up gradients, too: give "
-            "the model itself, and leave out init_process_group()"
-        )
-    for name, value in model.state_dict().items():
-        if name.rpartition(".")[2] == "_extra_state" or not isinstance(value, torch.Tensor):
-            words = "leave get_extra_state out, and give an object with state_dict to run.register"
-            raise InvalidProgram(f"{name!r} of the model is no parameter or buffer: {words}")
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InvalidProgram(
-            f"the optimizer is a {type(optimizer).__name__}: give one torch.optim.Optimizer, which "
-            "may have several groups of parameters"
-        )
-
-
-def _refuse_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
-    for name, tensor in tensors.items():
-        # What an observer of quantization-aware training begins with is empty, or infinite.
-        is_unset = name.endswith(("min_val", "max_val")) and not tensor.isfinite().any()
-        if is_unset or torch.nn.parameter.is_lazy(tensor):
-            raise InvalidProgram(
-                f"{name!r} has no shape or values yet: send one batch through the model before "
-                "muster.torch.join()"
-            )
-        if tensor.device.type not in {"cpu", "cuda"}:
-            raise InvalidProgram(
-                f"{name!r} is on the device {tensor.device}, and muster.torch trains on CPUs and "
-                "CUDA GPUs: move the model there before muster.torch.join()"
-            )
-        if f"{tensor.dtype}".removeprefix("torch.") not in _NAMES and tensor.dtype not in _VIEWED:
-            raise InvalidProgram(
-                f"{name!r} has the dtype {tensor.dtype}, which a checkpoint cannot hold: use "
-                "floats of 16 to 64 bits, integers or bools"
-            )
-
-
-def _refuse_closures(optimizer: torch.optim.Optimizer) -> None:
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise InvalidProgram(
-            f"{type(optimizer).__name__} computes the loss several times in a step, which cannot "
-            "be shared among ranks: use an optimizer that steps without a closure, such as AdamW"
-        )
+def _put(option: Any, given: Any) -> Any:  # noqa: ANN401
+    """Return what `_plain` was given; a tensor stays itself, others may refer to it."""
+    if isinstance(option, torch.Tensor):
+        return option.copy_(torch.tensor(given, dtype=option.dtype))
+    if isinstance(option, tuple) and isinstance(given, tuple) and len(option) == len(given):
+        return tuple(map(_put, option, given))
+    return given
 
 
 def _optimizer_slots(
@@ -420,8 +414,8 @@ def _optimizer_slots(
 
 def _array_of(tensor: torch.Tensor) -> NDArray[Any]:
     """Return the numbers of a tensor, bit for bit; no copy of one on the CPU."""
-    plain = tensor.detach().cpu().contiguous()
-    array: NDArray[Any] = plain.view(_VIEWED.get(plain.dtype, plain.dtype)).numpy()
+    plain = tensor.detach().cpu().resolve_conj().contiguous()
+    array: NDArray[Any] = plain.view(VIEWED.get(plain.dtype, plain.dtype)).numpy()
     return array
 
 

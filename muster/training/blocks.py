@@ -20,6 +20,7 @@ from weakref import getweakrefcount
 import numpy as np
 from numpy.typing import NDArray
 
+from muster.collectives.backend import Backend
 from muster.collectives.reduction.reducer import Vector
 from muster.collectives.reduction.tree import Block
 from muster.contracts.errors import MusterError
@@ -44,10 +45,13 @@ class LeafTask:
     it from being overwritten.
     """
 
-    __slots__ = ("batch", "contribution", "leaf", "state", "weight")
+    __slots__ = ("batch", "contribution", "is_again", "leaf", "state", "weight")
 
-    def __init__(self, leaf: Leaf, state: State, opened: BlockBatches, place: int) -> None:
+    def __init__(
+        self, leaf: Leaf, state: State, opened: BlockBatches, place: int, *, is_again: bool = False
+    ) -> None:
         self.leaf: Final = leaf
+        self.is_again: Final = is_again  # out of order, to be compared: nothing was prepared for it
         self.state: Final = state
         self.batch: Final = opened.batches[place]
         self.weight = float(opened.weights[place])  # may be replaced, too
@@ -167,11 +171,14 @@ class Loader(Protocol):
 class _OpenBlock:
     """What the computation of a block needs at its end."""
 
-    def __init__(self, block: Block, state: State, step: int, loaded: BlockBatches) -> None:
+    def __init__(
+        self, block: Block, state: State, step: int, loaded: BlockBatches, *, is_again: bool
+    ) -> None:
         self.block: Final = block
         self.state: Final = state
         self.step: Final = step
         self.loaded: Final = loaded
+        self.is_again: Final = is_again
         self.numbers: Final[list[Sequence[float]]] = [()] * block.size
         """Loss, weight and metrics of each leaf."""
 
@@ -216,6 +223,8 @@ class Computer(ABC):
         step: int,
         out: Vector,
         check: Callable[[], None] = lambda: None,
+        *,
+        is_again: bool = False,
     ) -> Tasks[None]:
         """Fill `out` with the sum of a block, added in the order of the tree.
 
@@ -223,7 +232,8 @@ class Computer(ABC):
         number that is not finite; `out` is then undefined.
         """
         with self._busy:
-            opened = _OpenBlock(block, read_only(state), step, self._loader.load(step, block))
+            loaded = self._loader.load(step, block)
+            opened = _OpenBlock(block, read_only(state), step, loaded, is_again=is_again)
             try:
                 yield from self._adder.add_up(
                     block, partial(self._leaf, opened, check), out[: self._end]
@@ -232,6 +242,30 @@ class Computer(ABC):
                 self._interrupted = opened
                 raise
             yield from self._close(opened, block, out)
+
+    def compute_again(self, leaf: Leaf, state: State) -> Tasks[LeafTask]:
+        """Have a leaf computed that adds to no sum."""
+        with self._busy:
+            loaded = self._loader.load(leaf.step, Block(0, leaf.shard))
+            task = LeafTask(leaf, read_only(state), loaded, 0, is_again=True)
+            yield task
+            return task
+
+    def meet(self, backend: Backend) -> None:  # noqa: B027  nothing to do for most
+        """Note the members of a group before its first step; all members call this."""
+
+    def check(
+        self,
+        backend: Backend,  # noqa: ARG002
+        state: State,  # noqa: ARG002
+        step: int,  # noqa: ARG002
+        check: Callable[[], None],  # noqa: ARG002
+    ) -> Tasks[None]:
+        """Compare what this rank has computed of a step that is not summed; all members call this.
+
+        `check` is called before each leaf.
+        """
+        yield from ()
 
     def take_finished(self, slots: NDArray[np.float32]) -> Tasks[list[Block]]:
         """Put the sums of the finished parts of a block that `check` has ended into `slots`.
@@ -248,7 +282,7 @@ class Computer(ABC):
     ) -> Tasks[list[Vector]]:
         check()
         leaf, place = Leaf(step=opened.step, shard=shard), shard - opened.block.start
-        task = LeafTask(leaf, opened.state, opened.loaded, place)
+        task = LeafTask(leaf, opened.state, opened.loaded, place, is_again=opened.is_again)
         yield task
         contribution = task.take()
         arrays = self.schema.arrays(contribution, leaf)
@@ -280,7 +314,7 @@ class Computer(ABC):
         target = np.empty(self.schema.elements, np.float32)
         for place in range(opened.block.size):
             leaf = Leaf(step=opened.step, shard=opened.block.start + place)
-            task = LeafTask(leaf, opened.state, opened.loaded, place)
+            task = LeafTask(leaf, opened.state, opened.loaded, place, is_again=True)
             yield task
             self.schema.write(task.take(), task.weight, leaf, target, opened.state)
 

@@ -101,7 +101,8 @@ class Replay:
         )
 
     def _compute(self, state: State, step: int, leaf: int) -> Tasks[str]:
-        yield from self._computer.sum_up(Block(0, leaf), state, step, self._recomputed)
+        out = self._recomputed
+        yield from self._computer.sum_up(Block(0, leaf), state, step, out, is_again=True)
         return _digest(self._recomputed)
 
 

@@ -81,6 +81,8 @@ class Reporter:
         self._last_checkpoint: dict[str, Any] = {"last_checkpoint_step": None}
         self._last_warning: str | None = None
         """The last warning about failed saves; None once a save succeeded."""
+        self.is_unchecked = False
+        """Whether the program may give other bits each time; see `RankProgress`."""
         self._epochs_reported = 0
         self._next_line_at = 0.0
         atexit.register(self.checkpointer.close)
@@ -218,10 +220,10 @@ class Reporter:
     def wait_between_steps(self, check: Callable[[], None]) -> None:
         _wait(self._settings.sleep_sec, check)
 
-    def end(self, outcome: Outcome) -> None:
-        """Print why training is over; the exit of the process follows."""
+    def end(self, outcome: Outcome, note: str = "") -> None:
+        """Print why training is over, and a note; the exit of the process follows."""
         self.supervision.is_complete = outcome is Outcome.DONE
-        self._print(self._position.step, _LAST_LINES[outcome])
+        self._print(self._position.step, _LAST_LINES[outcome] + note)
 
     def _take_position(self, replica: Replica) -> None:
         self._position = replica.position
@@ -260,6 +262,7 @@ class Reporter:
                 shard_idx=0,
                 line_idx=position.line_idx,
                 loss=self.loss,
+                is_unchecked=self.is_unchecked,
                 metrics={**({} if means is None else means.metrics), **self._reported},
                 **self._last_checkpoint,
             ),

@@ -5,6 +5,7 @@ and continues. Finished block sums of the current step are kept and everything e
 so a change of group does not change the bits.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum, auto
@@ -45,6 +46,28 @@ class Outcome(Enum):
     """A stop was requested; the state is saved if this rank was the one to save it."""
     LEFT = auto()
     """The group continues without this rank."""
+
+
+class CheckCosts:
+    """How long this rank took to compare what it had computed. Its first step is apart."""
+
+    def __init__(self) -> None:
+        self.first_seconds: float | None = None
+        """What checks took in the first step, which is checked more than later ones."""
+        self._check_seconds = self._step_seconds = 0.0
+
+    def add(self, check_seconds: float, step_seconds: float) -> None:
+        if self.first_seconds is None:
+            self.first_seconds = check_seconds
+            return
+        self._check_seconds += check_seconds
+        self._step_seconds += step_seconds
+
+    def __str__(self) -> str:
+        share = self._check_seconds / self._step_seconds if self._step_seconds else 0.0
+        return (
+            f"checks took {self.first_seconds or 0:.3f} s of the first step and {share:.2%} since"
+        )
 
 
 class TrainerCallbacks(Protocol):
@@ -133,6 +156,7 @@ class Trainer:
         """What the computer continues from."""
         self._saved_step = -1
         self._save_timer: Final = SaveTimer()
+        self.costs: Final = CheckCosts()
 
     @property
     def exporter(self) -> int:
@@ -207,6 +231,7 @@ class Trainer:
             self._schedule.totals,
         )
         self._take_over()
+        self._computer.meet(group.backend)
         self.is_saver = group.backend.rank == 0
         stamp("group joined", step=self._replica.position.step)
         self._callbacks.on_group_joined(worker_group, self._replica)
@@ -230,9 +255,15 @@ class Trainer:
         wants_save = wants_save and not self._try_to_save(worker_group, is_requested=True)
         while not self._schedule.is_over(self._replica.committed):
             step = self._replica.position.step
+            begun_at = time.monotonic()
             with self._in_step():
                 mine = assignment[group.backend.rank]
                 yield from self._compute(group.reducer, mine)
+                computed_at = time.monotonic()
+                yield from self._computer.check(
+                    group.backend, self._replica.state, step, self._updates.check
+                )
+                check_seconds = time.monotonic() - computed_at
                 if self.stop_requested and mine:
                     group.reducer.slots[0][STOP_REQUESTS] = 1
                 total = group.reducer.all_reduce(assignment, timeout_seconds=PEER_TIMEOUT_SECONDS)
@@ -240,6 +271,7 @@ class Trainer:
                     group.backend, self._replica.state, step, assignment, group.reducer.slots
                 )
                 self._commit(total)
+            self.costs.add(check_seconds, time.monotonic() - begun_at)
             if self._schedule.ends_epoch(self._replica.committed):
                 if self._arithmetic.digest == ANY_BITS:
                     take_first_state(group.backend, self._replica)

@@ -215,24 +215,28 @@ import torch
 from torch.optim.lr_scheduler import MultiStepLR, ReduceLROnPlateau
 import muster.torch
 
+of_items, of_body = np.random.default_rng(3), torch.Generator()
+
 class Noisy(torch.utils.data.Dataset):
     def __len__(self):
         return 150
 
     def __getitem__(self, index):
-        noise = torch.rand(4) + random.random() + np.random.rand()
+        noise = torch.rand(4) + random.random() + np.random.rand() + of_items.random()
         return torch.full((4,), index / 150) + noise.float()
 
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+lr = torch.tensor(0.1)
+optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=0.1)
 average = torch.optim.swa_utils.AveragedModel(model)
 plateau = ReduceLROnPlateau(optimizer, patience=1)
 run = muster.torch.join(
     model, optimizer, data=Noisy(), scheduler=MultiStepLR(optimizer, [5, 9]), batch_size=32,
     epochs=20, drop_last=True, num_workers=int(os.environ["WORKERS"]),
 )
-run.register(average=average, plateau=plateau)
+run.register(average=average, plateau=plateau, of_items=of_items, of_body=of_body)
+run.values["heat"] = 1.0
 multiprocessing.Process(target=time.sleep, args=(1000,), daemon=True).start()
 
 @run.before_step
@@ -245,13 +249,18 @@ def look():
     average.update_parameters(model)
     plateau.step(run.loss)
     run.values.setdefault("losses", []).append(run.loss)
+    run.values["heat"] *= 0.9
+    if run.step == 2:
+        model[0].requires_grad_(False)
     if run.step == 30:
         run.stop()
     time.sleep(float(os.environ.get("PAUSE", "0")))
 
 for x in run.shards():
     assert run.epoch == run.step // run.steps_per_epoch
-    run.backward(model(x).square().mean())
+    noise = torch.rand(x.shape, generator=of_body) * run.values["heat"]
+    run.backward(model(x + noise).square().mean())
+assert not model[0].weight.requires_grad
 assert run.step == len(run.values["losses"])
 assert run.epoch == (run.step - 1) // run.steps_per_epoch
 tensors = [*model.state_dict().values(), *average.state_dict().values()]
@@ -323,6 +332,8 @@ def test_what_one_rank_reports_is_in_curve_metrics_and_leaderboard(
     assert 'metric="accuracy",name=""} 0.75' in installation.request("GET", "/metrics").text
 
 
+BACKWARD = "for (x,) in run.shards():\n run.backward(model(x).sum())"
+JOIN = "run = muster.torch.join(model, optimizer, data={})"  # takes the place of that of SMALL
 MISTAKES = {
     "leaves the loop": ("for _ in run.shards(): break", "left before training was complete"),
     "computes nothing": ("for _ in run.shards(): pass", "call run.backward(loss) once"),
@@ -350,6 +361,55 @@ MISTAKES = {
     "steps the scheduler": (
         "for (x,) in run.shards():\n run.backward(model(x).sum())\n lrs.step()",
         "give scheduler=… to muster.torch.join()",
+    ),
+    "steps a registered scheduler": (
+        f"run.register(slow=(slow := type(lrs)(optimizer, 100)))\n{BACKWARD}\n slow.step()",
+        "give scheduler=… to muster.torch.join()",
+    ),
+    "clips in the body": (
+        f"{BACKWARD}\n torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+        "train.py:14: .grad is used after run.backward(loss)",
+    ),
+    "reads a gradient": (f"{BACKWARD}\n print(model.weight.grad.norm())", "run.before_step"),
+    "goes backward again": (f"{BACKWARD}\n model(x).sum().backward()", "add losses up"),
+    "scales the loss": (
+        "for (x,) in run.shards(): run.backward(torch.amp.GradScaler('cpu').scale(model(x).sum()))",
+        "the loss is multiplied by 65536",
+    ),
+    "accumulates": (
+        "for at, (x,) in enumerate(run.shards()):\n if at % 2: run.backward(model(x).sum())",
+        "a larger batch_size takes the place of accumulating",
+    ),
+    "joins twice": (
+        "muster.torch.join(model, optimizer, data=data)",
+        "train.py:12: muster.torch.join() was called before in this process",
+    ),
+    "has a stream": (
+        "class Stream(torch.utils.data.IterableDataset): __iter__ = None\n"
+        + JOIN.format("Stream()"),
+        "read its shards by index",
+    ),
+    "has a loader": (
+        JOIN.format("torch.utils.data.DataLoader(data)"),
+        "such as the one that a DataLoader is made of",
+    ),
+    "has a DistributedSampler": (
+        JOIN.format("data, sampler=torch.utils.data.DistributedSampler(data, 2, 0)"),
+        "leave it out",
+    ),
+    "counts in a buffer": (
+        "model.register_buffer('seen', torch.zeros((), dtype=torch.int64))\n"
+        + JOIN.format("data")
+        + "\nfor (x,) in run.shards():\n model.seen += len(x)\n run.backward(model(x).sum())",
+        "the buffer 'seen' (torch.int64) changes in the forward pass",
+    ),
+    "counts in extra state": (
+        "torch.nn.Linear.get_extra_state = lambda self: {'seen': self.__dict__.get('seen', 0)}\n"
+        "torch.nn.Linear.set_extra_state = lambda self, state: None\n"
+        + JOIN.format("data")
+        + "\nfor (x,) in run.shards():\n model.__dict__['seen'] = 1\n"
+        " run.backward(model(x).sum())",
+        "what a get_extra_state of the model returns changes in the forward pass",
     ),
     "counts epochs itself": (
         "for _ in range(2):\n  for (x,) in run.shards(): run.backward(model(x).sum())",
@@ -415,11 +475,12 @@ def run_scripts(directory: Path, scripts: Mapping[str, str]) -> dict[str, tuple[
 
 
 def test_a_mistake_in_the_loop_is_one_sentence(tmp_path: Path) -> None:
-    scripts = {name: SMALL + body for name, (body, _) in MISTAKES.items()}
+    begins = {True: SMALL.rpartition("run =")[0], False: SMALL}
+    scripts = {name: begins["run = " in body] + body for name, (body, _) in MISTAKES.items()}
     for name, (code, _, stderr) in run_scripts(tmp_path, scripts).items():
         assert code == 1, name
         (line,) = stderr.splitlines()
-        assert line.startswith("muster: ")
+        assert line.startswith("muster: "), name
         assert MISTAKES[name][1] in line, name
 
 
@@ -438,7 +499,29 @@ def test_a_batch_without_weight_adds_nothing(tmp_path: Path) -> None:
 
 
 TRAINS = "for (x,) in run.shards(): run.backward(model(x).sum())"
+DIES_ONCE = """
+import os, pathlib, time
+seen = [0]
+@run.after_step
+def count():
+    seen[0] += 1
+    time.sleep(0.02)
+    died = pathlib.Path("died")
+    if run.rank == 1 and seen[0] == 5 and not died.exists():
+        died.touch()
+        os._exit(3)
+for (x,) in run.shards():
+    run.backward(model(x).square().mean() * (1 + seen[0] / 10_000))
+"""
+KNOWS_ITS_RANK = """
+import time
+for (x,) in run.shards():
+    time.sleep(0.005)
+    run.backward(model(x).square().mean() * (1 + run.rank / 10))
+"""
 MISTAKES_OF_JOBS = {
+    "knows its rank": (KNOWS_ITS_RANK, {"epochs": 2000}, "and for run.rank or run.is_main"),
+    "keeps what a hook changes": (DIES_ONCE, {"epochs": 2000}, "neither in run.values"),
     "leaves the loop": (MISTAKES["leaves the loop"][0], {}, "left before training was complete"),
     "is not elastic": (
         "",
@@ -471,7 +554,7 @@ def check(directory: Path, noise: str) -> subprocess.CompletedProcess[str]:
     """Run `muster check` on a small script that adds `noise` to its batches."""
     script = directory / "train.py"
     script.write_text(
-        f"{SMALL}\nown = torch.Generator().manual_seed(1)\n"
+        f"{SMALL.replace('32)', '32, check=False)')}\nown = torch.Generator().manual_seed(1)\n"
         f"for (x,) in run.shards():\n    run.backward(model(x + {noise}).square().mean())\n"
         "open('exported', 'w')"
     )

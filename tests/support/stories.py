@@ -332,11 +332,13 @@ class Story:
         """Let a process end in any way that `exited` knows."""
         return self.observes(exited(rank, self.rank(rank).attempt.number, **end))
 
-    def fails_in_step(self, rank: int, step: int, message: str = "update() failed") -> Self:
-        return self.raises(rank, step, message).exits(rank, code=1, lines=[message])
+    def fails_in_step(
+        self, rank: int, step: int, message: str = "update() failed", key: str = ""
+    ) -> Self:
+        return self.raises(rank, step, message, key).exits(rank, code=1, lines=[message])
 
-    def raises(self, rank: int, step: int, message: str = "update() failed") -> Self:
-        return self.rank_says(rank, messages.Raised(step=step, message=message))
+    def raises(self, rank: int, step: int, message: str = "update() failed", key: str = "") -> Self:
+        return self.rank_says(rank, messages.Raised(step=step, message=message, key=key))
 
     def is_asked_to_exit(self, rank: int) -> Self:
         return self.takes(actions.Terminate(rank=rank))

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -218,6 +218,21 @@ def _moves(rank: int) -> dict[str, Operation]:  # noqa: C901  a table
             work.wait()
         return received
 
+    def messages_of_any(group: dist.ProcessGroup) -> list[torch.Tensor]:
+        """Those of another tag, which come first, must not be in the way."""
+        peers = [it for it in range(size) if it != rank]
+        works = [dist.isend(values(rank, 2), it, group=group, tag=9) for it in peers]
+        works += [dist.isend(values(rank, 70_000), it, group=group) for it in peers]
+        received, others = torch.zeros(size, 70_000), torch.zeros(size, 2)
+        for _ in peers:
+            tensor = torch.zeros(70_000)
+            received[dist.recv(tensor, group=group)] = tensor
+        for it in peers:
+            dist.recv(others[it], it, group=group, tag=9)
+        for work in works:
+            work.wait()
+        return [received, others]
+
     return {
         **{f"broadcast {dtype}": _with(broadcast, dtype) for dtype in MOVED},
         **{f"all_gather {dtype}": _with(all_gather_list, dtype) for dtype in MOVED},
@@ -228,6 +243,7 @@ def _moves(rank: int) -> dict[str, Operation]:  # noqa: C901  a table
         "nothing": nothing,
         "objects": objects,
         "messages": messages,
+        "messages of any rank": messages_of_any,
     }
 
 
@@ -237,12 +253,15 @@ def _with(
     return lambda group: operation(dtype, group)
 
 
-def _reductions(rank: int) -> dict[str, Operation]:
+def _reductions(rank: int) -> dict[str, Operation]:  # noqa: C901  a table
     size = dist.get_world_size()
 
     def all_reduce_of(dtype: torch.dtype, group: dist.ProcessGroup) -> list[torch.Tensor]:
         results = []
-        for op in (dist.ReduceOp.SUM, dist.ReduceOp.MIN, dist.ReduceOp.MAX):
+        ops = [dist.ReduceOp.SUM, dist.ReduceOp.MIN, dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT]
+        if not dtype.is_floating_point:
+            ops += [dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR]
+        for op in ops:
             results.append(values(rank, 33, dtype=dtype))
             dist.all_reduce(results[-1], op, group=group)
         return results
@@ -277,6 +296,14 @@ def _reductions(rank: int) -> dict[str, Operation]:
         dist.reduce_scatter(of_list, list(whole.chunk(size)), group=group)
         return [part, of_list]
 
+    def sparse(group: dist.ProcessGroup) -> list[torch.Tensor]:
+        places = torch.tensor([[rank, size, size], [0, 1, 1]])
+        tensor = torch.sparse_coo_tensor(places, values(rank + 1, 3, 2), (size + 1, 2, 2))
+        nothing = torch.sparse_coo_tensor(size=(size, 2))
+        dist.all_reduce(tensor, group=group)
+        dist.all_reduce(nothing, group=group)
+        return [tensor.to_dense(), nothing.to_dense()]
+
     def any_of_bools(group: dist.ProcessGroup) -> list[torch.Tensor]:
         flags = torch.tensor([rank == 0, False, True]).to(torch.uint8)
         dist.all_reduce(flags, dist.ReduceOp.MAX, group=group)
@@ -288,6 +315,7 @@ def _reductions(rank: int) -> dict[str, Operation]:
         "all_reduce, large": large,
         "all_reduce, complex": complex_sum,
         "all_reduce of flags": any_of_bools,
+        "all_reduce, sparse": sparse,
         "reduce": reduce,
         "reduce_scatter": scattered,
     }
@@ -336,10 +364,10 @@ def refused_calls(backend: str) -> list[str]:
     with default_group(backend) as rank:
         refused = []
         for call in (
-            lambda: dist.all_reduce(torch.ones(3), dist.ReduceOp.PRODUCT),
-            lambda: dist.all_reduce(torch.ones(3).to_sparse()),
+            lambda: dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND),
+            lambda: dist.all_reduce(torch.ones(3).to_sparse(), dist.ReduceOp.MAX),
+            lambda: dist.broadcast(torch.ones(3).to_sparse(), 0),
             lambda: dist.all_reduce(torch.ones(3, dtype=torch.bool)),
-            lambda: dist.recv(torch.ones(3)),
             lambda: dist.broadcast(torch.ones(3 + rank), 0),
         ):
             try:
@@ -414,6 +442,44 @@ def trained(backend: str, kind: str) -> list[list[float]]:
             it.full_tensor() if hasattr(it, "full_tensor") else it for it in model.parameters()
         ]
         return [it.flatten().tolist() for it in whole]
+
+
+def callbacks_that_wait(backend: str) -> list[float]:
+    """Return the sum of sums that callbacks of callbacks waited for."""
+    with default_group(backend):
+
+        def add(depth: int, ended: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+            (total,) = ended.value()
+            if not depth:
+                return total
+            work = dist.all_reduce(total, async_op=True)
+            return work.get_future().then(partial(add, depth - 1)).wait()
+
+        work = dist.all_reduce(torch.ones(2), async_op=True)
+        return work.get_future().then(partial(add, 4)).wait().tolist()
+
+
+def uneven_batches(backend: str) -> list[float]:
+    """Return the parameters after ranks with different numbers of batches joined."""
+    with default_group(backend) as rank:
+        torch.manual_seed(0)
+        net = DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
+        KEPT.append(net)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+        with net.join(divide_by_initial_world_size=False):
+            for step in range(2 + rank):
+                optimizer.zero_grad()
+                net(torch.full((1, 2), float(step + rank))).sum().backward()
+                optimizer.step()
+        return net.module.weight.flatten().tolist()
+
+
+def profiled(backend: str) -> list[tuple[str, bool]]:
+    """Return the events of operations, and whether they ended in another thread."""
+    with default_group(backend), torch.profiler.profile() as profiler:
+        dist.all_reduce(torch.ones(2), async_op=True).wait()
+        dist.barrier()
+    return [(it.name, it.is_async) for it in profiler.events() if it.name.startswith(backend)]
 
 
 def training_with_a_death(backend: str) -> str:

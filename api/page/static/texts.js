@@ -25,6 +25,7 @@ export const TEXTS = {
   message: (view) => view.message ?? "",
   step: (view) => `${view.step}${view.total_steps === null ? "" : `/${view.total_steps}`}`,
   loss: (view) => known(view.loss, (loss) => loss.toFixed(4)),
+  bits: (view) => view.bits,
   rate: (view) => (view.throughput_steps_per_sec ? `${view.throughput_steps_per_sec.toFixed(1)}/s` : NOTHING),
   eta: (view) => (OVER.has(view.status) ? NOTHING : known(view.eta_seconds, duration)),
   ranks: (view) => (OVER.has(view.status) ? `${view.world_size}` : `${view.living}/${view.world_size}`),

@@ -202,6 +202,16 @@ class Channel:
         self._deliver(receive.key)
         return receive
 
+    def offers(self, tag: Tag) -> bool:
+        """Return whether a message of this tag has begun to come; keep what is before it."""
+        key = tag[:2]
+        while not self._unexpected.get(key):
+            if self._frame is not None and self._frame.key == key:
+                return self._frame.kind == Kind.MESSAGE
+            if self.error is not None or self.has_left or not self.read_some():
+                return False
+        return True
+
     def cancel(self, receive: PostedReceive) -> None:
         """Stop writing to its target; a message that has partly arrived is kept, or dropped."""
         if receive.is_done:

@@ -126,6 +126,21 @@ class MessageBackend(Backend):
                 self._withdraw(transfer)
                 self._tell_followers()
 
+    def probe(self, tag: Tag = MESSAGE, *, timeout_seconds: float = TIMEOUT_SECONDS) -> int:
+        transfer, deadline = _Transfer(tag), Deadline(timeout_seconds, "a message of any rank")
+        attempts = SPINS
+        with self._lock:
+            while not self._is_closed:
+                self._move_some()
+                for channel in self._all:
+                    if channel.offers(tag):
+                        return channel.peer
+                if all(channel.has_left for channel in self._all):
+                    raise ChannelClosed(next(iter(self._channels)))
+                attempts += 1
+                self._wait(transfer, attempts, deadline)
+        raise ChannelClosed(self.rank, is_own=True)
+
     def abort(self, tag: Tag, reason: str) -> None:
         text = memoryview(reason.encode()[:REASON_BYTES])
         with self._lock:

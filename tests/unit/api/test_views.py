@@ -171,6 +171,22 @@ def test_exits_are_summed_over_all_ranks_and_kinds() -> None:
     assert found.workers[0].endings == crashed
 
 
+@pytest.mark.parametrize(
+    ("bits", "is_unchecked", "said"),
+    [("same", False, "same"), ("same", True, "unchecked"), ("any", True, "any")],
+)
+def test_summary_and_audit_say_which_bits_are_promised(
+    bits: str,
+    is_unchecked: bool,  # noqa: FBT001  as a rank sends it
+    said: str,
+) -> None:
+    promised = {"mode": "synchronous", "bits": bits, "world_size": 2}
+    job = replace(JOB, spec=msgspec.structs.replace(JOB.spec, **promised))
+    ranks = [worker(), worker(1, is_unchecked=is_unchecked)]
+    assert summary(job, ranks, NOW).bits == said
+    assert audit_view(job, Audit(commits=[], epochs=[], exact=0, inexact=0), ranks).bits == said
+
+
 # Audits
 
 EXACT = epoch(0)

@@ -46,6 +46,16 @@ def test_audit_ends_with_a_verdict_and_its_exit_code(
     assert words in sentence
 
 
+@pytest.mark.parametrize(
+    ("bits", "words"),
+    [("same", "once"), ("any", "(bits any)"), ("unchecked", "(its script gave check=False)")],
+)
+def test_the_verdict_says_whether_bits_are_promised(bits: str, words: str) -> None:
+    whole = job(status="COMPLETED", is_terminal=True, spec={"mode": "synchronous"})
+    audit = {"exactly_once": True, "epochs": [WHOLE], "bits": bits}
+    assert verdict_of(whole, audit)[0].endswith(words)
+
+
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
     """Run a command against a server that answers by path."""

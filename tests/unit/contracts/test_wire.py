@@ -144,7 +144,7 @@ ON_THE_WIRE = [
         (
             '{"is":"heartbeat","progress":{"step":0,"total_steps":null,"epoch":0,"shard_idx":0,'
             '"line_idx":0,"loss":null,"metrics":{},"last_checkpoint_step":null,'
-            '"last_checkpoint_bytes":null,"last_checkpoint_at":null},'
+            '"last_checkpoint_bytes":null,"last_checkpoint_at":null,"is_unchecked":false},'
             '"checkpoints_saved":0,"stopping":false,"waiting":false}'
         ),
     ),

@@ -8,6 +8,7 @@ pytest.importorskip("torch")
 
 from tests.support.torch_ranks import (
     KILLED,
+    callbacks_that_wait,
     columns,
     death_over_gloo,
     different_operations,
@@ -17,19 +18,40 @@ from tests.support.torch_ranks import (
     messages_in_a_ring,
     operation_with_a_death,
     over_gloo,
+    profiled,
     refused_calls,
     run_ranks,
     trained,
     training_with_a_death,
+    uneven_batches,
 )
+from tests.support.torch_suite import outcomes
 
 pytestmark = pytest.mark.slow  # each rank is a process
 
+SUITE = [
+    "test_all_gather_coalesced_with_empty",
+    "test_all_gather_object_default_pg",
+    "test_all_reduce_coalesced_product",
+    "test_all_reduce_product",
+    "test_all_reduce_sum_complex",
+    "test_barrier_timeout_full_group",
+    "test_batch_isend_irecv_gloo_tags",
+    "test_ddp_comm_hook_logging",
+    "test_ddp_control_flow_same_across_ranks",
+    "test_get_backend",
+    "test_irecv",
+    "test_scatter_complex",
+    "test_send_recv_any_source",
+    "test_send_recv_with_tag",
+    "test_sparse_all_reduce_sum",
+]
+
 REFUSALS = """\
-muster does not support this ReduceOp: use SUM, AVG, MIN or MAX, or all_gather the tensors
-muster does not support a sparse tensor: use dense gradients (sparse=False)
-muster does not support sums of bool: use MAX for or, MIN for and
-muster does not support recv from any rank: give the src
+all_reduce in group 0 failed: band combines bits, which float32 has no use for: use integers
+muster does not support this ReduceOp of sparse tensors: use SUM
+muster does not support a sparse tensor here: call to_dense() first
+muster does not support the sum of bool: use MAX for or, MIN for and
 broadcast in group 0 failed: expected a message of 16 bytes from rank 0, got 12: \
 use the same size on both ends
 [2.0, 2.0, 2.0]""".splitlines()
@@ -84,6 +106,30 @@ def test_death_ends_a_step_of_ddp(tmp_path: Path) -> None:
     assert killed == KILLED
     for error in (first, third):
         assert "is closed" in error or "left the operation" in error
+
+
+def test_callbacks_may_wait_for_operations(tmp_path: Path) -> None:
+    ours = run_ranks(callbacks_that_wait, 2, tmp_path / "store", "muster")
+    assert ours == [[2.0**5] * 2] * 2
+
+
+def test_ranks_with_fewer_batches_join(tmp_path: Path) -> None:
+    ours, theirs = (
+        run_ranks(uneven_batches, 2, tmp_path / backend, backend) for backend in ("muster", "gloo")
+    )
+    assert ours == theirs
+
+
+def test_operations_are_events_of_the_profiler(tmp_path: Path) -> None:
+    for events in run_ranks(profiled, 2, tmp_path / "store", "muster"):
+        assert events == [("muster:all_reduce", True), ("muster:barrier", False)]
+
+
+def test_suite_of_torch_passes() -> None:
+    """A part of it; ``python -m stress.torch_suite`` runs all."""
+    pytest.importorskip("expecttest")  # the suite needs it
+    failed = [it for it in outcomes("muster", 3, SUITE) if it.status != "passed"]
+    assert not failed
 
 
 def test_groups_may_share_ranks(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """Which samples a virtual shard of a PyTorch job holds."""
 
+import random
+from itertools import chain
+
 import numpy as np
 import pytest
 
@@ -10,7 +13,18 @@ from muster.training.schema import Leaf
 
 torch = pytest.importorskip("torch")
 
-from muster.torch.shards import Batches, Prefetcher, ShardLoader, deal, totals_of
+from torch.utils.data import RandomSampler, WeightedRandomSampler
+
+from muster.program import InvalidProgram
+from muster.torch.shards import (
+    Batches,
+    Prefetcher,
+    Sampler,
+    ShardLoader,
+    deal,
+    set_generators,
+    totals_of,
+)
 
 
 @pytest.mark.parametrize("shards", [1, 2, 8, 32])
@@ -68,3 +82,80 @@ def test_a_part_of_a_step_is_the_same_part() -> None:
     loader = ShardLoader(schedule)
     whole, half = loader.load(1, Block(3, 0)), loader.load(1, Block(2, 1))
     assert [it.tolist() for it in half.batches] == [it.tolist() for it in whole.batches[4:]]
+
+
+GENERATORS = {
+    "torch": (torch.Generator, lambda it: torch.rand(1, generator=it).item()),
+    "numpy": (np.random.default_rng, lambda it: it.random()),
+    "philox": (lambda: np.random.Generator(np.random.Philox()), lambda it: it.random()),
+    "older": (np.random.RandomState, lambda it: it.rand()),
+    "python": (random.Random, lambda it: it.random()),
+}
+
+
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_a_registered_generator_depends_on_the_leaf_alone(kind: str) -> None:
+    schedule = Schedule(
+        totals=totals_of(70), batch_size=16, virtual_shards=4, epochs=3, seed=3, checkpoint_every=5
+    )
+    make, draw = GENERATORS[kind]
+    found = []
+    for leaves in ([(0, 0), (0, 1), (7, 1)], [(7, 1), (0, 1), (0, 0)]):
+        own = {"one": make(), "other": make()}
+        drawn = {}
+        for leaf in leaves:
+            set_generators(schedule, *leaf, own)
+            drawn[leaf] = [draw(it) for it in own.values()]
+        found.append(drawn)
+    assert found[0] == found[1]
+    numbers = [number for drawn in found[0].values() for number in drawn]
+    assert len({*numbers, torch.rand(1).item()}) == len(numbers) + 1
+
+
+SAMPLERS = {
+    "weighted": lambda: WeightedRandomSampler([1.0, 2.0, 0.0] * 10, 24),
+    "own generator": lambda: RandomSampler(range(24), generator=torch.Generator()),
+    "function": lambda: lambda epoch: reversed(range(epoch, epoch + 24)),
+    "in order": lambda: range(24),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_a_sampler_gives_the_order_of_an_epoch(kind: str, workers: int) -> None:
+    schedule = Schedule(
+        totals=totals_of(24), batch_size=16, virtual_shards=4, epochs=3, seed=3, checkpoint_every=5
+    )
+    orders = []
+    for epochs in ([0, 1, 2], [2, 0]):  # a newcomer begins anywhere
+        batches = Batches(schedule, range(100), list, Sampler(SAMPLERS[kind](), 3))
+        read = Prefetcher(batches, workers, schedule).read if workers else batches.make
+        found = {}
+        for epoch in epochs:
+            leaves = [
+                Leaf(step, shard) for step in (2 * epoch, 2 * epoch + 1) for shard in range(4)
+            ]
+            numbers = [ShardLoader(schedule).numbers(it.step)[it.shard] for it in leaves]
+            found[epoch] = [*chain.from_iterable(map(read, leaves, numbers))]
+        orders.append(found)
+    assert all(orders[0][epoch] == order for epoch, order in orders[1].items())
+    assert all(len(order) == 24 for order in orders[0].values())
+    if kind == "function":
+        assert orders[0][2] == [*reversed(range(2, 26))]
+    if kind == "in order":
+        assert orders[0][2] == [*range(24)]
+    if kind == "weighted":
+        assert orders[0][0] != orders[0][1]
+        assert all(number % 3 != 2 for number in orders[0][0])
+
+
+IMPURE = [
+    (lambda _: np.random.default_rng().permutation(24), "for the same epoch again"),
+    (torch.utils.data.BatchSampler(range(24), 4, drop_last=False), "the number of a sample at a"),
+]
+
+
+@pytest.mark.parametrize(("given", "problem"), IMPURE)
+def test_a_sampler_without_an_order_is_refused(given: object, problem: str) -> None:
+    with pytest.raises(InvalidProgram, match=problem):
+        Sampler(given, 3)

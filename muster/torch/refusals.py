@@ -1,0 +1,164 @@
+"""What of a script cannot be shared among ranks that come and go, in words that name the cure."""
+
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from muster.checkpoints.format import DTYPES
+from muster.program import InvalidProgram
+
+EXTRA_STATE: Final = "_extra_state"
+"""How torch names what `get_extra_state` returns in a `state_dict()`."""
+
+_NAMES: Final = frozenset({*(np.dtype(it).name for it in DTYPES), "bfloat16", "complex64"})
+"""Of the kinds of numbers that a state can hold."""
+
+COUNTER: Final = "num_batches_tracked"
+"""The counter of a BatchNorm: each shard adds as many as the next."""
+
+_QUANTIZER: Final = ("zero_point", "scale")
+"""A whole number that the forward pass of a fake quantizer takes from its observer's floats."""
+
+SCALES_FROM: Final = 15
+"""The power of two at which a factor of the loss is a GradScaler's, which begins with 2^16."""
+
+
+def names_of(parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> list[str]:
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    found = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) not in names:
+                raise InvalidProgram(
+                    "the optimizer has a parameter that the model does not have: make the "
+                    "optimizer of model.parameters()"
+                )
+            found.append(names[id(parameter)])
+    left = [n for n, it in parameters.items() if it.requires_grad and n not in found]
+    if left:
+        raise InvalidProgram(
+            f"the optimizer does not have the parameter {left[0]!r}: give it to the optimizer (one "
+            "optimizer, with groups of parameters), or freeze it with requires_grad_(False)"
+        )
+    return found
+
+
+def refuse_other_types(model: object, optimizer: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidProgram(f"the model is a {type(model).__name__}: give a torch.nn.Module")
+    parallel = torch.nn.parallel
+    if isinstance(model, parallel.DistributedDataParallel | parallel.DataParallel):
+        raise InvalidProgram(
+            f"the model is in a {type(model).__name__}, which would add up gradients, too: give "
+            "the model itself, and leave out init_process_group()"
+        )
+    for name, value in model.state_dict().items():
+        if not (name.endswith(EXTRA_STATE) or isinstance(value, torch.Tensor)):
+            raise InvalidProgram(
+                f"{name!r} of the model is no parameter or buffer: return it from get_extra_state, "
+                "and take it back in set_extra_state"
+            )
+    for path, module in model.named_modules():
+        kind, plain = type(module), torch.nn.Module
+        if (kind.get_extra_state is plain.get_extra_state) != (
+            kind.set_extra_state is plain.set_extra_state
+        ):
+            raise InvalidProgram(
+                f"the module {path or 'model'!r} has one of get_extra_state and set_extra_state: "
+                "a rank that joins needs both"
+            )
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidProgram(
+            f"the optimizer is a {type(optimizer).__name__}: give one torch.optim.Optimizer, which "
+            "may have several groups of parameters"
+        )
+
+
+def refuse_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        # What an observer of quantization-aware training begins with is empty, or infinite.
+        is_unset = name.endswith(("min_val", "max_val")) and not tensor.isfinite().any()
+        if is_unset or torch.nn.parameter.is_lazy(tensor):
+            raise InvalidProgram(
+                f"{name!r} has no shape or values yet: send one batch through the model before "
+                "muster.torch.join()"
+            )
+        if tensor.device.type not in {"cpu", "cuda"}:
+            raise InvalidProgram(
+                f"{name!r} is on the device {tensor.device}, and muster.torch trains on CPUs and "
+                "CUDA GPUs: move the model there before muster.torch.join()"
+            )
+        is_trained = isinstance(tensor, torch.nn.Parameter) and tensor.is_complex()
+        if is_trained or f"{tensor.dtype}".removeprefix("torch.") not in _NAMES:
+            raise InvalidProgram(
+                f"{name!r} has the dtype {tensor.dtype}: use floats of 16 to 64 bits, integers or "
+                "bools, in a buffer complex64 as well"
+            )
+
+
+def refuse_optimizers(optimizer: torch.optim.Optimizer) -> None:
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise InvalidProgram(
+            "SparseAdam needs sparse gradients, and ranks add up dense ones: use Adam, and make "
+            "the layer with sparse=False"
+        )
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise InvalidProgram(
+            f"{type(optimizer).__name__} computes the loss several times in a step, which cannot "
+            "be shared among ranks: use an optimizer that steps without a closure, such as AdamW"
+        )
+
+
+def refuse_change(name: str, buffer: torch.Tensor, others: Mapping[str, torch.Tensor]) -> None:
+    """Refuse the change of a buffer in the forward pass if it has no mean."""
+    path, _, last = name.rpartition(".")
+    is_derived = last == _QUANTIZER[0] and f"{path}.{_QUANTIZER[1]}".lstrip(".") in others
+    if not (buffer.is_floating_point() or last == COUNTER or is_derived):
+        raise InvalidProgram(
+            f"the buffer {name!r} ({buffer.dtype}) changes in the forward pass, which runs once "
+            "for each virtual shard, and changes are averaged: count in run.values, in a function "
+            "given to run.after_step"
+        )
+
+
+class SentGradient(torch.Tensor):
+    """Takes the place of a gradient that was contributed, and refuses whatever reads it."""
+
+    @classmethod
+    def of(cls, parameter: torch.Tensor) -> "SentGradient":
+        zero = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
+        sent: SentGradient = zero.expand(parameter.shape).as_subclass(cls)
+        return sent
+
+    @classmethod
+    def __torch_dispatch__(cls, *_: object, **__: object) -> Any:  # noqa: ANN401
+        raise InvalidProgram(
+            ".grad is used after run.backward(loss), which has handed the gradients over: read, "
+            "clip and change them in a function given to run.before_step, leave out GradScaler, "
+            "and add losses up instead of calling backward() again"
+        )
+
+
+def refuse_scaled(loss: torch.Tensor) -> None:
+    """Have the backward pass refuse a loss that a GradScaler has multiplied."""
+    node = loss.grad_fn
+    if node is None or node.name() != "MulBackward0":
+        return
+
+    def compare(inner: Any, outer: Any) -> None:  # noqa: ANN401
+        if outer[0] is None or inner[0] is None or not outer[0].numel() == inner[0].numel() == 1:
+            return
+        share, exponent = math.frexp((inner[0] / outer[0]).item())
+        if share == 0.5 and exponent > SCALES_FROM:  # noqa: PLR2004  a power of two
+            raise InvalidProgram(
+                f"the loss is multiplied by {2 ** (exponent - 1)}, as by a GradScaler, and the "
+                "gradients are not divided by that: leave out GradScaler, and use autocast with "
+                "bfloat16"
+            )
+
+    node.register_hook(compare)
