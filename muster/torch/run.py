@@ -272,14 +272,11 @@ class Run:
     def report(self, **metrics: float) -> None:
         """Report what this rank has measured, such as ``val_loss``, in a hook or after the loop.
 
-        Curves have the value of the lowest rank that reports the name, `muster leaderboard` the
-        mean over the ranks that do. At most 64 names of up to 128 characters are shown. Raises
-        `InvalidProgram`.
+        At most 64 names of up to 128 characters are shown. Raises `InvalidProgram`.
         """
         if LOSS in metrics:
             raise InvalidProgram(
-                "run.report(loss=…): the loss of training is reported without it, give yours "
-                "another name, such as val_loss"
+                "run.report(loss=…): training reports it, take another name, such as val_loss"
             )
         if self._is_inside or self._trainer is None:
             raise InvalidProgram(
