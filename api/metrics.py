@@ -77,7 +77,7 @@ def _service(name: str, meaning: str, value: Callable[[Scrape], Number]) -> Metr
 def _job(
     name: str,
     meaning: str,
-    value: Callable[[SummaryView, datetime], Number | Mapping[str, int]],
+    value: Callable[[SummaryView, datetime], Number | Mapping[str, float]],
     label: str | None = None,
 ) -> Metric:
     """Return a metric of each job; one with a `label` has a value for each value of that."""
@@ -158,6 +158,12 @@ METRICS: Final = (
         lambda job, _: job.throughput_steps_per_sec,
     ),
     _job("muster_job_loss", "Mean of the last losses of the ranks.", lambda job, _: job.loss),
+    _job(
+        "muster_job_metric",
+        "Mean of what the ranks reported last under that name.",
+        lambda job, _: job.metrics,
+        "metric",
+    ),
     _job("muster_job_ranks", "Ranks by state.", lambda job, _: _ranks_by_state(job), "state"),
     _checkpoint(
         "muster_job_checkpoint_timestamp_seconds",

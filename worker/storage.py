@@ -204,6 +204,8 @@ class Connection(threading.Thread):
                 )
             if isinstance(request, storage.Claim):
                 self._manager.claim()
+            elif isinstance(request, storage.FindBest):
+                return [], msgspec.json.encode(self._manager.best())
             elif isinstance(request, storage.Restore) and (found := self._manager.restore()):
                 unsigned = msgspec.structs.replace(found.manifest, manifest_xxh3="")
                 return [*pack(found.state).buffers], sign(unsigned)[1]

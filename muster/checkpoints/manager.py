@@ -15,7 +15,7 @@ from typing import Final
 
 from muster.checkpoints.errors import CheckpointDamaged, CheckpointError, RestoreDamaged
 from muster.checkpoints.format import Packed, State, pack
-from muster.checkpoints.manifest import CheckpointName, Manifest, Owner, RestorePoint
+from muster.checkpoints.manifest import BEST, CheckpointName, Manifest, Owner, RestorePoint
 from muster.checkpoints.reader import Checkpoint, CheckpointReader
 from muster.checkpoints.store import CheckpointStore, StoreOpener, manifest_of, open_store
 from muster.contracts.location import parse_location
@@ -116,6 +116,8 @@ class CheckpointManager:
         self._own: set[CheckpointName] | None = None
         """This job's checkpoints; None until the first save after a claim has listed them."""
         self._trusted: set[CheckpointName] = set()
+        self._marked: dict[CheckpointName, float] = {}
+        """Those of `_own` that were the best when they were saved; the newest of them still is."""
 
     def claim(self) -> int:
         """Fence older generations, of which none commits from now on; return this one's number.
@@ -130,6 +132,11 @@ class CheckpointManager:
                 self._delete_newer(self._owner.restore_from)
             self._claimed = self._generation
         return self._claimed
+
+    def best(self) -> float | None:
+        """Return the metric of this job's best checkpoint, None without one; raises as `save`."""
+        self._list_own(self.claim())
+        return self._marked[max(self._marked)] if self._marked else None
 
     def restore(self) -> Checkpoint | None:
         """Return the newest intact checkpoint of this job or what it inherits; None without any.
@@ -185,6 +192,8 @@ class CheckpointManager:
         name, manifest = self._store.commit(unsigned, packed)
         self._claimed = generation
         self._trusted.add(name)
+        if BEST in packed.values:
+            self._marked[name] = packed.values[BEST]
         self._retire(name)
         if self._cost and (warning := self._cost.warning(step, began, time.monotonic())):
             self._cost = None  # one warning is enough
@@ -246,23 +255,36 @@ class CheckpointManager:
     def _retire(self, latest: CheckpointName) -> None:
         """Remove old checkpoints, never another job's or damaged ones."""
         try:
-            if self._own is None:
-                # A successor may have saved since our commit: its checkpoints are not ours.
-                names = [it for it in self._store.names() if it.generation <= latest.generation]
-                self._own = set(filter(self._is_own, names))
-            self._own.add(latest)
-            for name in expendable(self._own, latest, self._trusted, self._keep_last):
-                self._own.discard(name)
+            own = self._list_own(latest.generation)
+            own.add(latest)
+            best = max(self._marked, default=None)
+            for name in expendable(own, latest, self._trusted, self._keep_last):
+                if name == best:
+                    continue
+                own.discard(name)
                 self._trusted.discard(name)
+                self._marked.pop(name, None)
                 self._store.remove(name)
         except CheckpointError as error:
             self._warn(f"an old checkpoint stays: {error}")
 
+    def _list_own(self, generation: int) -> set[CheckpointName]:
+        if self._own is None:
+            self._marked = {}
+            # A successor may have saved since our commit: its checkpoints are not ours.
+            names = [it for it in self._store.names() if it.generation <= generation]
+            self._own = set(filter(self._is_own, names))
+        return self._own
+
     def _is_own(self, name: CheckpointName) -> bool:
         try:
-            return self._owner.owns(manifest_of(self._store, name))
+            manifest = manifest_of(self._store, name)
         except CheckpointDamaged:
             return False  # its owner is unknown
+        is_own = self._owner.owns(manifest)
+        if is_own and BEST in manifest.values:
+            self._marked[name] = manifest.values[BEST]
+        return is_own
 
 
 def open_manager(

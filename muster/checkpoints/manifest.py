@@ -44,6 +44,10 @@ VIRTUAL_SHARDS: Final = "muster.virtual_shards"
 """Another one, which decides the order of every sum; absent in checkpoints of older versions. It is
 no part of a checkpoint's identity, which it would change."""
 
+BEST: Final = "muster.best"
+"""The value of the metric of `keep_best`, in a checkpoint that was the best so far. It is no part
+of the state."""
+
 ARITHMETIC: Final = "muster.arithmetic"
 """The value of any checkpoint that says which arithmetic has computed the state: digest and facts
 (`muster.runtime.fingerprint`). It is no part of the state."""
@@ -209,7 +213,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def state_values(self) -> dict[str, Any]:
-        return {name: value for name, value in self.values.items() if name != ARITHMETIC}
+        beside = (ARITHMETIC, BEST)
+        return {name: value for name, value in self.values.items() if name not in beside}
 
     def is_named(self, name: CheckpointName) -> bool:
         """Return whether this manifest belongs in the directory `name`."""

@@ -172,10 +172,11 @@ JOB_VARIABLES: Final[Mapping[str, str]] = {
     "replay_every": "MUSTER_REPLAY_EVERY",
     "bits": "MUSTER_BITS",
     "resume_from": "MUSTER_RESUME_FROM",
+    "keep_best": "MUSTER_KEEP_BEST",
 }
 """The variables of job fields. `JobSpec` declares their types, limits, defaults and meanings."""
 
-_NOT_BY_HAND: Final = frozenset({"keep_last", "resume_from"})
+_NOT_BY_HAND: Final = frozenset({"keep_last", "keep_best", "resume_from"})
 """Written for ranks, but not read for a coordinator started by hand."""
 
 _NOT_FOR_RANKS: Final = frozenset({"checkpoint_dir", "dataset_dir", "restart_scope"})
@@ -211,7 +212,7 @@ class Variable(NamedTuple):
                 raise InvalidEnvironment(
                     self.name, text, "a path, as this cannot be in a store yet"
                 )
-            if get_origin(bare) is tuple:
+            if get_origin(bare) in (tuple, dict):
                 value = msgspec.json.decode(text) or {}  # an empty list is no command
             elif get_origin(bare) is frozenset:
                 value = [word.strip() for word in text.lower().split(",") if word.strip()]
@@ -328,6 +329,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int
     seed: int
     resume_from: str | None
+    keep_best: dict[str, str] | None
     command: tuple[str, ...] | None
     mode: Mode
     program: str | None
@@ -410,6 +412,8 @@ def rank_environment(spec: JobSpec, assignment: Assignment) -> dict[str, str]:
         job["keep_last"] = max(spec.keep_last, 1 + lead)
     if spec.command:
         job["command"] = msgspec.json.encode(spec.command).decode()
+    if spec.keep_best:
+        job["keep_best"] = msgspec.json.encode(spec.keep_best).decode()
     heartbeat = min(HEARTBEAT_SECONDS, spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT)
     return {
         **RANK_DEFAULTS,

@@ -96,6 +96,5 @@ def _flat(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _validation_loss(job: SummaryView) -> float | None:
-    """Return the mean over the ranks that report one: often only rank 0 validates."""
-    losses = [it.metrics[name] for it in job.workers for name in VALIDATION if name in it.metrics]
-    return sum(losses) / len(losses) if losses else None
+    metrics = job.metrics
+    return next((metrics[name] for name in VALIDATION if name in metrics), None)

@@ -180,6 +180,15 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             description="Checkpoints kept per rank; a gang keeps at least 3, in a store 4.",
         ),
     ] = 3
+    keep_best: Annotated[
+        dict[str, str] | None,
+        Meta(
+            description="The checkpoint with the least metric (mode: max, the greatest) that a "
+            "script with muster.torch has given to run.report in run.after_step on the rank that "
+            "saves. It is saved at that very step, and kept beside the newest ones.",
+            examples=[{"metric": "val_loss", "mode": "min"}],
+        ),
+    ] = None
     sleep_sec: Annotated[
         float,
         Meta(ge=0, le=3600, description="Pause after each step of a managed program, for demos."),

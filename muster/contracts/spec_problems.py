@@ -208,6 +208,14 @@ def problems(spec: JobSpec) -> Iterator[FieldProblem]:
     yield from _secret_problems(spec)
     if _size_bytes(spec.env) > ENVIRONMENT_LIMIT_BYTES:
         yield FieldProblem("env", f"is longer than {ENVIRONMENT_LIMIT_BYTES} bytes as JSON")
+    if (kept := spec.keep_best) is not None:
+        is_known = kept.keys() <= {"metric", "mode"} and kept.get("mode", "min") in ("min", "max")
+        if not (is_known and kept.get("metric")):
+            yield FieldProblem(
+                "keep_best", 'expected such as {"metric": "val_loss", "mode": "min"}'
+            )
+        if spec.mode != "synchronous" or spec.command is None:
+            yield FieldProblem("keep_best", "needs a script with muster.torch (--elastic)")
     if spec.resume_from is not None and not re.fullmatch(JOB_ID_PATTERN, spec.resume_from):
         yield FieldProblem("resume_from", "name a job by its id")
 

@@ -50,6 +50,10 @@ class Claim(_Message, frozen=True, tag="claim"):
     """Fence older generations."""
 
 
+class FindBest(_Message, frozen=True, tag="find_best"):
+    """Return the metric of the job's best checkpoint as JSON; null without one."""
+
+
 class Restore(_Message, frozen=True, tag="restore"):
     """Return arrays and manifest of the newest checkpoint to begin with; nothing without one."""
 
@@ -99,7 +103,9 @@ class CountShards(_Message, frozen=True, tag="count_shards"):
 
 
 DataRequest: TypeAlias = ListShards | FetchShard | CountShards
-StorageRequest: TypeAlias = OpenCheckpoints | Claim | Restore | ListGang | Save | DataRequest
+StorageRequest: TypeAlias = (
+    OpenCheckpoints | Claim | FindBest | Restore | ListGang | Save | DataRequest
+)
 
 
 class Done(_Message, frozen=True, tag="done"):

@@ -5,6 +5,7 @@ A client ignores fields it does not know. Fields that an earlier server does not
 
 from datetime import datetime
 from signal import Signals
+from statistics import fmean
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -141,6 +142,15 @@ class SummaryView(_JobHeading, frozen=True, kw_only=True):
     def living(self) -> int:
         """How many ranks have a process."""
         return sum(worker.pid is not None for worker in self.workers)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The mean of what the ranks reported last, by name: often only some report one."""
+        names = dict.fromkeys(name for it in self.workers for name in it.metrics)
+        return {
+            name: fmean(it.metrics[name] for it in self.workers if name in it.metrics)
+            for name in names
+        }
 
 
 class SummaryList(View, frozen=True, kw_only=True):

@@ -179,6 +179,9 @@ class RemoteCheckpoints:
     def claim(self) -> None:
         self._ask(storage.Claim())
 
+    def best(self) -> float | None:
+        return msgspec.json.decode(self._ask(storage.FindBest())[1], type=float | None)
+
     def restore(self) -> Checkpoint | None:
         arrays, content = self._ask(storage.Restore())
         if not content:

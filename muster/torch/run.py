@@ -19,6 +19,7 @@ from xxhash import xxh3_128
 from muster.contracts.environ import JOB_VARIABLES, PROCESS_TAG, RankSettings
 from muster.contracts.job import Reason
 from muster.contracts.messages import LoopEnded, PermanentFailure
+from muster.contracts.series import LOSS
 from muster.contracts.spec import VIRTUAL_SHARDS_OF_SCRIPTS
 from muster.contracts.spec_problems import batch_size_problem
 from muster.host.containment import contain_self
@@ -267,6 +268,22 @@ class Run:
         give the number of tokens if the loss is a mean over tokens. Raises `InvalidProgram`.
         """
         self._computer.backward(loss, weight)
+
+    def report(self, **metrics: float) -> None:
+        """Report what this rank has measured, such as ``val_loss``, in a hook or after the loop.
+
+        At most 64 names of up to 128 characters are shown. Raises `InvalidProgram`.
+        """
+        if LOSS in metrics:
+            raise InvalidProgram(
+                "run.report(loss=…): training reports it, take another name, such as val_loss"
+            )
+        if self._is_inside or self._trainer is None:
+            raise InvalidProgram(
+                "call run.report() in a hook of run.after_step, or after the loop: its body runs "
+                "several times a step"
+            )
+        self._reporter.report(self.step, metrics)
 
     def stop(self) -> None:
         """End training on all ranks after the same step; the job is then complete.

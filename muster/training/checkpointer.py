@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from muster.checkpoints.errors import CheckpointMismatch, OtherArithmetic
 from muster.checkpoints.listing import refuse_other_schedule
-from muster.checkpoints.manifest import ARITHMETIC, SCHEDULE, VALUES, VIRTUAL_SHARDS, Manifest
+from muster.checkpoints.manifest import ARITHMETIC, BEST, SCHEDULE, VALUES, VIRTUAL_SHARDS, Manifest
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import EpochDone
 from muster.contracts.paths import checkpoints_of_job
@@ -56,6 +56,7 @@ class Checkpointer:
         replica: Replica,
         schedule: Schedule,
         on_saved: Callable[[int], None] = lambda _bytes: None,
+        best: float | None = None,
     ) -> None:
         """Save the replica, and call `on_saved` once it is durable; see `RemoteCheckpoints`."""
         checkpoints = self._checkpoints_of(generation, world_size)
@@ -64,6 +65,8 @@ class Checkpointer:
         values[VIRTUAL_SHARDS] = schedule.virtual_shards
         if (ours := self.arithmetic) is not None:
             values[ARITHMETIC] = ours.value
+        if best is not None:
+            values[BEST] = best
         if replica.committed.values:
             values[VALUES] = replica.committed.values.decode()
         if replica.committed.is_stopped or replica.committed.stop_requested:
@@ -78,6 +81,10 @@ class Checkpointer:
     def claim(self, generation: int, world_size: int) -> None:
         """Fence older groups: none of their members can save. Raises `CheckpointError`."""
         self._checkpoints_of(generation, world_size).claim()
+
+    def best(self, generation: int, world_size: int) -> float | None:
+        """Return the metric of the job's best checkpoint, None without one; raises as `claim`."""
+        return self._checkpoints_of(generation, world_size).best()
 
     def restore(self, initial: Arrays, replica: Replica, schedule: Schedule) -> bool:
         """Fill the replica from the newest intact checkpoint; return False if there is none.

@@ -1,17 +1,21 @@
 """Reports the progress of a rank to its agent and its log, and saves its checkpoints."""
 
 import atexit
+import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, Final
 
 from muster.checkpoints.errors import CheckpointFailed
 from muster.collectives.errors import CollectiveError, PeerUnreachable
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import (
+    METRIC_NAME_LIMIT,
+    METRICS_LIMIT,
     Heartbeat,
     JoinedGroup,
     PeerLost,
@@ -65,6 +69,13 @@ class Reporter:
         self.checkpointer: Final = Checkpointer(settings, self.supervision.warn)
         self._position = Position()
         self._means: Means | None = None
+        self._reported: dict[str, float] = {}
+        """What the program reported last, by name."""
+        kept = settings.keep_best or {}
+        self._metric: Final = kept.get("metric")
+        self._sign: Final = -1 if kept.get("mode") == "max" else 1
+        self._best = -math.inf  # less is better; nothing is until the checkpoints are known
+        self._measured = -1, math.nan  # the metric, and after which step
         self._gives_series = False  # all ranks have the same values: the first one reports them
         self._checkpoints_saved = 0
         self._last_checkpoint: dict[str, Any] = {"last_checkpoint_step": None}
@@ -106,6 +117,9 @@ class Reporter:
             # A full disk is reported by the first save, which fences as well.
             with self.busy, suppress(CheckpointFailed):
                 self.checkpointer.claim(worker_group.round, len(worker_group.members))
+                if self._metric is not None:
+                    best = self.checkpointer.best(worker_group.round, len(worker_group.members))
+                    self._best = math.inf if best is None else self._sign * best
         # A rank with nothing left to do reports no other step than this one.
         self._take_position(replica)
         step = replica.position.step
@@ -143,11 +157,28 @@ class Reporter:
             self._next_line_at = now + PROGRESS_SECONDS
             self._print(replica.position.step, f"loss {means.loss:.4f}")
 
+    def report(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Report what the program has measured after a step, on this rank alone."""
+        # float(): the encoder refuses numpy numbers.
+        given = {name[:METRIC_NAME_LIMIT]: float(value) for name, value in metrics.items()}
+        self._reported = dict(islice((self._reported | given).items(), METRICS_LIMIT))
+        shown = {name: value for name, value in given.items() if name in self._reported}
+        self.supervision.recorder.take(step, shown)
+        if self._metric in given:
+            self._measured = step, self._sign * given[self._metric]
+        self.supervision.report()
+
+    def is_best(self, replica: Replica) -> bool:
+        step, value = self._measured
+        return step == replica.position.step and value < self._best
+
     def save_checkpoint(self, worker_group: WorkerGroup, replica: Replica) -> None:
         generation, committed = worker_group.round, replica.committed
         digest = replica.digest()
+        best = self._measured[1] if self.is_best(replica) else None
 
         def report_saved(size_bytes: int) -> None:
+            self._best = self._best if best is None else best
             self._checkpoints_saved += 1
             self._last_checkpoint = {
                 "last_checkpoint_step": committed.position.step,
@@ -159,7 +190,12 @@ class Reporter:
 
         with self.busy:
             self.checkpointer.save(
-                generation, len(worker_group.members), replica, self._schedule, report_saved
+                generation,
+                len(worker_group.members),
+                replica,
+                self._schedule,
+                report_saved,
+                None if best is None else self._sign * best,
             )
         if self._schedule.is_over(replica.committed):
             self.flush()
@@ -227,7 +263,7 @@ class Reporter:
                 line_idx=position.line_idx,
                 loss=self.loss,
                 is_unchecked=self.is_unchecked,
-                metrics={} if means is None else dict(means.metrics),
+                metrics={**({} if means is None else means.metrics), **self._reported},
                 **self._last_checkpoint,
             ),
             checkpoints_saved=self._checkpoints_saved,

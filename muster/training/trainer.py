@@ -91,6 +91,9 @@ class TrainerCallbacks(Protocol):
         `means` is valid until the next step.
         """
 
+    def is_best(self, replica: Replica) -> bool:
+        """Return whether the program has reported that this state is the best so far."""
+
     def save_checkpoint(self, worker_group: WorkerGroup, replica: Replica) -> None:
         """Save the replica; called on one member of the group.
 
@@ -247,7 +250,8 @@ class Trainer:
     ) -> Tasks[None]:
         """Take every remaining step; return once the last checkpoint is durable."""
         even = assign_blocks([()] * group.backend.world_size, self._schedule.virtual_shards)
-        wants_save = worker_group.save and self.is_saver
+        is_best = self._callbacks.is_best(self._replica)  # its saver may have died
+        wants_save = self.is_saver and (worker_group.save or is_best)
         wants_save = wants_save and not self._try_to_save(worker_group, is_requested=True)
         while not self._schedule.is_over(self._replica.committed):
             step = self._replica.position.step
@@ -278,6 +282,7 @@ class Trainer:
             is_due = self._schedule.is_checkpoint_due(
                 self._replica.committed, is_time=self._save_timer.is_due()
             )
+            wants_save |= self.is_saver and self._callbacks.is_best(self._replica)
             # A requested one that has failed is tried again after each step.
             if wants_save or (is_due and self.is_saver):
                 wants_save &= not self._try_to_save(worker_group, is_requested=wants_save)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.checkpoints.manifest import CheckpointName
 from muster.contracts.environ import SPARE_RANK
 from muster.contracts.paths import checkpoints_of_job
 from muster.host.containment import tagged_processes
@@ -297,6 +298,40 @@ def test_all_that_a_loop_may_have_survives_a_kill_and_a_stop(
     assert installation.complete(later)["step"] == 80
 
 
+REPORTS = f"""{SMALL}
+@run.after_step
+def evaluate():
+    if run.is_main:
+        run.report(val_loss=1 / run.step)
+
+for (x,) in run.shards():
+    run.backward(model(x).square().mean())
+if run.is_main:
+    run.report(accuracy=0.75)
+"""
+
+
+def test_what_one_rank_reports_is_in_curve_metrics_and_leaderboard(
+    installation: Installation, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(REPORTS)
+    fields = {"command": [sys.executable, "train.py"], "working_dir": str(tmp_path)}
+    keep = {"keep_best": {"metric": "val_loss", "mode": "max"}, "keep_last": 1}
+    job_id = submit(installation, 2, epochs=4, labels={"sweep": "torch"}, **keep, **fields)
+    installation.complete(job_id)
+    place = checkpoints_of_job(installation.checkpoint_dir, job_id)
+    kept = filter(None, (CheckpointName.parse(it.name) for it in place.iterdir()))
+    assert sorted(it.step for it in kept) == [1, 8]
+    series = installation.request("GET", f"/jobs/{job_id}/series").json()["series"]
+    assert (series["val_loss"]["live"]["step"][-1], series["accuracy"]["live"]["last"]) == (
+        8,
+        [0.75],
+    )
+    board = installation.request("GET", "/leaderboard?sweep=torch").json()
+    assert (board["loss_kind"], board["jobs"][0]["loss"]) == ("validation", 0.125)
+    assert 'metric="accuracy",name=""} 0.75' in installation.request("GET", "/metrics").text
+
+
 BACKWARD = "for (x,) in run.shards():\n run.backward(model(x).sum())"
 JOIN = "run = muster.torch.join(model, optimizer, data={})"  # takes the place of that of SMALL
 MISTAKES = {
@@ -394,6 +429,8 @@ MISTAKES = {
         "run.register(x=optimizer)\nrun.register(x=torch.optim.SGD(model.parameters(), lr=1))",
         "take another name",
     ),
+    "reports in the body": ("for _ in run.shards(): run.report(val_loss=1)", "or after the loop"),
+    "reports the loss": ("run.report(loss=1)", "another name, such as val_loss"),
     "makes a NaN": (
         "for (x,) in run.shards(): run.backward(model(x).sum() * float('nan'))",
         "not finite",

@@ -34,7 +34,7 @@ SAVED: dict[str, Any] = {
     "last_checkpoint_bytes": 640,
     "last_checkpoint_at": (NOON - timedelta(seconds=90)).isoformat(),
 }
-LABELS = {"job_id", "name", "status", "state", "retry_class", "route", "code"}
+LABELS = {"job_id", "name", "status", "state", "retry_class", "route", "code", "metric"}
 
 AWAY = Scrape(now=NOON, requests={("/jobs/{job_id}", 404): 3})
 WHOLE = Scrape(
@@ -48,7 +48,13 @@ WHOLE = Scrape(
     statuses=dict.fromkeys(JobStatus, 1),
     slots=8,
     slots_taken=2,
-    jobs=[summary(name="net", endings={"crash": 2, "hang": 0}, workers=[rank(), rank(**SAVED)])],
+    jobs=[
+        summary(
+            name="net",
+            endings={"crash": 2, "hang": 0},
+            workers=[rank(metrics={"acc": 0.5}), rank(**SAVED)],
+        )
+    ],
 )
 
 
@@ -89,6 +95,7 @@ def test_every_metric_has_a_sample_and_known_labels() -> None:
         ("muster_job_steps", {(): 5.0}),
         ("muster_job_steps_per_second", {(): 2.5}),
         ("muster_job_loss", {(): 0.25}),
+        ("muster_job_metric", {("acc",): 0.5}),
         ("muster_job_status", {("RUNNING",): 1.0}),
         ("muster_job_attempts_ended_total", {("crash",): 2.0, ("hang",): 0.0}),
         ("muster_job_checkpoint_age_seconds", {(): 90.0}),

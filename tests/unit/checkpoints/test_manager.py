@@ -12,7 +12,7 @@ from muster.checkpoints.errors import RestoreDamaged
 from muster.checkpoints.format import Packed
 from muster.checkpoints.local_store import RECYCLED_LIMIT_BYTES, LocalStore
 from muster.checkpoints.manager import SaveCost, expendable
-from muster.checkpoints.manifest import LATEST, CheckpointName, Manifest, RestorePoint
+from muster.checkpoints.manifest import BEST, LATEST, CheckpointName, Manifest, RestorePoint
 from tests.support.checkpoint_ranks import NOON, Rank, flipped, owner, position, state
 
 
@@ -167,6 +167,19 @@ def test_expendable_checkpoints(
 
     found = expendable(named(have), CheckpointName(0, latest), named(trusted), keep_last)
     assert [name.step for name in found] == gone
+
+
+def test_the_best_checkpoint_is_kept_beside_the_newest() -> None:
+    rank = Rank()
+    assert rank.manager.best() is None
+    for step, mark in enumerate([{}, {BEST: 0.5}, {BEST: 0.25}, {}, {}, {}]):
+        rank.manager.save(step, position(step), {"lr": 0.1, **mark})
+    assert [it.step for it in sorted(rank.store.names())] == [2, 4, 5]
+    assert rank.restored() == CheckpointName(0, 5)
+    later = Rank(files=rank.files, owner=owner(generation=1))
+    assert later.manager.best() == 0.25
+    later.save(6, 7, 8)
+    assert [it.step for it in sorted(later.store.names())] == [2, 7, 8]
 
 
 def test_costly_saves_are_reported_with_the_remedy() -> None:

@@ -50,8 +50,8 @@ def ear() -> Iterator[Ear]:
     ear.close()
 
 
-def reporter_of(directory: Path, ear: Ear) -> Reporter:
-    settings = settings_of(directory, JOB_ID="job", MUSTER_AGENT_FD=ear.descriptor)
+def reporter_of(directory: Path, ear: Ear, **names: str) -> Reporter:
+    settings = settings_of(directory, JOB_ID="job", MUSTER_AGENT_FD=ear.descriptor, **names)
     reporter = Reporter(settings, ear.voice, BusyFlag())
     reporter.set_schedule(STATE, SCHEDULE, b"values")
     return reporter
@@ -125,6 +125,40 @@ def test_a_lost_peer_is_named_by_its_rank_in_the_job(
     (lost,) = ear.heard()
     assert isinstance(lost, PeerLost)
     assert lost.message.startswith(words)
+
+
+def test_reported_numbers_stay_until_they_are_reported_again(tmp_path: Path, ear: Ear) -> None:
+    reporter = reporter_of(tmp_path, ear)
+    reporter.report(3, {"val_loss": np.float32(0.5), "accuracy": 1})
+    reporter.report(4, {"val_loss": 0.25})
+    reporter.supervision.report_exit()
+    beats = [beat for beat in ear.heard() if isinstance(beat, Heartbeat)]
+    assert beats[-1].progress.metrics == {"val_loss": 0.25, "accuracy": 1.0}
+    windows = [beat.window for beat in beats if beat.window is not None]
+    assert {it.values["val_loss"].last for it in windows} == {0.5, 0.25}
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_an_improvement_is_the_best_until_a_better_one(tmp_path: Path, ear: Ear, mode: str) -> None:
+    sign = -1 if mode == "max" else 1
+    keeps = {"MUSTER_KEEP_BEST": f'{{"metric": "m", "mode": "{mode}"}}'}
+
+    def begun() -> Reporter:
+        reporter = reporter_of(tmp_path, ear, **keeps)
+        reporter.on_group_joined(GROUP, replica_at(0))
+        return reporter
+
+    reporter, found = begun(), []
+    for step, value in enumerate([0.5, float("nan"), 0.75, 0.25], start=1):
+        reporter.report(step, {"m": sign * value})
+        assert not reporter.is_best(replica_at(step - 1)), "of another step"
+        found.append(reporter.is_best(replica_at(step)))
+        reporter.save_checkpoint(GROUP, replica_at(step))
+        assert not reporter.is_best(replica_at(step)), "it is saved"
+    assert found == [True, False, False, True]
+    successor = begun()
+    successor.report(5, {"m": sign * 0.3})
+    assert not successor.is_best(replica_at(5)), "another rank has saved a better one"
 
 
 def test_heartbeat_says_whether_the_rank_waits(tmp_path: Path, ear: Ear) -> None:

@@ -72,6 +72,9 @@ class Callbacks:
         if self.breaks >= 0:
             raise ChannelClosed(1)
 
+    def is_best(self, _replica: Replica) -> bool:
+        return False
+
     def __getattr__(self, _name: str) -> Callable[..., None]:
         return lambda *_, **__: None
 
