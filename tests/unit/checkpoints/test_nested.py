@@ -206,7 +206,7 @@ def test_tensor_that_cannot_be_saved_is_named(kind: str) -> None:
     made = {
         "sparse": lambda: torch.eye(2).to_sparse(),
         "without data": lambda: torch.empty(2, device="meta"),
-        "complex": lambda: torch.zeros(2, dtype=torch.complex64),
+        "complex": lambda: torch.zeros(2, dtype=torch.complex128),
     }
     with pytest.raises(UnsupportedState, match=r"\bx\b|x'"):
         pack(flatten({"a": {"x": made[kind]()}}))
