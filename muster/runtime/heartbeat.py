@@ -230,7 +230,11 @@ class Supervision:
             return self._client.send(state) and not has_values
         return self._client.send(state)
 
-    def _on_sigterm(self, _number: int, _frame: FrameType | None) -> None:
+    def _on_sigterm(self, number: int, _frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:  # a fork, such as a daemon of multiprocessing: it ends
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
         self.is_stopping = True
         # Report at once: an exit code 0 from now on does not mean that the work is complete.
         self._send_state()

@@ -152,3 +152,25 @@ def test_a_rank_that_a_person_interrupts_ends_with_a_sentence(terminal: Terminal
     assert process.returncode == 130, output
     assert "muster: interrupted: " in output
     assert "Traceback" not in output
+
+
+DAEMON = """
+import multiprocessing, time
+import muster
+
+def wait(is_running):
+    is_running.set()
+    time.sleep(1000)
+
+run = muster.join()
+fork = multiprocessing.get_context("fork")
+is_running = fork.Event()
+fork.Process(target=wait, args=[is_running], daemon=True).start()
+is_running.wait()
+run.is_complete = True
+"""
+
+
+def test_a_daemon_of_a_script_ends_with_it(terminal: Terminal) -> None:
+    code, output = terminal.run("-c", DAEMON)
+    assert code == 0, output
