@@ -422,6 +422,9 @@ class _Callbacks:
     def on_state_mismatch(self, group: WorkerGroup, error: WorkersDiverged) -> None:
         self.stage.disputed(tuple(group.members[place].worker_id for place in error.members))
 
+    def is_best(self, _replica: Replica) -> bool:
+        return False
+
     def on_step(self, replica: Replica, _means: Means) -> None:
         self.stage.reaches(replica.position.step)
 
