@@ -270,6 +270,7 @@ def test_ranks_have_places_of_their_own(place: Place) -> None:
     assert place.open_rank(2).ranks() == []
 
 
+@pytest.mark.slow
 def test_readers_never_fail_while_a_writer_retires(place: Place) -> None:
     warnings: list[str] = []
     manager = manager_of(place.open(), owner(), warnings.append)

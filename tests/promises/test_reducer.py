@@ -62,6 +62,7 @@ def random_layout(world_size: int, draw: random.Random) -> Layout:
     return [tuple(blocks) for blocks in held]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("elements", LENGTHS)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 7, 8])
 def test_bits_do_not_depend_on_the_assignment(make: Make, world_size: int, elements: int) -> None:

@@ -178,6 +178,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
 def test_a_machine_that_cannot_run_the_rank_is_refused(
     service: Service, case: tuple[str, dict[str, Any], int, str, str]

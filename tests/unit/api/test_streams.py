@@ -326,6 +326,7 @@ async def test_callers_during_a_query_share_the_next_one() -> None:
     assert rows.queries == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_current", [False, True])
 def test_a_reader_that_leaves_does_not_disturb_others(*, is_current: bool) -> None:
     faults: list[object] = []

@@ -127,6 +127,7 @@ def test_tensors_of_every_dtype_round_trip() -> None:
     assert {"torch.float32", "a.b", "a.b_"} <= {*flatten({**state, **odd})}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
 def test_optimizer_and_scheduler_resume_with_the_same_bits(optimizer: str) -> None:
     torch = pytest.importorskip("torch")

@@ -40,6 +40,7 @@ def test_home_is_expanded_where_the_shell_does_not(
     assert "'~no-one/x' names the home of an unknown user" in refused.stderr
 
 
+@pytest.mark.slow
 def test_progress_is_shown_on_a_terminal_only(tmp_path: Path) -> None:
     words = ["synthetic", "--samples", "10001", "--out"]
     quiet = dataset(*words, str(tmp_path / "quiet"))

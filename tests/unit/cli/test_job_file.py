@@ -103,6 +103,7 @@ def test_a_file_without_end_is_read_up_to_the_limit(tmp_path: Path) -> None:
     assert len(text_of(script)) == SIZE_LIMIT_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

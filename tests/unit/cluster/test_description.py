@@ -228,6 +228,7 @@ NODES = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         NODES,

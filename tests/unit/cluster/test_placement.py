@@ -115,6 +115,7 @@ REQUESTS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(REQUESTS, max_size=12))
 def test_placement_never_overcommits_a_node(requests: list[RankRequest]) -> None:
     machines = cluster(

@@ -88,6 +88,7 @@ DIFFERENT_CALLS: Final[dict[str, tuple[Call, Call]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3, 5])
 @pytest.mark.parametrize("calls", DIFFERENT_CALLS)
 @pytest.mark.parametrize("name", TRANSPORTS)
@@ -118,6 +119,7 @@ def test_different_calls_fail_at_once(name: str, calls: str, world_size: int) ->
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_rank_that_comes_late_can_go_on(name: str, world_size: int) -> None:

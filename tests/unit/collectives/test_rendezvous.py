@@ -124,6 +124,7 @@ def test_another_user_is_disconnected_at_once() -> None:
     all_talk(party.complete())
 
 
+@pytest.mark.slow
 def test_silent_stranger_is_disconnected_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("muster.collectives.transports.pending_peers.HELLO_TIMEOUT_SECONDS", 0.0)
     listener = listening()
@@ -203,6 +204,7 @@ def test_rank_that_is_not_there_is_unreachable() -> None:
             meet_at(1, bound, unreachable_seconds=0.0)
 
 
+@pytest.mark.slow
 def test_rank_that_does_not_answer_is_not_lost() -> None:
     waits = iter(range(20))
     with listening() as computes, pytest.raises(StopIteration):

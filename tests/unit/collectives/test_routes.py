@@ -197,6 +197,7 @@ def between(route: Route, peer: int) -> list[tuple[list[range], list[range]]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3, 4, 7, 16, 33, 64, 255, 1024, 2047, 4096])
 def test_rounds_and_bytes_are_as_theory_says(n: int) -> None:
     depth, part, children = n.bit_length() - 1, 1 / n, min(2, n - 1)

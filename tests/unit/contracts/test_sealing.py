@@ -81,6 +81,7 @@ def test_a_header_is_authenticated() -> None:
     assert coordinator.open(sealed, b"header") == b"data"
 
 
+@pytest.mark.slow
 def test_services_of_one_host_do_not_load_ciphers() -> None:
     code = "import sys, worker.agent, coordinator.service; sys.exit('cryptography' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -5,6 +5,7 @@ from functools import reduce
 from math import inf, isfinite, nan
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ def points_of(*steps: int) -> list[Point]:
     ]
 
 
+@pytest.mark.slow
 @given(parts=st.lists(VALUES, min_size=1))
 def test_merged_parts_are_the_aggregate_of_all_values(parts: list[list[float]]) -> None:
     values = [value for part in parts for value in part]

@@ -65,6 +65,7 @@ def test_rows_survive_a_reopening(url: str) -> None:
         assert Jobs(second).get(job.job_id) == job
 
 
+@pytest.mark.slow
 def test_a_current_database_is_opened_without_alembic(migrated_file: Path) -> None:
     program = (
         "import sys; from database.engine import Database\n"

@@ -130,6 +130,7 @@ def test_ranks_of_several_jobs_are_read_together(
     assert History(database).ranks_by_job([]) == {}
 
 
+@pytest.mark.slow
 def test_events_keep_their_order(database: Database, jobs: Jobs, writer: FencedWriter) -> None:
     job = submit(jobs, "a")
     events = [Event(at=NOON, kind="counted", message=str(number)) for number in range(9)]
@@ -215,6 +216,7 @@ class _Lost(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fates",
     [

@@ -150,6 +150,7 @@ FILTERS: list[tuple[JobQuery, list[str]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("selection", "found"), FILTERS)
 def test_a_query_returns_what_all_filters_match(
     jobs: Jobs, selection: JobQuery, found: list[str]

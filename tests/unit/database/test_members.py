@@ -121,6 +121,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pool", "asked", "worker_id", "why"), REFUSED.values(), ids=REFUSED)
 def test_a_departure_is_refused(
     database: Database,

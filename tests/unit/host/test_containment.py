@@ -78,6 +78,7 @@ def test_only_ranks_have_tag_numbers(place: str) -> None:
     assert not tag_numbers(f"{UID}/{place}")
 
 
+@pytest.mark.slow
 @tagging
 @pytest.mark.parametrize(
     "then",

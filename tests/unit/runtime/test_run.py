@@ -89,6 +89,7 @@ def test_a_checkpoint_is_due_every_n_steps(place: Path) -> None:
     assert due == [False, False, True, False, False, True, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed_after", range(1, 16))
 def test_a_resumed_run_reads_the_samples_of_an_undisturbed_one(
     place: Path, killed_after: int

@@ -39,6 +39,7 @@ def drawn(found: list[list[list[int]]]) -> list[int]:
     return [number for rank in found for batch in rank for number in batch]
 
 
+@pytest.mark.slow
 @given(st.data(), st.integers(0, 120), st.integers(7, 40), WORLD_SIZES, WORLD_SIZES)
 def test_a_change_of_world_size_draws_every_sample_once(
     data: st.DataObject, samples: int, batch_size: int, before: int, after: int
@@ -55,6 +56,7 @@ def test_a_change_of_world_size_draws_every_sample_once(
     assert sorted(drawn(following)) == [*range(samples)]
 
 
+@pytest.mark.slow
 @given(st.integers(1, 120), WORLD_SIZES, st.integers(0, 2))
 def test_a_step_reads_what_the_managed_loop_reads(samples: int, world_size: int, seed: int) -> None:
     schedule = Schedule(

@@ -57,6 +57,7 @@ def test_each_epoch_reads_every_sample_once() -> None:
     assert orders[0] != orders[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_batches_made_ahead_are_those_of_their_leaves(workers: int) -> None:
     schedule = Schedule(
@@ -120,6 +121,7 @@ SAMPLERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_a_sampler_gives_the_order_of_an_epoch(kind: str, workers: int) -> None:

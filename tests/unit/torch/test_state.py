@@ -147,6 +147,7 @@ def test_what_an_optimizer_has_at_join_is_kept(kind: str) -> None:
         assert np.array_equal(array, ours.state.replica.other[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [TrainingState, Staged])
 @pytest.mark.parametrize("of", [TrainingState, Staged])
 @pytest.mark.parametrize("kind", OPTIMIZERS)

@@ -148,6 +148,7 @@ def final_state(place: Path) -> tuple[int, dict[str, np.ndarray]]:
     return run.steps_done, state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_facts", [True, False])
 @pytest.mark.parametrize("killed_after", [1, 4, 5, 6, 11])
 def test_killed_and_resumed_run_has_the_same_bits(

@@ -63,6 +63,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not the GNU C library")
 def test_pages_of_one_step_serve_the_next() -> None:
     # In another process: malloc's options cannot be taken back.

@@ -148,6 +148,7 @@ def test_newcomer_that_cannot_read_the_memory_is_sent_the_state(other: dict[str,
     assert replicas[1].digest() == first.digest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("odd", [0, 1, 2])
 def test_divergent_member_is_named_and_sends_no_state(odd: int) -> None:
     replicas = [at(5, 9.0 if place == odd else 1.0) for place in range(3)] + [at(-1), at(-1)]

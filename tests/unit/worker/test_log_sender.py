@@ -143,6 +143,7 @@ HISTORIES = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(HISTORIES)
 def test_logs_come_home_as_they_are(

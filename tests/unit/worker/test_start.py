@@ -57,6 +57,7 @@ def test_a_too_large_environment_is_permanent(monkeypatch: pytest.MonkeyPatch) -
 BUSY = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\nwhile True: pass"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not counts_waits(), reason="the kernel counts no waits")
 def test_imports_have_time_in_which_no_processor_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.start.IMPORT_SECONDS", 0.5)
