@@ -2,7 +2,7 @@
 # comparing the age of four files is all that is left of it.
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo check lint types units test floors chaos contain objects stale fuzz load security bench compose-env containers lock clean
+.PHONY: help up demo check lint types units units-a-c units-d-z test floors chaos contain objects stale fuzz load security bench compose-env containers lock clean
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
@@ -27,9 +27,11 @@ demo: $(STAMP) ## train, kill a rank in the middle, compare the bits
 
 # Under a minute, so that it is run before every commit: what needs a
 # server, processes of its own or much time is left to `make test`.
-# Types are looked at beside the tests, where one core would idle.
+# Types are looked at beside the tests, where one core would idle. Two
+# processes of pytest need half the time of two workers of xdist, which
+# both collect all tests and report each of them to a third process.
 check: lint ## format, lint, layers, types, unit tests: stops at the first failure
-	+$(MAKE) --no-print-directory --jobs 2 types units
+	+$(MAKE) --no-print-directory --jobs 3 types units
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check
@@ -39,8 +41,10 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-units: $(STAMP)
-	$(BIN)/pytest -n 2 --dist worksteal -m 'not postgres and not slow' tests/unit tests/promises
+units: units-a-c units-d-z
+
+units-a-c units-d-z: units-%: $(STAMP)
+	$(BIN)/pytest -q -m 'not postgres and not slow' $(wildcard tests/unit/[$*]*) $(if $(filter a-c,$*),tests/promises)
 
 # Integration tests wait for half of their time, so two cores have room for three workers. They
 # differ much in length, so an idle worker takes over half of what another still has to do; until
