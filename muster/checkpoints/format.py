@@ -51,7 +51,7 @@ DTYPES: Final[Mapping[str, str]] = {
 """The supported types: numpy's name (kind and size in bytes), and that of safetensors."""
 
 FOREIGN: Final[Mapping[str, str]] = {"bfloat16": "BF16", "complex64": "C64"}
-"""Types of torch that safetensors has and a checkpoint of ours has not."""
+"""Types of torch that safetensors has, and our checkpoints have not."""
 
 METADATA: Final = "__metadata__"  # a name that safetensors reserves
 

@@ -17,7 +17,7 @@ from muster.checkpoints.errors import CheckpointMismatch, UnsupportedState
 ARRAY: Final = "__array__"
 ARRAYS: Final = "muster.arrays"
 
-_VIEWED: Final = {"bfloat16": "int16", "complex64": "int64"}
+VIEWED: Final = {"bfloat16": "int16", "complex64": "int64"}
 """Types of torch that a checkpoint has not, and those as which it keeps their bits."""
 
 _PARAMETERS: Final = "params"
@@ -140,7 +140,7 @@ def _array_of(value: Any, path: str) -> tuple[Any, dict[str, Any]] | None:  # no
     kind: dict[str, Any] = {"torch": f"{value.dtype}".removeprefix("torch.")}
     kind |= {"requires_grad": True} if value.requires_grad else {}
     plain = value.detach()
-    if (bits := _VIEWED.get(kind["torch"])) is not None:
+    if (bits := VIEWED.get(kind["torch"])) is not None:
         plain = plain.resolve_conj().view(getattr(torch, bits))
     try:
         return plain.cpu().numpy(), kind

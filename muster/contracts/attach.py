@@ -97,7 +97,7 @@ class ProbeHost(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
     data_dir: str = ""  # where agents would write
     home: tuple[int, int] | None = None  # as of `LaunchAgent`, of the coordinator's address file
     deleted: tuple[str, ...] = ()
-    """The uids of jobs whose directories are to be removed, unless a process of theirs runs."""
+    """The uids of jobs whose directories are to be removed, unless a process of the job runs."""
 
 
 class FetchLogs(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):

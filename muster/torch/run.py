@@ -8,6 +8,7 @@ import atexit
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from threading import Event
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -51,8 +52,7 @@ from muster.training.trainer import Outcome, Trainer
 BATCH_SIZE: Final = 64
 ITEMS_COMPARED: Final = 8
 
-_JOINED: Final[list[int]] = []
-"""The process, once it has joined."""
+_HAS_JOINED: Final = Event()  # set once this process has
 
 _LEFT_EARLY: Final = (
     "the loop over run.shards() was left before training was complete: its peers would wait. Call "
@@ -88,12 +88,12 @@ def join(  # noqa: PLR0913  what a training loop has
     and `InvalidProgram`.
     """
     refuse_while_loaded()
-    if _JOINED:
+    if _HAS_JOINED.is_set():
         raise InvalidProgram(
             "muster.torch.join() was called before in this process, which trains one model, once: "
             "train another one in a job of its own"
         )
-    _JOINED.append(os.getpid())
+    _HAS_JOINED.set()
     own = {"epochs": epochs, "seed": seed}
     own_variables = {JOB_VARIABLES[name]: str(value) for name, value in own.items()}
     own_variables[JOB_VARIABLES["mode"]] = "synchronous"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from muster.checkpoints.errors import UnsupportedState
 from muster.checkpoints.format import from_json, to_json
-from muster.checkpoints.nested import ARRAYS, flatten, unflatten
+from muster.checkpoints.nested import ARRAYS, VIEWED, flatten, unflatten
 from muster.program import InvalidProgram
 from muster.torch.refusals import (
     EXTRA_STATE,
@@ -30,8 +30,7 @@ from muster.training.state_sync import InPlaceReplica
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 
-VIEWED: Final = {torch.bfloat16: torch.int16, torch.complex64: torch.int64}
-"""Kinds of numbers that a checkpoint lacks, and those as which it holds their bits."""
+_VIEWED: Final = {getattr(torch, kind): getattr(torch, bits) for kind, bits in VIEWED.items()}
 
 MODEL: Final = "model"
 """The part of a state that the model has beside its tensors: what `get_extra_state` returns."""
@@ -415,7 +414,7 @@ def _optimizer_slots(
 def _array_of(tensor: torch.Tensor) -> NDArray[Any]:
     """Return the numbers of a tensor, bit for bit; no copy of one on the CPU."""
     plain = tensor.detach().cpu().resolve_conj().contiguous()
-    array: NDArray[Any] = plain.view(VIEWED.get(plain.dtype, plain.dtype)).numpy()
+    array: NDArray[Any] = plain.view(_VIEWED.get(plain.dtype, plain.dtype)).numpy()
     return array
 
 
