@@ -46,6 +46,10 @@ class RankProgress(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[datetime, msgspec.Meta(tz=True)] | None,
         msgspec.Meta(description="When that was durable, by the clock of the rank's host."),
     ] = None
+    metric_steps: Annotated[
+        dict[str, Count],
+        msgspec.Meta(description="Synchronous mode: after which step each metric was reported."),
+    ] = {}
     is_unchecked: Annotated[
         bool, msgspec.Meta(description="Its script gave `check=False` to `muster.torch.join`.")
     ] = False

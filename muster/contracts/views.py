@@ -145,12 +145,19 @@ class SummaryView(_JobHeading, frozen=True, kw_only=True):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The mean of what the ranks reported last, by name: often only some report one."""
-        names = dict.fromkeys(name for it in self.workers for name in it.metrics)
-        return {
-            name: fmean(it.metrics[name] for it in self.workers if name in it.metrics)
-            for name in names
-        }
+        """The mean of what the ranks reported last, by name: often only some report one.
+
+        Where they train one model, a rank whose number is of an earlier step does not count:
+        another one has reported since.
+        """
+        found: dict[str, tuple[int, list[float]]] = {}
+        for it in self.workers:
+            for name, value in it.metrics.items():
+                step = it.metric_steps.get(name, 0)
+                newest, values = found.get(name, (step, []))
+                if step >= newest:
+                    found[name] = step, [*values, value] if step == newest else [value]
+        return {name: fmean(values) for name, (_, values) in found.items()}
 
 
 class SummaryList(View, frozen=True, kw_only=True):

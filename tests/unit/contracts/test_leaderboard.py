@@ -19,6 +19,17 @@ def job(name: str, loss: float | None, *validation: float, **more: object) -> Su
     return summary(job_id=name, loss=loss, workers=[*ranks, silent], **more)
 
 
+def test_a_metric_is_the_mean_of_the_ranks_that_reported_it_last() -> None:
+    """Another rank becomes the main one when it joins: what it was before reports no more."""
+    ranks = [
+        rank(metrics={"val_loss": 0.125, "accuracy": 0.5}, metric_steps={"val_loss": 8}),
+        rank(metrics={"val_loss": 1.0, "accuracy": 1.0}, metric_steps={"val_loss": 1}),
+        rank(metrics={"val_loss": 0.375}, metric_steps={"val_loss": 8}),
+    ]
+    for order in (ranks, ranks[::-1]):
+        assert summary(workers=order).metrics == {"val_loss": 0.25, "accuracy": 0.75}
+
+
 FAILED = {"status": "FAILED"}
 
 
