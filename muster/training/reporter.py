@@ -71,9 +71,9 @@ class Reporter:
         self._means: Means | None = None
         self._reported: dict[str, tuple[float, int]] = {}
         """What the program reported last, by name, and after which step."""
-        kept = settings.keep_best or {}
-        self._metric: Final = kept.get("metric")
-        self._sign: Final = -1 if kept.get("mode") == "max" else 1
+        kept = settings.keep_best
+        self._metric: Final = None if kept is None else kept.metric
+        self._sign: Final = -1 if kept is not None and kept.mode == "max" else 1
         self._best = -math.inf  # less is better; nothing is until the checkpoints are known
         self._measured = -1, math.nan  # the metric, and after which step
         self._gives_series = False  # all ranks have the same values: the first one reports them
