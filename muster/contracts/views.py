@@ -176,11 +176,12 @@ class LeaderboardRow(View, frozen=True, kw_only=True):
 
 
 class LeaderboardView(View, frozen=True, kw_only=True):
-    """The jobs with one value of the label `sweep`, the lowest loss first."""
+    """The jobs with one value of the label `sweep`, the best first."""
 
     sweep: Annotated[str | None, _doc("null: there is none, or several to choose from.")]
     sweeps: Annotated[list[str], _doc("All there are.")]
     loss_kind: Annotated[Literal["validation", "training"], _doc("What all are compared by.")]
+    metric: Annotated[str | None, _doc("That of keep_best, if it decides; `loss` has it.")] = None
     best: Annotated[str | None, _doc("Its id; null: no job that did not fail has a loss.")]
     jobs: list[LeaderboardRow]
 
