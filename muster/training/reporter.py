@@ -176,6 +176,9 @@ class Reporter:
     def save_checkpoint(self, worker_group: WorkerGroup, replica: Replica) -> None:
         generation, committed = worker_group.round, replica.committed
         digest = replica.digest()
+        if self.is_best(replica):
+            with self.busy:  # the checkpoint before may be a better one, and is not durable yet
+                self.flush()
         best = self._measured[1] if self.is_best(replica) else None
 
         def report_saved(size_bytes: int) -> None:
