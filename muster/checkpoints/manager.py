@@ -153,7 +153,8 @@ class CheckpointManager:
         if checkpoint is not None:
             self._trusted.add(checkpoint.name)
         elif self._inherited is not None:
-            return replace(self._reader, store=self._inherited).newest_of_last_job()
+            earlier = replace(self._reader, store=self._inherited)
+            return earlier.newest_of_last_job(self._owner.inherited_step)
         return checkpoint
 
     def save(
@@ -309,6 +310,7 @@ def open_manager(
             generation=session.generation,
             any_world_size=session.any_world_size,
             restore_from=RestorePoint.parse(session.restore_from) if session.restore_from else None,
+            inherited_step=session.inherited_step,
         ),
         keep_last=session.keep_last,
         clock=lambda: datetime.now(UTC),

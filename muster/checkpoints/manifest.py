@@ -27,6 +27,7 @@ from xxhash import xxh3_64_hexdigest
 from muster.checkpoints.errors import CheckpointDamaged, UnsupportedState
 from muster.contracts.errors import WireError
 from muster.contracts.shards import Position
+from muster.contracts.spec import StepChoice
 
 LATEST: Final = "LATEST"
 MANIFEST: Final = "manifest.json"
@@ -216,6 +217,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         beside = (ARITHMETIC, BEST)
         return {name: value for name, value in self.values.items() if name not in beside}
 
+    def is_at(self, step: StepChoice | None) -> bool:
+        """Return whether this may be the checkpoint of a step; see `ResumeFrom`."""
+        return BEST in self.values if step == "best" else step in (None, self.step)
+
     def is_named(self, name: CheckpointName) -> bool:
         """Return whether this manifest belongs in the directory `name`."""
         return (self.generation, self.step) == (name.generation, name.step)
@@ -233,6 +238,7 @@ class Owner:
     generation: int | None  # None when started by hand: one above the newest checkpoint's
     any_world_size: bool = False  # True continues checkpoints of every world size
     restore_from: RestorePoint | None = None  # of a rank of a gang; None: the newest
+    inherited_step: StepChoice | None = None  # of what it inherits; None: the newest
 
     def owns(self, manifest: Manifest) -> bool:
         """Return whether a checkpoint is of this job."""

@@ -15,6 +15,7 @@ from msgspec import Meta
 from muster.contracts.messages import AgentAssignment
 from muster.contracts.rank import Count
 from muster.contracts.shards import Position, Reading
+from muster.contracts.spec import StepChoice
 
 PACKET_LIMIT_BYTES: Final = 1 << 16
 SENTENCE_LIMIT: Final = 8192  # characters
@@ -44,6 +45,7 @@ class OpenCheckpoints(_Message, frozen=True, tag="open_checkpoints"):
     keep_last: Annotated[int, Meta(ge=1)]
     any_world_size: bool = False  # True accepts checkpoints of every world size
     restore_from: Name | None = None  # that of the rank's settings
+    inherited_step: StepChoice | None = None  # which one of `inherited`; None: the newest
 
 
 class Claim(_Message, frozen=True, tag="claim"):

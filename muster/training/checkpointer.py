@@ -19,6 +19,7 @@ from muster.checkpoints.manifest import ARITHMETIC, BEST, SCHEDULE, VALUES, VIRT
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import EpochDone
 from muster.contracts.paths import checkpoints_of_job
+from muster.contracts.spec import ResumeFrom
 from muster.contracts.storage import OpenCheckpoints
 from muster.runtime.fingerprint import Fingerprint
 from muster.runtime.storage_client import Checkpoints, open_checkpoints
@@ -146,12 +147,13 @@ class Checkpointer:
         if self._checkpoints is None or generation != self._generation:
             self.close()
             self._generation = generation
+            earlier = ResumeFrom.parse(self._settings.resume_from or "")
             self._checkpoints = open_checkpoints(
                 self._settings,
                 OpenCheckpoints(
                     location=self._place_of(self._settings.job_id),
-                    inherited=self._settings.resume_from
-                    and self._place_of(self._settings.resume_from),
+                    inherited=self._place_of(earlier.job) if earlier.job else None,
+                    inherited_step=earlier.step,
                     job_id=self._settings.job_id,
                     job_uid=self._settings.job_uid,
                     rank=0,

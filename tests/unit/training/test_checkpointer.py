@@ -210,3 +210,16 @@ def test_another_job_restores_only_with_resume_from(tmp_path: Path) -> None:
     save(tmp_path, replica_at(5))
     assert restored(tmp_path, JOB_ID="other") is None
     assert restored(tmp_path, JOB_ID="other", MUSTER_RESUME_FROM="job") is not None
+
+
+def test_another_job_restores_the_checkpoint_of_a_step(tmp_path: Path) -> None:
+    writer = checkpointer(tmp_path, RANK=0)
+    for step in (5, 6, 7):
+        writer.save(1, 4, replica_at(step), SCHEDULE, best=0.5 if step == 6 else None)
+    writer.close()
+    for text, step in (("job", 7), ("job:5", 5), ("job:best", 6)):
+        found = restored(tmp_path, JOB_ID="other", MUSTER_RESUME_FROM=text)
+        assert found is not None
+        assert found.position.step == step
+    with pytest.raises(CheckpointMismatch, match="no checkpoint of step 4 any more"):
+        restored(tmp_path, JOB_ID="other", MUSTER_RESUME_FROM="job:4")

@@ -134,6 +134,7 @@ def test_reported_numbers_stay_until_they_are_reported_again(tmp_path: Path, ear
     reporter.supervision.report_exit()
     beats = [beat for beat in ear.heard() if isinstance(beat, Heartbeat)]
     assert beats[-1].progress.metrics == {"val_loss": 0.25, "accuracy": 1.0}
+    assert beats[-1].progress.metric_steps == {"val_loss": 4, "accuracy": 3}
     windows = [beat.window for beat in beats if beat.window is not None]
     assert {it.values["val_loss"].last for it in windows} == {0.5, 0.25}
 
