@@ -14,8 +14,7 @@ from typing import Any, Final
 
 import torch
 from msgspec.structs import replace
-from torch.utils.data import DistributedSampler, IterableDataset, default_collate
-from xxhash import xxh3_128
+from torch.utils.data import default_collate
 
 from muster.contracts.environ import JOB_VARIABLES, PROCESS_TAG, RankSettings
 from muster.contracts.job import Reason
@@ -31,26 +30,22 @@ from muster.runtime.exit_report import exit_process
 from muster.runtime.stderr_messages import flush_streams, print_stderr
 from muster.torch.body_check import BodyCheck
 from muster.torch.computer import Hook, TorchComputer
-from muster.torch.fingerprint import add_to_digest, torch_fingerprint
+from muster.torch.fingerprint import facts_of, torch_fingerprint
 from muster.torch.shards import (
     Batches,
     Dataset,
-    DroppingSchedule,
     Prefetcher,
-    Sampler,
     aligned,
-    set_generators,
-    totals_of,
+    sampler_of,
+    schedule_of,
 )
 from muster.torch.state import TrainingState
 from muster.training.blocks import BusyFlag, LeafTask
 from muster.training.reporter import Reporter
-from muster.training.schedule import Schedule
 from muster.training.start import keep_freed_memory, ready_trainer, wait_for_order
 from muster.training.trainer import Outcome, Trainer
 
 BATCH_SIZE: Final = 64
-ITEMS_COMPARED: Final = 8
 
 _HAS_JOINED: Final = Event()  # set once this process has
 
@@ -162,9 +157,9 @@ class Run:
                 if problem := batch_size_problem(batch_size, self.settings.virtual_shards):
                     raise InvalidProgram(f"join(batch_size={batch_size}): it {problem}")
                 self.settings = replace(self.settings, batch_size=batch_size)
-            order = _sampler_of(sampler, data, self.settings.seed)
+            order = sampler_of(sampler, data, self.settings.seed)
             samples = len(data if order is None else order)
-            self._schedule: Final = _schedule_of(self.settings, samples, drop_last=drop_last)
+            self._schedule: Final = schedule_of(self.settings, samples, drop_last=drop_last)
             self._state: Final = TrainingState(model, optimizer)
             if self._state.device.type == "cuda":
                 # What has no deterministic implementation raises an error that names it.
@@ -183,7 +178,7 @@ class Run:
                 self._schedule, data, collate, order, self._state.generators
             )
             self._workers: Final = num_workers
-            facts = _facts_of(model, data, self._schedule, order)
+            facts = facts_of(model, data, self._schedule, order)
             self._arithmetic: Final = torch_fingerprint(self._state.device, facts)
         if was_spare:
             wait_for_order(self._agent)
@@ -387,64 +382,3 @@ class Run:
         if self._exit_code:
             flush_streams()
             os._exit(self._exit_code)
-
-
-def _sampler_of(
-    given: Iterable[int] | Callable[[int], Iterable[int]] | None, data: Dataset, seed: int
-) -> Sampler | None:
-    """Return the order of the user's own, None for the usual one; raises `InvalidProgram`."""
-    is_stream = isinstance(data, IterableDataset)
-    if is_stream or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-        cure = (
-            'read its shards by index, as "Streams" in docs/pytorch.md shows'
-            if is_stream
-            else "give a data set with len() and [index], such as the one that a DataLoader is "
-            "made of"
-        )
-        raise InvalidProgram(f"data is of the type {type(data).__name__}: {cure}")
-    if isinstance(given, DistributedSampler):
-        raise InvalidProgram(
-            "a DistributedSampler deals the samples out to ranks, as muster.torch.join() does: "
-            "leave it out"
-        )
-    return None if given is None else Sampler(given, seed)
-
-
-def _schedule_of(settings: RankSettings, samples: int, *, drop_last: bool) -> Schedule:
-    if samples == 0:
-        raise InvalidProgram("the data set is empty")
-    kind = DroppingSchedule if drop_last else Schedule
-    schedule = kind(
-        totals=totals_of(samples),
-        batch_size=settings.batch_size,
-        virtual_shards=settings.virtual_shards,
-        epochs=settings.epochs,
-        seed=settings.seed,
-        checkpoint_every=settings.checkpoint_every,
-        last_step=settings.check_steps,
-    )
-    if schedule.total_steps == 0:
-        raise InvalidProgram(
-            f"the data set has {samples} samples, fewer than a batch of {settings.batch_size}, and "
-            "drop_last leaves them out: take a smaller batch_size"
-        )
-    return schedule
-
-
-def _facts_of(
-    model: torch.nn.Module, data: Dataset, schedule: Schedule, order: Sampler | None
-) -> dict[str, str]:
-    """Return what must be equal on all ranks: the model's shapes, and the data by eight items."""
-    shapes, items = xxh3_128(), xxh3_128()
-    for name, tensor in model.state_dict().items():
-        is_tensor = isinstance(tensor, torch.Tensor)  # else it is extra state
-        add_to_digest(shapes, [name, *((str(tensor.dtype), *tensor.shape) if is_tensor else ())])
-    if order is not None:
-        items.update(order.order(0).tobytes())
-    for place in range(ITEMS_COMPARED):
-        set_generators(schedule, 0, place)
-        add_to_digest(items, data[place * len(data) // ITEMS_COMPARED])
-    return {
-        "the model": f"with tensors {shapes.hexdigest()[:8]}",
-        "the data set": f"of {len(data)} samples, {items.hexdigest()[:8]}",
-    }
