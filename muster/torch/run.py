@@ -7,13 +7,15 @@ not at all on a rank without a shard, and again when shards are dealt anew after
 import atexit
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from threading import Event
 from types import MappingProxyType
 from typing import Any, Final
 
 import torch
 from msgspec.structs import replace
+from torch.nn import Module
+from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
 from muster.contracts.environ import JOB_VARIABLES, PROCESS_TAG, RankSettings
@@ -31,6 +33,7 @@ from muster.runtime.stderr_messages import flush_streams, print_stderr
 from muster.torch.body_check import BodyCheck
 from muster.torch.computer import Hook, TorchComputer
 from muster.torch.fingerprint import facts_of, torch_fingerprint
+from muster.torch.refusals import OneOrMore, listed
 from muster.torch.shards import (
     Batches,
     Dataset,
@@ -56,8 +59,8 @@ _LEFT_EARLY: Final = (
 
 
 def join(  # noqa: PLR0913  what a training loop has
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    model: OneOrMore[Module],
+    optimizer: OneOrMore[Optimizer],
     *,
     data: Dataset,
     scheduler: Any = None,  # noqa: ANN401  torch has several base classes
@@ -120,8 +123,8 @@ class Run:
     def __init__(  # noqa: PLR0913  see `join`
         self,
         read_settings: Callable[[], RankSettings],
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        model: OneOrMore[Module],
+        optimizer: OneOrMore[Optimizer],
         data: Dataset,
         *,
         scheduler: Any,  # noqa: ANN401
@@ -165,10 +168,11 @@ class Run:
                 # What has no deterministic implementation raises an error that names it.
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
                 torch.use_deterministic_algorithms(True)  # noqa: FBT003  theirs
-            if scheduler is not None:
-                self._state.register("scheduler", scheduler)
+            schedulers = [] if scheduler is None else listed(scheduler)
+            for number, one in enumerate(schedulers):
+                self._state.register(f"scheduler{number or ''}", one)
             self._computer: Final = TorchComputer(
-                self._state, self._schedule, scheduler, self._busy
+                self._state, self._schedule, schedulers, self._busy
             )
             if num_workers and torch.get_num_threads() > 1:
                 raise InvalidProgram(
@@ -178,7 +182,7 @@ class Run:
                 self._schedule, data, collate, order, self._state.generators
             )
             self._workers: Final = num_workers
-            facts = facts_of(model, data, self._schedule, order)
+            facts = facts_of(self._state.model, data, self._schedule, order)
             self._arithmetic: Final = torch_fingerprint(self._state.device, facts)
         if was_spare:
             wait_for_order(self._agent)
@@ -211,7 +215,12 @@ class Run:
     @property
     def loss(self) -> float | None:
         """The mean loss of the last step over all ranks; None before the first one."""
-        return self._state.loss
+        return self.losses[-1] if self.losses else None
+
+    @property
+    def losses(self) -> Sequence[float]:
+        """The mean loss of each optimizer that has stepped in a turn of the last step."""
+        return self._state.losses
 
     @property
     def is_main(self) -> bool:
@@ -256,13 +265,17 @@ class Run:
         for name, obj in objects.items():
             self._state.register(name, obj)
 
-    def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
+    def backward(
+        self, loss: torch.Tensor, weight: float | None = None, *, of: Optimizer | None = None
+    ) -> None:
         """Compute the gradients of the present batch; call it once for each.
 
         `weight` is the batch's share of the mean over all ranks, by default its number of samples:
-        give the number of tokens if the loss is a mean over tokens. Raises `InvalidProgram`.
+        give the number of tokens if the loss is a mean over tokens. With `of`, one of several
+        optimizers, the optimizers step in turns, each with the gradients of its own parameters; it
+        may then be called several times, and gradients add up. Raises `InvalidProgram`.
         """
-        self._computer.backward(loss, weight)
+        self._computer.backward(loss, weight, of)
 
     def report(self, **metrics: float) -> None:
         """Report what this rank has measured, such as ``val_loss``, in a hook or after the loop.
@@ -345,12 +358,7 @@ class Run:
                     "its body runs once for each virtual shard: leave out scheduler.step(), give "
                     "scheduler=… to muster.torch.join(), or change it in run.after_step"
                 )
-            if self._computer.is_pending:
-                raise InvalidProgram(
-                    f"no gradient was computed {task.leaf}: call run.backward(loss) once for "
-                    "each batch, with weight 0 if it has nothing to learn from; a larger "
-                    "batch_size takes the place of accumulating gradients"
-                )
+            self._computer.finish(task)
         self._end(self._trainer, outcome)
 
     def _begin(self, task: LeafTask, batch: Any) -> None:  # noqa: ANN401  of the user
