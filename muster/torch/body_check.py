@@ -78,10 +78,13 @@ class BodyCheck:
         self._batch: str | None = None
         """Digest of the present batch, if its shard is compared."""
         self._leaf: Leaf | None = None
-        """The first shard that was computed in the present step, if that is checked."""
+        """The first shard that was computed in the present turn, if that is checked."""
+        self._place = (-1, 0)
+        """The step of that, and its turn."""
         self._first = self._last = Seen("", "", {})
         """What that shard came out as, and the shard that was compared last."""
-        self._checked_step = -1
+        self._checked = (-1, 0)
+        """The same of the last check."""
         self._has_warned = False
         self._is_proven = False
         """Whether this process was compared with another one."""
@@ -107,7 +110,7 @@ class BodyCheck:
     def begin(self, task: LeafTask, batch: Any) -> None:  # noqa: ANN401  of the user
         """Note a batch, before the body can change it."""
         step = task.leaf.step
-        is_first = self._leaf is None or self._leaf.step != step
+        is_first = self._leaf is None or self._place != (step, self._computer.turn)
         self._batch = None
         if task.is_again or (is_first and (self._is_proving or self._is_due(step))):
             digest = xxh3_128()
@@ -124,26 +127,29 @@ class BodyCheck:
         self._batch = None
         if not task.is_again:
             self._leaf, self._first = task.leaf, self._last
+            self._place = task.leaf.step, self._computer.turn
 
     def check(
         self, backend: Backend, state: State, step: int, check: Callable[[], None]
     ) -> Tasks[None]:
         """See `Computer.check`. Raises `InvalidProgram` and `ProgramRaised`."""
-        leaf = self._leaf
-        if leaf is not None and leaf.step != step:
-            leaf = None
+        place = step, self._computer.turn
+        leaf = self._leaf if self._place == place else None
 
         def compute(leaf: Leaf) -> Tasks[Seen]:
             check()
             yield from self._computer.compute_again(leaf, state)
             return self._last
 
-        if leaf is not None and self._is_due(step) and step != self._checked_step:
+        if leaf is not None and self._is_due(step) and place != self._checked:
             yield from self._check_self(leaf, compute)
-            self._checked_step = step
+            self._checked = place
         if self._is_proving:
             yield from self._prove(backend, step, leaf, compute)
-            self._is_proven, self._is_proving = True, False
+
+    def end_step(self) -> None:
+        """Note that all turns of a step are over, and so compared."""
+        self._is_proven, self._is_proving = True, False
 
     def _prove(
         self,

@@ -12,6 +12,10 @@ import torch
 import xxhash
 
 from muster.runtime.fingerprint import Fingerprint, fingerprint
+from muster.torch.shards import Dataset, Sampler, set_generators
+from muster.training.schedule import Schedule
+
+ITEMS_COMPARED: Final = 8
 
 _LENGTH: Final = 4099
 
@@ -49,6 +53,25 @@ def torch_fingerprint(device: torch.device, more: Mapping[str, str]) -> Fingerpr
     return Fingerprint(
         digest=digest.hexdigest(), facts={**ours.facts, **facts, **more}, arithmetic=arithmetic
     )
+
+
+def facts_of(
+    model: torch.nn.Module, data: Dataset, schedule: Schedule, order: Sampler | None
+) -> dict[str, str]:
+    """Return what must be equal on all ranks: the model's shapes, and the data by eight items."""
+    shapes, items = xxhash.xxh3_128(), xxhash.xxh3_128()
+    for name, tensor in model.state_dict().items():
+        is_tensor = isinstance(tensor, torch.Tensor)  # else it is extra state
+        add_to_digest(shapes, [name, *((str(tensor.dtype), *tensor.shape) if is_tensor else ())])
+    if order is not None:
+        items.update(order.order(0).tobytes())
+    for place in range(ITEMS_COMPARED):
+        set_generators(schedule, 0, place)
+        add_to_digest(items, data[place * len(data) // ITEMS_COMPARED])
+    return {
+        "the model": f"with tensors {shapes.hexdigest()[:8]}",
+        "the data set": f"of {len(data)} samples, {items.hexdigest()[:8]}",
+    }
 
 
 def add_to_digest(digest: xxhash.xxh3_128, value: Any) -> None:  # noqa: ANN401  an item of data

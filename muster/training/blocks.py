@@ -198,6 +198,8 @@ class Computer(ABC):
         self._adder: Final = BlockAdder(schema, schedule.virtual_shards)
         self.means: Final = np.empty(schema.elements, np.float32)
         """Memory for the means of a step, which `update` may overwrite."""
+        self.turn = 0
+        """How many updates the present step has had: some take it in turns, with a sum for each."""
 
     @property
     def values(self) -> bytes:
@@ -214,7 +216,10 @@ class Computer(ABC):
 
     @abstractmethod
     def update(self, state: State, gradients: State, step: int, target: State) -> None:
-        """Write the state after a step into `target`."""
+        """Write the state after a step, or after one more turn of it, into `target`."""
+
+    def undo_turns(self) -> None:  # noqa: B027  most have none
+        """Go back to the beginning of the present step."""
 
     def sum_up(
         self,

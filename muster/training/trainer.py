@@ -255,22 +255,10 @@ class Trainer:
         wants_save = wants_save and not self._try_to_save(worker_group, is_requested=True)
         while not self._schedule.is_over(self._replica.committed):
             step = self._replica.position.step
-            begun_at = time.monotonic()
+            begun_at, check_seconds = time.monotonic(), 0.0
             with self._in_step():
-                mine = assignment[group.backend.rank]
-                yield from self._compute(group.reducer, mine)
-                computed_at = time.monotonic()
-                yield from self._computer.check(
-                    group.backend, self._replica.state, step, self._updates.check
-                )
-                check_seconds = time.monotonic() - computed_at
-                if self.stop_requested and mine:
-                    group.reducer.slots[0][STOP_REQUESTS] = 1
-                total = group.reducer.all_reduce(assignment, timeout_seconds=PEER_TIMEOUT_SECONDS)
-                yield from self._replay.check(
-                    group.backend, self._replica.state, step, assignment, group.reducer.slots
-                )
-                self._commit(total)
+                while self._replica.position.step == step:
+                    check_seconds += yield from self._take_turn(group, assignment)
             self.costs.add(check_seconds, time.monotonic() - begun_at)
             if self._schedule.ends_epoch(self._replica.committed):
                 if self._arithmetic.digest == ANY_BITS:
@@ -298,6 +286,28 @@ class Trainer:
             yield
         finally:
             self._updates.in_step = False
+            # A step is taken in full or not at all: nothing of its middle is sent or saved.
+            if self._computer.turn:
+                self._computer.undo_turns()
+                self._held.clear()
+
+    def _take_turn(self, group: Group, assignment: BlockAssignment) -> Tasks[float]:
+        """Take a step, or one turn of it; return how many seconds checks took."""
+        step, mine = self._replica.position.step, assignment[group.backend.rank]
+        yield from self._compute(group.reducer, mine)
+        computed_at = time.monotonic()
+        yield from self._computer.check(
+            group.backend, self._replica.state, step, self._updates.check
+        )
+        check_seconds = time.monotonic() - computed_at
+        if self.stop_requested and mine:
+            group.reducer.slots[0][STOP_REQUESTS] = 1
+        total = group.reducer.all_reduce(assignment, timeout_seconds=PEER_TIMEOUT_SECONDS)
+        yield from self._replay.check(
+            group.backend, self._replica.state, step, assignment, group.reducer.slots
+        )
+        self._commit(total)
+        return check_seconds
 
     def _compute(self, reducer: Reducer, blocks: Sequence[Block]) -> Tasks[None]:
         """Write the sums of this rank's blocks into the slots; held ones are there already."""
@@ -330,6 +340,9 @@ class Trainer:
         consumed = decode_sample_count(total[elements:STOP_REQUESTS])
         state = self._replica.other
         self._computer.update(self._replica.state, means.gradients, step, state)
+        if self._computer.turn:
+            self._held.clear()  # they are sums of the turn before
+            return
         committed = self._schedule.advance(self._replica.committed, consumed)
         committed = msgspec.structs.replace(
             committed,

@@ -173,7 +173,45 @@ class Compiled(Body):
         return cross_entropy(self.compiled(x), y)
 
 
+class InnerOptimizer(Body):
+    """One that is made in the body, and keeps nothing for the next."""
+
+    def loss(self, net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        noise = torch.zeros_like(x, requires_grad=True)
+        inner = torch.optim.SGD([noise], lr=0.1)
+        for _ in range(2):
+            noise.grad = torch.autograd.grad(-cross_entropy(net(x + noise), y), noise)[0]
+            inner.step()
+        return cross_entropy(net(x + noise.detach()), y)
+
+
+class Turns(Body):
+    """Two models whose optimizers step in turns, each with a loss of its own."""
+
+    epochs = 1
+
+    def train(self) -> None:
+        torch.manual_seed(0)
+        self.nets = [self.model(), self.model()]
+        self.own = torch.Generator().manual_seed(1)
+        optimizers = [torch.optim.SGD(it.parameters(), lr=0.05) for it in self.nets]
+        run = muster.torch.join(
+            self.nets, optimizers, data=self.data(), batch_size=self.batch_size, num_workers=2
+        )
+        for x, y in run.shards():
+            run.backward(cross_entropy(self.nets[0](x), y), of=optimizers[0])
+            run.backward(self.loss(self.nets[1], x, self.nets[0](x)), of=optimizers[1])
+
+    def loss(self, net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return mse_loss(net(x), y)
+
+
 # Others: each is refused for what its name says
+
+
+class OwnGeneratorInATurn(Turns):
+    def loss(self, net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return mse_loss(net(x + torch.randn(x.shape, generator=self.own)), y)
 
 
 class OwnGenerator(Body):
@@ -379,6 +417,8 @@ PURE = [
     Augmented,
     InHooks,
     Compiled,
+    InnerOptimizer,
+    Turns,
     Unchecked,
     AnyBits,
 ]
@@ -391,7 +431,8 @@ IMPURE = {
     Clock: "its loss is not",
     Attribute: "its loss is not",
     RunningMean: "its loss is not",
-    Teacher: "its loss is not",
+    Teacher: "an optimizer that muster.torch.join() does not have, SGD",
+    OwnGeneratorInATurn: "its loss is not",
     ItemsChange: "its batch differs",
     OwnWorkerGenerator: "its batch differs",
     InPlace: "its batch differs",
