@@ -81,6 +81,8 @@ class BodyCheck:
         """The first shard that was computed in the present step, if that is checked."""
         self._first = self._last = Seen("", "", {})
         """What that shard came out as, and the shard that was compared last."""
+        self._others: dict[Leaf, Seen] = {}
+        """The others of step 0: what compares a loss with others may have no effect on one."""
         self._checked_step = -1
         self._has_warned = False
         self._is_proven = False
@@ -109,7 +111,8 @@ class BodyCheck:
         step = task.leaf.step
         is_first = self._leaf is None or self._leaf.step != step
         self._batch = None
-        if task.is_again or (is_first and (self._is_proving or self._is_due(step))):
+        is_checked = step == 0 or is_first
+        if task.is_again or (is_first and self._is_proving) or (is_checked and self._is_due(step)):
             digest = xxh3_128()
             with suppress(RuntimeError, TypeError):  # a tensor without bytes, such as a sparse one
                 add_to_digest(digest, batch)
@@ -122,8 +125,12 @@ class BodyCheck:
             return
         self._last = _seen(self._batch, found, task.weight)
         self._batch = None
-        if not task.is_again:
+        if task.is_again:
+            return
+        if self._leaf is None or self._leaf.step != task.leaf.step:
             self._leaf, self._first = task.leaf, self._last
+        elif task.leaf != self._leaf:
+            self._others[task.leaf] = self._last
 
     def check(
         self, backend: Backend, state: State, step: int, check: Callable[[], None]
@@ -139,7 +146,10 @@ class BodyCheck:
             return self._last
 
         if leaf is not None and self._is_due(step) and step != self._checked_step:
-            yield from self._check_self(leaf, compute)
+            for checked, first in ({leaf: self._first} | self._others).items():
+                if not self._has_warned:
+                    yield from self._check_self(checked, first, compute)
+            self._others.clear()
             self._checked_step = step
         if self._is_proving:
             yield from self._prove(backend, step, leaf, compute)
@@ -176,29 +186,31 @@ class BodyCheck:
                 return
             raise ProgramRaised(step, sentence, "other bits in a new process")
 
-    def _check_self(self, leaf: Leaf, compute: Callable[[Leaf], Tasks[Seen]]) -> Tasks[None]:
+    def _check_self(
+        self, leaf: Leaf, first: Seen, compute: Callable[[Leaf], Tasks[Seen]]
+    ) -> Tasks[None]:
         again = yield from compute(leaf)
-        if leaf.step == 0 and again == self._first:
+        if leaf == self._leaf and leaf.step == 0 and again == first:
             # At once: what changes to and fro may have come round by then. And after a shard of
             # another shape, for which `torch.compile` makes another graph.
             again = yield from compute(leaf)
             last = self._computer.schedule.steps_per_epoch - 1
-            if again == self._first and last:
+            if again == first and last:
                 yield from compute(Leaf(last, 0))
                 again = yield from compute(leaf)
-        if again == self._first:
+        if again == first:
             return
         third = yield from compute(leaf)
         fourth = yield from compute(leaf)
         where = f"virtual shard {leaf.shard} of step {leaf.step}"
-        parts = self._first.different_parts(again)
-        if third == fourth == self._first:
+        parts = first.different_parts(again)
+        if third == fourth == first:
             self._warn(
                 f"{where} came out differently one time of four: what was added up is right. If "
                 "this comes again, suspect this host's memory or processor"
             )
             return
-        kind = SETTLED if again == third == fourth else self._first.different_kind(again)
+        kind = SETTLED if again == third == fourth else first.different_kind(again)
         where += f" came out differently when it was computed again{_listed(parts)}"
         self._refuse(f"{where}: {_CAUSES[kind]}", leaf.step)
 
@@ -224,9 +236,10 @@ _CAUSES: Final = {
     ),
     USED: "other parameters are used, so look for what freezes some or chooses between branches",
     SETTLED: (
-        "it was the same from then on, so something is made at the first call, or for each shape: "
-        "if that is torch.compile, give it dynamic=False or dynamic=True, or leave the smaller "
-        "last batch of an epoch out with drop_last"
+        "it was the same from then on, so something is made at the first call, kept from earlier "
+        "ones (a maximum, a list of losses) or made for each shape: if that is torch.compile, give "
+        "it dynamic=False or dynamic=True, or leave the smaller last batch of an epoch out with "
+        "drop_last"
     ),
     "gradient": (
         "only gradients or buffers differ, so look for a hook of a tensor that keeps something, a "
