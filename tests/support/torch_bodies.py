@@ -6,6 +6,7 @@ own, alone, and prints as JSON why it was refused, or "".
 
 # ruff: noqa: ANN401, ARG002, RUF012  a table of small classes
 
+import gc
 import itertools
 import json
 import multiprocessing
@@ -430,6 +431,8 @@ def outcome(name: str, results: Connection) -> None:
 
 if __name__ == "__main__":
     fork = multiprocessing.get_context("fork")  # torch is imported once
+    torch.compiler.reset()  # loads what each optimizer would load
+    gc.freeze()  # forks leave these objects, and their pages, as they are
     found = {}
     for one in sys.argv[1:]:
         receiver, sender = fork.Pipe(duplex=False)

@@ -425,6 +425,11 @@ def trained(backend: str, kind: str) -> list[list[float]]:
             net = DistributedDataParallel(model)
         elif kind == "unused":
             net = DistributedDataParallel(model, find_unused_parameters=True)
+        elif kind == "accelerate":
+            from accelerate import Accelerator  # noqa: PLC0415  takes seconds
+
+            os.environ["MASTER_ADDR"] = "127.0.0.1"  # it asks, although the group is there
+            net = Accelerator(cpu=True).prepare(model)
         else:
             shape = (2, 2) if kind == "hsdp" else (dist.get_world_size(),)
             mesh = init_device_mesh("cpu", shape, mesh_dim_names=("copies", "parts")[-len(shape) :])

@@ -10,6 +10,7 @@ import io
 import os
 import socket
 import struct
+import threading
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -109,7 +110,7 @@ def _collect(
 def _publish(listener: socket.socket, path: Path, world_size: int) -> int:
     """Listen at `path`; return the socket's inode. A living socket and other files stay there."""
     # Under another name until it listens and is private: nothing that is found there is half made.
-    hidden = path.with_name(f".{path.name}.{os.getpid()}")
+    hidden = path.with_name(f".{path.name}.{threading.get_native_id()}")
     listener.bind(str(hidden))
     try:
         hidden.chmod(0o600)

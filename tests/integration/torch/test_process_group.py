@@ -65,11 +65,14 @@ def test_operations_equal_those_of_gloo(backend: str, world_size: int, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("kind", "world_size"), [("ddp", 2), ("unused", 3), ("fsdp", 2), ("hsdp", 4)]
+    ("kind", "world_size"),
+    [("ddp", 2), ("unused", 3), ("fsdp", 2), ("hsdp", 4), ("accelerate", 2)],
 )
 def test_training_reaches_the_parameters_of_gloo(
     kind: str, world_size: int, tmp_path: Path
 ) -> None:
+    if kind == "accelerate":
+        pytest.importorskip("accelerate")
     ours, theirs = (
         run_ranks(trained, world_size, tmp_path / backend, backend, kind)
         for backend in ("muster", "gloo")
