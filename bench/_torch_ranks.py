@@ -10,19 +10,24 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
 import muster.torch
 
-STEPS = {"mlp": 150, "mlp, large batch": 100, "gpt": 24, "cnn": 60}
-WARM_UP_SECONDS = 5  # meanwhile a spare process of the managed side loads
+WARM_UP_SECONDS = {"managed": 5.0}  # meanwhile its spare process loads
+SHORT_WARM_UP_SECONDS = 1.0  # of the other sides
+MEASURED_SECONDS = 5.0
+TRIAL_STEPS = 5
+MOST_STEPS = 10_000  # far more than any side takes in this time
 SHARDS = 8
+DIFFERENT_STEPS = 16  # whose samples come again and again
 MICRO_BATCHES = {"mlp": 16, "mlp, large batch": 64, "gpt": 8, "cnn": 16}
 CONTEXT = 64
 TOKENS = 256
@@ -66,55 +71,99 @@ def cnn() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
 
 
-def make(name: str) -> tuple[nn.Module, TensorDataset]:
-    samples = STEPS[name] * SHARDS * MICRO_BATCHES[name]
+class Repeated(Dataset[Any]):
+    """A few samples as an epoch that does not end while it is measured."""
+
+    def __init__(self, batch_size: int, *tensors: Tensor) -> None:
+        self.data, self.length = TensorDataset(*tensors), MOST_STEPS * batch_size
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index % len(self.data)]
+
+
+def make(name: str) -> tuple[nn.Module, Repeated]:
+    batch_size = SHARDS * MICRO_BATCHES[name]
+    samples = DIFFERENT_STEPS * batch_size
     if name == "gpt":
         tokens = torch.randint(0, TOKENS, (samples, CONTEXT + 1))
-        return Gpt(), TensorDataset(tokens[:, :-1], tokens[:, 1:])
+        return Gpt(), Repeated(batch_size, tokens[:, :-1], tokens[:, 1:])
     labels = torch.randint(0, 10, (samples,))
     if name == "cnn":
-        return cnn(), TensorDataset(torch.randn(samples, 3, 32, 32), labels)
-    return mlp(), TensorDataset(torch.randn(samples, 784), labels)
+        return cnn(), Repeated(batch_size, torch.randn(samples, 3, 32, 32), labels)
+    return mlp(), Repeated(batch_size, torch.randn(samples, 784), labels)
+
+
+class Clock:
+    """Takes the time of each step, and knows when there are enough."""
+
+    def __init__(self, side: str) -> None:
+        self._warm_up_seconds = WARM_UP_SECONDS.get(side, SHORT_WARM_UP_SECONDS)
+        self._seconds = self._warm_up_seconds + MEASURED_SECONDS
+        self._times: list[float] = []
+
+    def tick(self) -> bool:
+        """Note the end of a step; return whether there are enough."""
+        self._times.append(time.perf_counter())
+        is_over = self._times[-1] > self._times[0] + self._seconds
+        return is_over and len(self._times) > TRIAL_STEPS
+
+    def steps_wanted(self) -> int:
+        """Return how many steps there will be, judged by those so far."""
+        passed = self._times[-1] - self._times[0]
+        return int(self._seconds * (len(self._times) - 1) / passed) + 2
+
+    def median_step(self) -> float:
+        warm = [it for it in self._times if it > self._times[0] + self._warm_up_seconds]
+        measured = max(warm, self._times[-2:], key=len)  # a slow machine takes few
+        return statistics.median(after - before for before, after in pairwise(measured))
 
 
 def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(x).flatten(0, -2), y.flatten())
 
 
-def managed(name: str) -> tuple[int, list[float]]:
-    """Train with `muster.torch`; return the rank, and when its steps ended."""
+def managed(name: str, clock: Clock) -> int:
+    """Train with `muster.torch`; return the rank."""
     model, data = make(name)
     optimizer = torch.optim.AdamW(model.parameters())
     batch_size = MICRO_BATCHES[name] * SHARDS
     run = muster.torch.join(model, optimizer, data=data, batch_size=batch_size)
-    times: list[float] = []
-    run.after_step(lambda: times.append(time.perf_counter()))
+    run.after_step(lambda: run.stop() if clock.tick() and run.rank == 0 else None)
     for x, y in run.shards():
         run.backward(loss_of(model, x, y))
-    return run.rank, times
+    return run.rank
 
 
-def unmanaged(name: str, rank: int, ranks: int) -> tuple[int, list[float]]:
+def unmanaged(name: str, clock: Clock, rank: int, ranks: int) -> None:
     """Train a plain loop that accumulates, under DDP if there are several ranks."""
     model, data = make(name)
     optimizer = torch.optim.AdamW(model.parameters())
     net = model if ranks == 1 else DistributedDataParallel(model)
-    times: list[float] = []
+    steps, wanted = 0, torch.tensor(MOST_STEPS)
     for is_last, (x, y) in batches(data, MICRO_BATCHES[name], rank, ranks):
         with nullcontext() if is_last or ranks == 1 else net.no_sync():
             (loss_of(net, x, y) / (SHARDS // ranks)).backward()
         if is_last:
             optimizer.step()
             optimizer.zero_grad()
-            times.append(time.perf_counter())
-    return rank, times
+            clock.tick()
+            steps += 1
+            if steps == TRIAL_STEPS:
+                wanted.fill_(clock.steps_wanted())
+                if ranks > 1:  # they end after the same step
+                    torch.distributed.broadcast(wanted, 0)
+            if steps >= wanted.item():
+                return
 
 
 def batches(
-    data: TensorDataset, size: int, rank: int, ranks: int
+    data: Repeated, size: int, rank: int, ranks: int
 ) -> Iterator[tuple[bool, list[Tensor]]]:
     """Yield a rank's micro-batches, and whether one is its last of a step."""
-    for start in range(0, len(data), size * SHARDS):
+    for start in count(step=size * SHARDS):
         for shard in range(rank, SHARDS, ranks):
             first = start + shard * size
             batch = default_collate([data[number] for number in range(first, first + size)])
@@ -125,20 +174,17 @@ def main() -> None:
     side, name, result = sys.argv[1:]
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    clock, rank = Clock(side), 0
     if side == "managed":
-        rank, times = managed(name)
+        rank = managed(name, clock)
     elif side == "ddp":
         torch.distributed.init_process_group("gloo")
-        rank, times = unmanaged(
-            name, torch.distributed.get_rank(), torch.distributed.get_world_size()
-        )
-        torch.distributed.destroy_process_group()
+        rank = torch.distributed.get_rank()
+        unmanaged(name, clock, rank, torch.distributed.get_world_size())
     else:
-        rank, times = unmanaged(name, 0, 1)
+        unmanaged(name, clock, 0, 1)
     if rank == 0:
-        warm = [it for it in times if it > times[0] + WARM_UP_SECONDS]
-        steps = [after - before for before, after in pairwise(warm)]
-        Path(result).write_text(str(statistics.median(steps)))
+        Path(result).write_text(str(clock.median_step()))
 
 
 if __name__ == "__main__":

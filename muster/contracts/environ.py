@@ -142,6 +142,7 @@ of a product. Set before numpy is imported; a user's own values win."""
 
 RANK_DEFAULTS: Final[Mapping[str, str]] = {
     **SINGLE_THREADED,
+    "PYTHONHASHSEED": "0",  # the order of a set of names is the same in all attempts
     "PYTHONUNBUFFERED": "1",  # live logs
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # a group that lost a rank fails instead of hanging
 }

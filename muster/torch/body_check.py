@@ -7,7 +7,7 @@ one that trains already: only another process can tell what hooks have changed, 
 before the loop. What differs then, and what does not, tells where to look.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -77,14 +77,14 @@ class BodyCheck:
         self._world_size = 1
         self._batch: str | None = None
         """Digest of the present batch, if its shard is compared."""
-        self._leaf: Leaf | None = None
-        """The first shard that was computed in the present turn, if that is checked."""
         self._place = (-1, 0)
-        """The step of that, and its turn."""
-        self._first = self._last = Seen("", "", {})
-        """What that shard came out as, and the shard that was compared last."""
+        """A step, and the turn of it, in which shards were noted."""
+        self._seen: dict[Leaf, Seen] = {}
+        """What they came out as: all that this rank has computed in step 0, else the first."""
+        self._last = Seen("", "", {})
+        """What the shard came out as that was compared last."""
         self._checked = (-1, 0)
-        """The same of the last check."""
+        """The step and turn of the last check."""
         self._has_warned = False
         self._is_proven = False
         """Whether this process was compared with another one."""
@@ -110,9 +110,11 @@ class BodyCheck:
     def begin(self, task: LeafTask, batch: Any) -> None:  # noqa: ANN401  of the user
         """Note a batch, before the body can change it."""
         step = task.leaf.step
-        is_first = self._leaf is None or self._place != (step, self._computer.turn)
+        is_first = self._place != (step, self._computer.turn)
         self._batch = None
-        if task.is_again or (is_first and (self._is_proving or self._is_due(step))):
+        # In step 0 all: what compares a loss with others may have no effect on one.
+        is_checked = self._is_due(step) and (is_first or step == 0)
+        if task.is_again or is_checked or (is_first and self._is_proving):
             digest = xxh3_128()
             with suppress(RuntimeError, TypeError):  # a tensor without bytes, such as a sparse one
                 add_to_digest(digest, batch)
@@ -125,27 +127,32 @@ class BodyCheck:
             return
         self._last = _seen(self._batch, found, task.weight)
         self._batch = None
-        if not task.is_again:
-            self._leaf, self._first = task.leaf, self._last
-            self._place = task.leaf.step, self._computer.turn
+        if task.is_again:
+            return
+        place = task.leaf.step, self._computer.turn
+        if place != self._place:
+            self._place, self._seen = place, {}
+        self._seen.setdefault(task.leaf, self._last)
 
     def check(
         self, backend: Backend, state: State, step: int, check: Callable[[], None]
     ) -> Tasks[None]:
         """See `Computer.check`. Raises `InvalidProgram` and `ProgramRaised`."""
         place = step, self._computer.turn
-        leaf = self._leaf if self._place == place else None
+        seen = self._seen if self._place == place else {}
 
         def compute(leaf: Leaf) -> Tasks[Seen]:
             check()
             yield from self._computer.compute_again(leaf, state)
             return self._last
 
-        if leaf is not None and self._is_due(step) and place != self._checked:
-            yield from self._check_self(leaf, compute)
+        if self._is_due(step) and place != self._checked:
+            for leaf, first in seen.items():
+                if not self._has_warned:
+                    yield from self._check_self(leaf, first, compute)
             self._checked = place
         if self._is_proving:
-            yield from self._prove(backend, step, leaf, compute)
+            yield from self._prove(backend, step, seen, compute)
 
     def end_step(self) -> None:
         """Note that all turns of a step are over, and so compared."""
@@ -155,21 +162,21 @@ class BodyCheck:
         self,
         backend: Backend,
         step: int,
-        own: Leaf | None,
+        seen: Mapping[Leaf, Seen],
         compute: Callable[[Leaf], Tasks[Seen]],
     ) -> Tasks[None]:
         """Compare the processes that have not been with one that trains."""
         given = []
         is_reference = backend.rank == self._reference
         if is_reference:
-            leaf = own or Leaf(step, 0)
-            given = [(leaf.shard, self._first if own else (yield from compute(leaf)))]
+            leaf = next(iter(seen), Leaf(step, 0))
+            given = [(leaf.shard, seen.get(leaf) or (yield from compute(leaf)))]
         answers = gather_values(backend, given, list[tuple[int, Seen]])
         if is_reference or self._is_proven:
             return
         ((shard, wanted),) = answers[self._reference]
         leaf = Leaf(step, shard)
-        found = self._first if leaf == own else (yield from compute(leaf))
+        found = seen.get(leaf) or (yield from compute(leaf))
         if found != wanted:
             parts = _listed(wanted.different_parts(found))
             sentence = (
@@ -182,29 +189,31 @@ class BodyCheck:
                 return
             raise ProgramRaised(step, sentence, "other bits in a new process")
 
-    def _check_self(self, leaf: Leaf, compute: Callable[[Leaf], Tasks[Seen]]) -> Tasks[None]:
+    def _check_self(
+        self, leaf: Leaf, first: Seen, compute: Callable[[Leaf], Tasks[Seen]]
+    ) -> Tasks[None]:
         again = yield from compute(leaf)
-        if leaf.step == 0 and again == self._first:
+        if leaf.step == 0 and again == first and leaf == next(iter(self._seen)):
             # At once: what changes to and fro may have come round by then. And after a shard of
             # another shape, for which `torch.compile` makes another graph.
             again = yield from compute(leaf)
             last = self._computer.schedule.steps_per_epoch - 1
-            if again == self._first and last:
+            if again == first and last:
                 yield from compute(Leaf(last, 0))
                 again = yield from compute(leaf)
-        if again == self._first:
+        if again == first:
             return
         third = yield from compute(leaf)
         fourth = yield from compute(leaf)
         where = f"virtual shard {leaf.shard} of step {leaf.step}"
-        parts = self._first.different_parts(again)
-        if third == fourth == self._first:
+        parts = first.different_parts(again)
+        if third == fourth == first:
             self._warn(
                 f"{where} came out differently one time of four: what was added up is right. If "
                 "this comes again, suspect this host's memory or processor"
             )
             return
-        kind = SETTLED if again == third == fourth else self._first.different_kind(again)
+        kind = SETTLED if again == third == fourth else first.different_kind(again)
         where += f" came out differently when it was computed again{_listed(parts)}"
         self._refuse(f"{where}: {_CAUSES[kind]}", leaf.step)
 
@@ -230,9 +239,10 @@ _CAUSES: Final = {
     ),
     USED: "other parameters are used, so look for what freezes some or chooses between branches",
     SETTLED: (
-        "it was the same from then on, so something is made at the first call, or for each shape: "
-        "if that is torch.compile, give it dynamic=False or dynamic=True, or leave the smaller "
-        "last batch of an epoch out with drop_last"
+        "it was the same from then on, so something is made at the first call, kept from earlier "
+        "ones (a maximum, a list of losses) or made for each shape: if that is torch.compile, give "
+        "it dynamic=False or dynamic=True, or leave the smaller last batch of an epoch out with "
+        "drop_last"
     ),
     "gradient": (
         "only gradients or buffers differ, so look for a hook of a tensor that keeps something, a "

@@ -181,7 +181,9 @@ class OwnRandom(ResNet):
 
 
 class Attempt(Ema):
-    """A rank that was started again learns more slowly at first."""
+    """A rank that was started again learns more slowly."""
+
+    found_by_resume = True
 
     def loss(self, x: Any, y: Any) -> Loss:
         loss = super().loss(x, y)

@@ -11,6 +11,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -365,6 +366,18 @@ class GradientHook(Body):
         return gradient * self.scale
 
 
+class Median(Body):
+    """Compares its loss with those of other shards: that of one alone is seldom another one."""
+
+    def begin(self, net: nn.Module, run: Any) -> None:
+        self.losses: list[float] = []
+
+    def loss(self, net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = cross_entropy(net(x), y)
+        self.losses.append(loss.item())
+        return loss * (1 + (loss.item() > statistics.median(self.losses)))
+
+
 class BeginsLate(OwnGenerator):
     """After the last step in which all check."""
 
@@ -425,6 +438,7 @@ PURE = [
 IMPURE = {
     OwnGenerator: "its loss is not",
     CarriedState: "its loss is not",
+    Median: "kept from earlier ones",
     BeginsLate: "its loss is not",
     Variable: "its loss is not",
     ToAndFro: "its loss is not",

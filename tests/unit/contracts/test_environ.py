@@ -182,6 +182,7 @@ def test_job_env_cannot_replace_our_variables() -> None:
     assert environ["RANK"] == "2"
     assert environ["OMP_NUM_THREADS"] == "2", "the job's env wins over a default"
     assert environ["OPENBLAS_NUM_THREADS"] == environ["MKL_NUM_THREADS"] == "1"
+    assert environ["PYTHONHASHSEED"] == "0"
     assert environ["PYTHONUNBUFFERED"] == ""
     assert environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
     assert environ["GLOO_SOCKET_IFNAME"] == "lo"
