@@ -22,6 +22,8 @@ from muster.checkpoints.manifest import (
     MANIFEST,
     MANIFEST_LIMIT_BYTES,
     STATE,
+    WITNESS,
+    WITNESS_LIMIT_BYTES,
     CheckpointName,
     decode_manifest,
     parse_names,
@@ -70,7 +72,7 @@ class JobDirectories:
         place = Path(call.location)
         job = place if rank_of_checkpoints(place.name) is None else place.parent
         is_there = job == self.own or (job == self.inherited and call.method in {*LISTS, "read"})
-        return is_there and call.file in {"", MANIFEST, STATE}
+        return is_there and call.file in {"", MANIFEST, STATE, WITNESS}
 
 
 class CheckpointReceiver(threading.Thread):
@@ -162,6 +164,11 @@ class CheckpointReceiver(threading.Thread):
         if call.method == "read":
             content = store.read(name, call.file, call.limit_bytes)
             return StoreAnswer(size_bytes=len(content)), content
+        if call.method == "put_witness":
+            if call.state_bytes > WITNESS_LIMIT_BYTES:
+                raise WireError(f"a witness of {call.state_bytes} bytes is too long")
+            store.put_witness(name, b"".join(chunks))
+            return StoreAnswer(), b""
         store.rewind(name) if call.method == "rewind" else store.remove(name)
         return StoreAnswer(), b""
 

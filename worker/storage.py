@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -58,6 +58,12 @@ CHECK_SECONDS: Final = 0.5
 PROGRESS_SECONDS: Final = 10.0
 LINGER_SECONDS: Final = 5.0
 """How long it stays without its agent and without a connection: a rank may be between two."""
+
+
+_ANSWERS: Final[Mapping[type, Callable[[CheckpointManager], bytes]]] = {
+    storage.FindBest: lambda manager: msgspec.json.encode(manager.best()),
+    storage.ReadWitness: CheckpointManager.witness,
+}
 
 
 class _Terminated(BaseException):
@@ -204,11 +210,13 @@ class Connection(threading.Thread):
                 )
             if isinstance(request, storage.Claim):
                 self._manager.claim()
-            elif isinstance(request, storage.FindBest):
-                return [], msgspec.json.encode(self._manager.best())
+            elif (answer := _ANSWERS.get(type(request))) is not None:
+                return [], answer(self._manager)
             elif isinstance(request, storage.Restore) and (found := self._manager.restore()):
                 unsigned = msgspec.structs.replace(found.manifest, manifest_xxh3="")
                 return [*pack(found.state).buffers], sign(unsigned)[1]
+            elif isinstance(request, storage.Witness):
+                self._manager.put_witness(os.pread(descriptors[0], request.json_bytes, 0))
             elif isinstance(request, storage.Save):
                 content = memoryview(mmap.mmap(descriptors[0], 0, prot=mmap.PROT_READ))
                 size, end = request.state_bytes, request.state_bytes + request.json_bytes

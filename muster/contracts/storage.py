@@ -58,6 +58,16 @@ class Restore(_Message, frozen=True, tag="restore"):
     """Return arrays and manifest of the newest checkpoint to begin with; nothing without one."""
 
 
+class Witness(_Message, frozen=True, tag="witness"):
+    """Write the JSON in its memory beside the newest checkpoint."""
+
+    json_bytes: Count
+
+
+class ReadWitness(_Message, frozen=True, tag="read_witness"):
+    """Return what was written there; nothing if it is not whole."""
+
+
 class ListGang(_Message, frozen=True, tag="list_gang"):
     """Return the `RankCheckpoints` of each rank of a gang, once saves under way are over.
 
@@ -104,7 +114,15 @@ class CountShards(_Message, frozen=True, tag="count_shards"):
 
 DataRequest: TypeAlias = ListShards | FetchShard | CountShards
 StorageRequest: TypeAlias = (
-    OpenCheckpoints | Claim | FindBest | Restore | ListGang | Save | DataRequest
+    OpenCheckpoints
+    | Claim
+    | FindBest
+    | Restore
+    | Witness
+    | ReadWitness
+    | ListGang
+    | Save
+    | DataRequest
 )
 
 
@@ -132,7 +150,17 @@ StorageReply: TypeAlias = Done | StorageFailed | StorageWarned
 
 
 StoreMethod: TypeAlias = Literal[
-    "latest", "names", "by_trust", "ranks", "read", "claim", "commit", "rewind", "remove", "close"
+    "latest",
+    "names",
+    "by_trust",
+    "ranks",
+    "read",
+    "claim",
+    "commit",
+    "put_witness",
+    "rewind",
+    "remove",
+    "close",
 ]
 
 CHUNK_BYTES: Final = 1 << 19
@@ -150,7 +178,7 @@ class StoreCall(_Message, frozen=True, tag="store_call"):
     generation: Count | None = None
     job_uid: Name | None = None
     manifest_bytes: Count = 0  # of a commit, followed by its arrays
-    state_bytes: Count = 0
+    state_bytes: Count = 0  # or those of a witness
 
 
 class StoreAnswer(_Message, frozen=True, tag="store_answer"):

@@ -18,8 +18,11 @@ from muster.collectives.backend import Backend
 from muster.program import Contribution, InvalidProgram, ProgramRaised, State
 from muster.torch.fingerprint import add_to_digest
 from muster.training.blocks import Computer, LeafTask, Tasks
+from muster.training.checkpointer import Witness
 from muster.training.group import gather_values
+from muster.training.reporter import Reporter
 from muster.training.schema import Leaf
+from muster.training.state_sync import Replica
 
 USED: Final = "used"
 """The part of a contribution that counts, for each parameter, the shards that used it."""
@@ -67,11 +70,12 @@ class BodyCheck:
     """Remembers a shard of a step, and compares it with the same shard computed again."""
 
     def __init__(
-        self, computer: Computer, warn: Callable[[str], None], *, is_fatal: bool, is_gpu: bool
+        self, computer: Computer, reporter: Reporter, *, is_fatal: bool, is_gpu: bool
     ) -> None:
         """Unless `is_fatal`, a difference is only a warning, and processes are not compared."""
         self._computer: Final = computer
-        self._warn: Final = warn
+        self._warn: Final = reporter.supervision.warn
+        self._checkpointer: Final = reporter.checkpointer
         self._is_fatal: Final = is_fatal
         self._is_gpu: Final = is_gpu
         self._world_size = 1
@@ -89,8 +93,10 @@ class BodyCheck:
         """Whether there is a member that was not."""
         self._reference = 0
         """The member that all others are compared with."""
+        self._witness: Witness | None = None
+        """What that member is compared with, if no process trains already."""
 
-    def meet(self, backend: Backend) -> None:
+    def meet(self, backend: Backend, replica: Replica) -> None:
         """See `Computer.meet`."""
         self._world_size = backend.world_size
         if self._is_fatal:
@@ -98,6 +104,10 @@ class BodyCheck:
             self._is_proving = not all(proven)
             # Where none is proven, the first one is right: it has restored or begun the state.
             self._reference = proven.index(True) if any(proven) else 0
+            has_steps = not self._computer.schedule.is_over(replica.committed)
+            is_first = has_steps and replica.position.step > 0 and not any(proven)
+            is_compared = is_first and backend.rank == 0
+            self._witness = self._checkpointer.witness(replica) if is_compared else None
 
     def _is_due(self, step: int) -> bool:
         return not self._has_warned and step % (DISTANCE * self._world_size) == 0
@@ -107,7 +117,8 @@ class BodyCheck:
         step = task.leaf.step
         is_first = self._leaf is None or self._leaf.step != step
         self._batch = None
-        if task.is_again or (is_first and (self._is_proving or self._is_due(step))):
+        is_wanted = self._is_proving or self._is_due(step) or self.is_kept(step)
+        if task.is_again or (is_first and is_wanted):
             digest = xxh3_128()
             with suppress(RuntimeError, TypeError):  # a tensor without bytes, such as a sparse one
                 add_to_digest(digest, batch)
@@ -120,8 +131,14 @@ class BodyCheck:
             return
         self._last = _seen(self._batch, found, task.weight)
         self._batch = None
+        if self.is_kept(task.leaf.step):
+            self._checkpointer.put_witness(task.leaf.shard, self._last)
         if not task.is_again:
             self._leaf, self._first = task.leaf, self._last
+
+    def is_kept(self, step: int) -> bool:
+        """See `Computer.is_kept`."""
+        return self._is_proven and self._checkpointer.is_witness_expected(step)
 
     def check(
         self, backend: Backend, state: State, step: int, check: Callable[[], None]
@@ -150,29 +167,35 @@ class BodyCheck:
         own: Leaf | None,
         compute: Callable[[Leaf], Tasks[Seen]],
     ) -> Tasks[None]:
-        """Compare the processes that have not been with one that trains."""
-        given = []
+        """Compare the processes that have not been with one that trains, or has saved the state."""
+        given, saved = [], self._witness
         is_reference = backend.rank == self._reference
         if is_reference:
-            leaf = own or Leaf(step, 0)
-            given = [(leaf.shard, self._first if own else (yield from compute(leaf)))]
+            leaf = Leaf(step, saved.shard) if saved else own or Leaf(step, 0)
+            found = self._first if leaf == own else (yield from compute(leaf))
+            if saved is not None:
+                wanted = msgspec.convert(saved.seen, Seen)
+                self._compare(leaf, found, wanted, "process that saved the state")
+            given = [(leaf.shard, found)]
         answers = gather_values(backend, given, list[tuple[int, Seen]])
         if is_reference or self._is_proven:
             return
         ((shard, wanted),) = answers[self._reference]
         leaf = Leaf(step, shard)
         found = self._first if leaf == own else (yield from compute(leaf))
-        if found != wanted:
-            parts = _listed(wanted.different_parts(found))
-            sentence = (
-                f"{_CAUSES_OF_NEW[wanted.different_kind(found)]} ({_ADVICE}): this process "
-                f"computed virtual shard {leaf.shard} of step {step}{parts} differently from the "
-                "group it joins"
-            )
-            if self._is_gpu:
-                self._warn(f"{sentence}. {_ON_GPU}. Training goes on")
-                return
-            raise ProgramRaised(step, sentence, "other bits in a new process")
+        self._compare(leaf, found, wanted, "group it joins")
+
+    def _compare(self, leaf: Leaf, found: Seen, wanted: Seen, other: str) -> None:
+        if found == wanted:
+            return
+        parts = _listed(wanted.different_parts(found))
+        sentence = (
+            f"{_CAUSES_OF_NEW[wanted.different_kind(found)]} ({_ADVICE}): this process computed "
+            f"virtual shard {leaf.shard} of step {leaf.step}{parts} differently from the {other}"
+        )
+        if not self._is_gpu:
+            raise ProgramRaised(leaf.step, sentence, "other bits in a new process")
+        self._warn(f"{sentence}. {_ON_GPU}. Training goes on")
 
     def _check_self(self, leaf: Leaf, compute: Callable[[Leaf], Tasks[Seen]]) -> Tasks[None]:
         again = yield from compute(leaf)
