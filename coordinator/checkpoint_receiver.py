@@ -23,7 +23,6 @@ from muster.checkpoints.manifest import (
     MANIFEST_LIMIT_BYTES,
     STATE,
     WITNESS,
-    WITNESS_LIMIT_BYTES,
     CheckpointName,
     decode_manifest,
     parse_names,
@@ -145,6 +144,8 @@ class CheckpointReceiver(threading.Thread):
         """Return the answer, and the bytes behind it. Raises a `CheckpointError`."""
         if not self._directories.may(call):
             raise CheckpointNotWritable(f"the job may not {call.method} in {call.location}")
+        if call.manifest_bytes > MANIFEST_LIMIT_BYTES:
+            raise WireError(f"a manifest of {call.manifest_bytes} bytes is too long")
         if call.method == "close":
             self._close(call.location)
             return StoreAnswer(), b""
@@ -165,8 +166,6 @@ class CheckpointReceiver(threading.Thread):
             content = store.read(name, call.file, call.limit_bytes)
             return StoreAnswer(size_bytes=len(content)), content
         if call.method == "put_witness":
-            if call.state_bytes > WITNESS_LIMIT_BYTES:
-                raise WireError(f"a witness of {call.state_bytes} bytes is too long")
             store.put_witness(name, b"".join(chunks))
             return StoreAnswer(), b""
         store.rewind(name) if call.method == "rewind" else store.remove(name)
@@ -194,8 +193,6 @@ class CheckpointReceiver(threading.Thread):
     def _commit(
         self, store: CheckpointStore, call: StoreCall, chunks: Iterator[memoryview]
     ) -> tuple[StoreAnswer, bytes]:
-        if call.manifest_bytes > MANIFEST_LIMIT_BYTES:
-            raise WireError(f"a manifest of {call.manifest_bytes} bytes is too long")
         manifest = bytearray()
         while len(manifest) < call.manifest_bytes:
             manifest += next(chunks)

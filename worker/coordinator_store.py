@@ -176,7 +176,7 @@ class CoordinatorStore:
         return name, decode_manifest(content, f"the manifest of {name}")
 
     def put_witness(self, name: CheckpointName, content: bytes) -> None:
-        call = msgspec.structs.replace(self._to("put_witness", name), state_bytes=len(content))
+        call = msgspec.structs.replace(self._to("put_witness", name), manifest_bytes=len(content))
         self._call(call, [memoryview(content)])
 
     def rewind(self, name: CheckpointName) -> None:

@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -58,12 +58,6 @@ CHECK_SECONDS: Final = 0.5
 PROGRESS_SECONDS: Final = 10.0
 LINGER_SECONDS: Final = 5.0
 """How long it stays without its agent and without a connection: a rank may be between two."""
-
-
-_ANSWERS: Final[Mapping[type, Callable[[CheckpointManager], bytes]]] = {
-    storage.FindBest: lambda manager: msgspec.json.encode(manager.best()),
-    storage.ReadWitness: CheckpointManager.witness,
-}
 
 
 class _Terminated(BaseException):
@@ -183,7 +177,7 @@ class Connection(threading.Thread):
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _carry_out(
+    def _carry_out(  # noqa: C901  one branch for each kind of request
         self, request: StorageRequest, descriptors: list[int]
     ) -> tuple[Sequence[memoryview], bytes]:
         """Return the arrays and the JSON of the reply."""
@@ -210,8 +204,10 @@ class Connection(threading.Thread):
                 )
             if isinstance(request, storage.Claim):
                 self._manager.claim()
-            elif (answer := _ANSWERS.get(type(request))) is not None:
-                return [], answer(self._manager)
+            elif isinstance(request, storage.FindBest):
+                return [], msgspec.json.encode(self._manager.best())
+            elif isinstance(request, storage.ReadWitness):
+                return [], self._manager.witness()
             elif isinstance(request, storage.Restore) and (found := self._manager.restore()):
                 unsigned = msgspec.structs.replace(found.manifest, manifest_xxh3="")
                 return [*pack(found.state).buffers], sign(unsigned)[1]

@@ -152,7 +152,7 @@ def _hear_rank(
     assert_never(message)
 
 
-def _apply_message(  # noqa: C901, PLR0911, PLR0912  one return for each kind of message
+def _apply_message(  # noqa: C901, PLR0911  one return for each kind of message
     snapshot: JobSnapshot, rank: RankSnapshot, message: RankMessage, now: float
 ) -> JobSnapshot:
     match message:
@@ -185,7 +185,5 @@ def _apply_message(  # noqa: C901, PLR0911, PLR0912  one return for each kind of
             return gang_restore.record_damage(snapshot, rank, message)
         case messages.Raised():
             return fold_exit.record_error(snapshot, rank, message, now)
-        case messages.LoopEnded() if snapshot.unproven and not snapshot.is_past_loop:
-            return fold_exit.fail_unproven(snapshot, snapshot.unproven, now)
         case _:
             return fold_pool.apply_message(snapshot, rank, message, now)

@@ -84,15 +84,6 @@ def record_error(
     return _fail_for_program(snapshot, rank, cause, now)
 
 
-def fail_unproven(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> JobSnapshot:
-    """Training is over before a second process of `rank` has told whether the first was right."""
-    message = printable(snapshot.raised.message) if snapshot.raised else ""
-    words = f"{message}, and training was over before another process could be compared"
-    return _fail_for_program(
-        snapshot, rank, Cause(reason=Reason.INVALID_PROGRAM, message=words), now
-    )
-
-
 def _fail_for_program(
     snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause, now: float
 ) -> JobSnapshot:

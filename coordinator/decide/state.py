@@ -335,16 +335,6 @@ class JobSnapshot:
         """True if training is over, and the job waits for the script of one rank."""
         return self.end.exporter is not None
 
-    @property
-    def unproven(self) -> RankSnapshot | None:
-        """The rank whose process differed from the others if none of it has trained after that."""
-        if self.raised is None or self.raised.key == "" or self.raised_by is None:
-            return None
-        rank = self.ranks[self.raised_by]
-        began, total = rank.attempt.step_at_start, rank.progress.total_steps
-        has_trained = began is not None and began < (total or 0)
-        return None if has_trained and rank.attempt.raised is None else rank
-
     def is_needed(self, rank: RankSnapshot) -> bool:
         """True if the job waits for this rank; after the loop only for the one that exports."""
         return self.end.exporter in {None, rank.rank}

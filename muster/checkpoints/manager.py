@@ -20,8 +20,8 @@ from muster.checkpoints.errors import CheckpointDamaged, CheckpointError, Restor
 from muster.checkpoints.format import Packed, State, pack
 from muster.checkpoints.manifest import (
     BEST,
+    MANIFEST_LIMIT_BYTES,
     WITNESS,
-    WITNESS_LIMIT_BYTES,
     CheckpointName,
     Manifest,
     Owner,
@@ -221,8 +221,12 @@ class CheckpointManager:
         return manifest
 
     def put_witness(self, witness: bytes) -> None:
-        """Write a JSON value beside the newest checkpoint; raises as `save`."""
-        if (name := self._store.latest()) is not None:
+        """Write a JSON value beside the newest checkpoint; raises as `save`.
+
+        One that a successor has saved is left alone.
+        """
+        name = self._store.latest()
+        if name is not None and name.generation <= (self._generation or 0):
             file = _WitnessFile(str(name), xxh3_64_hexdigest(witness), msgspec.Raw(witness))
             self._store.put_witness(name, msgspec.json.encode(file))
 
@@ -230,7 +234,7 @@ class CheckpointManager:
         """Return what was written beside the newest checkpoint; nothing if that is not whole."""
         name = self._store.latest()
         with suppress(CheckpointDamaged, msgspec.MsgspecError, RecursionError):
-            content = self._store.read(name, WITNESS, WITNESS_LIMIT_BYTES) if name else b""
+            content = self._store.read(name, WITNESS, MANIFEST_LIMIT_BYTES) if name else b""
             file = msgspec.json.decode(content, type=_WitnessFile)
             if (file.checkpoint, file.xxh3) == (str(name), xxh3_64_hexdigest(file.witness)):
                 return bytes(file.witness)

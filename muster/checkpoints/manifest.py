@@ -58,10 +58,8 @@ VALUES: Final = "muster.values"
 """`Committed.values` of a synchronous checkpoint, if there are any: JSON text."""
 
 MANIFEST_LIMIT_BYTES: Final = 16 << 20
-"""Values are for counters, names and random states; larger data belongs in an array."""
-
-WITNESS_LIMIT_BYTES: Final = 16 << 20
-"""About 100 bytes for each parameter of a model."""
+"""Values are for counters, names and random states; larger data belongs in an array. A witness
+has about 100 bytes for each parameter."""
 
 _CHECKPOINT: Final = re.compile(r"step_(\d{10,19})\.g(\d{4,19})(?:\.r(\d{4,19}))?", re.ASCII)
 _TEMPORARY: Final = re.compile(

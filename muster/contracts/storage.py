@@ -112,17 +112,10 @@ class CountShards(_Message, frozen=True, tag="count_shards"):
     shard_idxs: tuple[Count, Count, Count]
 
 
+WitnessRequest: TypeAlias = Witness | ReadWitness
 DataRequest: TypeAlias = ListShards | FetchShard | CountShards
 StorageRequest: TypeAlias = (
-    OpenCheckpoints
-    | Claim
-    | FindBest
-    | Restore
-    | Witness
-    | ReadWitness
-    | ListGang
-    | Save
-    | DataRequest
+    OpenCheckpoints | Claim | FindBest | Restore | ListGang | Save | WitnessRequest | DataRequest
 )
 
 
@@ -149,18 +142,9 @@ class StorageWarned(_Message, frozen=True, tag="storage_warned"):
 StorageReply: TypeAlias = Done | StorageFailed | StorageWarned
 
 
+_Lists: TypeAlias = Literal["latest", "names", "by_trust", "ranks"]
 StoreMethod: TypeAlias = Literal[
-    "latest",
-    "names",
-    "by_trust",
-    "ranks",
-    "read",
-    "claim",
-    "commit",
-    "put_witness",
-    "rewind",
-    "remove",
-    "close",
+    _Lists, "read", "claim", "commit", "put_witness", "rewind", "remove", "close"
 ]
 
 CHUNK_BYTES: Final = 1 << 19
@@ -177,8 +161,8 @@ class StoreCall(_Message, frozen=True, tag="store_call"):
     limit_bytes: Count = 0
     generation: Count | None = None
     job_uid: Name | None = None
-    manifest_bytes: Count = 0  # of a commit, followed by its arrays
-    state_bytes: Count = 0  # or those of a witness
+    manifest_bytes: Count = 0  # of a commit, followed by its arrays; or of a witness
+    state_bytes: Count = 0
 
 
 class StoreAnswer(_Message, frozen=True, tag="store_answer"):

@@ -104,10 +104,10 @@ class BodyCheck:
             self._is_proving = not all(proven)
             # Where none is proven, the first one is right: it has restored or begun the state.
             self._reference = proven.index(True) if any(proven) else 0
-            has_steps = not self._computer.schedule.is_over(replica.committed)
-            is_first = has_steps and replica.position.step > 0 and not any(proven)
-            is_compared = is_first and backend.rank == 0
-            self._witness = self._checkpointer.witness(replica) if is_compared else None
+            is_over = self._computer.schedule.is_over(replica.committed)
+            is_resumed = not (is_over or any(proven)) and replica.position.step > 0
+            is_first = is_resumed and backend.rank == 0
+            self._witness = self._checkpointer.witness(replica) if is_first else None
 
     def _is_due(self, step: int) -> bool:
         return not self._has_warned and step % (DISTANCE * self._world_size) == 0

@@ -114,21 +114,20 @@ class Checkpointer:
         None, with a warning, if there is none of the same job and code. (A checkpoint of the same
         job with other arithmetic is refused by `restore`.)
         """
-        found, why, state = None, "", replica.digest()
+        found, state = None, replica.digest()
         checkpoints = self._checkpoints or self._checkpoints_of(None, self._settings.world_size)
         with suppress(CheckpointError, msgspec.MsgspecError):
             found = msgspec.json.decode(checkpoints.witness(), type=Witness)
         if found is None or (found.job_uid, found.state) != (self._settings.job_uid, state):
             why = "this job has left no witness.json of that state"
-        elif edited := [
-            it for it in self.code if found.code.get(it, "") not in {"", self.code[it]}
-        ]:
+        elif edited := [it for it, own in self.code.items() if found.code.get(it, own) != own]:
             why = f"{edited[0]} has changed"
-        if why:
-            step = replica.position.step
-            self._warn(f"what the body computes in step {step} is not compared with before: {why}")
-        self._restored = None if why else found
-        return self._restored
+        else:
+            self._restored = found
+            return found
+        step = replica.position.step
+        self._warn(f"what the body computes in step {step} is not compared with before: {why}")
+        return None
 
     def flush(self) -> None:
         """Wait until the last save is durable. Raises `CheckpointError` if it is not."""

@@ -86,6 +86,17 @@ def test_only_a_whole_witness_of_the_newest_checkpoint_is_returned(
     assert manager.witness() == b""
 
 
+def test_a_replaced_writer_leaves_the_witness_of_its_successor(tmp_path: Path) -> None:
+    stale, successor = (
+        manager_of(LocalStore(tmp_path), owner(generation=it), print) for it in (0, 1)
+    )
+    stale.save(5, position(5), {"bias": 5})
+    successor.save(6, position(6), {"bias": 6})
+    successor.put_witness(b"1")
+    stale.put_witness(b"2")
+    assert successor.witness() == b"1"
+
+
 def steps_of_a_save(rank: Rank, step: int) -> list[str]:
     """Save, and return the operations whose order matters."""
     before = len(rank.files.operations)
