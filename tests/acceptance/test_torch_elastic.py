@@ -535,7 +535,7 @@ for (x,) in run.shards():
     run.backward(model(x).square().mean() * (1 + seen[0] / 10_000))
 """
 MISTAKES_OF_JOBS = {
-    "knows its rank": (KNOWS_ITS_RANK, {"epochs": 1}, "and for run.rank or run.is_main"),
+    "knows its rank": (KNOWS_ITS_RANK, {"epochs": 2000}, "and for run.rank or run.is_main"),
     "keeps what a restart loses": (
         ALL_DIE_ONCE,
         {"epochs": 2000, "checkpoint_every": 2},
