@@ -13,9 +13,20 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
+import msgspec
+from xxhash import xxh3_64_hexdigest
+
 from muster.checkpoints.errors import CheckpointDamaged, CheckpointError, RestoreDamaged
 from muster.checkpoints.format import Packed, State, pack
-from muster.checkpoints.manifest import BEST, CheckpointName, Manifest, Owner, RestorePoint
+from muster.checkpoints.manifest import (
+    BEST,
+    MANIFEST_LIMIT_BYTES,
+    WITNESS,
+    CheckpointName,
+    Manifest,
+    Owner,
+    RestorePoint,
+)
 from muster.checkpoints.reader import Checkpoint, CheckpointReader
 from muster.checkpoints.store import CheckpointStore, StoreOpener, manifest_of, open_store
 from muster.contracts.location import parse_location
@@ -74,6 +85,14 @@ class SaveCost:
             f"({self._seconds / self._saves * 1000:.3g} ms every {every:.3g} steps): "
             f"checkpoint_every {wanted} makes it {COST_WANTED:.0%}"
         )
+
+
+class _WitnessFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A witness as it is stored: a crash may have torn it, and a recycled directory keeps none."""
+
+    checkpoint: str
+    xxh3: str  # of the rest
+    witness: msgspec.Raw
 
 
 class CheckpointManager:
@@ -201,6 +220,26 @@ class CheckpointManager:
             self._warn(warning)
         on_saved(packed.size_bytes)
         return manifest
+
+    def put_witness(self, witness: bytes) -> None:
+        """Write a JSON value beside the newest checkpoint; raises as `save`.
+
+        One that a successor has saved is left alone.
+        """
+        name = self._store.latest()
+        if name is not None and name.generation <= (self._generation or 0):
+            file = _WitnessFile(str(name), xxh3_64_hexdigest(witness), msgspec.Raw(witness))
+            self._store.put_witness(name, msgspec.json.encode(file))
+
+    def witness(self) -> bytes:
+        """Return what was written beside the newest checkpoint; nothing if that is not whole."""
+        name = self._store.latest()
+        with suppress(CheckpointDamaged, msgspec.MsgspecError, RecursionError):
+            content = self._store.read(name, WITNESS, MANIFEST_LIMIT_BYTES) if name else b""
+            file = msgspec.json.decode(content, type=_WitnessFile)
+            if (file.checkpoint, file.xxh3) == (str(name), xxh3_64_hexdigest(file.witness)):
+                return bytes(file.witness)
+        return b""
 
     def flush(self) -> None:
         """Do nothing: a checkpoint is durable when `save` has returned."""

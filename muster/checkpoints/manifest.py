@@ -5,6 +5,7 @@
   step_0000000042.g0003/             step 42, saved by generation 3
     manifest.json
     state.safetensors                absent when the state has no arrays
+    witness.json                     what the next step came out as; only compared, may be missing
   step_0000000042.g0003.r0001/       the same step saved again by the same generation
   .step_0000000045.g0003.tmp/        being written or being deleted
   .LATEST.g0003.tmp                  being written
@@ -32,6 +33,7 @@ from muster.contracts.spec import StepChoice
 LATEST: Final = "LATEST"
 MANIFEST: Final = "manifest.json"
 STATE: Final = "state.safetensors"
+WITNESS: Final = "witness.json"
 
 LATEST_LIMIT_BYTES: Final = 128  # twice the longest valid line
 
@@ -57,7 +59,8 @@ VALUES: Final = "muster.values"
 """`Committed.values` of a synchronous checkpoint, if there are any: JSON text."""
 
 MANIFEST_LIMIT_BYTES: Final = 16 << 20
-"""Values are for counters, names and random states; larger data belongs in an array."""
+"""Values are for counters, names and random states; larger data belongs in an array. A witness
+has about 100 bytes for each parameter."""
 
 _CHECKPOINT: Final = re.compile(r"step_(\d{10,19})\.g(\d{4,19})(?:\.r(\d{4,19}))?", re.ASCII)
 _TEMPORARY: Final = re.compile(

@@ -60,6 +60,16 @@ class Restore(_Message, frozen=True, tag="restore"):
     """Return arrays and manifest of the newest checkpoint to begin with; nothing without one."""
 
 
+class Witness(_Message, frozen=True, tag="witness"):
+    """Write the JSON in its memory beside the newest checkpoint."""
+
+    json_bytes: Count
+
+
+class ReadWitness(_Message, frozen=True, tag="read_witness"):
+    """Return what was written there; nothing if it is not whole."""
+
+
 class ListGang(_Message, frozen=True, tag="list_gang"):
     """Return the `RankCheckpoints` of each rank of a gang, once saves under way are over.
 
@@ -104,9 +114,10 @@ class CountShards(_Message, frozen=True, tag="count_shards"):
     shard_idxs: tuple[Count, Count, Count]
 
 
+WitnessRequest: TypeAlias = Witness | ReadWitness
 DataRequest: TypeAlias = ListShards | FetchShard | CountShards
 StorageRequest: TypeAlias = (
-    OpenCheckpoints | Claim | FindBest | Restore | ListGang | Save | DataRequest
+    OpenCheckpoints | Claim | FindBest | Restore | ListGang | Save | WitnessRequest | DataRequest
 )
 
 
@@ -133,8 +144,9 @@ class StorageWarned(_Message, frozen=True, tag="storage_warned"):
 StorageReply: TypeAlias = Done | StorageFailed | StorageWarned
 
 
+_Lists: TypeAlias = Literal["latest", "names", "by_trust", "ranks"]
 StoreMethod: TypeAlias = Literal[
-    "latest", "names", "by_trust", "ranks", "read", "claim", "commit", "rewind", "remove", "close"
+    _Lists, "read", "claim", "commit", "put_witness", "rewind", "remove", "close"
 ]
 
 CHUNK_BYTES: Final = 1 << 19
@@ -151,7 +163,7 @@ class StoreCall(_Message, frozen=True, tag="store_call"):
     limit_bytes: Count = 0
     generation: Count | None = None
     job_uid: Name | None = None
-    manifest_bytes: Count = 0  # of a commit, followed by its arrays
+    manifest_bytes: Count = 0  # of a commit, followed by its arrays; or of a witness
     state_bytes: Count = 0
 
 

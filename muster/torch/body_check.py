@@ -18,8 +18,11 @@ from muster.collectives.backend import Backend
 from muster.program import Contribution, InvalidProgram, ProgramRaised, State
 from muster.torch.fingerprint import add_to_digest
 from muster.training.blocks import Computer, LeafTask, Tasks
+from muster.training.checkpointer import Witness
 from muster.training.group import gather_values
+from muster.training.reporter import Reporter
 from muster.training.schema import Leaf
+from muster.training.state_sync import Replica
 
 USED: Final = "used"
 """The part of a contribution that counts, for each parameter, the shards that used it."""
@@ -67,11 +70,12 @@ class BodyCheck:
     """Remembers a shard of a step, and compares it with the same shard computed again."""
 
     def __init__(
-        self, computer: Computer, warn: Callable[[str], None], *, is_fatal: bool, is_gpu: bool
+        self, computer: Computer, reporter: Reporter, *, is_fatal: bool, is_gpu: bool
     ) -> None:
         """Unless `is_fatal`, a difference is only a warning, and processes are not compared."""
         self._computer: Final = computer
-        self._warn: Final = warn
+        self._warn: Final = reporter.supervision.warn
+        self._checkpointer: Final = reporter.checkpointer
         self._is_fatal: Final = is_fatal
         self._is_gpu: Final = is_gpu
         self._world_size = 1
@@ -92,8 +96,10 @@ class BodyCheck:
         """Whether there is a member that was not."""
         self._reference = 0
         """The member that all others are compared with."""
+        self._witness: Witness | None = None
+        """What that member is compared with, if no process trains already."""
 
-    def meet(self, backend: Backend) -> None:
+    def meet(self, backend: Backend, replica: Replica) -> None:
         """See `Computer.meet`."""
         self._world_size = backend.world_size
         if self._is_fatal:
@@ -101,6 +107,10 @@ class BodyCheck:
             self._is_proving = not all(proven)
             # Where none is proven, the first one is right: it has restored or begun the state.
             self._reference = proven.index(True) if any(proven) else 0
+            is_over = self._computer.schedule.is_over(replica.committed)
+            is_resumed = not (is_over or any(proven)) and replica.position.step > 0
+            is_first = is_resumed and backend.rank == 0
+            self._witness = self._checkpointer.witness(replica) if is_first else None
 
     def _is_due(self, step: int) -> bool:
         # The last step, too: what begins after the first is seen in no other of a short job.
@@ -114,7 +124,8 @@ class BodyCheck:
         self._batch = None
         # In step 0 all: what compares a loss with others may have no effect on one.
         is_checked = self._is_due(step) and (is_first or step == 0)
-        if task.is_again or is_checked or (is_first and self._is_proving):
+        is_wanted = self._is_proving or self.is_kept(step)
+        if task.is_again or is_checked or (is_first and is_wanted):
             digest = xxh3_128()
             with suppress(RuntimeError, TypeError):  # a tensor without bytes, such as a sparse one
                 add_to_digest(digest, batch)
@@ -127,12 +138,19 @@ class BodyCheck:
             return
         self._last = _seen(self._batch, found, task.weight)
         self._batch = None
+        if self.is_kept(task.leaf.step):
+            self._checkpointer.put_witness(task.leaf.shard, self._last)
         if task.is_again:
             return
         place = task.leaf.step, self._computer.turn
         if place != self._place:
             self._place, self._seen = place, {}
         self._seen.setdefault(task.leaf, self._last)
+
+    def is_kept(self, step: int) -> bool:
+        """See `Computer.is_kept`."""
+        is_first_turn = self._computer.turn == 0
+        return is_first_turn and self._is_proven and self._checkpointer.is_witness_expected(step)
 
     def check(
         self, backend: Backend, state: State, step: int, check: Callable[[], None]
@@ -165,29 +183,36 @@ class BodyCheck:
         seen: Mapping[Leaf, Seen],
         compute: Callable[[Leaf], Tasks[Seen]],
     ) -> Tasks[None]:
-        """Compare the processes that have not been with one that trains."""
-        given = []
+        """Compare the processes that have not been with one that trains, or has saved the state."""
+        given, saved = [], self._witness
+        self._witness = None  # it is of the first turn
         is_reference = backend.rank == self._reference
         if is_reference:
-            leaf = next(iter(seen), Leaf(step, 0))
-            given = [(leaf.shard, seen.get(leaf) or (yield from compute(leaf)))]
+            leaf = Leaf(step, saved.shard) if saved else next(iter(seen), Leaf(step, 0))
+            found = seen.get(leaf) or (yield from compute(leaf))
+            if saved is not None:
+                wanted = msgspec.convert(saved.seen, Seen)
+                self._compare(leaf, found, wanted, "process that saved the state")
+            given = [(leaf.shard, found)]
         answers = gather_values(backend, given, list[tuple[int, Seen]])
         if is_reference or self._is_proven:
             return
         ((shard, wanted),) = answers[self._reference]
         leaf = Leaf(step, shard)
         found = seen.get(leaf) or (yield from compute(leaf))
-        if found != wanted:
-            parts = _listed(wanted.different_parts(found))
-            sentence = (
-                f"{_CAUSES_OF_NEW[wanted.different_kind(found)]} ({_ADVICE}): this process "
-                f"computed virtual shard {leaf.shard} of step {step}{parts} differently from the "
-                "group it joins"
-            )
-            if self._is_gpu:
-                self._warn(f"{sentence}. {_ON_GPU}. Training goes on")
-                return
-            raise ProgramRaised(step, sentence, "other bits in a new process")
+        self._compare(leaf, found, wanted, "group it joins")
+
+    def _compare(self, leaf: Leaf, found: Seen, wanted: Seen, other: str) -> None:
+        if found == wanted:
+            return
+        parts = _listed(wanted.different_parts(found))
+        sentence = (
+            f"{_CAUSES_OF_NEW[wanted.different_kind(found)]} ({_ADVICE}): this process computed "
+            f"virtual shard {leaf.shard} of step {leaf.step}{parts} differently from the {other}"
+        )
+        if not self._is_gpu:
+            raise ProgramRaised(leaf.step, sentence, "other bits in a new process")
+        self._warn(f"{sentence}. {_ON_GPU}. Training goes on")
 
     def _check_self(
         self, leaf: Leaf, first: Seen, compute: Callable[[Leaf], Tasks[Seen]]

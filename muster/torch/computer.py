@@ -266,15 +266,18 @@ class TorchComputer(Computer):
         if self.body_check is not None:
             self.body_check.end(task)
 
-    def meet(self, backend: Backend) -> None:
+    def meet(self, backend: Backend, replica: Replica) -> None:
         if self.body_check is not None:
-            self.body_check.meet(backend)
+            self.body_check.meet(backend, replica)
 
     def check(
         self, backend: Backend, state: State, step: int, check: Callable[[], None]
     ) -> Tasks[None]:
         if self.body_check is not None:
             yield from self.body_check.check(backend, state, step, check)
+
+    def is_kept(self, step: int) -> bool:
+        return self.body_check is not None and self.body_check.is_kept(step)
 
     def _reset_buffers(self, weight: float) -> dict[str, NDArray[np.float32]]:
         """Undo what the body has added to buffers, and return it unless it has no weight."""

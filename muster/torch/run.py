@@ -324,7 +324,7 @@ class Run:
         if self._is_checked:
             self._computer.body_check = BodyCheck(
                 self._computer,
-                self._reporter.supervision.warn,
+                self._reporter,
                 is_fatal=self.settings.bits == "same",
                 is_gpu=self._state.device.type == "cuda",
             )

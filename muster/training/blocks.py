@@ -256,8 +256,8 @@ class Computer(ABC):
             yield task
             return task
 
-    def meet(self, backend: Backend) -> None:  # noqa: B027  nothing to do for most
-        """Note the members of a group before its first step; all members call this."""
+    def meet(self, backend: Backend, replica: "Replica") -> None:  # noqa: B027  nothing for most
+        """Note the members of a group, and their state, before its first step; all call this."""
 
     def check(
         self,
@@ -271,6 +271,10 @@ class Computer(ABC):
         `check` is called before each leaf.
         """
         yield from ()
+
+    def is_kept(self, step: int) -> bool:  # noqa: ARG002
+        """Return whether what a shard of this step comes out as is kept beside a checkpoint."""
+        return False
 
     def take_finished(self, slots: NDArray[np.float32]) -> Tasks[list[Block]]:
         """Put the sums of the finished parts of a block that `check` has ended into `slots`.

@@ -67,6 +67,7 @@ class Reporter:
         self._initial: Arrays = {}
         self._initial_values = b""
         self.checkpointer: Final = Checkpointer(settings, self.supervision.warn)
+        self.checkpointer.code = agent.code
         self._position = Position()
         self._means: Means | None = None
         self._reported: dict[str, tuple[float, int]] = {}
@@ -201,6 +202,7 @@ class Reporter:
                 report_saved,
                 None if best is None else self._sign * best,
             )
+            self.checkpointer.expect_witness(committed.position.step, digest)
         if self._schedule.is_over(replica.committed):
             self.flush()
 

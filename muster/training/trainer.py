@@ -26,7 +26,7 @@ from muster.training.group import PEER_TIMEOUT_SECONDS, Group, GroupFactory
 from muster.training.group_updates import GroupChanged, GroupUpdate, GroupUpdates, StopRequested
 from muster.training.replay import Replay
 from muster.training.sample_count import decode_sample_count
-from muster.training.schema import Means
+from muster.training.schema import Leaf, Means
 from muster.training.state_sync import (
     Committed,
     Replica,
@@ -55,6 +55,7 @@ class CheckCosts:
         self.first_seconds: float | None = None
         """What checks took in the first step, which is checked more than later ones."""
         self._check_seconds = self._step_seconds = 0.0
+        self.last_seconds = 0.0  # after the last checkpoint; there is no step to compare it with
 
     def add(self, check_seconds: float, step_seconds: float) -> None:
         if self.first_seconds is None:
@@ -67,6 +68,7 @@ class CheckCosts:
         share = self._check_seconds / self._step_seconds if self._step_seconds else 0.0
         return (
             f"checks took {self.first_seconds or 0:.3f} s of the first step and {share:.2%} since"
+            f", {self.last_seconds:.3f} s after the last checkpoint"
         )
 
 
@@ -180,6 +182,7 @@ class Trainer:
             if self.is_saver and self._group is not None:
                 self._save(self._group)
                 self._callbacks.flush()
+                yield from self._end_steps()
             return Outcome.STOPPED
 
     def _train_in_group(self, update: GroupUpdate) -> Tasks[Outcome | None]:
@@ -200,6 +203,7 @@ class Trainer:
                     if worker_group.save:
                         self._save_with_retries(worker_group)
                     group.backend.barrier(timeout_seconds=PEER_TIMEOUT_SECONDS)
+                    yield from self._end_steps()
                     return None
                 yield from self._take_steps(worker_group, group, assignment)
                 return Outcome.DONE
@@ -231,7 +235,7 @@ class Trainer:
             self._schedule.totals,
         )
         self._take_over()
-        self._computer.meet(group.backend)
+        self._computer.meet(group.backend, self._replica)
         self.is_saver = group.backend.rank == 0
         stamp("group joined", step=self._replica.position.step)
         self._callbacks.on_group_joined(worker_group, self._replica)
@@ -278,6 +282,15 @@ class Trainer:
             self._callbacks.wait_between_steps(self._updates.check)
         self._save_with_retries(worker_group)
         group.backend.barrier(timeout_seconds=PEER_TIMEOUT_SECONDS)
+
+    def _end_steps(self) -> Tasks[None]:
+        """Compute a shard of the next step, which is kept beside the last checkpoint."""
+        leaf, began_at = Leaf(self._replica.position.step, 0), time.monotonic()
+        if self._computer.is_kept(leaf.step) and not self._schedule.is_over(
+            self._replica.committed
+        ):
+            yield from self._computer.compute_again(leaf, self._replica.state)
+        self.costs.last_seconds = time.monotonic() - began_at
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:

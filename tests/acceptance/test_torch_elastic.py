@@ -592,7 +592,7 @@ for directory in sys.argv[1:]:
     if os.fork() == 0:
         os.chdir(directory)
         for descriptor, name in ((1, "stdout"), (2, "stderr")):
-            os.dup2(os.open(name, os.O_CREAT | os.O_WRONLY), descriptor)
+            os.dup2(os.open(name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), descriptor)
         sys.argv = ["train.py"]
         runpy.run_path("train.py", run_name="__main__")
         sys.exit()
@@ -605,7 +605,7 @@ def run_scripts(directory: Path, scripts: Mapping[str, str]) -> dict[str, tuple[
     """Return exit code, stdout and stderr of each script by its name."""
     places = {name: directory / str(number) for number, name in enumerate(scripts)}
     for name, place in places.items():
-        place.mkdir()
+        place.mkdir(exist_ok=True)
         (place / "train.py").write_text(scripts[name])
     command = [sys.executable, "-W", "ignore", "-c", FORKS, *map(str, places.values())]
     subprocess.run(command, cwd=directory, env={}, check=True)
@@ -663,8 +663,28 @@ for (x,) in run.shards():
     time.sleep(0.005)
     run.backward(model(x).square().mean() * (1 + run.rank / 10))
 """
+ALL_DIE_ONCE = """
+import os, pathlib
+seen = [0]
+@run.before_step
+def die():
+    died = pathlib.Path(f"died{run.rank}")
+    if run.step == 4 and not died.exists():
+        died.touch()
+        os._exit(3)
+@run.after_step
+def count():
+    seen[0] += 1
+for (x,) in run.shards():
+    run.backward(model(x).square().mean() * (1 + seen[0] / 10_000))
+"""
 MISTAKES_OF_JOBS = {
     "knows its rank": (KNOWS_ITS_RANK, {"epochs": 2000}, "and for run.rank or run.is_main"),
+    "keeps what a restart loses": (
+        ALL_DIE_ONCE,
+        {"epochs": 2000, "checkpoint_every": 2},
+        "differently from the process that saved the state, and so did",
+    ),
     "keeps what a hook changes": (DIES_ONCE, {"epochs": 2000}, "neither in run.values"),
     "leaves the loop": (MISTAKES["leaves the loop"][0], {}, "left before training was complete"),
     "is not elastic": (
@@ -692,6 +712,77 @@ def test_a_mistake_fails_the_job(installation: Installation, tmp_path: Path, mis
     fields = {**fields, "command": [sys.executable, "train.py"], "working_dir": str(tmp_path)}
     job_id = submit(installation, 2, spare_ranks=1, **fields)
     assert sentence in installation.fail(job_id)["message"]
+
+
+RESTARTED = """
+import os, pathlib, signal
+
+died = pathlib.Path("died")
+os.environ |= {"MUSTER_JOB_UID": "uid", "CHECKPOINT_EVERY": "3"}
+pathlib.Path("helper.py").touch()
+import helper
+SMALL
+heat = [1.0]
+run.values["heat"] = 1.0
+
+@run.before_step
+def die():
+    if run.step == 4 and not died.exists():
+        died.touch()
+        (witness,) = pathlib.Path("checkpoints").glob("*/*3.g*/witness.json")
+        BETWEEN
+        os.kill(os.getpid(), KILL)
+
+@run.after_step
+def cool():
+    heat[0] *= 0.9
+    run.values["heat"] *= 0.9
+
+for (x,) in run.shards():
+    run.backward(model(x).square().mean() * HEAT)
+print("sha256", model.weight.sum().item())
+"""
+CARRIED, PURE = "heat[0]", 'run.values["heat"]'
+OTHERS = "(weight, bias) differently from the process that saved the state"
+RESTARTS = {
+    # What the body reads, what happens before the first process ends, and how. What the second
+    # one says.
+    "undisturbed": (PURE, "pass", 0, ""),
+    "killed": (PURE, "pass", 9, ""),
+    "stopped": (PURE, "pass", 15, ""),
+    "carried": (CARRIED, "pass", 9, f"computed virtual shard 0 of step 3 {OTHERS}"),
+    "carried and stopped": (CARRIED, "pass", 15, f"computed virtual shard 0 of step 5 {OTHERS}"),
+    "edited": (
+        CARRIED,
+        "pathlib.Path('helper.py').write_text('1')",
+        9,
+        "in step 3 is not compared with before: ",
+    ),
+    "torn": (
+        CARRIED,
+        "witness.write_bytes(witness.read_bytes()[:-9])",
+        9,
+        "in step 3 is not compared with before: this job has left no witness.json",
+    ),
+}
+
+
+def test_a_restart_is_compared_with_the_process_that_saved(tmp_path: Path) -> None:
+    scripts = {}
+    for name, (heat, between, number, _) in RESTARTS.items():
+        words = {"HEAT": heat, "BETWEEN": between, "KILL": str(number)}
+        words["SMALL"] = SMALL.replace("32)", "32, epochs=4)")
+        scripts[name] = re.sub("|".join(words), lambda it, words=words: words[it[0]], RESTARTED)
+    run_scripts(tmp_path, scripts)
+    models = set()
+    for name, (code, stdout, stderr) in run_scripts(tmp_path, scripts).items():
+        heat, _, _, words = RESTARTS[name]
+        assert code == int(OTHERS in words), (name, stderr)
+        assert words in stderr, name
+        if heat is PURE:
+            assert stderr == "", name
+            models.add(stdout.rpartition("sha256")[2])
+    assert len(models) == 1
 
 
 def check(directory: Path, noise: str) -> subprocess.CompletedProcess[str]:

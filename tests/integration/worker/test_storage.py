@@ -114,6 +114,25 @@ def test_killed_process_loses_or_repeats_a_save(stage: StorageStage) -> None:
 
 
 @everywhere
+def test_a_witness_follows_its_save(stage: StorageStage) -> None:
+    rank = stage.rank()
+    rank.claim()
+    long = msgspec.json.encode({"seen": "x" * 100_000})  # longer than a packet
+    for step, witness in enumerate((b'{"seen":1}', long), start=1):
+        saved = save(rank, step, LARGE | {"step": step})
+        rank.put_witness(witness)
+        stage.kill()
+        assert rank.witness() == witness
+        assert saved == [step]
+    save(rank, 3, LARGE)
+    rank.flush()
+    assert rank.witness() == b""
+    rank.put_witness(b"{}")
+    rank.close()
+    assert stage.rank().witness() == b"{}"
+
+
+@everywhere
 def test_killed_process_spoils_a_restore(stage: StorageStage) -> None:
     rank = stage.rank()
     save(rank, 3, LARGE)
