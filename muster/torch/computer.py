@@ -59,7 +59,8 @@ class TorchComputer(Computer):
         self._trained: Final = {
             name: it for name, it in state.parameters.items() if it.requires_grad
         }
-        self._flags: Final = [(it, it.training) for it in state.model.modules()]
+        self._modes: dict[torch.nn.Module, bool] = {}
+        """Whether each module was in training mode when the loop began."""
         super().__init__(schedule, self._schema(), ShardLoader(schedule), busy)
         views = {part.name: part for part in self.schema.parts}
         self._means: Final = {
@@ -102,6 +103,11 @@ class TorchComputer(Computer):
         self._values = replica.committed.values
         self._state.take_over(self._values)
 
+    def begin_loop(self, body_check: BodyCheck | None) -> None:
+        """Note what the script has prepared; what the body computes is checked by `body_check`."""
+        self.body_check = body_check
+        self._modes = {it: it.training for it in self._state.model.modules()}
+
     # One shard
 
     def begin(self, task: LeafTask, batch: Any) -> None:  # noqa: ANN401  of the user
@@ -114,7 +120,7 @@ class TorchComputer(Computer):
         for parameter in self._state.parameters.values():
             parameter.grad = None
         self._state.undo_freezing()
-        for module, is_training in self._flags:
+        for module, is_training in self._modes.items():
             module.training = is_training
         self._kept_extra = self._state.extra_state()
         torch.clear_autocast_cache()
@@ -290,6 +296,8 @@ class TorchComputer(Computer):
             if weight:
                 refuse_change(name, buffer, self._state.buffers)
                 # Of a counter that each shard advances by one, the mean is one.
+                if self.body_check is not None:
+                    self.body_check.warn_of_mean(name)
                 change = (buffer - kept).float() * weight
                 changes[f"buffer.{name}"] = self._array(f"buffer.{name}", change)
             buffer.copy_(kept)
@@ -329,10 +337,33 @@ class TorchComputer(Computer):
                     mean = mean.round()
                 buffer.add_(mean.to(buffer.device, buffer.dtype))
             self.steps_done = step + 1
+            places = self._places()
             for hook in self.after_step:
                 hook()
+            self._refuse_hooks(places)
             self._state.adopt_model()
             self._values = self._state.encode()
+
+    def _places(self) -> list[object]:
+        """Return how far the schedulers are."""
+        return [getattr(it, "last_epoch", None) for it in self._schedulers]
+
+    def _refuse_hooks(self, places: list[object]) -> None:
+        """Refuse what hooks have done and what would have no effect, or a double one."""
+        if self._places() != places:
+            raise InvalidProgram(
+                "a scheduler steps in a hook, and after each step because it was given to "
+                "muster.torch.join(scheduler=…): give it to run.register() instead"
+            )
+        model = self._state.model
+        for whole in model.children() if isinstance(model, torch.nn.ModuleList) else [model]:
+            for name, module in whole.named_modules() if whole.training else ():
+                if self._modes.get(module) and not module.training:
+                    raise InvalidProgram(
+                        f"a hook has put the module {name!r} in evaluation mode, and each body of "
+                        "the loop begins as the first one did: call its eval() before the loop, or "
+                        "in the body (by run.epoch)"
+                    )
 
     def _take_turn(self, step: int) -> bool:
         """Let one optimizer step, or all; return whether this ends the step."""

@@ -5,11 +5,13 @@ same processor.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
 import torch
 import xxhash
+from numpy.typing import NDArray
 
 from muster.runtime.fingerprint import Fingerprint, fingerprint
 from muster.torch.shards import Dataset, Sampler, set_generators
@@ -74,16 +76,20 @@ def facts_of(
     }
 
 
+def _bits_of(value: "torch.Tensor | NDArray[Any]") -> NDArray[Any]:
+    if isinstance(value, np.ndarray):
+        return value
+    bits: NDArray[Any] = value.detach().cpu().contiguous().view(torch.uint8).numpy()
+    return bits
+
+
 def add_to_digest(digest: xxhash.xxh3_128, value: Any) -> None:  # noqa: ANN401  an item of data
     """Add tensors, arrays, numbers, texts, and lists and mappings of these; nothing else."""
-    if isinstance(value, torch.Tensor):
-        value = (
-            value.detach().cpu().contiguous().view(torch.uint8).numpy()
-            if value.dim()
-            else (value.item())
-        )
-    if isinstance(value, np.ndarray):
-        digest.update(np.ascontiguousarray(value).view(np.uint8).data)
+    if isinstance(value, torch.Tensor) and not value.dim():
+        value = value.item()
+    if isinstance(value, torch.Tensor | np.ndarray):
+        with suppress(RuntimeError, TypeError, ValueError):  # a sparse tensor, an array of objects
+            digest.update(np.ascontiguousarray(_bits_of(value)).view(np.uint8).data)
     elif isinstance(value, Mapping):
         for name, one in value.items():
             add_to_digest(digest, [name, one])

@@ -140,6 +140,19 @@ def listed(given: OneOrMore[Any]) -> list[Any]:
     return [*given] if isinstance(given, list | tuple) else [given]
 
 
+def refuse_own_state(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that keeps something beside its options and the state of parameters."""
+    parameters = {id(it) for it in parameters_of(optimizer)}
+    own = [str(it) for it in optimizer.state if id(it) not in parameters]
+    own += optimizer.state_dict().keys() - {"state", "param_groups"}
+    if own:
+        raise InvalidProgram(
+            f"{type(optimizer).__name__} keeps {own[0]!r} beside the state of its parameters, and "
+            "ranks that join would not have it: keep it in self.state[parameter] or in an option "
+            "of param_groups"
+        )
+
+
 def refuse_change(name: str, buffer: torch.Tensor, others: Mapping[str, torch.Tensor]) -> None:
     """Refuse the change of a buffer in the forward pass if it has no mean."""
     path, _, last = name.rpartition(".")

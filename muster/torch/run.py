@@ -321,13 +321,14 @@ class Run:
                 read = Prefetcher(self._batches, self._workers, self._schedule).read
         self._reporter.set_schedule(self._state.initial, self._schedule, self._state.encode())
         self._reporter.is_unchecked = not self._is_checked
-        if self._is_checked:
-            self._computer.body_check = BodyCheck(
-                self._computer,
-                self._reporter,
-                is_fatal=self.settings.bits == "same",
-                is_gpu=self._state.device.type == "cuda",
-            )
+        check = BodyCheck(
+            self._computer,
+            self._reporter,
+            self._state.digests,
+            is_fatal=self.settings.bits == "same",
+            is_gpu=self._state.device.type == "cuda",
+        )
+        self._computer.begin_loop(check if self._is_checked else None)
         self._trainer = ready_trainer(
             self.settings,
             self._agent,

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import Module
 from torch.optim import Optimizer
+from xxhash import xxh3_64_hexdigest
 
 from muster.checkpoints.errors import UnsupportedState
 from muster.checkpoints.format import from_json, to_json
@@ -27,6 +28,7 @@ from muster.torch.refusals import (
     names_of,
     optimizers_of,
     parameters_of,
+    refuse_own_state,
     refuse_tensors,
 )
 from muster.torch.shards import Generator
@@ -89,6 +91,8 @@ class TrainingState:
         """Whether each parameter required gradients when the loop began."""
         self._is_trained = self._built
         """The same, as the last hook has left it."""
+        self._caches: set[str] = set()
+        """Buffers that were made later and are not saved."""
         self._places: Final = {
             name: (model.get_submodule(path), key)
             for name in (*self.parameters, *self.buffers)
@@ -218,6 +222,13 @@ class TrainingState:
             )
         self._adopt(self.parameters)
         self.adopt_buffers()
+        made = {name for name, _ in self.model.named_buffers()} - {*self.buffers} - self._caches
+        if made and (saved := sorted(made & self.model.state_dict().keys())):
+            raise InvalidProgram(
+                f"the buffer {saved[0]!r} was made after muster.torch.join(), so other ranks and "
+                "checkpoints do not have it: make it when the model is made"
+            )
+        self._caches |= made
 
     def adopt_buffers(self) -> None:
         """Move into our memory what a forward pass has put into the place of a buffer."""
@@ -230,6 +241,11 @@ class TrainingState:
             view = self._views[_model_name(name)]
             if present.data_ptr() == view.data_ptr():
                 continue
+            if present.shape != view.shape:
+                raise InvalidProgram(
+                    f"{name!r} had the shape {tuple(view.shape)} at muster.torch.join(), and now "
+                    f"it has {tuple(present.shape)}: give it its full size before"
+                )
             view.copy_(present.detach())
             tensor.data = view
             setattr(module, key, tensor)
@@ -344,6 +360,15 @@ class TrainingState:
         except UnsupportedState as error:
             raise InvalidProgram(f"the state cannot be saved or sent: {error}") from error
 
+    def digests(self) -> dict[str, str]:
+        """Return a digest of each thing that the body of the loop must leave as it is, by name."""
+        arrays, objects = self._flat_objects()
+        arrays |= {name: _array_of(it) for name, it in self.parameters.items()}
+        plain = {f"{REGISTERED}.{name}": it for name, it in objects[REGISTERED].items()}
+        plain["run.values"] = to_json(self.values, "run.values")
+        found = {name: xxh3_64_hexdigest(msgspec.json.encode(it)) for name, it in plain.items()}
+        return found | {name: xxh3_64_hexdigest(array.data) for name, array in arrays.items()}
+
     def extra_state(self) -> bytes:
         """Return bytes that differ if what a `get_extra_state` returns does."""
         if not self._extra:
@@ -427,6 +452,7 @@ def _slots(
     for clone in clones:
         clone.grad = torch.zeros_like(clone)
     trial.step()
+    refuse_own_state(trial)
     for original, clone, name in zip(originals, clones, names, strict=False):
         for key, value in trial.state.get(clone, {}).items():
             if isinstance(value, torch.Tensor):

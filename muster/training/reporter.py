@@ -166,8 +166,9 @@ class Reporter:
         self._reported = dict(islice(reported.items(), METRICS_LIMIT))
         shown = {name: value for name, value in given.items() if name in self._reported}
         self.supervision.recorder.take(step, shown)
-        if self._metric in given:
-            self._measured = step, self._sign * given[self._metric]
+        value = given.get(self._metric or "", math.nan)
+        if math.isfinite(value):
+            self._measured = step, self._sign * value
         self.supervision.report()
 
     def is_best(self, replica: Replica) -> bool:
@@ -181,6 +182,13 @@ class Reporter:
             with self.busy:  # the checkpoint before may be a better one, and is not durable yet
                 self.flush()
         best = self._measured[1] if self.is_best(replica) else None
+        if self._metric is not None and self._measured[0] < 0 and committed.epochs:
+            names = ", ".join(sorted(self._reported)) or "nothing"
+            self.supervision.warn(
+                f"keep_best keeps nothing yet: in an epoch, run.report() got {names} on this rank, "
+                f"and no {self._metric!r}"
+            )
+            self._measured = 0, math.nan  # once is enough
 
         def report_saved(size_bytes: int) -> None:
             self._best = self._best if best is None else best

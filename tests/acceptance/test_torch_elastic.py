@@ -540,6 +540,30 @@ MISTAKES = {
         "run.register(x=optimizer)\nrun.register(x=torch.optim.SGD(model.parameters(), lr=1))",
         "take another name",
     ),
+    "steps a scheduler twice": (
+        f"{JOIN.format('data, scheduler=lrs')}\nrun.after_step(lrs.step)\n{BACKWARD}",
+        "give it to run.register() instead",
+    ),
+    "freezes statistics in a hook": (
+        "model.norm = torch.nn.BatchNorm1d(2, affine=False)\n"
+        + JOIN.format("data")
+        + f"\nrun.after_step(model.norm.eval)\n{BACKWARD.replace('.sum', '.norm')}",
+        "a hook has put the module 'norm' in evaluation mode",
+    ),
+    "makes a buffer": (
+        f"{BACKWARD}\n model.register_buffer('late', torch.ones(2))",
+        "the buffer 'late' was made after muster.torch.join()",
+    ),
+    "grows a buffer": (
+        "model.register_buffer('table', torch.ones(2))\n"
+        + JOIN.format("data")
+        + f"\n{BACKWARD}\n model.table = torch.ones(4)",
+        "'table' had the shape (2,) at muster.torch.join(), and now it has (4,)",
+    ),
+    "keeps state beside its parameters": (
+        "optimizer.state['calls'] = 0\n" + JOIN.format("data"),
+        "SGD keeps 'calls' beside the state of its parameters",
+    ),
     "reports in the body": ("for _ in run.shards(): run.report(val_loss=1)", "or after the loop"),
     "reports the loss": ("run.report(loss=1)", "another name, such as val_loss"),
     "steps an optimizer of its own": (
@@ -678,7 +702,21 @@ def count():
 for (x,) in run.shards():
     run.backward(model(x).square().mean() * (1 + seen[0] / 10_000))
 """
+CACHES = """
+class Cached(torch.utils.data.Dataset):
+    def __init__(self): self.items = {}
+    def __len__(self): return 64
+    def __getitem__(self, index):
+        return (self.items.setdefault(index, torch.randn(4)),)
+
+run = muster.torch.join(model, optimizer, data=Cached(), batch_size=32, epochs=4)
+"""
 MISTAKES_OF_JOBS = {
+    "caches what was drawn": (
+        CACHES + TRAINS,
+        {"min_workers": 2},
+        "a cache of items with random changes",
+    ),
     "knows its rank": (KNOWS_ITS_RANK, {"epochs": 2000}, "and for run.rank or run.is_main"),
     "keeps what a restart loses": (
         ALL_DIE_ONCE,
@@ -708,7 +746,8 @@ MISTAKES_OF_JOBS = {
 @pytest.mark.parametrize("mistake", MISTAKES_OF_JOBS)
 def test_a_mistake_fails_the_job(installation: Installation, tmp_path: Path, mistake: str) -> None:
     body, fields, sentence = MISTAKES_OF_JOBS[mistake]
-    (tmp_path / "train.py").write_text(SMALL + body)
+    begins = {True: SMALL.rpartition("run =")[0], False: SMALL}
+    (tmp_path / "train.py").write_text(begins["run = " in body] + body)
     fields = {**fields, "command": [sys.executable, "train.py"], "working_dir": str(tmp_path)}
     job_id = submit(installation, 2, spare_ranks=1, **fields)
     assert sentence in installation.fail(job_id)["message"]

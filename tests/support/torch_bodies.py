@@ -366,6 +366,46 @@ class GradientHook(Body):
         return gradient * self.scale
 
 
+class Averages(Body):
+    """Moves an average in the body, as plain loops do."""
+
+    def begin(self, net: nn.Module, run: Any) -> None:
+        self.average = nn.Linear(FEATURES, 8)
+        run.register(average=self.average)
+
+    def loss(self, net: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.average.weight.data.lerp_(net[0].weight.data, 0.1)
+        return cross_entropy(net(x), y)
+
+
+class Clamps(Body):
+    def loss(self, net: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for parameter in net.parameters():
+            parameter.data.clamp_(-0.1, 0.1)
+        return cross_entropy(net(x), y)
+
+
+class Remembers(Body):
+    """Appends to a list of run.values, which is read-only in the body, but what it holds is not."""
+
+    def begin(self, net: nn.Module, run: Any) -> None:
+        run.values["seen"] = []
+
+    def loss(self, net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.run.values["seen"].append(len(x))
+        return cross_entropy(net(x), y)
+
+
+class Counts(Body):
+    """Each eighth batch counts more, as by `enumerate(run.shards())`."""
+
+    batches = 0
+
+    def loss(self, net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.batches += 1
+        return cross_entropy(net(x), y) * (1 + (self.batches % 8 == 0))
+
+
 class Median(Body):
     """Compares its loss with those of other shards: that of one alone is seldom another one."""
 
@@ -452,6 +492,10 @@ IMPURE = {
     InPlace: "its batch differs",
     Branches: "other parameters are used",
     GradientHook: "only gradients",
+    Averages: "may only read (registered.average.weight)",
+    Clamps: "may only read (",
+    Remembers: "may only read (run.values)",
+    Counts: "a count of batches",
     Cached: "is made at the first call",
     CompiledByDefault: "dynamic=False or dynamic=True",
 }
