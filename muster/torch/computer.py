@@ -130,7 +130,7 @@ class TorchComputer(Computer):
     def backward(self, loss: torch.Tensor, weight: float | None, of: Optimizer | None) -> None:
         """Compute gradients of a shard, if it is the turn of `of`; raises `InvalidProgram`."""
         task = self._task
-        if task is None or (of is None and self._served):
+        if task is None or (self._served and of is None and not self._is_named):
             raise InvalidProgram(
                 "run.backward() was called twice for one batch, or outside of the loop over "
                 "run.shards(): add losses up and call it once"

@@ -75,12 +75,14 @@ def join(  # noqa: PLR0913  what a training loop has
 ) -> "Run":
     """Return this process's run; its model and optimizer belong to the run from now on.
 
-    `data` is a map-style data set, `batch_size` the number of samples of a step over all ranks.
-    `num_workers` processes make batches ahead. With `drop_last`, an epoch leaves out the samples
-    that do not fill its last batch. `scheduler` steps once after each step and is part of the
-    state. `sampler` gives the numbers of an epoch's samples in their order: a sampler of torch, or
-    a function of the epoch's number; without it every sample comes once, in a random order. Fields
-    of the job that are not at their defaults replace `batch_size`, `epochs` and `seed`.
+    Several models are given as a list, and so are several optimizers, which have each parameter
+    once; see `Run.backward`. `data` is a map-style data set, `batch_size` the number of samples of
+    a step over all ranks. `num_workers` processes make batches ahead. With `drop_last`, an epoch
+    leaves out the samples that do not fill its last batch. `scheduler`, or each of a list, steps
+    once after each step and is part of the state. `sampler` gives the numbers of an epoch's samples
+    in their order: a sampler of torch, or a function of the epoch's number; without it every sample
+    comes once, in a random order. Fields of the job that are not at their defaults replace
+    `batch_size`, `epochs` and `seed`.
     `check=False` leaves unchecked whether the body of the loop gives the same bits each time; the
     job says so. A spare process waits here until it replaces a rank. Raises `InvalidEnvironment`
     and `InvalidProgram`.
