@@ -112,9 +112,11 @@ class Checkpointer:
     def witness(self, replica: Replica) -> Witness | None:
         """Return the witness of the state from which this job starts again.
 
-        None, with a warning, if there is none of the same job and code. (A checkpoint of the same
-        job with other arithmetic is refused by `restore`.)
+        None if it was started by hand, and None, with a warning, if there is none of the same job
+        and code. (A checkpoint of the same job with other arithmetic is refused by `restore`.)
         """
+        if self._settings.job_uid is None:
+            return None
         found, state = None, replica.digest()
         checkpoints = self._checkpoints or self._checkpoints_of(None, self._settings.world_size)
         with suppress(CheckpointError, msgspec.MsgspecError):

@@ -800,12 +800,6 @@ RESTARTS = {
         9,
         "in step 3 is not compared with before: ",
     ),
-    "torn": (
-        CARRIED,
-        "witness.write_bytes(witness.read_bytes()[:-9])",
-        9,
-        "in step 3 is not compared with before: this job has left no witness.json",
-    ),
 }
 
 
