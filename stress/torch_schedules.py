@@ -70,6 +70,13 @@ class End:
         )
 
 
+def printed_digests(job: PooledJob) -> frozenset[str]:
+    """Return the digests of the model that ranks of a job have printed."""
+    logs = job.installation.files.job(job.job_id).logs.glob("rank_*.log")
+    printed = re.findall(r"sha256 ([0-9a-f]{64})", "".join(it.read_text() for it in logs))
+    return frozenset(printed)
+
+
 class TorchJob(PooledJob):
     """A job that trains one of the examples."""
 
@@ -92,10 +99,7 @@ class TorchJob(PooledJob):
 
     def end(self) -> End:
         """Wait until it completes; every sample must have counted exactly once."""
-        digest = self.completes()
-        logs = self.installation.files.job(self.job_id).logs.glob("rank_*.log")
-        printed = re.findall(r"sha256 ([0-9a-f]{64})", "".join(it.read_text() for it in logs))
-        return End(digest, frozenset(printed))
+        return End(self.completes(), printed_digests(self))
 
 
 @dataclass

@@ -100,7 +100,9 @@ class BodyCheck:
             self._reference = proven.index(True) if any(proven) else 0
 
     def _is_due(self, step: int) -> bool:
-        return not self._has_warned and step % (DISTANCE * self._world_size) == 0
+        # The last step, too: what begins after the first is seen in no other of a short job.
+        is_last = step == self._computer.schedule.total_steps - 1
+        return not self._has_warned and (is_last or step % (DISTANCE * self._world_size) == 0)
 
     def begin(self, task: LeafTask, batch: Any) -> None:  # noqa: ANN401  of the user
         """Note a batch, before the body can change it."""

@@ -439,11 +439,12 @@ MISTAKES = {
 
 
 FORKS = """
-import os, runpy, sys
+import gc, os, runpy, sys
 from pathlib import Path
 import torch
 import muster.torch
 torch.compiler.reset()  # loads what each optimizer would load
+gc.freeze()  # forks leave these objects, and their pages, as they are
 for directory in sys.argv[1:]:
     if os.fork() == 0:
         os.chdir(directory)
