@@ -391,9 +391,10 @@ def test_several_optimizers_survive_kills_and_a_stop(
     env = {"DIES": "-1", "PAUSE": "0", "WORKERS": "0"}
     calm = submit(installation, 1, env=env, **fields)
     installation.complete(calm)
-    three = submit(installation, 3, env={**env, "WORKERS": "1"}, **fields)
+    three = submit(installation, 3, env={**env, "WORKERS": "1"}, min_workers=3, **fields)
     installation.complete(three)
-    killed = submit(installation, 2, env={**env, "DIES": "1", "PAUSE": "0.4"}, **fields)
+    dying = {**env, "DIES": "1", "PAUSE": "0.4"}
+    killed = submit(installation, 2, env=dying, min_workers=2, **fields)
     installation.wait_until(killed, restarts(1))
     installation.stop(killed)
     seen = installation.wait_until(killed, lambda seen: seen["status"] == "STOPPED")
