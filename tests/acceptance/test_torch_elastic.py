@@ -395,7 +395,7 @@ def test_several_optimizers_survive_kills_and_a_stop(
     installation.complete(three)
     dying = {**env, "DIES": "1", "PAUSE": "0.4"}
     killed = submit(installation, 2, env=dying, min_workers=2, **fields)
-    installation.wait_until(killed, restarts(1))
+    installation.wait_until(killed, restarts(1, rank=1))
     installation.stop(killed)
     seen = installation.wait_until(killed, lambda seen: seen["status"] == "STOPPED")
     assert 5 <= seen["last_checkpoint_step"] == seen["step"] < 18
@@ -786,7 +786,7 @@ for (x,) in run.shards():
 print("sha256", model.weight.sum().item())
 """
 CARRIED, PURE = "heat[0]", 'run.values["heat"]'
-OTHERS = "(weight, bias) differently from the process that saved the state"
+OTHERS = "(bias, weight) differently from the process that saved the state"
 RESTARTS = {
     # What the body reads, what happens before the first process ends, and how. What the second
     # one says.
