@@ -25,6 +25,7 @@ from database.jobs import NewJob
 from database.records import Job
 from muster.checkpoints.errors import CheckpointError, CheckpointFailed, CheckpointMismatch
 from muster.checkpoints.listing import (
+    checkpoint_dirs,
     holds_checkpoints,
     refuse_other_mode,
     refuse_other_schedule,
@@ -95,8 +96,8 @@ class Submitter:
             raise invalid_field("body", "engine", words)
         spec = checked(request.spec())
         earlier_dir = None
-        if spec.resume_from is not None:
-            earlier_dir = self.checkpoint_dir_of(JobId(spec.resume_from))
+        if spec.earlier is not None:
+            earlier_dir = self.checkpoint_dir_of(JobId(spec.earlier.job))
             if earlier_dir is not None and spec.checkpoint_dir is None:
                 # Resume where the earlier job saved: the default may have changed since.
                 spec = msgspec.structs.replace(spec, checkpoint_dir=earlier_dir)
@@ -113,6 +114,8 @@ class Submitter:
         _refuse_missing_secrets(spec, DataDir(self.settings.data_dir).secrets)
         with refusing("checkpoint_dir"):
             self._check_checkpoints(job_id, completed, earlier_dir)
+        with refusing("resume_from"):
+            stored = replace(stored, resume_from=_resolved(completed))
         has_cluster = self.cluster is not None
         remarks = [*_remarks(completed, self.settings.slots, has_cluster=has_cluster), *remarks]
         message = "; ".join(remarks) or None
@@ -130,7 +133,7 @@ class Submitter:
         self, job_id: JobId, completed: Completed, earlier_dir: str | None
     ) -> None:
         """Refuse checkpoints that the job would overwrite, and a resume that finds none."""
-        earlier = completed.spec.resume_from
+        earlier = completed.spec.earlier.job if completed.spec.earlier else None
         own = checkpoints_of_job(completed.checkpoint_dir, job_id)
         if earlier != job_id and holds_checkpoints(own):
             if self.checkpoint_dir_of(job_id) is not None:
@@ -161,6 +164,16 @@ class Submitter:
             refuse_other_schedule(values_of_newest(source), wanted, f"in {source}")
         except CheckpointMismatch as error:
             raise Conflict(slug, f"{error}.") from error
+
+
+def _resolved(completed: Completed) -> str | None:
+    """Return the text of `resume_from` with a step in place of `best`; every rank has it."""
+    earlier = completed.spec.earlier
+    if earlier is not None and earlier.step is not None:
+        places = checkpoint_dirs(checkpoints_of_job(completed.checkpoint_dir, earlier.job))
+        steps = [place.name_of(earlier.step).step for place in places]
+        earlier = replace(earlier, step=steps[0])
+    return None if earlier is None else str(earlier)
 
 
 @contextmanager

@@ -38,6 +38,7 @@ from muster.checkpoints.manifest import CheckpointName
 from muster.client.progress import duration
 from muster.contracts.location import Location, parse_location
 from muster.contracts.paths import checkpoints_of_job, size_text
+from muster.contracts.spec import StepChoice
 
 if TYPE_CHECKING:
     from muster.checkpoints.listing import CheckpointDir, ListedCheckpoint
@@ -57,7 +58,7 @@ _CHECKPOINTS: Final[Mapping[str, Column]] = {
         (at := entry["saved_at"])
         and duration((datetime.now(UTC) - datetime.fromisoformat(at)).total_seconds())
     ),
-    "state": "state",
+    "state": lambda entry: entry["state"] + ", best" * entry["is_best"],
 }
 _DIFFERENCES: Final[Mapping[str, Column]] = {
     "name": "name",
@@ -77,7 +78,7 @@ _ARRAYS: Final[Mapping[str, Column]] = {
 _CELL_LIMIT: Final = 40
 """Most characters of a value in a table of differences; -o json prints all of it."""
 
-_WITH_STEP: Final = re.compile(r"(.+):(\d+)", re.DOTALL)
+_WITH_STEP: Final = re.compile(r"(.+):(\d+|best)", re.DOTALL)
 _PLACE: Final = "A job, or a directory: a word with a slash, such as ./checkpoints/my-job"
 
 
@@ -96,7 +97,7 @@ def digests(places: Iterable[CheckpointDir]) -> Iterator[tuple[str, int, str]]:
 def find_checkpoint(word: str, rank: int | None) -> Checkpoint:
     """Return a verified checkpoint; raises a `MusterError`.
 
-    `word` is ``WHERE``, ``WHERE:STEP``, or the directory of one checkpoint.
+    `word` is ``WHERE``, ``WHERE:STEP``, ``WHERE:best``, or the directory of one checkpoint.
     """
     where, step, name = _parts(word)
     place = _checkpoint_dir(where, rank)
@@ -105,7 +106,7 @@ def find_checkpoint(word: str, rank: int | None) -> Checkpoint:
     return place.newest() if step is None else place.of_step(step)
 
 
-def _parts(word: str) -> tuple[str, int | None, CheckpointName | None]:
+def _parts(word: str) -> tuple[str, StepChoice | None, CheckpointName | None]:
     """Return a place, and the step or the checkpoint in it that `word` names."""
     location = parse_location(word)
     if _is_location(word) and (name := CheckpointName.parse(location.name)):
@@ -113,7 +114,7 @@ def _parts(word: str) -> tuple[str, int | None, CheckpointName | None]:
     found = _WITH_STEP.fullmatch(word)
     if found is None or (isinstance(location, Path) and location.is_dir()):
         return word, None, None
-    return found[1], int(found[2]), None
+    return found[1], "best" if found[2] == "best" else int(found[2]), None
 
 
 def _ranks(word: str) -> list[int | None]:
@@ -204,7 +205,7 @@ _rank_option = click.option(
 
 
 def _which_argument(name: str) -> Callable[[_Function], _Function]:
-    text = f"{_PLACE}, or what ls -o name prints. Without a step: the current checkpoint."
+    text = f"{_PLACE}, or what ls -o name prints; STEP may be best. Without: the current one."
     return click.argument(name, metavar="WHERE[:STEP]", shell_complete=complete_jobs, help=text)
 
 
@@ -248,8 +249,8 @@ def ls(where: str, last: int | None, output: Output) -> None:
 
     Every byte is read: with many or large ones --last saves time. The states
     are current (a restart resumes from it), intact, damaged, and another job's
-    (saved to the same directory). With -o name it prints paths, which show
-    accepts.
+    (saved to the same directory); best is that of keep_best. With -o name it
+    prints paths, which show accepts.
     """
     entries = [_entry(*each) for each in _examined(*_checkpoint_dirs(where), last)]
     show(output, entries, columns(entries, _CHECKPOINTS), (entry["path"] for entry in entries))
@@ -334,8 +335,11 @@ def diff(first: str, second: str, rank: int | None, output: Output) -> None:
     help="The format, if the suffix of TARGET does not say it.",
 )
 @click.option("--only", metavar="PART", help="Write one part, such as model, without its name.")
+@click.option("--best", is_flag=True, help="The best one, by keep_best: the same as WHERE:best.")
 @_rank_option
-def export(which: str, target: Path, kind: str | None, only: str | None, rank: int | None) -> None:
+def export(
+    which: str, target: Path, kind: str | None, only: str | None, rank: int | None, *, best: bool
+) -> None:
     """Write a checkpoint for other programs.
 
     The suffix of TARGET decides the format. .npz: all arrays; without a suffix
@@ -354,7 +358,9 @@ def export(which: str, target: Path, kind: str | None, only: str | None, rank: i
             f"{target.suffix} is not supported: name a new file ({known}), or a new directory",
             param_hint="TARGET",
         )
-    found = find_checkpoint(which, rank)
+    if best and _parts(which)[1:] != (None, None):
+        raise Misuse(f"{which} is one checkpoint: leave out its step, or --best")
+    found = find_checkpoint(f"{which}:best" if best else which, rank)
     count = write(found, target, kind, only)
     noun = "directory" if target.is_dir() else "file"
     arrays = plural(count, "array")
@@ -409,6 +415,7 @@ def _entry(place: CheckpointDir, one: ListedCheckpoint) -> dict[str, Any]:
         "saved_at": manifest and manifest.time,
         "size_bytes": manifest and sum(file.size_bytes for file in manifest.files.values()),
         "state": one.condition.value,
+        "is_best": one.is_best,
         "damage": one.damage or None,
     }
 

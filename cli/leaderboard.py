@@ -22,16 +22,17 @@ VALUE_WIDTH = 24  # of a value in which jobs differ: several columns fit a termi
 def leaderboard(*, sweep: str | None, output: Output) -> None:
     """Compare the jobs of a sweep, and name the best.
 
-    A sweep is all jobs with one label: muster submit --label sweep=NAME. The lowest
-    validation loss (metric val_loss) is the best. If a job reports only a training
-    loss, that decides for all. NAME is not needed if there is only one sweep.
+    A sweep is all jobs with one label: muster submit --label sweep=NAME. The metric
+    of their keep_best decides, else the lowest validation loss (metric val_loss). If
+    a job does not report it, training loss decides for all. NAME is not needed if
+    there is only one sweep.
     """
     with connected() as client:
         found = client.leaderboard(sweep)
     if found.sweep is None:
         click.echo(f"muster: {printable(which_sweep(found.sweeps))}", err=True)
         sys.exit(ExitCode.NOT_FOUND)
-    kind = f"{found.loss_kind} loss"
+    kind = found.metric or f"{found.loss_kind} loss"
     names = list(dict.fromkeys(name for job in found.jobs for name in job.differences))
     losses = {job.job_id: f"{job.loss:.6g}" for job in found.jobs if job.loss is not None}
     unlike = [{name: str(it) for name, it in job.differences.items()} for job in found.jobs]

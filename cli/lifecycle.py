@@ -338,7 +338,7 @@ def _kept(jobs: Iterable[Job], files: DataDir) -> set[str]:
     """
     kept = {it.name for it in files.runs.glob("*") if not DataDir(it).ended.exists()}
     kept |= {it.name for it in files.checkpoints.glob("*") if (files.runs / it.name).exists()}
-    return kept.union(*((job.id, job.view.spec["resume_from"]) for job in jobs))
+    return kept.union(*((it.id, str(it.view.spec["resume_from"]).partition(":")[0]) for it in jobs))
 
 
 def _delete_saved(location: Location) -> int:

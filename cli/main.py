@@ -221,8 +221,10 @@ def job_schema() -> dict[str, Any]:
 
     from muster.contracts.spec import JobRequest  # noqa: PLC0415  as above
 
+    parts = msgspec.json.schema(JobRequest)["$defs"]
     return {
-        **msgspec.json.schema(JobRequest)["$defs"][JobRequest.__name__],
+        **parts.pop(JobRequest.__name__),
+        "$defs": parts,
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A job of Muster",
         "description": "As muster submit reads it: relative paths, and ~, are those of the user "

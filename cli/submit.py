@@ -157,6 +157,9 @@ def refuse_keys(variables: dict[str, str]) -> dict[str, str]:
     flag_value="snapshot",
     help="Run a copy of the code as it is now: the files below the script's directory.",
 )
+@click.option(
+    "--resume-from", metavar="JOB[:STEP]", help="Start from a job's checkpoint; STEP may be best."
+)
 @click.option("--program", help="A program that all ranks train together: file.py:Name.")
 @click.option(
     "-e", "--env", type=_VARIABLE, multiple=True, help="A variable of each rank; NAME: as here."

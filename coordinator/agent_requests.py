@@ -168,11 +168,11 @@ def pending_requests(job: TrackedJob, host: str, addresses: Mapping[str, str]) -
 def list_request(job: TrackedJob) -> ListCheckpoints:
     """Return the request to list what the ranks of a gang have saved."""
     snapshot, place = job.snapshot, _places(job).checkpoint_dir
-    earlier = snapshot.spec.resume_from
+    earlier = snapshot.spec.earlier
     return ListCheckpoints(
         attempt=snapshot.next_attempt,
         location=str(checkpoints_of_job(place, snapshot.job_id)),
-        inherited=earlier and str(checkpoints_of_job(place, earlier)),
+        inherited=str(checkpoints_of_job(place, earlier.job)) if earlier else None,
         ranks=len(snapshot.ranks),
     )
 

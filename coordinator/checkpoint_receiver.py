@@ -22,6 +22,7 @@ from muster.checkpoints.manifest import (
     MANIFEST,
     MANIFEST_LIMIT_BYTES,
     STATE,
+    WITNESS,
     CheckpointName,
     decode_manifest,
     parse_names,
@@ -70,7 +71,7 @@ class JobDirectories:
         place = Path(call.location)
         job = place if rank_of_checkpoints(place.name) is None else place.parent
         is_there = job == self.own or (job == self.inherited and call.method in {*LISTS, "read"})
-        return is_there and call.file in {"", MANIFEST, STATE}
+        return is_there and call.file in {"", MANIFEST, STATE, WITNESS}
 
 
 class CheckpointReceiver(threading.Thread):
@@ -143,6 +144,8 @@ class CheckpointReceiver(threading.Thread):
         """Return the answer, and the bytes behind it. Raises a `CheckpointError`."""
         if not self._directories.may(call):
             raise CheckpointNotWritable(f"the job may not {call.method} in {call.location}")
+        if call.manifest_bytes > MANIFEST_LIMIT_BYTES:
+            raise WireError(f"a manifest of {call.manifest_bytes} bytes is too long")
         if call.method == "close":
             self._close(call.location)
             return StoreAnswer(), b""
@@ -162,6 +165,9 @@ class CheckpointReceiver(threading.Thread):
         if call.method == "read":
             content = store.read(name, call.file, call.limit_bytes)
             return StoreAnswer(size_bytes=len(content)), content
+        if call.method == "put_witness":
+            store.put_witness(name, b"".join(chunks))
+            return StoreAnswer(), b""
         store.rewind(name) if call.method == "rewind" else store.remove(name)
         return StoreAnswer(), b""
 
@@ -187,8 +193,6 @@ class CheckpointReceiver(threading.Thread):
     def _commit(
         self, store: CheckpointStore, call: StoreCall, chunks: Iterator[memoryview]
     ) -> tuple[StoreAnswer, bytes]:
-        if call.manifest_bytes > MANIFEST_LIMIT_BYTES:
-            raise WireError(f"a manifest of {call.manifest_bytes} bytes is too long")
         manifest = bytearray()
         while len(manifest) < call.manifest_bytes:
             manifest += next(chunks)

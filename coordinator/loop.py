@@ -202,7 +202,7 @@ class CoordinatorLoop:
         place = parse_location(spec.checkpoint_dir or "")
         if not isinstance(place, Path):
             return None  # it saves in an object store
-        earlier = None if spec.resume_from is None else place / spec.resume_from
+        earlier = None if spec.earlier is None else place / spec.earlier.job
         return JobDirectories(own=place / job.snapshot.job_id, inherited=earlier)
 
     # What their senders of logs need (coordinator.log_receiver.LogListener)

@@ -127,6 +127,8 @@ def _type(field: dict[str, Any]) -> str:
 def _type_of(one: dict[str, Any]) -> str:
     if "enum" in one:
         return " or ".join(f"`{word}`" for word in one["enum"])
+    if "$ref" in one:
+        return "mapping"
     of = {"array": "list of strings", "object": "mapping of strings"}
     return of.get(one["type"], str(one["type"]))
 

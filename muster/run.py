@@ -43,7 +43,7 @@ from muster.contracts.paths import checkpoints_of_rank
 from muster.contracts.rank import COUNT_MAX, RankProgress
 from muster.contracts.series import LOSS
 from muster.contracts.shards import Reading
-from muster.contracts.spec import JOB_ID_PATTERN
+from muster.contracts.spec import JOB_ID_PATTERN, ResumeFrom
 from muster.contracts.storage import OpenCheckpoints
 from muster.contracts.wire import encodable
 from muster.datasets.reader import SampleReader
@@ -96,9 +96,11 @@ class Run:
         self.is_complete = False
         """Whether the program's loop is over. Set at the end of `batches` and of the last step; a
         program with another loop may set it, so that a slow exit after it is no failure."""
+        earlier = ResumeFrom.parse(settings.resume_from or "")
         session = OpenCheckpoints(
             location=self._checkpoints_of(settings.job_id),
-            inherited=settings.resume_from and self._checkpoints_of(settings.resume_from),
+            inherited=self._checkpoints_of(earlier.job) if earlier.job else None,
+            inherited_step=earlier.step,
             job_id=settings.job_id,
             job_uid=settings.job_uid,
             rank=settings.rank,

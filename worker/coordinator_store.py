@@ -175,6 +175,10 @@ class CoordinatorStore:
         (name,) = parse_names(answer.names)
         return name, decode_manifest(content, f"the manifest of {name}")
 
+    def put_witness(self, name: CheckpointName, content: bytes) -> None:
+        call = msgspec.structs.replace(self._to("put_witness", name), manifest_bytes=len(content))
+        self._call(call, [memoryview(content)])
+
     def rewind(self, name: CheckpointName) -> None:
         self._call(self._to("rewind", name))
 

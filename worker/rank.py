@@ -63,7 +63,7 @@ WARNINGS_LIMIT: Final = 100
 HELLO_SECONDS: Final = 2.0
 """How long an adopted rank may take to find its next agent and repeat what it has said."""
 
-MESSAGE_LIMIT_BYTES: Final = 1 << 16
+MESSAGE_LIMIT_BYTES: Final = 1 << 17
 """Messages of ranks are small. The socket keeps their boundaries and cuts longer ones."""
 
 

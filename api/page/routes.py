@@ -212,16 +212,18 @@ def show_checkpoints(job_id: KnownJobId, state: State, caller: CurrentCaller) ->
         problem = str(error)
     command = submit_command(_like(job, state, caller))
     values = {"found": found, "problem": problem, "command": command, "is_over": job.is_terminal}
-    return _render("checkpoints.html", job_id=job_id, **values)
+    is_shared = job.spec.mode == "synchronous"
+    return _render("checkpoints.html", job_id=job_id, is_shared=is_shared, **values)
 
 
 @router.get("/submit")
 def show_submit(
-    state: State, caller: CurrentCaller, resume_from: Annotated[str, Query(max_length=63)] = ""
+    state: State, caller: CurrentCaller, resume_from: Annotated[str, Query(max_length=82)] = ""
 ) -> Response:
     """Show an empty job, or one that goes on from the checkpoints of `resume_from`."""
-    job = state.jobs.get(checked_job_id(resume_from)) if resume_from else None
-    text = job_text(_like(job, state, caller)) if job else ""
+    earlier = resume_from.partition(":")[0]
+    job = state.jobs.get(checked_job_id(earlier)) if resume_from else None
+    text = job_text({**_like(job, state, caller), "resume_from": resume_from}) if job else ""
     return _render("submit.html", controls=[*controls()], text=text)
 
 

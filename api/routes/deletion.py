@@ -282,7 +282,7 @@ def _checkpoints(job: Job, deletion: Deletion) -> Location | None:
 
 def _owner_of_checkpoints(job: Job) -> Owner:
     """Return their owner; a job that resumes under its own id also owns the earlier ones."""
-    uid = None if job.spec.resume_from == job.job_id else job.uid
+    uid = None if job.spec.earlier and job.spec.earlier.job == job.job_id else job.uid
     return Owner(job_id=job.job_id, job_uid=uid, rank=0, world_size=job.world_size, generation=None)
 
 

@@ -6,7 +6,8 @@ from typing import Final, TypeAlias, assert_never
 
 import msgspec
 
-from coordinator.decide.job_end import EndKind
+from coordinator.decide.events import printable
+from coordinator.decide.job_end import EndKind, JobFailure
 from coordinator.decide.rank_state import Cause, RankSnapshot
 from coordinator.decide.state import GroupSnapshot, JobSnapshot, Partition, new_rank
 from muster.contracts import pool as pools
@@ -53,7 +54,7 @@ def apply_message(
         case LoopEnded():
             member = replace(member, is_past_loop=True)
             snapshot = snapshot.with_attempt(rank, replace(attempt, member=member))
-            return _end_loop(snapshot, message.exporter)
+            return _end_loop(snapshot, message.exporter, now)
         case PeerLost():
             member = replace(member, peer_lost_round=message.round)
             lost = snapshot.with_attempt(rank, replace(attempt, member=member))
@@ -68,14 +69,31 @@ def apply_message(
     assert_never(message)
 
 
-def _end_loop(snapshot: JobSnapshot, exporter: int) -> JobSnapshot:
+def _end_loop(snapshot: JobSnapshot, exporter: int, now: float) -> JobSnapshot:
     """Training is over: from now on the job waits for one rank."""
     if snapshot.is_past_loop or exporter >= len(snapshot.ranks):
         return snapshot
+    if (failure := _unproven(snapshot)) is not None:
+        grace = snapshot.spec.stop_grace_seconds
+        return replace(snapshot, end=snapshot.end.fail(failure, now, grace))
     # It may have been about to leave.
     snapshot = snapshot.with_rank(replace(snapshot.ranks[exporter], in_service=True))
     ended = replace(snapshot, end=snapshot.end.end_loop(exporter))
     return release_others(serve_requests(ended))
+
+
+def _unproven(snapshot: JobSnapshot) -> JobFailure | None:
+    """Return the failure of a job whose process differed if none of its rank has trained since."""
+    raised, by = snapshot.raised, snapshot.raised_by
+    if raised is None or raised.key == "" or by is None:
+        return None
+    rank = snapshot.ranks[by]
+    began, total = rank.attempt.step_at_start, rank.progress.total_steps or 0
+    if rank.attempt.raised is None and began is not None and began < total:
+        return None
+    words = "and training was over before another process could be compared"
+    message = f"{snapshot.rank_name(rank)}: {printable(raised.message)}, {words}"
+    return JobFailure(reason=Reason.INVALID_PROGRAM, message=message, exit_code=1)
 
 
 def release_others(snapshot: JobSnapshot) -> JobSnapshot:

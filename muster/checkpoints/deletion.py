@@ -23,6 +23,7 @@ from muster.checkpoints.manifest import (
     MANIFEST,
     MANIFEST_LIMIT_BYTES,
     STATE,
+    WITNESS,
     CheckpointName,
     Fence,
     Owner,
@@ -38,7 +39,9 @@ BATCH: Final = THREADS
 """So many objects are removed in the time of one."""
 
 _KEY: Final = re.compile(
-    r"(?:(worker_\d+)/)?(?:LATEST|([^/]+)/(?:manifest\.json|state\.safetensors))", re.ASCII
+    r"(?:(worker_\d+)/)?"
+    r"(?:LATEST|([^/]+)/(?:manifest\.json|state\.safetensors|witness\.json))",
+    re.ASCII,
 )
 
 
@@ -109,8 +112,8 @@ def _files(place: Path) -> Iterator[Entry]:
             yield from _files(path)
         elif (name or is_temporary) and path.is_dir() and not path.is_symlink():
             yield Entry(path, place, name, is_directory=True)
-            yield from _file(path / STATE, place, name)
-            yield from _file(path / MANIFEST, place, name)
+            for file in (STATE, WITNESS, MANIFEST):
+                yield from _file(path / file, place, name)
         elif path.name == LATEST:
             if LocalStore(place).latest() is not None:  # otherwise it may be another program's
                 yield from _file(path, place)

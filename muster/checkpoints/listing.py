@@ -24,7 +24,7 @@ from muster.checkpoints.store import CheckpointStore, StoreOpener, manifest_of, 
 from muster.contracts.location import Location
 from muster.contracts.messages import RankCheckpoints
 from muster.contracts.paths import rank_of_checkpoints, rank_place
-from muster.contracts.spec import Mode
+from muster.contracts.spec import Mode, StepChoice
 
 ALL_RANKS: Final = "all ranks"
 
@@ -63,15 +63,24 @@ class CheckpointDir:
             raise CheckpointMissing(f"{self.location} holds no checkpoint of this job yet")
         return checkpoint
 
-    def of_step(self, step: int) -> Checkpoint:
-        """Return the most trusted checkpoint of a step, verified; raises `CheckpointError`."""
-        names = [*self.reader.store.by_trust()]
-        for name in names:
-            if name.step == step:
-                return self.reader.load(name)
-        steps = ", ".join(str(step) for step in sorted({name.step for name in names}))
-        there = f"it has steps {steps}" if steps else "it is empty"
-        raise CheckpointMissing(f"{self.location} holds no checkpoint of step {step}: {there}")
+    def of_step(self, step: StepChoice) -> Checkpoint:
+        """Return the checkpoint that `name_of` names, verified; raises `CheckpointError`."""
+        return self.reader.load(self.name_of(step))
+
+    def name_of(self, step: StepChoice) -> CheckpointName:
+        """Return the most trusted checkpoint of a step of the job that counts, or its best one.
+
+        Only manifests are read. Raises `CheckpointMissing`.
+        """
+        own = [it for it in examine(self, reads_all=False) if it.condition is not Condition.FOREIGN]
+        for one in own:
+            if one.is_best if step == "best" else one.name.step == step:
+                return one.name
+        steps = ", ".join(map(str, sorted({one.name.step for one in own})))
+        words = f"checkpoint of step {step}: it has steps {steps or 'of other jobs'}"
+        if step == "best":
+            words = "best checkpoint: its job has no keep_best, or has not reported the metric yet"
+        raise CheckpointMissing(f"{self.location} holds no {words}")
 
 
 class Condition(StrEnum):
@@ -92,6 +101,7 @@ class ListedCheckpoint:
     condition: Condition
     manifest: Manifest | None  # None if it is damaged
     damage: str = ""  # a sentence that names the file
+    is_best: bool = False  # by the `keep_best` of its job
 
 
 def checkpoint_dirs(location: Location, job_uid: str | None = None) -> list[CheckpointDir]:
@@ -122,7 +132,7 @@ def examine(directory: CheckpointDir, *, reads_all: bool = True) -> Iterator[Lis
     Without `reads_all` those of the manifest alone are verified.
     """
     reader, own = directory.reader, directory.owner_uid
-    has_current = False
+    has_current = has_best = False
     for name in reader.store.by_trust():
         try:
             manifest = reader.load(name).manifest if reads_all else manifest_of(reader.store, name)
@@ -136,7 +146,10 @@ def examine(directory: CheckpointDir, *, reads_all: bool = True) -> Iterator[Lis
         if manifest.job_uid != own:
             condition = Condition.FOREIGN
         has_current = has_current or condition is Condition.CURRENT
-        yield ListedCheckpoint(name=name, condition=condition, manifest=manifest)
+        # The newest one that was the best when it was saved still is.
+        is_best = manifest.is_at("best") and condition is not Condition.FOREIGN and not has_best
+        has_best = has_best or is_best
+        yield ListedCheckpoint(name=name, condition=condition, manifest=manifest, is_best=is_best)
 
 
 def refuse_other_mode(location: Location, mode: Mode) -> None:

@@ -57,6 +57,7 @@ from muster.checkpoints.manifest import (
     LATEST_LIMIT_BYTES,
     MANIFEST,
     STATE,
+    WITNESS,
     CheckpointName,
     Fence,
     FileFacts,
@@ -161,6 +162,21 @@ class LocalStore:
             self._recyclable.add(name)
         return name, manifest
 
+    def put_witness(self, name: CheckpointName, content: bytes) -> None:
+        """Rename the file into place. Training waits for this, so nothing is flushed."""
+        temporary = f"{self._directory}/{temporary_latest(self._generation, self._writer)}"
+        target = f"{self._directory}/{name}/{WITNESS}"
+        with checkpoint_errors("writing", target):
+            descriptor = self._files.create(temporary)
+            try:
+                self._files.write(descriptor, content)
+                self._files.rename(temporary, target)
+            except OSError:
+                self._remove(temporary)
+                raise
+            finally:
+                self._files.close(descriptor)
+
     def rewind(self, name: CheckpointName) -> None:
         latest = f"{self._directory}/{temporary_latest(self._generation, self._writer)}"
         with checkpoint_errors("going back in", self._directory):
@@ -174,6 +190,8 @@ class LocalStore:
         with checkpoint_errors("deleting", path), suppress(FileNotFoundError):
             self._files.rename(path, temporary)
             if name in self._recyclable and not self._hidden:
+                with suppress(FileNotFoundError):
+                    self._files.remove_file(f"{temporary}/{WITNESS}")
                 self._hidden.append(name)  # at rest one is hidden and one is ready
             else:
                 self._remove(temporary)

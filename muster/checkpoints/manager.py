@@ -13,9 +13,20 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
+import msgspec
+from xxhash import xxh3_64_hexdigest
+
 from muster.checkpoints.errors import CheckpointDamaged, CheckpointError, RestoreDamaged
 from muster.checkpoints.format import Packed, State, pack
-from muster.checkpoints.manifest import BEST, CheckpointName, Manifest, Owner, RestorePoint
+from muster.checkpoints.manifest import (
+    BEST,
+    MANIFEST_LIMIT_BYTES,
+    WITNESS,
+    CheckpointName,
+    Manifest,
+    Owner,
+    RestorePoint,
+)
 from muster.checkpoints.reader import Checkpoint, CheckpointReader
 from muster.checkpoints.store import CheckpointStore, StoreOpener, manifest_of, open_store
 from muster.contracts.location import parse_location
@@ -74,6 +85,14 @@ class SaveCost:
             f"({self._seconds / self._saves * 1000:.3g} ms every {every:.3g} steps): "
             f"checkpoint_every {wanted} makes it {COST_WANTED:.0%}"
         )
+
+
+class _WitnessFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A witness as it is stored: a crash may have torn it, and a recycled directory keeps none."""
+
+    checkpoint: str
+    xxh3: str  # of the rest
+    witness: msgspec.Raw
 
 
 class CheckpointManager:
@@ -153,7 +172,8 @@ class CheckpointManager:
         if checkpoint is not None:
             self._trusted.add(checkpoint.name)
         elif self._inherited is not None:
-            return replace(self._reader, store=self._inherited).newest_of_last_job()
+            earlier = replace(self._reader, store=self._inherited)
+            return earlier.newest_of_last_job(self._owner.inherited_step)
         return checkpoint
 
     def save(
@@ -200,6 +220,26 @@ class CheckpointManager:
             self._warn(warning)
         on_saved(packed.size_bytes)
         return manifest
+
+    def put_witness(self, witness: bytes) -> None:
+        """Write a JSON value beside the newest checkpoint; raises as `save`.
+
+        One that a successor has saved is left alone.
+        """
+        name = self._store.latest()
+        if name is not None and name.generation <= (self._generation or 0):
+            file = _WitnessFile(str(name), xxh3_64_hexdigest(witness), msgspec.Raw(witness))
+            self._store.put_witness(name, msgspec.json.encode(file))
+
+    def witness(self) -> bytes:
+        """Return what was written beside the newest checkpoint; nothing if that is not whole."""
+        name = self._store.latest()
+        with suppress(CheckpointDamaged, msgspec.MsgspecError, RecursionError):
+            content = self._store.read(name, WITNESS, MANIFEST_LIMIT_BYTES) if name else b""
+            file = msgspec.json.decode(content, type=_WitnessFile)
+            if (file.checkpoint, file.xxh3) == (str(name), xxh3_64_hexdigest(file.witness)):
+                return bytes(file.witness)
+        return b""
 
     def flush(self) -> None:
         """Do nothing: a checkpoint is durable when `save` has returned."""
@@ -309,6 +349,7 @@ def open_manager(
             generation=session.generation,
             any_world_size=session.any_world_size,
             restore_from=RestorePoint.parse(session.restore_from) if session.restore_from else None,
+            inherited_step=session.inherited_step,
         ),
         keep_last=session.keep_last,
         clock=lambda: datetime.now(UTC),

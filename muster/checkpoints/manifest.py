@@ -5,6 +5,7 @@
   step_0000000042.g0003/             step 42, saved by generation 3
     manifest.json
     state.safetensors                absent when the state has no arrays
+    witness.json                     what the next step came out as; only compared, may be missing
   step_0000000042.g0003.r0001/       the same step saved again by the same generation
   .step_0000000045.g0003.tmp/        being written or being deleted
   .LATEST.g0003.tmp                  being written
@@ -27,10 +28,12 @@ from xxhash import xxh3_64_hexdigest
 from muster.checkpoints.errors import CheckpointDamaged, UnsupportedState
 from muster.contracts.errors import WireError
 from muster.contracts.shards import Position
+from muster.contracts.spec import StepChoice
 
 LATEST: Final = "LATEST"
 MANIFEST: Final = "manifest.json"
 STATE: Final = "state.safetensors"
+WITNESS: Final = "witness.json"
 
 LATEST_LIMIT_BYTES: Final = 128  # twice the longest valid line
 
@@ -56,7 +59,8 @@ VALUES: Final = "muster.values"
 """`Committed.values` of a synchronous checkpoint, if there are any: JSON text."""
 
 MANIFEST_LIMIT_BYTES: Final = 16 << 20
-"""Values are for counters, names and random states; larger data belongs in an array."""
+"""Values are for counters, names and random states; larger data belongs in an array. A witness
+has about 100 bytes for each parameter."""
 
 _CHECKPOINT: Final = re.compile(r"step_(\d{10,19})\.g(\d{4,19})(?:\.r(\d{4,19}))?", re.ASCII)
 _TEMPORARY: Final = re.compile(
@@ -216,6 +220,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         beside = (ARITHMETIC, BEST)
         return {name: value for name, value in self.values.items() if name not in beside}
 
+    def is_at(self, step: StepChoice | None) -> bool:
+        """Return whether this may be the checkpoint of a step; see `ResumeFrom`."""
+        return BEST in self.values if step == "best" else step in (None, self.step)
+
     def is_named(self, name: CheckpointName) -> bool:
         """Return whether this manifest belongs in the directory `name`."""
         return (self.generation, self.step) == (name.generation, name.step)
@@ -233,6 +241,7 @@ class Owner:
     generation: int | None  # None when started by hand: one above the newest checkpoint's
     any_world_size: bool = False  # True continues checkpoints of every world size
     restore_from: RestorePoint | None = None  # of a rank of a gang; None: the newest
+    inherited_step: StepChoice | None = None  # of what it inherits; None: the newest
 
     def owns(self, manifest: Manifest) -> bool:
         """Return whether a checkpoint is of this job."""

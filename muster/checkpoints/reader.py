@@ -16,6 +16,7 @@ from muster.checkpoints.format import unpack
 from muster.checkpoints.manifest import STATE, CheckpointName, Manifest
 from muster.checkpoints.store import CheckpointStore, manifest_of
 from muster.contracts.shards import Position
+from muster.contracts.spec import StepChoice
 
 READ_ATTEMPTS: Final = 100  # before each new attempt the job has saved at least twice
 
@@ -96,10 +97,19 @@ class CheckpointReader:
             )
         return None
 
-    def newest_of_last_job(self) -> Checkpoint | None:
-        """Return the newest intact checkpoint of the job that saved last; raises as `newest`."""
+    def newest_of_last_job(self, step: StepChoice | None = None) -> Checkpoint | None:
+        """Return the newest intact checkpoint of the job that saved last, or that of a step.
+
+        Raises as `newest`, and `CheckpointMismatch` if there is none of that step.
+        """
         uid = self.last_uid()
-        return self.newest(lambda manifest: manifest.job_uid == uid)
+        found = self.newest(lambda manifest: manifest.job_uid == uid and manifest.is_at(step))
+        if found is None and step is not None:
+            raise CheckpointMismatch(
+                f"{self.store.location} has no checkpoint of step {step} any more: resume from "
+                "another one (muster checkpoint ls lists them)"
+            )
+        return found
 
     def named(self, name: CheckpointName) -> Checkpoint:
         """Return exactly this checkpoint; raises `CheckpointDamaged` and `CheckpointMismatch`."""

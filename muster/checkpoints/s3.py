@@ -31,6 +31,7 @@ from muster.checkpoints.manifest import (
     LATEST,
     MANIFEST,
     STATE,
+    WITNESS,
     CheckpointName,
     Fence,
     FileFacts,
@@ -144,6 +145,11 @@ class S3Store:
         self._begun = None
         return name, manifest
 
+    def put_witness(self, name: CheckpointName, content: bytes) -> None:
+        where = self.location / str(name) / WITNESS
+        with checkpoint_errors("writing", str(where)):
+            self._client.put_if_absent(where, [memoryview(content)])
+
     def rewind(self, name: CheckpointName) -> None:
         with checkpoint_errors("going back in", self._where):
             self._point_latest(name)
@@ -151,8 +157,8 @@ class S3Store:
     def remove(self, name: CheckpointName) -> None:
         """Remove the manifest first: without it there is no checkpoint, and a claim removes all."""
         with checkpoint_errors("deleting", f"{self._where}/{name}"):
-            for file in MANIFEST, STATE:
-                self._client.delete([self.location / str(name) / file])
+            for files in (MANIFEST,), (STATE, WITNESS):
+                self._client.delete(self.location / str(name) / file for file in files)
 
     def close(self) -> None:
         """Abort the uploads of this generation that lost answers or killed processes have left."""

@@ -20,8 +20,8 @@ class CheckpointStore(Protocol):
     """The checkpoints of one rank, or of a synchronous job as a whole, in one place.
 
     A checkpoint is a manifest and, if its state has arrays, one file of arrays. Nothing in it ever
-    changes. ``LATEST`` names one of them. Every implementation keeps these guarantees, for which
-    there is one suite of tests:
+    changes; a witness, which no restart needs, may be added. ``LATEST`` names one of them. Every
+    implementation keeps these guarantees, for which there is one suite of tests:
 
     - **Whole or absent.** A writer may be killed at any moment: `read` returns what was committed,
       or raises `CheckpointDamaged`.
@@ -69,6 +69,9 @@ class CheckpointStore(Protocol):
         the revision: only it knows cheaply which names are taken. After an error claim again. Also
         raises `StaleGeneration`, and `UnsupportedState` for values that no manifest can hold.
         """
+
+    def put_witness(self, name: CheckpointName, content: bytes) -> None:
+        """Write ``witness.json`` beside a manifest; a crash may lose it, or leave a part of it."""
 
     def rewind(self, name: CheckpointName) -> None:
         """Make LATEST name an older checkpoint, durably; claim first. Raises `StaleGeneration`."""

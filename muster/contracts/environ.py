@@ -44,7 +44,9 @@ from muster.contracts.spec import (
     CheckpointEvery,
     JobRequest,
     JobSpec,
+    KeepBest,
     Mode,
+    ResumeFrom,
     fits_shards,
     is_power_of_two,
     is_program,
@@ -213,7 +215,7 @@ class Variable(NamedTuple):
                 raise InvalidEnvironment(
                     self.name, text, "a path, as this cannot be in a store yet"
                 )
-            if get_origin(bare) in (tuple, dict):
+            if get_origin(bare) is tuple or bare is KeepBest:
                 value = msgspec.json.decode(text) or {}  # an empty list is no command
             elif get_origin(bare) is frozenset:
                 value = [word.strip() for word in text.lower().split(",") if word.strip()]
@@ -235,13 +237,14 @@ class Variable(NamedTuple):
             return f"{self._wanted(bare_type(number))}, or {' or '.join(get_args(words))}"
         if kind is range:
             return "two ports, such as 29600-29999"
-        words = {bool: "1 or 0", int: "an integer", float: "a number", Path: "a path"}[kind]
+        words = {bool: "1 or 0", int: "an integer", float: "a number", Path: "a path"}
+        wanted = str(words.get(kind, 'JSON such as {"metric": "val_loss"}'))
         if kind is bool or self.high is None:
-            return words
+            return wanted
         low = f"{self.low or 0:.15g}"
         if self.high >= SECONDS_LIMIT:
-            return f"{words}, {low} or more"
-        return f"{words} from {low} to {self.high:.15g}"
+            return f"{wanted}, {low} or more"
+        return f"{wanted} from {low} to {self.high:.15g}"
 
 
 def variables_of(settings: type[msgspec.Struct]) -> dict[str, tuple[Variable, Any]]:
@@ -330,7 +333,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int
     seed: int
     resume_from: str | None
-    keep_best: dict[str, str] | None
+    keep_best: KeepBest | None
     command: tuple[str, ...] | None
     mode: Mode
     program: str | None
@@ -490,7 +493,7 @@ def _read_job(environ: Mapping[str, str]) -> dict[str, Any]:
         if text := environ.get(name):
             limits = msgspec.structs.astuple(LIMITS[field]) if field in LIMITS else (None, None)
             found[field] = Variable(name, "", *limits).parse(text, hints[field])
-    _check_id("MUSTER_RESUME_FROM", found.get("resume_from"))
+    _check_id("MUSTER_RESUME_FROM", ResumeFrom.parse(found.get("resume_from", "a")).job)
     if not is_program(found.get("program", "a:b")):
         raise InvalidEnvironment("MUSTER_PROGRAM", found["program"], PROGRAM_WANTED)
     return found

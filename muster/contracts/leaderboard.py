@@ -4,7 +4,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from muster.contracts.job import JobStatus
 from muster.contracts.views import LeaderboardRow, LeaderboardView, SummaryView
@@ -24,18 +24,29 @@ def compare(
     specs: Sequence[Mapping[str, Any]],
     sweeps: Sequence[str] = (),
 ) -> LeaderboardView:
-    """Return the jobs with the lowest loss first; equal ones stay in their order.
+    """Return the best jobs first; equal ones stay in their order.
 
-    Validation loss decides if every job that has a loss reports one, FAILED jobs aside; otherwise
-    training loss does. Losses that are not finite come after the others, then jobs without one.
+    The metric of `keep_best` decides, if the jobs that have one agree, or else the lowest
+    validation loss: if every job that has a loss reports it, FAILED jobs aside. Otherwise training
+    loss does. Losses that are not finite come after the others, then jobs without one.
     `sweeps` are the names of all.
     """
-    validation = [_validation_loss(job) for job in jobs]
-    is_validated = any(loss is not None for loss in validation) and all(
-        loss is not None or job.loss is None or job.status == JobStatus.FAILED
-        for job, loss in zip(jobs, validation, strict=True)
-    )
-    losses = validation if is_validated else [job.loss for job in jobs]
+    kept = {(it["metric"], it["mode"]) for spec in specs if (it := spec.get("keep_best"))}
+    metric, mode = kept.pop() if len(kept) == 1 else ("", "min")
+    kind: Literal["validation", "training"] = "validation"
+    for names in ((metric,), VALIDATION):
+        losses = [
+            next((job.metrics[it] for it in names if it in job.metrics), None) for job in jobs
+        ]
+        if any(loss is not None for loss in losses) and all(
+            loss is not None or job.loss is None or job.status == JobStatus.FAILED
+            for job, loss in zip(jobs, losses, strict=True)
+        ):
+            break
+        metric, mode = "", "min"
+    else:
+        kind, losses = "training", [job.loss for job in jobs]
+    sign = -1 if mode == "max" else 1
     rows = [
         LeaderboardRow(
             job_id=job.job_id,
@@ -47,7 +58,9 @@ def compare(
         )
         for job, loss, differs in zip(jobs, losses, differences(specs), strict=True)
     ]
-    rows.sort(key=lambda it: (it.loss is None, not math.isfinite(it.loss or 0), it.loss))
+    rows.sort(
+        key=lambda it: (it.loss is None, not math.isfinite(it.loss or 0), sign * (it.loss or 0))
+    )
     best = (
         it.job_id
         for it in rows
@@ -56,7 +69,8 @@ def compare(
     return LeaderboardView(
         sweep=sweep,
         sweeps=list(sweeps),
-        loss_kind="validation" if is_validated else "training",
+        loss_kind=kind,
+        metric=metric or None,
         best=next(best, None),
         jobs=rows,
     )
@@ -93,8 +107,3 @@ def _flat(spec: Mapping[str, Any]) -> dict[str, Any]:
         else:
             flat[field] = value
     return flat
-
-
-def _validation_loss(job: SummaryView) -> float | None:
-    metrics = job.metrics
-    return next((metrics[name] for name in VALIDATION if name in metrics), None)

@@ -46,6 +46,7 @@ class RankProgress(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[datetime, msgspec.Meta(tz=True)] | None,
         msgspec.Meta(description="When that was durable, by the clock of the rank's host."),
     ] = None
+    metric_steps: dict[str, Count] = {}  # synchronous mode: after which step each was reported
     is_unchecked: Annotated[
         bool, msgspec.Meta(description="Its script gave `check=False` to `muster.torch.join`.")
     ] = False

@@ -66,6 +66,9 @@ Mode: TypeAlias = Literal["independent", "synchronous"]
 CheckpointEvery: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000_000)] | Literal["auto"]
 """Steps between checkpoints, or as often as costs little, see `muster.runtime.save_timer`."""
 
+StepChoice: TypeAlias = Annotated[int, Meta(ge=0, le=10**18 - 1)] | Literal["best"]
+"""The checkpoint of a step, or the best one by the `keep_best` of its job."""
+
 BackendChoice: TypeAlias = Literal["auto", "shared_memory", "tcp"]
 Bits: TypeAlias = Literal["same", "any"]
 BitsPromised: TypeAlias = Literal["same", "any", "unchecked"]
@@ -104,6 +107,33 @@ _COMMAND_WANTED: Final = (
     'a list of words, such as ["python", "train.py"], or for a shell line '
     '["sh", "-c", "python train.py > log"]'
 )
+
+
+class KeepBest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """By which metric a checkpoint is the best."""
+
+    metric: Annotated[str, Meta(pattern="^.{1,128}$", extra={"wanted": "name a metric"})]
+    mode: Literal["min", "max"] = "min"
+
+
+class ResumeFrom(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The checkpoint that a job starts from. Its text is ``JOB``, ``JOB:STEP`` or ``JOB:best``."""
+
+    job: Annotated[str, Meta(pattern=f"^{JOB_ID_PATTERN}$", extra={"wanted": JOB_ID_WANTED})]
+    step: StepChoice | None = None
+
+    def __str__(self) -> str:
+        return self.job if self.step is None else f"{self.job}:{self.step}"
+
+    @classmethod
+    def parse(cls, text: str) -> "ResumeFrom":
+        """Return what a text means that a spec may hold."""
+        job, _, step = text.partition(":")
+        return cls(job, int(step) if step.isdecimal() else "best" if step else None)
+
+
+_RESUME_PATTERN: Final = f"^{JOB_ID_PATTERN}(:([0-9]{{1,18}}|best))?$"
+_RESUME_WANTED: Final = "name a job by its id, and a checkpoint as in JOB:STEP or JOB:best"
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -181,7 +211,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         ),
     ] = 3
     keep_best: Annotated[
-        dict[str, str] | None,
+        KeepBest | None,
         Meta(
             description="The checkpoint with the least metric (mode: max, the greatest) that a "
             "script with muster.torch has given to run.report in run.after_step on the rank that "
@@ -350,10 +380,20 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         ),
     ] = 10 << 30
     resume_from: Annotated[
-        str | None,
-        _doc("Id (no name) of the job whose checkpoints this one starts from; or its own id."),
+        Annotated[str, Meta(pattern=_RESUME_PATTERN, extra={"wanted": _RESUME_WANTED})]
+        | ResumeFrom
+        | None,
+        _doc(
+            "Id (no name) of the job whose newest checkpoint this one starts from; or its own id. "
+            'JOB:STEP or {"job": JOB, "step": STEP}: the one of that step, or best (keep_best).'
+        ),
     ] = None
     labels: Annotated[dict[str, str], _doc("For people and their tools.")] = {}
+
+    @property
+    def earlier(self) -> ResumeFrom | None:
+        """What `resume_from` means."""
+        return None if self.resume_from is None else ResumeFrom.parse(f"{self.resume_from}")
 
     @property
     def is_code_bound(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Final
 
+import msgspec
 from msgspec import inspect
 
 from muster.contracts.engine import SCHEDULERS
@@ -99,6 +100,9 @@ def mismatches(
     declared, wanted, is_optional = _unwrapped(declared, value)
     if value is None and is_optional:
         return
+    if isinstance(declared, inspect.StructType):
+        for error in field_errors(msgspec.to_builtins(value), declared.cls):
+            yield msgspec.structs.replace(error, loc=(*loc, *error.loc[1:]))
     for kind, message in _own_mismatches(value, declared, wanted, shown):
         yield FieldError(loc=loc, msg=message, type=kind)
     if isinstance(declared, inspect.VarTupleType) and isinstance(value, list | tuple):
@@ -120,9 +124,15 @@ def _unwrapped(declared: inspect.Type, value: object) -> tuple[inspect.Type, str
         else:
             is_optional = any(isinstance(one, inspect.NoneType) for one in declared.types)
             kinds = [one for one in declared.types if not isinstance(one, inspect.NoneType)]
-            words = (one for one in kinds if isinstance(one, inspect.LiteralType))
-            declared = next((one for one in words if value in one.values), kinds[0])
+            declared = next((one for one in kinds if _is_meant(one, value)), kinds[0])
     return declared, wanted, is_optional
+
+
+def _is_meant(declared: inspect.Type, value: object) -> bool:
+    """Return whether a value is for this member of a union, which is not the first one."""
+    if isinstance(declared, inspect.LiteralType):
+        return value in declared.values
+    return isinstance(declared, inspect.StructType) and isinstance(value, dict | msgspec.Struct)
 
 
 def _own_mismatches(  # noqa: C901  one case for each kind
@@ -208,16 +218,11 @@ def problems(spec: JobSpec) -> Iterator[FieldProblem]:
     yield from _secret_problems(spec)
     if _size_bytes(spec.env) > ENVIRONMENT_LIMIT_BYTES:
         yield FieldProblem("env", f"is longer than {ENVIRONMENT_LIMIT_BYTES} bytes as JSON")
-    if (kept := spec.keep_best) is not None:
-        is_known = kept.keys() <= {"metric", "mode"} and kept.get("mode", "min") in ("min", "max")
-        if not (is_known and kept.get("metric")):
-            yield FieldProblem(
-                "keep_best", 'expected such as {"metric": "val_loss", "mode": "min"}'
-            )
-        if spec.mode != "synchronous" or spec.command is None:
-            yield FieldProblem("keep_best", "needs a script with muster.torch (--elastic)")
-    if spec.resume_from is not None and not re.fullmatch(JOB_ID_PATTERN, spec.resume_from):
-        yield FieldProblem("resume_from", "name a job by its id")
+    if spec.keep_best is not None and (spec.mode != "synchronous" or spec.command is None):
+        yield FieldProblem("keep_best", "needs a script with muster.torch (--elastic)")
+    if spec.restart_scope == "gang" and ":" in f"{spec.resume_from}":
+        words = "a gang resumes from the newest checkpoint that all ranks have: name the job alone"
+        yield FieldProblem("resume_from", words)
 
 
 def _pool_problems(spec: JobSpec) -> Iterator[FieldProblem]:

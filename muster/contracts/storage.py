@@ -15,6 +15,7 @@ from msgspec import Meta
 from muster.contracts.messages import AgentAssignment
 from muster.contracts.rank import Count
 from muster.contracts.shards import Position, Reading
+from muster.contracts.spec import StepChoice
 
 PACKET_LIMIT_BYTES: Final = 1 << 16
 SENTENCE_LIMIT: Final = 8192  # characters
@@ -44,6 +45,7 @@ class OpenCheckpoints(_Message, frozen=True, tag="open_checkpoints"):
     keep_last: Annotated[int, Meta(ge=1)]
     any_world_size: bool = False  # True accepts checkpoints of every world size
     restore_from: Name | None = None  # that of the rank's settings
+    inherited_step: StepChoice | None = None  # which one of `inherited`; None: the newest
 
 
 class Claim(_Message, frozen=True, tag="claim"):
@@ -56,6 +58,16 @@ class FindBest(_Message, frozen=True, tag="find_best"):
 
 class Restore(_Message, frozen=True, tag="restore"):
     """Return arrays and manifest of the newest checkpoint to begin with; nothing without one."""
+
+
+class Witness(_Message, frozen=True, tag="witness"):
+    """Write the JSON in its memory beside the newest checkpoint."""
+
+    json_bytes: Count
+
+
+class ReadWitness(_Message, frozen=True, tag="read_witness"):
+    """Return what was written there; nothing if it is not whole."""
 
 
 class ListGang(_Message, frozen=True, tag="list_gang"):
@@ -102,9 +114,10 @@ class CountShards(_Message, frozen=True, tag="count_shards"):
     shard_idxs: tuple[Count, Count, Count]
 
 
+WitnessRequest: TypeAlias = Witness | ReadWitness
 DataRequest: TypeAlias = ListShards | FetchShard | CountShards
 StorageRequest: TypeAlias = (
-    OpenCheckpoints | Claim | FindBest | Restore | ListGang | Save | DataRequest
+    OpenCheckpoints | Claim | FindBest | Restore | ListGang | Save | WitnessRequest | DataRequest
 )
 
 
@@ -131,8 +144,9 @@ class StorageWarned(_Message, frozen=True, tag="storage_warned"):
 StorageReply: TypeAlias = Done | StorageFailed | StorageWarned
 
 
+_Lists: TypeAlias = Literal["latest", "names", "by_trust", "ranks"]
 StoreMethod: TypeAlias = Literal[
-    "latest", "names", "by_trust", "ranks", "read", "claim", "commit", "rewind", "remove", "close"
+    _Lists, "read", "claim", "commit", "put_witness", "rewind", "remove", "close"
 ]
 
 CHUNK_BYTES: Final = 1 << 19
@@ -149,7 +163,7 @@ class StoreCall(_Message, frozen=True, tag="store_call"):
     limit_bytes: Count = 0
     generation: Count | None = None
     job_uid: Name | None = None
-    manifest_bytes: Count = 0  # of a commit, followed by its arrays
+    manifest_bytes: Count = 0  # of a commit, followed by its arrays; or of a witness
     state_bytes: Count = 0
 
 

@@ -145,12 +145,19 @@ class SummaryView(_JobHeading, frozen=True, kw_only=True):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The mean of what the ranks reported last, by name: often only some report one."""
-        names = dict.fromkeys(name for it in self.workers for name in it.metrics)
-        return {
-            name: fmean(it.metrics[name] for it in self.workers if name in it.metrics)
-            for name in names
-        }
+        """The mean of what the ranks reported last, by name: often only some report one.
+
+        Where they train one model, a rank whose number is of an earlier step does not count:
+        another one has reported since.
+        """
+        found: dict[str, tuple[int, list[float]]] = {}
+        for it in self.workers:
+            for name, value in it.metrics.items():
+                step = it.metric_steps.get(name, 0)
+                newest, values = found.get(name, (step, []))
+                if step >= newest:
+                    found[name] = step, [*values, value] if step == newest else [value]
+        return {name: fmean(values) for name, (_, values) in found.items()}
 
 
 class SummaryList(View, frozen=True, kw_only=True):
@@ -169,11 +176,12 @@ class LeaderboardRow(View, frozen=True, kw_only=True):
 
 
 class LeaderboardView(View, frozen=True, kw_only=True):
-    """The jobs with one value of the label `sweep`, the lowest loss first."""
+    """The jobs with one value of the label `sweep`, the best first."""
 
     sweep: Annotated[str | None, _doc("null: there is none, or several to choose from.")]
     sweeps: Annotated[list[str], _doc("All there are.")]
     loss_kind: Annotated[Literal["validation", "training"], _doc("What all are compared by.")]
+    metric: Annotated[str | None, _doc("That of keep_best, if it decides; `loss` has it.")] = None
     best: Annotated[str | None, _doc("Its id; null: no job that did not fail has a loss.")]
     jobs: list[LeaderboardRow]
 

@@ -20,6 +20,7 @@ from typing import Final, Self
 from msgspec.structs import replace
 
 from muster.contracts.environ import HAS_JOINED, RankSettings
+from muster.contracts.interpreter import VERSION
 from muster.contracts.messages import SAVED_LIMIT, Code, Heartbeat, RankMessage, Saved
 from muster.contracts.wire import encode
 from muster.host.code import LoadedCode
@@ -199,6 +200,8 @@ class AgentClient:
         self._latest: dict[type[RankMessage], tuple[int, RankMessage]] = {}
         """The last message of each type, with its position among all messages."""
         self._code = LoadedCode()
+        self.code: dict[str, str] = {"Muster": VERSION}
+        """Our version, and digests by path of the user's code that this process has loaded."""
         self._positions = count()
         self._saved: deque[Saved] = deque(maxlen=SAVED_LIMIT)
         self._is_up_to_date = True
@@ -229,7 +232,8 @@ class AgentClient:
 
     def report_code(self) -> None:
         """Report the user's code that this process has loaded since the last report."""
-        fresh = iter(self._code.fresh().items())
+        self.code |= (found := self._code.fresh())
+        fresh = iter(found.items())
         while files := dict(islice(fresh, FILES_PER_MESSAGE)):
             self.send_waiting(Code(files=files))
 

@@ -206,6 +206,25 @@ class RemoteCheckpoints:
         self._save = storage.Save(step=step, position=position, **sizes), on_saved
         self._start()
 
+    def put_witness(self, witness: bytes) -> None:
+        """Write a JSON value beside the last checkpoint once that is durable, if it ever is."""
+        words = self._delivery, witness
+        self._delivery = threading.Thread(target=self._deliver_witness, args=words, daemon=True)
+        self._delivery.start()
+
+    def _deliver_witness(self, save: threading.Thread | None, witness: bytes) -> None:
+        if save is not None:
+            save.join()
+        if self._error is None:
+            self._memory.fill([witness])  # the save needs it no more
+            with suppress(CheckpointError):
+                request = storage.Witness(json_bytes=len(witness))
+                self._connection.send(request, self._memory.descriptor)
+                self._connection.reply()
+
+    def witness(self) -> bytes:
+        return self._ask(storage.ReadWitness())[1]
+
     def flush(self) -> None:
         """Wait until the last save is durable; raise what has made it fail twice."""
         self._settle()

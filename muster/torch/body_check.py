@@ -1,14 +1,15 @@
 """Checks that the body of the loop is a function of the state and the batch, bit for bit.
 
 Everything that is promised of a loop whose ranks may die rests on that. So a rank computes one of
-its shards again now and then, when all of a step are done and before they are added up: out of
-order, with its items drawn anew. And before it first adds anything, a process computes a shard of
-one that trains already: only another process can tell what hooks have changed, or what is made once
-before the loop. What differs then, and what does not, tells where to look.
+its shards again, when all of the first step are done and before they are added up: out of order,
+with its items drawn anew. Now and then it computes a shard of another rank, and a process does so
+before it first adds anything: only another process can tell what hooks have changed, what is made
+once before the loop, or what is kept of earlier batches. What differs then, and what does not,
+tells where to look.
 """
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -18,8 +19,11 @@ from muster.collectives.backend import Backend
 from muster.program import Contribution, InvalidProgram, ProgramRaised, State
 from muster.torch.fingerprint import add_to_digest
 from muster.training.blocks import Computer, LeafTask, Tasks
+from muster.training.checkpointer import Witness
 from muster.training.group import gather_values
+from muster.training.reporter import Reporter
 from muster.training.schema import Leaf
+from muster.training.state_sync import Replica
 
 USED: Final = "used"
 """The part of a contribution that counts, for each parameter, the shards that used it."""
@@ -30,6 +34,9 @@ DISTANCE: Final = 60
 SETTLED: Final = "settled"
 """The kind of a difference after which nothing differs any more."""
 
+AVERAGED: Final = frozenset({"running_mean", "running_var", "num_batches_tracked"})
+"""The buffers of a BatchNorm."""
+
 NAMES_SHOWN: Final = 3
 
 _RULE: Final = (
@@ -37,6 +44,10 @@ _RULE: Final = (
 )
 _ADVICE: Final = (
     'see "The body is checked" in docs/pytorch.md; muster.torch.join(check=False) leaves it out'
+)
+_ONCE: Final = (
+    "came out differently once, and then the same again: what was added up is right. If this "
+    "comes again, suspect this host's memory or processor"
 )
 _ON_GPU: Final = "On a GPU, kernels that add in no fixed order differ as well"
 
@@ -67,23 +78,41 @@ class BodyCheck:
     """Remembers a shard of a step, and compares it with the same shard computed again."""
 
     def __init__(
-        self, computer: Computer, warn: Callable[[str], None], *, is_fatal: bool, is_gpu: bool
+        self,
+        computer: Computer,
+        reporter: Reporter,
+        digests: Callable[[], dict[str, str]],
+        *,
+        is_fatal: bool,
+        is_gpu: bool,
     ) -> None:
-        """Unless `is_fatal`, a difference is only a warning, and processes are not compared."""
+        """`digests` are of what the body must not change.
+
+        Unless `is_fatal`, a difference is only a warning, and processes are not compared.
+        """
         self._computer: Final = computer
-        self._warn: Final = warn
+        self._digests: Final = digests
+        self._warn: Final = reporter.supervision.warn
+        self._checkpointer: Final = reporter.checkpointer
         self._is_fatal: Final = is_fatal
         self._is_gpu: Final = is_gpu
         self._world_size = 1
         self._batch: str | None = None
         """Digest of the present batch, if its shard is compared."""
-        self._leaf: Leaf | None = None
-        """The first shard that was computed in the present step, if that is checked."""
-        self._first = self._last = Seen("", "", {})
-        """What that shard came out as, and the shard that was compared last."""
-        self._others: dict[Leaf, Seen] = {}
-        """The others of step 0: what compares a loss with others may have no effect on one."""
-        self._checked_step = -1
+        self._kept: dict[str, str] = {}
+        """The digests of before the body."""
+        self._state = ""
+        """The digest of these, when the first shard of the present turn began."""
+        self._averaged: set[str] = set()
+        """The buffers that a warning has named."""
+        self._place = (-1, 0)
+        """A step, and the turn of it, in which shards were noted."""
+        self._seen: dict[Leaf, Seen] = {}
+        """What they came out as: all that this rank has computed in step 0, else the first."""
+        self._last = Seen("", "", {})
+        """What the shard came out as that was compared last."""
+        self._checked = (-1, 0)
+        """The step and turn of the last check."""
         self._has_warned = False
         self._is_proven = False
         """Whether this process was compared with another one."""
@@ -91,8 +120,10 @@ class BodyCheck:
         """Whether there is a member that was not."""
         self._reference = 0
         """The member that all others are compared with."""
+        self._witness: Witness | None = None
+        """What that member is compared with, if no process trains already."""
 
-    def meet(self, backend: Backend) -> None:
+    def meet(self, backend: Backend, replica: Replica) -> None:
         """See `Computer.meet`."""
         self._world_size = backend.world_size
         if self._is_fatal:
@@ -100,23 +131,28 @@ class BodyCheck:
             self._is_proving = not all(proven)
             # Where none is proven, the first one is right: it has restored or begun the state.
             self._reference = proven.index(True) if any(proven) else 0
+            is_over = self._computer.schedule.is_over(replica.committed)
+            is_resumed = not (is_over or any(proven)) and replica.position.step > 0
+            is_first = is_resumed and backend.rank == 0
+            self._witness = self._checkpointer.witness(replica) if is_first else None
 
     def _is_due(self, step: int) -> bool:
         # The last step, too: what begins after the first is seen in no other of a short job.
         is_last = step == self._computer.schedule.total_steps - 1
-        return not self._has_warned and (is_last or step % (DISTANCE * self._world_size) == 0)
+        return is_last or step % (DISTANCE * self._world_size) == 0
 
     def begin(self, task: LeafTask, batch: Any) -> None:  # noqa: ANN401  of the user
         """Note a batch, before the body can change it."""
         step = task.leaf.step
-        is_first = self._leaf is None or self._leaf.step != step
+        is_first = self._place != (step, self._computer.turn)
         self._batch = None
-        is_checked = step == 0 or is_first
-        if task.is_again or (is_first and self._is_proving) or (is_checked and self._is_due(step)):
+        # In step 0 all: what compares a loss with others may have no effect on one.
+        is_checked = self._is_due(step) and (is_first or step == 0) and not self._has_warned
+        is_wanted = self._is_proving or self.is_kept(step)
+        if task.is_again or is_checked or (is_first and is_wanted):
             digest = xxh3_128()
-            with suppress(RuntimeError, TypeError):  # a tensor without bytes, such as a sparse one
-                add_to_digest(digest, batch)
-            self._batch = digest.hexdigest()
+            add_to_digest(digest, batch)
+            self._batch, self._kept = digest.hexdigest(), self._digests()
 
     def end(self, task: LeafTask) -> None:
         """Note what was computed."""
@@ -124,73 +160,129 @@ class BodyCheck:
         if self._batch is None or found is None:
             return
         self._last = _seen(self._batch, found, task.weight)
-        self._batch = None
+        self._batch, now = None, self._digests()
+        if changed := [name for name, it in now.items() if it != self._kept.get(name)]:
+            self._refuse(
+                f"The body changes what it may only read{_listed(changed)}, once for each virtual "
+                "shard: do it in a function given to run.after_step",
+                task.leaf.step,
+            )
+        if self.is_kept(task.leaf.step):
+            self._checkpointer.put_witness(task.leaf.shard, self._last)
         if task.is_again:
             return
-        if self._leaf is None or self._leaf.step != task.leaf.step:
-            self._leaf, self._first = task.leaf, self._last
-        elif task.leaf != self._leaf:
-            self._others[task.leaf] = self._last
+        place = task.leaf.step, self._computer.turn
+        if place != self._place:
+            self._place, self._seen = place, {}
+            self._state = xxh3_64_hexdigest(msgspec.json.encode(self._kept, order="sorted"))
+        self._seen.setdefault(task.leaf, self._last)
+
+    def is_kept(self, step: int) -> bool:
+        """See `Computer.is_kept`."""
+        is_first_turn = self._computer.turn == 0
+        return is_first_turn and self._is_proven and self._checkpointer.is_witness_expected(step)
 
     def check(
         self, backend: Backend, state: State, step: int, check: Callable[[], None]
     ) -> Tasks[None]:
         """See `Computer.check`. Raises `InvalidProgram` and `ProgramRaised`."""
-        leaf = self._leaf
-        if leaf is not None and leaf.step != step:
-            leaf = None
+        place = step, self._computer.turn
+        seen = self._seen if self._place == place else {}
 
         def compute(leaf: Leaf) -> Tasks[Seen]:
             check()
             yield from self._computer.compute_again(leaf, state)
             return self._last
 
-        if leaf is not None and self._is_due(step) and step != self._checked_step:
-            for checked, first in ({leaf: self._first} | self._others).items():
+        if self._is_due(step) and step and self._is_fatal and self._world_size > 1:
+            yield from self._check_other(backend, seen, compute)
+        elif self._is_due(step) and place != self._checked:
+            for leaf, first in seen.items():
                 if not self._has_warned:
-                    yield from self._check_self(checked, first, compute)
-            self._others.clear()
-            self._checked_step = step
+                    yield from self._check_self(leaf, first, compute)
+            self._checked = place
         if self._is_proving:
-            yield from self._prove(backend, step, leaf, compute)
-            self._is_proven, self._is_proving = True, False
+            yield from self._prove(backend, step, seen, compute)
+
+    def warn_of_mean(self, name: str) -> None:
+        """Warn once of a buffer of the user's own that the forward pass changes."""
+        if name.rpartition(".")[2] not in AVERAGED and name not in self._averaged:
+            self._averaged.add(name)
+            self._warn(
+                f"the buffer {name!r} changes in the forward pass: it gets the mean of the changes "
+                "of all virtual shards, as the statistics of a BatchNorm do"
+            )
+
+    def end_step(self) -> None:
+        """Note that all turns of a step are over, and so compared."""
+        self._is_proven, self._is_proving = True, False
 
     def _prove(
         self,
         backend: Backend,
         step: int,
-        own: Leaf | None,
+        seen: Mapping[Leaf, Seen],
         compute: Callable[[Leaf], Tasks[Seen]],
     ) -> Tasks[None]:
-        """Compare the processes that have not been with one that trains."""
-        given = []
+        """Compare the processes that have not been with one that trains, or has saved the state."""
+        given, saved = [], self._witness
+        self._witness = None  # it is of the first turn
         is_reference = backend.rank == self._reference
         if is_reference:
-            leaf = own or Leaf(step, 0)
-            given = [(leaf.shard, self._first if own else (yield from compute(leaf)))]
+            leaf = Leaf(step, saved.shard) if saved else next(iter(seen), Leaf(step, 0))
+            found = seen.get(leaf) or (yield from compute(leaf))
+            if saved is not None:
+                wanted = msgspec.convert(saved.seen, Seen)
+                self._compare(leaf, found, wanted, "process that saved the state")
+            given = [(leaf.shard, found)]
         answers = gather_values(backend, given, list[tuple[int, Seen]])
         if is_reference or self._is_proven:
             return
         ((shard, wanted),) = answers[self._reference]
         leaf = Leaf(step, shard)
-        found = self._first if leaf == own else (yield from compute(leaf))
-        if found != wanted:
-            parts = _listed(wanted.different_parts(found))
-            sentence = (
-                f"{_CAUSES_OF_NEW[wanted.different_kind(found)]} ({_ADVICE}): this process "
-                f"computed virtual shard {leaf.shard} of step {step}{parts} differently from the "
-                "group it joins"
-            )
-            if self._is_gpu:
-                self._warn(f"{sentence}. {_ON_GPU}. Training goes on")
-                return
-            raise ProgramRaised(step, sentence, "other bits in a new process")
+        found = seen.get(leaf) or (yield from compute(leaf))
+        self._compare(leaf, found, wanted, "group it joins")
+
+    def _check_other(
+        self, backend: Backend, seen: Mapping[Leaf, Seen], compute: Callable[[Leaf], Tasks[Seen]]
+    ) -> Tasks[None]:
+        """Compute the shard that the next rank with one has noted; all ranks call this."""
+        given = [(leaf, found, self._state) for leaf, found in seen.items()][:1]
+        answers = gather_values(backend, given, list[tuple[Leaf, Seen, str]])
+        after, before = answers[backend.rank + 1 :], answers[: backend.rank]
+        theirs = next(chain.from_iterable((*after, *before)), None)
+        if theirs is None or self._has_warned:
+            return
+        leaf, wanted, state = theirs
+        found = yield from compute(leaf)
+        # Different states are found at the end of the epoch, which tells whose is wrong.
+        if found == wanted or (seen and state != self._state):
+            return
+        for own, first in seen.items():  # a body that differs from itself: its cause is plainer
+            yield from self._check_self(own, first, compute)
+        again = yield from compute(leaf)
+        if again == wanted:
+            self._warn(f"{_where(leaf)} {_ONCE}")
+        self._compare(leaf, again, wanted, "rank that added it up")
+
+    def _compare(self, leaf: Leaf, found: Seen, wanted: Seen, other: str) -> None:
+        if found == wanted:
+            return
+        parts = _listed(wanted.different_parts(found))
+        sentence = (
+            f"{_CAUSES_OF_NEW[wanted.different_kind(found)]} ({_ADVICE}): this process computed "
+            f"{_where(leaf)}{parts} differently from the {other}"
+        )
+        if not self._is_gpu:
+            raise ProgramRaised(leaf.step, sentence, "other bits in a new process")
+        self._warn(f"{sentence}. {_ON_GPU}. Training goes on")
+        self._has_warned = True
 
     def _check_self(
         self, leaf: Leaf, first: Seen, compute: Callable[[Leaf], Tasks[Seen]]
     ) -> Tasks[None]:
         again = yield from compute(leaf)
-        if leaf == self._leaf and leaf.step == 0 and again == first:
+        if leaf.step == 0 and again == first and leaf == next(iter(self._seen)):
             # At once: what changes to and fro may have come round by then. And after a shard of
             # another shape, for which `torch.compile` makes another graph.
             again = yield from compute(leaf)
@@ -202,13 +294,10 @@ class BodyCheck:
             return
         third = yield from compute(leaf)
         fourth = yield from compute(leaf)
-        where = f"virtual shard {leaf.shard} of step {leaf.step}"
+        where = _where(leaf)
         parts = first.different_parts(again)
         if third == fourth == first:
-            self._warn(
-                f"{where} came out differently one time of four: what was added up is right. If "
-                "this comes again, suspect this host's memory or processor"
-            )
+            self._warn(f"{where} {_ONCE}")
             return
         kind = SETTLED if again == third == fourth else first.different_kind(again)
         where += f" came out differently when it was computed again{_listed(parts)}"
@@ -231,15 +320,15 @@ _CAUSES: Final = {
     ),
     "loss": (
         "its batch is the same and its loss is not, so look for a random generator of the body's "
-        "own, something that is carried from one batch to the next (a hidden state, a variable, an "
-        "attribute that forward changes) or a clock"
+        "own, something that is carried from one batch to the next (a hidden state, a count of "
+        "batches, an attribute that forward changes) or a clock"
     ),
     USED: "other parameters are used, so look for what freezes some or chooses between branches",
     SETTLED: (
         "it was the same from then on, so something is made at the first call, kept from earlier "
-        "ones (a maximum, a list of losses) or made for each shape: if that is torch.compile, give "
-        "it dynamic=False or dynamic=True, or leave the smaller last batch of an epoch out with "
-        "drop_last"
+        "ones (a maximum, a count of batches) or made for each shape: if that is torch.compile, "
+        "give it dynamic=False or dynamic=True, or leave the smaller last batch of an epoch out "
+        "with drop_last"
     ),
     "gradient": (
         "only gradients or buffers differ, so look for a hook of a tensor that keeps something, a "
@@ -251,8 +340,9 @@ _CAUSES: Final = {
 
 _CAUSES_OF_NEW: Final = {
     "batch": (
-        "the data set or collate_fn gives a new process another batch, so look for what a hook "
-        "changes there, or what is made without a seed"
+        "the data set or collate_fn gives another process another batch, so look for what a hook "
+        "changes there, what is kept of earlier epochs (a cache of items with random changes), or "
+        "what is made without a seed"
     ),
     "loss": (
         "the loss depends on what a new process does not have, so look for a variable or an object "
@@ -268,6 +358,10 @@ _CAUSES_OF_NEW: Final = {
     ),
 }
 """The same of a process that differs from another one."""
+
+
+def _where(leaf: Leaf) -> str:
+    return f"virtual shard {leaf.shard} of step {leaf.step}"
 
 
 def _listed(names: list[str]) -> str:

@@ -5,13 +5,19 @@ same processor.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
 import torch
 import xxhash
+from numpy.typing import NDArray
 
 from muster.runtime.fingerprint import Fingerprint, fingerprint
+from muster.torch.shards import Dataset, Sampler, set_generators
+from muster.training.schedule import Schedule
+
+ITEMS_COMPARED: Final = 8
 
 _LENGTH: Final = 4099
 
@@ -51,16 +57,39 @@ def torch_fingerprint(device: torch.device, more: Mapping[str, str]) -> Fingerpr
     )
 
 
+def facts_of(
+    model: torch.nn.Module, data: Dataset, schedule: Schedule, order: Sampler | None
+) -> dict[str, str]:
+    """Return what must be equal on all ranks: the model's shapes, and the data by eight items."""
+    shapes, items = xxhash.xxh3_128(), xxhash.xxh3_128()
+    for name, tensor in model.state_dict().items():
+        is_tensor = isinstance(tensor, torch.Tensor)  # else it is extra state
+        add_to_digest(shapes, [name, *((str(tensor.dtype), *tensor.shape) if is_tensor else ())])
+    if order is not None:
+        items.update(order.order(0).tobytes())
+    for place in range(ITEMS_COMPARED):
+        set_generators(schedule, 0, place)
+        add_to_digest(items, data[place * len(data) // ITEMS_COMPARED])
+    return {
+        "the model": f"with tensors {shapes.hexdigest()[:8]}",
+        "the data set": f"of {len(data)} samples, {items.hexdigest()[:8]}",
+    }
+
+
+def _bits_of(value: "torch.Tensor | NDArray[Any]") -> NDArray[Any]:
+    if isinstance(value, np.ndarray):
+        return value
+    bits: NDArray[Any] = value.detach().cpu().contiguous().view(torch.uint8).numpy()
+    return bits
+
+
 def add_to_digest(digest: xxhash.xxh3_128, value: Any) -> None:  # noqa: ANN401  an item of data
     """Add tensors, arrays, numbers, texts, and lists and mappings of these; nothing else."""
-    if isinstance(value, torch.Tensor):
-        value = (
-            value.detach().cpu().contiguous().view(torch.uint8).numpy()
-            if value.dim()
-            else (value.item())
-        )
-    if isinstance(value, np.ndarray):
-        digest.update(np.ascontiguousarray(value).view(np.uint8).data)
+    if isinstance(value, torch.Tensor) and not value.dim():
+        value = value.item()
+    if isinstance(value, torch.Tensor | np.ndarray):
+        with suppress(RuntimeError, TypeError, ValueError):  # a sparse tensor, an array of objects
+            digest.update(np.ascontiguousarray(_bits_of(value)).view(np.uint8).data)
     elif isinstance(value, Mapping):
         for name, one in value.items():
             add_to_digest(digest, [name, one])

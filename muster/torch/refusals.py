@@ -2,14 +2,19 @@
 
 import inspect
 import math
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 import torch
+from torch.nn import Module
+from torch.optim import Optimizer
 
 from muster.checkpoints.format import DTYPES
 from muster.program import InvalidProgram
+
+T = TypeVar("T")
+OneOrMore: TypeAlias = T | Sequence[T]
 
 EXTRA_STATE: Final = "_extra_state"
 """How torch names what `get_extra_state` returns in a `state_dict()`."""
@@ -27,55 +32,63 @@ SCALES_FROM: Final = 15
 """The power of two at which a factor of the loss is a GradScaler's, which begins with 2^16."""
 
 
-def names_of(parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> list[str]:
+def names_of(parameters: Mapping[str, torch.Tensor], optimizers: Sequence[Optimizer]) -> list[str]:
     names = {id(parameter): name for name, parameter in parameters.items()}
-    found = []
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if id(parameter) not in names:
-                raise InvalidProgram(
-                    "the optimizer has a parameter that the model does not have: make the "
-                    "optimizer of model.parameters()"
-                )
-            found.append(names[id(parameter)])
+    found: list[str] = []
+    for parameter in parameters_of(*optimizers):
+        name = names.get(id(parameter))
+        if name is None:
+            raise InvalidProgram(
+                "the optimizer has a parameter that the model does not have: make the optimizer of "
+                "model.parameters()"
+            )
+        if name in found:
+            raise InvalidProgram(
+                f"two optimizers have the parameter {name!r}: give each parameter to one of them"
+            )
+        found.append(name)
     left = [n for n, it in parameters.items() if it.requires_grad and n not in found]
     if left:
         raise InvalidProgram(
-            f"the optimizer does not have the parameter {left[0]!r}: give it to the optimizer (one "
-            "optimizer, with groups of parameters), or freeze it with requires_grad_(False)"
+            f"the optimizer does not have the parameter {left[0]!r}: give it to an optimizer, or "
+            "freeze it with requires_grad_(False)"
         )
     return found
 
 
-def refuse_other_types(model: object, optimizer: object) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise InvalidProgram(f"the model is a {type(model).__name__}: give a torch.nn.Module")
-    parallel = torch.nn.parallel
-    if isinstance(model, parallel.DistributedDataParallel | parallel.DataParallel):
-        raise InvalidProgram(
-            f"the model is in a {type(model).__name__}, which would add up gradients, too: give "
-            "the model itself, and leave out init_process_group()"
-        )
-    for name, value in model.state_dict().items():
-        if not (name.endswith(EXTRA_STATE) or isinstance(value, torch.Tensor)):
+def parameters_of(*optimizers: Optimizer) -> list[torch.Tensor]:
+    """Return the parameters of optimizers in their order."""
+    return [it for one in optimizers for group in one.param_groups for it in group["params"]]
+
+
+def model_of(given: OneOrMore[Module]) -> Module:
+    """Return the model that a script trains, or one made of several; raises `InvalidProgram`."""
+    models = listed(given)
+    for model in models:
+        if not isinstance(model, Module):
+            raise InvalidProgram(f"the model is a {type(model).__name__}: give a torch.nn.Module")
+        parallel = torch.nn.parallel
+        if isinstance(model, parallel.DistributedDataParallel | parallel.DataParallel):
             raise InvalidProgram(
-                f"{name!r} of the model is no parameter or buffer: return it from get_extra_state, "
-                "and take it back in set_extra_state"
+                f"the model is in a {type(model).__name__}, which would add up gradients, too: "
+                "give the model itself, and leave out init_process_group()"
             )
-    for path, module in model.named_modules():
-        kind, plain = type(module), torch.nn.Module
-        if (kind.get_extra_state is plain.get_extra_state) != (
-            kind.set_extra_state is plain.set_extra_state
-        ):
-            raise InvalidProgram(
-                f"the module {path or 'model'!r} has one of get_extra_state and set_extra_state: "
-                "a rank that joins needs both"
-            )
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InvalidProgram(
-            f"the optimizer is a {type(optimizer).__name__}: give one torch.optim.Optimizer, which "
-            "may have several groups of parameters"
-        )
+        for name, value in model.state_dict().items():
+            if not (name.endswith(EXTRA_STATE) or isinstance(value, torch.Tensor)):
+                raise InvalidProgram(
+                    f"{name!r} of the model is no parameter or buffer: return it from "
+                    "get_extra_state, and take it back in set_extra_state"
+                )
+        for path, module in model.named_modules():
+            kind, plain = type(module), Module
+            if (kind.get_extra_state is plain.get_extra_state) != (
+                kind.set_extra_state is plain.set_extra_state
+            ):
+                raise InvalidProgram(
+                    f"the module {path or 'model'!r} has one of get_extra_state and "
+                    "set_extra_state: a rank that joins needs both"
+                )
+    return torch.nn.ModuleList(models) if models != [given] else models[0]
 
 
 def refuse_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
@@ -100,17 +113,43 @@ def refuse_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
             )
 
 
-def refuse_optimizers(optimizer: torch.optim.Optimizer) -> None:
-    if isinstance(optimizer, torch.optim.SparseAdam):
+def optimizers_of(given: OneOrMore[Optimizer]) -> list[Optimizer]:
+    """Return the optimizers that a script has; raises `InvalidProgram`."""
+    optimizers = listed(given)
+    for optimizer in optimizers:
+        if not isinstance(optimizer, Optimizer):
+            raise InvalidProgram(
+                f"the optimizer is a {type(optimizer).__name__}: give a torch.optim.Optimizer, or "
+                "a list of them"
+            )
+        if isinstance(optimizer, torch.optim.SparseAdam):
+            raise InvalidProgram(
+                "SparseAdam needs sparse gradients, and ranks add up dense ones: use Adam, and "
+                "make the layer with sparse=False"
+            )
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise InvalidProgram(
+                f"{type(optimizer).__name__} computes the loss several times in a step, which "
+                "ranks cannot share: use one that steps without a closure, such as AdamW"
+            )
+    return optimizers
+
+
+def listed(given: OneOrMore[Any]) -> list[Any]:
+    return [*given] if isinstance(given, list | tuple) else [given]
+
+
+def refuse_own_state(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that keeps something beside its options and the state of parameters."""
+    parameters = {id(it) for it in parameters_of(optimizer)}
+    own = [str(it) for it in optimizer.state if id(it) not in parameters]
+    own += optimizer.state_dict().keys() - {"state", "param_groups"}
+    if own:
         raise InvalidProgram(
-            "SparseAdam needs sparse gradients, and ranks add up dense ones: use Adam, and make "
-            "the layer with sparse=False"
-        )
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise InvalidProgram(
-            f"{type(optimizer).__name__} computes the loss several times in a step, which cannot "
-            "be shared among ranks: use an optimizer that steps without a closure, such as AdamW"
+            f"{type(optimizer).__name__} keeps {own[0]!r} beside the state of its parameters, and "
+            "ranks that join would not have it: keep it in self.state[parameter] or in an option "
+            "of param_groups"
         )
 
 

@@ -7,15 +7,16 @@ not at all on a rank without a shard, and again when shards are dealt anew after
 import atexit
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from threading import Event
 from types import MappingProxyType
 from typing import Any, Final
 
 import torch
 from msgspec.structs import replace
-from torch.utils.data import DistributedSampler, IterableDataset, default_collate
-from xxhash import xxh3_128
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.utils.data import default_collate
 
 from muster.contracts.environ import JOB_VARIABLES, PROCESS_TAG, RankSettings
 from muster.contracts.job import Reason
@@ -31,26 +32,23 @@ from muster.runtime.exit_report import exit_process
 from muster.runtime.stderr_messages import flush_streams, print_stderr
 from muster.torch.body_check import BodyCheck
 from muster.torch.computer import Hook, TorchComputer
-from muster.torch.fingerprint import add_to_digest, torch_fingerprint
+from muster.torch.fingerprint import facts_of, torch_fingerprint
+from muster.torch.refusals import OneOrMore, listed
 from muster.torch.shards import (
     Batches,
     Dataset,
-    DroppingSchedule,
     Prefetcher,
-    Sampler,
     aligned,
-    set_generators,
-    totals_of,
+    sampler_of,
+    schedule_of,
 )
 from muster.torch.state import TrainingState
 from muster.training.blocks import BusyFlag, LeafTask
 from muster.training.reporter import Reporter
-from muster.training.schedule import Schedule
 from muster.training.start import keep_freed_memory, ready_trainer, wait_for_order
 from muster.training.trainer import Outcome, Trainer
 
 BATCH_SIZE: Final = 64
-ITEMS_COMPARED: Final = 8
 
 _HAS_JOINED: Final = Event()  # set once this process has
 
@@ -61,8 +59,8 @@ _LEFT_EARLY: Final = (
 
 
 def join(  # noqa: PLR0913  what a training loop has
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    model: OneOrMore[Module],
+    optimizer: OneOrMore[Optimizer],
     *,
     data: Dataset,
     scheduler: Any = None,  # noqa: ANN401  torch has several base classes
@@ -77,12 +75,14 @@ def join(  # noqa: PLR0913  what a training loop has
 ) -> "Run":
     """Return this process's run; its model and optimizer belong to the run from now on.
 
-    `data` is a map-style data set, `batch_size` the number of samples of a step over all ranks.
-    `num_workers` processes make batches ahead. With `drop_last`, an epoch leaves out the samples
-    that do not fill its last batch. `scheduler` steps once after each step and is part of the
-    state. `sampler` gives the numbers of an epoch's samples in their order: a sampler of torch, or
-    a function of the epoch's number; without it every sample comes once, in a random order. Fields
-    of the job that are not at their defaults replace `batch_size`, `epochs` and `seed`.
+    Several models are given as a list, and so are several optimizers, which have each parameter
+    once; see `Run.backward`. `data` is a map-style data set, `batch_size` the number of samples of
+    a step over all ranks. `num_workers` processes make batches ahead. With `drop_last`, an epoch
+    leaves out the samples that do not fill its last batch. `scheduler`, or each of a list, steps
+    once after each step and is part of the state. `sampler` gives the numbers of an epoch's samples
+    in their order: a sampler of torch, or a function of the epoch's number; without it every sample
+    comes once, in a random order. Fields of the job that are not at their defaults replace
+    `batch_size`, `epochs` and `seed`.
     `check=False` leaves unchecked whether the body of the loop gives the same bits each time; the
     job says so. A spare process waits here until it replaces a rank. Raises `InvalidEnvironment`
     and `InvalidProgram`.
@@ -125,8 +125,8 @@ class Run:
     def __init__(  # noqa: PLR0913  see `join`
         self,
         read_settings: Callable[[], RankSettings],
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        model: OneOrMore[Module],
+        optimizer: OneOrMore[Optimizer],
         data: Dataset,
         *,
         scheduler: Any,  # noqa: ANN401
@@ -162,18 +162,19 @@ class Run:
                 if problem := batch_size_problem(batch_size, self.settings.virtual_shards):
                     raise InvalidProgram(f"join(batch_size={batch_size}): it {problem}")
                 self.settings = replace(self.settings, batch_size=batch_size)
-            order = _sampler_of(sampler, data, self.settings.seed)
+            order = sampler_of(sampler, data, self.settings.seed)
             samples = len(data if order is None else order)
-            self._schedule: Final = _schedule_of(self.settings, samples, drop_last=drop_last)
+            self._schedule: Final = schedule_of(self.settings, samples, drop_last=drop_last)
             self._state: Final = TrainingState(model, optimizer)
             if self._state.device.type == "cuda":
                 # What has no deterministic implementation raises an error that names it.
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
                 torch.use_deterministic_algorithms(True)  # noqa: FBT003  theirs
-            if scheduler is not None:
-                self._state.register("scheduler", scheduler)
+            schedulers = [] if scheduler is None else listed(scheduler)
+            for number, one in enumerate(schedulers):
+                self._state.register(f"scheduler{number or ''}", one)
             self._computer: Final = TorchComputer(
-                self._state, self._schedule, scheduler, self._busy
+                self._state, self._schedule, schedulers, self._busy
             )
             if num_workers and torch.get_num_threads() > 1:
                 raise InvalidProgram(
@@ -183,7 +184,7 @@ class Run:
                 self._schedule, data, collate, order, self._state.generators
             )
             self._workers: Final = num_workers
-            facts = _facts_of(model, data, self._schedule, order)
+            facts = facts_of(self._state.model, data, self._schedule, order)
             self._arithmetic: Final = torch_fingerprint(self._state.device, facts)
         if was_spare:
             wait_for_order(self._agent)
@@ -216,7 +217,12 @@ class Run:
     @property
     def loss(self) -> float | None:
         """The mean loss of the last step over all ranks; None before the first one."""
-        return self._state.loss
+        return self.losses[-1] if self.losses else None
+
+    @property
+    def losses(self) -> Sequence[float]:
+        """The mean loss of each optimizer that has stepped in a turn of the last step."""
+        return self._state.losses
 
     @property
     def is_main(self) -> bool:
@@ -261,13 +267,17 @@ class Run:
         for name, obj in objects.items():
             self._state.register(name, obj)
 
-    def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
+    def backward(
+        self, loss: torch.Tensor, weight: float | None = None, *, of: Optimizer | None = None
+    ) -> None:
         """Compute the gradients of the present batch; call it once for each.
 
         `weight` is the batch's share of the mean over all ranks, by default its number of samples:
-        give the number of tokens if the loss is a mean over tokens. Raises `InvalidProgram`.
+        give the number of tokens if the loss is a mean over tokens. With `of`, one of several
+        optimizers, the optimizers step in turns, each with the gradients of its own parameters; it
+        may then be called several times, and gradients add up. Raises `InvalidProgram`.
         """
-        self._computer.backward(loss, weight)
+        self._computer.backward(loss, weight, of)
 
     def report(self, **metrics: float) -> None:
         """Report what this rank has measured, such as ``val_loss``, in a hook or after the loop.
@@ -313,13 +323,14 @@ class Run:
                 read = Prefetcher(self._batches, self._workers, self._schedule).read
         self._reporter.set_schedule(self._state.initial, self._schedule, self._state.encode())
         self._reporter.is_unchecked = not self._is_checked
-        if self._is_checked:
-            self._computer.body_check = BodyCheck(
-                self._computer,
-                self._reporter.supervision.warn,
-                is_fatal=self.settings.bits == "same",
-                is_gpu=self._state.device.type == "cuda",
-            )
+        check = BodyCheck(
+            self._computer,
+            self._reporter,
+            self._state.digests,
+            is_fatal=self.settings.bits == "same",
+            is_gpu=self._state.device.type == "cuda",
+        )
+        self._computer.begin_loop(check if self._is_checked else None)
         self._trainer = ready_trainer(
             self.settings,
             self._agent,
@@ -350,12 +361,7 @@ class Run:
                     "its body runs once for each virtual shard: leave out scheduler.step(), give "
                     "scheduler=… to muster.torch.join(), or change it in run.after_step"
                 )
-            if self._computer.is_pending:
-                raise InvalidProgram(
-                    f"no gradient was computed {task.leaf}: call run.backward(loss) once for "
-                    "each batch, with weight 0 if it has nothing to learn from; a larger "
-                    "batch_size takes the place of accumulating gradients"
-                )
+            self._computer.finish(task)
         self._end(self._trainer, outcome)
 
     def _begin(self, task: LeafTask, batch: Any) -> None:  # noqa: ANN401  of the user
@@ -387,64 +393,3 @@ class Run:
         if self._exit_code:
             flush_streams()
             os._exit(self._exit_code)
-
-
-def _sampler_of(
-    given: Iterable[int] | Callable[[int], Iterable[int]] | None, data: Dataset, seed: int
-) -> Sampler | None:
-    """Return the order of the user's own, None for the usual one; raises `InvalidProgram`."""
-    is_stream = isinstance(data, IterableDataset)
-    if is_stream or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-        cure = (
-            'read its shards by index, as "Streams" in docs/pytorch.md shows'
-            if is_stream
-            else "give a data set with len() and [index], such as the one that a DataLoader is "
-            "made of"
-        )
-        raise InvalidProgram(f"data is of the type {type(data).__name__}: {cure}")
-    if isinstance(given, DistributedSampler):
-        raise InvalidProgram(
-            "a DistributedSampler deals the samples out to ranks, as muster.torch.join() does: "
-            "leave it out"
-        )
-    return None if given is None else Sampler(given, seed)
-
-
-def _schedule_of(settings: RankSettings, samples: int, *, drop_last: bool) -> Schedule:
-    if samples == 0:
-        raise InvalidProgram("the data set is empty")
-    kind = DroppingSchedule if drop_last else Schedule
-    schedule = kind(
-        totals=totals_of(samples),
-        batch_size=settings.batch_size,
-        virtual_shards=settings.virtual_shards,
-        epochs=settings.epochs,
-        seed=settings.seed,
-        checkpoint_every=settings.checkpoint_every,
-        last_step=settings.check_steps,
-    )
-    if schedule.total_steps == 0:
-        raise InvalidProgram(
-            f"the data set has {samples} samples, fewer than a batch of {settings.batch_size}, and "
-            "drop_last leaves them out: take a smaller batch_size"
-        )
-    return schedule
-
-
-def _facts_of(
-    model: torch.nn.Module, data: Dataset, schedule: Schedule, order: Sampler | None
-) -> dict[str, str]:
-    """Return what must be equal on all ranks: the model's shapes, and the data by eight items."""
-    shapes, items = xxh3_128(), xxh3_128()
-    for name, tensor in model.state_dict().items():
-        is_tensor = isinstance(tensor, torch.Tensor)  # else it is extra state
-        add_to_digest(shapes, [name, *((str(tensor.dtype), *tensor.shape) if is_tensor else ())])
-    if order is not None:
-        items.update(order.order(0).tobytes())
-    for place in range(ITEMS_COMPARED):
-        set_generators(schedule, 0, place)
-        add_to_digest(items, data[place * len(data) // ITEMS_COMPARED])
-    return {
-        "the model": f"with tensors {shapes.hexdigest()[:8]}",
-        "the data set": f"of {len(data)} samples, {items.hexdigest()[:8]}",
-    }

@@ -16,10 +16,11 @@ from typing import Any, ClassVar, Final, Protocol, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from xxhash import xxh3_64_intdigest
 
 from muster.collectives.reduction.tree import Block
+from muster.contracts.environ import RankSettings
 from muster.contracts.shards import HASH_MODULUS, ranges
 from muster.datasets.index import Totals
 from muster.datasets.order import positions
@@ -67,6 +68,27 @@ class DroppingSchedule(Schedule):
         left_out = positions(lines, seed=self.seed, epoch=epoch, start=read, stop=lines)
         hash_sum = self.totals.hash_sum - int(_hashes(left_out).sum(dtype=np.uint64))
         return Totals(lines=read, hash_sum=hash_sum % HASH_MODULUS)
+
+
+def schedule_of(settings: RankSettings, samples: int, *, drop_last: bool) -> Schedule:
+    if samples == 0:
+        raise InvalidProgram("the data set is empty")
+    kind = DroppingSchedule if drop_last else Schedule
+    schedule = kind(
+        totals=totals_of(samples),
+        batch_size=settings.batch_size,
+        virtual_shards=settings.virtual_shards,
+        epochs=settings.epochs,
+        seed=settings.seed,
+        checkpoint_every=settings.checkpoint_every,
+        last_step=settings.check_steps,
+    )
+    if schedule.total_steps == 0:
+        raise InvalidProgram(
+            f"the data set has {samples} samples, fewer than a batch of {settings.batch_size}, and "
+            "drop_last leaves them out: take a smaller batch_size"
+        )
+    return schedule
 
 
 def set_generators(
@@ -197,6 +219,27 @@ class Sampler:
                 f"the sampler gives {drawn[0]!r}: join(sampler=…) takes one that gives the number "
                 "of a sample at a time, and batch_size makes the batches"
             ) from error
+
+
+def sampler_of(
+    given: Iterable[int] | Callable[[int], Iterable[int]] | None, data: Dataset, seed: int
+) -> Sampler | None:
+    """Return the order of the user's own, None for the usual one; raises `InvalidProgram`."""
+    is_stream = isinstance(data, IterableDataset)
+    if is_stream or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        cure = (
+            'read its shards by index, as "Streams" in docs/pytorch.md shows'
+            if is_stream
+            else "give a data set with len() and [index], such as the one that a DataLoader is "
+            "made of"
+        )
+        raise InvalidProgram(f"data is of the type {type(data).__name__}: {cure}")
+    if isinstance(given, DistributedSampler):
+        raise InvalidProgram(
+            "a DistributedSampler deals the samples out to ranks, as muster.torch.join() does: "
+            "leave it out"
+        )
+    return None if given is None else Sampler(given, seed)
 
 
 class Batches:

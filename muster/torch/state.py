@@ -13,6 +13,9 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import torch
 from numpy.typing import NDArray
+from torch.nn import Module
+from torch.optim import Optimizer
+from xxhash import xxh3_64_hexdigest
 
 from muster.checkpoints.errors import UnsupportedState
 from muster.checkpoints.format import from_json, to_json
@@ -20,9 +23,12 @@ from muster.checkpoints.nested import ARRAYS, VIEWED, flatten, unflatten
 from muster.program import InvalidProgram
 from muster.torch.refusals import (
     EXTRA_STATE,
+    OneOrMore,
+    model_of,
     names_of,
-    refuse_optimizers,
-    refuse_other_types,
+    optimizers_of,
+    parameters_of,
+    refuse_own_state,
     refuse_tensors,
 )
 from muster.torch.shards import Generator
@@ -56,24 +62,23 @@ class StagedReplica(InPlaceReplica):
 
 
 class TrainingState:
-    """The state of one rank. Its tensors are those of the user's model and optimizer."""
+    """The state of one rank. Its tensors are those of the user's models and optimizers."""
 
     initial: Arrays
     """A copy of what training begins with, once the memory is allocated."""
     replica: StagedReplica
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, model: OneOrMore[Module], optimizer: OneOrMore[Optimizer]) -> None:
         """Learn names and shapes; raises `InvalidProgram`."""
-        self.model: Final = model
-        self.optimizer: Final = optimizer
+        self.model = model = model_of(model)
+        self.optimizers: Final = optimizers_of(optimizer)
         self.registered: Final[dict[str, Any]] = {}
         """Objects with `state_dict` and `load_state_dict`."""
         self.generators: Final[dict[str, Generator]] = {}
         """Of the user; they are set for each shard, so they are no part of the state."""
         self.values: Final[dict[str, Any]] = {}  # of the user, in JSON
-        self.loss: float | None = None
-        """The mean loss of the last step."""
-        refuse_other_types(model, optimizer)
+        self.losses: list[float] = []
+        """The mean loss of each turn of the last step."""
         self.parameters: Final = dict(model.named_parameters())
         self.buffers: Final = dict(model.named_buffers())
         self._extra: Final = {
@@ -86,6 +91,8 @@ class TrainingState:
         """Whether each parameter required gradients when the loop began."""
         self._is_trained = self._built
         """The same, as the last hook has left it."""
+        self._caches: set[str] = set()
+        """Buffers that were made later and are not saved."""
         self._places: Final = {
             name: (model.get_submodule(path), key)
             for name in (*self.parameters, *self.buffers)
@@ -93,14 +100,16 @@ class TrainingState:
         }
         """The module of each tensor, and its name there."""
         refuse_tensors({**self.parameters, **self.buffers})
-        refuse_optimizers(optimizer)
-        optimizer.register_step_pre_hook(self._refuse_step)
+        for it in self.optimizers:
+            it.register_step_pre_hook(self._refuse_step)
         self._is_stepping = False
-        self._names: Final = names_of(self.parameters, optimizer)
-        """Of the parameters of the optimizer, in its order."""
-        self._slots: Final = _optimizer_slots(self._names, optimizer)
+        self._names: Final = names_of(self.parameters, self.optimizers)
+        """Of the parameters of the optimizers, in their order."""
+        names = iter(self._names)
+        self._slots: Final = dict(it for one in self.optimizers for it in _slots(names, one))
         self._views: dict[str, torch.Tensor] = {}
         """Where the tensors are: in the memory of the replica, or on a GPU."""
+        self._kept: dict[str, torch.Tensor] = {}
         self._staged: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Each tensor on a GPU, and its place in the memory of the replica."""
         self._layout = msgspec.Raw()
@@ -154,6 +163,16 @@ class TrainingState:
         if values:
             self._decode(values)
 
+    def keep(self) -> None:
+        """Keep a copy of all tensors, for `undo`."""
+        self._kept = {name: view.clone() for name, view in self._views.items()}
+
+    def undo(self, values: bytes) -> None:
+        """Go back to what was kept, with the values of that time."""
+        for name, view in self._views.items():
+            view.copy_(self._kept[name])
+        self._decode(values)
+
     def register(self, name: str, obj: object) -> None:
         """Make an object part of the state; raises `InvalidProgram`."""
         if self._views:
@@ -183,7 +202,7 @@ class TrainingState:
         names = {id(it): name for name, it in {**self.parameters, **self.buffers}.items()}
         saved = self.model.state_dict(keep_vars=True).items()
         left = iter(self._names)
-        groups = self.optimizer.param_groups
+        groups = self._param_groups
         complex64 = [name for name, it in example.items() if it.dtype is torch.complex64]
         return {
             "model": {key: names[id(value)] for key, value in saved if id(value) in names},
@@ -203,6 +222,13 @@ class TrainingState:
             )
         self._adopt(self.parameters)
         self.adopt_buffers()
+        made = {name for name, _ in self.model.named_buffers()} - {*self.buffers} - self._caches
+        if made and (saved := sorted(made & self.model.state_dict().keys())):
+            raise InvalidProgram(
+                f"the buffer {saved[0]!r} was made after muster.torch.join(), so other ranks and "
+                "checkpoints do not have it: make it when the model is made"
+            )
+        self._caches |= made
 
     def adopt_buffers(self) -> None:
         """Move into our memory what a forward pass has put into the place of a buffer."""
@@ -215,15 +241,21 @@ class TrainingState:
             view = self._views[_model_name(name)]
             if present.data_ptr() == view.data_ptr():
                 continue
+            if present.shape != view.shape:
+                raise InvalidProgram(
+                    f"{name!r} had the shape {tuple(view.shape)} at muster.torch.join(), and now "
+                    f"it has {tuple(present.shape)}: give it its full size before"
+                )
             view.copy_(present.detach())
             tensor.data = view
             setattr(module, key, tensor)
 
-    def step_optimizer(self) -> None:
-        """Let the optimizer step, and move what it has made into our memory."""
+    def step_optimizer(self, turn: int | None = None) -> None:
+        """Let the optimizer of a turn step, or all, and move what they make into our memory."""
         self._is_stepping = True
         try:
-            self.optimizer.step()
+            for one in self.optimizers if turn is None else [self.optimizers[turn]]:
+                one.step()
         finally:
             self._is_stepping = False
         self._adopt_optimizer()
@@ -237,8 +269,8 @@ class TrainingState:
             )
 
     def _adopt_optimizer(self) -> None:
-        for name, parameter in self._optimized():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
+        for name, parameter, states in self._optimized():
+            for key, value in states.get(parameter, {}).items():
                 if not isinstance(value, torch.Tensor):
                     continue
                 view = self._views.get(_slot_name(name, key))
@@ -249,16 +281,22 @@ class TrainingState:
                     )
                 if view.data_ptr() != value.data_ptr():
                     view.copy_(value)
-                    self.optimizer.state[parameter][key] = view
+                    states[parameter][key] = view
 
-    def _optimized(self) -> Iterator[tuple[str, torch.Tensor]]:
-        parameters = [it for group in self.optimizer.param_groups for it in group["params"]]
-        if len(parameters) != len(self._names):
+    @property
+    def _param_groups(self) -> list[dict[str, Any]]:
+        return [group for one in self.optimizers for group in one.param_groups]
+
+    def _optimized(self) -> Iterator[tuple[str, torch.Tensor, dict[torch.Tensor, Any]]]:
+        """Yield each parameter that an optimizer has, and the states that this one keeps."""
+        found = [(it, one.state) for one in self.optimizers for it in parameters_of(one)]
+        if len(found) != len(self._names):
             raise InvalidProgram(
                 "the optimizer has got other parameters since muster.torch.join(): give it all of "
                 "them before, and freeze some with requires_grad_(False)"
             )
-        yield from zip(self._names, parameters, strict=True)
+        for name, (parameter, states) in zip(self._names, found, strict=True):
+            yield name, parameter, states
 
     def options(self) -> list[tuple[str, Any]]:
         """Return what a scheduler changes: options such as learning rates, and how far it is."""
@@ -268,14 +306,14 @@ class TrainingState:
     def _groups(self) -> list[dict[str, Any]]:
         return [
             {key: _plain(value) for key, value in group.items() if key != "params"}
-            for group in self.optimizer.param_groups
+            for group in self._param_groups
         ]
 
     def encode(self) -> bytes:
         """Return what is no tensor, as JSON; raises `InvalidProgram`."""
         kept: dict[str, dict[str, Any]] = {}
-        for name, parameter in self._optimized():
-            if found := self.optimizer.state.get(parameter):
+        for name, parameter, states in self._optimized():
+            if found := states.get(parameter):
                 kept[name] = {
                     key: None if isinstance(value, torch.Tensor) else value
                     for key, value in found.items()
@@ -299,10 +337,11 @@ class TrainingState:
                 "kept": to_json(kept, "optimizer.state"),
                 "objects": objects,
                 "values": to_json(self.values, "run.values"),
-                "loss": to_json(self.loss, "the loss"),
+                "loss": to_json(self.losses[-1] if self.losses else None, "the loss"),
                 "layout": self._layout,
                 # Only what a hook has changed: other states keep their bytes.
                 **({"requires_grad": changed} if changed else {}),
+                **({"losses": to_json(self.losses, "losses")} if self.losses[1:] else {}),
             }
             # Not sorted: a program may see the order of its dictionaries.
             return msgspec.json.encode(value)
@@ -321,6 +360,15 @@ class TrainingState:
         except UnsupportedState as error:
             raise InvalidProgram(f"the state cannot be saved or sent: {error}") from error
 
+    def digests(self) -> dict[str, str]:
+        """Return a digest of each thing that the body of the loop must leave as it is, by name."""
+        arrays, objects = self._flat_objects()
+        arrays |= {name: _array_of(it) for name, it in self.parameters.items()}
+        plain = {f"{REGISTERED}.{name}": it for name, it in objects[REGISTERED].items()}
+        plain["run.values"] = to_json(self.values, "run.values")
+        found = {name: xxh3_64_hexdigest(msgspec.json.encode(it)) for name, it in plain.items()}
+        return found | {name: xxh3_64_hexdigest(array.data) for name, array in arrays.items()}
+
     def extra_state(self) -> bytes:
         """Return bytes that differ if what a `get_extra_state` returns does."""
         if not self._extra:
@@ -332,15 +380,15 @@ class TrainingState:
     def _decode(self, content: bytes) -> None:
         value = msgspec.json.decode(content)
         groups, kept = from_json(value["groups"]), from_json(value["kept"])
-        for group, given in zip(self.optimizer.param_groups, groups, strict=True):
+        for group, given in zip(self._param_groups, groups, strict=True):
             group.update({key: _put(group.get(key), it) for key, it in given.items()})
         self._is_trained = {**self._built, **value.get("requires_grad", {})}
         self.undo_freezing()
-        for name, parameter in self._optimized():
+        for name, parameter, kept_here in self._optimized():
             found = kept.get(name)
-            self.optimizer.state.pop(parameter, None)
+            kept_here.pop(parameter, None)
             if found is not None:
-                self.optimizer.state[parameter] = {
+                kept_here[parameter] = {
                     key: self._views.get(_slot_name(name, key)) if one is None else one
                     for key, one in found.items()
                 }
@@ -361,7 +409,8 @@ class TrainingState:
             self._extra[name].set_extra_state(state)
         self.values.clear()
         self.values.update(from_json(value["values"]))
-        self.loss = from_json(value["loss"])
+        loss = from_json(value["loss"])
+        self.losses = from_json(value.get("losses", [] if loss is None else [loss]))
 
 
 def _model_name(tensor: str) -> str:
@@ -388,27 +437,27 @@ def _put(option: Any, given: Any) -> Any:  # noqa: ANN401
     return given
 
 
-def _optimizer_slots(
-    names: list[str], optimizer: torch.optim.Optimizer
-) -> dict[tuple[str, str], torch.Tensor]:
-    """Return the tensors that the optimizer keeps, by parameter and key.
+def _slots(
+    names: Iterator[str], optimizer: Optimizer
+) -> Iterator[tuple[tuple[str, str], torch.Tensor]]:
+    """Yield the tensors that an optimizer keeps, by parameter, the next of `names`, and key.
 
     A step of a copy makes them: what they look like is up to each optimizer. Those that the
     optimizer has not made itself are zeros.
     """
-    originals = [it for group in optimizer.param_groups for it in group["params"]]
+    originals = parameters_of(optimizer)
     clones = [it.detach().clone().requires_grad_(it.requires_grad) for it in originals]
     memo = {id(one): other for one, other in zip(originals, clones, strict=True)}
     trial = copy.deepcopy(optimizer, memo)
     for clone in clones:
         clone.grad = torch.zeros_like(clone)
     trial.step()
-    return {
-        (name, key): optimizer.state.get(original, {}).get(key, torch.zeros_like(value))
-        for name, original, clone in zip(names, originals, clones, strict=True)
-        for key, value in trial.state.get(clone, {}).items()
-        if isinstance(value, torch.Tensor)
-    }
+    refuse_own_state(trial)
+    for original, clone, name in zip(originals, clones, names, strict=False):
+        for key, value in trial.state.get(clone, {}).items():
+            if isinstance(value, torch.Tensor):
+                own = optimizer.state.get(original, {})
+                yield (name, key), own.get(key, torch.zeros_like(value))
 
 
 def _array_of(tensor: torch.Tensor) -> NDArray[Any]:

@@ -198,6 +198,8 @@ class Computer(ABC):
         self._adder: Final = BlockAdder(schema, schedule.virtual_shards)
         self.means: Final = np.empty(schema.elements, np.float32)
         """Memory for the means of a step, which `update` may overwrite."""
+        self.turn = 0
+        """How many updates the present step has had: some take it in turns, with a sum for each."""
 
     @property
     def values(self) -> bytes:
@@ -214,7 +216,10 @@ class Computer(ABC):
 
     @abstractmethod
     def update(self, state: State, gradients: State, step: int, target: State) -> None:
-        """Write the state after a step into `target`."""
+        """Write the state after a step, or after one more turn of it, into `target`."""
+
+    def undo_turns(self) -> None:  # noqa: B027  most have none
+        """Go back to the beginning of the present step."""
 
     def sum_up(
         self,
@@ -251,8 +256,8 @@ class Computer(ABC):
             yield task
             return task
 
-    def meet(self, backend: Backend) -> None:  # noqa: B027  nothing to do for most
-        """Note the members of a group before its first step; all members call this."""
+    def meet(self, backend: Backend, replica: "Replica") -> None:  # noqa: B027  nothing for most
+        """Note the members of a group, and their state, before its first step; all call this."""
 
     def check(
         self,
@@ -266,6 +271,10 @@ class Computer(ABC):
         `check` is called before each leaf.
         """
         yield from ()
+
+    def is_kept(self, step: int) -> bool:  # noqa: ARG002
+        """Return whether what a shard of this step comes out as is kept beside a checkpoint."""
+        return False
 
     def take_finished(self, slots: NDArray[np.float32]) -> Tasks[list[Block]]:
         """Put the sums of the finished parts of a block that `check` has ended into `slots`.

@@ -7,18 +7,20 @@ for an older group is refused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.checkpoints.errors import CheckpointMismatch, OtherArithmetic
+from muster.checkpoints.errors import CheckpointError, CheckpointMismatch, OtherArithmetic
 from muster.checkpoints.listing import refuse_other_schedule
 from muster.checkpoints.manifest import ARITHMETIC, BEST, SCHEDULE, VALUES, VIRTUAL_SHARDS, Manifest
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import EpochDone
 from muster.contracts.paths import checkpoints_of_job
+from muster.contracts.spec import ResumeFrom
 from muster.contracts.storage import OpenCheckpoints
 from muster.runtime.fingerprint import Fingerprint
 from muster.runtime.storage_client import Checkpoints, open_checkpoints
@@ -38,6 +40,17 @@ IS_STOPPED: Final = "stopped"
 STOP_REQUESTED: Final = "requested"
 
 
+class Witness(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a shard of the step after a checkpoint came out as, where the state was saved."""
+
+    job_uid: str
+    step: int
+    state: str  # its digest
+    code: Mapping[str, str]  # digests, by path, of what was loaded there
+    shard: int = 0
+    seen: Any = None
+
+
 class Checkpointer:
     """Saves and restores the state of a synchronous job."""
 
@@ -48,6 +61,10 @@ class Checkpointer:
         self._generation: int | None = -1
         self.arithmetic: Fingerprint | None = None
         """Of this process, if a checkpoint may be continued by the same one only."""
+        self.code: Mapping[str, str] = {}
+        """Digests, by path, of the user's code that this process has loaded."""
+        self._unwitnessed: Witness | None = None  # of the last save, until its next step is known
+        self._restored: Witness | None = None
 
     def save(
         self,
@@ -72,6 +89,48 @@ class Checkpointer:
         if replica.committed.is_stopped or replica.committed.stop_requested:
             values[STOP] = IS_STOPPED if replica.committed.is_stopped else STOP_REQUESTED
         checkpoints.save(position.step, position, {**replica.state, **values}, on_saved)
+
+    def expect_witness(self, step: int, digest: str) -> None:
+        """Keep what the next step comes out as beside the checkpoint that was saved just now."""
+        uid = self._settings.job_uid
+        if uid is not None:  # else it was started by hand, and nothing tells what was changed
+            self._unwitnessed = Witness(job_uid=uid, step=step, state=digest, code=self.code)
+        if (known := self._restored) is not None and known.state == digest:
+            self.put_witness(known.shard, known.seen)  # also if this process is a wrong one
+
+    def is_witness_expected(self, step: int) -> bool:
+        return self._unwitnessed is not None and self._unwitnessed.step == step
+
+    def put_witness(self, shard: int, seen: Any) -> None:  # noqa: ANN401  any JSON value
+        """Write what a shard of the step after the last save came out as."""
+        known, self._unwitnessed = self._unwitnessed, None
+        if known is not None and self._checkpoints is not None:
+            known = msgspec.structs.replace(known, shard=shard, seen=seen)
+            with suppress(CheckpointError):  # no state depends on it
+                self._checkpoints.put_witness(msgspec.json.encode(known))
+
+    def witness(self, replica: Replica) -> Witness | None:
+        """Return the witness of the state from which this job starts again.
+
+        None if it was started by hand, and None, with a warning, if there is none of the same job
+        and code. (A checkpoint of the same job with other arithmetic is refused by `restore`.)
+        """
+        if self._settings.job_uid is None:
+            return None
+        found, state = None, replica.digest()
+        checkpoints = self._checkpoints or self._checkpoints_of(None, self._settings.world_size)
+        with suppress(CheckpointError, msgspec.MsgspecError):
+            found = msgspec.json.decode(checkpoints.witness(), type=Witness)
+        if found is None or (found.job_uid, found.state) != (self._settings.job_uid, state):
+            why = "this job has left no witness.json of that state"
+        elif edited := [it for it, own in self.code.items() if found.code.get(it, own) != own]:
+            why = f"{edited[0]} has changed"
+        else:
+            self._restored = found
+            return found
+        step = replica.position.step
+        self._warn(f"what the body computes in step {step} is not compared with before: {why}")
+        return None
 
     def flush(self) -> None:
         """Wait until the last save is durable. Raises `CheckpointError` if it is not."""
@@ -146,12 +205,13 @@ class Checkpointer:
         if self._checkpoints is None or generation != self._generation:
             self.close()
             self._generation = generation
+            earlier = ResumeFrom.parse(self._settings.resume_from or "")
             self._checkpoints = open_checkpoints(
                 self._settings,
                 OpenCheckpoints(
                     location=self._place_of(self._settings.job_id),
-                    inherited=self._settings.resume_from
-                    and self._place_of(self._settings.resume_from),
+                    inherited=self._place_of(earlier.job) if earlier.job else None,
+                    inherited_step=earlier.step,
                     job_id=self._settings.job_id,
                     job_uid=self._settings.job_uid,
                     rank=0,

@@ -67,13 +67,14 @@ class Reporter:
         self._initial: Arrays = {}
         self._initial_values = b""
         self.checkpointer: Final = Checkpointer(settings, self.supervision.warn)
+        self.checkpointer.code = agent.code
         self._position = Position()
         self._means: Means | None = None
-        self._reported: dict[str, float] = {}
-        """What the program reported last, by name."""
-        kept = settings.keep_best or {}
-        self._metric: Final = kept.get("metric")
-        self._sign: Final = -1 if kept.get("mode") == "max" else 1
+        self._reported: dict[str, tuple[float, int]] = {}
+        """What the program reported last, by name, and after which step."""
+        kept = settings.keep_best
+        self._metric: Final = None if kept is None else kept.metric
+        self._sign: Final = -1 if kept is not None and kept.mode == "max" else 1
         self._best = -math.inf  # less is better; nothing is until the checkpoints are known
         self._measured = -1, math.nan  # the metric, and after which step
         self._gives_series = False  # all ranks have the same values: the first one reports them
@@ -161,11 +162,13 @@ class Reporter:
         """Report what the program has measured after a step, on this rank alone."""
         # float(): the encoder refuses numpy numbers.
         given = {name[:METRIC_NAME_LIMIT]: float(value) for name, value in metrics.items()}
-        self._reported = dict(islice((self._reported | given).items(), METRICS_LIMIT))
+        reported = self._reported | {name: (value, step) for name, value in given.items()}
+        self._reported = dict(islice(reported.items(), METRICS_LIMIT))
         shown = {name: value for name, value in given.items() if name in self._reported}
         self.supervision.recorder.take(step, shown)
-        if self._metric in given:
-            self._measured = step, self._sign * given[self._metric]
+        value = given.get(self._metric or "", math.nan)
+        if math.isfinite(value):
+            self._measured = step, self._sign * value
         self.supervision.report()
 
     def is_best(self, replica: Replica) -> bool:
@@ -175,7 +178,17 @@ class Reporter:
     def save_checkpoint(self, worker_group: WorkerGroup, replica: Replica) -> None:
         generation, committed = worker_group.round, replica.committed
         digest = replica.digest()
+        if self.is_best(replica):
+            with self.busy:  # the checkpoint before may be a better one, and is not durable yet
+                self.flush()
         best = self._measured[1] if self.is_best(replica) else None
+        if self._metric is not None and self._measured[0] < 0 and committed.epochs:
+            names = ", ".join(sorted(self._reported)) or "nothing"
+            self.supervision.warn(
+                f"keep_best keeps nothing yet: in an epoch, run.report() got {names} on this rank, "
+                f"and no {self._metric!r}"
+            )
+            self._measured = 0, math.nan  # once is enough
 
         def report_saved(size_bytes: int) -> None:
             self._best = self._best if best is None else best
@@ -197,6 +210,7 @@ class Reporter:
                 report_saved,
                 None if best is None else self._sign * best,
             )
+            self.checkpointer.expect_witness(committed.position.step, digest)
         if self._schedule.is_over(replica.committed):
             self.flush()
 
@@ -254,6 +268,8 @@ class Reporter:
 
     def _beat(self, stopping: bool) -> Heartbeat:  # noqa: FBT001  a field of the heartbeat
         position, means = self._position, self._means
+        taken = {} if means is None else means.metrics
+        metrics = {name: (value, position.step) for name, value in taken.items()} | self._reported
         return Heartbeat(
             progress=RankProgress(
                 step=position.step,
@@ -263,7 +279,8 @@ class Reporter:
                 line_idx=position.line_idx,
                 loss=self.loss,
                 is_unchecked=self.is_unchecked,
-                metrics={**({} if means is None else means.metrics), **self._reported},
+                metrics={name: value for name, (value, _) in metrics.items()},
+                metric_steps={name: step for name, (_, step) in metrics.items()},
                 **self._last_checkpoint,
             ),
             checkpoints_saved=self._checkpoints_saved,

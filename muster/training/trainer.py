@@ -26,7 +26,7 @@ from muster.training.group import PEER_TIMEOUT_SECONDS, Group, GroupFactory
 from muster.training.group_updates import GroupChanged, GroupUpdate, GroupUpdates, StopRequested
 from muster.training.replay import Replay
 from muster.training.sample_count import decode_sample_count
-from muster.training.schema import Means
+from muster.training.schema import Leaf, Means
 from muster.training.state_sync import (
     Committed,
     Replica,
@@ -55,6 +55,7 @@ class CheckCosts:
         self.first_seconds: float | None = None
         """What checks took in the first step, which is checked more than later ones."""
         self._check_seconds = self._step_seconds = 0.0
+        self.last_seconds = 0.0  # after the last checkpoint; there is no step to compare it with
 
     def add(self, check_seconds: float, step_seconds: float) -> None:
         if self.first_seconds is None:
@@ -67,6 +68,7 @@ class CheckCosts:
         share = self._check_seconds / self._step_seconds if self._step_seconds else 0.0
         return (
             f"checks took {self.first_seconds or 0:.3f} s of the first step and {share:.2%} since"
+            f", {self.last_seconds:.3f} s after the last checkpoint"
         )
 
 
@@ -180,6 +182,7 @@ class Trainer:
             if self.is_saver and self._group is not None:
                 self._save(self._group)
                 self._callbacks.flush()
+                yield from self._end_steps()
             return Outcome.STOPPED
 
     def _train_in_group(self, update: GroupUpdate) -> Tasks[Outcome | None]:
@@ -200,6 +203,7 @@ class Trainer:
                     if worker_group.save:
                         self._save_with_retries(worker_group)
                     group.backend.barrier(timeout_seconds=PEER_TIMEOUT_SECONDS)
+                    yield from self._end_steps()
                     return None
                 yield from self._take_steps(worker_group, group, assignment)
                 return Outcome.DONE
@@ -231,7 +235,7 @@ class Trainer:
             self._schedule.totals,
         )
         self._take_over()
-        self._computer.meet(group.backend)
+        self._computer.meet(group.backend, self._replica)
         self.is_saver = group.backend.rank == 0
         stamp("group joined", step=self._replica.position.step)
         self._callbacks.on_group_joined(worker_group, self._replica)
@@ -255,22 +259,10 @@ class Trainer:
         wants_save = wants_save and not self._try_to_save(worker_group, is_requested=True)
         while not self._schedule.is_over(self._replica.committed):
             step = self._replica.position.step
-            begun_at = time.monotonic()
+            begun_at, check_seconds = time.monotonic(), 0.0
             with self._in_step():
-                mine = assignment[group.backend.rank]
-                yield from self._compute(group.reducer, mine)
-                computed_at = time.monotonic()
-                yield from self._computer.check(
-                    group.backend, self._replica.state, step, self._updates.check
-                )
-                check_seconds = time.monotonic() - computed_at
-                if self.stop_requested and mine:
-                    group.reducer.slots[0][STOP_REQUESTS] = 1
-                total = group.reducer.all_reduce(assignment, timeout_seconds=PEER_TIMEOUT_SECONDS)
-                yield from self._replay.check(
-                    group.backend, self._replica.state, step, assignment, group.reducer.slots
-                )
-                self._commit(total)
+                while self._replica.position.step == step:
+                    check_seconds += yield from self._take_turn(group, assignment)
             self.costs.add(check_seconds, time.monotonic() - begun_at)
             if self._schedule.ends_epoch(self._replica.committed):
                 if self._arithmetic.digest == ANY_BITS:
@@ -291,6 +283,15 @@ class Trainer:
         self._save_with_retries(worker_group)
         group.backend.barrier(timeout_seconds=PEER_TIMEOUT_SECONDS)
 
+    def _end_steps(self) -> Tasks[None]:
+        """Compute a shard of the next step, which is kept beside the last checkpoint."""
+        leaf, began_at = Leaf(self._replica.position.step, 0), time.monotonic()
+        if self._computer.is_kept(leaf.step) and not self._schedule.is_over(
+            self._replica.committed
+        ):
+            yield from self._computer.compute_again(leaf, self._replica.state)
+        self.costs.last_seconds = time.monotonic() - began_at
+
     @contextmanager
     def _in_step(self) -> Iterator[None]:
         self._updates.in_step = True
@@ -298,6 +299,28 @@ class Trainer:
             yield
         finally:
             self._updates.in_step = False
+            # A step is taken in full or not at all: nothing of its middle is sent or saved.
+            if self._computer.turn:
+                self._computer.undo_turns()
+                self._held.clear()
+
+    def _take_turn(self, group: Group, assignment: BlockAssignment) -> Tasks[float]:
+        """Take a step, or one turn of it; return how many seconds checks took."""
+        step, mine = self._replica.position.step, assignment[group.backend.rank]
+        yield from self._compute(group.reducer, mine)
+        computed_at = time.monotonic()
+        yield from self._computer.check(
+            group.backend, self._replica.state, step, self._updates.check
+        )
+        check_seconds = time.monotonic() - computed_at
+        if self.stop_requested and mine:
+            group.reducer.slots[0][STOP_REQUESTS] = 1
+        total = group.reducer.all_reduce(assignment, timeout_seconds=PEER_TIMEOUT_SECONDS)
+        yield from self._replay.check(
+            group.backend, self._replica.state, step, assignment, group.reducer.slots
+        )
+        self._commit(total)
+        return check_seconds
 
     def _compute(self, reducer: Reducer, blocks: Sequence[Block]) -> Tasks[None]:
         """Write the sums of this rank's blocks into the slots; held ones are there already."""
@@ -330,6 +353,9 @@ class Trainer:
         consumed = decode_sample_count(total[elements:STOP_REQUESTS])
         state = self._replica.other
         self._computer.update(self._replica.state, means.gradients, step, state)
+        if self._computer.turn:
+            self._held.clear()  # they are sums of the turn before
+            return
         committed = self._schedule.advance(self._replica.committed, consumed)
         committed = msgspec.structs.replace(
             committed,

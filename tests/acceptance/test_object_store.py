@@ -2,20 +2,22 @@
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cli.checkpoints import digests
+from cli.checkpoints import digests, find_checkpoint
+from muster.checkpoints.comparison import identity_of
 from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.location import S3Location
 from muster.contracts.paths import checkpoints_of_job
 from muster.host.processes import all_pids, environment_of
 from muster.objects.client import S3Client
 from tests.support.faulty_store import FaultyStore, faulty
-from tests.support.installation import Installation, pids
+from tests.support.installation import Installation, await_value, pids
 from tests.support.s3_server import (
     bare_client,
     new_bucket,
@@ -241,3 +243,80 @@ def test_end_of_a_script_hides_that_its_save_failed(
     stage.close()
     assert "not durable yet" in output
     assert (ended, said in output) == (code, True), output
+
+
+IMPROVES = """
+import os
+import signal
+from pathlib import Path
+
+import torch
+import muster.torch
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.randn(64, 4))
+run = muster.torch.join(model, optimizer, data=data, batch_size=32)
+
+
+def end_saver(step):
+    if run.step == step and run.is_main and not (killed := Path(f"killed-{step}")).exists():
+        killed.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@run.after_step
+def evaluate():
+    run.report(val_loss={5: 3, 7: 2}.get(run.step, 20 - run.step))
+    end_saver(5)  # before it saves this improvement
+
+
+for (x,) in run.shards():
+    end_saver(7)  # after it has handed over that one
+    run.backward(model(x).square().mean())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # six starts with torch
+@pytest.mark.parametrize("where", ["store", "directory"])
+def test_the_best_checkpoint_survives_its_saver(
+    on_s3: Installation, bucket: S3Location, tmp_path: Path, where: str
+) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(IMPROVES)
+    above = tmp_path / "saved" if where == "directory" else bucket / "best"
+    fields = {
+        "command": [sys.executable, "-W", "ignore", "train.py"],
+        "working_dir": str(tmp_path),
+        "checkpoint_dir": str(above),
+        "mode": "synchronous",
+        "virtual_shards": 8,
+        "world_size": 2,
+        "min_workers": 2,  # the one that is left has reported the improvement as well
+        "spare_ranks": 0,
+        "epochs": 6,
+        "checkpoint_every": 1000,
+    }
+    best = {"keep_best": {"metric": "val_loss"}, "keep_last": 1}
+    job_id = on_s3.submit(**fields, **best)
+    await_value((tmp_path / "killed-5").exists, lambda: on_s3.describe(job_id))
+    on_s3.restart_coordinator()
+    await_value((tmp_path / "killed-7").exists, lambda: on_s3.describe(job_id))
+    on_s3.complete(job_id)
+    place = checkpoints_of_job(above, job_id)
+    (directory,) = checkpoint_dirs(place)
+    assert {it.step for it in directory.reader.store.names()} == {7, 12}
+    assert find_checkpoint(f"{place}/:best", None).step == 7
+    resumed = {"resume_from": {"job": job_id, "step": "best"}, "world_size": 1, "min_workers": 1}
+    later = on_s3.submit(**fields | resumed)
+    assert on_s3.job(later)["spec"]["resume_from"] == f"{job_id}:7"
+    on_s3.complete(later)
+    assert "step 7/12  goes on from the checkpoint" in on_s3.log(later)
+    newest = (checkpoint_dirs(checkpoints_of_job(above, it))[0].newest() for it in (job_id, later))
+    assert len({identity_of(it) for it in newest}) == 1
+    for step, words in ((6, "it has steps 7, 12"), ("best", "has no keep_best")):
+        refused = {**fields, "resume_from": {"job": job_id if step == 6 else later, "step": step}}
+        answer = on_s3.request("POST", "/jobs?dry_run=true", json=refused)
+        assert (answer.status_code, words in answer.text) == (422, True), answer.text

@@ -298,6 +298,114 @@ def test_all_that_a_loop_may_have_survives_a_kill_and_a_stop(
     assert installation.complete(later)["step"] == 80
 
 
+ENDS = """
+import hashlib
+print("sha256", hashlib.sha256(
+    b"".join(it.numpy().tobytes() for it in tensors) + repr(run.values).encode()
+).hexdigest())
+"""
+BEGINS = """
+import os, pathlib, time
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+import muster.torch
+
+def die_once(there):
+    died = pathlib.Path("died")
+    if there and run.step == 5 and run.rank == int(os.environ["DIES"]) and not died.exists():
+        died.touch()
+        os._exit(3)
+
+def note():
+    run.values.setdefault("losses", []).append([*run.losses])
+    time.sleep(float(os.environ["PAUSE"]))
+
+torch.manual_seed(0)
+"""
+GAN = f"""{BEGINS}
+g = nn.Sequential(
+    nn.ConvTranspose2d(4, 4, 4, 1, 0), nn.BatchNorm2d(4), nn.ReLU(True),
+    nn.ConvTranspose2d(4, 1, 4, 2, 1), nn.Tanh(),
+)
+d = nn.Sequential(
+    nn.Conv2d(1, 4, 4, 2, 1), nn.BatchNorm2d(4), nn.LeakyReLU(0.2, True),
+    nn.Conv2d(4, 1, 4, 1, 0), nn.Sigmoid(),
+)
+criterion = nn.BCELoss()
+od, og = (torch.optim.Adam(it.parameters(), lr=0.002, betas=(0.5, 0.999)) for it in (d, g))
+lrs = [torch.optim.lr_scheduler.ExponentialLR(it, 0.9) for it in (od, og)]
+data = TensorDataset(torch.rand(80, 1, 8, 8))
+run = muster.torch.join(
+    [d, g], [od, og], data=data, batch_size=32, epochs=6, scheduler=lrs,
+    num_workers=int(os.environ["WORKERS"]),
+)
+run.after_step(note)
+for (real,) in run.shards():
+    label = torch.ones(len(real))
+    run.backward(criterion(d(real).view(-1), label), of=od)
+    fake = g(torch.randn(len(real), 4, 1, 1))
+    label.fill_(0)
+    run.backward(criterion(d(fake.detach()).view(-1), label), of=od)
+    label.fill_(1)
+    loss = criterion(d(fake).view(-1), label)
+    if run.step % 3:  # one optimizer steps less often
+        run.backward(loss, of=og)
+    die_once(g[0].weight.grad is not None)  # in the second turn
+assert run.step == len(run.values["losses"]) == g[1].num_batches_tracked == lrs[1].last_epoch
+assert d[1].num_batches_tracked == 3 * run.step and run.loss == run.losses[1]
+assert [int(it.state[m[0].weight]["step"]) for it, m in ((od, d), (og, g))] == [18, 12]
+tensors = [*d.state_dict().values(), *g.state_dict().values()]
+{ENDS}
+"""
+TOGETHER = f"""{BEGINS}
+model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.LayerNorm(6), nn.Linear(6, 2))
+matrices = [it for it in model.parameters() if it.dim() == 2]
+others = [it for it in model.parameters() if it.dim() != 2]
+kind = getattr(torch.optim, "Muon", torch.optim.SGD)
+optimizers = [kind(matrices, lr=0.01), torch.optim.AdamW(others, lr=0.01)]
+lrs = [torch.optim.lr_scheduler.StepLR(it, 2, 0.9) for it in optimizers]
+data = TensorDataset(torch.randn(80, 4))
+run = muster.torch.join(
+    model, optimizers, data=data, scheduler=lrs, batch_size=32, epochs=6,
+    num_workers=int(os.environ["WORKERS"]),
+)
+run.after_step(note)
+for (x,) in run.shards():
+    run.backward(model(x).square().mean())
+    die_once(True)
+assert run.step == len(run.values["losses"]) == lrs[1].last_epoch
+assert {{len(it) for it in run.values["losses"]}} == {{1}}
+tensors = [*model.state_dict().values()]
+{ENDS}
+"""
+
+
+@pytest.mark.parametrize("script", [GAN, TOGETHER], ids=["in turns", "together"])
+def test_several_optimizers_survive_kills_and_a_stop(
+    installation: Installation, tmp_path: Path, script: str
+) -> None:
+    (tmp_path / "train.py").write_text(script)
+    command = [sys.executable, "-W", "ignore", "train.py"]
+    fields = {"command": command, "working_dir": str(tmp_path)}
+    env = {"DIES": "-1", "PAUSE": "0", "WORKERS": "0"}
+    calm = submit(installation, 1, env=env, **fields)
+    installation.complete(calm)
+    three = submit(installation, 3, env={**env, "WORKERS": "1"}, **fields)
+    installation.complete(three)
+    killed = submit(installation, 2, env={**env, "DIES": "1", "PAUSE": "0.4"}, **fields)
+    installation.wait_until(killed, restarts(1))
+    installation.stop(killed)
+    seen = installation.wait_until(killed, lambda seen: seen["status"] == "STOPPED")
+    assert 5 <= seen["last_checkpoint_step"] == seen["step"] < 18
+    resumed = submit(installation, 2, env=env, resume_from=killed, **fields)
+    assert installation.complete(resumed)["step"] == 18
+    jobs = {calm: 1, three: 3, resumed: 2}
+    assert len({it for job_id, n in jobs.items() for it in digests(installation, job_id, n)}) == 1
+    audit = installation.request("GET", f"/jobs/{resumed}/audit").json()
+    assert [epoch["samples"] for epoch in audit["epochs"]] == [80] * 6
+
+
 REPORTS = f"""{SMALL}
 @run.after_step
 def evaluate():
@@ -333,6 +441,12 @@ def test_what_one_rank_reports_is_in_curve_metrics_and_leaderboard(
 
 
 BACKWARD = "for (x,) in run.shards():\n run.backward(model(x).sum())"
+PAIR = """a, b = (torch.nn.Linear(4, 2) for _ in range(2))
+oa, ob = (torch.optim.SGD(it.parameters(), lr=0.1) for it in (a, b))
+run = muster.torch.join([a, b], [oa, ob], data=data, batch_size=32)
+for (x,) in run.shards():
+"""
+TURNS = f"{PAIR} run.backward(a(x).sum(), of=oa)\n run.backward(b(x).sum(), of=ob)"
 JOIN = "run = muster.torch.join(model, optimizer, data={})"  # takes the place of that of SMALL
 MISTAKES = {
     "leaves the loop": ("for _ in run.shards(): break", "left before training was complete"),
@@ -429,8 +543,64 @@ MISTAKES = {
         "run.register(x=optimizer)\nrun.register(x=torch.optim.SGD(model.parameters(), lr=1))",
         "take another name",
     ),
+    "steps a scheduler twice": (
+        f"{JOIN.format('data, scheduler=lrs')}\nrun.after_step(lrs.step)\n{BACKWARD}",
+        "give it to run.register() instead",
+    ),
+    "freezes statistics in a hook": (
+        "model.norm = torch.nn.BatchNorm1d(2, affine=False)\n"
+        + JOIN.format("data")
+        + f"\nrun.after_step(model.norm.eval)\n{BACKWARD.replace('.sum', '.norm')}",
+        "a hook has put the module 'norm' in evaluation mode",
+    ),
+    "makes a buffer": (
+        f"{BACKWARD}\n model.register_buffer('late', torch.ones(2))",
+        "the buffer 'late' was made after muster.torch.join()",
+    ),
+    "grows a buffer": (
+        "model.register_buffer('table', torch.ones(2))\n"
+        + JOIN.format("data")
+        + f"\n{BACKWARD}\n model.table = torch.ones(4)",
+        "'table' had the shape (2,) at muster.torch.join(), and now it has (4,)",
+    ),
+    "keeps state beside its parameters": (
+        "optimizer.state['calls'] = 0\n" + JOIN.format("data"),
+        "SGD keeps 'calls' beside the state of its parameters",
+    ),
     "reports in the body": ("for _ in run.shards(): run.report(val_loss=1)", "or after the loop"),
     "reports the loss": ("run.report(loss=1)", "another name, such as val_loss"),
+    "steps an optimizer of its own": (
+        f"own = torch.optim.Adam([it := torch.ones(1)])\n{BACKWARD}\n own.step()",
+        "an optimizer that muster.torch.join() does not have, Adam, steps in the loop",
+    ),
+    "names an optimizer that is not there": (
+        "for (x,) in run.shards(): run.backward(model(x).sum(), of=model)",
+        "names one of the optimizers that muster.torch.join() has",
+    ),
+    "names one optimizer of two": (
+        f"{PAIR} run.backward(a(x).sum(), of=oa)\n run.backward(b(x).sum())",
+        "without of=…, for all losses, they step together",
+    ),
+    "goes on in another order": (
+        f"{PAIR} run.backward(b(x).sum(), of=ob)\n run.backward(a(x).sum(), of=oa)",
+        "give them there in the order of the body",
+    ),
+    "gives two weights in one turn": (
+        f"{PAIR} run.backward(a(x).sum(), of=oa)\n run.backward(a(x).sum(), 9, of=oa)",
+        "is 9.0 and was 4.0 for an earlier loss",
+    ),
+    "names the optimizer of another model": (
+        f"{PAIR} run.backward(a(x).sum(), of=oa)\n run.backward(a(x).sum(), of=ob)",
+        "name the optimizer of the model that it trains",
+    ),
+    "reads a gradient of a turn": (
+        f"{TURNS}\n torch.nn.utils.clip_grad_norm_(b.parameters(), 1)",
+        ".grad is used after run.backward(loss)",
+    ),
+    "clips gradients of turns in a hook": (
+        TURNS.replace("for (x,)", "run.before_step(print)\nfor (x,)"),
+        "give it to register_step_pre_hook of one optimizer",
+    ),
     "makes a NaN": (
         "for (x,) in run.shards(): run.backward(model(x).sum() * float('nan'))",
         "not finite",
@@ -449,7 +619,7 @@ for directory in sys.argv[1:]:
     if os.fork() == 0:
         os.chdir(directory)
         for descriptor, name in ((1, "stdout"), (2, "stderr")):
-            os.dup2(os.open(name, os.O_CREAT | os.O_WRONLY), descriptor)
+            os.dup2(os.open(name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), descriptor)
         sys.argv = ["train.py"]
         runpy.run_path("train.py", run_name="__main__")
         sys.exit()
@@ -462,7 +632,7 @@ def run_scripts(directory: Path, scripts: Mapping[str, str]) -> dict[str, tuple[
     """Return exit code, stdout and stderr of each script by its name."""
     places = {name: directory / str(number) for number, name in enumerate(scripts)}
     for name, place in places.items():
-        place.mkdir()
+        place.mkdir(exist_ok=True)
         (place / "train.py").write_text(scripts[name])
     command = [sys.executable, "-W", "ignore", "-c", FORKS, *map(str, places.values())]
     subprocess.run(command, cwd=directory, env={}, check=True)
@@ -520,8 +690,42 @@ for (x,) in run.shards():
     time.sleep(0.005)
     run.backward(model(x).square().mean() * (1 + run.rank / 10))
 """
+ALL_DIE_ONCE = """
+import os, pathlib
+seen = [0]
+@run.before_step
+def die():
+    died = pathlib.Path(f"died{run.rank}")
+    if run.step == 4 and not died.exists():
+        died.touch()
+        os._exit(3)
+@run.after_step
+def count():
+    seen[0] += 1
+for (x,) in run.shards():
+    run.backward(model(x).square().mean() * (1 + seen[0] / 10_000))
+"""
+CACHES = """
+class Cached(torch.utils.data.Dataset):
+    def __init__(self): self.items = {}
+    def __len__(self): return 64
+    def __getitem__(self, index):
+        return (self.items.setdefault(index, torch.randn(4)),)
+
+run = muster.torch.join(model, optimizer, data=Cached(), batch_size=32, epochs=4)
+"""
 MISTAKES_OF_JOBS = {
+    "caches what was drawn": (
+        CACHES + TRAINS,
+        {"min_workers": 2},
+        "a cache of items with random changes",
+    ),
     "knows its rank": (KNOWS_ITS_RANK, {"epochs": 2000}, "and for run.rank or run.is_main"),
+    "keeps what a restart loses": (
+        ALL_DIE_ONCE,
+        {"epochs": 2000, "checkpoint_every": 2},
+        "differently from the process that saved the state, and so did",
+    ),
     "keeps what a hook changes": (DIES_ONCE, {"epochs": 2000}, "neither in run.values"),
     "leaves the loop": (MISTAKES["leaves the loop"][0], {}, "left before training was complete"),
     "is not elastic": (
@@ -545,10 +749,76 @@ MISTAKES_OF_JOBS = {
 @pytest.mark.parametrize("mistake", MISTAKES_OF_JOBS)
 def test_a_mistake_fails_the_job(installation: Installation, tmp_path: Path, mistake: str) -> None:
     body, fields, sentence = MISTAKES_OF_JOBS[mistake]
-    (tmp_path / "train.py").write_text(SMALL + body)
+    begins = {True: SMALL.rpartition("run =")[0], False: SMALL}
+    (tmp_path / "train.py").write_text(begins["run = " in body] + body)
     fields = {**fields, "command": [sys.executable, "train.py"], "working_dir": str(tmp_path)}
     job_id = submit(installation, 2, spare_ranks=1, **fields)
     assert sentence in installation.fail(job_id)["message"]
+
+
+RESTARTED = """
+import os, pathlib, signal
+
+died = pathlib.Path("died")
+os.environ |= {"MUSTER_JOB_UID": "uid", "CHECKPOINT_EVERY": "3"}
+pathlib.Path("helper.py").touch()
+import helper
+SMALL
+heat = [1.0]
+run.values["heat"] = 1.0
+
+@run.before_step
+def die():
+    if run.step == 4 and not died.exists():
+        died.touch()
+        (witness,) = pathlib.Path("checkpoints").glob("*/*3.g*/witness.json")
+        BETWEEN
+        os.kill(os.getpid(), KILL)
+
+@run.after_step
+def cool():
+    heat[0] *= 0.9
+    run.values["heat"] *= 0.9
+
+for (x,) in run.shards():
+    run.backward(model(x).square().mean() * HEAT)
+print("sha256", model.weight.sum().item())
+"""
+CARRIED, PURE = "heat[0]", 'run.values["heat"]'
+OTHERS = "(weight, bias) differently from the process that saved the state"
+RESTARTS = {
+    # What the body reads, what happens before the first process ends, and how. What the second
+    # one says.
+    "undisturbed": (PURE, "pass", 0, ""),
+    "killed": (PURE, "pass", 9, ""),
+    "stopped": (PURE, "pass", 15, ""),
+    "carried": (CARRIED, "pass", 9, f"computed virtual shard 0 of step 3 {OTHERS}"),
+    "carried and stopped": (CARRIED, "pass", 15, f"computed virtual shard 0 of step 5 {OTHERS}"),
+    "edited": (
+        CARRIED,
+        "pathlib.Path('helper.py').write_text('1')",
+        9,
+        "in step 3 is not compared with before: ",
+    ),
+}
+
+
+def test_a_restart_is_compared_with_the_process_that_saved(tmp_path: Path) -> None:
+    scripts = {}
+    for name, (heat, between, number, _) in RESTARTS.items():
+        words = {"HEAT": heat, "BETWEEN": between, "KILL": str(number)}
+        words["SMALL"] = SMALL.replace("32)", "32, epochs=4)")
+        scripts[name] = re.sub("|".join(words), lambda it, words=words: words[it[0]], RESTARTED)
+    run_scripts(tmp_path, scripts)
+    models = set()
+    for name, (code, stdout, stderr) in run_scripts(tmp_path, scripts).items():
+        heat, _, _, words = RESTARTS[name]
+        assert code == int(OTHERS in words), (name, stderr)
+        assert words in stderr, name
+        if heat is PURE:
+            assert stderr == "", name
+            models.add(stdout.rpartition("sha256")[2])
+    assert len(models) == 1
 
 
 def check(directory: Path, noise: str) -> subprocess.CompletedProcess[str]:

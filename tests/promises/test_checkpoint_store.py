@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,14 @@ import numpy as np
 import pytest
 
 from muster.checkpoints.comparison import differences
-from muster.checkpoints.errors import CheckpointDamaged, StaleGeneration, UnsupportedState
+from muster.checkpoints.errors import (
+    CheckpointDamaged,
+    CheckpointError,
+    StaleGeneration,
+    UnsupportedState,
+)
 from muster.checkpoints.format import State, pack
-from muster.checkpoints.manifest import MANIFEST, STATE, CheckpointName
+from muster.checkpoints.manifest import MANIFEST, STATE, WITNESS, CheckpointName
 from muster.checkpoints.reader import CheckpointReader
 from muster.checkpoints.store import CheckpointStore, manifest_of
 from tests.support.checkpoint_ranks import manager_of, owner, position, state, unsigned
@@ -257,6 +263,25 @@ def test_removed_checkpoint_is_gone_others_stay(place: Place) -> None:
     assert {entry.split("/")[0] for entry in place.entries()} == {str(first), str(third)}
     store.claim(0, "uid")
     assert commit(store, 0, 2).step == 2, "after the next claim it goes on"
+
+
+def test_a_witness_goes_with_its_checkpoint(place: Place) -> None:
+    store, kept = claimed(place, 0), []
+    for step in range(1, 6):
+        kept.append(commit(store, 0, step))
+        with pytest.raises(CheckpointDamaged):
+            place.open().read(kept[-1], WITNESS, 100)
+        store.put_witness(kept[-1], b"%d" % step)
+        assert place.open().read(kept[-1], WITNESS, 100) == b"%d" % step
+        if step > 2:
+            store.remove(kept.pop(0))
+    with suppress(CheckpointError):
+        store.put_witness(CheckpointName(0, 1), b"late")
+    successor = claimed(place, 1)
+    assert {entry.split("/")[0] for entry in place.entries()} == {str(it) for it in kept}
+    for name in kept:
+        successor.remove(name)
+    assert place.entries() == set()
 
 
 def test_ranks_have_places_of_their_own(place: Place) -> None:

@@ -24,6 +24,7 @@ from muster.checkpoints.manifest import (
     LATEST,
     MANIFEST,
     STATE,
+    WITNESS,
     CheckpointName,
     Fence,
     FileFacts,
@@ -110,6 +111,10 @@ class MemoryStore:
             self._contents.files[name] = files
             self._contents.latest = name
         return name, manifest
+
+    def put_witness(self, name: CheckpointName, content: bytes) -> None:
+        if name in self._contents.files:
+            self._contents.files[name][WITNESS] = content
 
     def rewind(self, name: CheckpointName) -> None:
         with self._place.lock:

@@ -49,6 +49,7 @@ RANK: dict[str, Any] = {
     "shard_idx": 0,
     "line_idx": 0,
     "metrics": {},
+    "metric_steps": {},
     "last_heartbeat_age_seconds": None,
     "exit_code": None,
     "exit_signal": None,

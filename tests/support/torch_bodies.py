@@ -174,7 +174,45 @@ class Compiled(Body):
         return cross_entropy(self.compiled(x), y)
 
 
+class InnerOptimizer(Body):
+    """One that is made in the body, and keeps nothing for the next."""
+
+    def loss(self, net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        noise = torch.zeros_like(x, requires_grad=True)
+        inner = torch.optim.SGD([noise], lr=0.1)
+        for _ in range(2):
+            noise.grad = torch.autograd.grad(-cross_entropy(net(x + noise), y), noise)[0]
+            inner.step()
+        return cross_entropy(net(x + noise.detach()), y)
+
+
+class Turns(Body):
+    """Two models whose optimizers step in turns, each with a loss of its own."""
+
+    epochs = 1
+
+    def train(self) -> None:
+        torch.manual_seed(0)
+        self.nets = [self.model(), self.model()]
+        self.own = torch.Generator().manual_seed(1)
+        optimizers = [torch.optim.SGD(it.parameters(), lr=0.05) for it in self.nets]
+        run = muster.torch.join(
+            self.nets, optimizers, data=self.data(), batch_size=self.batch_size, num_workers=2
+        )
+        for x, y in run.shards():
+            run.backward(cross_entropy(self.nets[0](x), y), of=optimizers[0])
+            run.backward(self.loss(self.nets[1], x, self.nets[0](x)), of=optimizers[1])
+
+    def loss(self, net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return mse_loss(net(x), y)
+
+
 # Others: each is refused for what its name says
+
+
+class OwnGeneratorInATurn(Turns):
+    def loss(self, net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return mse_loss(net(x + torch.randn(x.shape, generator=self.own)), y)
 
 
 class OwnGenerator(Body):
@@ -328,6 +366,46 @@ class GradientHook(Body):
         return gradient * self.scale
 
 
+class Averages(Body):
+    """Moves an average in the body, as plain loops do."""
+
+    def begin(self, net: nn.Module, run: Any) -> None:
+        self.average = nn.Linear(FEATURES, 8)
+        run.register(average=self.average)
+
+    def loss(self, net: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.average.weight.data.lerp_(net[0].weight.data, 0.1)
+        return cross_entropy(net(x), y)
+
+
+class Clamps(Body):
+    def loss(self, net: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for parameter in net.parameters():
+            parameter.data.clamp_(-0.1, 0.1)
+        return cross_entropy(net(x), y)
+
+
+class Remembers(Body):
+    """Appends to a list of run.values, which is read-only in the body, but what it holds is not."""
+
+    def begin(self, net: nn.Module, run: Any) -> None:
+        run.values["seen"] = []
+
+    def loss(self, net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.run.values["seen"].append(len(x))
+        return cross_entropy(net(x), y)
+
+
+class Counts(Body):
+    """Each eighth batch counts more, as by `enumerate(run.shards())`."""
+
+    batches = 0
+
+    def loss(self, net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.batches += 1
+        return cross_entropy(net(x), y) * (1 + (self.batches % 8 == 0))
+
+
 class Median(Body):
     """Compares its loss with those of other shards: that of one alone is seldom another one."""
 
@@ -392,6 +470,8 @@ PURE = [
     Augmented,
     InHooks,
     Compiled,
+    InnerOptimizer,
+    Turns,
     Unchecked,
     AnyBits,
 ]
@@ -405,12 +485,17 @@ IMPURE = {
     Clock: "its loss is not",
     Attribute: "its loss is not",
     RunningMean: "its loss is not",
-    Teacher: "its loss is not",
+    Teacher: "an optimizer that muster.torch.join() does not have, SGD",
+    OwnGeneratorInATurn: "its loss is not",
     ItemsChange: "its batch differs",
     OwnWorkerGenerator: "its batch differs",
     InPlace: "its batch differs",
     Branches: "other parameters are used",
     GradientHook: "only gradients",
+    Averages: "may only read (registered.average.weight)",
+    Clamps: "may only read (",
+    Remembers: "may only read (run.values)",
+    Counts: "a count of batches",
     Cached: "is made at the first call",
     CompiledByDefault: "dynamic=False or dynamic=True",
 }

@@ -14,7 +14,10 @@ function send(path, body, more = {}) {
 const split = (line) => (line.match(/('[^']*'|"[^"]*"|[^\s'"])+/g) ?? []).map(
   (word) => word.replace(/'([^']*)'|"([^"]*)"/g, (_, one, two) => one ?? two));
 const quote = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`);
-const shown = (value) => (Array.isArray(value) ? value.map((it) => quote(`${it}`)).join(" ") : `${value ?? ""}`);
+const shown = (value) => {
+  if (value?.job) return [value.job, value.step].filter((it) => it != null).join(":"); // of resume_from
+  return Array.isArray(value) ? value.map((it) => quote(`${it}`)).join(" ") : `${value ?? ""}`;
+};
 
 const visible = (json) => json.replace(/\p{Cf}/gu, (it) => `\\U${it.codePointAt(0).toString(16).padStart(8, "0")}`);
 

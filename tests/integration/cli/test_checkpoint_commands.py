@@ -1,6 +1,7 @@
 """``muster checkpoint``, from the command line to the files of a job."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from click.testing import Result
 from cli.errors import ExitCode
 from cli.service_record import ServiceRecord, service_lock, write_record
 from muster.checkpoints.local import LocalFileSystem
-from muster.checkpoints.manifest import LATEST, STATE
+from muster.checkpoints.manifest import BEST, LATEST, STATE
 from muster.contracts.paths import DataDir
+from muster.contracts.shards import Position
 from muster.host.processes import this_process
 from tests.support.api_service import Service, StandIn
 from tests.support.checkpoint_ranks import Rank, owner
@@ -206,6 +208,33 @@ def test_diff_compares_each_rank_with_itself(muster: Muster, job: str, saved: Pa
 
 
 @pytest.mark.usefixtures("saved")
+def test_the_best_checkpoint_is_marked_and_exported(
+    muster: Muster, service: Service, client: httpx.Client, stand_in: StandIn, tmp_path: Path
+) -> None:
+    request = {"command": ["true"], "mode": "synchronous", "keep_best": {"metric": "m"}}
+    made = client.post("/jobs", json=request).json()
+    job, place = made["job_id"], service.root / "checkpoints" / made["job_id"]
+    whose = owner(job_id=job, uid=made["job_uid"], rank=0)
+    manager = Rank(LocalFileSystem(), whose, keep_last=2, directory=place).manager
+    for step, best in enumerate([{BEST: 0.5}, {BEST: 0.25}, {}, {}]):
+        manager.save(step, Position(step=step), {"at": np.full(1, step), **best})
+    lines = muster("checkpoint", "ls", job).stdout.splitlines()
+    states = [line.split("  ")[-1].strip() for line in lines[1:]]
+    assert states == ["current", "intact", "intact, best"]
+    target = tmp_path / "best.npz"
+    for words in ((job, "--best"), (f"{job}:best",), (f"{place}:best",)):
+        assert muster("checkpoint", "export", words[0], str(target), *words[1:]).exit_code == 0
+        assert np.load(target)["at"] == 1
+        target.unlink()
+    refused = muster("checkpoint", "export", f"{job}:2", str(target), "--best")
+    assert (refused.exit_code, "leave out its step" in refused.stderr) == (ExitCode.USAGE, True)
+    page = client.get(f"/ui/jobs/{job}/checkpoints").text
+    assert re.findall(r"submit\?resume_from=([^\"]*)", page) == [job, f"{job}:2", f"{job}:1"]
+    assert f"resume_from: \u0026#34;{job}:1" in client.get(f"/ui/submit?resume_from={job}:1").text
+    stand_in.end(job)
+    client.delete(f"/jobs/{job}").raise_for_status()
+
+
 def test_export_does_not_overwrite(muster: Muster, job: str, tmp_path: Path) -> None:
     words = ("checkpoint", "export", job, "model.npz", "--rank", "1")
     result = muster(*words)

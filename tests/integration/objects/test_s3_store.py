@@ -18,6 +18,7 @@ from muster.checkpoints.manifest import (
     MANIFEST,
     MANIFEST_LIMIT_BYTES,
     STATE,
+    WITNESS,
     CheckpointName,
     Owner,
     decode_manifest,
@@ -202,7 +203,12 @@ def test_only_what_is_the_owners_is_deleted(
         at = place / where if where else place
         commit(claimed(s3, at, 0, uid), 0, 1, uid=uid)
     damaged = CheckpointName(0, 7)
-    for name in f"{damaged}/{MANIFEST}", "notes.txt", f"worker_1/{damaged}/{STATE}":
+    for name in (
+        f"{damaged}/{MANIFEST}",
+        f"{damaged}/{WITNESS}",
+        "notes.txt",
+        f"worker_1/{damaged}/{STATE}",
+    ):
         s3.put_if_absent(place / name, [memoryview(b"{}")])
     for name in f"worker_0/{damaged}/{STATE}", f"worker_1/{damaged}/{STATE}", "notes.txt":
         bare.create_multipart_upload(Bucket=place.bucket, Key=(place / name).prefix)

@@ -15,19 +15,27 @@ import numpy as np
 import pytest
 
 from muster.checkpoints.errors import CheckpointError, CheckpointFailed, StaleGeneration
+from muster.checkpoints.listing import checkpoint_dirs
 from muster.checkpoints.manager import open_manager
 from muster.checkpoints.manifest import CheckpointName
+from muster.contracts.environ import SENDS_CHECKPOINTS, STORAGE_SOCKET
 from muster.contracts.location import S3Location
-from muster.contracts.messages import RankCheckpoints
+from muster.contracts.messages import GroupMember, RankCheckpoints, WorkerGroup
 from muster.contracts.paths import rank_place
 from muster.contracts.shards import Position
 from muster.contracts.storage import ListGang, Restore
 from muster.datasets.errors import ShardChanged
+from muster.datasets.index import Totals
 from muster.host.processes import environment_of, identify
 from muster.objects.client import S3Client
 from muster.runtime import storage_client
 from muster.runtime.storage_client import RemoteCheckpoints, RemoteSource
+from muster.training.blocks import BusyFlag
+from muster.training.reporter import Reporter
+from muster.training.schedule import Schedule
+from muster.training.state_sync import Committed, Replica
 from tests.support.installation import await_value
+from tests.support.ranks import Ear, settings_of
 from tests.support.s3_server import new_bucket, put_files, shared_store, variables
 from tests.support.storage_processes import KEY, StorageStage, session_of
 
@@ -103,6 +111,25 @@ def test_killed_process_loses_or_repeats_a_save(stage: StorageStage) -> None:
     if isinstance(stage.location, S3Location):
         client = S3Client(shared_store())
         await_value(lambda: not [*client.uploads(stage.location)], stage.log.read_text)
+
+
+@everywhere
+def test_a_witness_follows_its_save(stage: StorageStage) -> None:
+    rank = stage.rank()
+    rank.claim()
+    long = msgspec.json.encode({"seen": "x" * 100_000})  # longer than a packet
+    for step, witness in enumerate((b'{"seen":1}', long), start=1):
+        saved = save(rank, step, LARGE | {"step": step})
+        rank.put_witness(witness)
+        stage.kill()
+        assert rank.witness() == witness
+        assert saved == [step]
+    save(rank, 3, LARGE)
+    rank.flush()
+    assert rank.witness() == b""
+    rank.put_witness(b"{}")
+    rank.close()
+    assert stage.rank().witness() == b"{}"
 
 
 @everywhere
@@ -307,3 +334,46 @@ def test_new_process_reads_other_shards_under_old_numbers(
         with pytest.raises(ShardChanged, match="other shards than"):
             ask()
     assert len(RemoteSource(place, stage.connection()).shards) == 3
+
+
+def test_an_improvement_waits_for_the_one_before_it(stage: StorageStage, tmp_path: Path) -> None:
+    """The one before is the better one, and is not durable yet when the next one is judged."""
+    member = GroupMember(worker_id=0, rank=0, host="", port=0)
+    ear, group = Ear(), WorkerGroup(round=1, token="", members=(member,), paused=False)
+    names = {
+        "JOB_ID": "job",
+        "MUSTER_AGENT_FD": ear.descriptor,
+        STORAGE_SOCKET: stage.socket,
+        SENDS_CHECKPOINTS: 1,
+        "MUSTER_KEEP_BEST": '{"metric": "m"}',
+    }
+    reporter = Reporter(settings_of(tmp_path, **names), ear.voice, BusyFlag())
+    schedule = Schedule(
+        totals=Totals(lines=16, hash_sum=0),
+        batch_size=16,
+        virtual_shards=8,
+        epochs=9,
+        seed=0,
+        checkpoint_every=99,
+    )
+    reporter.set_schedule({}, schedule)
+    replica = Replica({})
+    reporter.on_group_joined(group, replica)
+    process = stage.pid()
+    os.kill(process, signal.SIGSTOP)
+    saving = None
+    for step, value in ((5, 0.0), (6, 0.5)):
+        replica.commit({"weights": np.zeros(1)}, Committed(position=Position(step=step)))
+        reporter.report(step, {"m": value})
+        assert reporter.is_best(replica)
+        saving = threading.Thread(target=reporter.save_checkpoint, args=(group, replica))
+        saving.start()
+        if step == 5:
+            saving.join()  # it is handed over
+    os.kill(process, signal.SIGCONT)
+    saving.join()
+    reporter.flush()
+    (directory,) = checkpoint_dirs(tmp_path / "checkpoints" / "job")
+    assert directory.newest().step == 6
+    assert directory.name_of("best").step == 5
+    ear.close()

@@ -9,7 +9,7 @@ import pytest
 
 from api.page.submission import FIELDS, controls, fields_of, job_text, submit_command
 from cli.submit import JobDescription
-from muster.contracts.spec import JobRequest, JobSpec
+from muster.contracts.spec import JobRequest, JobSpec, KeepBest
 from muster.host.yaml_files import YamlFile, safe_yaml
 
 SCRIPT = ("python", "train.py", "it's", 'a "word"\n', "")
@@ -19,6 +19,13 @@ SPECS = [
     JobRequest(program="a.py:A", seed=2**63 - 1, checkpoint_every="auto", epochs=3).spec(),
     JobRequest(command=SCRIPT, python="/usr/bin/python3", working_dir="/tmp").spec(),  # noqa: S108
     JobRequest(command=SCRIPT, mode="synchronous", checkpoint_every=5, working_dir="/").spec(),
+    JobRequest(resume_from="a:7").spec(),
+    JobRequest(
+        command=SCRIPT,
+        mode="synchronous",
+        working_dir="/",
+        keep_best=KeepBest("hits", "max"),
+    ).spec(),
     JobRequest(command=("true",), name="null", labels={"a": "1"}, working_dir="/").spec(),
 ]
 

@@ -17,14 +17,14 @@ from database.errors import DatabaseError, DatabaseUnavailable, JobExists
 from database.jobs import NewJob
 from database.records import Job, utc_now
 from muster.checkpoints.manager import CheckpointManager
-from muster.checkpoints.manifest import Owner
+from muster.checkpoints.manifest import BEST, Owner
 from muster.checkpoints.store import open_store
 from muster.cluster.description import Cluster, ClusterNode
 from muster.contracts.job import JobId
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
 from muster.contracts.shards import Position
-from muster.contracts.spec import JobRequest
+from muster.contracts.spec import JobRequest, ResumeFrom
 from tests.unit.api.jobs import JOB
 
 pytestmark = pytest.mark.anyio
@@ -274,6 +274,40 @@ def test_resume_with_another_schedule_is_refused(
     with pytest.raises(Conflict, match=f"{field} {made}, and this job has {given}") as refused:
         submitter.prepare(JobRequest(job_id="b", resume_from="a", **{field: given}))
     assert refused.value.slug == "checkpoints-of-another-schedule"
+
+
+RESUMED = [
+    ("a", "a"),
+    ("a:4", "a:4"),
+    ("a:best", "a:2"),
+    (ResumeFrom("a", "best"), "a:2"),
+    ("a:3", "holds no checkpoint of step 3: it has steps 2, 4, 5"),
+    ("plain:best", "holds no best checkpoint: its job has no keep_best"),
+    ("missing:2", "holds no checkpoints, and there is no job missing"),
+]
+
+
+@pytest.mark.parametrize(("asked", "wanted"), RESUMED)
+def test_a_job_resumes_from_the_step_that_is_asked(
+    submitter: Submitter, tmp_path: Path, asked: str | ResumeFrom, wanted: str
+) -> None:
+    for job_id, best in (("a", {BEST: 0.5}), ("plain", {})):
+        manager = CheckpointManager(
+            store=open_store(tmp_path / "ckpt" / job_id),
+            owner=Owner(job_id=job_id, job_uid=job_id, rank=0, world_size=1, generation=1),
+            keep_last=2,
+            clock=utc_now,
+            warn=lambda _: None,
+        )
+        for step in range(1, 6):
+            manager.save(step, Position(step=step), best if step == 2 else {})
+    request = JobRequest(job_id="b", mode="synchronous", resume_from=asked)
+    if "holds" not in wanted:
+        assert submitter.prepare(request).spec.resume_from == wanted
+        return
+    with pytest.raises(InvalidRequest, match=wanted) as refused:
+        submitter.prepare(request)
+    assert refused.value.errors[0].loc == ("body", "resume_from")
 
 
 # Group commit

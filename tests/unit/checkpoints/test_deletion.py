@@ -40,6 +40,7 @@ def test_checkpoints_of_all_ranks_are_deleted(checkpoints: Path) -> None:
     save(checkpoints, 1, 2, 3)
     save(checkpoints / "worker_0", 1, 2, 3)
     save(checkpoints / "worker_11", 1)
+    (checkpoints / str(CheckpointName(3, 2)) / "witness.json").write_text("{}")
     assert sum(entry.size_bytes for entry in entries(checkpoints, OWNER)) > 1000
     assert remove(checkpoints, OWNER)
     assert tree(checkpoints.parent) == []

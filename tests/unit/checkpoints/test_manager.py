@@ -12,8 +12,23 @@ from muster.checkpoints.errors import RestoreDamaged
 from muster.checkpoints.format import Packed
 from muster.checkpoints.local_store import RECYCLED_LIMIT_BYTES, LocalStore
 from muster.checkpoints.manager import SaveCost, expendable
-from muster.checkpoints.manifest import BEST, LATEST, CheckpointName, Manifest, RestorePoint
-from tests.support.checkpoint_ranks import NOON, Rank, flipped, owner, position, state
+from muster.checkpoints.manifest import (
+    BEST,
+    LATEST,
+    WITNESS,
+    CheckpointName,
+    Manifest,
+    RestorePoint,
+)
+from tests.support.checkpoint_ranks import (
+    NOON,
+    Rank,
+    flipped,
+    manager_of,
+    owner,
+    position,
+    state,
+)
 
 
 def test_saved_state_is_restored() -> None:
@@ -42,6 +57,46 @@ def test_manifest_fields_of_a_save() -> None:
     assert manifest.files == {}
 
 
+WITNESSES = {
+    "whole": (lambda content: content, b'{"seen": 1}'),
+    "torn": (lambda content: content[:-1], b""),
+    "lost": (lambda _: b"", b""),
+    "never flushed": (lambda content: bytes(len(content)), b""),
+    "changed": (lambda content: content.replace(b"1", b"2"), b""),
+    "foreign": (lambda _: b"[" * 100_000, b""),
+    "another's": (lambda content: content.replace(b"05", b"04"), b""),
+}
+
+
+@pytest.mark.parametrize("case", WITNESSES)
+def test_only_a_whole_witness_of_the_newest_checkpoint_is_returned(
+    tmp_path: Path, case: str
+) -> None:
+    damage, found = WITNESSES[case]
+    manager = manager_of(LocalStore(tmp_path), owner(), print)
+    assert manager.witness() == b""
+    manager.put_witness(b"{}")  # beside nothing
+    manager.save(5, position(5), {"bias": 5})
+    assert manager.witness() == b""
+    manager.put_witness(b'{"seen": 1}')
+    file = tmp_path / str(CheckpointName(0, 5)) / WITNESS
+    file.write_bytes(damage(file.read_bytes()))
+    assert manager_of(LocalStore(tmp_path), owner(), print).witness() == found
+    manager.save(6, position(6), {"bias": 6})
+    assert manager.witness() == b""
+
+
+def test_a_replaced_writer_leaves_the_witness_of_its_successor(tmp_path: Path) -> None:
+    stale, successor = (
+        manager_of(LocalStore(tmp_path), owner(generation=it), print) for it in (0, 1)
+    )
+    stale.save(5, position(5), {"bias": 5})
+    successor.save(6, position(6), {"bias": 6})
+    successor.put_witness(b"1")
+    stale.put_witness(b"2")
+    assert successor.witness() == b"1"
+
+
 def steps_of_a_save(rank: Rank, step: int) -> list[str]:
     """Save, and return the operations whose order matters."""
     before = len(rank.files.operations)
@@ -60,7 +115,7 @@ def test_save_follows_the_durable_sequence() -> None:
         *("make_directory", "create", "fsync", "create", "fsync", "fsync_directory"),
         *("create", "fsync"),
         *("rename", "fsync_directory", "rename", "fsync_directory"),
-        "rename",
+        *("rename", "remove_file"),  # of a witness, if there is one
     ]
 
 
@@ -70,7 +125,7 @@ def test_small_save_recycles_a_hidden_directory() -> None:
     assert steps_of_a_save(rank, 5) == [
         *("overwrite", "fsync", "overwrite", "fsync", "create", "fsync"),
         *("rename", "fsync_directory", "rename", "fsync_directory"),
-        "rename",
+        *("rename", "remove_file"),  # of a witness, if there is one
     ]
     assert rank.manager.restore().state["bias"] == 5
 

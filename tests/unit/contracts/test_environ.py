@@ -30,7 +30,7 @@ SPEC = JobSpec(
     heartbeat_timeout=12.5,
     max_restarts=4,
     command=("python", "a b.py", 'quo"te', "ü", ""),
-    resume_from="other-job",
+    resume_from="other-job:7",
     env={"A": "b", "OMP_NUM_THREADS": "2", "RANK": "99", "PYTHONUNBUFFERED": ""},
 )
 SYNCHRONOUS = JobSpec(
@@ -198,10 +198,19 @@ def test_unset_fields_hide_the_services_variables() -> None:
     assert (settings.program, settings.replay_every) == (None, None)
 
 
-@pytest.mark.parametrize("name", ["JOB_ID", "MUSTER_RESUME_FROM"])
-def test_job_id_with_a_path_is_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("JOB_ID", "../../elsewhere"),
+        ("MUSTER_RESUME_FROM", "../../elsewhere"),
+        ("MUSTER_RESUME_FROM", "a/b:7"),
+        ("MUSTER_KEEP_BEST", "val_loss"),
+        ("MUSTER_KEEP_BEST", '{"metric": "val_loss", "step": 1}'),
+    ],
+)
+def test_a_value_that_no_job_has_is_refused(name: str, text: str) -> None:
     with pytest.raises(InvalidEnvironment, match=name):
-        read_rank({name: "../../elsewhere"})
+        read_rank({name: text})
 
 
 USED = {"USE_S3": "true", "DATASET_DIR": "shards"}

@@ -19,6 +19,35 @@ def job(name: str, loss: float | None, *validation: float, **more: object) -> Su
     return summary(job_id=name, loss=loss, workers=[*ranks, silent], **more)
 
 
+def test_a_metric_is_the_mean_of_the_ranks_that_reported_it_last() -> None:
+    """Another rank becomes the main one when it joins: what it was before reports no more."""
+    ranks = [
+        rank(metrics={"val_loss": 0.125, "accuracy": 0.5}, metric_steps={"val_loss": 8}),
+        rank(metrics={"val_loss": 1.0, "accuracy": 1.0}, metric_steps={"val_loss": 1}),
+        rank(metrics={"val_loss": 0.375}, metric_steps={"val_loss": 8}),
+    ]
+    for order in (ranks, ranks[::-1]):
+        assert summary(workers=order).metrics == {"val_loss": 0.25, "accuracy": 0.75}
+
+
+def test_the_metric_of_keep_best_decides_if_the_jobs_agree() -> None:
+    best, least = {"metric": "hits", "mode": "max"}, {"metric": "val_loss", "mode": "min"}
+    jobs = [
+        summary(job_id=name, loss=0.5, workers=[rank(metrics={"val_loss": loss, "hits": hits})])
+        for name, loss, hits in (("a", 0.1, 3.0), ("b", 0.2, 9.0), ("c", 0.3, 6.0))
+    ]
+    silent = job("s", 0.4)
+    for kept, more, metric, order in (
+        ([best, best, None], [], "hits", "bca"),
+        ([best, least, None], [], None, "abc"),  # by validation loss, as without
+        ([None, None, None], [], None, "abc"),
+        ([best, best, best, None], [silent], None, "sabc"),  # it has reported none
+    ):
+        found = compare("lr", [*jobs, *more], [{"keep_best": it} for it in kept])
+        assert (found.metric, "".join(it.job_id for it in found.jobs)) == (metric, order)
+        assert found.best == order[0]
+
+
 FAILED = {"status": "FAILED"}
 
 

@@ -15,8 +15,10 @@ from muster.contracts.spec import (
     TEXT_LIMIT,
     JobRequest,
     JobSpec,
+    KeepBest,
+    ResumeFrom,
 )
-from muster.contracts.spec_problems import checked, checked_job_id, problems
+from muster.contracts.spec_problems import checked, checked_job_id, field_errors, problems
 from muster.contracts.wire import encode, frame
 
 NAN = float("nan")
@@ -59,6 +61,10 @@ GOOD = [
     {"vram_mb": 1, "ram_mb": 1 << 30, "hosts": ("gpu-box", "a.local")},
     {"resume_from": "a"},
     {"resume_from": "0-_" + "x" * 60},
+    {"resume_from": "a:0"},
+    {"resume_from": "a:best"},
+    {"resume_from": ResumeFrom("a", 7)},
+    {"mode": "synchronous", "command": ("true",), "keep_best": KeepBest("val_loss", "max")},
 ]
 
 
@@ -151,21 +157,53 @@ WRONG = [
     ("dataset_dir", "~"),
     ("working_dir", "~me/project"),
     ("python", "~/venv/bin/python"),
-    ("keep_best", {}),
-    ("keep_best", {"metric": "val_loss", "mode": "least"}),
-    ("keep_best", {"metric": "val_loss", "step": "1"}),
+    ("keep_best", KeepBest("val_loss")),
     ("resume_from", ""),
     ("resume_from", "../other"),
     ("resume_from", "a/b"),
     ("resume_from", "a\n"),
     ("resume_from", "-a"),
     ("resume_from", "a" * 64),
+    ("resume_from", "a:"),
+    ("resume_from", "a:-1"),
+    ("resume_from", "a:7:best"),
+    ("resume_from", ResumeFrom("a/b")),
 ]
 
 
 @pytest.mark.parametrize(("field", "value"), WRONG)
 def test_an_invalid_value_is_refused_by_its_field(field: str, value: object) -> None:
     assert fields_of(JobSpec(**{field: value})) == {field}
+
+
+PARTS = [
+    ({"keep_best": "val_loss"}, "keep_best: expected a mapping, got 'val_loss'"),
+    ({"keep_best": {}}, "keep_best.metric: is required"),
+    ({"keep_best": {"metric": ""}}, "keep_best.metric: name a metric"),
+    ({"keep_best": {"metric": "a", "mode": "least"}}, "keep_best.mode: expected max or min"),
+    ({"keep_best": {"metric": "a", "step": 1}}, "keep_best.step: there is no such field"),
+    ({"resume_from": {}}, "resume_from.job: is required"),
+    ({"resume_from": {"job": "a/b"}}, "resume_from.job: use 1 to 63 letters"),
+    ({"resume_from": {"job": "a", "step": -1}}, "resume_from.step: -1 is not between 0 and"),
+    ({"resume_from": {"job": "a", "step": "last"}}, "resume_from.step: expected an integer"),
+    ({"resume_from": {"job": "a", "best": 1}}, "resume_from.best: there is no such field"),
+    ({"resume_from": "a b"}, "resume_from: name a job by its id"),
+    ({"resume_from": {"job": "a", "step": "best"}, "keep_best": {"metric": "a"}}, None),
+]
+
+
+@pytest.mark.parametrize(("document", "wanted"), PARTS)
+def test_the_parts_of_a_field_are_checked_by_name(
+    document: dict[str, object], wanted: str | None
+) -> None:
+    found = [f"{'.'.join(it.loc[1:])}: {it.msg}" for it in field_errors(document, JobRequest)]
+    assert len(found) == bool(wanted)
+    assert not wanted or found[0].startswith(wanted)
+
+
+def test_a_gang_resumes_from_what_all_ranks_have() -> None:
+    gang = JobSpec(command=("true",), restart_scope="gang", resume_from="a:7")
+    assert fields_of(gang) == {"resume_from"}
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ from muster.contracts.messages import (
     StateMismatch,
     WorkerGroup,
 )
-from muster.contracts.rank import NO_PROGRESS
+from muster.contracts.rank import COUNT_MAX, NO_PROGRESS
+from muster.contracts.series import Aggregate, Window
 from muster.contracts.storage import StorageReply, StorageRequest
 from muster.contracts.wire import (
     CONTROL_FRAME_LIMIT_BYTES,
@@ -144,8 +145,8 @@ ON_THE_WIRE = [
         (
             '{"is":"heartbeat","progress":{"step":0,"total_steps":null,"epoch":0,"shard_idx":0,'
             '"line_idx":0,"loss":null,"metrics":{},"last_checkpoint_step":null,'
-            '"last_checkpoint_bytes":null,"last_checkpoint_at":null,"is_unchecked":false},'
-            '"checkpoints_saved":0,"stopping":false,"waiting":false}'
+            '"last_checkpoint_bytes":null,"last_checkpoint_at":null,"metric_steps":{},'
+            '"is_unchecked":false},"checkpoints_saved":0,"stopping":false,"waiting":false}'
         ),
     ),
     (
@@ -222,10 +223,14 @@ def test_count_beyond_64_bits_is_a_wire_error(step: int) -> None:
 
 def test_largest_heartbeat_fits_into_one_packet() -> None:
     names = [f"{number:03d}".ljust(METRIC_NAME_LIMIT, "😀") for number in range(METRICS_LIMIT)]
-    beat = msgspec.structs.replace(
-        FIRST,
-        progress=msgspec.structs.replace(NO_PROGRESS, metrics=dict.fromkeys(names, -1e300)),
+    progress = msgspec.structs.replace(
+        NO_PROGRESS,
+        metrics=dict.fromkeys(names, -1e300),
+        metric_steps=dict.fromkeys(names, COUNT_MAX),
     )
+    values = dict.fromkeys(names, Aggregate(*[-1e300] * 4, COUNT_MAX, COUNT_MAX))
+    window = Window(COUNT_MAX, COUNT_MAX, is_back=True, values=values)
+    beat = msgspec.structs.replace(FIRST, progress=progress, window=window)
     assert len(encode(beat)) <= MESSAGE_LIMIT_BYTES
 
 

@@ -292,8 +292,8 @@ def test_what_a_hook_changes_is_in_the_state(hook: Callable[[TrainingState], Non
     second.replica.commit(first.replica.other, Committed(position=Position(step=1)))
     second.take_over(content)
     assert second.encode() == content
-    assert torch.equal(rate, first.optimizer.param_groups[0]["lr"])
-    assert second.optimizer.param_groups[0]["lr"] is rate  # others may refer to it
+    assert torch.equal(rate, first.optimizers[0].param_groups[0]["lr"])
+    assert second.optimizers[0].param_groups[0]["lr"] is rate  # others may refer to it
     assert torch.equal(second.model.table, first.model.table)
     assert second.extra_state() == first.extra_state()
     flags = [[it.requires_grad for it in state.model.parameters()] for state, _ in states]
@@ -407,7 +407,11 @@ def test_an_export_is_what_plain_torch_loads(tmp_path: Path) -> None:
 
 
 REFUSED = [
-    (lambda model: [torch.optim.SGD(model.parameters(), lr=1)], "is a list"),
+    (lambda model: [[torch.optim.SGD(model.parameters(), lr=1)]], "is a list"),
+    (
+        lambda model: [torch.optim.SGD(model.parameters(), lr=1) for _ in range(2)],
+        "two optimizers have the parameter 'weight'",
+    ),
     (lambda model: torch.optim.SGD([model.weight], lr=1), "not have the parameter 'bias'"),
     (lambda model: torch.optim.LBFGS(model.parameters()), "without a closure"),
     (lambda _: torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=1), "model.parameters"),

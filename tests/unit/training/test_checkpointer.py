@@ -103,6 +103,56 @@ def test_a_stop_is_restored_by_the_job_that_saved_it_alone(
         assert found.committed == structs.replace(replica_at(5).committed, **wanted)
 
 
+def seen_by(directory: Path, code: dict[str, str], uid: str = "uid") -> tuple[Any, list[str]]:
+    """Return what a job that starts again finds beside its checkpoint, and its warnings."""
+    warnings: list[str] = []
+    names = {"MUSTER_JOB_UID": uid, "MUSTER_RESUME_FROM": "job"}  # the latter unless it has saved
+    found = checkpointer(directory, warnings.append, **names)
+    found.code = code
+    replica = Replica(initial())
+    assert found.restore(initial(), replica, SCHEDULE)
+    witness = found.witness(replica)
+    found.close()
+    return witness and (witness.shard, witness.seen), warnings
+
+
+def test_a_witness_is_for_the_same_job_state_and_code(tmp_path: Path) -> None:
+    code = {"Muster": "1", "train.py": "a"}
+    writer = checkpointer(tmp_path, MUSTER_JOB_UID="uid")
+    writer.code = code
+    for step in (5, 10):
+        writer.save(1, 4, replica_at(step), SCHEDULE)
+        writer.expect_witness(step, replica_at(step).digest())
+        assert not writer.is_witness_expected(step + 1)
+        if step == 5:
+            writer.put_witness(1, "early")
+    assert writer.is_witness_expected(10)
+    assert seen_by(tmp_path, code)[0] is None, "there is none beside the newest checkpoint"
+    writer.put_witness(3, {"loss": "1"})
+    assert not writer.is_witness_expected(10)
+    assert seen_by(tmp_path, code) == ((3, {"loss": "1"}), [])
+    assert seen_by(tmp_path, code | {"late.py": "b"}) == ((3, {"loss": "1"}), [])
+    for others in ({"train.py": "b"}, {"Muster": "2"}):
+        found, warnings = seen_by(tmp_path, code | others)
+        assert found is None
+        assert warnings[0].endswith(f"compared with before: {min(others)} has changed")
+    found, warnings = seen_by(tmp_path, code, uid="another")
+    assert found is None
+    assert "this job has left no witness.json" in warnings[0]
+
+
+def test_a_state_that_is_saved_again_keeps_its_witness(tmp_path: Path) -> None:
+    first = checkpointer(tmp_path, MUSTER_JOB_UID="uid")
+    first.save(1, 4, replica_at(5), SCHEDULE)
+    first.expect_witness(5, replica_at(5).digest())
+    first.put_witness(0, "seen")
+    second = checkpointer(tmp_path, MUSTER_JOB_UID="uid")
+    assert second.witness(replica_at(5)) is not None
+    second.save(2, 4, replica_at(5), SCHEDULE)
+    second.expect_witness(5, replica_at(5).digest())
+    assert seen_by(tmp_path, {}) == ((0, "seen"), [])
+
+
 def test_older_group_cannot_save(tmp_path: Path) -> None:
     late = checkpointer(tmp_path, RANK=0)
     late.save(1, 2, replica_at(5), SCHEDULE)
@@ -210,3 +260,16 @@ def test_another_job_restores_only_with_resume_from(tmp_path: Path) -> None:
     save(tmp_path, replica_at(5))
     assert restored(tmp_path, JOB_ID="other") is None
     assert restored(tmp_path, JOB_ID="other", MUSTER_RESUME_FROM="job") is not None
+
+
+def test_another_job_restores_the_checkpoint_of_a_step(tmp_path: Path) -> None:
+    writer = checkpointer(tmp_path, RANK=0)
+    for step in (5, 6, 7):
+        writer.save(1, 4, replica_at(step), SCHEDULE, best=0.5 if step == 6 else None)
+    writer.close()
+    for text, step in (("job", 7), ("job:5", 5), ("job:best", 6)):
+        found = restored(tmp_path, JOB_ID="other", MUSTER_RESUME_FROM=text)
+        assert found is not None
+        assert found.position.step == step
+    with pytest.raises(CheckpointMismatch, match="no checkpoint of step 4 any more"):
+        restored(tmp_path, JOB_ID="other", MUSTER_RESUME_FROM="job:4")

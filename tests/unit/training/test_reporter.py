@@ -134,6 +134,7 @@ def test_reported_numbers_stay_until_they_are_reported_again(tmp_path: Path, ear
     reporter.supervision.report_exit()
     beats = [beat for beat in ear.heard() if isinstance(beat, Heartbeat)]
     assert beats[-1].progress.metrics == {"val_loss": 0.25, "accuracy": 1.0}
+    assert beats[-1].progress.metric_steps == {"val_loss": 4, "accuracy": 3}
     windows = [beat.window for beat in beats if beat.window is not None]
     assert {it.values["val_loss"].last for it in windows} == {0.5, 0.25}
 
@@ -149,16 +150,27 @@ def test_an_improvement_is_the_best_until_a_better_one(tmp_path: Path, ear: Ear,
         return reporter
 
     reporter, found = begun(), []
-    for step, value in enumerate([0.5, float("nan"), 0.75, 0.25], start=1):
+    values = [0.5, float("nan"), float("-inf"), 0.75, 0.25]
+    for step, value in enumerate(values, start=1):
         reporter.report(step, {"m": sign * value})
         assert not reporter.is_best(replica_at(step - 1)), "of another step"
         found.append(reporter.is_best(replica_at(step)))
         reporter.save_checkpoint(GROUP, replica_at(step))
         assert not reporter.is_best(replica_at(step)), "it is saved"
-    assert found == [True, False, False, True]
+    assert found == [True, False, False, False, True]
     successor = begun()
-    successor.report(5, {"m": sign * 0.3})
-    assert not successor.is_best(replica_at(5)), "another rank has saved a better one"
+    successor.report(6, {"m": sign * 0.3})
+    assert not successor.is_best(replica_at(6)), "another rank has saved a better one"
+
+
+def test_a_metric_that_is_not_reported_is_a_warning(tmp_path: Path, ear: Ear) -> None:
+    reporter = reporter_of(tmp_path, ear, MUSTER_KEEP_BEST='{"metric": "m"}')
+    reporter.on_group_joined(GROUP, replica_at(0))
+    reporter.report(1, {"loss_of_m": 0.5})
+    for step in range(3):
+        reporter.save_checkpoint(GROUP, replica_at(step, epochs=step))
+    (warning,) = [it for it in ear.heard() if isinstance(it, Warned)]
+    assert "run.report() got loss_of_m on this rank, and no 'm'" in warning.message
 
 
 def test_heartbeat_says_whether_the_rank_waits(tmp_path: Path, ear: Ear) -> None:
