@@ -72,9 +72,13 @@ class End:
 
 def printed_digests(job: PooledJob) -> frozenset[str]:
     """Return the digests of the model that ranks of a job have printed."""
+    return frozenset(re.findall(r"sha256 ([0-9a-f]{64})", ranks_output(job)))
+
+
+def ranks_output(job: PooledJob) -> str:
+    """Return what all ranks of a job have printed."""
     logs = job.installation.files.job(job.job_id).logs.glob("rank_*.log")
-    printed = re.findall(r"sha256 ([0-9a-f]{64})", "".join(it.read_text() for it in logs))
-    return frozenset(printed)
+    return "".join(it.read_text() for it in logs)
 
 
 class TorchJob(PooledJob):

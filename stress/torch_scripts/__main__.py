@@ -20,7 +20,7 @@ from pathlib import Path
 
 from muster.contracts.job import Reason
 from stress.runner import Report, chance, main, say
-from stress.torch_schedules import DEADLINE_SECONDS, End, printed_digests
+from stress.torch_schedules import DEADLINE_SECONDS, End, printed_digests, ranks_output
 from stress.torch_scripts import impure, pure
 from stress.torch_scripts.frame import STEPS, Script, scripts_of
 from tests.support.installation import Installation, is_over
@@ -48,6 +48,8 @@ class Trial:
     script: type[Script]
     draw: random.Random
     done: Counter[str] = field(default_factory=Counter)
+    has_resumed: bool = False
+    """Whether all of its ranks were dead at once."""
 
     def run(self, sizes: Sequence[int] = (1,), kills: int = 0) -> End | str:
         """Return how it ended, or why it was refused."""
@@ -100,6 +102,7 @@ class Trial:
 
     def _end(self) -> End | str:
         seen = self.installation.wait_until(self._job.job_id, is_over)
+        self.has_resumed = "goes on from the checkpoint" in ranks_output(self._job)
         if seen["status"] == "FAILED" and seen["reason"] == Reason.INVALID_PROGRAM:
             return str(seen["message"])
         return End(self._job.completes(), printed_digests(self._job))
@@ -113,6 +116,7 @@ def faults_of(installation: Installation, script: type[Script], seed: int, kills
     for name in draw.choices(sorted(histories), k=max(0, kills - 1)):
         histories[name][1] += 1
     ends: dict[str, End | str] = {}
+    resumed: set[str] = set()
     for name, (sizes, count) in {ALONE: [(1,), 0], **histories, KILLED_ALONE: [(1,), 1]}.items():
         trial = Trial(installation, script, draw)
         try:
@@ -120,26 +124,26 @@ def faults_of(installation: Installation, script: type[Script], seed: int, kills
         except AssertionError as error:
             return [f"{script.__name__}, {name}, after {dict(trial.done)}: {error}"]
         done += trial.done
+        resumed |= {name} if trial.has_resumed else set()
         if isinstance(ends[ALONE], str) and len(ends) > 1:
             break  # each of its processes is refused
     is_pure = script.__module__ == pure.__name__
     refusals = {name: it for name, it in ends.items() if isinstance(it, str)}
+    others = [it for it in ends if it not in refusals and ends[it] != ends[ALONE]]
+    is_open = {
+        it: script.is_left_open or (script.found_by_resume and it in resumed) for it in others
+    }
     found = [
-        f"{script.__name__}, {name}: {end}, not {ends[ALONE]}"
-        for name, end in ends.items()
-        if (is_pure or name not in refusals)
-        and end != ends[ALONE]
-        and not (name == KILLED_ALONE and script.found_by_resume)
+        f"{script.__name__}, {it}: {ends[it]}, not {ends[ALONE]}"
+        for it in others
+        if not is_open[it]
     ]
     if is_pure:
         found += [f"{script.__name__}, {name}: refused: {why}" for name, why in refusals.items()]
+    words = [f"other bits with {it}{' (left open)' * is_open[it]}" for it in others]
+    words += [f"refused with {it}: {why}" for it, why in list(refusals.items())[:1]]
     seconds = f"{time.monotonic() - began_at:5.1f} s  {done['kills']} kills"
-    verdict = str(ends[ALONE])
-    if refusals:
-        verdict = f"refused with {min(refusals)}: {refusals[min(refusals)]}"
-    if any(name not in refusals and end != ends[ALONE] for name, end in ends.items()):
-        verdict = f"OTHER BITS; {verdict}"
-    say(f"{script.__name__:16} {seconds}  {verdict}")
+    say(f"{script.__name__:16} {seconds}  {'; '.join(words) or ends[ALONE]}")
     return found
 
 
