@@ -136,6 +136,10 @@ class BodyCheck:
             is_first = is_resumed and backend.rank == 0
             self._witness = self._checkpointer.witness(replica) if is_first else None
 
+    def forget(self) -> None:
+        """Forget what was computed from a state that another one has replaced."""
+        self._place = (-1, 0)
+
     def _is_due(self, step: int) -> bool:
         # The last step, too: what begins after the first is seen in no other of a short job.
         is_last = step == self._computer.schedule.total_steps - 1

@@ -102,6 +102,8 @@ class TorchComputer(Computer):
         self.steps_done, self.this_step = replica.position.step, max(0, replica.position.step - 1)
         self._values = replica.committed.values
         self._state.take_over(self._values)
+        if self.body_check is not None:
+            self.body_check.forget()
 
     def begin_loop(self, body_check: BodyCheck | None) -> None:
         """Note what the script has prepared; what the body computes is checked by `body_check`."""
