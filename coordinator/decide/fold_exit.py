@@ -98,8 +98,7 @@ def end_attempt(
 ) -> JobSnapshot:
     """The process of `rank` was reaped: the rank is finished, restarts, or fails the job."""
     gone = fold_pool.confirm_finished(snapshot, fold_rank.record_exit(rank, message))
-    diverged = fold_pool.DIVERGED if rank.attempt.worker_id in snapshot.divergent else None
-    cause = rank.attempt.intent.kill or diverged
+    cause = rank.attempt.intent.kill or fold_pool.divergence(snapshot, rank)
     ending = classify(snapshot, gone, message, cause)
     gone = fold_rank.count_end(gone, ending)
     snapshot = fold_pool.end_worker(snapshot, rank, gone, now)

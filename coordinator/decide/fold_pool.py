@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Final, TypeAlias, assert_never
+from typing import TypeAlias, assert_never
 
 import msgspec
 
@@ -22,11 +22,6 @@ from muster.contracts.messages import (
     StateMismatch,
 )
 from muster.contracts.pool import Newcomer, Pool, WorkerState
-
-DIVERGED: Final = Cause(
-    reason=Reason.DIFFERENT_BITS,
-    message="held other bits than the other workers and was stopped before its next step",
-)
 
 PoolMessage: TypeAlias = Ready | JoinedGroup | LoopEnded | PeerLost | StateMismatch | Saved
 
@@ -60,13 +55,43 @@ def apply_message(
             lost = snapshot.with_attempt(rank, replace(attempt, member=member))
             return replace(lost, partition=_partition_after(snapshot, rank, message))
         case StateMismatch():
-            return replace(snapshot, divergent=snapshot.divergent | set(message.workers))
+            return _diverge(snapshot, message, now)
         case Saved():
             # A save of an earlier round may be older than the request.
             served = snapshot.group.save if message.generation == snapshot.group.round else 0
             done = max(snapshot.checkpoint_requests_done, served)
             return replace(snapshot, checkpoint_requests_done=done)
     assert_never(message)
+
+
+def _diverge(snapshot: JobSnapshot, said: StateMismatch, now: float) -> JobSnapshot:
+    """A flipped bit hits another entry each time. The same one twice is changed by the program.
+
+    Unless a worker was lost in between: its successor may not have what it had.
+    """
+    before, divergent = snapshot.mismatch, snapshot.divergent | set(said.workers)
+    snapshot = replace(snapshot, divergent=divergent)
+    if said.round <= before.round:
+        return snapshot  # every member of the group says so
+    failed = {it.worker_id for it in snapshot.pool.members if it.state is WorkerState.FAILED}
+    lost = len(failed - divergent)
+    is_same = lost == snapshot.lost_before and not {*before.entries}.isdisjoint(said.entries)
+    snapshot = replace(snapshot, mismatch=said, lost_before=lost)
+    if not is_same:
+        return snapshot
+    message = f"the same values differ a second time: {printable(said.message)}"
+    failure = JobFailure(reason=Reason.INVALID_PROGRAM, message=message, exit_code=1)
+    return replace(snapshot, end=snapshot.end.fail(failure, now, snapshot.spec.stop_grace_seconds))
+
+
+def divergence(snapshot: JobSnapshot, rank: RankSnapshot) -> Cause | None:
+    """Return why a rank is stopped whose state differs from that of the others, else None."""
+    if rank.attempt.worker_id not in snapshot.divergent:
+        return None
+    entries = printable(", ".join(snapshot.mismatch.entries))
+    where = f" in {entries}" if entries else ""
+    words = f"held other bits than the other workers{where} and was stopped before its next step"
+    return Cause(reason=Reason.DIFFERENT_BITS, message=words)
 
 
 def _end_loop(snapshot: JobSnapshot, exporter: int, now: float) -> JobSnapshot:

@@ -8,7 +8,7 @@ from typing import Final
 from coordinator.decide import actions
 from coordinator.decide.actions import Action, SetStatus
 from coordinator.decide.events import describe_recovery
-from coordinator.decide.fold_pool import DIVERGED
+from coordinator.decide.fold_pool import divergence
 from coordinator.decide.rank_state import RankSnapshot
 from coordinator.decide.state import GroupSnapshot, JobSnapshot, Partition
 from muster.contracts.agent import UNPLACED
@@ -61,8 +61,7 @@ def stop_divergent_ranks(snapshot: JobSnapshot, _now: float) -> Iterator[Action]
     for rank in snapshot.ranks:
         # The ranks of a failed job have time to save.
         cause = None if snapshot.is_ending else rank.attempt.refused
-        if rank.attempt.worker_id in snapshot.divergent:
-            cause = DIVERGED
+        cause = divergence(snapshot, rank) or cause
         if cause is not None and rank.is_alive and rank.attempt.intent.kill is None:
             yield actions.KillProcess(rank=rank.rank, cause=cause)
 

@@ -19,7 +19,7 @@ from muster.contracts import agent as agents
 from muster.contracts.agent import LOCAL_HOST, UNPLACED, AgentState
 from muster.contracts.engine import SCHEDULERS
 from muster.contracts.job import JobId, JobStatus, JobUid, Reason
-from muster.contracts.messages import Raised
+from muster.contracts.messages import Raised, StateMismatch
 from muster.contracts.pool import Pool
 from muster.contracts.retry import DEFAULT_BACKOFF, RETRIES, Backoff, RetryClass
 from muster.contracts.spec import JobSpec
@@ -38,6 +38,7 @@ loop in C that keeps the GIL looks like a process that gets no processor."""
 AGENT_FAILURES_LIMIT: Final = 10
 """Agents lost in a row before any rank came alive: this machine cannot run the job."""
 
+NO_MISMATCH: Final = StateMismatch(round=0, workers=(), message="")
 _NO_POOL = Pool(min_workers=1, max_workers=1)
 
 
@@ -175,6 +176,8 @@ class JobSnapshot:
     checkpoint_requests: int = 0  # made so far; only the last one can be pending
     checkpoint_requests_done: int = 0
     divergent: frozenset[int] = frozenset()  # workers whose state differs from that of the others
+    mismatch: StateMismatch = NO_MISMATCH  # the last one
+    lost_before: int = 0  # workers that had failed until then for another reason
     raised: Raised | None = None  # the last error that the program raised in any rank
     raised_by: int | None = None  # the rank that raised it
     restore: GangRestore = GangRestore()

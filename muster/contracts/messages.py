@@ -159,12 +159,14 @@ class PeerLost(_Message, frozen=True, omit_defaults=True, tag="peer_lost"):
     unreachable: int | None = None  # the rank to which no connection came about
 
 
-class StateMismatch(_Message, frozen=True, tag="state_mismatch"):
+class StateMismatch(_Message, frozen=True, omit_defaults=True, tag="state_mismatch"):
     """Some members of the group hold, or compute, other bits than the rest."""
 
     round: Count
     workers: tuple[int, ...]
     message: str
+    entries: tuple[str, ...] = ()
+    """The first parts of the state that differ, by name; none if something else does."""
 
 
 class EpochDone(_Message, frozen=True, tag="epoch_done"):

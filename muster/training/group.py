@@ -5,6 +5,9 @@ import os
 import socket
 import time
 import weakref
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain
 from typing import Final, Protocol, Self, TypeVar
 
 import msgspec
@@ -25,6 +28,7 @@ from muster.collectives.transports.shared_memory import SharedMemoryBackend
 from muster.collectives.transports.tcp import TcpBackend
 from muster.contracts.agent import LOOPBACK
 from muster.contracts.environ import RANK_PORTS, RankSettings
+from muster.contracts.errors import MusterError
 from muster.contracts.messages import WorkerGroup
 from muster.contracts.spec import GROUP_LIMIT
 from muster.training.group_updates import GroupUpdate, GroupUpdates
@@ -39,6 +43,9 @@ while a peer computes, so a peer that does not answer them is not."""
 
 ATTACH_POLL_SECONDS: Final = 0.001
 """Between attempts to attach to the memory of a peer that has not initialised it yet."""
+
+NAMES_LIMIT, NAME_LIMIT = 3, 100
+"""How many parts of a state a message names, and how many characters of each name."""
 
 Value = TypeVar("Value")
 
@@ -55,6 +62,16 @@ class Group:
 
     def __exit__(self, *_: object) -> None:
         self.backend.close()
+
+
+class WorkersDiverged(MusterError):
+    """Some members hold or compute other bits; `members` are their positions in the group."""
+
+    def __init__(self, message: str, members: Sequence[int], rank: int, *entries: str) -> None:
+        """`entries` are the names of the parts of the state that differ; the first are kept."""
+        super().__init__(message)
+        self.members, self.entries = tuple(members), entries[:NAMES_LIMIT]
+        self.includes_this_rank = rank in members
 
 
 class GroupFactory(Protocol):
@@ -233,11 +250,43 @@ def _listen(settings: RankSettings) -> socket.socket:
     )
 
 
+def divergent_members(digests: Sequence[str]) -> list[int]:
+    """Return the members whose digest differs from the most common one.
+
+    If no digest is more common than the others, the first member's counts.
+    """
+    counts = Counter(digests)
+    right = max(counts, key=lambda digest: (counts[digest], digest == digests[0]))
+    return [member for member, digest in enumerate(digests) if digest != right]
+
+
 def gather_values(backend: Backend, own: Value, kind: type[Value]) -> list[Value]:
     """Return the value that each member passed, in group rank order; all members call this."""
     encoded = msgspec.msgpack.encode(own)
     gathered = all_gather_bytes(backend, encoded, timeout_seconds=PEER_TIMEOUT_SECONDS)
     return [msgspec.msgpack.decode(value, type=kind) for value in gathered]
+
+
+def different_names(backend: Backend, own: dict[str, bytes], members: list[int]) -> list[str]:
+    """Return the names whose values are not the same in these members; all members call this."""
+    found = gather_values(backend, own, dict[str, bytes])
+    compared = [found[member] for member in members]
+    names = dict.fromkeys(chain(*compared))
+    different = [it[:NAME_LIMIT] for it in names if len({one.get(it) for one in compared}) > 1]
+    return different or ["the order of values"]
+
+
+def refuse_other_data(data: Sequence[str], nodes: Sequence[str], rank: int) -> None:
+    """Refuse members whose host has other data, as far as its totals tell; "" is not compared."""
+    divergent = divergent_members(data) if all(data) else []
+    if divergent:
+        wrong, right = divergent[0], next(it for it in range(len(data)) if it not in divergent)
+        raise WorkersDiverged(
+            f"the data set on {nodes[wrong]} has {data[wrong]}, that on "
+            f"{nodes[right]} {data[right]}: give every host the same shards",
+            divergent,
+            rank,
+        )
 
 
 def group_rank_of(rank: int, worker_group: WorkerGroup) -> int | None:

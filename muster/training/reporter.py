@@ -31,9 +31,10 @@ from muster.runtime.heartbeat import Supervision
 from muster.runtime.stderr_messages import print_stdout
 from muster.training.blocks import BusyFlag
 from muster.training.checkpointer import Checkpointer
+from muster.training.group import WorkersDiverged
 from muster.training.schedule import Schedule
 from muster.training.schema import Means
-from muster.training.state_sync import Arrays, Committed, Replica, WorkersDiverged
+from muster.training.state_sync import Arrays, Committed, Replica
 from muster.training.trainer import Outcome
 
 PROGRESS_SECONDS: Final = 1.0
@@ -141,9 +142,8 @@ class Reporter:
 
     def on_state_mismatch(self, worker_group: WorkerGroup, error: WorkersDiverged) -> None:
         workers = tuple(worker_group.members[member].worker_id for member in error.members)
-        self.supervision.send(
-            StateMismatch(round=worker_group.round, workers=workers, message=str(error))
-        )
+        said = StateMismatch(worker_group.round, workers, str(error), error.entries)
+        self.supervision.send(said)
 
     def on_step(self, replica: Replica, means: Means) -> None:
         self._take_position(replica)

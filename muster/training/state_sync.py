@@ -29,18 +29,25 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_128
+from xxhash import xxh3_64_digest, xxh3_128
 
+from muster.checkpoints.nested import with_leaves
 from muster.collectives.backend import Backend
 from muster.collectives.errors import PeerRefused
 from muster.collectives.reduction.tree import Block, BlockAssignment, assign_blocks
-from muster.contracts.errors import MusterError
 from muster.contracts.messages import EpochDone
 from muster.contracts.shards import Position
 from muster.datasets.index import Totals
 from muster.host.processes import boot_id, pid_namespace
 from muster.runtime.fingerprint import ANY_BITS, Fingerprint, explain
-from muster.training.group import gather_values
+from muster.training.group import (
+    NAMES_LIMIT,
+    WorkersDiverged,
+    different_names,
+    divergent_members,
+    gather_values,
+    refuse_other_data,
+)
 from muster.training.schema import read_only
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
@@ -70,6 +77,9 @@ QUICK_COPY_BYTES: Final = 16 << 20
 EMPTY: Final = Committed(position=Position(step=-1))
 """Of a replica that has no state yet."""
 
+_NAMES: Final = {"values": "run.values", "groups": "optimizer.param_groups", "kept": "optimizer"}
+"""What people know parts of `Committed.values` as."""
+
 
 class Replica:
     """A rank's copy of the model state and its position, always of the same step.
@@ -77,6 +87,8 @@ class Replica:
     Two sets of arrays are used in turn. A step writes its new state into the unused set and takes
     it over in one assignment, so a failure before that leaves the last committed state whole.
     """
+
+    advice = "update() may depend on its arguments alone"  # if members differ
 
     def __init__(self, example: Arrays) -> None:
         """`example` is any state of the program: it gives names, shapes and dtypes."""
@@ -167,6 +179,11 @@ class InPlaceReplica(Replica):
     before the new one is whole, so until then it is empty.
     """
 
+    advice = (
+        "What a hook changes has to change on every rank, and what the script itself keeps belongs "
+        'in run.values or run.register(): see "States that differ" in docs/pytorch.md'
+    )
+
     def __init__(self, example: Arrays) -> None:
         self.state = {}
         self.committed = EMPTY
@@ -198,15 +215,6 @@ class InPlaceReplica(Replica):
     def receive(self, backend: Backend, peer: int) -> None:
         self.committed = EMPTY
         super().receive(backend, peer)
-
-
-class WorkersDiverged(MusterError):
-    """Some members hold or compute other bits; `members` are their positions in the group."""
-
-    def __init__(self, message: str, members: Sequence[int], rank: int) -> None:
-        super().__init__(message)
-        self.members = tuple(members)
-        self.includes_this_rank = rank in members
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +282,8 @@ def sync_state(
     )
     reports = gather_values(backend, report, _Report)
     _compare_arithmetic(reports, backend.rank)
-    _compare_data(reports, backend.rank)
+    data = [f"{it.lines} lines (hash sum {it.hash_sum:016x})" * (it.lines > 0) for it in reports]
+    refuse_other_data(data, [it.node for it in reports], backend.rank)
     furthest = max(report.step for report in reports)
     source = next(member for member, report in enumerate(reports) if report.step == furthest)
     if furthest < 0 and backend.rank == source:
@@ -285,14 +294,12 @@ def sync_state(
         report.step < furthest or furthest < 0 or differ
         for report, differ in zip(reports, differs, strict=True)
     ]
-    _compare_states([report.digest for report in reports], is_behind, backend.rank)
+    compared = {at: it.digest for at, it in enumerate(reports) if not is_behind[at]}
+    _compare_states(backend, replica, compared)
     blocks = [report.held if report.step == furthest else () for report in reports]
     kept = [[Block(*block) for block in member] for member in blocks]
-    are_new = (
-        not any(differs)
-        and furthest >= 0
-        and all(report.step in {-1, furthest} for report in reports)
-    )
+    are_new = furthest >= 0 and not any(differs)
+    are_new &= all(report.step in {-1, furthest} for report in reports)
     assignment = assign_blocks(kept, leaves)
     if any(is_behind):
         if not (are_new and _copy_aside(backend, replica, reports, source)):
@@ -325,7 +332,7 @@ def take_first_state(backend: Backend, replica: Replica) -> None:
 def compare_states(backend: Backend, replica: Replica) -> None:
     """Raise `WorkersDiverged` if the members hold different states; all members call this."""
     digests = gather_values(backend, replica.digest(), str)
-    _compare_states(digests, [False] * len(digests), backend.rank)
+    _compare_states(backend, replica, dict(enumerate(digests)))
 
 
 def _copy_aside(
@@ -362,16 +369,6 @@ def _open(pid: int, descriptor: int, inode: int, stack: ExitStack) -> int | None
     return None
 
 
-def divergent_members(digests: Sequence[str]) -> list[int]:
-    """Return the members whose digest differs from the most common one.
-
-    If no digest is more common than the others, the first member's counts.
-    """
-    counts = Counter(digests)
-    right = max(counts, key=lambda digest: (counts[digest], digest == digests[0]))
-    return [member for member, digest in enumerate(digests) if digest != right]
-
-
 def _compare_arithmetic(reports: Sequence[_Report], rank: int) -> None:
     """Refuse members whose machine computes other bits, and name the setting that differs."""
     prints = [Fingerprint(digest=report.arithmetic, facts=report.facts) for report in reports]
@@ -383,34 +380,38 @@ def _compare_arithmetic(reports: Sequence[_Report], rank: int) -> None:
         raise WorkersDiverged(explain(prints[divergent[0]], right) + where, divergent, rank)
 
 
-def _compare_data(reports: Sequence[_Report], rank: int) -> None:
-    """Refuse members whose host has other data, as far as the totals tell."""
-    data = [f"{report.lines} lines (hash sum {report.hash_sum:016x})" for report in reports]
-    divergent = divergent_members(data) if all(report.lines for report in reports) else []
-    if divergent:
-        wrong, right = divergent[0], next(it for it in range(len(data)) if it not in divergent)
-        raise WorkersDiverged(
-            f"the data set on {reports[wrong].node} has {data[wrong]}, that on "
-            f"{reports[right].node} {data[right]}: give every host the same shards",
-            divergent,
-            rank,
-        )
-
-
-def _compare_states(digests: Sequence[str], is_behind: Sequence[bool], rank: int) -> None:
+def _compare_states(backend: Backend, replica: Replica, digests: dict[int, str]) -> None:
     """Refuse the minority. Without a majority no state can be trusted, so all are refused."""
-    members = [member for member, behind in enumerate(is_behind) if not behind]
-    counts = Counter(digests[member] for member in members)
+    members, counts = list(digests), Counter(digests.values())
     if len(counts) < 2:  # noqa: PLR2004  all equal
         return
     (right, most), (_, next_most) = counts.most_common(2)
     divergent = [it for it in members if digests[it] != right or most == next_most]
+    names = different_names(backend, _entries(replica), members)
+    more = f" and {len(names) - NAMES_LIMIT} more" * (len(names) > NAMES_LIMIT)
     raise WorkersDiverged(
         f"the state of {len(divergent)} of {len(members)} workers differs from that of the others "
-        "at the same step: stopped before the next step",
+        f"at the same step, in {', '.join(names[:NAMES_LIMIT])}{more}: stopped before the next "
+        f"step. {replica.advice}",
         divergent,
-        rank,
+        backend.rank,
+        *names,
     )
+
+
+def _entries(replica: Replica) -> dict[str, bytes]:
+    """Return digests by name, first of the values, by which hooks often change arrays."""
+    found: dict[str, bytes] = {}
+
+    def put(value: object, name: str) -> None:
+        found[name] = xxh3_64_digest(msgspec.json.encode(value))
+
+    values = msgspec.json.decode(replica.committed.values or b"{}")
+    for name, value in {**values.pop("objects", {}), **values}.items():
+        with_leaves(value, _NAMES.get(name, name), put)
+    found |= {name: xxh3_64_digest(_bytes_of(array)) for name, array in replica.state.items()}
+    put(msgspec.structs.replace(replica.committed, values=b"", stop_requested=False), "position")
+    return found
 
 
 def _allocate(example: Arrays) -> tuple[dict[str, NDArray[Any]], int]:

@@ -492,10 +492,9 @@ class Story:
         )
         return self.rank_says(rank, lost)
 
-    def reports_mismatch(self, rank: int, *workers: int) -> Self:
-        said = messages.StateMismatch(
-            round=self.job.group.round, workers=workers, message="other bits"
-        )
+    def reports_mismatch(self, rank: int, *workers: int, entry: str = "") -> Self:
+        entries = (entry,) if entry else ()
+        said = messages.StateMismatch(self.job.group.round, workers, "other bits", entries)
         return self.rank_says(rank, said)
 
     def _is_asked_for(self, **wanted: Any) -> Self:  # noqa: ANN401  fields of `ChangeRequested`

@@ -163,6 +163,10 @@ ON_THE_WIRE = [
         StateMismatch(round=3, workers=(4,), message="m"),
         '{"is":"state_mismatch","round":3,"workers":[4],"message":"m"}',
     ),
+    (
+        StateMismatch(round=3, workers=(4,), message="m", entries=("weights",)),
+        '{"is":"state_mismatch","round":3,"workers":[4],"message":"m","entries":["weights"]}',
+    ),
     (AgentHeartbeat(stopped=((3, 7),)), '{"is":"agent_heartbeat","stopped":[[3,7]]}'),
     (
         AgentHeartbeat(stopped=(), late_seconds=0.5, starved=((3, 7, 1.5),)),

@@ -5,6 +5,7 @@ import platform
 import threading
 from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,12 +16,13 @@ from muster.contracts.shards import Position
 from muster.datasets.index import Totals
 from muster.runtime.fingerprint import ANY_BITS, Fingerprint, fingerprint
 from muster.training import state_sync
+from muster.training.group import WorkersDiverged
 from muster.training.state_sync import (
     UNKNOWN,
     Committed,
+    InPlaceReplica,
     Replica,
     SyncResult,
-    WorkersDiverged,
     sync_state,
     take_first_state,
 )
@@ -172,6 +174,61 @@ def test_divergent_member_is_named_and_sends_no_state(odd: int) -> None:
 def test_without_a_majority_all_are_refused(values: list[int], odd: tuple[int, ...]) -> None:
     found = taken_up([at(5, value) for value in values])
     assert [one.members for one in found] == [odd] * len(values)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (Replica, "weights, position: stopped before the next step. update() may depend on its"),
+        (
+            InPlaceReplica,
+            "run.values.best, weights, position: stopped before the next step. What a",
+        ),
+    ],
+)
+def test_what_differs_is_named(kind: type[Replica], said: str) -> None:
+    replicas = [kind(SHAPE) for _ in range(4)]
+    for place, replica in enumerate(replicas[:3]):
+        values = {"values": {"best": place, "same": 1}, "loss": 1, "objects": {}}
+        committed = Committed(
+            position=Position(step=5),
+            is_stopped=place == 1,
+            values=b"" if kind is Replica else msgspec.json.encode(values),
+        )
+        replica.commit({"weights": np.full(3, place, np.float32)}, committed)
+    found = taken_up(replicas)  # the last one is new: it takes part, and says the same
+    assert {str(one) for one in found} == {
+        f"the state of 3 of 3 workers differs from that of the others at the same step, in {said}"
+        + str(found[0]).partition(said)[2]
+    }
+    assert {one.entries for one in found} == {tuple(said.partition(":")[0].split(", "))}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "entries", "said"),
+    [
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, ("the order of values",), "in the order of values:"),
+        (
+            dict.fromkeys("abcde", 1),
+            dict.fromkeys("abcd", 2),
+            tuple(f"run.values.{it}" for it in "abc"),
+            "in run.values.a, run.values.b, run.values.c and 2 more:",
+        ),
+        ({"n" * 200: 1}, {}, ("run.values." + "n" * 89,), "n:"),
+    ],
+    ids=["order", "many", "long"],
+)
+def test_names_of_what_differs_are_few_and_short(
+    first: dict[str, int], second: dict[str, int], entries: tuple[str, ...], said: str
+) -> None:
+    replicas = [InPlaceReplica(SHAPE), InPlaceReplica(SHAPE)]
+    for replica, values in zip(replicas, (first, second), strict=True):
+        encoded = msgspec.json.encode({"values": values})
+        committed = Committed(position=Position(step=5), values=encoded)
+        replica.commit({"weights": np.ones(3, np.float32)}, committed)
+    one, _ = taken_up(replicas)
+    assert one.entries == entries
+    assert said in str(one)
 
 
 def test_member_with_other_arithmetic_is_refused() -> None:
