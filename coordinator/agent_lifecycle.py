@@ -398,8 +398,8 @@ class AgentLifecycle:
         code = await asyncio.to_thread(read_code, script)
         taken = CodeTaken(files=code, script=script.file if script else "")
         self.observe(job.snapshot.uid, taken)
-        if script and (earlier := job.snapshot.spec.resume_from):
-            job.note("code_taken", f"goes on from job {earlier} with the code as it is now")
+        if script and (earlier := job.snapshot.spec.earlier):
+            job.note("code_taken", f"goes on from job {earlier.job} with the code as it is now")
 
     async def _kill_if_it_stays(self, agent: AgentProcess, launcher: Launcher) -> None:
         while not (await asyncio.wait([agent.ended], timeout=DISMISSAL_SECONDS))[0]:

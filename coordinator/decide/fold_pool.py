@@ -108,7 +108,7 @@ def _end_loop(snapshot: JobSnapshot, exporter: int, now: float) -> JobSnapshot:
 
 
 def _unproven(snapshot: JobSnapshot) -> JobFailure | None:
-    """Return the failure of a job whose process differed if none of its rank has trained since."""
+    """Return a failure if a process differed, and its rank has not trained again since."""
     raised, by = snapshot.raised, snapshot.raised_by
     if raised is None or raised.key == "" or by is None:
         return None

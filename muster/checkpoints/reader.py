@@ -103,13 +103,19 @@ class CheckpointReader:
         Raises as `newest`, and `CheckpointMismatch` if there is none of that step.
         """
         uid = self.last_uid()
-        found = self.newest(lambda manifest: manifest.job_uid == uid and manifest.is_at(step))
-        if found is None and step is not None:
+        if step is None:
+            return self.newest(lambda manifest: manifest.job_uid == uid)
+        for name in self.store.by_trust():
+            with suppress(CheckpointDamaged):
+                manifest = manifest_of(self.store, name)
+                if manifest.job_uid == uid and manifest.is_at(step):
+                    break
+        else:
             raise CheckpointMismatch(
                 f"{self.store.location} has no checkpoint of step {step} any more: resume from "
                 "another one (muster checkpoint ls lists them)"
             )
-        return found
+        return self.named(name)
 
     def named(self, name: CheckpointName) -> Checkpoint:
         """Return exactly this checkpoint; raises `CheckpointDamaged` and `CheckpointMismatch`."""

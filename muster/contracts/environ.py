@@ -38,6 +38,8 @@ from muster.contracts.spec import (
     JOB_ID_PATTERN,
     LIMITS,
     PROGRAM_WANTED,
+    RESUME_PATTERN,
+    RESUME_WANTED,
     SAMPLES_PER_SHARD_MIN,
     BackendChoice,
     Bits,
@@ -46,7 +48,6 @@ from muster.contracts.spec import (
     JobSpec,
     KeepBest,
     Mode,
-    ResumeFrom,
     fits_shards,
     is_power_of_two,
     is_program,
@@ -493,7 +494,8 @@ def _read_job(environ: Mapping[str, str]) -> dict[str, Any]:
         if text := environ.get(name):
             limits = msgspec.structs.astuple(LIMITS[field]) if field in LIMITS else (None, None)
             found[field] = Variable(name, "", *limits).parse(text, hints[field])
-    _check_id("MUSTER_RESUME_FROM", ResumeFrom.parse(found.get("resume_from", "a")).job)
+    if not re.fullmatch(RESUME_PATTERN, found.get("resume_from", "a")):
+        raise InvalidEnvironment("MUSTER_RESUME_FROM", found["resume_from"], RESUME_WANTED)
     if not is_program(found.get("program", "a:b")):
         raise InvalidEnvironment("MUSTER_PROGRAM", found["program"], PROGRAM_WANTED)
     return found

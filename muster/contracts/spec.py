@@ -132,8 +132,8 @@ class ResumeFrom(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return cls(job, int(step) if step.isdecimal() else "best" if step else None)
 
 
-_RESUME_PATTERN: Final = f"^{JOB_ID_PATTERN}(:([0-9]{{1,18}}|best))?$"
-_RESUME_WANTED: Final = "name a job by its id, and a checkpoint as in JOB:STEP or JOB:best"
+RESUME_PATTERN: Final = f"^{JOB_ID_PATTERN}(:([0-9]{{1,18}}|best))?$"
+RESUME_WANTED: Final = "name a job by its id, and a checkpoint as in JOB:STEP or JOB:best"
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -380,7 +380,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         ),
     ] = 10 << 30
     resume_from: Annotated[
-        Annotated[str, Meta(pattern=_RESUME_PATTERN, extra={"wanted": _RESUME_WANTED})]
+        Annotated[str, Meta(pattern=RESUME_PATTERN, extra={"wanted": RESUME_WANTED})]
         | ResumeFrom
         | None,
         _doc(

@@ -66,7 +66,7 @@ class Seen(msgspec.Struct, frozen=True):
         return [name.partition(".")[2] for name in names if name != USED]
 
     def different_kind(self, other: "Seen") -> str:
-        """Return the first that differs of what one depends on the other: a key of `_CAUSES`."""
+        """Return what differs first, the batch, the loss or a later result: a key of `_CAUSES`."""
         if self.batch != other.batch:
             return "batch"
         if self.loss != other.loss:
@@ -102,7 +102,7 @@ class BodyCheck:
         self._kept: dict[str, str] = {}
         """The digests of before the body."""
         self._state = ""
-        """The digest of these, when the first shard of the present turn began."""
+        """The digest of these for the first shard of the present turn."""
         self._averaged: set[str] = set()
         """The buffers that a warning has named."""
         self._place = (-1, 0)
@@ -178,13 +178,13 @@ class BodyCheck:
         place = task.leaf.step, self._computer.turn
         if place != self._place:
             self._place, self._seen = place, {}
-            self._state = xxh3_64_hexdigest(msgspec.json.encode(self._kept, order="sorted"))
+            self._state = _digest_of(self._kept)
         self._seen.setdefault(task.leaf, self._last)
 
     def is_kept(self, step: int) -> bool:
         """See `Computer.is_kept`."""
-        is_first_turn = self._computer.turn == 0
-        return is_first_turn and self._is_proven and self._checkpointer.is_witness_expected(step)
+        is_compared = self._is_fatal and self._is_proven and self._computer.turn == 0
+        return is_compared and self._checkpointer.is_witness_expected(step)
 
     def check(
         self, backend: Backend, state: State, step: int, check: Callable[[], None]
@@ -260,7 +260,7 @@ class BodyCheck:
         leaf, wanted, state = theirs
         found = yield from compute(leaf)
         # Different states are found at the end of the epoch, which tells whose is wrong.
-        if found == wanted or (seen and state != self._state):
+        if found == wanted or state != _digest_of(self._kept):
             return
         for own, first in seen.items():  # a body that differs from itself: its cause is plainer
             yield from self._check_self(own, first, compute)
@@ -274,8 +274,8 @@ class BodyCheck:
             return
         parts = _listed(wanted.different_parts(found))
         sentence = (
-            f"{_CAUSES_OF_NEW[wanted.different_kind(found)]} ({_ADVICE}): this process computed "
-            f"{_where(leaf)}{parts} differently from the {other}"
+            f"this process computed {_where(leaf)}{parts} differently from the {other}: "
+            f"{_CAUSES_OF_NEW[wanted.different_kind(found)]} ({_ADVICE})"
         )
         if not self._is_gpu:
             raise ProgramRaised(leaf.step, sentence, "other bits in a new process")
@@ -362,6 +362,10 @@ _CAUSES_OF_NEW: Final = {
     ),
 }
 """The same of a process that differs from another one."""
+
+
+def _digest_of(digests: Mapping[str, str]) -> str:
+    return xxh3_64_hexdigest(msgspec.json.encode(digests, order="sorted"))
 
 
 def _where(leaf: Leaf) -> str:

@@ -150,7 +150,8 @@ class TorchComputer(Computer):
         for parameter in self._trained.values():
             parameter.grad = None
         inputs = None if of is None else [it for it in parameters_of(of) if it.requires_grad]
-        torch.autograd.backward(loss if is_short else loss * weight, inputs=inputs)
+        if inputs != []:
+            torch.autograd.backward(loss if is_short else loss * weight, inputs=inputs)
         if inputs is not None and all(it.grad is None for it in inputs):
             raise InvalidProgram(
                 f"a loss {task.leaf} has no gradient for any parameter of the optimizer that "
@@ -166,8 +167,9 @@ class TorchComputer(Computer):
                 "with a graph, such as cross_entropy(model(inputs), labels)"
             )
         for name, parameter in self._trained.items():
-            if parameter.grad is None:  # also if the body has zeroed it
-                self._gradients.pop(name, None)
+            if parameter.grad is None:
+                if self._served[-1] == self.turn:  # the body has zeroed what an earlier loss gave
+                    self._gradients.pop(name, None)
             elif parameter.grad is not self._sent[name]:
                 raise InvalidProgram(
                     f"there are gradients already {task.leaf}: leave out loss.backward(), "

@@ -725,7 +725,7 @@ MISTAKES_OF_JOBS = {
     "keeps what a restart loses": (
         ALL_DIE_ONCE,
         {"epochs": 2000, "checkpoint_every": 2},
-        "differently from the process that saved the state, and so did",
+        "differently from the process that saved the state: the loss depends on",
     ),
     "keeps what a hook changes": (DIES_ONCE, {"epochs": 2000}, "neither in run.values"),
     "leaves the loop": (MISTAKES["leaves the loop"][0], {}, "left before training was complete"),

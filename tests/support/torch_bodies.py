@@ -193,15 +193,18 @@ class Turns(Body):
 
     def train(self) -> None:
         torch.manual_seed(0)
-        self.nets = [self.model(), self.model()]
+        self.nets: list[Any] = [self.model(), self.model()]
         self.own = torch.Generator().manual_seed(1)
         optimizers = [torch.optim.SGD(it.parameters(), lr=0.05) for it in self.nets]
         run = muster.torch.join(
             self.nets, optimizers, data=self.data(), batch_size=self.batch_size, num_workers=2
         )
+        begun = self.nets[0][0].weight.detach().clone()
         for x, y in run.shards():
             run.backward(cross_entropy(self.nets[0](x), y), of=optimizers[0])
+            optimizers[0].zero_grad()  # left in by habit, after a step that was left out
             run.backward(self.loss(self.nets[1], x, self.nets[0](x)), of=optimizers[1])
+        assert not torch.equal(self.nets[0][0].weight, begun)
 
     def loss(self, net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return mse_loss(net(x), y)

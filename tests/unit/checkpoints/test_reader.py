@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from muster.checkpoints.errors import CheckpointDamaged
+from muster.checkpoints.errors import CheckpointDamaged, CheckpointMismatch
 from muster.checkpoints.local_store import LocalStore
 from muster.checkpoints.manifest import LATEST, MANIFEST, CheckpointName
 from muster.checkpoints.reader import CheckpointReader
@@ -79,6 +79,20 @@ def test_damaged_file_falls_back_to_previous_checkpoint(file: str) -> None:
         assert rank.restored() == CheckpointName(0, 2), damage
         assert len(rank.warnings) == 2
         assert file in rank.warnings[0]
+
+
+def test_a_chosen_step_is_read_without_a_warning_or_fails_by_its_name() -> None:
+    rank = Rank()
+    rank.save(2, 3)
+    reader = CheckpointReader(rank.store, 0, None, rank.warnings.append)
+    chosen = reader.newest_of_last_job(2)
+    assert chosen is not None
+    assert (chosen.name, rank.warnings) == (CheckpointName(0, 2), [])
+    overwrite(rank.files, f"{DIRECTORY}/step_0000000002.g0000/state.safetensors", b"")
+    with pytest.raises(CheckpointDamaged, match=r"step_0000000002\.g0000/state\.safetensors does"):
+        reader.newest_of_last_job(2)
+    with pytest.raises(CheckpointMismatch, match="no checkpoint of step 9 any more"):
+        reader.newest_of_last_job(9)
 
 
 def test_renamed_checkpoint_is_damaged() -> None:

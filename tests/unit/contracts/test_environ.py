@@ -204,6 +204,8 @@ def test_unset_fields_hide_the_services_variables() -> None:
         ("JOB_ID", "../../elsewhere"),
         ("MUSTER_RESUME_FROM", "../../elsewhere"),
         ("MUSTER_RESUME_FROM", "a/b:7"),
+        ("MUSTER_RESUME_FROM", "points:bset"),
+        ("MUSTER_RESUME_FROM", "points:"),
         ("MUSTER_KEEP_BEST", "val_loss"),
         ("MUSTER_KEEP_BEST", '{"metric": "val_loss", "step": 1}'),
     ],
