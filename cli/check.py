@@ -21,6 +21,7 @@ from cli.connection import python_option
 from cli.errors import ExitCode
 from cli.output import notice_if_slow, plural
 from cli.run import argv_of_module, argv_of_script
+from cli.service_processes import interrupt_at_signals
 from cli.services import temporary_services
 from muster.contracts.environ import CHECK, CHECK_KILLS, CHECK_STEPS, RANK_DEFAULTS
 from muster.contracts.errors import MusterError, printable
@@ -38,6 +39,15 @@ if TYPE_CHECKING:
 STEPS: Final = 3
 NAMES_SHOWN: Final = 5
 LAST_LINES: Final = 10
+
+IMPURE: Final = (
+    "the body of the loop may use only the state and its batch; docs/pytorch.md names what breaks "
+    "that"
+)
+UNSEEDED: Final = (
+    "no two starts agree after step 1: the script makes other weights or data each time. Call "
+    "torch.manual_seed(0) before it makes them"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +107,16 @@ def check(
     Exit code 1 if a step differs or the script fails.
     """
     require_server("check")
+    from muster.checkpoints.comparison import identity_of  # noqa: PLC0415  not for --help
+
     python = python or callers_python(os.environ)
     command = (argv_of_module if module else argv_of_script)(words, Path.cwd(), python)
     failed = False
+    interrupt_at_signals()
     with tempfile.TemporaryDirectory(prefix="muster-check-") as made:
         stage = Path(made)
         with temporary_services(stage, max(sizes)) as client:
-            reference = None
+            reference, firsts = None, []
             for part in _parts(sizes, steps):
                 began = time.monotonic()
                 with notice_if_slow(part.what):
@@ -113,13 +126,12 @@ def check(
                 said = found or ("the same bits" if reference else plural(steps, "step"))
                 click.echo(f"{part.what}: {said} ({time.monotonic() - began:.0f} s)")
                 reference = reference or saved
+                firsts += [identity_of(saved[1])] if part.resume_from is None else []
                 failed |= bool(found)
     if failed:
-        click.echo(
-            "the body of the loop may use only the state and its batch; docs/pytorch.md names what "
-            "breaks that",
-            err=True,
-        )
+        # Two of these runs have the same number of ranks.
+        is_unseeded = len({*firsts}) == len(firsts)
+        click.echo(UNSEEDED if is_unseeded else IMPURE, err=True)
         sys.exit(ExitCode.FAILED)
     click.echo(f"{plural(steps, 'step')} had the same bits in every run")
 
@@ -139,6 +151,7 @@ def _run(client: Client, stage: Path, part: _Part, command: Sequence[str]) -> No
         "checkpoint_every": 1,
         "keep_last": part.steps + 1,
         "resume_from": part.resume_from,
+        "stop_grace_seconds": 5,  # an interrupted check keeps nothing
         "env": {
             **{name: os.environ[name] for name in RANK_DEFAULTS if name in os.environ},
             CHECK: "1",

@@ -334,7 +334,7 @@ def diff(first: str, second: str, rank: int | None, output: Output) -> None:
     type=click.Choice(["numpy", "safetensors", "torch"]),
     help="The format, if the suffix of TARGET does not say it.",
 )
-@click.option("--only", metavar="PART", help="Write one part, such as model, without its name.")
+@click.option("--only", metavar="PART", help="Write one part: model, or registered.NAME.")
 @click.option("--best", is_flag=True, help="The best one, by keep_best: the same as WHERE:best.")
 @_rank_option
 def export(

@@ -16,6 +16,7 @@ import click
 import msgspec
 
 from cli.output import plural
+from cli.service_processes import interrupt_at_signals
 from cli.service_record import service_settings
 from cli.services import temporary_services
 from muster.contracts.errors import MusterError
@@ -61,6 +62,7 @@ def demo() -> None:
     """Kill ranks while a model trains; the bits stay the same."""
     require_server("demo")
     print("Ranks come, die and go while one model is trained, and the result stays the same.\n")
+    interrupt_at_signals()
     stage = service_settings().data_dir / "demo"
     shutil.rmtree(stage, ignore_errors=True)
     make_private(stage.parent)

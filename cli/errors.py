@@ -10,7 +10,7 @@
 6    the job's state does not allow it, such as another job that has this id
 7    the timeout expired while the job continues
 8    the job was stopped
-130  interrupted with Ctrl-C; `wait` and an attached `submit` also with SIGTERM
+130  interrupted with Ctrl-C; `wait`, `check`, `demo` and an attached `submit` also with SIGTERM
 ==== ==============================================================================
 
 `muster audit` has three of its own: 0 exactly once, 1 not exactly once, 2 not known.

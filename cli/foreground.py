@@ -30,7 +30,7 @@ import msgspec
 
 from cli.connection import ATTACHED_SECONDS
 from cli.output import ROUTINE_EVENTS, Tracebacks, say
-from cli.service_processes import ServicePair, failed_start
+from cli.service_processes import END_SIGNALS, ServicePair, failed_start
 from cli.service_record import (
     ServiceRecord,
     open_for_append,
@@ -84,9 +84,6 @@ LAST_OUTPUT_SECONDS: Final = 2.0
 ONE_REQUEST_SECONDS: Final = 1.0
 """Signals within this time are one request: `timeout` and schedulers signal a process and then its
 group."""
-
-END_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-"""SIGHUP: the terminal was closed. SIGUSR1: Slurm announces the end of the allocation."""
 
 FINISHED: Final = (JobStatus.COMPLETED, JobStatus.FAILED)
 """Not STOPPED, which a second Ctrl-C leads to, nor QUEUED, as after the first one."""

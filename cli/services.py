@@ -8,6 +8,7 @@ import asyncio
 import os
 import shlex
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from cli.config import config_file
 from cli.connection import CONNECT_SECONDS
 from cli.doctor import require_startable
 from cli.output import Output, ShellPath, facts, notice_if_slow, output_option, say, show
-from cli.service_processes import ServicePair, failed_start
+from cli.service_processes import ServicePair, failed_start, ignore_signals
 from cli.service_record import (
     ServiceRecord,
     is_serving,
@@ -34,6 +35,7 @@ from cli.service_record import (
     service_settings,
     write_record,
 )
+from muster.contracts.environ import LIFELINE_FD
 from muster.contracts.errors import MusterError
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import CA_FILE, TOKEN, AccessSettings, ServiceSettings, local_url
@@ -41,7 +43,13 @@ from muster.host.extras import require_server
 from muster.host.files import rotate
 from muster.host.ports import free_port, is_port_free
 from muster.host.private import UnusableDirectory
-from muster.host.processes import is_running, module_command, send_signal, this_process
+from muster.host.processes import (
+    exit_with_parent,
+    is_running,
+    module_command,
+    send_signal,
+    this_process,
+)
 from muster.runtime.stderr_messages import print_stderr
 
 if TYPE_CHECKING:
@@ -127,11 +135,13 @@ def backup(*, file: Path, output: Output) -> None:
     click.echo("only the database is copied: copy what you need of the rest", err=True)
 
 
-def start_detached(files: DataDir, environ: Mapping[str, str]) -> ServiceRecord:
+def start_detached(
+    files: DataDir, environ: Mapping[str, str], lifeline: int | None = None
+) -> ServiceRecord:
     """Start `muster up` without a terminal, and return its record once it serves.
 
     If another one holds the data directory, wait for that. Raises a `MusterError` if the services
-    end instead. Ctrl-C ends them.
+    end instead. Ctrl-C ends them. They inherit `lifeline`, and end once its other side is closed.
     """
     with notice_if_slow("waiting until the previous services have ended …"):
         while (record := read_record(files)) and record.is_ending:
@@ -142,7 +152,8 @@ def start_detached(files: DataDir, environ: Mapping[str, str]) -> ServiceRecord:
         offset = log.tell()
         process = subprocess.Popen(
             module_command("cli", "up"),
-            env=environ,
+            env=environ if lifeline is None else {**environ, LIFELINE_FD: str(lifeline)},
+            pass_fds=() if lifeline is None else (lifeline,),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -154,7 +165,8 @@ def start_detached(files: DataDir, environ: Mapping[str, str]) -> ServiceRecord:
                 return record
             time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
-        process.send_signal(signal.SIGTERM)
+        if lifeline is None:  # two signals would kill the services at once
+            process.send_signal(signal.SIGTERM)
         raise
     raise failed_start(files, offset)
 
@@ -177,6 +189,7 @@ def run_services(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
 
     Raises a `MusterError` before anything is started.
     """
+    exit_with_parent(environ)
     files = DataDir(settings.data_dir)
     with service_lock(files):
         environ = {**environ, "MUSTER_PORT": str(_choose_port(settings, environ))}
@@ -321,7 +334,10 @@ def _log_of_stderr(log: Path) -> str | None:
 
 @contextmanager
 def temporary_services(stage: Path, slots: int) -> "Iterator[Client]":
-    """Run `muster up` in `stage`, with a port and a database of its own, inside the block."""
+    """Run `muster up` in `stage`, with a port and a database of its own, inside the block.
+
+    It also ends if this process is killed. Signals are ignored from the end of the block on.
+    """
     from muster.client import Client  # noqa: PLC0415  slow
 
     own = {
@@ -333,12 +349,19 @@ def temporary_services(stage: Path, slots: int) -> "Iterator[Client]":
         "MUSTER_CLUSTER": "",
         "MUSTER_AGENT_ADDRESS": "",
     }
-    services = start_detached(DataDir(stage), {**os.environ, **own})
-    try:
-        with Client(services.url, retry_seconds=CONNECT_SECONDS) as client:
-            yield client
-    except KeyboardInterrupt:
-        click.echo("\nmuster: interrupted; ranks checkpoint, and the services end …", err=True)
-        raise
-    finally:
-        end_detached(services)
+    ours, theirs = socket.socketpair()
+    with ours:
+        try:
+            with theirs:
+                services = start_detached(
+                    DataDir(stage), {**os.environ, **own}, lifeline=theirs.fileno()
+                )
+            with Client(services.url, retry_seconds=CONNECT_SECONDS) as client:
+                yield client
+        except KeyboardInterrupt:
+            click.echo("\nmuster: interrupted; ranks checkpoint, and the services end …", err=True)
+            raise
+        finally:
+            ignore_signals()
+            ours.shutdown(socket.SHUT_WR)
+            ours.recv(1)  # returns once `muster up` has ended, also one that has no record yet

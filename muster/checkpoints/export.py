@@ -3,6 +3,7 @@
 Nothing is overwritten, and an export that fails leaves nothing behind.
 """
 
+import re
 import shutil
 import sys
 import zipfile
@@ -47,14 +48,14 @@ def export(checkpoint: Checkpoint, target: Path, kind: str = NUMPY, only: str | 
     In a directory, names are percent-encoded where needed, and the values go to a JSON file beside
     the arrays. torch: what the script has saved, or the ``state_dict()`` of a muster.torch job's
     model and optimizer. safetensors: the arrays of that, named by their paths. `only` selects one
-    part and leaves out its name. Raises `ExportFailed`.
+    part, such as "model" or "registered.average", and leaves out its name. Raises `ExportFailed`.
     """
     state = checkpoint.state if kind == NUMPY else _with_state_dicts(checkpoint.state)
     sources = _selected(state, only, checkpoint.step)
     arrays = {name: state[source] for name, source in sources.items()}
     try:
         if kind == TORCH:
-            _write_torch(state, arrays, only, target)
+            _write_torch(state, only, target)
         elif kind == SAFETENSORS:
             kinds = state.get(ARRAYS, {})
             types = {it: kinds.get(sources[it], {}).get("torch") for it in arrays}
@@ -76,14 +77,17 @@ def _selected(state: State, only: str | None, step: int) -> dict[str, str]:
     names = [name for name, value in state.items() if isinstance(value, np.ndarray)]
     if only is None:
         return {name: name for name in names}
-    parts = sorted({name.partition(".")[0] for name in names})
-    if only not in parts:
+    prefix = f"{only}."
+    found = {it.removeprefix(prefix): it for it in names if it == only or it.startswith(prefix)}
+    if not found:
+        # Of the registered objects of a muster.torch job each is a part.
+        cut = re.compile(r"registered\.[^.]+|[^.]+")
+        parts = sorted({it[0] for name in names if (it := cut.match(name))})
         raise ExportFailed(
             f"the checkpoint of step {step} has no part {only!r} with arrays: it has "
             f"{', '.join(parts) or 'none'}"
         )
-    prefix = f"{only}."
-    return {it.removeprefix(prefix): it for it in names if it == only or it.startswith(prefix)}
+    return found
 
 
 def _with_state_dicts(state: State) -> dict[str, Any]:
@@ -134,9 +138,7 @@ def _with_state_dicts(state: State) -> dict[str, Any]:
     return {**arrays, **parts, **objects, ARRAYS: kinds}
 
 
-def _write_torch(
-    state: dict[str, Any], arrays: Mapping[str, Array], only: str | None, target: Path
-) -> None:
+def _write_torch(state: dict[str, Any], only: str | None, target: Path) -> None:
     try:
         torch: Any = import_module("torch")
     except ImportError as error:
@@ -146,7 +148,7 @@ def _write_torch(
         ) from error
     tree = unflatten(state)
     if only is not None:
-        tree = tree.get(only, arrays)  # of a flat state, such as that of a program
+        tree = _part(tree, only)
 
     def tensor(value: Any, _: str) -> Any:  # noqa: ANN401
         return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
@@ -156,6 +158,18 @@ def _write_torch(
             torch.save(with_leaves(tree, "", tensor), file)
         except RuntimeError as error:  # what torch makes of a full disk
             raise OSError(f"{error.__context__ or error}") from error
+
+
+def _part(tree: Any, path: str) -> Any:  # noqa: ANN401
+    """Return what is at a dotted path of nested dicts, whose keys may have dots, too."""
+    items = {f"{key}": it for key, it in tree.items()}
+    if path in items:
+        return items[path]
+    for key, it in items.items():
+        if path.startswith(f"{key}.") and isinstance(it, dict):
+            return _part(it, path.removeprefix(f"{key}."))
+    prefix = f"{path}."
+    return {key.removeprefix(prefix): it for key, it in items.items() if key.startswith(prefix)}
 
 
 def _write_safetensors(

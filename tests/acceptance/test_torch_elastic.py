@@ -1,6 +1,8 @@
 """Scripts with `muster.torch` through the whole system: ranks that die, join and leave."""
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,6 +15,7 @@ from muster.checkpoints.manifest import CheckpointName
 from muster.contracts.environ import SPARE_RANK
 from muster.contracts.paths import checkpoints_of_job
 from muster.host.containment import tagged_processes
+from muster.host.processes import all_pids, read_environment
 from stress.torch_schedules import MODELS, Schedule, TorchJob
 from tests.support.installation import (
     Installation,
@@ -826,16 +829,18 @@ def test_a_restart_is_compared_with_the_process_that_saved(tmp_path: Path) -> No
     assert len(models) == 1
 
 
-def check(directory: Path, noise: str) -> subprocess.CompletedProcess[str]:
+CHECK = [sys.executable, "-P", "-m", "muster", "check", "--python", sys.executable, "-n", "2"]
+
+
+def check(directory: Path, noise: str, small: str = SMALL) -> subprocess.CompletedProcess[str]:
     """Run `muster check` on a small script that adds `noise` to its batches."""
     script = directory / "train.py"
     script.write_text(
-        f"{SMALL.replace('32)', '32, check=False)')}\nown = torch.Generator().manual_seed(1)\n"
+        f"{small.replace('32)', '32, check=False)')}\nown = torch.Generator().manual_seed(1)\n"
         f"for (x,) in run.shards():\n    run.backward(model(x + {noise}).square().mean())\n"
         "open('exported', 'w')"
     )
-    words = [sys.executable, "-P", "-m", "muster", "check", "--python", sys.executable]
-    words += ["-n", "2", "--steps", "2", str(script)]
+    words = [*CHECK, "--steps", "2", str(script)]
     return subprocess.run(words, cwd=directory, capture_output=True, text=True, check=False)
 
 
@@ -850,3 +855,54 @@ def test_a_check_names_the_step_that_differs(tmp_path: Path) -> None:
     done = check(tmp_path, "torch.randn(x.shape, generator=own)")
     assert done.returncode == 1, done
     assert "resumed from there: differs from step 2 on: model.bias, model.weight" in done.stdout
+    assert "docs/pytorch.md" in done.stderr
+
+
+def test_a_check_of_a_script_without_a_seed_says_so(tmp_path: Path) -> None:
+    done = check(tmp_path, "0", SMALL.replace("manual_seed(0)", "seed()"))
+    assert (done.returncode, done.stdout.count("differs from step 1 on")) == (1, 2), done
+    assert "Call torch.manual_seed(0) before" in done.stderr
+
+
+STARTS, TRAINS_NOW = "tmp/muster-check-*/*", "trains"
+ENDS_OF_CHECKS = [
+    (signal.SIGTERM, STARTS),
+    (signal.SIGINT, STARTS),
+    (signal.SIGTERM, TRAINS_NOW),
+    (signal.SIGHUP, TRAINS_NOW),
+    (signal.SIGKILL, TRAINS_NOW),
+]
+
+
+@pytest.mark.parametrize(("number", "moment"), ENDS_OF_CHECKS)
+def test_a_check_that_a_signal_ends_leaves_nothing(
+    tmp_path: Path, number: signal.Signals, moment: str
+) -> None:
+    script, temporary = tmp_path / "train.py", tmp_path / "tmp"
+    script.write_text(
+        f"import pathlib, time\n{SMALL.replace('32)', '32, epochs=9999)')}\n"
+        "for (x,) in run.shards():\n    pathlib.Path('trains').touch()\n"
+        "    time.sleep(0.01)\n    run.backward(model(x).square().mean())\n"
+    )
+    temporary.mkdir()
+    began = subprocess.Popen(
+        [*CHECK, "--steps", "9999", str(script)],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    def left() -> list[int]:
+        return [pid for pid in all_pids() if bytes(tmp_path) in read_environment(pid)]
+
+    await_value(lambda: [*tmp_path.glob(moment)], lambda: f"{left()}")
+    began.send_signal(number)
+    began.send_signal(number)  # as `timeout` does
+    _, said = began.communicate()
+    if number == signal.SIGKILL:
+        await_value(lambda: not left(), lambda: f"{left()}")
+        return
+    assert began.returncode == 130, said
+    assert not left()
+    assert not [*temporary.iterdir()]

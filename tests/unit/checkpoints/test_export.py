@@ -92,6 +92,30 @@ def test_pytorch_reads_what_a_script_saved(tmp_path: Path) -> None:
         )
 
 
+def test_a_dotted_path_exports_a_nested_part(tmp_path: Path) -> None:
+    torch, safe = map(pytest.importorskip, ("torch", "safetensors.torch"))
+    average = torch.optim.swa_utils.AveragedModel(torch.nn.Linear(2, 3).to(torch.bfloat16))
+    state = {"model": {"w": np.ones(2)}, "registered": {"average": average.state_dict()}}
+    checkpoint = saved(tmp_path, state)
+    for at, (only, strip) in enumerate(
+        {"registered.average": "", "registered.average.module": "module."}.items()
+    ):
+        expected = {
+            name.removeprefix(strip): it
+            for name, it in average.state_dict().items()
+            if name.startswith(strip)
+        }
+        export(checkpoint, tmp_path / f"{at}.pt", TORCH, only=only)
+        export(checkpoint, tmp_path / f"{at}.safetensors", SAFETENSORS, only=only)
+        found = torch.load(tmp_path / f"{at}.pt", weights_only=True)
+        assert {*safe.load_file(tmp_path / f"{at}.safetensors")} == {*found} == {*expected}
+        assert all(torch.equal(found[name], it) for name, it in expected.items())
+    with pytest.raises(
+        ExportFailed, match=r"no part 'average' .*: it has model, registered.average$"
+    ):
+        export(checkpoint, tmp_path / "x.npz", only="average")
+
+
 def test_export_for_pytorch_without_torch_says_what_to_install(
     tmp_path: Path, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
