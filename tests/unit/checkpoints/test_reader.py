@@ -84,7 +84,7 @@ def test_damaged_file_falls_back_to_previous_checkpoint(file: str) -> None:
 def test_a_chosen_step_is_read_without_a_warning_or_fails_by_its_name() -> None:
     rank = Rank()
     rank.save(2, 3)
-    reader = CheckpointReader(rank.store, 0, None, rank.warnings.append)
+    reader = CheckpointReader(store=rank.store, rank=0, world_size=None, warn=rank.warnings.append)
     chosen = reader.newest_of_last_job(2)
     assert chosen is not None
     assert (chosen.name, rank.warnings) == (CheckpointName(0, 2), [])
