@@ -20,6 +20,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from muster.collectives.backend import Backend
 from muster.program import Contribution, InvalidProgram, State
+from muster.runtime.stderr_messages import print_stderr
 from muster.torch.body_check import USED, BodyCheck
 from muster.torch.refusals import SentGradient, parameters_of, refuse_change, refuse_scaled
 from muster.torch.shards import ShardLoader, set_generators
@@ -86,6 +87,8 @@ class TorchComputer(Computer):
         self._gradients: dict[str, torch.Tensor] = {}
         """Of the losses whose turn it is, as their weight and their sum."""
         self._loss = 0.0
+        self._stepped: Final[set[int]] = set()
+        """The turns in which an optimizer has stepped."""
         self._losses: list[float] = []
         """The means of the turns that are over."""
         self._sent: Final = {name: SentGradient.of(it) for name, it in self._trained.items()}
@@ -395,7 +398,14 @@ class TorchComputer(Computer):
         for hook in self.before_step:
             hook()
         if used.any():
+            self._stepped.add(self.turn)
             self._state.step_optimizer(self.turn if is_named else None)
+        elif step + 1 == self.schedule.steps_per_epoch and self.turn not in self._stepped:
+            print_stderr(
+                f"muster: warning: {type(self._state.optimizers[self.turn]).__name__}, number "
+                f"{self.turn + 1} of the optimizers of join(), got no loss in this epoch: does "
+                "run.backward(of=…) name the right one?"
+            )
         for parameter in self._state.parameters.values():
             parameter.grad = None
         self._losses.append(loss)

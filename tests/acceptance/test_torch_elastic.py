@@ -673,6 +673,17 @@ def test_a_batch_without_weight_adds_nothing(tmp_path: Path) -> None:
     assert "nan" not in line
 
 
+def test_an_optimizer_that_gets_no_loss_is_named(tmp_path: Path) -> None:
+    begin = SMALL.rpartition("run =")[0]
+    scripts = {
+        "none": f"{begin}{PAIR} run.backward(a(x).sum(), of=oa)\n run.backward(a(x).sum(), of=oa)",
+        "its own": f"{begin}{TURNS}",
+    }
+    warnings = {name: stderr for name, (_, _, stderr) in run_scripts(tmp_path, scripts).items()}
+    assert "SGD, number 2 of the optimizers of join(), got no loss" in warnings["none"]
+    assert warnings["its own"] == ""
+
+
 TRAINS = "for (x,) in run.shards(): run.backward(model(x).sum())"
 DIES_ONCE = """
 import os, pathlib, time
