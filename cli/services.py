@@ -189,7 +189,6 @@ def run_services(settings: ServiceSettings, environ: Mapping[str, str]) -> int:
 
     Raises a `MusterError` before anything is started.
     """
-    exit_with_parent(environ)
     files = DataDir(settings.data_dir)
     with service_lock(files):
         environ = {**environ, "MUSTER_PORT": str(_choose_port(settings, environ))}
@@ -227,6 +226,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._ending.set)
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        exit_with_parent(os.environ)  # not before: a SIGINT that is ignored so far would be lost
         services = (self._services.api, self._services.coordinator)
         ending = asyncio.create_task(self._ending.wait())
         announcement = asyncio.create_task(self._announce())
