@@ -879,7 +879,6 @@ STARTS, TRAINS_NOW = "tmp/muster-check-*/*", "trains"
 ENDS_OF_CHECKS = [
     (signal.SIGTERM, STARTS),
     (signal.SIGTERM, TRAINS_NOW),
-    (signal.SIGHUP, TRAINS_NOW),
     (signal.SIGKILL, TRAINS_NOW),
 ]
 
