@@ -870,7 +870,10 @@ def test_a_check_names_the_step_that_differs(tmp_path: Path) -> None:
 
 
 def test_a_check_of_a_script_without_a_seed_says_so(tmp_path: Path) -> None:
-    done = check(tmp_path, "0", SMALL.replace("manual_seed(0)", "seed()"))
+    seeded_later = SMALL.replace("manual_seed(0)", "seed()").replace(
+        "data =", "torch.manual_seed(0)\ndata ="
+    )
+    done = check(tmp_path, "0", seeded_later)
     assert (done.returncode, done.stdout.count("differs from step 1 on")) == (1, 2), done
     assert "Call torch.manual_seed(0) before" in done.stderr
 
