@@ -276,7 +276,7 @@ def test_a_job_goes_on_from_a_checkpoint(page: Page, installation: Installation)
     playwright.expect(section.locator("tbody tr")).to_have_count(len(saved))
     shown = [row.split("\t") for row in section.locator("tbody tr").all_inner_texts()]
     assert [(row[1], row[3]) for row in shown] == saved
-    section.get_by_role("link", name="resume from here").click()
+    section.get_by_role("link", name="resume from here").first.click()  # the newest
     playwright.expect(page.locator("#verdict")).to_contain_text("valid")
     page.get_by_label("epochs").fill("3")
     playwright.expect(page.locator("#text")).to_have_value(re.compile("^epochs: 3$", re.MULTILINE))

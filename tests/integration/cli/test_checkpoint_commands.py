@@ -207,7 +207,6 @@ def test_diff_compares_each_rank_with_itself(muster: Muster, job: str, saved: Pa
     assert {name.split(":")[0] for name in differing.stdout.splitlines()} == {"rank 1"}
 
 
-@pytest.mark.usefixtures("saved")
 def test_the_best_checkpoint_is_marked_and_exported(
     muster: Muster, service: Service, client: httpx.Client, stand_in: StandIn, tmp_path: Path
 ) -> None:
@@ -235,6 +234,7 @@ def test_the_best_checkpoint_is_marked_and_exported(
     client.delete(f"/jobs/{job}").raise_for_status()
 
 
+@pytest.mark.usefixtures("saved")
 def test_export_does_not_overwrite(muster: Muster, job: str, tmp_path: Path) -> None:
     words = ("checkpoint", "export", job, "model.npz", "--rank", "1")
     result = muster(*words)
