@@ -208,8 +208,8 @@ class RemoteCheckpoints:
 
     def put_witness(self, witness: bytes) -> None:
         """Write a JSON value beside the last checkpoint once that is durable, if it ever is."""
-        words = self._delivery, witness
-        self._delivery = threading.Thread(target=self._deliver_witness, args=words, daemon=True)
+        arguments = self._delivery, witness
+        self._delivery = threading.Thread(target=self._deliver_witness, args=arguments, daemon=True)
         self._delivery.start()
 
     def _deliver_witness(self, save: threading.Thread | None, witness: bytes) -> None:

@@ -34,9 +34,6 @@ DISTANCE: Final = 60
 SETTLED: Final = "settled"
 """The kind of a difference after which nothing differs any more."""
 
-AVERAGED: Final = frozenset({"running_mean", "running_var", "num_batches_tracked"})
-"""The buffers of a BatchNorm."""
-
 NAMES_SHOWN: Final = 3
 
 _RULE: Final = (
@@ -101,6 +98,8 @@ class BodyCheck:
         """Digest of the present batch, if its shard is compared."""
         self._kept: dict[str, str] = {}
         """The digests of before the body."""
+        self._state = ""
+        """The digest of these for the first shard of the present turn."""
         self._state = ""
         """The digest of these for the first shard of the present turn."""
         self._averaged: set[str] = set()
@@ -207,15 +206,6 @@ class BodyCheck:
             self._checked = place
         if self._is_proving:
             yield from self._prove(backend, step, seen, compute)
-
-    def warn_of_mean(self, name: str) -> None:
-        """Warn once of a buffer of the user's own that the forward pass changes."""
-        if name.rpartition(".")[2] not in AVERAGED and name not in self._averaged:
-            self._averaged.add(name)
-            self._warn(
-                f"the buffer {name!r} changes in the forward pass: it gets the mean of the changes "
-                "of all virtual shards, as the statistics of a BatchNorm do"
-            )
 
     def end_step(self) -> None:
         """Note that all turns of a step are over, and so compared."""

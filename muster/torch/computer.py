@@ -22,7 +22,14 @@ from muster.collectives.backend import Backend
 from muster.program import Contribution, InvalidProgram, State
 from muster.runtime.stderr_messages import print_stderr
 from muster.torch.body_check import USED, BodyCheck
-from muster.torch.refusals import SentGradient, parameters_of, refuse_change, refuse_scaled
+from muster.torch.refusals import (
+    AVERAGED,
+    SentGradient,
+    parameters_of,
+    refuse_change,
+    refuse_evaluation,
+    refuse_scaled,
+)
 from muster.torch.shards import ShardLoader, set_generators
 from muster.torch.state import TrainingState
 from muster.training.blocks import BusyFlag, Computer, LeafTask, Tasks
@@ -57,6 +64,9 @@ class TorchComputer(Computer):
         self.steps_done = self.this_step = 0
         self._state: Final = state
         self._schedulers: Final = schedulers
+        self._warn: Callable[[str], None] = print_stderr  # until the loop begins
+        self._averaged: Final[set[str]] = set()
+        """The buffers that a warning has named."""
         self._trained: Final = {
             name: it for name, it in state.parameters.items() if it.requires_grad
         }
@@ -108,9 +118,9 @@ class TorchComputer(Computer):
         if self.body_check is not None:
             self.body_check.forget()
 
-    def begin_loop(self, body_check: BodyCheck | None) -> None:
+    def begin_loop(self, body_check: BodyCheck | None, warn: Callable[[str], None]) -> None:
         """Note what the script has prepared; what the body computes is checked by `body_check`."""
-        self.body_check = body_check
+        self.body_check, self._warn = body_check, warn
         self._modes = {it: it.training for it in self._state.model.modules()}
 
     # One shard
@@ -303,12 +313,20 @@ class TorchComputer(Computer):
             if weight:
                 refuse_change(name, buffer, self._state.buffers)
                 # Of a counter that each shard advances by one, the mean is one.
-                if self.body_check is not None:
-                    self.body_check.warn_of_mean(name)
+                self._warn_of_mean(name)
                 change = (buffer - kept).float() * weight
                 changes[f"buffer.{name}"] = self._array(f"buffer.{name}", change)
             buffer.copy_(kept)
         return changes
+
+    def _warn_of_mean(self, name: str) -> None:
+        """Warn once of a buffer of the user's own that the forward pass changes."""
+        if name.rpartition(".")[2] not in AVERAGED and name not in self._averaged:
+            self._averaged.add(name)
+            self._warn(
+                f"the buffer {name!r} changes in the forward pass: it gets the mean of the changes "
+                "of all virtual shards, as the statistics of a BatchNorm do"
+            )
 
     def _array(self, name: str, tensor: torch.Tensor) -> NDArray[np.float32]:
         """Return the numbers of a tensor; those of a GPU are there once it is synchronized."""
@@ -347,30 +365,18 @@ class TorchComputer(Computer):
             places = self._places()
             for hook in self.after_step:
                 hook()
-            self._refuse_hooks(places)
+            if self._places() != places:
+                raise InvalidProgram(
+                    "a scheduler steps in a hook, and after each step because it was given to "
+                    "muster.torch.join(scheduler=…): give it to run.register() instead"
+                )
+            refuse_evaluation(self._state.model, self._modes)
             self._state.adopt_model()
             self._values = self._state.encode()
 
     def _places(self) -> list[object]:
         """Return how far the schedulers are."""
         return [getattr(it, "last_epoch", None) for it in self._schedulers]
-
-    def _refuse_hooks(self, places: list[object]) -> None:
-        """Refuse what hooks have done and what would have no effect, or a double one."""
-        if self._places() != places:
-            raise InvalidProgram(
-                "a scheduler steps in a hook, and after each step because it was given to "
-                "muster.torch.join(scheduler=…): give it to run.register() instead"
-            )
-        model = self._state.model
-        for whole in model.children() if isinstance(model, torch.nn.ModuleList) else [model]:
-            for name, module in whole.named_modules() if whole.training else ():
-                if self._modes.get(module) and not module.training:
-                    raise InvalidProgram(
-                        f"a hook has put the module {name!r} in evaluation mode, and each body of "
-                        "the loop begins as the first one did: call its eval() before the loop, or "
-                        "in the body (by run.epoch)"
-                    )
 
     def _take_turn(self, step: int) -> bool:
         """Let one optimizer step, or all; return whether this ends the step."""
@@ -401,10 +407,10 @@ class TorchComputer(Computer):
             self._stepped.add(self.turn)
             self._state.step_optimizer(self.turn if is_named else None)
         elif step + 1 == self.schedule.steps_per_epoch and self.turn not in self._stepped:
-            print_stderr(
-                f"muster: warning: {type(self._state.optimizers[self.turn]).__name__}, number "
-                f"{self.turn + 1} of the optimizers of join(), got no loss in this epoch: does "
-                "run.backward(of=…) name the right one?"
+            self._warn(
+                f"{type(self._state.optimizers[self.turn]).__name__}, number {self.turn + 1} of "
+                "the optimizers of join(), got no loss in this epoch: does run.backward(of=…) "
+                "name the right one?"
             )
         for parameter in self._state.parameters.values():
             parameter.grad = None

@@ -7,6 +7,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import Module
 from torch.optim import Optimizer
 
@@ -24,6 +25,9 @@ _NAMES: Final = frozenset({*(np.dtype(it).name for it in DTYPES), "bfloat16", "c
 
 COUNTER: Final = "num_batches_tracked"
 """The counter of a BatchNorm: each shard adds as many as the next."""
+
+AVERAGED: Final = frozenset({"running_mean", "running_var", COUNTER})
+"""The buffers of a BatchNorm, which are meant to be averaged."""
 
 _QUANTIZER: Final = ("zero_point", "scale")
 """A whole number that the forward pass of a fake quantizer takes from its observer's floats."""
@@ -151,6 +155,67 @@ def refuse_own_state(optimizer: Optimizer) -> None:
             "ranks that join would not have it: keep it in self.state[parameter] or in an option "
             "of param_groups"
         )
+
+
+def refuse_other_parameters(model: Module, known: Mapping[str, torch.Tensor]) -> None:
+    present = [name for name, _ in model.named_parameters()]
+    if len(present) != len(known):
+        new = sorted({*present} ^ {*known})
+        raise InvalidProgram(
+            f"the model has other parameters than at muster.torch.join(): {new[0]!r} was made or "
+            "removed since. Make all of them first"
+        )
+
+
+def refuse_other_count(present: int, known: int) -> None:
+    if present != known:
+        raise InvalidProgram(
+            "the optimizer has got other parameters since muster.torch.join(): give it all of them "
+            "before, and freeze some with requires_grad_(False)"
+        )
+
+
+def refuse_new_buffers(model: Module, known: set[str]) -> set[str]:
+    """Return the names of buffers that were made since; those that are saved are refused."""
+    made = {name for name, _ in model.named_buffers()} - known
+    if made and (saved := sorted(made & model.state_dict().keys())):
+        raise InvalidProgram(
+            f"the buffer {saved[0]!r} was made after muster.torch.join(), so other ranks and "
+            "checkpoints do not have it: make it when the model is made"
+        )
+    return made
+
+
+def refuse_new_array(name: str, array: NDArray[Any], place: NDArray[Any] | None) -> None:
+    if place is None or (place.shape, place.dtype) != (array.shape, array.dtype):
+        raise InvalidProgram(
+            f"the array {name!r} of an object was not there when training began, or had another "
+            "shape: let it make all of its arrays before the loop (an optimizer makes them in its "
+            "first step), or do not register it"
+        )
+
+
+def refuse_other_shape(name: str, present: torch.Tensor, known: torch.Tensor) -> None:
+    if present.shape != known.shape:
+        raise InvalidProgram(
+            f"{name!r} had the shape {tuple(known.shape)} at muster.torch.join(), and now it has "
+            f"{tuple(present.shape)}: give it its full size before"
+        )
+
+
+def refuse_evaluation(model: Module, modes: Mapping[Module, bool]) -> None:
+    """Refuse a part of a model that a hook has left in evaluation mode; bodies begin as before."""
+    changed = {it for it, is_training in modes.items() if is_training and not it.training}
+    if not changed:
+        return
+    for whole in model.children() if isinstance(model, torch.nn.ModuleList) else [model]:
+        for name, module in whole.named_modules() if whole.training else ():
+            if module in changed:
+                raise InvalidProgram(
+                    f"a hook has put the module {name!r} in evaluation mode, and each body of the "
+                    "loop begins as the first one did: call its eval() before the loop, or in the "
+                    "body (by run.epoch)"
+                )
 
 
 def refuse_change(name: str, buffer: torch.Tensor, others: Mapping[str, torch.Tensor]) -> None:

@@ -330,7 +330,8 @@ class Run:
             is_fatal=self.settings.bits == "same",
             is_gpu=self._state.device.type == "cuda",
         )
-        self._computer.begin_loop(check if self._is_checked else None)
+        warn = self._reporter.supervision.warn
+        self._computer.begin_loop(check if self._is_checked else None, warn)
         self._trainer = ready_trainer(
             self.settings,
             self._agent,

@@ -28,6 +28,11 @@ from muster.torch.refusals import (
     names_of,
     optimizers_of,
     parameters_of,
+    refuse_new_array,
+    refuse_new_buffers,
+    refuse_other_count,
+    refuse_other_parameters,
+    refuse_other_shape,
     refuse_own_state,
     refuse_tensors,
 )
@@ -91,8 +96,7 @@ class TrainingState:
         """Whether each parameter required gradients when the loop began."""
         self._is_trained = self._built
         """The same, as the last hook has left it."""
-        self._caches: set[str] = set()
-        """Buffers that were made later and are not saved."""
+        self._caches: set[str] = set()  # buffers that were made later and are not saved
         self._places: Final = {
             name: (model.get_submodule(path), key)
             for name in (*self.parameters, *self.buffers)
@@ -110,6 +114,7 @@ class TrainingState:
         self._views: dict[str, torch.Tensor] = {}
         """Where the tensors are: in the memory of the replica, or on a GPU."""
         self._kept: dict[str, torch.Tensor] = {}
+        """Copies of these, to which `undo` goes back."""
         self._staged: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Each tensor on a GPU, and its place in the memory of the replica."""
         self._layout = msgspec.Raw()
@@ -213,22 +218,10 @@ class TrainingState:
 
     def adopt_model(self) -> None:
         """Move into our memory what a hook has put into the place of a tensor of the model."""
-        present = [name for name, _ in self.model.named_parameters()]
-        if len(present) != len(self.parameters):
-            new = sorted({*present} ^ {*self.parameters})
-            raise InvalidProgram(
-                f"the model has other parameters than at muster.torch.join(): {new[0]!r} was made "
-                "or removed since. Make all of them first"
-            )
+        refuse_other_parameters(self.model, self.parameters)
         self._adopt(self.parameters)
         self.adopt_buffers()
-        made = {name for name, _ in self.model.named_buffers()} - {*self.buffers} - self._caches
-        if made and (saved := sorted(made & self.model.state_dict().keys())):
-            raise InvalidProgram(
-                f"the buffer {saved[0]!r} was made after muster.torch.join(), so other ranks and "
-                "checkpoints do not have it: make it when the model is made"
-            )
-        self._caches |= made
+        self._caches |= refuse_new_buffers(self.model, {*self.buffers, *self._caches})
 
     def adopt_buffers(self) -> None:
         """Move into our memory what a forward pass has put into the place of a buffer."""
@@ -241,11 +234,7 @@ class TrainingState:
             view = self._views[_model_name(name)]
             if present.data_ptr() == view.data_ptr():
                 continue
-            if present.shape != view.shape:
-                raise InvalidProgram(
-                    f"{name!r} had the shape {tuple(view.shape)} at muster.torch.join(), and now "
-                    f"it has {tuple(present.shape)}: give it its full size before"
-                )
+            refuse_other_shape(name, present, view)
             view.copy_(present.detach())
             tensor.data = view
             setattr(module, key, tensor)
@@ -290,11 +279,7 @@ class TrainingState:
     def _optimized(self) -> Iterator[tuple[str, torch.Tensor, dict[torch.Tensor, Any]]]:
         """Yield each parameter that an optimizer has, and the states that this one keeps."""
         found = [(it, one.state) for one in self.optimizers for it in parameters_of(one)]
-        if len(found) != len(self._names):
-            raise InvalidProgram(
-                "the optimizer has got other parameters since muster.torch.join(): give it all of "
-                "them before, and freeze some with requires_grad_(False)"
-            )
+        refuse_other_count(len(found), len(self._names))
         for name, (parameter, states) in zip(self._names, found, strict=True):
             yield name, parameter, states
 
@@ -320,14 +305,8 @@ class TrainingState:
                 }
         arrays, objects = self._flat_objects()
         for name, array in arrays.items():
-            place = self.replica.other.get(name)
-            if place is None or (place.shape, place.dtype) != (array.shape, array.dtype):
-                raise InvalidProgram(
-                    f"the array {name!r} of an object was not there when training began, or had "
-                    "another shape: let it make all of its arrays before the loop (an optimizer "
-                    "makes them in its first step), or do not register it"
-                )
-            place[...] = array
+            refuse_new_array(name, array, self.replica.other.get(name))
+            self.replica.other[name][...] = array
         self.replica.is_behind = bool(self._staged)
         self._is_trained = self._requirements()
         changed = {name: it for name, it in self._is_trained.items() if it != self._built[name]}
