@@ -4,11 +4,13 @@ Everything that is promised of a loop whose ranks may die rests on that. So a ra
 its shards again, when all of the first step are done and before they are added up: out of order,
 with its items drawn anew. Now and then it computes a shard of another rank, and a process does so
 before it first adds anything: only another process can tell what hooks have changed, what is made
-once before the loop, or what is kept of earlier batches. What differs then, and what does not,
-tells where to look.
+once before the loop, or what is kept of earlier batches. A shard of the beginning is computed again
+much later, from the state of then: what one process and all its peers have changed meanwhile shows
+there. What differs then, and what does not, tells where to look.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from itertools import chain
 from typing import Any, Final
 
@@ -18,7 +20,7 @@ from xxhash import xxh3_64_hexdigest, xxh3_128
 from muster.collectives.backend import Backend
 from muster.program import Contribution, InvalidProgram, ProgramRaised, State
 from muster.torch.fingerprint import add_to_digest
-from muster.training.blocks import Computer, LeafTask, Tasks
+from muster.training.blocks import Checks, Computer, LeafTask, Tasks
 from muster.training.checkpointer import Witness
 from muster.training.group import gather_values
 from muster.training.reporter import Reporter
@@ -35,6 +37,8 @@ SETTLED: Final = "settled"
 """The kind of a difference after which nothing differs any more."""
 
 NAMES_SHOWN: Final = 3
+
+_FIRST: Final = Leaf(step=0, shard=0)
 
 _RULE: Final = (
     "The body may depend on the batch, the model, registered objects and run.values alone"
@@ -71,7 +75,7 @@ class Seen(msgspec.Struct, frozen=True):
         return "gradient" if self.parts[USED] == other.parts[USED] else USED
 
 
-class BodyCheck:
+class BodyCheck(Checks):
     """Remembers a shard of a step, and compares it with the same shard computed again."""
 
     def __init__(
@@ -79,16 +83,18 @@ class BodyCheck:
         computer: Computer,
         reporter: Reporter,
         digests: Callable[[], dict[str, str]],
+        beginning: Callable[[], AbstractContextManager[None]],
         *,
         is_fatal: bool,
         is_gpu: bool,
     ) -> None:
-        """`digests` are of what the body must not change.
+        """`digests` are of what the body must not change; `beginning` goes back to the first state.
 
         Unless `is_fatal`, a difference is only a warning, and processes are not compared.
         """
         self._computer: Final = computer
         self._digests: Final = digests
+        self._beginning: Final = beginning
         self._warn: Final = reporter.supervision.warn
         self._checkpointer: Final = reporter.checkpointer
         self._is_fatal: Final = is_fatal
@@ -100,10 +106,6 @@ class BodyCheck:
         """The digests of before the body."""
         self._state = ""
         """The digest of these for the first shard of the present turn."""
-        self._state = ""
-        """The digest of these for the first shard of the present turn."""
-        self._averaged: set[str] = set()
-        """The buffers that a warning has named."""
         self._place = (-1, 0)
         """A step, and the turn of it, in which shards were noted."""
         self._seen: dict[Leaf, Seen] = {}
@@ -112,6 +114,8 @@ class BodyCheck:
         """What the shard came out as that was compared last."""
         self._checked = (-1, 0)
         """The step and turn of the last check."""
+        self._begun: Seen | None = None
+        """What `_FIRST` came out as in the first step of this process."""
         self._has_warned = False
         self._is_proven = False
         """Whether this process was compared with another one."""
@@ -123,7 +127,6 @@ class BodyCheck:
         """What that member is compared with, if no process trains already."""
 
     def meet(self, backend: Backend, replica: Replica) -> None:
-        """See `Computer.meet`."""
         self._world_size = backend.world_size
         if self._is_fatal:
             proven = gather_values(backend, self._is_proven, bool)
@@ -135,17 +138,21 @@ class BodyCheck:
             is_first = is_resumed and backend.rank == 0
             self._witness = self._checkpointer.witness(replica) if is_first else None
 
-    def forget(self) -> None:
-        """Forget what was computed from a state that another one has replaced."""
-        self._place = (-1, 0)
+    def take_over(self) -> None:
+        self._place = (-1, 0)  # what was noted there was computed from another state
 
     def _is_due(self, step: int) -> bool:
         # The last step, too: what begins after the first is seen in no other of a short job.
         is_last = step == self._computer.schedule.total_steps - 1
         return is_last or step % (DISTANCE * self._world_size) == 0
 
+    def _is_late(self, step: int) -> bool:
+        """Return whether a step is the last one, or the 1st, 2nd, 4th, 8th … that is checked."""
+        number, rest = divmod(step, DISTANCE * self._world_size)
+        is_power_of_two = not rest and number.bit_count() == 1
+        return is_power_of_two or step == self._computer.schedule.total_steps - 1
+
     def begin(self, task: LeafTask, batch: Any) -> None:  # noqa: ANN401  of the user
-        """Note a batch, before the body can change it."""
         step = task.leaf.step
         is_first = self._place != (step, self._computer.turn)
         self._batch = None
@@ -158,7 +165,6 @@ class BodyCheck:
             self._batch, self._kept = digest.hexdigest(), self._digests()
 
     def end(self, task: LeafTask) -> None:
-        """Note what was computed."""
         found = task.contribution
         if self._batch is None or found is None:
             return
@@ -181,14 +187,13 @@ class BodyCheck:
         self._seen.setdefault(task.leaf, self._last)
 
     def is_kept(self, step: int) -> bool:
-        """See `Computer.is_kept`."""
         is_compared = self._is_fatal and self._is_proven and self._computer.turn == 0
         return is_compared and self._checkpointer.is_witness_expected(step)
 
     def check(
         self, backend: Backend, state: State, step: int, check: Callable[[], None]
     ) -> Tasks[None]:
-        """See `Computer.check`. Raises `InvalidProgram` and `ProgramRaised`."""
+        """See `Checks.check`. Raises `InvalidProgram` and `ProgramRaised`."""
         place = step, self._computer.turn
         seen = self._seen if self._place == place else {}
 
@@ -206,9 +211,11 @@ class BodyCheck:
             self._checked = place
         if self._is_proving:
             yield from self._prove(backend, step, seen, compute)
+        is_wanted = self._begun is None or self._is_late(step)
+        if self._is_fatal and is_wanted and place[1] == 0 and not self._has_warned:
+            yield from self._check_beginning(step, compute)
 
     def end_step(self) -> None:
-        """Note that all turns of a step are over, and so compared."""
         self._is_proven, self._is_proving = True, False
 
     def _prove(
@@ -297,6 +304,27 @@ class BodyCheck:
         where += f" came out differently when it was computed again{_listed(parts)}"
         self._refuse(f"{where}: {_CAUSES[kind]}", leaf.step)
 
+    def _check_beginning(self, step: int, compute: Callable[[Leaf], Tasks[Seen]]) -> Tasks[None]:
+        """Compare a shard of the beginning with what it came out as in this process's first step.
+
+        Other ranks may have changed in the same way as this one, so that nothing else differs.
+        """
+        with self._beginning():
+            found = yield from compute(_FIRST)
+            begun = self._begun = self._begun or found
+            again = found if found == begun else (yield from compute(_FIRST))
+        if found == begun:
+            return
+        if again == begun:
+            self._warn(f"{_where(_FIRST)} {_ONCE}")
+            return
+        parts = _listed(begun.different_parts(found))
+        self._refuse(
+            f"{_where(_FIRST)}, from the state that training began with, comes out differently in "
+            f"step {step}{parts}: {_CAUSES_OF_LATE[begun.different_kind(found)]}",
+            step,
+        )
+
     def _refuse(self, sentence: str, step: int) -> None:
         if self._is_gpu:
             sentence += f". {_ON_GPU}"
@@ -352,6 +380,20 @@ _CAUSES_OF_NEW: Final = {
     ),
 }
 """The same of a process that differs from another one."""
+
+
+_CAUSES_OF_LATE: Final = {
+    "batch": (
+        "its batch differs, so look for what changes in the data set or collate_fn as training "
+        "goes on, and is neither in run.values nor registered"
+    ),
+    **dict.fromkeys(
+        ("loss", USED, "gradient"),
+        "something has changed since that is neither in run.values nor registered, so look for "
+        "what the body keeps of earlier batches (a flag, a list of losses, a count) or a hook sets",
+    ),
+}
+"""The same of a process that differs from itself after many steps."""
 
 
 def _digest_of(digests: Mapping[str, str]) -> str:

@@ -9,7 +9,8 @@ that one steps. Everything else that belongs to a step happens once, in the last
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -18,10 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from muster.collectives.backend import Backend
 from muster.program import Contribution, InvalidProgram, State
 from muster.runtime.stderr_messages import print_stderr
-from muster.torch.body_check import USED, BodyCheck
+from muster.torch.body_check import USED
 from muster.torch.refusals import (
     AVERAGED,
     SentGradient,
@@ -32,7 +32,7 @@ from muster.torch.refusals import (
 )
 from muster.torch.shards import ShardLoader, set_generators
 from muster.torch.state import TrainingState
-from muster.training.blocks import BusyFlag, Computer, LeafTask, Tasks
+from muster.training.blocks import BusyFlag, Computer, LeafTask
 from muster.training.schedule import Schedule
 from muster.training.schema import GradientSchema, Part
 from muster.training.state_sync import Replica
@@ -104,8 +104,6 @@ class TorchComputer(Computer):
         self._sent: Final = {name: SentGradient.of(it) for name, it in self._trained.items()}
         self._kept_extra = b""
         self._has_begun = False
-        self.body_check: BodyCheck | None = None
-        """None if what the body computes is not checked."""
 
     @property
     def values(self) -> bytes:
@@ -115,20 +113,28 @@ class TorchComputer(Computer):
         self.steps_done, self.this_step = replica.position.step, max(0, replica.position.step - 1)
         self._values = replica.committed.values
         self._state.take_over(self._values)
-        if self.body_check is not None:
-            self.body_check.forget()
+        self.checks.take_over()
 
-    def begin_loop(self, body_check: BodyCheck | None, warn: Callable[[str], None]) -> None:
-        """Note what the script has prepared; what the body computes is checked by `body_check`."""
-        self.body_check, self._warn = body_check, warn
+    @contextmanager
+    def beginning(self) -> Iterator[None]:
+        """Go back to what training began with, and then to the present state."""
+        present, self.steps_done = self.steps_done, 0
+        try:
+            with self._state.beginning(self._values):
+                yield
+        finally:
+            self.steps_done = present
+
+    def begin_loop(self, warn: Callable[[str], None]) -> None:
+        """Note what the script has prepared."""
+        self._warn = warn
         self._modes = {it: it.training for it in self._state.model.modules()}
 
     # One shard
 
     def begin(self, task: LeafTask, batch: Any) -> None:  # noqa: ANN401  of the user
         """Prepare everything that the computation of a shard may depend on."""
-        if self.body_check is not None:
-            self.body_check.begin(task, batch)
+        self.checks.begin(task, batch)
         self._task, self.this_step = task, task.leaf.step
         self._served, self._gradients, self._loss = [], {}, 0.0
         self._kept_buffers = {name: it.clone() for name, it in self._state.buffers.items()}
@@ -286,21 +292,7 @@ class TorchComputer(Computer):
         self, task: LeafTask, gradients: dict[str, NDArray[np.float32]], loss: float
     ) -> None:
         task.contribution = Contribution(gradients, loss)
-        if self.body_check is not None:
-            self.body_check.end(task)
-
-    def meet(self, backend: Backend, replica: Replica) -> None:
-        if self.body_check is not None:
-            self.body_check.meet(backend, replica)
-
-    def check(
-        self, backend: Backend, state: State, step: int, check: Callable[[], None]
-    ) -> Tasks[None]:
-        if self.body_check is not None:
-            yield from self.body_check.check(backend, state, step, check)
-
-    def is_kept(self, step: int) -> bool:
-        return self.body_check is not None and self.body_check.is_kept(step)
+        self.checks.end(task)
 
     def _reset_buffers(self, weight: float) -> dict[str, NDArray[np.float32]]:
         """Undo what the body has added to buffers, and return it unless it has no weight."""
@@ -352,8 +344,7 @@ class TorchComputer(Computer):
                 self.turn += 1
                 return
             self.turn, self._state.losses, self._losses = 0, self._losses, []
-            if self.body_check is not None:
-                self.body_check.end_step()
+            self.checks.end_step()
             for scheduler in self._schedulers:
                 scheduler.step()
             for name, buffer in self._state.buffers.items():

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
@@ -192,6 +192,15 @@ def refuse_new_array(name: str, array: NDArray[Any], place: NDArray[Any] | None)
             f"the array {name!r} of an object was not there when training began, or had another "
             "shape: let it make all of its arrays before the loop (an optimizer makes them in its "
             "first step), or do not register it"
+        )
+
+
+def refuse_lost(names: Iterable[str]) -> None:
+    """Refuse objects that do not take back what they have given."""
+    for name in sorted(names):
+        raise InvalidProgram(
+            f"{name!r} is not what it was after its own state was loaded, so a rank that joins "
+            "would have another one: let load_state_dict take all that state_dict returns"
         )
 
 

@@ -317,21 +317,22 @@ class Run:
                 "out the loop over epochs"
             )
         with self._busy:
-            self._state.allocate()
+            values = self._state.allocate()
             read = self._batches.make
             if self._workers:
                 read = Prefetcher(self._batches, self._workers, self._schedule).read
-        self._reporter.set_schedule(self._state.initial, self._schedule, self._state.encode())
+        self._reporter.set_schedule(self._state.initial, self._schedule, values)
         self._reporter.is_unchecked = not self._is_checked
-        check = BodyCheck(
-            self._computer,
-            self._reporter,
-            self._state.digests,
-            is_fatal=self.settings.bits == "same",
-            is_gpu=self._state.device.type == "cuda",
-        )
-        warn = self._reporter.supervision.warn
-        self._computer.begin_loop(check if self._is_checked else None, warn)
+        if self._is_checked:
+            self._computer.checks = BodyCheck(
+                self._computer,
+                self._reporter,
+                self._state.digests,
+                self._computer.beginning,
+                is_fatal=self.settings.bits == "same",
+                is_gpu=self._state.device.type == "cuda",
+            )
+        self._computer.begin_loop(self._reporter.supervision.warn)
         self._trainer = ready_trainer(
             self.settings,
             self._agent,

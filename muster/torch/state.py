@@ -8,6 +8,7 @@ counters, is one JSON value.
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -28,6 +29,7 @@ from muster.torch.refusals import (
     names_of,
     optimizers_of,
     parameters_of,
+    refuse_lost,
     refuse_new_array,
     refuse_new_buffers,
     refuse_other_count,
@@ -118,9 +120,10 @@ class TrainingState:
         self._staged: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Each tensor on a GPU, and its place in the memory of the replica."""
         self._layout = msgspec.Raw()
+        self._initial_values = b""
 
-    def allocate(self) -> None:
-        """Move everything into memory of its own; raises `InvalidProgram`."""
+    def allocate(self) -> bytes:
+        """Move all into memory of its own; return what is no tensor. Raises `InvalidProgram`."""
         example = dict(self._tensors())
         for slot, tensor in self._slots.items():
             example[_slot_name(*slot)] = tensor
@@ -137,6 +140,8 @@ class TrainingState:
         self.adopt_model()
         self._adopt_optimizer()
         self._built = self._is_trained = self._requirements()
+        self._initial_values = self.encode()
+        return self._initial_values
 
     def _requirements(self) -> dict[str, bool]:
         return {name: it.requires_grad for name, it in self.parameters.items()}
@@ -177,6 +182,27 @@ class TrainingState:
         for name, view in self._views.items():
             view.copy_(self._kept[name])
         self._decode(values)
+
+    @contextmanager
+    def beginning(self, present: bytes) -> Iterator[None]:
+        """Go back to what training began with, and then to what is there, whose values these are.
+
+        Optimizers keep their tensors. Raises `InvalidProgram` if an object is another one then.
+        """
+        self._fetch()
+        arrays = {name: it for name, it in self.replica.other.items() if not _is_slot(name)}
+        kept, digests = {name: it.copy() for name, it in arrays.items()}, self.digests()
+        try:
+            self._put_back(self.initial, self._initial_values, arrays)
+            yield
+        finally:
+            self._put_back(kept, present, arrays)
+        refuse_lost({name for name, it in self.digests().items() if it != digests.get(name)})
+
+    def _put_back(self, source: Arrays, values: bytes, arrays: Arrays) -> None:
+        for name, array in arrays.items():
+            array[...] = source[name]
+        self.take_over(values)
 
     def register(self, name: str, obj: object) -> None:
         """Make an object part of the state; raises `InvalidProgram`."""
@@ -398,6 +424,10 @@ def _model_name(tensor: str) -> str:
 
 def _slot_name(parameter: str, key: str) -> str:
     return f"optimizer.{parameter}.{key}"
+
+
+def _is_slot(name: str) -> bool:
+    return name.startswith("optimizer.")
 
 
 def _plain(option: Any) -> Any:  # noqa: ANN401

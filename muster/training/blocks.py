@@ -14,7 +14,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 from weakref import getweakrefcount
 
 import numpy as np
@@ -183,6 +183,42 @@ class _OpenBlock:
         """Loss, weight and metrics of each leaf."""
 
 
+class Checks:
+    """Compares what ranks compute again with what they have added up; this class does not."""
+
+    def meet(self, backend: Backend, replica: "Replica") -> None:
+        """Note the members of a group, and their state, before its first step; all call this."""
+
+    def take_over(self) -> None:
+        """Note that the state is another one, which a peer or a checkpoint has given."""
+
+    def begin(self, task: LeafTask, batch: Any) -> None:  # noqa: ANN401  of the user
+        """Note the batch of a leaf, before the program can change it."""
+
+    def end(self, task: LeafTask) -> None:
+        """Note what was computed of a leaf."""
+
+    def check(
+        self,
+        backend: Backend,  # noqa: ARG002
+        state: State,  # noqa: ARG002
+        step: int,  # noqa: ARG002
+        check: Callable[[], None],  # noqa: ARG002
+    ) -> Tasks[None]:
+        """Compare what this rank has computed of a step that is not summed; all members call this.
+
+        `check` is called before each leaf.
+        """
+        yield from ()
+
+    def end_step(self) -> None:
+        """Note that all turns of a step are over."""
+
+    def is_kept(self, step: int) -> bool:  # noqa: ARG002
+        """Return whether what a leaf of this step comes out as is kept beside a checkpoint."""
+        return False
+
+
 class Computer(ABC):
     """Sums any block of any step out of its leaves, which its caller computes, and takes steps."""
 
@@ -200,6 +236,7 @@ class Computer(ABC):
         """Memory for the means of a step, which `update` may overwrite."""
         self.turn = 0
         """How many updates the present step has had: some take it in turns, with a sum for each."""
+        self.checks = Checks()
 
     @property
     def values(self) -> bytes:
@@ -255,26 +292,6 @@ class Computer(ABC):
             task = LeafTask(leaf, read_only(state), loaded, 0, is_again=True)
             yield task
             return task
-
-    def meet(self, backend: Backend, replica: "Replica") -> None:  # noqa: B027  nothing for most
-        """Note the members of a group, and their state, before its first step; all call this."""
-
-    def check(
-        self,
-        backend: Backend,  # noqa: ARG002
-        state: State,  # noqa: ARG002
-        step: int,  # noqa: ARG002
-        check: Callable[[], None],  # noqa: ARG002
-    ) -> Tasks[None]:
-        """Compare what this rank has computed of a step that is not summed; all members call this.
-
-        `check` is called before each leaf.
-        """
-        yield from ()
-
-    def is_kept(self, step: int) -> bool:  # noqa: ARG002
-        """Return whether what a shard of this step comes out as is kept beside a checkpoint."""
-        return False
 
     def take_finished(self, slots: NDArray[np.float32]) -> Tasks[list[Block]]:
         """Put the sums of the finished parts of a block that `check` has ended into `slots`.

@@ -234,7 +234,7 @@ class Trainer:
             self._schedule.totals,
         )
         self._take_over()
-        self._computer.meet(group.backend, self._replica)
+        self._computer.checks.meet(group.backend, self._replica)
         self.is_saver = group.backend.rank == 0
         stamp("group joined", step=self._replica.position.step)
         self._callbacks.on_group_joined(worker_group, self._replica)
@@ -285,9 +285,8 @@ class Trainer:
     def _end_steps(self) -> Tasks[None]:
         """Compute a shard of the next step, which is kept beside the last checkpoint."""
         leaf, began_at = Leaf(self._replica.position.step, 0), time.monotonic()
-        if self._computer.is_kept(leaf.step) and not self._schedule.is_over(
-            self._replica.committed
-        ):
+        is_over = self._schedule.is_over(self._replica.committed)
+        if self._computer.checks.is_kept(leaf.step) and not is_over:
             yield from self._computer.compute_again(leaf, self._replica.state)
         self.costs.last_seconds = time.monotonic() - began_at
 
@@ -308,7 +307,7 @@ class Trainer:
         step, mine = self._replica.position.step, assignment[group.backend.rank]
         yield from self._compute(group.reducer, mine)
         computed_at = time.monotonic()
-        yield from self._computer.check(
+        yield from self._computer.checks.check(
             group.backend, self._replica.state, step, self._updates.check
         )
         check_seconds = time.monotonic() - computed_at

@@ -130,9 +130,7 @@ def faults_of(installation: Installation, script: type[Script], seed: int, kills
     is_pure = script.__module__ == pure.__name__
     refusals = {name: it for name, it in ends.items() if isinstance(it, str)}
     others = [it for it in ends if it not in refusals and ends[it] != ends[ALONE]]
-    is_open = {
-        it: script.is_left_open or (script.found_by_resume and it in resumed) for it in others
-    }
+    is_open = {it: script.found_by_resume and it in resumed for it in others}
     found = [
         f"{script.__name__}, {it}: {ends[it]}, not {ends[ALONE]}"
         for it in others

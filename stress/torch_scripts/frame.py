@@ -35,8 +35,6 @@ class Script:
     optimizer: Any
     found_by_resume: ClassVar = False
     """Whether after the death of all ranks only what was computed before shows what is wrong."""
-    is_left_open: ClassVar = False
-    """Whether so few shards show what is wrong that checks may miss it."""
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, CLASSES))

@@ -299,7 +299,6 @@ class Urandom(Lora):
 class FlagInBody(ResNet):
     """The first layer is frozen once a shard was learnt well, and stays so."""
 
-    is_left_open = True
     is_frozen = False
 
     def loss(self, x: Any, y: Any) -> Loss:
@@ -313,8 +312,6 @@ class FlagInBody(ResNet):
 
 class Median(GlobalLosses):
     """Batches that are harder than most count twice; few are, as losses fall."""
-
-    is_left_open = True
 
     def loss(self, x: Any, y: Any) -> Loss:
         loss = Smoothed.loss(self, x, y)
