@@ -115,7 +115,7 @@ class BodyCheck(Checks):
         self._checked = (-1, 0)
         """The step and turn of the last check."""
         self._begun: Seen | None = None
-        """What `_FIRST` came out as in the first step of this process."""
+        """What `_FIRST` came out as, from the state that training begins with."""
         self._has_warned = False
         self._is_proven = False
         """Whether this process was compared with another one."""
@@ -126,14 +126,18 @@ class BodyCheck(Checks):
         self._witness: Witness | None = None
         """What that member is compared with, if no process trains already."""
 
-    def meet(self, backend: Backend, replica: Replica) -> None:
+    def meet(self, backend: Backend, replica: Replica, check: Callable[[], None]) -> Tasks[None]:
         self._world_size = backend.world_size
         if self._is_fatal:
+            is_over = self._computer.schedule.is_over(replica.committed)
+            if self._begun is None and not is_over:  # before the first body of this process
+                check()
+                with self._beginning():
+                    self._begun = yield from self._compute(_FIRST, replica.state)
             proven = gather_values(backend, self._is_proven, bool)
             self._is_proving = not all(proven)
             # Where none is proven, the first one is right: it has restored or begun the state.
             self._reference = proven.index(True) if any(proven) else 0
-            is_over = self._computer.schedule.is_over(replica.committed)
             is_resumed = not (is_over or any(proven)) and replica.position.step > 0
             is_first = is_resumed and backend.rank == 0
             self._witness = self._checkpointer.witness(replica) if is_first else None
@@ -147,10 +151,10 @@ class BodyCheck(Checks):
         return is_last or step % (DISTANCE * self._world_size) == 0
 
     def _is_late(self, step: int) -> bool:
-        """Return whether a step is the last one, or the 1st, 2nd, 4th, 8th … that is checked."""
+        """Return whether a step is the last one, or the 1st, 2nd, 3rd, 5th, 9th … of the checked."""
         number, rest = divmod(step, DISTANCE * self._world_size)
-        is_power_of_two = not rest and number.bit_count() == 1
-        return is_power_of_two or step == self._computer.schedule.total_steps - 1
+        is_last = step == self._computer.schedule.total_steps - 1
+        return is_last or (not rest and number.bit_count() < 2)  # noqa: PLR2004  0, 1, 2, 4, 8 …
 
     def begin(self, task: LeafTask, batch: Any) -> None:  # noqa: ANN401  of the user
         step = task.leaf.step
@@ -199,8 +203,7 @@ class BodyCheck(Checks):
 
         def compute(leaf: Leaf) -> Tasks[Seen]:
             check()
-            yield from self._computer.compute_again(leaf, state)
-            return self._last
+            return (yield from self._compute(leaf, state))
 
         if self._is_due(step) and step and self._is_fatal and self._world_size > 1:
             yield from self._check_other(backend, seen, compute)
@@ -211,9 +214,12 @@ class BodyCheck(Checks):
             self._checked = place
         if self._is_proving:
             yield from self._prove(backend, step, seen, compute)
-        is_wanted = self._begun is None or self._is_late(step)
-        if self._is_fatal and is_wanted and place[1] == 0 and not self._has_warned:
-            yield from self._check_beginning(step, compute)
+        if self._begun is not None and self._is_late(step) and place[1] == 0:
+            yield from self._check_beginning(step, self._begun, compute)
+
+    def _compute(self, leaf: Leaf, state: State) -> Tasks[Seen]:
+        yield from self._computer.compute_again(leaf, state)
+        return self._last
 
     def end_step(self) -> None:
         self._is_proven, self._is_proving = True, False
@@ -304,16 +310,17 @@ class BodyCheck(Checks):
         where += f" came out differently when it was computed again{_listed(parts)}"
         self._refuse(f"{where}: {_CAUSES[kind]}", leaf.step)
 
-    def _check_beginning(self, step: int, compute: Callable[[Leaf], Tasks[Seen]]) -> Tasks[None]:
-        """Compare a shard of the beginning with what it came out as in this process's first step.
+    def _check_beginning(
+        self, step: int, begun: Seen, compute: Callable[[Leaf], Tasks[Seen]]
+    ) -> Tasks[None]:
+        """Compare the first shard with what came out before the first step of this process.
 
         Other ranks may have changed in the same way as this one, so that nothing else differs.
         """
         with self._beginning():
             found = yield from compute(_FIRST)
-            begun = self._begun = self._begun or found
             again = found if found == begun else (yield from compute(_FIRST))
-        if found == begun:
+        if found == begun or self._has_warned:
             return
         if again == begun:
             self._warn(f"{_where(_FIRST)} {_ONCE}")

@@ -186,8 +186,17 @@ class _OpenBlock:
 class Checks:
     """Compares what ranks compute again with what they have added up; this class does not."""
 
-    def meet(self, backend: Backend, replica: "Replica") -> None:
-        """Note the members of a group, and their state, before its first step; all call this."""
+    def meet(
+        self,
+        backend: Backend,  # noqa: ARG002
+        replica: "Replica",  # noqa: ARG002
+        check: Callable[[], None],  # noqa: ARG002
+    ) -> Tasks[None]:
+        """Note the members of a group, and their state, before its first step; all call this.
+
+        `check` is called before each leaf.
+        """
+        yield from ()
 
     def take_over(self) -> None:
         """Note that the state is another one, which a peer or a checkpoint has given."""
@@ -205,10 +214,7 @@ class Checks:
         step: int,  # noqa: ARG002
         check: Callable[[], None],  # noqa: ARG002
     ) -> Tasks[None]:
-        """Compare what this rank has computed of a step that is not summed; all members call this.
-
-        `check` is called before each leaf.
-        """
+        """Compare what this rank has computed of a step that is not summed; see `meet`."""
         yield from ()
 
     def end_step(self) -> None:

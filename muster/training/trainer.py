@@ -197,7 +197,7 @@ class Trainer:
                 return None if is_newcomer else Outcome.LEFT
             self._group = worker_group
             with created as group:
-                assignment = self._sync(worker_group, group)
+                assignment = yield from self._sync(worker_group, group)
                 if worker_group.paused:
                     if worker_group.save:
                         self._save_with_retries(worker_group)
@@ -219,7 +219,7 @@ class Trainer:
         finally:
             update.close()
 
-    def _sync(self, worker_group: WorkerGroup, group: Group) -> BlockAssignment:
+    def _sync(self, worker_group: WorkerGroup, group: Group) -> Tasks[BlockAssignment]:
         """Reach the state that all members hold; return the blocks each member contributes."""
         if group.reducer.slots is not self._slots:
             self._slots = group.reducer.slots
@@ -234,7 +234,7 @@ class Trainer:
             self._schedule.totals,
         )
         self._take_over()
-        self._computer.checks.meet(group.backend, self._replica)
+        yield from self._computer.checks.meet(group.backend, self._replica, self._updates.check)
         self.is_saver = group.backend.rank == 0
         stamp("group joined", step=self._replica.position.step)
         self._callbacks.on_group_joined(worker_group, self._replica)
