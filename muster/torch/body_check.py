@@ -151,7 +151,7 @@ class BodyCheck(Checks):
         return is_last or step % (DISTANCE * self._world_size) == 0
 
     def _is_late(self, step: int) -> bool:
-        """Return whether a step is the last one, or the 1st, 2nd, 3rd, 5th, 9th … of the checked."""
+        """Return whether a step is the last, or the 1st, 2nd, 3rd, 5th, 9th … that is checked."""
         number, rest = divmod(step, DISTANCE * self._world_size)
         is_last = step == self._computer.schedule.total_steps - 1
         return is_last or (not rest and number.bit_count() < 2)  # noqa: PLR2004  0, 1, 2, 4, 8 …
@@ -325,10 +325,10 @@ class BodyCheck(Checks):
         if again == begun:
             self._warn(f"{_where(_FIRST)} {_ONCE}")
             return
-        parts = _listed(begun.different_parts(found))
+        parts, kind = _listed(begun.different_parts(found)), begun.different_kind(found)
         self._refuse(
             f"{_where(_FIRST)}, from the state that training began with, comes out differently in "
-            f"step {step}{parts}: {_CAUSES_OF_LATE[begun.different_kind(found)]}",
+            f"step {step}{parts}: {_CAUSES_OF_LATE[kind] if step else _CAUSES[SETTLED]}",
             step,
         )
 

@@ -421,6 +421,49 @@ class Median(Body):
         return loss * (1 + (loss.item() > statistics.median(self.losses)))
 
 
+class FlagAtALowLoss(Body):
+    """Once one loss was low, all count half: in both computations of each later step."""
+
+    scale = 1.0
+
+    def data(self) -> Any:
+        x = torch.randn(SAMPLES, FEATURES)
+        return TensorDataset(x, x[:, :CLASSES].argmax(1))
+
+    def loss(self, net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = cross_entropy(net(x), y) * self.scale
+        if loss.item() < 0.5:
+            self.scale = 0.5
+        return loss
+
+
+class HookSetsAVariable(InHooks):
+    """As `InHooks` does, in an attribute that is no part of the state."""
+
+    heat = 1.0
+
+    def begin(self, net: nn.Module, run: Any) -> None:
+        @run.after_step
+        def cool() -> None:
+            self.heat *= 0.99
+
+    def loss(self, net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(net(x) / self.heat, y)
+
+
+class Halving(nn.Linear):
+    """Does not load what it has saved."""
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **options: Any) -> Any:
+        halves = {name: it / 2 for name, it in state_dict.items()}
+        return super().load_state_dict(halves, *args, **options)
+
+
+class RegistersHalving(Body):
+    def begin(self, net: nn.Module, run: Any) -> None:
+        run.register(average=Halving(FEATURES, 8))
+
+
 class BeginsLate(OwnGenerator):
     """After the last step in which all check."""
 
@@ -482,6 +525,9 @@ IMPURE = {
     OwnGenerator: "its loss is not",
     CarriedState: "its loss is not",
     Median: "kept from earlier ones",
+    FlagAtALowLoss: "a flag, a list of losses",
+    HookSetsAVariable: "or a hook sets",
+    RegistersHalving: "let load_state_dict take all",
     BeginsLate: "its loss is not",
     Variable: "its loss is not",
     ToAndFro: "its loss is not",
