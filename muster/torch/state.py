@@ -231,12 +231,14 @@ class TrainingState:
         saved = self.model.state_dict(keep_vars=True).items()
         left = iter(self._names)
         groups = self._param_groups
+        counts = [len(one.param_groups) for one in self.optimizers]
         complex64 = [name for name, it in example.items() if it.dtype is torch.complex64]
         return {
             "model": {key: names[id(value)] for key, value in saved if id(value) in names},
             "optimizer": [[next(left) for _ in group["params"]] for group in groups],
             "bfloat16": [name for name, it in example.items() if it.dtype is torch.bfloat16],
             **({"complex64": complex64} if complex64 else {}),
+            **({"groups": counts} if len(counts) > 1 else {}),  # of each optimizer
         }
 
     def adopt_model(self) -> None:
