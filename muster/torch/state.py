@@ -189,11 +189,19 @@ class TrainingState:
         self._fetch()
         arrays = {name: it for name, it in self.replica.other.items() if not _is_slot(name)}
         kept, digests = {name: it.copy() for name, it in arrays.items()}, self.digests()
+        values, states = {**self.values}, [{**it.state} for it in self.optimizers]
+        objects = {name: it.state_dict() for name, it in self.registered.items()}
+        extra = {name: it.get_extra_state() for name, it in self._extra.items()}
         try:
             self._put_back(self.initial, self._initial_values, arrays)
             yield
         finally:
             self._put_back(kept, present, arrays)
+            # A hook may hold on to what was there: that very object comes back, not only its bits.
+            self.values.update(values)
+            for one, state in zip(self.optimizers, states, strict=True):
+                one.state.update(state)
+            self._load(objects, extra)
         refuse_lost({name for name, it in self.digests().items() if it != digests.get(name)})
 
     def _put_back(self, source: Arrays, values: bytes, arrays: Arrays) -> None:
@@ -407,14 +415,17 @@ class TrainingState:
                 f"the saved state has the registered objects {there}, and this script {here}: "
                 "register the same, or begin a job that does not resume"
             )
-        for name, state in states.items():
-            self.registered[name].load_state_dict(state)
-        for name, state in extra.items():
-            self._extra[name].set_extra_state(state)
+        self._load(states, extra)
         self.values.clear()
         self.values.update(from_json(value["values"]))
         loss = from_json(value["loss"])
         self.losses = from_json(value.get("losses", [] if loss is None else [loss]))
+
+    def _load(self, objects: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
+        for name, state in objects.items():
+            self.registered[name].load_state_dict(state)
+        for name, state in extra.items():
+            self._extra[name].set_extra_state(state)
 
 
 def _model_name(tensor: str) -> str:
