@@ -23,9 +23,9 @@ from coordinator.decide.events import printable
 from coordinator.decide.job_end import EndKind
 from coordinator.decide.rank_state import RankSnapshot
 from coordinator.decide.state import JobSnapshot
-from muster.contracts import job as job_rules
 from muster.contracts import messages
-from muster.contracts.job import JobStatus
+from muster.contracts.errors import move
+from muster.contracts.job import TRANSITIONS, JobStatus
 from muster.contracts.messages import (
     RankDied,
     RankExited,
@@ -88,7 +88,7 @@ def _apply(snapshot: JobSnapshot, action: actions.Action, now: float) -> JobSnap
             return fold_agent.apply(snapshot, action, now)
         case actions.SetStatus(status=status):
             if status is not snapshot.status:
-                job_rules.move(snapshot.status, status)
+                move(TRANSITIONS, snapshot.status, status)
             moved = replace(snapshot, status=status, reason=action.reason, message=action.message)
             if status is JobStatus.QUEUED:  # again, after an interruption
                 return replace(moved, end=moved.end.move(EndKind.NONE, now, 0.0))
