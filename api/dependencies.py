@@ -9,8 +9,8 @@ import shutil
 import socket
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Hashable
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -27,6 +27,7 @@ from api.auth import CHANGING_METHODS, Caller, logged_refusal, require_scope
 from api.errors import ServiceUnavailable
 from api.streams import IDLE_SECONDS, Feeds, JobCache
 from api.submission import SubmissionQueue, Submitter
+from api.watch import Found, WatchFeed
 from database.engine import Database
 from database.errors import DatabaseError, DatabaseFull
 from database.history import History
@@ -183,6 +184,15 @@ class AppState:
     metrics: CollectorRegistry
     clock: Callable[[], datetime]
     uptime_seconds: Callable[[], float]
+
+    def watching(
+        self, key: Hashable, look: Callable[[int], Found | None]
+    ) -> AbstractAsyncContextManager[WatchFeed]:
+        """Return the feed of what `look` finds, for as long as a client reads it."""
+        make = partial(
+            WatchFeed, look=look, changes=self.database.changes, is_closing=self.is_closing
+        )
+        return self.feeds.reading(key, make)
 
     def logs_of(self, job_id: JobId) -> LocalLogs:
         return LocalLogs(self.data_dir.job(job_id))

@@ -6,7 +6,7 @@ and with the events after the last one that it has seen: it has no gap.
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Any, Final, TypeAlias
 
 import msgspec
+from anyio.to_thread import run_sync
 from sse_starlette import ServerSentEvent
 
 from api.streams import Feed
@@ -46,8 +47,8 @@ class Found:
 class WatchFeed(Feed[bytes]):
     """Looks at a job or at the list of jobs, and encodes what differs."""
 
-    look: Callable[[int], Awaitable[Found | None]]
-    """Returns what is there, with the events after an id; None if it is gone."""
+    look: Callable[[int], Found | None]
+    """Returns what is there, with the events after an id; None if it is gone. Runs in a thread."""
     changes: Callable[[], int | None]
     found: Found | None = field(default=None, init=False)
     last_event: int = field(default=0, init=False)
@@ -63,7 +64,7 @@ class WatchFeed(Feed[bytes]):
             changes = self.changes()
             is_blind = changes is None and began - self._looked_at >= BLIND_SECONDS
             if changes != self._seen or is_blind:
-                self._take(await self.look(self.last_event))
+                self._take(await run_sync(self.look, self.last_event))
                 self._seen, self._looked_at = changes, monotonic()
         # A look at thousands of ranks takes long: not more than a fifth of a core.
         return max(POLL_SECONDS, 4 * (monotonic() - began))

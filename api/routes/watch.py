@@ -1,7 +1,7 @@
 """What changes: streams of one job and of the list of jobs, and waits for a status."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -21,7 +21,7 @@ from api.routes.logs import EVENTS, PING_SECONDS, RETRY_MILLISECONDS, SEND_SECON
 from api.schema import KnownJobId, refusals
 from api.streams import FRESH_SECONDS, JobState
 from api.views import point_state, summary
-from api.watch import Found, State, WatchFeed, event_message, message
+from api.watch import Found, State, event_message, message
 from database.errors import JobMissing
 from database.records import Job, RankRecord
 from muster.contracts.job import JobId, JobStatus, JobUid
@@ -57,11 +57,7 @@ _STREAM: Final[dict[int | str, dict[str, Any]]] = {
 )
 async def stream_summaries(state: ServiceState, reauthenticate: Reauthentication) -> Response:
     """Begin with all jobs that are not over; then each job with its fields that differ."""
-    known: dict[JobUid, tuple[Job, State]] = {}
-
-    async def look(_after: int) -> Found:
-        return await run_sync(_list, state, known)
-
+    look = partial(_list, state, {})
     return _response(_messages(state, "", look, now_and_then(reauthenticate)))
 
 
@@ -88,11 +84,7 @@ async def watch_job(
     job = await run_sync(state.jobs.get, job_id)
     seen = int(last_event_id) if last_event_id and last_event_id.isdecimal() else after
 
-    seen_of_series = _Seen()
-
-    async def look(after: int) -> Found | None:
-        return await run_sync(_job, state, job, after, seen_of_series)
-
+    look = partial(_job, state, job, _Seen())
     return _response(_messages(state, job.uid, look, now_and_then(reauthenticate), job_id, seen))
 
 
@@ -103,7 +95,7 @@ def _response(content: AsyncIterator[bytes]) -> Response:
 async def _messages(
     state: AppState,
     key: str,
-    look: Callable[[int], Awaitable[Found | None]],
+    look: Callable[[int], Found | None],
     check: Reauthenticate,
     job_id: JobId | None = None,
     seen: int | None = None,
@@ -113,10 +105,7 @@ async def _messages(
     `seen` is the last event that it has; None if it wants none of before.
     """
     yield ServerSentEvent(retry=RETRY_MILLISECONDS, comment="", sep="\n").encode()
-    make = partial(
-        WatchFeed, look=look, changes=state.database.changes, is_closing=state.is_closing
-    )
-    async with state.feeds.reading(key, make) as feed:
+    async with state.watching(key, look) as feed:
         is_behind = True
         while is_behind:
             number, found, last = feed.count, feed.found, feed.last_event
@@ -150,7 +139,7 @@ class _Seen:
     checkpoint: int | None = None
 
 
-def _job(state: AppState, watched: Job, after: int, seen: _Seen) -> Found | None:
+def _job(state: AppState, watched: Job, seen: _Seen, after: int) -> Found | None:
     job_id = watched.job_id
     job = state.jobs.find(job_id)
     if job is None or job.uid != watched.uid:
@@ -170,7 +159,7 @@ def _job(state: AppState, watched: Job, after: int, seen: _Seen) -> Found | None
     return Found(view, events, others, is_over=job.is_terminal)
 
 
-def _list(state: AppState, known: dict[JobUid, tuple[Job, State]]) -> Found:
+def _list(state: AppState, known: dict[JobUid, tuple[Job, State]], _after: int) -> Found:
     """Return the jobs that are not over, and once more each that has ended since the last look."""
     now = state.clock()
     jobs = state.jobs.unfinished([job for job, _ in known.values() if not job.is_terminal])

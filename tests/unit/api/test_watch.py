@@ -42,7 +42,7 @@ class Source:
         self.number = 0
         self.looks = 0
 
-    async def look(self, _after: int) -> Found | None:
+    def look(self, _after: int) -> Found | None:
         self.looks += 1
         return self.found.pop(0) if len(self.found) > 1 else self.found[0]
 
