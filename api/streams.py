@@ -106,7 +106,7 @@ class Feed(ABC, Generic[Entry]):
                 await asyncio.sleep(pause_seconds)
         except Exception as error:  # noqa: BLE001  of this thing alone
             self.failure = error  # clients connect again
-            _LOG.exception("cannot follow a job any more", action="watch_failed")
+            _LOG.exception("cannot follow jobs any more", action="watch_failed")
         finally:
             self.is_over = True
             self.opened.set()
