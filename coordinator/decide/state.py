@@ -15,9 +15,9 @@ from coordinator.decide.rank_state import (
     RankSnapshot,
 )
 from muster.checkpoints.manifest import RestorePoint
-from muster.contracts import agent as agents
-from muster.contracts.agent import LOCAL_HOST, UNPLACED, AgentState
+from muster.contracts.agent import LOCAL_HOST, TRANSITIONS, UNPLACED, AgentState
 from muster.contracts.engine import SCHEDULERS
+from muster.contracts.errors import move
 from muster.contracts.job import JobId, JobStatus, JobUid, Reason
 from muster.contracts.messages import Raised, StateMismatch
 from muster.contracts.pool import Pool
@@ -94,8 +94,9 @@ class AgentSnapshot:
 
     def move(self, target: AgentState, now: float) -> "AgentSnapshot":
         """Return the agent in another state, or again in the same one, since `now`."""
-        moved = agents.move(self.state, target)
-        return replace(self, state=moved, since=now, starved_seconds=0.0)
+        if target is not self.state:
+            move(TRANSITIONS, self.state, target)
+        return replace(self, state=target, since=now, starved_seconds=0.0)
 
 
 ONE_HOST: Final[Mapping[str, AgentSnapshot]] = {LOCAL_HOST: AgentSnapshot(host=LOCAL_HOST)}

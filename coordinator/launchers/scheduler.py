@@ -23,6 +23,7 @@ from muster.contracts.messages import AgentAssignment
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.spec import JobSpec
 from muster.contracts.views import EngineJob
+from muster.runtime.stderr_messages import LastMessage
 
 Result = TypeVar("Result")
 
@@ -95,7 +96,7 @@ class SchedulerJobs:
         self.scheduler = scheduler
         self._looking: asyncio.Task[Mapping[str, SchedulerJob]] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._problem = ""  # the last one that was logged
+        self._problem = LastMessage()
         self._woken = asyncio.Event()
 
     def start(self, work: Coroutine[object, object, Result]) -> asyncio.Task[Result]:
@@ -161,15 +162,14 @@ class SchedulerJobs:
                 found = await self.scheduler.jobs()
         except TimeoutError as error:
             raise SchedulerUnavailable(f"no answer within {LOOK_LIMIT_SECONDS:g} s") from error
-        self._problem = ""
+        self._problem.text = None
         return found
 
     def note(self, problem: str) -> None:
         """Log a problem that is new since the scheduler last answered."""
-        if problem != self._problem:
+        if self._problem.is_new(problem):
             words = f"{self.scheduler.name} does not answer: {problem}"
             _LOG.warning(words, action="engine_unavailable")
-        self._problem = problem
 
 
 class SchedulerProbe:

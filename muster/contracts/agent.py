@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-from muster.contracts.errors import IllegalMove
-
 LOCAL_HOST: Final = "local"
 """The name of the coordinator's own host, where a job runs unless its cluster has others."""
 
@@ -39,10 +37,3 @@ TRANSITIONS: Final[Mapping[AgentState, frozenset[AgentState]]] = {
     ),
     AgentState.LEAVING: frozenset({AgentState.ABSENT}),
 }
-
-
-def move(current: AgentState, target: AgentState) -> AgentState:
-    """Return the new state, which may be the present one. Raises `IllegalMove`."""
-    if target is not current and target not in TRANSITIONS[current]:
-        raise IllegalMove(current, target)
-    return target
