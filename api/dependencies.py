@@ -171,6 +171,8 @@ class AppState:
     """Threads for searches in logs, so that these do not hold up other routes."""
     watches: Watches
     coordinator: CoordinatorHandle
+    node: str
+    """The id of this host."""
     submitter: Submitter
     submission_queue: SubmissionQueue
     data_dir: DataDir
