@@ -173,6 +173,8 @@ class AppState:
     log_searches: CapacityLimiter
     """Threads for searches in logs, so that these do not hold up other routes."""
     coordinator: CoordinatorHandle
+    node: str
+    """The id of this host."""
     submitter: Submitter
     submission_queue: SubmissionQueue
     data_dir: DataDir

@@ -42,6 +42,7 @@ from database.leases import Leases
 from database.records import utc_now
 from database.tokens import Tokens
 from muster.cluster.description import cluster_of_service
+from muster.cluster.identity import node_id
 from muster.contracts.errors import MusterError
 from muster.contracts.interpreter import VERSION
 from muster.contracts.job import JobId
@@ -202,6 +203,7 @@ def _build_state(
     started = time.monotonic()
     job_rows, history, leases = Jobs(database), History(database), Leases(database)
     data_dir = DataDir(settings.data_dir)
+    node = node_id(data_dir.node_key)
 
     def read_state(job_id: JobId) -> JobState | None:
         job = job_rows.find(job_id)
@@ -235,9 +237,10 @@ def _build_state(
         log_readers=CapacityLimiter(LOG_READERS),
         log_searches=CapacityLimiter(LOG_SEARCHES),
         coordinator=coordinator,
+        node=node,
         submitter=Submitter(
             settings=settings,
-            cluster=cluster_of_service(settings.cluster, settings.slots),
+            cluster=cluster_of_service(settings.cluster, node, settings.slots),
             working_dir=Path.cwd(),
             clock=utc_now,
             random_hex=partial(secrets.token_hex, 16),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from muster.contracts.agent import LOCAL_HOST, AgentState
+from muster.contracts.agent import UNPLACED, AgentState
 from muster.contracts.host import HostFacts
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.messages import EpochDone
@@ -159,7 +159,7 @@ class RankRecord:
     """One rank of a job: its current or last attempt, its counters and its progress."""
 
     rank: int
-    host: str = LOCAL_HOST
+    host: str = UNPLACED
     attempt: int
     state: str
     process: ProcessRecord | None  # the running process; None once it is known to have exited

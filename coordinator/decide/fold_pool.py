@@ -11,7 +11,7 @@ from coordinator.decide.job_end import EndKind, JobFailure
 from coordinator.decide.rank_state import Cause, RankSnapshot
 from coordinator.decide.state import GroupSnapshot, JobSnapshot, Partition, new_rank
 from muster.contracts import pool as pools
-from muster.contracts.agent import LOCAL_HOST
+from muster.contracts.agent import is_node_id
 from muster.contracts.job import Reason
 from muster.contracts.messages import (
     JoinedGroup,
@@ -152,7 +152,7 @@ def _partition_after(snapshot: JobSnapshot, rank: RankSnapshot, lost: PeerLost) 
 def locate(snapshot: JobSnapshot, rank: RankSnapshot, node: str) -> JobSnapshot:
     """Record on which machine a worker's process runs, where the cluster does not name it."""
     worker_id = rank.attempt.worker_id
-    if not snapshot.is_synchronous or worker_id is None or rank.host != LOCAL_HOST:
+    if not snapshot.is_synchronous or worker_id is None or not is_node_id(rank.host):
         return snapshot
     return replace(snapshot, pool=pools.set_node(snapshot.pool, worker_id, node))
 

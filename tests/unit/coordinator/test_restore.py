@@ -232,7 +232,8 @@ def test_a_successor_places_a_rank_where_a_host_asked_for_it() -> None:
     story = Story.training(world_size=2, max_workers=3, hosts=("a", "b", "c", "d"))
     story.is_joined_by("d")
     now = Moment(monotonic=5.0, wall=NOON)
-    job = snapshot_of(rows_of(story.job, 1.0), now, hosts=story.job.hosts, agents={"a", "b"})
+    hosts = story.job.hosts
+    job = snapshot_of(rows_of(story.job, 1.0), now, hosts=hosts, node="a", agents={"a", "b"})
     after = Story(job, now=5.0)
     after.plans()
     assert [rank.host for rank in after.job.ranks] == ["a", "b", "d"]

@@ -126,7 +126,7 @@ def test_rows_of_the_first_release_are_kept(migrated: Database) -> None:
     assert (job.wanted_world_size, job.world_size, job.pause_request) == (None, 2, False)
     assert job.wanted_hosts == {}
     ranks = History(migrated).ranks(job.job_id)
-    row = {"attempt": 2, "process": None, "restarts": 1, "checkpoints_saved": 2}
+    row = {"host": LOCAL_HOST, "attempt": 2, "process": None, "restarts": 1, "checkpoints_saved": 2}
     assert ranks == [worker(0, **row, **PROGRESS)]
     assert [event.kind for event in History(migrated).events(job.job_id, 9)] == ["submitted"]
     assert History(migrated).members_by_job([job.job_id]) == {job.job_id: []}
