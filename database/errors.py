@@ -5,7 +5,9 @@ DatabaseError                   also raised itself: the database refused a state
 │   ├── DatabaseLocked          another process held its lock for too long
 │   ├── DatabaseFull            its disk has no room left
 │   └── CommitInDoubt           the connection was lost during the commit
-├── SchemaTooNew                a later version of Muster has migrated the database
+├── SchemaRefused               its tables are not those of this version, nor of one before it
+│   ├── SchemaTooOld            a build before 0.1.0 has made the database
+│   └── SchemaTooNew            a later version of Muster has migrated the database
 ├── JobExists                   the id is taken
 ├── JobMissing                  no job has this id, or another job has it now
 ├── JobNotTerminal              only possible when the job is over
@@ -46,13 +48,28 @@ class CommitInDoubt(DatabaseUnavailable):
     """The commit was not acknowledged: the transaction may or may not be durable."""
 
 
-class SchemaTooNew(DatabaseError):
+class SchemaRefused(DatabaseError):
+    def __init__(self, message: str, revision: str) -> None:
+        super().__init__(message)
+        self.revision = revision
+
+
+class SchemaTooOld(SchemaRefused):
+    def __init__(self, place: str, revision: str) -> None:
+        super().__init__(
+            f"the database {place} was made by a build before 0.1.0: end its jobs with that build, "
+            "move the database away, and continue from their checkpoints with resume_from",
+            revision,
+        )
+
+
+class SchemaTooNew(SchemaRefused):
     def __init__(self, place: str, revision: str) -> None:
         super().__init__(
             f"the database {place} has schema revision {revision}, which this version of Muster "
-            "does not know: upgrade Muster, or use another database"
+            "does not know: upgrade Muster, or use another database",
+            revision,
         )
-        self.revision = revision
 
 
 class JobExists(DatabaseError):
