@@ -44,7 +44,6 @@ def prepare(spec: JobSpec, settings: ServiceSettings) -> Completed:
     not fifty times in a rank. Raises `Unprepared`.
     """
     try:
-        # Jobs that an earlier version has stored are not complete yet.
         completed = complete(spec, settings, Path.cwd())
         if spec.command is None:  # a command knows itself which data it needs
             if completed.dataset_dir == DataDir(settings.data_dir).synthetic_dataset:

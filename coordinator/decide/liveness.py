@@ -22,7 +22,7 @@ AGENT_CONNECT_SECONDS: Final = 30.0
 """An agent imports little and connects, or reconnects, at once; one that takes longer is broken."""
 
 LISTING_SECONDS: Final = 240.0
-"""An agent asks a store that is away for half of it, and one of an earlier build never answers."""
+"""An agent asks a store that is away for half of it."""
 
 AGENT_LATE_SECONDS: Final = 10.0
 """A job that has waited so long for its agent to connect says so; a busy machine takes a few."""

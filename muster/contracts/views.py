@@ -1,6 +1,7 @@
 """The bodies of REST responses, declared once: the API encodes them, the client decodes them.
 
-A client ignores fields it does not know. Fields that an earlier server does not send have defaults.
+A client ignores fields it does not know. A field that is added later has a default: servers of the
+release before do not send it.
 """
 
 from datetime import datetime
@@ -274,10 +275,10 @@ class AgentView(View, frozen=True, kw_only=True):
 class MemberList(View, frozen=True, kw_only=True):
     job_id: str
     world_size: Annotated[int, _doc("Number of ranks that is wanted now.")]
-    active: Annotated[int, _doc("Number of workers that take part in every step.")] = 0
+    active: Annotated[int, _doc("Number of workers that take part in every step.")]
     is_changing: Annotated[
         bool, _doc("Workers are joining or leaving, or others are active than are wanted.")
-    ] = False
+    ]
     agents: Annotated[list[AgentView], _doc("One for each host that has, or had, ranks.")]
     workers: list[MemberView]
 
@@ -385,11 +386,11 @@ class AuditView(View, frozen=True, kw_only=True):
     ]
     bits: _Bits = "same"
     epochs: Annotated[list[EpochView], _doc("The last ones, the newest last.")]
-    epochs_omitted: Annotated[int, _doc("Earlier ones that are not listed.")] = 0
+    epochs_omitted: Annotated[int, _doc("Earlier ones that are not listed.")]
     checkpoints: Annotated[list[CheckpointView], _doc("The last ones, the newest last.")]
     checkpoints_omitted: Annotated[
         int, _doc("Earlier ones that are not listed; the last 1000 are on record.")
-    ] = 0
+    ]
 
 
 class SeriesColumns(View, frozen=True, kw_only=True):
