@@ -77,6 +77,16 @@ class JobList(View, frozen=True, kw_only=True):
     jobs: list[JobView]
 
 
+class AgentRequest(View, frozen=True, kw_only=True):
+    """What an engine gets to start an agent; secrets, and what only a start knows, are <words>."""
+
+    engine: Engine
+    command: Annotated[
+        list[str] | None, _doc("What the coordinator runs; null: a request to the API.")
+    ]
+    content: Annotated[str | dict[str, Any], _doc("What it reads; of Kubernetes, the Pod.")]
+
+
 class JobPlan(View, frozen=True, kw_only=True):
     """The job that a submission would create."""
 
@@ -84,7 +94,8 @@ class JobPlan(View, frozen=True, kw_only=True):
     message: Annotated[
         str | None, _doc("Remarks about default paths and about whether the command will run.")
     ]
-    launcher: Annotated[str, _doc("What starts the agent that starts the ranks.")]
+    launcher: Annotated[str, _doc("The engine that starts the agents, which start the ranks.")]
+    request: Annotated[AgentRequest, _doc("What it gets for the first agent.")]
     world_size: int
     command: Annotated[list[str] | None, _doc("What every rank becomes; null: `program`.")]
     program: Annotated[str | None, _doc("What is trained; null: the built-in classifier.")]
