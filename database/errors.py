@@ -5,9 +5,7 @@ DatabaseError                   also raised itself: the database refused a state
 │   ├── DatabaseLocked          another process held its lock for too long
 │   ├── DatabaseFull            its disk has no room left
 │   └── CommitInDoubt           the connection was lost during the commit
-├── SchemaRefused               its tables are not those of this version, nor of one before it
-│   ├── SchemaTooOld            a build before 0.1.0 has made the database
-│   └── SchemaTooNew            a later version of Muster has migrated the database
+├── SchemaRefused               a later version has migrated it, or a build before 0.1.0 made it
 ├── JobExists                   the id is taken
 ├── JobMissing                  no job has this id, or another job has it now
 ├── JobNotTerminal              only possible when the job is over
@@ -49,27 +47,18 @@ class CommitInDoubt(DatabaseUnavailable):
 
 
 class SchemaRefused(DatabaseError):
-    def __init__(self, message: str, revision: str) -> None:
-        super().__init__(message)
+    def __init__(self, place: str, revision: str) -> None:
+        why = (
+            f"has schema revision {revision}, which this version of Muster does not know: upgrade "
+            "Muster, or use another database"
+        )
+        if revision.isdecimal():  # builds before 0.1.0 numbered theirs without the r
+            why = (
+                "was made by a build before 0.1.0: end its jobs with that build, move the database "
+                "away, and continue from their checkpoints with resume_from"
+            )
+        super().__init__(f"the database {place} {why}")
         self.revision = revision
-
-
-class SchemaTooOld(SchemaRefused):
-    def __init__(self, place: str, revision: str) -> None:
-        super().__init__(
-            f"the database {place} was made by a build before 0.1.0: end its jobs with that build, "
-            "move the database away, and continue from their checkpoints with resume_from",
-            revision,
-        )
-
-
-class SchemaTooNew(SchemaRefused):
-    def __init__(self, place: str, revision: str) -> None:
-        super().__init__(
-            f"the database {place} has schema revision {revision}, which this version of Muster "
-            "does not know: upgrade Muster, or use another database",
-            revision,
-        )
 
 
 class JobExists(DatabaseError):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import Connection, column, inspect, select, table
 
-from database.errors import SchemaTooNew, SchemaTooOld
+from database.errors import SchemaRefused
 from database.tables import METADATA
 
 if TYPE_CHECKING:
@@ -30,16 +30,14 @@ def current_revision(connection: Connection) -> str | None:
 
 
 def check_revision(present: str | None, place: str) -> None:
-    """Raise `SchemaTooOld` or `SchemaTooNew` for a revision that this version cannot migrate."""
+    """Raise `SchemaRefused` for a revision that this version cannot migrate."""
     if present is None or present == HEAD:
         return
-    if present.isdecimal():  # builds before 0.1.0 numbered theirs without the r
-        raise SchemaTooOld(place, present)
     from alembic.script import ScriptDirectory  # noqa: PLC0415  see above
 
     scripts = ScriptDirectory.from_config(alembic_config()).walk_revisions()
     if present not in {script.revision for script in scripts}:
-        raise SchemaTooNew(place, present)
+        raise SchemaRefused(place, present)
 
 
 def migrate(connection: Connection, place: str) -> None:

@@ -5,7 +5,7 @@ In a dry run, what only a start knows and every secret is a word in angle bracke
 
 import hashlib
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -86,9 +86,14 @@ def planned_request(
     if engine == "slurm":
         script = sbatch_script(order, command("worker.join"))
         return AgentRequest(engine=engine, command=sbatch_words(name, spec), content=script)
-    assignment = assignment_of(order, job_id, spec, settings, is_local=engine == "local")
-    assignment = _with_placeholders(assignment, is_local=engine == "local")
-    if node is None or engine == "local":
+    is_local = engine == "local"
+    assignment = with_secrets(
+        assignment_of(order, job_id, spec, settings, is_local=is_local),
+        # A local agent reads the files itself.
+        lambda it: SECRET if it.source == "env" or not is_local else None,
+        dict.fromkeys(STORE_KEYS, SECRET),
+    )
+    if node is None or is_local:
         content = msgspec.to_builtins(assignment)
         return AgentRequest(engine="local", command=command("worker.agent"), content=content)
     if settings.agent_endpoint is None:
@@ -105,12 +110,16 @@ def planned_request(
     return AgentRequest(engine=engine, command=words, content=msgspec.to_builtins(launch))
 
 
-def _with_placeholders(assignment: AgentAssignment, *, is_local: bool) -> AgentAssignment:
+def with_secrets(
+    assignment: AgentAssignment,
+    value_of: Callable[[Reference], str | None],
+    store_keys: Mapping[str, str],
+) -> AgentAssignment:
+    """Return the assignment with the values that its agent alone may have."""
     found = [it for it in map(Reference.parse, assignment.secrets.values()) if it]
-    # A local agent reads the files itself.
-    given = [it for it in found if it.source == "env" or not is_local]
-    shared = {it.name if it.source == "env" else str(it): SECRET for it in given}
-    keys = None if assignment.store_keys is None else dict.fromkeys(STORE_KEYS, SECRET)
+    names = {it.name if it.source == "env" else str(it): value_of(it) for it in found}
+    shared = {name: value for name, value in names.items() if value is not None}
+    keys = None if assignment.store_keys is None else dict(store_keys)
     return replace(assignment, shared_env=shared, store_keys=keys)
 
 

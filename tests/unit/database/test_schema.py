@@ -12,7 +12,7 @@ from sqlalchemy import create_engine, make_url, text
 
 from database import schema
 from database.engine import Database
-from database.errors import SchemaRefused, SchemaTooNew, SchemaTooOld
+from database.errors import SchemaRefused
 from database.tables import METADATA
 
 TABLES_OF_0_1_0 = Path(__file__).with_name("first_release.sql").read_text()
@@ -45,22 +45,22 @@ def test_tables_and_migrations_agree(fresh_url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("revision", "kind", "words"),
+    ("revision", "words"),
     [
-        ("f00d", SchemaTooNew, "revision f00d, which this version"),
-        ("r9999", SchemaTooNew, "revision r9999, which this version"),
-        ("0001", SchemaTooOld, "was made by a build before 0.1.0: end its jobs with that build"),
-        ("0017", SchemaTooOld, "was made by a build before 0.1.0: end its jobs with that build"),
+        ("f00d", "revision f00d, which this version"),
+        ("r9999", "revision r9999, which this version"),
+        ("0001", "was made by a build before 0.1.0: end its jobs with that build"),
+        ("0017", "was made by a build before 0.1.0: end its jobs with that build"),
     ],
 )
 def test_another_schema_is_refused_and_left_alone(
-    fresh_url: str, revision: str, kind: type[SchemaRefused], words: str
+    fresh_url: str, revision: str, words: str
 ) -> None:
     with closing(Database.open(fresh_url)) as database:
         with database.writing() as connection:
             connection.execute(
                 text("UPDATE alembic_version SET version_num = :it"), {"it": revision}
             )
-        with pytest.raises(kind, match=words) as caught:
+        with pytest.raises(SchemaRefused, match=words) as caught:
             Database.open(fresh_url)
         assert caught.value.revision == database.revision() == revision
