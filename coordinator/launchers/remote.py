@@ -18,6 +18,7 @@ from coordinator.launchers.line import Line
 from coordinator.launchers.ssh import SocketDirectory, SshMaster
 from coordinator.log_receiver import HomeLogs
 from muster.cluster.description import ClusterNode
+from muster.cluster.requests import forwarded
 from muster.contracts.attach import (
     AgentEnded,
     AgentRuns,
@@ -90,8 +91,7 @@ class CommandLauncher:
         secrets_dir = Path(assignment.secrets_dir)
         complete = await asyncio.to_thread(self._values.complete, assignment, secrets_dir)
         if self._master is not None and self._master.home is not None:
-            address_file = str(JobFiles(Path(assignment.job_root)).coordinator_address)
-            complete = replace(complete, address_file=address_file, is_forwarded=True)
+            complete = forwarded(complete)
         with ExitStack() as opened:
             async with probe_file(assignment.checkpoint_dir) as probe:
                 order = LaunchAgent(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
+import msgspec
 import structlog
 
 from coordinator.launchers.launcher import AgentProcess, NotStarted
@@ -224,13 +225,7 @@ class SchedulerLauncher:
         self._name = agent_job_name(job_uid, host, generation)
 
     async def start(self, assignment: AgentAssignment) -> AgentProcess:
-        order = JoinOrder(
-            job_uid=assignment.job_uid,
-            host=assignment.host,
-            generation=assignment.generation,
-            token=assignment.token,
-            coordinators=assignment.coordinators,
-        )
+        order = msgspec.convert(assignment, JoinOrder, from_attributes=True)
         try:
             await self._jobs.scheduler.submit(self._name, order, self._spec)
         except SchedulerUnavailable as error:  # it may have been submitted: the next list tells

@@ -158,7 +158,9 @@ def test_a_row_holds_process_and_heartbeat() -> None:
     rows = rows_of(story.job, story.now)
     assert rows.job.status is JobStatus.RUNNING
     (worker,) = rows.ranks
-    assert worker.process == ProcessRecord(pid=4711, start_ticks=99, boot_id="boot", node="node")
+    assert worker.process == ProcessRecord(
+        pid=4711, start_ticks=99, boot_id="boot", node="node", pid_namespace=1
+    )
     assert worker.last_heartbeat_at == NOON - timedelta(seconds=3)
     story.dies(0)
     (worker,) = rows_of(story.job, story.now).ranks
