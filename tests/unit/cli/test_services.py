@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from cli.services import up as services
 from cli.services.record import ServiceRecord
 from cli.services.up import end_detached, next_steps, start_detached
-from cli.services import up as services
 from muster.contracts.errors import MusterError
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import AccessSettings

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from coordinator.decide.rank_state import NEVER
-from coordinator.decide.state import JobSnapshot
+from coordinator.decide.state.job import JobSnapshot
+from coordinator.decide.state.rank import NEVER
 from coordinator.persistence import Moment, Urgency, rank_urgency
 from coordinator.restore import snapshot_of
 from muster.contracts.agent import LOCAL_HOST
