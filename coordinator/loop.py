@@ -41,13 +41,13 @@ from muster.contracts.job import JobUid
 from muster.contracts.location import parse_location
 from muster.contracts.log_parts import LogsDrained
 from muster.contracts.messages import (
+    AgentClaim,
     AgentHeartbeat,
     AgentHello,
     AgentMessage,
     CheckpointsListed,
     Heartbeat,
     JoinRequest,
-    KeyRequest,
     LogHello,
     RankDied,
     RankSaid,
@@ -131,7 +131,7 @@ class CoordinatorLoop:
     # What agents report (coordinator.agents.Listener)
 
     def token_sha256(
-        self, claim: AgentHello | KeyRequest | LogHello | StoreHello | JoinRequest
+        self, claim: AgentHello | AgentClaim | LogHello | StoreHello | JoinRequest
     ) -> str | None:
         job = self._jobs.tracked.get(JobUid(claim.job_uid))
         agent = None if job is None else job.snapshot.agents.get(claim.host)

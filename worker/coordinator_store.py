@@ -1,12 +1,11 @@
 """A store of checkpoints on the coordinator's host, for a host that does not share its directory.
 
-The storage process sends what is to be saved over a sealed line of its own. The other end
-(`coordinator.checkpoint_receiver`) writes it there, commits, and moves ``LATEST``. If the line
+The storage process sends what is to be saved over a sealed link of its own. The other end
+(`coordinator.checkpoint_receiver`) writes it there, commits, and moves ``LATEST``. If the link
 breaks, also because another coordinator takes over, the call is made again: a save may take place
 twice, in two revisions. A successor that has claimed the place meanwhile refuses it.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
@@ -24,7 +23,6 @@ from muster.checkpoints.manifest import (
     parse_names,
     sign,
 )
-from muster.contracts.errors import AuthenticationFailed, WireError
 from muster.contracts.messages import AgentAssignment, CoordinatorAddress, StoreHello
 from muster.contracts.storage import (
     CHUNK_BYTES,
@@ -34,11 +32,12 @@ from muster.contracts.storage import (
     StoreCall,
     StoreMethod,
 )
-from muster.contracts.wire import CONTROL_FRAME_LIMIT_BYTES, decode_store_answer, encode
+from muster.contracts.wire import decode_store_answer, encode
 from muster.host.files import read_coordinator_address
-from muster.host.sealed_line import SealedLine
+from muster.links.blocking import BlockingLink
+from muster.links.reconnect import LINK_ERRORS, Reconnect
 from muster.runtime.storage_client import error_of
-from worker.coordinator_link import coordinator_addresses, home_line
+from worker.coordinator_link import coordinator_addresses, home_link
 
 REACH_SECONDS: Final = 30.0
 """How long a call waits for a coordinator: a successor takes over within seconds."""
@@ -52,16 +51,14 @@ LOOK_SECONDS: Final = 2.0
 """Between two looks, while an answer takes long, whether another coordinator has taken over: one
 that is stopped, and not dead, keeps the connection open."""
 
-_BROKEN: Final = (OSError, WireError, AuthenticationFailed)
-
 
 class CoordinatorLine:
     """The connection of one thread of the storage process, made when it is needed."""
 
     def __init__(self, own: AgentAssignment) -> None:
         self._own: Final = own
-        self._addresses: Final = coordinator_addresses(own)
-        self._line: SealedLine | None = None
+        self.reconnect: Final = Reconnect(coordinator_addresses(own), RETRY_SECONDS, REACH_SECONDS)
+        self._line: BlockingLink | None = None
         self._address: CoordinatorAddress | None = None
         self.number: int = 0
         """Counts the connections. What a store has claimed holds for one."""
@@ -70,11 +67,8 @@ class CoordinatorLine:
         """Connect unless that is done. Raises OSError, `WireError`, `AuthenticationFailed`."""
         if self._line is not None:
             return
-        address = next(self._addresses)
-        if address is None:
-            raise ConnectionError("there is no coordinator")
-        own = self._own
-        line = home_line(own, address, CONTROL_FRAME_LIMIT_BYTES)
+        own, address = self._own, self.reconnect.next_address()
+        line = home_link(own, address)
         try:
             hello = StoreHello(
                 job_uid=own.job_uid, host=own.host, generation=own.generation, token=own.token
@@ -188,7 +182,7 @@ class CoordinatorStore:
     def close(self) -> None:
         self._claim = None
         if self._line.is_connected:  # otherwise the other end has closed the store
-            with suppress(*_BROKEN, CheckpointError):
+            with suppress(*LINK_ERRORS, CheckpointError):
                 self._line.exchange(self._to("close"), self._warn)
 
     def _to(self, method: StoreMethod, name: CheckpointName | None = None) -> StoreCall:
@@ -202,8 +196,8 @@ class CoordinatorStore:
         self, call: StoreCall, *content: Iterable[memoryview]
     ) -> tuple[StoreAnswer, bytearray]:
         """Make a call, on a new connection after claiming again if one breaks."""
-        breaks, deadline = 0, time.monotonic() + REACH_SECONDS
-        while True:
+        breaks, attempts = 0, self._line.reconnect
+        for _ in attempts:
             was_connected = False
             try:
                 self._line.connect()
@@ -212,11 +206,13 @@ class CoordinatorStore:
                     self._line.exchange(self._claim, self._warn)
                     self._claimed_on = self._line.number
                 return self._line.exchange(call, self._warn, *content)
-            except _BROKEN as error:
+            except LINK_ERRORS as error:
+                attempts.failed(error)
                 if was_connected:  # however long a large state has taken until then
-                    breaks, deadline = breaks + 1, time.monotonic() + REACH_SECONDS
-                if breaks >= BREAKS_LIMIT or time.monotonic() >= deadline:
-                    raise CheckpointFailed(
-                        f"the coordinator, which keeps {self.location}, cannot be reached: {error}"
-                    ) from error
-            time.sleep(RETRY_SECONDS)
+                    breaks += 1
+                    attempts.restart()
+                if breaks >= BREAKS_LIMIT:
+                    break
+        raise CheckpointFailed(
+            f"the coordinator, which keeps {self.location}, cannot be reached: {attempts.error}"
+        ) from attempts.error

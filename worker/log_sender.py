@@ -23,9 +23,7 @@ from typing import Final
 
 import msgspec
 
-from muster.contracts.errors import AuthenticationFailed, WireError
 from muster.contracts.log_parts import (
-    FRAME_LIMIT_BYTES,
     PART_BYTES,
     BatchKept,
     BatchSent,
@@ -41,8 +39,9 @@ from muster.contracts.messages import AgentAssignment, CoordinatorAddress, LogHe
 from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK, JobFiles, LogName
 from muster.contracts.wire import decode_receiver_message, encode
 from muster.host import files as host_files
+from muster.links.reconnect import LINK_ERRORS, Reconnect
 from muster.logs.log_file import open_log
-from worker.coordinator_link import coordinator_addresses, home_line
+from worker.coordinator_link import coordinator_addresses, home_link
 
 PASS_SECONDS: Final = 0.25  # between two looks at all files, as often as the agent notes times
 PAUSE_FACTOR: Final = 10  # with many files a look takes longer, and its pause so many times that
@@ -52,13 +51,13 @@ RETRY_SECONDS: Final = 0.5
 
 
 class Channel:
-    """The conversation of `muster.contracts.log_parts` on a line, which raises its errors."""
+    """The conversation of `muster.contracts.log_parts` on a link, which raises its errors."""
 
     def __init__(self, own: AgentAssignment, address: CoordinatorAddress) -> None:
         self.is_asked_to_drain = False
         self._unkept_bytes = 0
         owner = JobFiles(Path(own.job_root)).owner.stat()
-        self._line = home_line(own, address, FRAME_LIMIT_BYTES)
+        self._link = home_link(own, address)
         hello = LogHello(
             job_uid=own.job_uid,
             host=own.host,
@@ -66,7 +65,7 @@ class Channel:
             token=own.token,
             directory=(owner.st_ino, owner.st_mtime_ns),
         )
-        self._line.send(encode(hello))
+        self._link.send(encode(hello))
 
     def sizes_at_home(self) -> dict[tuple[LogName, Kind], int]:
         """Return what the coordinator says first."""
@@ -79,7 +78,7 @@ class Channel:
 
     def send(self, message: SenderMessage) -> None:
         """Send; returns after a while only once what was sent before is at home."""
-        self._line.send(encode(message))
+        self._link.send(encode(message))
         if isinstance(message, LogPart):
             self._unkept_bytes += len(message.data) + 1
             if self._unkept_bytes >= BATCH_BYTES:
@@ -94,17 +93,17 @@ class Channel:
             self._unkept_bytes = 0
 
     def receive(self) -> ReceiverMessage:
-        message = decode_receiver_message(self._line.receive())
+        message = decode_receiver_message(self._link.receive())
         self.is_asked_to_drain |= isinstance(message, DrainLogs)
         return message
 
     def wait(self, seconds: float) -> None:
         """Wait, at most until a message has come."""
-        if self._line.has_news(seconds):
+        if self._link.has_news(seconds):
             self.receive()
 
     def close(self) -> None:
-        self._line.close()
+        self._link.close()
 
 
 @dataclass(slots=True)
@@ -244,13 +243,11 @@ def send_logs(own: AgentAssignment, is_ending: threading.Event) -> None:
 
     Returns once everything is home that was there when `is_ending` was set.
     """
-    for address in coordinator_addresses(own):
-        with suppress(OSError, WireError, AuthenticationFailed):
-            if address is not None:
-                with closing(Channel(own, address)) as channel:
-                    _serve(channel, JobFiles(Path(own.job_root)), is_ending)
-                    return
-        time.sleep(RETRY_SECONDS)
+    attempts = Reconnect(coordinator_addresses(own), RETRY_SECONDS)
+    for _ in attempts:
+        with suppress(*LINK_ERRORS), closing(Channel(own, attempts.next_address())) as channel:
+            _serve(channel, JobFiles(Path(own.job_root)), is_ending)
+            return
 
 
 def _serve(channel: Channel, files: JobFiles, is_ending: threading.Event) -> None:

@@ -1,7 +1,7 @@
-"""The messages with which a host sends home the logs of its ranks: frames on a sealed connection.
+"""The messages with which a host sends home the logs of its ranks: payloads of a sealed link.
 
-The first frames are a `muster.contracts.messages.KeyRequest` and a `LogHello`. Then the coordinator
-tells what it has at home. From there the sender goes on, in the order of offsets, whatever
+The first one is a `muster.contracts.messages.LogHello`. Then the coordinator tells what it has at
+home. From there the sender goes on, in the order of offsets, whatever
 interrupted the connection before.
 """
 

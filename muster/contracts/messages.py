@@ -1,7 +1,7 @@
 """The messages between rank, agent and coordinator: a closed union of frozen, tagged values.
 
 A rank and its agent share an inherited socket pair; an agent and the coordinator share one TCP
-connection. `muster.contracts.wire` encodes a message and puts it into a frame. An unknown tag or
+connection, a link (`muster.links`). `muster.contracts.wire` encodes a message. An unknown tag or
 field is an error, except in a hello: both ends run the same version and protocol. The tags and the
 encoded field names are the wire format and stay when a Python name changes.
 """
@@ -290,11 +290,13 @@ class AgentVersion(_FirstFrame, frozen=True, tag="agent_hello"):
 Nonce: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 
 
-class KeyRequest(_FirstFrame, frozen=True, tag="key_request"):
-    """First frame of an agent on another host, in clear; all but the answer to it is sealed."""
+class AgentClaim(_FirstFrame, frozen=True, tag="agent_claim"):
+    """Which agent a process of another host belongs to: what a link says in clear.
+
+    The process proves it by the agent's token, and all that follows is sealed.
+    """
 
     generation: int
-    nonce: Nonce
 
 
 class JoinRequest(_FirstFrame, frozen=True, tag="join_request"):
@@ -420,12 +422,6 @@ AgentMessage: TypeAlias = (
 
 
 # Coordinator → agent
-
-
-class KeyAnswer(_Message, frozen=True, tag="key_answer"):
-    """The coordinator's part of the keys, in clear (`muster.contracts.sealing.agent_cipher`)."""
-
-    nonce: Nonce
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):

@@ -14,7 +14,7 @@ import msgspec
 from coordinator.agents import AgentServer
 from muster.contracts.job import JobUid
 from muster.contracts.log_parts import LogsDrained
-from muster.contracts.messages import AgentHeartbeat, AgentHello, AgentMessage, KeyRequest, LogHello
+from muster.contracts.messages import AgentClaim, AgentHeartbeat, AgentHello, AgentMessage, LogHello
 from muster.contracts.paths import JobFiles, LogName
 from muster.contracts.token import sha256_of
 from muster.contracts.wire import decode_coordinator_message
@@ -30,7 +30,7 @@ class Printer:
         self._order = decode_coordinator_message(order)
         self.server: AgentServer
 
-    def token_sha256(self, claim: AgentHello | KeyRequest | LogHello) -> str | None:
+    def token_sha256(self, claim: AgentHello | AgentClaim | LogHello) -> str | None:
         is_known = claim.job_uid == self._expected.job_uid
         return sha256_of(self._expected.token) if is_known else None
 
