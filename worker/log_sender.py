@@ -1,8 +1,8 @@
-"""The log sender: ``python -P -m muster worker.log_sender``, one per job and remote host.
+"""Sends home the logs of ranks on another host: a thread of the storage process there.
 
-A child of the agent, with a connection of its own: the lines of all ranks delay no heartbeat. It
-tells only what is in the files, so nothing is lost with it: its successor, or itself on the next
-connection, first hears what the coordinator has.
+It has a connection of its own: the lines of all ranks delay no heartbeat. It tells only what is in
+the files, so nothing is lost with it: its successor, or itself on the next connection, first hears
+what the coordinator has.
 
 The agent notes each truncation of a log in its time index (`worker.log_index`). Between both the
 sender may mistake new lines for the continuation of old ones: once it sees the note, it sends the
@@ -10,8 +10,6 @@ log anew. Of each log, bytes go before the time marks that cover them.
 """
 
 import os
-import signal
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -20,8 +18,6 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-
-import msgspec
 
 from muster.contracts.log_parts import (
     PART_BYTES,
@@ -265,23 +261,3 @@ def _serve(channel: Channel, files: JobFiles, is_ending: threading.Event) -> Non
         if is_last:
             return
         channel.wait(max(PASS_SECONDS, PAUSE_FACTOR * (time.monotonic() - began)))
-
-
-def main() -> None:
-    """Read the assignment from standard input and serve it."""
-    assignment = msgspec.json.decode(sys.stdin.buffer.readline(), type=AgentAssignment)
-
-    def watch_agent() -> None:
-        sys.stdin.buffer.read()
-        os._exit(1)  # the next agent starts another sender
-
-    threading.Thread(target=watch_agent, daemon=True).start()
-    is_ending = threading.Event()
-    signal.signal(signal.SIGTERM, lambda _number, _frame: is_ending.set())
-    os.chdir("/")
-    send_logs(assignment, is_ending)
-    os._exit(0)  # a thread still reads standard input
-
-
-if __name__ == "__main__":
-    main()

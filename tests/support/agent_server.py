@@ -12,9 +12,17 @@ from pathlib import Path
 import msgspec
 
 from coordinator.agents import AgentServer
+from coordinator.checkpoint_receiver import JobDirectories
 from muster.contracts.job import JobUid
 from muster.contracts.log_parts import LogsDrained
-from muster.contracts.messages import AgentClaim, AgentHeartbeat, AgentHello, AgentMessage, LogHello
+from muster.contracts.messages import (
+    AgentClaim,
+    AgentHeartbeat,
+    AgentHello,
+    AgentMessage,
+    LogHello,
+    StoreHello,
+)
 from muster.contracts.paths import JobFiles, LogName
 from muster.contracts.token import sha256_of
 from muster.contracts.wire import decode_coordinator_message
@@ -39,6 +47,11 @@ class Printer:
 
     def log_home(self, hello: LogHello) -> JobFiles | None:
         return self._home if hello.token == self._expected.token else None
+
+    def checkpoint_directories(self, hello: StoreHello) -> JobDirectories | None:
+        if self._home is None or hello.token != self._expected.token:
+            return None
+        return JobDirectories(own=self._home.root / "checkpoints", inherited=None)
 
     def may_send(self, _hello: LogHello, _name: LogName) -> bool:
         return True
