@@ -7,12 +7,14 @@ import socket
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
-from muster.contracts.errors import AuthenticationFailed, WireError
 from muster.host.peers import SEND_TIMEOUT_SECONDS, keep_alive
+from muster.links.reconnect import LINK_ERRORS
 from muster.links.session import Session
 
 UNSENT_LIMIT_BYTES: Final = 4 << 20
 """An end that reads nothing for so long is treated as gone."""
+
+READ_BYTES: Final = 1 << 16
 
 _BOTH: Final = selectors.EVENT_READ | selectors.EVENT_WRITE
 
@@ -74,7 +76,22 @@ class SelectingLink(Generic[Message]):
 
     def _on_ready(self) -> None:
         self._flush()
-        for message in self._receive():
+        if not self.is_open:
+            return
+        try:
+            data = self.socket.recv(READ_BYTES)
+            messages = [self._decode(payload) for payload in self._session.receive(data)]
+        except BlockingIOError:
+            return
+        except LINK_ERRORS as error:
+            self.close(None if isinstance(error, OSError) else error)
+            return
+        if not data:
+            self.close()
+            return
+        self._unsent += self._session.take()
+        self._flush()
+        for message in messages:
             if self.is_open:  # a handler may close the connection: ignore the rest then
                 self._on_message(message)
 
@@ -91,23 +108,3 @@ class SelectingLink(Generic[Message]):
             return
         events = _BOTH if self._unsent else selectors.EVENT_READ
         self._selector.modify(self.socket, events, self._on_ready)
-
-    def _receive(self) -> list[Message]:
-        if not self.is_open:
-            return []
-        try:
-            data = self.socket.recv(1 << 16)
-            if not data:
-                raise ConnectionResetError
-            messages = [self._decode(payload) for payload in self._session.receive(data)]
-        except BlockingIOError:
-            return []
-        except OSError:
-            self.close()
-            return []
-        except (WireError, AuthenticationFailed) as error:
-            self.close(error)
-            return []
-        self._unsent += self._session.take()
-        self._flush()
-        return messages

@@ -61,7 +61,7 @@ _MOVES: Final[Mapping[State, frozenset[State]]] = {
     State.AWAITS_ANSWER: frozenset({State.OPEN, State.CLOSED}),
     State.AWAITS_PROOF: frozenset({State.OPEN, State.CLOSED}),
     State.OPEN: frozenset({State.CLOSED}),
-    State.CLOSED: frozenset(),
+    State.CLOSED: frozenset({State.CLOSED}),
 }
 
 
@@ -198,6 +198,7 @@ class Answerer(Session):
         except ProtocolDiffers:
             self._due.append(frame(_START))  # so that the caller can say it as well
             raise
+        # One that is cut short makes no claim.
         _, kind, will_seal, _ = _HELLO.unpack(hello[: _HELLO.size].ljust(_HELLO.size, b"\0"))
         self.claim = hello[_HELLO.size :]
         identity = self._find(self.claim)

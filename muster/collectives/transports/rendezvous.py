@@ -139,7 +139,8 @@ class _Rendezvous:
         """Tune a connection, and seal it unless it stays on this host."""
         connection = self._connections[peer]
         _tune(connection)
-        if not must_seal(connection):
+        cipher = self._sessions[peer].cipher
+        if cipher is None:
             return SocketStream(connection, peer)
         if not self._own.token:
             raise Unsupported(
@@ -148,8 +149,6 @@ class _Rendezvous:
         # Here and not above: on one host the ciphers would only cost time and memory.
         from muster.collectives.transports.sealed import SealedStream  # noqa: PLC0415
 
-        cipher = self._sessions[peer].cipher
-        assert cipher is not None  # noqa: S101  both ends have agreed to seal
         return SealedStream(connection, peer, cipher)
 
     def _admit(self, listener: socket.socket) -> dict[int, int]:

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from muster.links.blocking import connect
+from muster.links.blocking import BlockingLink
 from muster.links.frames import FrameReader, frame
 from muster.links.identity import Identity, Kind
 from muster.links.selecting import SelectingLink
@@ -64,7 +64,8 @@ def server(warned: list[str], serve_link: Serve = echo) -> Iterator[tuple[str, i
 
 
 def from_a_thread(address: tuple[str, int], payloads: list[bytes]) -> list[bytes]:
-    with closing(connect(address, Caller(IDENTITY))) as link:
+    with closing(BlockingLink(socket.create_connection(address), Caller(IDENTITY))) as link:
+        link.open()
         got = []
         for payload in payloads:
             link.send(payload)
