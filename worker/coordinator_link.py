@@ -5,6 +5,7 @@ sends its whole state again.
 """
 
 import selectors
+import socket
 import time
 from collections.abc import Callable
 from itertools import cycle
@@ -22,8 +23,8 @@ from muster.contracts.messages import (
 from muster.contracts.token import sha256_of
 from muster.contracts.wire import decode_coordinator_message, encode
 from muster.host.files import read_coordinator_address
-from muster.host.peers import is_same_user
-from muster.links.blocking import BlockingLink, connect
+from muster.host.peers import SEND_TIMEOUT_SECONDS, is_same_user
+from muster.links.blocking import BlockingLink
 from muster.links.identity import Identity, job_identity
 from muster.links.reconnect import Reconnect
 from muster.links.selecting import SelectingLink
@@ -32,6 +33,10 @@ from muster.runtime.stderr_messages import print_stderr
 
 RETRY_SECONDS: Final = 0.5
 """At least, between two attempts to connect to fixed addresses."""
+
+LOOK_SECONDS: Final = 2.0
+"""Between two looks, while nothing comes, whether another coordinator has taken over: one that is
+stopped, and not dead, keeps the connection open, and so does an SSH that has lost its other end."""
 
 
 class CoordinatorLink:
@@ -121,9 +126,32 @@ class CoordinatorLink:
             self._reconnect.failed(error, "closed the connection to the coordinator: ")
 
 
-def home_link(own: AgentAssignment | JoinOrder, address: CoordinatorAddress) -> BlockingLink:
-    """Return an open link. Raises OSError and `AuthenticationFailed`."""
-    return connect((address.host, address.port), Caller(_identity(own)))
+class HomeLink(BlockingLink):
+    """A link of a thread, for as long as no other coordinator takes over."""
+
+    def __init__(self, own: AgentAssignment | JoinOrder, address: CoordinatorAddress) -> None:
+        """Connect. Raises OSError and `AuthenticationFailed`."""
+        place = address.host, address.port
+        channel = socket.create_connection(place, SEND_TIMEOUT_SECONDS)
+        super().__init__(channel, Caller(_identity(own)))
+        self._address = address
+        self._file: Path | None = None
+        if isinstance(own, AgentAssignment) and not own.coordinators:
+            self._file = Path(own.address_file)
+        self.open()
+
+    def has_news(self, seconds: float) -> bool:
+        if super().has_news(seconds):
+            return True
+        known = None if self._file is None else read_coordinator_address(self._file)
+        if known not in {None, self._address}:
+            raise ConnectionError("another coordinator has taken over")
+        return False
+
+    def receive(self) -> bytes:
+        while not self.has_news(LOOK_SECONDS):
+            pass
+        return super().receive()
 
 
 def coordinator_addresses(own: AgentAssignment) -> Callable[[], CoordinatorAddress]:

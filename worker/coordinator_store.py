@@ -23,7 +23,7 @@ from muster.checkpoints.manifest import (
     parse_names,
     sign,
 )
-from muster.contracts.messages import AgentAssignment, CoordinatorAddress, StoreHello
+from muster.contracts.messages import AgentAssignment, StoreHello
 from muster.contracts.storage import (
     CHUNK_BYTES,
     StorageFailed,
@@ -33,11 +33,9 @@ from muster.contracts.storage import (
     StoreMethod,
 )
 from muster.contracts.wire import decode_store_answer, encode
-from muster.host.files import read_coordinator_address
-from muster.links.blocking import BlockingLink
 from muster.links.reconnect import LINK_ERRORS, Reconnect
 from muster.runtime.storage_client import error_of
-from worker.coordinator_link import coordinator_addresses, home_link
+from worker.coordinator_link import HomeLink, coordinator_addresses
 
 REACH_SECONDS: Final = 30.0
 """How long a call waits for a coordinator: a successor takes over within seconds."""
@@ -47,10 +45,6 @@ RETRY_SECONDS: Final = 0.2
 BREAKS_LIMIT: Final = 8
 """After this many broken connections the call itself is assumed to be the cause."""
 
-LOOK_SECONDS: Final = 2.0
-"""Between two looks, while an answer takes long, whether another coordinator has taken over: one
-that is stopped, and not dead, keeps the connection open."""
-
 
 class CoordinatorLine:
     """The connection of one thread of the storage process, made when it is needed."""
@@ -58,8 +52,7 @@ class CoordinatorLine:
     def __init__(self, own: AgentAssignment) -> None:
         self._own: Final = own
         self.reconnect: Final = Reconnect(coordinator_addresses(own), RETRY_SECONDS, REACH_SECONDS)
-        self._line: BlockingLink | None = None
-        self._address: CoordinatorAddress | None = None
+        self._line: HomeLink | None = None
         self.number: int = 0
         """Counts the connections. What a store has claimed holds for one."""
 
@@ -68,7 +61,7 @@ class CoordinatorLine:
         if self._line is not None:
             return
         own, address = self._own, self.reconnect.next_address()
-        line = home_link(own, address)
+        line = HomeLink(own, address)
         try:
             hello = StoreHello(
                 job_uid=own.job_uid, host=own.host, generation=own.generation, token=own.token
@@ -78,7 +71,7 @@ class CoordinatorLine:
         except BaseException:
             line.close()
             raise
-        self._line, self._address = line, address
+        self._line = line
         self.number += 1
 
     def exchange(
@@ -95,24 +88,16 @@ class CoordinatorLine:
             for buffer in chain(*content):
                 for start in range(0, len(buffer), CHUNK_BYTES):
                     self._line.send(buffer[start : start + CHUNK_BYTES])
-            while isinstance(answer := decode_store_answer(self._receive()), StorageWarned):
+            while isinstance(answer := decode_store_answer(self._line.receive()), StorageWarned):
                 warn(answer.message)
             while isinstance(answer, StoreAnswer) and len(found) < answer.size_bytes:
-                found += self._receive()
+                found += self._line.receive()
         except BaseException:  # in the middle of a call: nothing can follow
             self.close()
             raise
         if isinstance(answer, StorageFailed):
             raise error_of(answer)
         return answer, found
-
-    def _receive(self) -> bytes:
-        assert self._line is not None  # noqa: S101  it is connected
-        while not self._line.has_news(LOOK_SECONDS):
-            known = read_coordinator_address(Path(self._own.address_file))
-            if not self._own.coordinators and known not in {self._address, None}:
-                raise ConnectionError("another coordinator has taken over")
-        return self._line.receive()
 
     @property
     def is_connected(self) -> bool:

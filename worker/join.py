@@ -39,7 +39,7 @@ from muster.runtime.archive import claim_directory
 from muster.runtime.stderr_messages import print_stderr
 from worker.attach import with_checkpoints
 from worker.containment import kill_descendants
-from worker.coordinator_link import home_link
+from worker.coordinator_link import HomeLink
 from worker.helpers import SENDER_GRACE_SECONDS
 from worker.log_sender import send_logs
 
@@ -85,7 +85,7 @@ def ask(order: JoinOrder) -> LaunchAgent | JoinExit:
     for _ in attempts:
         address = attempts.next_address()
         try:
-            with closing(home_link(order, address)) as link:
+            with closing(HomeLink(order, address)) as link:
                 link.send(encode(request))
                 answer = _DECODER.decode(link.receive())
                 if isinstance(answer, OrderFailed):

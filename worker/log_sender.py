@@ -37,7 +37,7 @@ from muster.contracts.wire import decode_receiver_message, encode
 from muster.host import files as host_files
 from muster.links.reconnect import LINK_ERRORS, Reconnect
 from muster.logs.log_file import open_log
-from worker.coordinator_link import coordinator_addresses, home_link
+from worker.coordinator_link import HomeLink, coordinator_addresses
 
 PASS_SECONDS: Final = 0.25  # between two looks at all files, as often as the agent notes times
 PAUSE_FACTOR: Final = 10  # with many files a look takes longer, and its pause so many times that
@@ -53,7 +53,7 @@ class Channel:
         self.is_asked_to_drain = False
         self._unkept_bytes = 0
         owner = JobFiles(Path(own.job_root)).owner.stat()
-        self._link = home_link(own, address)
+        self._link = HomeLink(own, address)
         hello = LogHello(
             job_uid=own.job_uid,
             host=own.host,

@@ -13,9 +13,8 @@ from msgspec import Meta
 from muster.contracts.paths import LOG_EPOCH_BYTES
 from muster.contracts.rank import Count
 
-FRAME_LIMIT_BYTES: Final = 1 << 18
-PART_BYTES: Final = FRAME_LIMIT_BYTES - 1024
-"""Most data of one part, which leaves room for the rest of its frame."""
+PART_BYTES: Final = (1 << 18) - 1024
+"""Most data of one part."""
 
 Kind: TypeAlias = Literal["log", "times", "exit"]
 Rank = Annotated[int, Meta(ge=0, le=99_999)]  # as many as the names of files have digits for

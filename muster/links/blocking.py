@@ -15,16 +15,24 @@ class BlockingLink:
     """
 
     def __init__(self, channel: socket.socket, session: Session) -> None:
-        """`channel` blocks."""
+        """`channel` belongs to the link. It waits without end, or until `open` for so long."""
         self._socket = channel
         self._session = session
 
     def open(self) -> None:
-        """Prove who this end is, and have the other end do so."""
-        self._socket.sendall(self._session.take())
-        while not self._session.is_open:
-            self._session.receive(self._read())
+        """Prove who this end is, and have the other end do so. Closes the link after an error."""
+        try:
             self._socket.sendall(self._session.take())
+            while not self._session.is_open:
+                self._session.receive(self._read())
+                self._socket.sendall(self._session.take())
+            # The other end may take its time. If it reads nothing for `SEND_TIMEOUT_SECONDS`, the
+            # kernel ends the connection, and what was being sent is sent again.
+            self._socket.settimeout(None)
+            keep_alive(self._socket, SEND_TIMEOUT_SECONDS)
+        except BaseException:
+            self.close()
+            raise
 
     def send(self, payload: bytes | memoryview) -> None:
         self._session.send(payload)
@@ -56,19 +64,3 @@ class BlockingLink:
                 raise ConnectionResetError("the other end has closed the connection")
             left = left[taken:]
         return data
-
-
-def connect(address: tuple[str, int], session: Session) -> BlockingLink:
-    """Return an open link. Raises OSError and `AuthenticationFailed`."""
-    channel = socket.create_connection(address, SEND_TIMEOUT_SECONDS)
-    try:
-        link = BlockingLink(channel, session)
-        link.open()
-        # The other end may take its time. If it reads nothing for `SEND_TIMEOUT_SECONDS`, the
-        # kernel ends the connection, and what was being sent is sent again.
-        channel.settimeout(None)
-        keep_alive(channel, SEND_TIMEOUT_SECONDS)
-    except BaseException:
-        channel.close()
-        raise
-    return link

@@ -18,6 +18,7 @@ from muster.contracts.paths import JobFiles
 from muster.contracts.shards import Position
 from muster.contracts.storage import StorageAssignment
 from muster.contracts.wire import encode
+from muster.host.files import publish_address
 from muster.host.processes import module_command
 from muster.runtime.storage_client import RemoteCheckpoints, StorageConnection
 from tests.support.installation import await_value, end_of
@@ -56,6 +57,14 @@ class Way:
     def socket(self) -> Path:
         return self.root / "storage.sock"
 
+    @property
+    def address_file(self) -> Path:
+        return self.root / "coordinator.json"
+
+    @property
+    def address(self) -> CoordinatorAddress:
+        return CoordinatorAddress(host="127.0.0.1", port=self.port)
+
     def start(self, name: str) -> None:
         if name == "server":
             words = [f"127.0.0.1:{self.port}", msgspec.json.encode(HELLO).decode()]
@@ -82,8 +91,9 @@ class Way:
             generation=HELLO.generation,
             token=HELLO.token,
             job_root=str(self.files("away").root),
-            address_file="",
-            coordinators=(CoordinatorAddress(host="127.0.0.1", port=self.port),),
+            address_file=str(self.address_file),
+            coordinators=() if self.address_file.exists() else (self.address,),
+            is_forwarded=self.address_file.exists(),
             is_managed=False,
             orphan_timeout_seconds=600.0,
             stop_grace_seconds=1.0,
@@ -148,6 +158,28 @@ def test_a_sender_that_is_told_to_end_first_sends_all(way: Way) -> None:
     index.note(1.0)
     assert way.end("sender", signal.SIGTERM) == 0
     assert home.log(0, 0).read_text() == "the last line\n"
+
+
+def test_a_sender_leaves_a_coordinator_that_was_replaced(way: Way) -> None:
+    """The first one is stopped, and not dead: its connection stays open."""
+    publish_address(way.address, way.address_file)
+    away = way.files("away")
+    index = LogIndex(away.log(0, 0), away.times(0, 0))
+    for name in ("server", "sender"):
+        way.start(name)
+    away.log(0, 0).write_text("to the first\n")
+    index.note(1.0)
+    await_value(lambda: way.size_at_home() > 0, lambda: end_of(way.heard))
+    way.processes["stopped"] = way.processes.pop("server")
+    way.processes["stopped"].send_signal(signal.SIGSTOP)
+    way.port = free_port()
+    way.start("server")
+    publish_address(way.address, way.address_file)
+    with away.log(0, 0).open("a") as log:
+        log.write("to the second\n")
+    index.note(2.0)
+    size = away.log(0, 0).stat().st_size
+    await_value(lambda: way.size_at_home() == size, lambda: end_of(way.heard))
 
 
 def test_a_sender_ends_with_its_agent(way: Way) -> None:
