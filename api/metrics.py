@@ -16,7 +16,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from api.dependencies import AppState
 from api.views import FINISHED, WAITING, summary
 from database.errors import DatabaseError
-from muster.cluster.description import one_host
 from muster.contracts.job import JobStatus
 from muster.contracts.rank import ProcessState
 from muster.contracts.views import SummaryView
@@ -211,8 +210,8 @@ def read_scrape(state: AppState) -> Scrape:
     with suppress(DatabaseError):
         jobs = state.jobs.lately_active(scrape.now - ENDED_SHOWN, ENDED_LIMIT)
         ranks = state.history.ranks_by_job([job.job_id for job in jobs])
-        cluster = state.submitter.cluster or one_host(state.submitter.settings.slots)
-        hosts = {node.name for node in cluster.nodes}
+        nodes = state.submitter.cluster.nodes
+        hosts = {node.name for node in nodes}
         open_jobs = [job.job_id for job in jobs if not job.is_terminal]
         running = [
             it for job_id in open_jobs for it in ranks[job_id] if it.state != ProcessState.EXITED
@@ -223,7 +222,7 @@ def read_scrape(state: AppState) -> Scrape:
             is_coordinated=state.coordinator.absence() is None,
             lease_age_seconds=state.coordinator.lease_age_seconds(),
             statuses=state.jobs.statuses(),
-            slots=sum(node.rank_slots or 0 for node in cluster.nodes),
+            slots=sum(node.rank_slots or 0 for node in nodes),
             slots_taken=sum(rank.host in hosts for rank in running),
             jobs=[summary(job, ranks[job.job_id], scrape.now) for job in jobs],
         )

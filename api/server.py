@@ -31,9 +31,8 @@ from api.rate_limits import RateLimiter
 from api.routes import deletion, hosts, jobs, logs, pool, service, watch
 from api.schema import ANY, add_schemas, refusals, refuse_unknown_query
 from api.startup_checks import check_certificate, check_listening
-from api.streams import JobCache, JobState, LogBroadcast
+from api.streams import Feeds, JobCache, JobState
 from api.submission import Outcomes, SubmissionQueue, Submitter
-from api.watch import Watches
 from database.engine import Database
 from database.history import History
 from database.hosts import Hosts
@@ -43,6 +42,7 @@ from database.leases import Leases
 from database.records import utc_now
 from database.tokens import Tokens
 from muster.cluster.description import cluster_of_service
+from muster.cluster.identity import node_id
 from muster.contracts.errors import MusterError
 from muster.contracts.interpreter import VERSION
 from muster.contracts.job import JobId
@@ -51,7 +51,6 @@ from muster.contracts.settings import TOKEN, AccessSettings, ServiceSettings, is
 from muster.host import processes
 from muster.host.limits import usable_processors
 from muster.host.private import make_private
-from muster.logs.local import LocalLogs
 from muster.objects.client import BRIEF_RETRY_SECONDS, S3Client
 from muster.runtime import service_log
 from muster.runtime.stderr_messages import print_stderr
@@ -204,6 +203,7 @@ def _build_state(
     started = time.monotonic()
     job_rows, history, leases = Jobs(database), History(database), Leases(database)
     data_dir = DataDir(settings.data_dir)
+    node = node_id(data_dir.node_key)
 
     def read_state(job_id: JobId) -> JobState | None:
         job = job_rows.find(job_id)
@@ -215,9 +215,7 @@ def _build_state(
 
     hosts = Hosts(database)
     changes = database.changes if database.listen(lambda: None) else lambda: None
-    job_cache = JobCache(read_state, time.monotonic, changes)
     coordinator = CoordinatorHandle(leases.current, time.monotonic)
-    readers = CapacityLimiter(LOG_READERS)
     disk_reserve = DiskReserve(data_dir.disk_reserve)
     disk_reserve.allocate()
 
@@ -234,19 +232,15 @@ def _build_state(
         hosts=hosts,
         answers=Answers(database),
         tokens=tokens,
-        job_cache=job_cache,
-        log_broadcast=LogBroadcast(
-            logs_of=lambda job_id: LocalLogs(data_dir.job(job_id)),
-            jobs=job_cache,
-            is_closing=is_closing,
-            readers=readers,
-        ),
+        job_cache=JobCache(read_state, time.monotonic, changes),
+        feeds=Feeds(),
+        log_readers=CapacityLimiter(LOG_READERS),
         log_searches=CapacityLimiter(LOG_SEARCHES),
-        watches=Watches(database.changes, is_closing),
         coordinator=coordinator,
+        node=node,
         submitter=Submitter(
             settings=settings,
-            cluster=cluster_of_service(settings.cluster, settings.slots),
+            cluster=cluster_of_service(settings.cluster, node, settings.slots),
             working_dir=Path.cwd(),
             clock=utc_now,
             random_hex=partial(secrets.token_hex, 16),

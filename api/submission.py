@@ -73,7 +73,7 @@ class Submitter:
     """Turns requests into submissions. Relative paths are relative to `working_dir`."""
 
     settings: ServiceSettings
-    cluster: Cluster | None
+    cluster: Cluster
     working_dir: Path
     clock: Callable[[], datetime]
     random_hex: Callable[[], str]
@@ -116,8 +116,7 @@ class Submitter:
             self._check_checkpoints(job_id, completed, earlier_dir)
         with refusing("resume_from"):
             stored = replace(stored, resume_from=_resolved(completed))
-        has_cluster = self.cluster is not None
-        remarks = [*_remarks(completed, self.settings.slots, has_cluster=has_cluster), *remarks]
+        remarks = [*_remarks(completed, self.cluster, self.settings.slots), *remarks]
         message = "; ".join(remarks) or None
         return Submission(job_id=job_id, spec=stored, message=message, shards=shards)
 
@@ -191,11 +190,11 @@ def refusing(field: str) -> Iterator[None]:
         raise invalid_field("body", field, str(error)) from error
 
 
-def _check_hosts(job_id: JobId, spec: JobSpec, cluster: Cluster | None) -> None:
+def _check_hosts(job_id: JobId, spec: JobSpec, cluster: Cluster) -> None:
     """Refuse a job whose ranks would never have a host."""
     if spec.scheduled_hosts:
         return
-    if cluster is None:
+    if not cluster.is_described:
         if spec.engine == "ssh":
             raise invalid_field("body", "engine", "ssh needs MUSTER_CLUSTER, see docs/cluster.md")
         for field in CLUSTER_FIELDS:
@@ -246,12 +245,11 @@ def _refuse_missing_files(spec: JobSpec, completed: Completed, search_path: str 
             raise invalid_field("body", "command", problem)
 
 
-def _snapshot(completed: Completed, cluster: Cluster | None, copy: Path | None) -> JobSpec:
+def _snapshot(completed: Completed, cluster: Cluster, copy: Path | None) -> JobSpec:
     """Copy the code of a job and return the job with its script there, or refuse it."""
     spec, script, command = completed.spec, completed.script, list(completed.spec.command or ())
-    nodes = () if cluster is None else cluster.nodes
-    allowed = spec.hosts or [it.name for it in nodes]
-    others = (it for it in nodes if it.transport != "local" and it.name in allowed)
+    allowed = spec.hosts or [it.name for it in cluster.nodes]
+    others = (it for it in cluster.nodes if it.transport != "local" and it.name in allowed)
     if spec.engine != "local" and (spec.scheduled_hosts or any(others)):
         words = "ranks may run on other hosts, which do not have the snapshot: leave it out"
         raise invalid_field("body", "code", words)
@@ -320,12 +318,12 @@ def _refuse_missing_secrets(spec: JobSpec, directory: Path) -> None:
             )
 
 
-def _remarks(completed: Completed, slots: int, *, has_cluster: bool) -> Iterator[str]:
+def _remarks(completed: Completed, cluster: Cluster, slots: int) -> Iterator[str]:
     """Yield what the user should know. It stays the message of the job, also while it runs."""
     spec = completed.spec
     if completed.note:
         yield completed.note
-    if spec.world_size > slots and not (has_cluster or spec.scheduled_hosts):
+    if spec.world_size > slots and not (cluster.is_described or spec.scheduled_hosts):
         wanted = f"{spec.world_size} ranks are more than the {slots} slots there are (MUSTER_SLOTS)"
         yield f"{wanted}: all of them start together, when no other job runs"
     if spec.bits == "any":

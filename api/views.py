@@ -15,7 +15,7 @@ import msgspec
 
 from api.auth import Caller
 from database.records import AgentRecord, Audit, Job, MemberRecord, RankRecord
-from muster.contracts.agent import LOCAL_HOST
+from muster.contracts.agent import LOCAL_HOST, is_node_id
 from muster.contracts.job import OPEN, JobStatus
 from muster.contracts.pool import WorkerState
 from muster.contracts.rank import ProcessState
@@ -156,7 +156,13 @@ def _process(worker: RankRecord | None) -> dict[str, Any]:
     process = worker.process if worker else None
     if worker is None or process is None:
         return {"pid": None, "node": None}
-    return {"pid": process.pid, "node": process.node if worker.host == LOCAL_HOST else worker.host}
+    node = process.node if is_node_id(worker.host) else worker.host  # the machine's name says more
+    return {"pid": process.pid, "node": node}
+
+
+def host_shown(host: str, node: str) -> str:
+    """Return what views call a host; `node` is the id of our own."""
+    return LOCAL_HOST if host == node else host
 
 
 def _state(worker: RankRecord) -> str:
@@ -216,11 +222,12 @@ def member_list(
     leaving: Collection[int],
     started: Sequence[RankRecord],
     agents: Sequence[AgentRecord],
+    node: str,
     now: datetime,
 ) -> MemberList:
     """Return every present and former worker of the pool; of an independent job, its ranks.
 
-    `leaving` has the ids of workers that were asked to leave.
+    `leaving` has the ids of workers that were asked to leave; `node` is the id of our own host.
     """
     if job.spec.mode == "independent":
         ranks = every_rank(started, job.world_size)
@@ -246,7 +253,7 @@ def member_list(
         world_size=job.world_size,
         active=active,
         is_changing=is_changing,
-        agents=[AgentView(host=agent.host, state=agent.state) for agent in agents],
+        agents=[AgentView(host=host_shown(it.host, node), state=it.state) for it in agents],
         workers=workers,
     )
 

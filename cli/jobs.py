@@ -47,7 +47,7 @@ from muster.client.progress import duration
 from muster.contracts.errors import printable
 from muster.contracts.job import TERMINAL, JobStatus
 from muster.contracts.views import JobView, LeaderboardRow, SummaryList, SummaryView, WorkerView
-from muster.runtime.stderr_messages import print_stderr
+from muster.runtime.stderr_messages import LastMessage, print_stderr
 
 if TYPE_CHECKING:
     from rich.console import ConsoleDimensions, Group
@@ -399,13 +399,12 @@ def show_logs_and_events(job: Job, tracebacks: Tracebacks) -> None:
 
 
 def _print_events(job: Job) -> None:
-    said = None
+    reason = LastMessage()
     # The logs report what the API refuses. A client that Ctrl-C closes raises a RuntimeError.
     with suppress(ClientError, RuntimeError):
         while job.refresh().status == JobStatus.QUEUED:
-            if job.view.reason and job.view.message != said:
-                said = job.view.message
-                print_stderr(printable(f"muster: {job.id} is QUEUED: {said}"))
+            if job.view.reason and reason.is_new(job.view.message):
+                print_stderr(printable(f"muster: {job.id} is QUEUED: {job.view.message}"))
             time.sleep(QUEUED_SECONDS)
         for event in job.follow_events():
             if event.kind not in ROUTINE_EVENTS and event.kind not in _ENDS:

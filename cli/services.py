@@ -111,7 +111,8 @@ def down() -> None:
 def backup(*, file: Path, output: Output) -> None:
     """Copy the database, and list the files that belong to it.
 
-    The services may run. Checkpoints, logs and secrets are plain files and not copied.
+    The services may run. Checkpoints, logs, secrets and the node's key are plain files and
+    not copied.
     docs/operations.md says how to restore. For PostgreSQL use pg_dump.
     """
     require_server("backup")
@@ -128,6 +129,7 @@ def backup(*, file: Path, output: Output) -> None:
         "checkpoints": sorted(checkpoints),
         "logs": [str(files.jobs)],
         "secrets": [str(files.secrets)],
+        "node": [str(files.node_key)],
         "settings": [str(config_file(os.environ))],
     }
     lines = ((name, path) for name, paths in body.items() for path in paths)

@@ -6,6 +6,7 @@ absolute here, because the server may run in another directory.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -33,7 +34,7 @@ from muster.contracts.errors import InvalidDescription, printable
 from muster.contracts.location import InvalidLocation, expand_home, parse_location
 from muster.contracts.secrets import plaintext_secrets
 from muster.contracts.spec import VIRTUAL_SHARDS_OF_SCRIPTS, JobSpec
-from muster.contracts.views import FieldError, JobPlan, JobView
+from muster.contracts.views import AgentRequest, FieldError, JobPlan, JobView
 from muster.host.code import Script, script_of
 from muster.host.programs import callers_python
 from muster.host.yaml_files import SIZE_LIMIT_BYTES, YamlFile, reason_of, safe_yaml
@@ -244,7 +245,8 @@ def submit(  # noqa: PLR0913  each option of a command is a parameter
     if dry_run:
         with connected() as client, _field_errors(described):
             plan = client.plan(body)
-        lines = [*facts(_plan_facts(plan, body)), "nothing was submitted: omit --dry-run to submit"]
+        lines = [*facts(_plan_facts(plan, body)), *_request_lines(plan.request)]
+        lines.append("nothing was submitted: omit --dry-run to submit")
         show(output or Output.TABLE, msgspec.to_builtins(plan), lines, [plan.job_id])
     else:
         with_logs = not no_logs and output is None
@@ -350,7 +352,8 @@ def _plan_facts(plan: JobPlan, body: Mapping[str, object]) -> Iterator[tuple[str
     yield "job", plan.job_id
     yield "ranks", f"{plan.world_size}, {kind_of(plan.spec)}"
     yield "runs", what_runs(plan.spec)
-    yield "started by", f"{plan.launcher} processes"
+    engine = plan.request.engine
+    yield "started by", "processes of this machine" if engine == "local" else engine
     yield "python", plan.spec.get("python")
     yield "working in", plan.spec.get("working_dir") or None
     # A command may ignore our data set, so the default is not worth a line.
@@ -364,6 +367,16 @@ def _plan_facts(plan: JobPlan, body: Mapping[str, object]) -> Iterator[tuple[str
         yield "shards", f"{plan.shards}: {per_rank} for each rank"
     for note in _notes(plan.spec, plan.message, None):
         yield "note", note
+
+
+def _request_lines(request: AgentRequest) -> Iterator[str]:
+    """Yield what another engine gets; for an agent on this machine -o json has it."""
+    if request.engine != "local":
+        yield f"\n{request.engine} gets for the first agent, with secrets and addresses as <words>:"
+        if request.command is not None:
+            yield f"\n{shlex.join(request.command)}"
+        content = request.content
+        yield "\n" + (content if isinstance(content, str) else json.dumps(content, indent=2))
 
 
 def read_job_file(path: Path) -> YamlFile:

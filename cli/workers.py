@@ -92,10 +92,8 @@ def workers(job: str, output: Output) -> None:
     if found.is_terminal:
         lines.append(f"{found.id} is {found.status}, world_size was {wanted}")
     else:
-        changing = "; workers are joining or leaving" if pool.get("is_changing") else ""
-        # An older server does not send this.
-        active = f", active: {pool['active']}" if "active" in pool else ""
-        lines.append(f"world_size is {wanted}{active}{changing}")
+        changing = "; workers are joining or leaving" if pool["is_changing"] else ""
+        lines.append(f"world_size is {wanted}, active: {pool['active']}{changing}")
     show(output, pool, lines, (worker["worker_id"] for worker in pool["workers"]))
 
 
@@ -195,8 +193,7 @@ def _audit_lines(found: Mapping[str, Any]) -> Iterator[str]:
         if rows := found[f"{noun}s"]:
             yield ""
             yield from columns(rows, shown)
-            # An older server does not send this.
-            if omitted := found.get(f"{noun}s_omitted"):
+            if omitted := found[f"{noun}s_omitted"]:
                 yield f"({plural(omitted, f'earlier {noun}')} not shown: --last)"
             if noun == "checkpoint":
                 yield "(the ranks' hash covers their memory; for the checkpoint: muster digest)"

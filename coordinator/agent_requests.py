@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
-from typing import Final, TypeAlias, assert_never
+from typing import TypeAlias, assert_never
 
 import msgspec
 
@@ -12,7 +12,7 @@ from coordinator.decide import actions
 from coordinator.decide.state import JobSnapshot
 from coordinator.tracked_job import TrackedJob
 from database.records import Event, utc_now
-from muster.contracts.agent import LOCAL_HOST, LOOPBACK
+from muster.contracts.agent import LOOPBACK
 from muster.contracts.environ import Assignment, HostPlace, rank_environment
 from muster.contracts.messages import (
     AnnounceGroup,
@@ -33,14 +33,11 @@ Request: TypeAlias = (
     ListCheckpoints | StartRank | TerminateRank | KillRank | InjectFault | AnnounceGroup | Dismiss
 )
 
-ONE_HOST: Final[Mapping[str, str]] = {LOCAL_HOST: LOOPBACK}
-"""The addresses of a service without other hosts."""
-
 
 class Executor:
     """Performs decided actions; what comes of them is observed later."""
 
-    def __init__(self, lifecycle: AgentLifecycle, addresses: Mapping[str, str] = ONE_HOST) -> None:
+    def __init__(self, lifecycle: AgentLifecycle, addresses: Mapping[str, str]) -> None:
         """`addresses` says at which address the ranks of a host are reached from other hosts."""
         self._lifecycle = lifecycle
         self._addresses = addresses

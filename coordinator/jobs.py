@@ -2,10 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from signal import SIGCHLD
 from typing import Final, TypeVar
 
@@ -15,9 +15,8 @@ from msgspec.structs import asdict
 from coordinator.agent_lifecycle import AgentLifecycle
 from coordinator.decide import actions, placement
 from coordinator.decide.actions import PlaceRank, SetStatus
-from coordinator.decide.admission import Claim, admit
 from coordinator.decide.plan import plan
-from coordinator.decide.state import ONE_HOST, AgentSnapshot, JobSnapshot
+from coordinator.decide.state import AgentSnapshot, JobSnapshot
 from coordinator.launchers.launcher import AgentProcess
 from coordinator.persistence import (
     Attachment,
@@ -34,7 +33,7 @@ from database.history import History
 from database.jobs import Jobs
 from database.records import Job, MemberRecord
 from muster.checkpoints.local import LocalFileSystem, replace_file
-from muster.cluster.description import Cluster, one_host
+from muster.cluster.description import Cluster
 from muster.contracts.job import JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.paths import DataDir, JobFiles
 from muster.contracts.pool import WorkerState
@@ -56,30 +55,23 @@ class JobTable:
     microseconds while the database has not changed.
     """
 
-    def __init__(
-        self, database: Database, files: DataDir, *, slots: int, cluster: Cluster | None = None
-    ) -> None:
-        """`slots` are those of this host, which is the only one without a cluster."""
+    def __init__(self, database: Database, files: DataDir, *, cluster: Cluster, node: str) -> None:
+        """`node` is the id of this host, which rows of before a description name."""
         self.tracked: dict[JobUid, TrackedJob] = {}
         self._database = database
         self._files = files
         self._jobs = Jobs(database)
         self._history = History(database)
-        self._slots = slots
         self._cluster = cluster
+        self._snapshot_of = partial(snapshot_of, node=node)
         self.refusals: Mapping[str, str] = {}
         """By host, why no agent can be started there: a job that waits says so."""
-        self._hosts = ONE_HOST
-        if cluster is not None:
-            self._hosts = {
-                node.name: AgentSnapshot(
-                    host=node.name, is_local=node.transport == "local", order=order
-                )
-                # This host first: of the members of a group the first one saves.
-                for order, node in enumerate(
-                    sorted(cluster.nodes, key=lambda node: node.transport != "local")
-                )
-            }
+        # Of the members of a group the first one saves.
+        own_first = sorted(cluster.nodes, key=lambda node: node.transport != "local")
+        self._hosts = {
+            it.name: AgentSnapshot(host=it.name, is_local=it.transport == "local", order=order)
+            for order, it in enumerate(own_first)
+        }
         self._rows: Sequence[Job] = ()  # of the last look
         self._seen: int | None = None
         self._next_blind_look = 0.0
@@ -107,7 +99,7 @@ class JobTable:
         started = [row for row in unfinished if row.status is not JobStatus.QUEUED]
         found = await wait_for_database(lambda: asyncio.to_thread(self._with_ranks, started))
         looks = (
-            lifecycle.find(snapshot_of(it, now, hosts=self._hosts_of(it.job)), it.agents)
+            lifecycle.find(self._snapshot_of(it, now, hosts=self._hosts_of(it.job)), it.agents)
             for it in found
         )
         for rows, agents in zip(found, await asyncio.gather(*looks), strict=True):
@@ -115,8 +107,7 @@ class JobTable:
         jobs = list(self.tracked.values())
         await wait_for_database(lambda: self._refresh(now))
         for job in self.tracked.values():  # of a `muster run`, which a person has typed anew
-            is_foreground = self._files.root.parent.name == "foreground"
-            job.takes_code |= is_foreground and not job.snapshot.any_alive
+            job.takes_code |= self._files.is_foreground and not job.snapshot.any_alive
         # Requests of users are folded in first: they explain why some ranks have ended.
         for job in jobs:
             alone = [rank for rank in job.snapshot.ranks if rank.host not in job.agents]
@@ -157,26 +148,15 @@ class JobTable:
             if job.snapshot.status is JobStatus.QUEUED and not job.snapshot.is_ending
         ]
         self._place_lost(now)
-        for job in waiting:
-            if job.snapshot.is_scheduled:
-                places = list(placement.place_on_scheduler(job.snapshot, now.monotonic))
-                self._start_or_wait(job, places, now)
-        waiting = [job for job in waiting if not job.snapshot.is_scheduled]
         if waiting:
-            for job, admission in zip(waiting, self._admissions(waiting), strict=True):
+            wanted = [job.snapshot for job in waiting]
+            admissions = list(placement.admit(wanted, *self._room(), now.monotonic))
+            for job, admission in zip(waiting, admissions, strict=True):
                 self._start_or_wait(job, admission, now)
 
-    def _admissions(self, waiting: Sequence[TrackedJob]) -> Iterable[Sequence[PlaceRank] | str]:
-        """Return the hosts of each job that may start, and a sentence why each other one waits."""
-        wanted, holding = [job.snapshot for job in waiting], self._holding()
-        if self._cluster is not None:
-            return list(placement.admit(wanted, holding, self._cluster, self.refusals))
-        claims = [Claim(job.job_id, job.spec.world_size) for job in wanted]
-        return list(admit(claims, [Claim(it.job_id, it.slots) for it in holding], self._slots))
-
-    def _holding(self) -> list[JobSnapshot]:
-        """Return the jobs that hold slots here; a scheduler has its own."""
-        return [job.snapshot for job in self.admitted() if not job.snapshot.is_scheduled]
+    def _room(self) -> tuple[Sequence[JobSnapshot], Cluster, Mapping[str, str]]:
+        """Return the jobs that may hold slots, and where others may be."""
+        return [job.snapshot for job in self.admitted()], self._cluster, self.refusals
 
     def _start_or_wait(
         self, job: TrackedJob, places: Sequence[PlaceRank] | str, now: Moment
@@ -192,16 +172,9 @@ class JobTable:
     def _place_lost(self, now: Moment) -> None:
         """Choose hosts for ranks of admitted jobs that have none, or have lost it."""
         for job in self.admitted():
-            if not any(placement.ranks_to_place(job.snapshot, now.monotonic)):
-                continue
-            if job.snapshot.is_scheduled:
-                job.decide(list(placement.place_on_scheduler(job.snapshot, now.monotonic)), now)
-                continue
-            cluster = self._cluster or one_host(self._slots)
-            places = placement.place(
-                job.snapshot, self._holding(), cluster, self.refusals, now.monotonic
-            )
-            job.decide(list(places), now)
+            if any(placement.ranks_to_place(job.snapshot, now.monotonic)):
+                places = placement.place(job.snapshot, *self._room(), now.monotonic)
+                job.decide(list(places), now)
 
     async def keep_code(self, job: TrackedJob) -> None:
         """Keep what is new of a job's code for the next coordinator; a full disk ends nothing."""
@@ -232,9 +205,8 @@ class JobTable:
         self._rows = unfinished
         fresh = [row for row in unfinished if row.uid not in self.tracked]
         for rows in await asyncio.to_thread(self._with_ranks, fresh):
-            self.tracked[rows.job.uid] = _track(
-                rows, snapshot_of(rows, now, hosts=self._hosts_of(rows.job)), {}, now
-            )
+            snapshot = self._snapshot_of(rows, now, hosts=self._hosts_of(rows.job))
+            self.tracked[rows.job.uid] = _track(rows, snapshot, {}, now)
         for row in unfinished:
             _take_requests(self.tracked[row.uid], row, departures.get(row.job_id, ()), now)
 
@@ -289,7 +261,7 @@ class JobTable:
             )
         ]
         hosts = self._hosts_of(rows.job)
-        snapshot = snapshot_of(rows, now, hosts=hosts, agents=agents, living=living)
+        snapshot = self._snapshot_of(rows, now, hosts=hosts, agents=agents, living=living)
         return _track(rows, snapshot, agents, now)
 
 

@@ -19,7 +19,7 @@ from typing import Final
 import structlog
 
 from coordinator.agent_lifecycle import AgentLifecycle
-from coordinator.agent_requests import ONE_HOST, Executor
+from coordinator.agent_requests import Executor
 from coordinator.agents import AgentServer
 from coordinator.checkpoint_receiver import JobDirectories
 from coordinator.decide.actions import (
@@ -97,7 +97,7 @@ class CoordinatorLoop:
         writer: FencedWriter,
         jobs: JobTable,
         lifecycle: AgentLifecycle,
-        addresses: Mapping[str, str] = ONE_HOST,
+        addresses: Mapping[str, str],
         on_host_changed: Callable[[str], None] = lambda _host: None,
         clock: Callable[[], float] = time.monotonic,
         database_wait_seconds: float = DATABASE_WAIT_SECONDS,

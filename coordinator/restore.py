@@ -23,7 +23,6 @@ from coordinator.decide.rank_state import (
 )
 from coordinator.decide.state import (
     LAST,
-    ONE_HOST,
     AgentSnapshot,
     GangRestore,
     GroupSnapshot,
@@ -35,7 +34,7 @@ from coordinator.persistence import SAME_OF_ATTEMPT, SAME_OF_BUDGET, SAME_OF_RAN
 from database.records import AgentRecord, Job, MemberRecord, RankRecord
 from muster.checkpoints.manifest import RestorePoint
 from muster.contracts import pool as pools
-from muster.contracts.agent import LOCAL_HOST, AgentState
+from muster.contracts.agent import AgentState
 from muster.contracts.job import JobStatus, Reason
 from muster.contracts.pool import Newcomer, Pool, WorkerId, WorkerState
 from muster.contracts.rank import ProcessState
@@ -72,11 +71,12 @@ def snapshot_of(
     rows: JobRows,
     now: Moment,
     *,
-    hosts: Mapping[str, AgentSnapshot] = ONE_HOST,
+    hosts: Mapping[str, AgentSnapshot],
+    node: str,
     agents: Collection[str] = (),
     living: Collection[int] = (),
 ) -> JobSnapshot:
-    """Return the snapshot of a job that may use these `hosts`.
+    """Return the snapshot of a job that may use these `hosts`; `node` is the id of our own.
 
     `agents` are the hosts whose agent lives and is about to connect; it reports the ends of its
     ranks. On other hosts the ranks in `living` run without an agent; the next one reports what is
@@ -93,6 +93,12 @@ def snapshot_of(
         for rank in rows.ranks
     ]
     fresh = hosts if len(hosts) == 1 else {}  # others get an agent with their first rank
+    known_agents = {}
+    for row in rows.agents:
+        # A host that the cluster's description has no more is one that does not answer.
+        # One of before there was a description is on this host.
+        unknown = AgentSnapshot(host=row.host, is_local=row.host == node, order=LAST)
+        known_agents[row.host] = _agent_of(row, hosts.get(row.host, unknown), agents, now)
     ids = [it.attempt.worker_id for it in known if it.attempt.worker_id is not None]
     pool = Pool(
         min_workers=job.spec.min_workers,
@@ -132,7 +138,7 @@ def snapshot_of(
         # The message of a job without a reason is its note, until training is over.
         note=job.message if job.reason is None and job.exporter is None else None,
         hosts=hosts,
-        agents={**fresh, **{row.host: _agent_of(row, hosts, agents, now) for row in rows.agents}},
+        agents={**fresh, **known_agents},
         restore=_restore_of(job, rows.ranks),
         code=JobCode(files=rows.code),
         end=_end_of(job, ranks.values(), now),
@@ -141,12 +147,8 @@ def snapshot_of(
 
 
 def _agent_of(
-    row: AgentRecord, hosts: Mapping[str, AgentSnapshot], living: Collection[str], now: Moment
+    row: AgentRecord, fresh: AgentSnapshot, living: Collection[str], now: Moment
 ) -> AgentSnapshot:
-    # A host that the cluster's description has no more is one that does not answer.
-    # One of before there was a description is on this host.
-    unknown = AgentSnapshot(host=row.host, is_local=row.host == LOCAL_HOST, order=LAST)
-    fresh = hosts.get(row.host, unknown)
     agent = replace(fresh, generation=row.generation, heard_at=now.monotonic, is_inherited=True)
     if row.host not in living:
         return agent

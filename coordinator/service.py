@@ -19,7 +19,6 @@ from typing import Final
 import structlog
 
 from coordinator.agent_lifecycle import AgentLifecycle
-from coordinator.agent_requests import ONE_HOST
 from coordinator.agents import AgentServer
 from coordinator.host_probes import HostProbes, Prober
 from coordinator.jobs import JobTable, wait_for_database
@@ -39,6 +38,7 @@ from database.jobs import Jobs
 from database.leases import Leases
 from database.records import Lease
 from muster.cluster.description import ClusterNode, cluster_of_service
+from muster.cluster.identity import node_id
 from muster.contracts.agent import LOOPBACK
 from muster.contracts.engine import SCHEDULERS, engine_row
 from muster.contracts.errors import InvalidEnvironment
@@ -72,27 +72,23 @@ class Service:
         self._database = database
         self._settings = settings
         self._environ = environ
-        self._cluster = cluster_of_service(settings.cluster, settings.slots)
-        nodes = () if self._cluster is None else self._cluster.nodes
-        self._other_nodes = [node for node in nodes if node.transport != "local"]
+        self._data = DataDir(settings.data_dir)
+        name = node_id(self._data.node_key)
+        cluster = cluster_of_service(settings.cluster, name, settings.slots)
+        self._nodes = cluster.nodes
+        self._other_nodes = [node for node in self._nodes if node.transport != "local"]
         endpoint = settings.agent_endpoint
         has_scheduler = settings.engines & SCHEDULERS.keys()
         is_needed = has_scheduler or (self._other_nodes and endpoint is not None)
         if is_needed and not (endpoint and _is_own_address(endpoint[0])):
-            name = next((node.name for node in self._other_nodes), "every node of the scheduler")
-            wanted = f"an address of this host that {name} reaches, such as 10.0.0.1:7400"
+            other = next((node.name for node in self._other_nodes), "every node of the scheduler")
+            wanted = f"an address of this host that {other} reaches, such as 10.0.0.1:7400"
             way = "set it for the coordinator"
             raise InvalidEnvironment(
                 "MUSTER_AGENT_ADDRESS", settings.agent_address or "", wanted, way
             )
         self._leases = Leases(database)
-        self._data = DataDir(settings.data_dir)
-        self._jobs = JobTable(
-            database,
-            self._data,
-            slots=settings.slots,
-            cluster=self._cluster,
-        )
+        self._jobs = JobTable(database, self._data, cluster=cluster, node=name)
         self._loop: CoordinatorLoop | None = None
         self._candidate: LeaseCandidate | None = None
         self._winning: asyncio.Task[Lease] | None = None
@@ -148,8 +144,9 @@ class Service:
             return {name: it.facts for name, it in known.items() if it.facts is not None}
 
         holds_lease = partial(self._holds, lease)
-        nodes = () if self._cluster is None else self._cluster.nodes
-        usable_mb = {it.name: {gpu.uuid: gpu.usable_vram_mb for gpu in it.gpus} for it in nodes}
+        usable_mb = {
+            it.name: {gpu.uuid: gpu.usable_vram_mb for gpu in it.gpus} for it in self._nodes
+        }
         values = AgentValues(self._environ)
         schedulers = {
             it.name: SchedulerJobs(it) for it in (Slurm(values.environ), Kubernetes(self._environ))
@@ -165,9 +162,9 @@ class Service:
             values=values,
         )
         probed: dict[str, Prober] = dict(others)
-        if self._cluster is not None and self._other_nodes:
+        if self._other_nodes:
             # Our own host is asked by a process of its own: this one does without numpy.
-            here = (node.name for node in self._cluster.nodes if node.transport == "local")
+            here = (node.name for node in self._nodes if node.transport == "local")
             data_dir = str(self._data.root)
             probed |= {it: CommandLauncher(it, ["env"], self._environ, data_dir) for it in here}
         probed |= {
@@ -228,14 +225,9 @@ class Service:
 
     async def _addresses(self) -> dict[str, str]:
         """Return where the ranks of each host reach those of the others."""
-        if self._cluster is None:
-            return {**ONE_HOST}
-        nodes = self._cluster.nodes
-        if self._settings.agent_endpoint is not None:
-            here = self._settings.agent_endpoint[0]
-        else:
-            here = await asyncio.to_thread(_own_address, nodes)
-        return {it.name: here if it.transport == "local" else it.host for it in nodes}
+        endpoint = self._settings.agent_endpoint
+        here = endpoint[0] if endpoint else await asyncio.to_thread(_own_address, self._nodes)
+        return {it.name: here if it.transport == "local" else it.host for it in self._nodes}
 
     async def _holds(self, lease: Lease) -> bool:
         """Return True if the lease is still ours; waits for the database while it is away."""

@@ -17,7 +17,6 @@ from typing import Final
 
 import msgspec
 
-from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.environ import (
     AGENT_SOCKET,
     ERROR_FILE,
@@ -395,7 +394,7 @@ class GroupPublisher:
     that it holds.
     """
 
-    def __init__(self, ranks: RankTable, host: str = LOCAL_HOST) -> None:
+    def __init__(self, ranks: RankTable, host: str) -> None:
         """`host` is the coordinator's name for this one."""
         self._ranks = ranks
         self._host = host

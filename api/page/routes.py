@@ -181,7 +181,7 @@ async def show_logs(
         most = job.spec.largest_world_size - 1
         raise invalid_field("query", "rank", f"there is no rank {chosen}: choose 0 to {most}")
     wanted = LogFilter(rank=chosen, text=grep or None)
-    tail = partial(state.log_broadcast.logs_of(job_id).tail, wanted, TAIL_DEFAULT)
+    tail = partial(state.logs_of(job_id).tail, wanted, TAIL_DEFAULT)
     found = await run_sync(tail, limiter=state.log_searches if grep else None)
     part = "" if chosen is None else f"&rank={chosen}"
     return _render(

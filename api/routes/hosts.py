@@ -9,8 +9,8 @@ from fastapi import APIRouter, Response
 from api.dependencies import ADMIN, READ, State
 from api.errors import Problem
 from api.schema import SweepBody, body, operation, reply
+from api.views import host_shown
 from database.records import HostRecord
-from muster.cluster.description import one_host
 from muster.contracts.agent import AgentState
 from muster.contracts.engine import SCHEDULERS, Engine, engine_row
 from muster.contracts.views import EngineList, EngineSweep, EngineView, HostList, HostView
@@ -24,8 +24,7 @@ def list_engines(state: State) -> Response:
     jobs, settings = state.jobs.unfinished(), state.submitter.settings
     agents = state.history.agents_by_job([job.job_id for job in jobs])
     cluster, known = state.submitter.cluster, state.hosts.all()
-    nodes = [] if cluster is None else cluster.nodes
-    transports = {node.name: node.transport for node in nodes}
+    transports = {node.name: node.transport for node in cluster.nodes}
     states: dict[str, Counter[AgentState]] = {engine: Counter() for engine in get_args(Engine)}
     for job in jobs:
         for agent in agents[job.job_id]:
@@ -78,11 +77,10 @@ def list_hosts(state: State) -> Response:
     ids = [job.job_id for job in state.jobs.unfinished()]
     running = {it: ranks.running for it, ranks in state.history.ranks_on_hosts(ids).items()}
     agents = [it for rows in state.history.agents_by_job(ids).values() for it in rows]
-    cluster = state.submitter.cluster or one_host(state.submitter.settings.slots)
     known = state.hosts.all()
     views = [
         HostView(
-            host=node.name,
+            host=host_shown(node.name, state.node),
             address=node.host,
             transport=node.transport,
             slots=node.rank_slots,
@@ -96,7 +94,7 @@ def list_hosts(state: State) -> Response:
             problem=said.problem,
             shared_dir=said.shared_dir,
         )
-        for node in cluster.nodes
+        for node in state.submitter.cluster.nodes
         for said in [known.get(node.name, HostRecord(host=node.name))]
     ]
     return reply(HostList(hosts=views))

@@ -30,12 +30,14 @@ from api.listing import (
 )
 from api.routes.watch import wait_for_status
 from api.schema import FaultBody, KnownJobId, StopBody, body, operation, refusals, reply, returns
-from api.views import audit_view, job_tag, job_view, series_list, summary
+from api.views import audit_view, host_shown, job_tag, job_view, series_list, summary
 from database.errors import JobExists, JobOver
 from database.history import AttemptPosition
 from database.idempotency import IdempotencyKey
 from database.jobs import JobQuery, NewJob
 from database.records import Job
+from muster.cluster.requests import planned_request
+from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.errors import MusterError
 from muster.contracts.job import TERMINAL, JobUid, StopRequest
 from muster.contracts.leaderboard import SWEEP_LABEL, compare, which_sweep
@@ -57,6 +59,7 @@ from muster.contracts.views import (
     SummaryList,
     SummaryView,
 )
+from muster.host.processes import module_command
 from muster.host.trace import stamp
 
 KEY_LIMIT: Final = 255
@@ -351,11 +354,13 @@ def request_fault(
         raise JobOver(job_id, job.status)
     if absence := state.coordinator.absence():
         raise Conflict("no-coordinator", f"Nothing can be struck: {absence}.")
-    meant = [it for it in ranks if it.rank == asking.rank or it.host == asking.host]
+    asked = state.node if asking.host == LOCAL_HOST else asking.host
+    meant = [it for it in ranks if it.rank == asking.rank or it.host == asked]
     what = f"rank {asking.rank}" if asking.host is None else f"rank on host {asking.host[:63]}"
     if not meant:
-        hosts = ", ".join(sorted({it.host for it in ranks})) or "no host yet"
-        detail = f"{job_id} has no {what}: it has {len(ranks)} ranks, on {hosts}."
+        hosts = sorted({host_shown(it.host, state.node) for it in ranks})
+        where = ", ".join(hosts) or "no host yet"
+        detail = f"{job_id} has no {what}: it has {len(ranks)} ranks, on {where}."
         raise Problem(HTTPStatus.NOT_FOUND, "rank-not-found", detail)
     processes = [
         StruckProcess(rank=it.rank, attempt=it.attempt, pid=it.process.pid)
@@ -366,11 +371,12 @@ def request_fault(
         detail = f"{job_id} has no process of {what} now: wait for it, see muster show {job_id}."
         raise Conflict("no-process", detail)
     agents = {it.host: it.generation for it in state.history.agents_by_job([job_id])[job_id]}
-    agent, host = agents.get(asking.host or ""), meant[0].host
+    agent, host = agents.get(asked or ""), meant[0].host
     fault = FaultView(number=0, fault=asking.fault, host=host, agent=agent, processes=processes)
     requested = state.jobs.request_fault(job, fault, actor=caller.name)
     state.coordinator.wake()
-    return reply(requested, HTTPStatus.ACCEPTED)
+    shown = msgspec.structs.replace(requested, host=host_shown(host, state.node))
+    return reply(shown, HTTPStatus.ACCEPTED)
 
 
 async def create(
@@ -412,10 +418,15 @@ def planned(requested: JobRequest, state: AppState) -> JobPlan:
     spec = submission.spec
     found = submission.shards
     per_rank = None if found is None else _shards_per_rank(spec, found)
+    submitter = state.submitter
+    request = planned_request(
+        submission.job_id, spec, submitter.settings, submitter.cluster, module_command
+    )
     return JobPlan(
         job_id=submission.job_id,
         message=submission.message,
-        launcher="local",  # agents are processes on the coordinator's machine
+        launcher=request.engine,
+        request=request,
         world_size=spec.world_size,
         command=None if spec.command is None else list(spec.command),
         program=spec.program,

@@ -111,7 +111,7 @@ def list_workers(job_id: KnownJobId, state: State) -> Response:
     workers = state.history.ranks(job_id)
     members = state.history.members_by_job([job_id])[job_id]
     agents = state.history.agents_by_job([job_id])[job_id]
-    return reply(member_list(job, members, leaving, workers, agents, state.clock()))
+    return reply(member_list(job, members, leaving, workers, agents, state.node, state.clock()))
 
 
 @router.post(
@@ -156,7 +156,7 @@ def request_join(
 def _refuse_without_room(state: AppState, job: Job, asking: JoinRequest) -> None:
     """Refuse a machine that is not of the cluster, or on which the rank could not start now."""
     cluster, spec = state.submitter.cluster, job.spec
-    if cluster is None:
+    if not cluster.is_described:
         detail = "This service has no cluster: set MUSTER_CLUSTER for it, see docs/cluster.md."
         raise Problem(HTTPStatus.NOT_FOUND, "node-not-found", detail)
     try:

@@ -22,7 +22,7 @@ AGENT_CONNECT_SECONDS: Final = 30.0
 """An agent imports little and connects, or reconnects, at once; one that takes longer is broken."""
 
 LISTING_SECONDS: Final = 240.0
-"""An agent asks a store that is away for half of it, and one of an earlier build never answers."""
+"""An agent asks a store that is away for half of it."""
 
 AGENT_LATE_SECONDS: Final = 10.0
 """A job that has waited so long for its agent to connect says so; a busy machine takes a few."""
@@ -46,11 +46,9 @@ HOST_LEASE_SECONDS: Final = 30.0
 """Silence after which any other ranks of a host are started elsewhere.
 
 Its agent has killed them by then, so two copies never count: it notices the silence after at most
-11 s (`muster.host.peers`), then waits `REMOTE_ORPHAN_SECONDS`, then `REMOTE_GRACE_SECONDS`.
+11 s (`muster.host.peers`), then waits `REMOTE_ORPHAN_SECONDS`, then `REMOTE_GRACE_SECONDS`
+(`muster.cluster.requests`).
 """
-
-REMOTE_ORPHAN_SECONDS: Final = 10.0
-REMOTE_GRACE_SECONDS: Final = 5.0
 
 NEVER_DUE: Final = float("inf")
 

@@ -1,13 +1,15 @@
-"""On which host of a cluster each rank runs. Pure.
+"""Which queued jobs may start, and on which host of the cluster each rank runs. Pure.
 
-A rank goes to the host with the highest score (`muster.cluster.placement`) and keeps it until that
-host is lost; then it moves to another one that has room, or waits for its return. A host that asked
-to join comes before any score.
+First come, first served: no job overtakes another that waits for others to end, so that a stream of
+small jobs cannot starve a large one. A rank goes to the host with the highest score
+(`muster.cluster.placement`) and keeps it until that host is lost; then it moves to another one that
+has room, or waits for its return. A host that asked to join comes before any score.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from typing import Final
 
 from coordinator.decide.actions import PlaceRank
 from coordinator.decide.rank_state import RankSnapshot
@@ -17,28 +19,34 @@ from muster.cluster.placement import RankRequest, use_of
 from muster.cluster.placement import place as place_requests
 from muster.contracts.agent import AgentState
 
+NAMED: Final = 3  # how many of the jobs that hold slots a message names; it counts the others
+
 
 def admit(
     waiting: Sequence[JobSnapshot],
     holding: Iterable[JobSnapshot],
     cluster: Cluster,
     refusals: Mapping[str, str],
+    now: float,
 ) -> Iterator[list[PlaceRank] | str]:
     """Yield the hosts of each waiting job's ranks, or a sentence why it waits.
 
-    First come, first served, as in `coordinator.decide.admission`: no job overtakes another that
-    waits for others to end.
+    `waiting` is in order of submission; `holding` are the jobs that have left the queue.
     """
     placed, ahead = list(_placed(holding)), 0
+    uses = use_of(cluster, placed)
     for job in waiting:
+        if job.is_scheduled:
+            yield list(_place_on_scheduler(job, now))
+            continue
         ranks = [rank.rank for rank in job.in_service]
         if ahead:
-            yield f"waits for {len(ranks)} slots; jobs ahead of it: {ahead}"
+            yield _describe_turn(len(ranks), cluster, ahead)
             ahead += 1
             continue
         request = RankRequest(job.job_id, job.spec)
         requests = _requests(request, len(ranks), job.wanted_hosts)
-        placements = place_requests(cluster, requests, use_of(cluster, placed), refusals)
+        placements = place_requests(cluster, requests, uses, refusals)
         hosts = [it.chosen.node for it in placements if it.chosen is not None]
         # Scripts for torchrun expect that the ranks of a host follow each other.
         hosts.sort(key=list(job.hosts).index)
@@ -46,12 +54,15 @@ def admit(
             placed += [(request, host) for host in hosts]
             pairs = zip(ranks, hosts, strict=True)
             yield [PlaceRank(rank=rank, host=host) for rank, host in pairs]
+            continue
+        uses = use_of(cluster, placed)  # without its ranks that fit
+        # One that waits for a host to be corrected holds up no other.
+        ahead = int(all(it.chosen for it in place_requests(cluster, requests, refusals=refusals)))
+        if ahead and not cluster.is_described:
+            yield _describe_wait(len(ranks), cluster, [it.job_id for it, _ in placed])
         else:
             why = next(it for it in placements if it.chosen is None)
             yield f"waits: only {len(hosts)} of its {len(ranks)} ranks fit now; {why}"
-            # One that waits for a host to be corrected holds up no other.
-            alone = place_requests(cluster, requests, refusals=refusals)
-            ahead = int(all(it.chosen for it in alone))
 
 
 def place(
@@ -65,6 +76,9 @@ def place(
 
     `holding` are all admitted jobs, this one included.
     """
+    if job.is_scheduled:
+        yield from _place_on_scheduler(job, now)
+        return
     waiting = list(ranks_to_place(job, now))
     nodes = [
         node
@@ -83,7 +97,7 @@ def place(
             yield PlaceRank(rank=rank.rank, host=placement.chosen.node)
 
 
-def place_on_scheduler(job: JobSnapshot, now: float) -> Iterator[PlaceRank]:
+def _place_on_scheduler(job: JobSnapshot, now: float) -> Iterator[PlaceRank]:
     """Yield a host for each rank of a job, for which a scheduler chooses the machine.
 
     Its hosts are full one after the other. None waits for room: that is the scheduler's part.
@@ -125,6 +139,30 @@ def ranks_to_place(job: JobSnapshot, now: float) -> Iterator[RankSnapshot]:
             yield rank
 
 
+def _describe_turn(wanted: int, cluster: Cluster, ahead: int) -> str:
+    if cluster.is_described:
+        return f"waits for {wanted} slots; jobs ahead of it: {ahead}"
+    jobs = "1 job is" if ahead == 1 else f"{ahead} jobs are"
+    return f"waits for {wanted} of {cluster.nodes[0].slots} slots; {jobs} ahead of it"
+
+
+def _describe_wait(wanted: int, cluster: Cluster, holders: Sequence[str]) -> str:
+    """Return why a job waits for the only node; `holders` has the job of each slot in use."""
+    slots = cluster.nodes[0].slots or 0
+    if wanted > slots:
+        return (
+            f"needs {wanted} slots, more than the {slots} there are (MUSTER_SLOTS): it starts when "
+            "no other job runs"
+        )
+    free = max(0, slots - len(holders))
+    free_slots = "1 is free" if free == 1 else f"{free} are free"
+    names = [*dict.fromkeys(holders)]
+    more = len(names) - NAMED
+    *others, last = [*names[:NAMED], *([f"{more} more"] if more > 0 else [])]
+    hold = f"{', '.join(others)} and {last} hold" if others else f"{last} holds"
+    return f"waits for {wanted} of {slots} slots (MUSTER_SLOTS); {free_slots}, {hold} the others"
+
+
 def _requests(request: RankRequest, count: int, missing: Mapping[str, int]) -> list[RankRequest]:
     """Return the request for each of `count` ranks; the last ones prefer hosts that miss ranks.
 
@@ -136,5 +174,7 @@ def _requests(request: RankRequest, count: int, missing: Mapping[str, int]) -> l
 
 def _placed(jobs: Iterable[JobSnapshot]) -> Iterator[tuple[RankRequest, str]]:
     for job in jobs:
+        if job.is_scheduled:
+            continue  # its slots are those of the scheduler
         request = RankRequest(job.job_id, job.spec)
         yield from ((request, rank.host) for rank in job.ranks if job.holds_slot(rank))

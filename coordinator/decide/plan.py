@@ -44,7 +44,7 @@ _STUBBORN: Final = Cause(
 def plan(snapshot: JobSnapshot, now: float) -> list[Action]:
     """Return every action that is due for this job at `now` (monotonic seconds).
 
-    Queued jobs get none: admission is a decision about all jobs (`coordinator.decide.admission`).
+    Queued jobs get none: admission is a decision about all jobs (`coordinator.decide.placement`).
     """
     is_queued = snapshot.status is JobStatus.QUEUED and snapshot.end.stop is None
     if snapshot.status in TERMINAL or is_queued:

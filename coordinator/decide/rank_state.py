@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from muster.contracts import rank as rank_rules
-from muster.contracts.agent import LOCAL_HOST
+from muster.contracts.agent import UNPLACED
 from muster.contracts.job import Reason
 from muster.contracts.messages import Raised, Ready
 from muster.contracts.rank import (
@@ -142,7 +142,7 @@ class RankSnapshot:
     """One rank: its present attempt, if any, and what outlives attempts."""
 
     rank: int
-    host: str = LOCAL_HOST  # kept until that host is lost; `UNPLACED` before the first
+    host: str = UNPLACED  # one that it has is kept until that is lost
     in_service: bool = True  # False: the job has left it out, it exits and is not replaced
     finished: bool = False
     """This rank has no work left: it exited with code 0, or says so and may still exit."""

@@ -15,9 +15,9 @@ from coordinator.decide.rank_state import (
     RankSnapshot,
 )
 from muster.checkpoints.manifest import RestorePoint
-from muster.contracts import agent as agents
-from muster.contracts.agent import LOCAL_HOST, UNPLACED, AgentState
+from muster.contracts.agent import TRANSITIONS, UNPLACED, AgentState
 from muster.contracts.engine import SCHEDULERS
+from muster.contracts.errors import move
 from muster.contracts.job import JobId, JobStatus, JobUid, Reason
 from muster.contracts.messages import Raised, StateMismatch
 from muster.contracts.pool import Pool
@@ -94,12 +94,10 @@ class AgentSnapshot:
 
     def move(self, target: AgentState, now: float) -> "AgentSnapshot":
         """Return the agent in another state, or again in the same one, since `now`."""
-        moved = agents.move(self.state, target)
-        return replace(self, state=moved, since=now, starved_seconds=0.0)
+        if target is not self.state:
+            move(TRANSITIONS, self.state, target)
+        return replace(self, state=target, since=now, starved_seconds=0.0)
 
-
-ONE_HOST: Final[Mapping[str, AgentSnapshot]] = {LOCAL_HOST: AgentSnapshot(host=LOCAL_HOST)}
-"""The agents of a job that runs where its coordinator does, before the first one is started."""
 
 LAST: Final = 1 << 30
 """The order of a host that the cluster's description has no more, or of none at all."""
@@ -161,9 +159,9 @@ class JobSnapshot:
     reason: Reason | None = None
     message: str | None = None
     note: str | None = None  # about a job that goes well, such as which data set was chosen
-    hosts: Mapping[str, AgentSnapshot] = field(default_factory=lambda: ONE_HOST)
+    hosts: Mapping[str, AgentSnapshot]
     """Every host on which the job may have ranks, with an agent that was never started."""
-    agents: Mapping[str, AgentSnapshot] = field(default_factory=lambda: ONE_HOST)
+    agents: Mapping[str, AgentSnapshot]
     """By host: of those on which the job has, or had, ranks."""
     end: JobEnd = GOING
     pool: Pool = _NO_POOL  # the workers of a synchronous job; empty for any other

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta
 
-from muster.contracts.agent import LOCAL_HOST, LOOPBACK
+from muster.contracts.agent import LOOPBACK
 from muster.contracts.errors import InvalidDescription
 from muster.contracts.settings import LOOPBACK_NAMES, SLOTS_PER_CORE
 from muster.contracts.spec import Megabytes, NodeName
@@ -70,6 +70,13 @@ class ClusterNode:
         return self.slots
 
 
+class UndescribedNode(ClusterNode):
+    """The machine of a service without ``cluster.yaml``: only it knows its GPUs and its memory.
+
+    A job larger than all its slots runs alone.
+    """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """The machines of a cluster, in the order of the file. Raises `InvalidDescription`."""
@@ -77,7 +84,13 @@ class Cluster:
     nodes: tuple[ClusterNode, ...]
 
     def __post_init__(self) -> None:
-        check_description(asdict(self))
+        if self.is_described:
+            check_description(asdict(self))
+
+    @property
+    def is_described(self) -> bool:
+        """False for the one machine of a service without ``cluster.yaml``."""
+        return not any(isinstance(node, UndescribedNode) for node in self.nodes)
 
     @property
     def capacity(self) -> int:
@@ -96,19 +109,14 @@ class Cluster:
         return "\n".join([header, *map(_line, self.nodes)])
 
 
-def one_host(slots: int) -> Cluster:
-    """Return the cluster of a service without a description: its own machine."""
-    node = ClusterNode(name=LOCAL_HOST, host=LOOPBACK, slots=min(slots, 4096), max_adapters=4096)
-    return Cluster(nodes=(node,))
+def cluster_of_service(path: Path | None, name: str, slots: int) -> Cluster:
+    """Return the cluster of a service; `name` and `slots` are those of its own machine.
 
-
-def cluster_of_service(path: Path | None, slots: int) -> Cluster | None:
-    """Return the cluster of a service, None without one; `slots` are those of its own machine.
-
-    Raises `InvalidDescription`.
+    A description names it otherwise, and may have other slots. Raises `InvalidDescription`.
     """
     if path is None:
-        return None
+        own = UndescribedNode(name=name, host=LOOPBACK, slots=slots, max_adapters=slots)
+        return Cluster(nodes=(own,))
     # Imported here: without a cluster services start without the YAML reader.
     from muster.cluster.reading import read_cluster  # noqa: PLC0415
 

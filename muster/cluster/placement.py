@@ -5,12 +5,12 @@ slots in use. Memory is that of a GPU, or main memory for a job with a RAM budge
 budget the ratio is 1. The best GPU of a node counts.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from muster.cluster.description import Cluster, ClusterNode, Gpu
+from muster.cluster.description import Cluster, ClusterNode, Gpu, UndescribedNode
 from muster.cluster.speed import CPU_FACTOR, flops_factor
 from muster.contracts.spec import JobSpec
 
@@ -23,15 +23,26 @@ class RankRequest(NamedTuple):
     preferred: str | None = None  # the node to take if the rank may run there, whatever its score
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class NodeUse:
     """What is taken on a node. ``NodeUse()``: nothing."""
 
-    jobs: frozenset[str] = frozenset()
+    jobs: set[str] = field(default_factory=set)
     slots: int = 0
     ram_mb: int = 0
-    vram_mb: Mapping[str, int] = field(default_factory=dict)
+    vram_mb: dict[str, int] = field(default_factory=dict)
     """Reserved memory by uuid of the GPU. A GPU that a rank has for itself is reserved whole."""
+
+    def add(self, node: ClusterNode, request: RankRequest, uuids: Collection[str]) -> None:
+        """Add a rank that runs there with these GPUs."""
+        spec = request.spec
+        for gpu in node.gpus:
+            if gpu.uuid in uuids:
+                share = _free_vram(gpu, self) if spec.gpus_per_rank else spec.vram_mb or 0
+                self.vram_mb[gpu.uuid] = self.vram_mb.get(gpu.uuid, 0) + share
+        self.jobs.add(request.job_id)
+        self.slots += 1
+        self.ram_mb += spec.ram_mb or 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +69,16 @@ class Placement:
 def place(
     cluster: Cluster,
     requests: Iterable[RankRequest],
-    in_use: Mapping[str, NodeUse] = MappingProxyType({}),
+    in_use: Mapping[str, NodeUse] | None = None,
     refusals: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Placement]:
     """Return a placement per rank; each sees what the ranks before it have taken.
 
-    `in_use` is what is taken already, by node; `refusals` says why no rank can be started on some.
-    Of equal scores the first node of the file wins.
+    `in_use` is what is taken already on every node; what these ranks take is added to it.
+    `refusals` says why no rank can be started on some. Of equal scores the first node of the file
+    wins.
     """
-    uses = {node.name: in_use.get(node.name, NodeUse()) for node in cluster.nodes}
+    uses = use_of(cluster, ()) if in_use is None else in_use
     placements = []
     for request in requests:
         verdicts = tuple(
@@ -80,27 +92,28 @@ def place(
         )
         if chosen:
             node = cluster.node(chosen.node)
-            uses[node.name] = _with_rank(uses[node.name], node, request, chosen.gpus)
+            uses[node.name].add(node, request, chosen.gpus)
         placements.append(Placement(chosen=chosen, verdicts=verdicts))
     return placements
 
 
 def use_of(cluster: Cluster, placed: Iterable[tuple[RankRequest, str]]) -> dict[str, NodeUse]:
     """Return what ranks take on the nodes on which they run; names of other nodes are left out."""
-    uses = {node.name: NodeUse() for node in cluster.nodes}
+    nodes = {node.name: node for node in cluster.nodes}
+    uses = {name: NodeUse() for name in nodes}
     for request, name in placed:
-        if name in uses:
-            node = cluster.node(name)
+        if node := nodes.get(name):
             gpus = _suitable_gpus(node, request.spec, uses[name])[: request.spec.gpu_count]
-            uses[name] = _with_rank(uses[name], node, request, [gpu.uuid for gpu in gpus])
+            uses[name].add(node, request, [gpu.uuid for gpu in gpus])
     return uses
 
 
 def _verdict(node: ClusterNode, request: RankRequest, use: NodeUse, refusal: str) -> Verdict:
     spec = request.spec
     gpus = _suitable_gpus(node, spec, use) if spec.gpu_count else []
-    missing = _missing_slot(node, request, use) or _missing_memory(node, spec, use, len(gpus))
-    reason = refusal or missing
+    reason = refusal or _missing_slot(node, request, use)
+    if not isinstance(node, UndescribedNode):
+        reason = reason or _missing_memory(node, spec, use, len(gpus))
     if reason:
         return Verdict(node=node.name, score=None, reason=reason)
     if gpus:
@@ -126,6 +139,8 @@ def _missing_slot(node: ClusterNode, request: RankRequest, use: NodeUse) -> str:
         if not hosts:
             return "its checkpoints are on the disk of the coordinator's host"
         return f"this rank may run on {', '.join(hosts)} only (hosts, or where it saves)"
+    if isinstance(node, UndescribedNode) and use.jobs <= {request.job_id}:
+        return ""  # it runs alone there, and may be larger than all slots
     if request.job_id not in use.jobs and len(use.jobs) >= node.max_adapters:
         return f"jobs there: {len(use.jobs)} of {node.max_adapters}, its max_adapters"
     if node.rank_slots is not None and use.slots >= node.rank_slots:
@@ -168,20 +183,3 @@ def _suitable_gpus(node: ClusterNode, spec: JobSpec, use: NodeUse) -> list[Gpu]:
 
 def _free_vram(gpu: Gpu, use: NodeUse) -> int:
     return gpu.usable_vram_mb - use.vram_mb.get(gpu.uuid, 0)
-
-
-def _with_rank(
-    use: NodeUse, node: ClusterNode, request: RankRequest, uuids: Sequence[str]
-) -> NodeUse:
-    """Return what is taken once a rank runs there with these GPUs."""
-    spec, reserved = request.spec, dict(use.vram_mb)
-    for gpu in node.gpus:
-        if gpu.uuid in uuids:
-            share = _free_vram(gpu, use) if spec.gpus_per_rank else spec.vram_mb or 0
-            reserved[gpu.uuid] = reserved.get(gpu.uuid, 0) + share
-    return NodeUse(
-        jobs=use.jobs | {request.job_id},
-        slots=use.slots + 1,
-        ram_mb=use.ram_mb + (spec.ram_mb or 0),
-        vram_mb=reserved,
-    )

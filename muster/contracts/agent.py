@@ -1,19 +1,26 @@
 """The agent of a job on one host, as the coordinator sees it."""
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-from muster.contracts.errors import IllegalMove
-
 LOCAL_HOST: Final = "local"
-"""The name of the coordinator's own host, where a job runs unless its cluster has others."""
+"""What views call the own host of a service without ``cluster.yaml``. Rows have its node id: this
+word would be another host once a coordinator there takes over."""
 
 UNPLACED: Final = ""
 """In place of a host's name: a rank that waits for a free slot on any host."""
 
 LOOPBACK: Final = "127.0.0.1"
 """The address at which ranks of one host reach each other."""
+
+_NODE_ID: Final = re.compile(r"n-[0-9a-f]{12}")
+
+
+def is_node_id(host: str) -> bool:
+    """True for the id of a node (`muster.cluster.identity`), False for a name of the user's."""
+    return _NODE_ID.fullmatch(host) is not None
 
 
 class AgentState(StrEnum):
@@ -39,10 +46,3 @@ TRANSITIONS: Final[Mapping[AgentState, frozenset[AgentState]]] = {
     ),
     AgentState.LEAVING: frozenset({AgentState.ABSENT}),
 }
-
-
-def move(current: AgentState, target: AgentState) -> AgentState:
-    """Return the new state, which may be the present one. Raises `IllegalMove`."""
-    if target is not current and target not in TRANSITIONS[current]:
-        raise IllegalMove(current, target)
-    return target

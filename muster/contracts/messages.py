@@ -11,7 +11,7 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
-from muster.contracts.agent import LOCAL_HOST, LOOPBACK
+from muster.contracts.agent import LOOPBACK
 from muster.contracts.interpreter import PROTOCOL, VERSION
 from muster.contracts.job import Reason
 from muster.contracts.rank import Count, Phase, ProcessRecord, RankProgress
@@ -341,7 +341,7 @@ class RankSpawned(_Message, frozen=True, tag="rank_spawned"):
     start_ticks: int
     boot_id: str
     node: str
-    pid_namespace: int = 0
+    pid_namespace: int
 
 
 class RankSaid(_Message, frozen=True, tag="rank_said"):
@@ -531,7 +531,7 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The configuration of one agent."""
 
     job_uid: str
-    host: str = LOCAL_HOST  # the coordinator's name for the host that it runs on
+    host: str  # the coordinator's name for the host that it runs on
     generation: int
     token: str  # proves to the coordinator that it started this agent
     job_root: str  # the job's directory, see `muster.contracts.paths.JobFiles`

@@ -2,6 +2,7 @@
 
 <data_dir>/
   muster.db                       the database, unless MUSTER_DATABASE_URL names another; its locks
+  node.key                        the key pair of this node, whose id is derived from it
   coordinator.json                the address where the coordinator accepts agents
   disk.reserve                    room that is given up so that a full disk can be cleared
   up.lock, up.json                held by `muster up`; its process and address
@@ -165,6 +166,15 @@ class DataDir:
 
     def foreground(self, job_id: str) -> Self:
         return type(self)(self.runs / job_id)
+
+    @property
+    def is_foreground(self) -> bool:
+        return self.root.parent.name == "foreground"
+
+    @property
+    def node_key(self) -> Path:
+        """The key of this node, which a `muster run` has in common with the other services."""
+        return (self.root.parent.parent if self.is_foreground else self.root) / "node.key"
 
     def job(self, job_id: str) -> JobFiles:
         return JobFiles(self.jobs / job_id)

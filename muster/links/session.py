@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from muster.contracts.errors import AuthenticationFailed, IllegalMove, WireError
+from muster.contracts.errors import AuthenticationFailed, WireError, move
 from muster.links.frames import FrameReader, frame
 from muster.links.identity import PROOF_BYTES, Find, Identity
 
@@ -124,12 +124,10 @@ class Session:
 
     def _converse(self, _content: bytes) -> list[bytes]:
         """Take in a frame before the session is open; return it if it is a payload all the same."""
-        raise IllegalMove(self.state, State.OPEN)
+        raise AuthenticationFailed("the link is closed")
 
     def _move(self, target: State) -> None:
-        if target not in _MOVES[self.state]:
-            raise IllegalMove(self.state, target)
-        self.state = target
+        self.state = move(_MOVES, self.state, target)
         while self.is_open and self._waiting:
             self.send(self._waiting.pop(0))
 

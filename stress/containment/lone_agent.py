@@ -49,6 +49,7 @@ class LoneAgent:
     def _start(self, address: Path) -> subprocess.Popen[bytes]:
         assignment = AgentAssignment(
             job_uid=self.uid,
+            host="local",
             generation=1,
             token="",
             job_root=str(self.root),

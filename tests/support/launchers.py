@@ -69,6 +69,7 @@ class Scene:
         self._uids.append(uid)
         return AgentAssignment(
             job_uid=uid,
+            host="local",
             generation=1,
             token="a token",  # noqa: S106  no secret
             job_root=str(self._root / uid[:8]),

@@ -16,6 +16,7 @@ def assignment(tmp_path: Path, *adopted: AdoptedRank, **secrets: str) -> AgentAs
     """Return what an agent is given whose ranks are to have these secrets."""
     return AgentAssignment(
         job_uid="uid",
+        host="local",
         generation=1,
         token="",
         job_root=str(tmp_path),

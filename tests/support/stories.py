@@ -277,6 +277,7 @@ class Story:
                 start_ticks=99,
                 boot_id="boot",
                 node="node",
+                pid_namespace=1,
             )
         )
 

@@ -15,8 +15,9 @@ from coordinator.persistence import (
 )
 from coordinator.restore import JobRows, snapshot_of
 from database.records import Job
+from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import StopRequest
-from tests.support.stories import Story
+from tests.support.stories import Story, queued_job
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
@@ -56,6 +57,7 @@ def successor(
 ) -> Story:
     """Return the story under the next coordinator; by default no process is left."""
     rows, now = rows_of(story.job, story.now, stop), Moment(monotonic=5.0, wall=NOON)
-    job = snapshot_of(rows, now, agents=agents, living=living)
+    hosts = queued_job().hosts
+    job = snapshot_of(rows, now, hosts=hosts, node=LOCAL_HOST, agents=agents, living=living)
     taken_up = Story(job, now=5.0, saved=story.saved)
     return taken_up if stop is None else taken_up.is_stopped(stop)

@@ -3,12 +3,19 @@
 import os
 
 import httpx
+import pytest
 
 from database.records import AgentRecord
+from muster.cluster.identity import node_id
 from muster.contracts.agent import AgentState
 from muster.contracts.job import JobId
-from tests.support.api_service import StandIn
+from tests.support.api_service import Service, StandIn
 from tests.support.database_samples import NOON, commit, epoch, member, worker
+
+
+@pytest.fixture
+def node(service: Service) -> str:
+    return node_id(service.files.node_key)
 
 
 def kinds(client: httpx.Client, job: str) -> list[str]:
@@ -154,16 +161,28 @@ def test_an_audit_shows_read_samples_and_checkpoints(
     assert (last["epochs"], last["checkpoints"]) == (found["epochs"][1:], found["checkpoints"][1:])
 
 
-def test_hosts_show_what_runs_there(client: httpx.Client, stand_in: StandIn, elastic: str) -> None:
+def test_hosts_show_what_runs_there(
+    client: httpx.Client, stand_in: StandIn, elastic: str, node: str
+) -> None:
     stand_in.write(
         elastic,
-        agents=[AgentRecord(host="local", generation=1, state=AgentState.CONNECTED)],
-        ranks=[worker(0, process=stand_in.lease.process), worker(1, state="exited")],
+        agents=[AgentRecord(host=node, generation=1, state=AgentState.CONNECTED)],
+        ranks=[
+            worker(0, host=node, process=stand_in.lease.process),
+            worker(1, host=node, state="exited"),
+        ],
     )
     (found,) = client.get("/hosts").json()["hosts"]
     assert (found["host"], found["address"], found["transport"]) == ("local", "127.0.0.1", "local")
     assert (found["slots_in_use"], found["jobs"]) == (1, [elastic])
     assert found["agents"] == {"connected": 1}
+    workers = client.get(f"/jobs/{elastic}/workers").json()
+    assert workers["agents"] == [{"host": "local", "state": "connected"}]
+    (rank, _, *_) = client.get(f"/jobs/{elastic}/summary").json()["workers"]
+    assert rank["node"] == stand_in.lease.process.node
+    fault = client.post(f"/jobs/{elastic}/faults", json={"host": "local"}).json()
+    assert (fault["host"], fault["agent"]) == ("local", 1)
+    assert [it.host for it in stand_in.jobs.get(JobId(elastic)).faults] == [node]
 
 
 def test_a_fault_names_the_processes_that_it_strikes(

@@ -113,7 +113,6 @@ MOMENTS: Final = [0.0, 0.0, 0.1, 1.0, 4.9, 5.0, 10.0, 31.0, 61.0, 121.0]
 MANY_HISTORIES: Final = settings(
     derandomize=True,
     max_examples=400,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
 

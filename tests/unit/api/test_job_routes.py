@@ -18,6 +18,7 @@ from api.submission import Submitter
 from database.errors import DatabaseUnavailable, JobExists
 from database.jobs import NewJob
 from database.records import Job
+from muster.cluster.description import cluster_of_service
 from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
@@ -41,7 +42,7 @@ class Service:
             data_dir=DataDir(root),
             submitter=Submitter(
                 settings=ServiceSettings.read(environment, cores=2),
-                cluster=None,
+                cluster=cluster_of_service(None, "n-0123456789ab", slots=4),
                 working_dir=root,
                 clock=lambda: datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
                 random_hex=lambda: "abcdef0123456789",

@@ -20,7 +20,7 @@ from database.fenced_writer import FencedWriter
 from database.history import History
 from database.jobs import Jobs
 from database.records import Job
-from muster.cluster.description import Cluster, ClusterNode, Gpu
+from muster.cluster.description import Cluster, ClusterNode, Gpu, cluster_of_service
 from muster.contracts.job import JobId, JobStatus, StopRequest
 from muster.contracts.spec import JobSpec
 from muster.contracts.token import Scope
@@ -53,7 +53,7 @@ TWO = JobSpec(mode="synchronous", world_size=2, max_workers=4)
 class Service:
     """What the route uses, over a database of its own."""
 
-    def __init__(self, database: Database, cluster: Cluster | None = CLUSTER) -> None:
+    def __init__(self, database: Database, cluster: Cluster = CLUSTER) -> None:
         self.database = database
         self.jobs, self.history = Jobs(database), History(database)
         self.cluster = cluster
@@ -197,7 +197,7 @@ def test_a_machine_that_cannot_run_the_rank_is_refused(
 
 def test_without_a_cluster_nobody_can_join(service: Service) -> None:
     service.starts("a", TWO, "home", "home")
-    service.cluster = None
+    service.cluster = cluster_of_service(None, "home", slots=4)
     with nothing_moves(service.database), pytest.raises(Problem, match="MUSTER_CLUSTER") as refused:
         service.join("home")
     assert refused.value.status == 404

@@ -19,7 +19,7 @@ from database.records import Job, utc_now
 from muster.checkpoints.manager import CheckpointManager
 from muster.checkpoints.manifest import BEST, Owner
 from muster.checkpoints.store import open_store
-from muster.cluster.description import Cluster, ClusterNode
+from muster.cluster.description import Cluster, ClusterNode, cluster_of_service
 from muster.contracts.job import JobId
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
@@ -42,7 +42,7 @@ def submitter(tmp_path: Path) -> Submitter:
     }
     return Submitter(
         settings=ServiceSettings.read(environment, cores=2),
-        cluster=None,
+        cluster=cluster_of_service(None, "n-0123456789ab", slots=4),
         working_dir=tmp_path,
         clock=lambda: datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
         random_hex=lambda: "abcdef0123456789",

@@ -1,11 +1,13 @@
 """Where ranks go, why, and whether a GPU is worth it."""
 
+from copy import deepcopy
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.cluster.description import Cluster, ClusterNode, Gpu
-from muster.cluster.placement import NodeUse, RankRequest, place
+from muster.cluster.placement import NodeUse, RankRequest, place, use_of
 from muster.cluster.speed import GpuCost, flops_factor, is_gpu_worth
 from muster.contracts.spec import JobSpec
 
@@ -24,12 +26,13 @@ def chosen(
     machines: Cluster, ranks: int = 1, in_use: dict[str, NodeUse] | None = None, **needs: object
 ) -> list[str | None]:
     """Return the node of each rank of a job."""
-    placed = place(machines, [RankRequest("job", JobSpec(**needs))] * ranks, in_use or {})
+    uses = use_of(machines, ()) | deepcopy(in_use or {})
+    placed = place(machines, [RankRequest("job", JobSpec(**needs))] * ranks, uses)
     return [one.chosen and one.chosen.node for one in placed]
 
 
 SMALL, FAST, SLOW = node("small", ram_mb=16_000), node("fast", "RTX 4090"), node("slow", "RTX 3080")
-BUSY = {"fast": NodeUse(jobs=frozenset({"job"}), slots=2)}
+BUSY = {"fast": NodeUse(jobs={"job"}, slots=2)}
 
 
 @pytest.mark.parametrize(
@@ -50,7 +53,7 @@ BUSY = {"fast": NodeUse(jobs=frozenset({"job"}), slots=2)}
         ([FAST], {"ram_mb": 1}, {}, [None]),
         ([node("box", "T", "RTX 4090"), SLOW], {"vram_mb": 4000}, {}, ["box"]),
         ([FAST, SLOW], {"hosts": ("slow",)}, {}, ["slow"]),
-        ([FAST], {}, {"fast": NodeUse(jobs=frozenset({"other"}))}, [None]),
+        ([FAST], {}, {"fast": NodeUse(jobs={"other"})}, [None]),
         ([node("few", slots=2)], {}, {"few": NodeUse(slots=2)}, [None]),
         ([SMALL, SLOW, FAST], {}, {}, ["fast"]),
     ],
@@ -141,14 +144,14 @@ def test_placement_never_overcommits_a_node(requests: list[RankRequest]) -> None
 def test_every_node_has_a_reason() -> None:
     machines = cluster(SMALL, FAST, SLOW, node("busy", "H100"), node("full", "H100", slots=1))
     in_use = {
-        "busy": NodeUse(jobs=frozenset({"other"})),
-        "full": NodeUse(jobs=frozenset({"job"}), slots=1),
+        "busy": NodeUse(jobs={"other"}),
+        "full": NodeUse(jobs={"job"}, slots=1),
         "slow": NodeUse(vram_mb={"slow0": 8000}),
-        "fast": NodeUse(jobs=frozenset({"job"}), slots=1),
+        "fast": NodeUse(jobs={"job"}, slots=1),
     }
     allowed = ("small", "fast", "slow", "busy", "full")
     request = RankRequest("job", JobSpec(vram_mb=4000, hosts=allowed))
-    (placed,) = place(machines, [request], in_use)
+    (placed,) = place(machines, [request], use_of(machines, ()) | in_use)
     assert {it.node: (it.score, it.reason) for it in placed.verdicts} == {
         "small": (None, "it has no GPU"),
         "fast": (8500 / 4000 * 1.0 / 2, "8500/4000 MB x 1 / (1 + 1)"),

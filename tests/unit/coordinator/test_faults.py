@@ -15,6 +15,7 @@ from coordinator.persistence import Attachment, Moment
 from coordinator.tracked_job import TrackedJob
 from database.engine import Database
 from database.jobs import Jobs
+from muster.cluster.description import cluster_of_service
 from muster.contracts.messages import CoordinatorMessage, InjectFault
 from muster.contracts.paths import DataDir
 from muster.contracts.views import FaultView, StruckProcess
@@ -39,14 +40,16 @@ def test_a_fault_is_taken_once_and_by_no_successor(tmp_path: Path) -> None:
         asyncio.run(table.look(Moment(monotonic=0.0, wall=NOON)))
         return [it.number for it in table.tracked[job.uid].faults]
 
-    table = JobTable(database, DataDir(tmp_path), slots=2)
+    cluster = cluster_of_service(None, "n-0123456789ab", slots=2)
+    table = JobTable(database, DataDir(tmp_path), cluster=cluster, node="n-0123456789ab")
     assert look(table) == []
     for _ in range(2):
         jobs.request_fault(job, FAULT)
     assert look(table) == [1, 2]
     jobs.set_pause(job.job_id, paused=True)
     assert look(table) == [1, 2]
-    assert look(JobTable(database, DataDir(tmp_path), slots=2)) == []
+    successor = JobTable(database, DataDir(tmp_path), cluster=cluster, node="n-0123456789ab")
+    assert look(successor) == []
     database.close()
 
 
@@ -81,7 +84,7 @@ def test_an_event_tells_whether_a_fault_was_passed_on(
     )
     job.faults = [FAULT]
     agents = Agents(is_connected)
-    executor = Executor(cast("AgentLifecycle", None))
+    executor = Executor(cast("AgentLifecycle", None), addresses={})
     executor.attach(cast("AgentServer", agents))
     for _ in range(2):
         executor.inject_faults(job)

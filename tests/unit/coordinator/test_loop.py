@@ -111,6 +111,7 @@ class Stage:
             writer=self.writer,
             jobs=self.table,
             lifecycle=self.lifecycle,
+            addresses={},
             clock=clock,
             database_wait_seconds=database_wait_seconds,
         )

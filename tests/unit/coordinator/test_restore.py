@@ -158,7 +158,9 @@ def test_a_row_holds_process_and_heartbeat() -> None:
     rows = rows_of(story.job, story.now)
     assert rows.job.status is JobStatus.RUNNING
     (worker,) = rows.ranks
-    assert worker.process == ProcessRecord(pid=4711, start_ticks=99, boot_id="boot", node="node")
+    assert worker.process == ProcessRecord(
+        pid=4711, start_ticks=99, boot_id="boot", node="node", pid_namespace=1
+    )
     assert worker.last_heartbeat_at == NOON - timedelta(seconds=3)
     story.dies(0)
     (worker,) = rows_of(story.job, story.now).ranks
@@ -232,7 +234,8 @@ def test_a_successor_places_a_rank_where_a_host_asked_for_it() -> None:
     story = Story.training(world_size=2, max_workers=3, hosts=("a", "b", "c", "d"))
     story.is_joined_by("d")
     now = Moment(monotonic=5.0, wall=NOON)
-    job = snapshot_of(rows_of(story.job, 1.0), now, hosts=story.job.hosts, agents={"a", "b"})
+    hosts = story.job.hosts
+    job = snapshot_of(rows_of(story.job, 1.0), now, hosts=hosts, node="a", agents={"a", "b"})
     after = Story(job, now=5.0)
     after.plans()
     assert [rank.host for rank in after.job.ranks] == ["a", "b", "d"]

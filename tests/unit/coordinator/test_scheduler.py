@@ -3,16 +3,16 @@
 import asyncio
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from coordinator.decide.actions import ActionTaken, AgentWaits, StartAgent
+from coordinator.decide.actions import ActionTaken, AgentWaits, PlaceRank, StartAgent
 from coordinator.decide.fold import fold
-from coordinator.decide.placement import place_on_scheduler
+from coordinator.decide.placement import place
 from coordinator.decide.state import AgentSnapshot, JobSnapshot, new_rank
 from coordinator.launchers.launcher import NotStarted
 from coordinator.launchers.scheduler import (
@@ -23,13 +23,16 @@ from coordinator.launchers.scheduler import (
     SchedulerProbe,
     SchedulerUnavailable,
 )
-from coordinator.launchers.slurm import Slurm, parse_jobs, sbatch_words, script
+from coordinator.launchers.slurm import Slurm, parse_jobs
 from database.records import Job
+from muster.cluster.description import cluster_of_service
+from muster.cluster.requests import sbatch_script, sbatch_words
 from muster.contracts.attach import JoinOrder
 from muster.contracts.engine import agent_job_name
 from muster.contracts.job import JobId, JobStatus, JobUid
 from muster.contracts.messages import AgentAssignment, CoordinatorAddress
 from muster.contracts.spec import JobSpec
+from muster.host.processes import module_command
 from tests.support.database_samples import NOON
 
 SPEC = JobSpec(
@@ -57,7 +60,7 @@ ASSIGNMENT = AgentAssignment(
 
 
 def test_the_order_is_in_the_script_and_on_no_command_line() -> None:
-    first, command, content, end = script(ORDER).splitlines()
+    first, command, content, end = sbatch_script(ORDER, module_command("worker.join")).splitlines()
     assert (first, end) == ("#!/bin/sh", "ORDER")
     assert "secret" not in command
     assert shlex.split(command)[-2:] == ["worker.join", "<<ORDER"]
@@ -111,15 +114,19 @@ def snapshot(spec: JobSpec = SPEC) -> JobSnapshot:
     )
 
 
+def places(job: JobSnapshot) -> Iterator[PlaceRank]:
+    return place(job, [], cluster_of_service(None, "n-0123456789ab", 1), {}, 0.0)
+
+
 def test_hosts_are_filled_one_after_the_other() -> None:
-    placed = [(it.rank, it.host) for it in place_on_scheduler(snapshot(), 0.0)]
+    placed = [(it.rank, it.host) for it in places(snapshot())]
     hosts = ["slurm-1", "slurm-1", "slurm-2", "slurm-2", "slurm-3"]
     assert placed == [*enumerate(hosts)]
 
 
 def test_an_agent_in_a_queue_is_neither_late_nor_lost() -> None:
     job = snapshot()
-    job = fold(job, ActionTaken(action=next(place_on_scheduler(job, 0.0))), 0.0)
+    job = fold(job, ActionTaken(action=next(places(job))), 0.0)
     job = fold(job, ActionTaken(action=StartAgent(host="slurm-1")), 0.0)
     waits = AgentWaits(host="slurm-1", generation=1, message="in a queue")
     agent = fold(job, waits, 900.0).agents["slurm-1"]

@@ -51,6 +51,7 @@ class Wire:
         """Return the link of an agent that was given these addresses, or the address file."""
         assignment = AgentAssignment(
             job_uid=HELLO.job_uid,
+            host=HELLO.host,
             generation=HELLO.generation,
             token=HELLO.token,
             job_root="",

@@ -91,7 +91,7 @@ def table() -> Iterator[Table]:
 
 @pytest.fixture
 def publisher(table: Table) -> Iterator[GroupPublisher]:
-    publisher = GroupPublisher(table)
+    publisher = GroupPublisher(table, LOCAL_HOST)
     yield publisher
     # A group without recipients makes it close the memory of the last one.
     table.running = []
