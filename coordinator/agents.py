@@ -70,7 +70,7 @@ class Listener(LogListener, Protocol):
     ) -> AbstractAsyncContextManager[LaunchAgent | OrderFailed]:
         """Answer the parent of an agent that a scheduler has started, until it is done with it."""
 
-    def checkpoint_directories(self, hello: StoreHello) -> JobDirectories | None:
+    def checkpoint_directories(self, claim: AgentClaim) -> JobDirectories | None:
         """Return where the job of a storage process saves; None if it was not started for it."""
 
     def is_expected(self, hello: AgentHello) -> bool:
@@ -170,18 +170,20 @@ class AgentServer:
         said = decode_first_frame(payload)
         if isinstance(said, AgentVersion):
             await self._converse(said, payload, link)
-        elif not link.session.is_sealed:
+            return
+        if not link.session.is_sealed:
             raise WireError("a process of another host has proved nothing")
-        elif isinstance(said, LogHello):
-            await self._receive_logs(said, link)
+        claim = decode_agent_claim(link.session.claim)
+        if isinstance(said, LogHello):
+            await self._receive_logs(said, claim, link)
         elif isinstance(said, StoreHello):
-            self._receive_checkpoints(said, link)
+            self._receive_checkpoints(claim, link)
         else:
             await self._let_join(said, link)
 
-    async def _receive_logs(self, hello: LogHello, link: ServedLink) -> None:
-        key, task = (JobUid(hello.job_uid), hello.host), asyncio.current_task()
-        if self._listener.log_home(hello) is None or task is None:
+    async def _receive_logs(self, hello: LogHello, claim: AgentClaim, link: ServedLink) -> None:
+        key, task = (JobUid(claim.job_uid), claim.host), asyncio.current_task()
+        if self._listener.log_home(claim) is None or task is None:
             return
         if key in self._senders:  # its connection is broken, or its process was killed
             self._senders[key][0].cancel()
@@ -191,20 +193,21 @@ class AgentServer:
             link.send(encode(message))
 
         try:
-            await receive_logs(hello, self._listener, self._disk, link.receive_one, send)
+            listener, disk = self._listener, self._disk
+            await receive_logs(hello, claim, listener, disk, link.receive_one, send)
         except LINK_ERRORS as error:
-            words = f"the logs of job {hello.job_uid} on {hello.host} do not come: {error}"
+            words = f"the logs of job {claim.job_uid} on {claim.host} do not come: {error}"
             _LOG.warning(words, action="logs_missing")
         finally:
             if self._senders.get(key) == (task, link):
                 del self._senders[key]
 
-    def _receive_checkpoints(self, hello: StoreHello, link: ServedLink) -> None:
+    def _receive_checkpoints(self, claim: AgentClaim, link: ServedLink) -> None:
         """Hand a connection, on which nothing more has come yet, to a thread of its own."""
-        directories = self._listener.checkpoint_directories(hello)
+        directories = self._listener.checkpoint_directories(claim)
         if directories is None:
             return
-        receiver = CheckpointReceiver(link.detach(), directories, hello.host, self._claims)
+        receiver = CheckpointReceiver(link.detach(), directories, claim.host, self._claims)
         self._receivers = [it for it in self._receivers if it.is_alive()] + [receiver]
         receiver.start()
 

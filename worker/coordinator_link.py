@@ -19,6 +19,9 @@ from muster.contracts.messages import (
     AgentMessage,
     CoordinatorAddress,
     CoordinatorMessage,
+    JoinRequest,
+    LogHello,
+    StoreHello,
 )
 from muster.contracts.token import sha256_of
 from muster.contracts.wire import decode_coordinator_message, encode
@@ -129,11 +132,17 @@ class CoordinatorLink:
 class HomeLink(BlockingLink):
     """A link of a thread, for as long as no other coordinator takes over."""
 
-    def __init__(self, own: AgentAssignment | JoinOrder, address: CoordinatorAddress) -> None:
-        """Connect. Raises OSError and `AuthenticationFailed`."""
+    def __init__(
+        self,
+        own: AgentAssignment | JoinOrder,
+        address: CoordinatorAddress,
+        hello: LogHello | StoreHello | JoinRequest,
+    ) -> None:
+        """Connect, and say `hello`. Raises OSError and `AuthenticationFailed`."""
         place = address.host, address.port
-        channel = socket.create_connection(place, SEND_TIMEOUT_SECONDS)
-        super().__init__(channel, Caller(_identity(own)))
+        session = Caller(_identity(own))
+        session.send(encode(hello))
+        super().__init__(socket.create_connection(place, SEND_TIMEOUT_SECONDS), session)
         self._address = address
         self._file: Path | None = None
         if isinstance(own, AgentAssignment) and not own.coordinators:

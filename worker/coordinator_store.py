@@ -60,13 +60,8 @@ class CoordinatorLine:
         """Connect unless that is done. Raises OSError, `WireError`, `AuthenticationFailed`."""
         if self._line is not None:
             return
-        own, address = self._own, self.reconnect.next_address()
-        line = HomeLink(own, address)
+        line = HomeLink(self._own, self.reconnect.next_address(), StoreHello())
         try:
-            hello = StoreHello(
-                job_uid=own.job_uid, host=own.host, generation=own.generation, token=own.token
-            )
-            line.send(encode(hello))
             decode_store_answer(line.receive())  # it listens
         except BaseException:
             line.close()

@@ -30,7 +30,6 @@ from muster.contracts.interpreter import PROTOCOL
 from muster.contracts.job import JobUid
 from muster.contracts.messages import NONCE_BYTES, AgentAssignment, JoinRequest
 from muster.contracts.paths import JobFiles
-from muster.contracts.wire import encode
 from muster.host.limits import ShellLimits
 from muster.host.processes import adopt_orphans
 from muster.links.reconnect import LINK_ERRORS, Reconnect
@@ -85,8 +84,7 @@ def ask(order: JoinOrder) -> LaunchAgent | JoinExit:
     for _ in attempts:
         address = attempts.next_address()
         try:
-            with closing(HomeLink(order, address)) as link:
-                link.send(encode(request))
+            with closing(HomeLink(order, address, request)) as link:
                 answer = _DECODER.decode(link.receive())
                 if isinstance(answer, OrderFailed):
                     print_stderr(answer.message)

@@ -53,15 +53,8 @@ class Channel:
         self.is_asked_to_drain = False
         self._unkept_bytes = 0
         owner = JobFiles(Path(own.job_root)).owner.stat()
-        self._link = HomeLink(own, address)
-        hello = LogHello(
-            job_uid=own.job_uid,
-            host=own.host,
-            generation=own.generation,
-            token=own.token,
-            directory=(owner.st_ino, owner.st_mtime_ns),
-        )
-        self._link.send(encode(hello))
+        hello = LogHello(directory=(owner.st_ino, owner.st_mtime_ns))
+        self._link = HomeLink(own, address, hello)
 
     def sizes_at_home(self) -> dict[tuple[LogName, Kind], int]:
         """Return what the coordinator says first."""

@@ -273,9 +273,11 @@ class AgentHello(_Message, frozen=True, tag="agent_hello"):
         return self.machine, self.boot_id
 
 
-class _FirstFrame(msgspec.Struct, frozen=True, kw_only=True, tag_field="is"):
+class _Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="is"):
     """Readable by every version: fields that it does not know are ignored."""
 
+
+class _FirstFrame(_Hello, frozen=True, kw_only=True):
     job_uid: str
     host: str = ""
 
@@ -313,23 +315,18 @@ class JoinRequest(_FirstFrame, frozen=True, tag="join_request"):
     protocol: int = 0  # every process says its own
 
 
-class LogHello(_FirstFrame, frozen=True, tag="log_hello"):
-    """First sealed frame of the process that sends home the logs of a host's ranks.
+class LogHello(_Hello, frozen=True, tag="log_hello"):
+    """First payload of the process that sends home the logs of a host's ranks.
 
     The rest of the conversation is in `muster.contracts.log_parts`.
     """
 
-    generation: int
-    token: str
     directory: tuple[int, int]
     """Inode and time of the job's `uid` file, by which a disk is noticed that both hosts share."""
 
 
-class StoreHello(_FirstFrame, frozen=True, tag="store_hello"):
-    """First sealed frame of a storage process that sends checkpoints (`StoreCall`)."""
-
-    generation: int
-    token: str
+class StoreHello(_Hello, frozen=True, tag="store_hello"):
+    """First payload of a storage process that sends checkpoints (`StoreCall`)."""
 
 
 class RankSpawned(_Message, frozen=True, tag="rank_spawned"):

@@ -25,7 +25,6 @@ from muster.contracts.messages import (
     CoordinatorMessage,
     Dismiss,
     Hello,
-    LogHello,
     RankSaid,
     TerminateRank,
     Welcome,
@@ -62,16 +61,16 @@ class Notebook:
     def is_expected(self, hello: AgentHello) -> bool:
         return self.token_sha256(hello) == sha256_of(hello.token)
 
-    def log_home(self, _hello: LogHello) -> None:
+    def log_home(self, _claim: AgentClaim) -> None:
         return None
 
-    def may_send(self, _hello: LogHello, _name: LogName) -> bool:
+    def may_send(self, _claim: AgentClaim, _name: LogName) -> bool:
         return False
 
     def is_draining(self, _uid: JobUid, _host: str) -> bool:
         return False
 
-    def on_drained(self, _hello: LogHello, _message: LogsDrained) -> None: ...
+    def on_drained(self, _claim: AgentClaim, _message: LogsDrained) -> None: ...
 
     def on_refused(self, uid: JobUid, why: str) -> None:
         self.entries.put_nowait((uid, why))

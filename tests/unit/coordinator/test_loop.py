@@ -23,7 +23,6 @@ from muster.contracts.messages import (
     AgentClaim,
     AgentHeartbeat,
     AgentHello,
-    LogHello,
     RankSaid,
     Warned,
 )
@@ -163,18 +162,12 @@ def test_a_host_sends_only_logs_of_what_it_may_have_run() -> None:
     story = Story.running(world_size=3, hosts=("a", "b", "c"))
     story.dies(2).plans()
     stage = Stage(story.job)
-    hello = LogHello(
-        job_uid=story.job.uid,
-        host="b",
-        generation=1,
-        token="",
-        directory=(0, 0),
-    )
+    claim = AgentClaim(job_uid=story.job.uid, host="b", generation=1)
     allowed = {
         (rank, attempt)
         for rank in range(5)
         for attempt in range(3)
-        if stage.loop.may_send(hello, LogName(rank, attempt))
+        if stage.loop.may_send(claim, LogName(rank, attempt))
     }
     assert allowed == {(1, 0), (2, 0)}, "of a rank elsewhere only attempts that have ended"
 
