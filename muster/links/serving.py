@@ -83,7 +83,7 @@ class LinkServer:
         serve: Callable[[ServedLink, bytes], Work],
         warn: Callable[[str], None],
     ) -> None:
-        """`begin` is told whether any process may be at the other end, or only our user's.
+        """`begin` gets whether any process may be at the other end, or only our user's.
 
         `serve` gets the first payload, and may raise what a link raises.
         """

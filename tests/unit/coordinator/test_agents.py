@@ -249,6 +249,7 @@ def test_a_dismissed_agent_that_stays_is_disconnected(monkeypatch: pytest.Monkey
         frame(first_words(msgspec.structs.replace(CLAIM, generation=2))),
         frame(first_words()[:20]),
     ],
+    ids=["http", "junk", "news", "length", "too long", "other job", "other agent", "cut short"],
 )
 def test_a_peer_without_a_hello_is_disconnected(words: bytes) -> None:
     async def story(stage: Stage) -> None:
@@ -375,7 +376,11 @@ def test_what_ssh_forwards_has_to_be_sealed() -> None:
     asyncio.run(told())
 
 
-@pytest.mark.parametrize("proof", [bytes(32), b"", encode(HELLO), first_words()])
+@pytest.mark.parametrize(
+    "proof",
+    [bytes(32), b"", encode(HELLO), first_words()],
+    ids=["zeros", "nothing", "hello", "reflected"],
+)
 def test_a_sealed_agent_without_the_token_is_disconnected(proof: bytes) -> None:
     async def story(stage: Stage) -> None:
         async with stage.peer() as agent:
