@@ -52,22 +52,19 @@ class CoordinatorLine:
     def __init__(self, own: AgentAssignment) -> None:
         self._own: Final = own
         self.reconnect: Final = Reconnect(coordinator_addresses(own), RETRY_SECONDS, REACH_SECONDS)
-        self._line: HomeLink | None = None
-        self.number: int = 0
-        """Counts the connections. What a store has claimed holds for one."""
+        self.link: HomeLink | None = None
+        """What a store has claimed holds for this one."""
 
     def connect(self) -> None:
         """Connect unless that is done. Raises OSError, `WireError`, `AuthenticationFailed`."""
-        if self._line is not None:
+        if self.link is not None:
             return
-        line = HomeLink(self._own, self.reconnect.next_address(), StoreHello())
+        self.link = HomeLink(self._own, self.reconnect.next_address(), StoreHello())
         try:
-            decode_store_answer(line.receive())  # it listens
+            decode_store_answer(self.link.receive())  # it listens
         except BaseException:
-            line.close()
+            self.close()
             raise
-        self._line = line
-        self.number += 1
 
     def exchange(
         self, call: StoreCall, warn: Callable[[str], None], *content: Iterable[memoryview]
@@ -76,17 +73,17 @@ class CoordinatorLine:
 
         Raises the error that the other end has met, or that of the connection, which is closed.
         """
-        assert self._line is not None  # noqa: S101  it is connected
+        assert self.link is not None  # noqa: S101  it is connected
         found = bytearray()
         try:
-            self._line.send(encode(call))
+            self.link.send(encode(call))
             for buffer in chain(*content):
                 for start in range(0, len(buffer), CHUNK_BYTES):
-                    self._line.send(buffer[start : start + CHUNK_BYTES])
-            while isinstance(answer := decode_store_answer(self._line.receive()), StorageWarned):
+                    self.link.send(buffer[start : start + CHUNK_BYTES])
+            while isinstance(answer := decode_store_answer(self.link.receive()), StorageWarned):
                 warn(answer.message)
             while isinstance(answer, StoreAnswer) and len(found) < answer.size_bytes:
-                found += self._line.receive()
+                found += self.link.receive()
         except BaseException:  # in the middle of a call: nothing can follow
             self.close()
             raise
@@ -94,14 +91,10 @@ class CoordinatorLine:
             raise error_of(answer)
         return answer, found
 
-    @property
-    def is_connected(self) -> bool:
-        return self._line is not None
-
     def close(self) -> None:
-        if self._line is not None:
-            self._line.close()
-            self._line = None
+        if self.link is not None:
+            self.link.close()
+            self.link = None
 
 
 class CoordinatorStore:
@@ -113,7 +106,7 @@ class CoordinatorStore:
         self._line: Final = line
         self._warn: Final = warn
         self._claim: StoreCall | None = None
-        self._claimed_on = 0  # the number of the connection
+        self._claimed_on: HomeLink | None = None
 
     def latest(self) -> CheckpointName | None:
         return next(iter(self._names("latest")), None)
@@ -138,7 +131,7 @@ class CoordinatorStore:
         answer, _ = self._call(call)
         (claimed,) = answer.numbers
         self._claim = msgspec.structs.replace(call, generation=claimed)
-        self._claimed_on = self._line.number
+        self._claimed_on = self._line.link
         return claimed
 
     def commit(self, unsigned: Manifest, packed: Packed) -> tuple[CheckpointName, Manifest]:
@@ -161,7 +154,7 @@ class CoordinatorStore:
 
     def close(self) -> None:
         self._claim = None
-        if self._line.is_connected:  # otherwise the other end has closed the store
+        if self._line.link is not None:  # otherwise the other end has closed the store
             with suppress(*LINK_ERRORS, CheckpointError):
                 self._line.exchange(self._to("close"), self._warn)
 
@@ -182,9 +175,9 @@ class CoordinatorStore:
             try:
                 self._line.connect()
                 was_connected = True
-                if self._claim is not None and self._claimed_on != self._line.number:
+                if self._claim is not None and self._claimed_on is not self._line.link:
                     self._line.exchange(self._claim, self._warn)
-                    self._claimed_on = self._line.number
+                    self._claimed_on = self._line.link
                 return self._line.exchange(call, self._warn, *content)
             except LINK_ERRORS as error:
                 attempts.failed(error)
