@@ -31,13 +31,13 @@ from muster.datasets.sources import open_source
 from muster.runtime.fingerprint import fingerprint
 from muster.training.batches import BatchLoader, decoder_of
 from muster.training.blocks import BlockComputer, BusyFlag, LeafRng
-from muster.training.group import Group, SharedMemoryGroupFactory
-from muster.training.group_updates import GroupUpdate
+from muster.training.groups.group import Group, SharedMemoryGroupFactory
+from muster.training.groups.state_sync import Committed, Replica
+from muster.training.groups.updates import GroupUpdate
 from muster.training.replay import Replay
 from muster.training.schedule import Schedule
 from muster.training.schema import Leaf
 from muster.training.start import keep_freed_memory
-from muster.training.state_sync import Committed, Replica
 from muster.training.trainer import Trainer
 
 VIRTUAL_SHARDS = 32

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec.structs import asdict
 
-from coordinator.agent_lifecycle import AgentLifecycle
+from coordinator.agents.lifecycle import AgentLifecycle
 from coordinator.decide import actions, placement
 from coordinator.decide.actions import SetStatus
 from coordinator.decide.plan import plan

@@ -18,10 +18,10 @@ from typing import Final
 
 import structlog
 
-from coordinator.agent_lifecycle import AgentLifecycle
-from coordinator.agent_requests import Executor
-from coordinator.agents import AgentServer
-from coordinator.checkpoint_receiver import JobDirectories
+from coordinator.agents.checkpoint_receiver import JobDirectories
+from coordinator.agents.lifecycle import AgentLifecycle
+from coordinator.agents.requests import Executor
+from coordinator.agents.server import AgentServer
 from coordinator.decide.actions import (
     AgentConnected,
     AgentDisconnected,
@@ -126,7 +126,7 @@ class CoordinatorLoop:
         """Set the server that sends requests to agents; we are its listener."""
         self._executor.attach(agents)
 
-    # What agents report (coordinator.agents.Listener)
+    # What agents report (coordinator.agents.server.Listener)
 
     def token_sha256(self, claim: AgentHello | AgentClaim | JoinRequest) -> str | None:
         job = self._jobs.tracked.get(JobUid(claim.job_uid))
@@ -198,7 +198,7 @@ class CoordinatorLoop:
         earlier = None if spec.earlier is None else place / spec.earlier.job
         return JobDirectories(own=place / job.snapshot.job_id, inherited=earlier)
 
-    # What their senders of logs need (coordinator.log_receiver.LogListener)
+    # What their senders of logs need (coordinator.agents.log_receiver.LogListener)
 
     def log_home(self, claim: AgentClaim) -> JobFiles | None:
         return self._jobs.files(JobUid(claim.job_uid)) if self.token_sha256(claim) else None

@@ -18,8 +18,8 @@ from typing import Final
 
 import structlog
 
-from coordinator.agent_lifecycle import AgentLifecycle
-from coordinator.agents import AgentServer
+from coordinator.agents.lifecycle import AgentLifecycle
+from coordinator.agents.server import AgentServer
 from coordinator.host_probes import HostProbes, Prober
 from coordinator.jobs import JobTable, wait_for_database
 from coordinator.launchers.kubernetes import Kubernetes

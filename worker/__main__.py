@@ -18,7 +18,7 @@ from muster.host.containment import contain_self
 from muster.host.processes import module_command
 from muster.runtime.agent_client import AgentClient, AgentSocket
 from muster.runtime.stderr_messages import print_stderr
-from worker.start import is_command_error
+from worker.ranks.start import is_command_error
 
 NOT_FOUND: Final = 127
 NOT_EXECUTABLE: Final = 126

@@ -51,11 +51,11 @@ from muster.host.limits import ShellLimits
 from muster.host.processes import adopt_orphans, boot_id, follow_parent, machine_id, send_signal
 from muster.host.trace import stamp
 from muster.runtime.stderr_messages import print_stderr
-from worker.containment import kill_descendants, kill_leftovers
-from worker.coordinator_link import CoordinatorLink
+from worker.coordinator.link import CoordinatorLink
 from worker.helpers import helper_process, helper_tag
-from worker.ranks import GroupPublisher, RankTable
-from worker.start import ExecStarter, PreforkStarter, RankSecrets, Starter
+from worker.ranks.containment import kill_descendants, kill_leftovers
+from worker.ranks.ranks import GroupPublisher, RankTable
+from worker.ranks.start import ExecStarter, PreforkStarter, RankSecrets, Starter
 
 ADDRESS_CHECK_SECONDS: Final = 1.0
 """How often the coordinator's address is read while connected."""

@@ -213,7 +213,7 @@ def _job_directories(data: DataDir) -> dict[str, JobFiles]:
 def _send_logs(order: FetchLogs) -> None:
     """Send what is left of an ended job's logs; remove its directory once they are kept."""
     # Other orders need no connection of an agent, whose modules take long to load.
-    from worker.log_sender import LogPasses  # noqa: PLC0415
+    from worker.coordinator.log_sender import LogPasses  # noqa: PLC0415
 
     files = _files(order)
     if tagged_processes(f"{order.job_uid}/"):

@@ -37,10 +37,10 @@ from muster.runtime.agent_process import start_agent
 from muster.runtime.archive import claim_directory
 from muster.runtime.stderr_messages import print_stderr
 from worker.attach import with_checkpoints
-from worker.containment import kill_descendants
-from worker.coordinator_link import HomeLink
+from worker.coordinator.link import HomeLink
+from worker.coordinator.log_sender import send_logs
 from worker.helpers import SENDER_GRACE_SECONDS
-from worker.log_sender import send_logs
+from worker.ranks.containment import kill_descendants
 
 ROUTE_SECONDS: Final = 120.0  # for the way home, which a coordinator's successor may have to open
 RETRY_SECONDS: Final = 0.5

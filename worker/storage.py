@@ -53,9 +53,9 @@ from muster.datasets.sources.s3 import S3Source
 from muster.host.peers import peer_of, short_socket_path
 from muster.runtime.redaction import Redaction
 from muster.runtime.stderr_messages import print_stderr
-from worker.coordinator_store import CoordinatorLine, CoordinatorStore
+from worker.coordinator.log_sender import send_logs
+from worker.coordinator.store import CoordinatorLine, CoordinatorStore
 from worker.helpers import SENDER_GRACE_SECONDS
-from worker.log_sender import send_logs
 
 BACKLOG: Final = 4096  # all ranks of a job may connect at once
 CHECK_SECONDS: Final = 0.5

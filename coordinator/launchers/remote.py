@@ -13,10 +13,10 @@ from typing import Final
 import structlog
 from msgspec.structs import replace
 
+from coordinator.agents.log_receiver import HomeLogs
 from coordinator.launchers.launcher import AgentProcess, AgentValues, NotStarted
 from coordinator.launchers.line import Line
 from coordinator.launchers.ssh import SocketDirectory, SshMaster
-from coordinator.log_receiver import HomeLogs
 from muster.cluster.description import ClusterNode
 from muster.cluster.requests import forwarded
 from muster.contracts.attach import (

@@ -39,7 +39,7 @@ from muster.torch.run import Run, join
 from muster.torch.sampler import sampler
 
 if TYPE_CHECKING:
-    from muster.torch.backend import TorchBackend as TorchBackend
+    from muster.torch.distributed.backend import TorchBackend as TorchBackend
 
 __all__ = ["Run", "TorchBackend", "join", "sampler"]
 
@@ -47,13 +47,13 @@ __all__ = ["Run", "TorchBackend", "join", "sampler"]
 def __getattr__(name: str) -> Any:  # noqa: ANN401  a module attribute can be anything
     if name != "TorchBackend":
         raise AttributeError(f"module 'muster.torch' has no attribute {name!r}")
-    from muster.torch.backend import TorchBackend  # noqa: PLC0415  few scripts need it
+    from muster.torch.distributed.backend import TorchBackend  # noqa: PLC0415  few scripts need it
 
     return TorchBackend
 
 
 def _create_group(options: Any, more: Any) -> Any:  # noqa: ANN401  torch's
-    from muster.torch.process_group import MusterProcessGroup  # noqa: PLC0415  few scripts need it
+    from muster.torch.distributed.process_group import MusterProcessGroup  # noqa: PLC0415  few scripts need it
 
     return MusterProcessGroup.create(options, more)
 

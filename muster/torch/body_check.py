@@ -22,10 +22,10 @@ from muster.program import Contribution, InvalidProgram, ProgramRaised, State
 from muster.torch.fingerprint import add_to_digest
 from muster.training.blocks import Checks, Computer, LeafTask, Tasks
 from muster.training.checkpointer import Witness
-from muster.training.group import gather_values
+from muster.training.groups.group import gather_values
+from muster.training.groups.state_sync import Replica
 from muster.training.reporter import Reporter
 from muster.training.schema import Leaf
-from muster.training.state_sync import Replica
 
 USED: Final = "used"
 """The part of a contribution that counts, for each parameter, the shards that used it."""

@@ -33,9 +33,9 @@ from muster.torch.refusals import (
 from muster.torch.shards import ShardLoader, set_generators
 from muster.torch.state import TrainingState
 from muster.training.blocks import BusyFlag, Computer, LeafTask
+from muster.training.groups.state_sync import Replica
 from muster.training.schedule import Schedule
 from muster.training.schema import GradientSchema, Part
-from muster.training.state_sync import Replica
 
 _FLOAT_BYTES: Final = 4
 

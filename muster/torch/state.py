@@ -38,7 +38,7 @@ from muster.torch.refusals import (
 )
 from muster.torch.shards import Generator
 from muster.torch.tensors import array_of, plain_option, put_option, slots_of, tensor_of
-from muster.training.state_sync import InPlaceReplica
+from muster.training.groups.state_sync import InPlaceReplica
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 

@@ -33,7 +33,7 @@ from muster.training.schedule import Schedule
 from muster.training.schema import GradientSchema, Leaf, StateSchema, read_only
 
 if TYPE_CHECKING:
-    from muster.training.state_sync import Replica
+    from muster.training.groups.state_sync import Replica
 
 Arrays: TypeAlias = Sequence[Vector]
 

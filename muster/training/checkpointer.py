@@ -24,8 +24,8 @@ from muster.contracts.spec import ResumeFrom
 from muster.contracts.storage import OpenCheckpoints
 from muster.runtime.fingerprint import Fingerprint
 from muster.runtime.storage_client import Checkpoints, open_checkpoints
+from muster.training.groups.state_sync import Arrays, Committed, Replica
 from muster.training.schedule import Schedule
-from muster.training.state_sync import Arrays, Committed, Replica
 
 EPOCHS: Final = "muster.epochs"
 """The array, beside the program's own, of what every finished epoch consumed.

@@ -25,11 +25,11 @@ from muster.runtime.storage_client import open_data
 from muster.training import independent
 from muster.training.blocks import BlockComputer, BusyFlag
 from muster.training.classifier import Classifier
+from muster.training.groups.state_sync import Replica
 from muster.training.loader import load_program, report_program_errors
 from muster.training.reporter import Reporter
 from muster.training.schedule import Schedule
 from muster.training.start import keep_freed_memory, ready_trainer, wait_for_order
-from muster.training.state_sync import Replica
 
 
 def run() -> NoReturn:

@@ -16,7 +16,7 @@ from muster.collectives.reduction.reducer import Vector
 from muster.collectives.reduction.tree import Block, BlockAssignment, isolate
 from muster.program import InvalidProgram, State
 from muster.training.blocks import STOP_REQUESTS, Computer, Tasks
-from muster.training.group import WorkersDiverged, divergent_members, gather_values
+from muster.training.groups.group import WorkersDiverged, divergent_members, gather_values
 
 
 class Replay:

@@ -31,10 +31,10 @@ from muster.runtime.heartbeat import Supervision
 from muster.runtime.stderr_messages import LastMessage, print_stdout
 from muster.training.blocks import BusyFlag
 from muster.training.checkpointer import Checkpointer
-from muster.training.group import WorkersDiverged
+from muster.training.groups.group import WorkersDiverged
+from muster.training.groups.state_sync import Arrays, Committed, Replica
 from muster.training.schedule import Schedule
 from muster.training.schema import Means
-from muster.training.state_sync import Arrays, Committed, Replica
 from muster.training.trainer import Outcome
 
 PROGRESS_SECONDS: Final = 1.0

@@ -8,7 +8,7 @@ from muster.contracts.shards import HASH_MODULUS, Position
 from muster.contracts.spec import CheckpointEvery
 from muster.datasets.index import Totals
 from muster.datasets.order import steps_per_epoch
-from muster.training.state_sync import Committed
+from muster.training.groups.state_sync import Committed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

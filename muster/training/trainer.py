@@ -22,18 +22,18 @@ from muster.host.trace import stamp
 from muster.runtime.fingerprint import ANY_BITS, Fingerprint
 from muster.runtime.save_timer import SaveTimer
 from muster.training.blocks import STOP_REQUESTS, Computer, Tasks
-from muster.training.group import PEER_TIMEOUT_SECONDS, Group, GroupFactory, WorkersDiverged
-from muster.training.group_updates import GroupChanged, GroupUpdate, GroupUpdates, StopRequested
-from muster.training.replay import Replay
-from muster.training.sample_count import decode_sample_count
-from muster.training.schema import Leaf, Means
-from muster.training.state_sync import (
+from muster.training.groups.group import PEER_TIMEOUT_SECONDS, Group, GroupFactory, WorkersDiverged
+from muster.training.groups.state_sync import (
     Committed,
     Replica,
     compare_states,
     sync_state,
     take_first_state,
 )
+from muster.training.groups.updates import GroupChanged, GroupUpdate, GroupUpdates, StopRequested
+from muster.training.replay import Replay
+from muster.training.sample_count import decode_sample_count
+from muster.training.schema import Leaf, Means
 
 
 class Outcome(Enum):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.agents import AgentServer
-from coordinator.checkpoint_receiver import JobDirectories
+from coordinator.agents.checkpoint_receiver import JobDirectories
+from coordinator.agents.server import AgentServer
 from muster.contracts.job import JobUid
 from muster.contracts.log_parts import LogsDrained
 from muster.contracts.messages import (

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from muster.contracts.messages import AdoptedRank, AgentAssignment, RankSaid, Warned
-from worker.start import RankSecrets
+from worker.ranks.start import RankSecrets
 
 VALUE = "correct horse battery staple"
 """Of the secret that a test keeps."""

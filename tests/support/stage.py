@@ -22,8 +22,9 @@ from muster.datasets.sources import open_source
 from muster.program import Batch, Contribution, State
 from muster.runtime.fingerprint import fingerprint
 from muster.training.blocks import BlockComputer, BusyFlag
-from muster.training.group import Group, WorkersDiverged, group_rank_of
-from muster.training.group_updates import (
+from muster.training.groups.group import Group, WorkersDiverged, group_rank_of
+from muster.training.groups.state_sync import Committed, Replica
+from muster.training.groups.updates import (
     NO_GROUP,
     GroupChanged,
     GroupUpdate,
@@ -33,7 +34,6 @@ from muster.training.group_updates import (
 from muster.training.replay import Replay
 from muster.training.schedule import Schedule
 from muster.training.schema import Means
-from muster.training.state_sync import Committed, Replica
 from muster.training.trainer import Outcome, Trainer
 
 FEATURES = 5

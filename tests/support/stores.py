@@ -15,8 +15,8 @@ from typing import Final, cast
 import msgspec
 from xxhash import xxh3_64_hexdigest
 
-from coordinator.agents import AgentServer, Listener
-from coordinator.checkpoint_receiver import JobDirectories
+from coordinator.agents.checkpoint_receiver import JobDirectories
+from coordinator.agents.server import AgentServer, Listener
 from muster.checkpoints.errors import CheckpointDamaged, StaleGeneration
 from muster.checkpoints.format import Packed
 from muster.checkpoints.local_store import LocalStore
@@ -39,7 +39,7 @@ from muster.contracts.paths import rank_of_checkpoints, rank_place
 from muster.contracts.token import sha256_of
 from muster.objects.client import S3Client
 from tests.support.s3_server import bare_client, new_bucket, shared_store
-from worker.coordinator_store import CoordinatorLine, CoordinatorStore
+from worker.coordinator.store import CoordinatorLine, CoordinatorStore
 
 
 @dataclass(slots=True)

@@ -17,8 +17,8 @@ from muster.contracts.paths import JobFiles
 from muster.contracts.wire import encode
 from muster.host.containment import set_tag_limit
 from tests.support.secret_rank import assignment
-from worker.ranks import RankTable
-from worker.start import RankSecrets
+from worker.ranks.ranks import RankTable
+from worker.ranks.start import RankSecrets
 
 PATIENCE_SECONDS = 10.0
 SAY_HELLO = f"import os; os.write(CHANNEL, {encode(Hello())!r}); "

@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 import muster.torch
 from muster.collectives import all_gather, all_reduce
 from muster.collectives.errors import ChannelClosed, SizeMismatch, Timeout
-from muster.torch.connect import connect
-from muster.torch.process_group import MusterProcessGroup, Options
+from muster.torch.distributed.connect import connect
+from muster.torch.distributed.process_group import MusterProcessGroup, Options
 
 PATIENCE_SECONDS = 60.0
 """A rank that says nothing for this long hangs."""

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator.agent_lifecycle import AgentLifecycle
+from coordinator.agents.lifecycle import AgentLifecycle
 from coordinator.launchers import remote
 from coordinator.launchers.launcher import NotStarted
 from coordinator.launchers.remote import CommandLauncher, CommandLaunchers
@@ -38,7 +38,7 @@ from tests.support.hosts import Host, needs_hosts
 from tests.support.installation import await_value
 from tests.support.launchers import ENVIRON, Scene, agents_of, by_command, local
 from tests.support.stories import queued_job
-from worker.start import RankSecrets
+from worker.ranks.start import RankSecrets
 
 DEADLINE_SECONDS = 20.0
 

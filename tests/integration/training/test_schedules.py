@@ -20,8 +20,8 @@ from muster.collectives.reduction.tree import Block, BlockAssignment
 from muster.datasets.index import Line
 from muster.datasets.random_access import Numbers, RandomAccess
 from muster.program import Batch, Contribution, InvalidProgram, State
-from muster.training.group_updates import GroupChanged
-from muster.training.state_sync import Replica
+from muster.training.groups.state_sync import Replica
+from muster.training.groups.updates import GroupChanged
 from muster.training.trainer import Outcome
 from tests.support.installation import await_value
 from tests.support.stage import Regression, Stage, write_samples

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.checkpoint_receiver import CheckpointReceiver
+from coordinator.agents.checkpoint_receiver import CheckpointReceiver
 from muster.checkpoints.errors import CheckpointFailed, StaleGeneration
 from muster.checkpoints.format import pack
 from muster.checkpoints.local_store import LocalStore
@@ -16,7 +16,7 @@ from muster.checkpoints.store import manifest_of
 from tests.promises.test_checkpoint_store import Interrupted
 from tests.support.checkpoint_ranks import unsigned
 from tests.support.stores import coordinator
-from worker import coordinator_store
+from worker.coordinator import store as coordinator_store
 
 STATE = pack({"weights": np.arange(1 << 20)})
 

@@ -17,7 +17,7 @@ from muster.host.processes import environment_of, identify, send_signal
 from tests.support.agent_stage import Conversation, Stage, adopted
 from tests.support.gpus import install_gpus, show_use, write_nvidia_smi
 from tests.support.takeovers import FOREVER, hear_said, started, taken_over
-from worker.gpus import VramLedger
+from worker.ranks.gpus import VramLedger
 
 
 @pytest.fixture

@@ -38,9 +38,9 @@ from muster.runtime.exit_report import write_exit_record
 from tests.support.installation import await_value
 from tests.support.stories import beat, saved
 from tests.support.table_loop import RECONNECT_AND_SEND, SAY_HELLO, WAIT, TableLoop
-from worker.rank import WARNINGS_LIMIT, RankProcess
-from worker.rank_listener import PACKETS_LIMIT
-from worker.ranks import LOGS_FULL, TRUNCATED
+from worker.ranks.listener import PACKETS_LIMIT
+from worker.ranks.rank import WARNINGS_LIMIT, RankProcess
+from worker.ranks.ranks import LOGS_FULL, TRUNCATED
 
 
 def exit_of(
@@ -200,7 +200,7 @@ def test_a_program_that_truncates_its_log_causes_one_warning(loop: TableLoop) ->
 def test_logs_that_reach_their_limit_lose_their_oldest_lines(
     loop: TableLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.ranks.LOGS_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr("worker.ranks.ranks.LOGS_CHECK_SECONDS", 0.0)
     logs = [loop.files.log(0, attempt) for attempt in (0, 1)]
     write = "print(*range(1 << 17), sep='\\n', flush=True); "
     loop.start(write)
@@ -235,7 +235,7 @@ def test_an_exit_is_recorded_before_its_process_is_reaped(
         zombies.append(record.pid)
         write_exit_record(files, record)
 
-    monkeypatch.setattr("worker.exits.write_exit_record", look_and_write)
+    monkeypatch.setattr("worker.ranks.exits.write_exit_record", look_and_write)
     loop.start("raise SystemExit(3)")
     loop.run_until_empty()
     assert loop.reports[-1] == exit_of(0, 0, 3, None)
@@ -381,13 +381,13 @@ def test_an_unusable_log_can_be_retried(loop: TableLoop) -> None:
 def test_an_exit_is_reported_although_a_process_survives_sigkill(
     loop: TableLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.rank.kill_attempt", lambda _tag: False)
+    monkeypatch.setattr("worker.ranks.rank.kill_attempt", lambda _tag: False)
     loop.start("raise SystemExit(3)")
     (rank,) = loop.ranks.running
     await_value(rank.process.has_exited, lambda: "it does not exit")
     loop.ranks.settle()
     assert loop.ranks, "its containment is tried again"
-    monkeypatch.setattr("worker.ranks.CONTAINMENT_SECONDS", 0.0)
+    monkeypatch.setattr("worker.ranks.ranks.CONTAINMENT_SECONDS", 0.0)
     loop.ranks.settle()
     assert loop.reports[-1] == exit_of(0, 0, 3, None)
 

@@ -31,9 +31,9 @@ from muster.objects.client import S3Client
 from muster.runtime import storage_client
 from muster.runtime.storage_client import RemoteCheckpoints, RemoteSource
 from muster.training.blocks import BusyFlag
+from muster.training.groups.state_sync import Committed, Replica
 from muster.training.reporter import Reporter
 from muster.training.schedule import Schedule
-from muster.training.state_sync import Committed, Replica
 from tests.support.installation import await_value
 from tests.support.ranks import Ear, settings_of
 from tests.support.s3_server import new_bucket, put_files, shared_store, variables

@@ -45,7 +45,7 @@ from muster.contracts.wire import (
     decode_storage_request,
     encode,
 )
-from worker.rank import MESSAGE_LIMIT_BYTES
+from worker.ranks.rank import MESSAGE_LIMIT_BYTES
 
 Decode = Callable[[bytes], msgspec.Struct]
 

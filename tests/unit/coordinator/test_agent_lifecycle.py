@@ -12,8 +12,8 @@ from threading import Event
 import msgspec
 import pytest
 
-from coordinator import agent_lifecycle
-from coordinator.agent_lifecycle import AgentLifecycle
+from coordinator.agents import lifecycle as agent_lifecycle
+from coordinator.agents.lifecycle import AgentLifecycle
 from coordinator.decide.actions import AgentLost, DismissAgent, JobFailed, Observation
 from coordinator.decide.state.job_end import JobFailure
 from coordinator.decide.state.rank import Cause

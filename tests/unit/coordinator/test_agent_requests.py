@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.agent_requests import group_request, host_place
+from coordinator.agents.requests import group_request, host_place
 from coordinator.decide.fold_agent import place
 from coordinator.decide.state.job import GroupSnapshot, JobSnapshot
 from coordinator.decide.state.rank import Attempt, Membership

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from coordinator.agents import AgentServer
+from coordinator.agents.server import AgentServer
 from coordinator.service import keep_address_published
 from muster.contracts.interpreter import PROTOCOL, VERSION, release
 from muster.contracts.job import JobUid
@@ -227,7 +227,7 @@ def test_any_other_agent_is_dismissed(hello: AgentHello) -> None:
 
 
 def test_a_dismissed_agent_that_stays_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.agents.DISMISSAL_TIMEOUT_SECONDS", 0.0)
+    monkeypatch.setattr("coordinator.agents.server.DISMISSAL_TIMEOUT_SECONDS", 0.0)
 
     async def story(stage: Stage) -> None:
         async with stage.peer() as stranger:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.checkpoint_receiver import JobDirectories
+from coordinator.agents.checkpoint_receiver import JobDirectories
 from muster.contracts.storage import StoreCall, StoreMethod
 
 JOB = JobDirectories(own=Path("/runs/job"), inherited=Path("/runs/earlier"))

@@ -7,9 +7,9 @@ from typing import cast
 
 import pytest
 
-from coordinator.agent_lifecycle import AgentLifecycle
-from coordinator.agent_requests import Executor
-from coordinator.agents import AgentServer
+from coordinator.agents.lifecycle import AgentLifecycle
+from coordinator.agents.requests import Executor
+from coordinator.agents.server import AgentServer
 from coordinator.jobs import JobTable
 from coordinator.persistence import Attachment, Moment
 from coordinator.tracked_job import TrackedJob

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator import log_receiver
-from coordinator.log_receiver import Disk
+from coordinator.agents import log_receiver
+from coordinator.agents.log_receiver import Disk
 
 
 def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from muster.checkpoints.manifest import VALUES
 from muster.contracts.shards import Position
 from muster.program import InvalidProgram
 from muster.torch.state import TrainingState
-from muster.training.state_sync import Committed
+from muster.training.groups.state_sync import Committed
 from tests.support.checkpoint_ranks import Rank
 
 OPTIMIZERS: dict[str, Callable[[list[object]], object]] = {

@@ -24,8 +24,8 @@ from muster.contracts.shards import Position
 from muster.datasets.index import Totals
 from muster.runtime.fingerprint import Fingerprint
 from muster.training.checkpointer import Checkpointer
+from muster.training.groups.state_sync import Committed, Replica
 from muster.training.schedule import Schedule
-from muster.training.state_sync import Committed, Replica
 from tests.support.installation import newest_checkpoint
 from tests.support.ranks import settings_of
 

@@ -13,9 +13,9 @@ from muster.collectives.errors import ChannelClosed, PeerUnreachable, TransportF
 from muster.collectives.reduction.tree import Block
 from muster.contracts.environ import RankSettings
 from muster.contracts.messages import GroupMember, WorkerGroup
-from muster.training import group as group_module
-from muster.training.group import Group, GroupFactory, group_factory
-from muster.training.group_updates import GroupUpdate
+from muster.training.groups import group as group_module
+from muster.training.groups.group import Group, GroupFactory, group_factory
+from muster.training.groups.updates import GroupUpdate
 
 RANKS = 4
 ELEMENTS = 5000  # too many for a sum that every rank makes by itself

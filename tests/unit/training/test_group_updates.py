@@ -9,7 +9,7 @@ import pytest
 from muster.contracts.messages import GroupMember, WorkerGroup
 from muster.contracts.wire import encode
 from muster.runtime.agent_client import AgentSocket
-from muster.training.group_updates import (
+from muster.training.groups.updates import (
     AgentGroupUpdates,
     GroupChanged,
     SingleRankUpdates,

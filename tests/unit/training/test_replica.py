@@ -6,7 +6,7 @@ import pytest
 from muster.collectives.errors import ChannelClosed
 from muster.collectives.simulated import SimulatedBackend, run_ranks
 from muster.contracts.shards import Position
-from muster.training.state_sync import EMPTY, Committed, Replica
+from muster.training.groups.state_sync import EMPTY, Committed, Replica
 
 SHAPE = {"weights": np.zeros((2, 3), np.float32), "count": np.zeros((), np.int64)}
 

@@ -22,9 +22,9 @@ from muster.contracts.messages import (
 from muster.contracts.shards import Position
 from muster.datasets.index import Totals
 from muster.training.blocks import BusyFlag
+from muster.training.groups.state_sync import Committed, Replica
 from muster.training.reporter import EPOCHS_PER_MESSAGE, Reporter
 from muster.training.schedule import Schedule
-from muster.training.state_sync import Committed, Replica
 from muster.training.trainer import Outcome
 from tests.support.ranks import Ear, settings_of
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from muster.contracts.shards import HASH_MODULUS, Position
 from muster.contracts.spec import CheckpointEvery
 from muster.datasets.index import Totals
+from muster.training.groups.state_sync import Committed
 from muster.training.sample_count import COUNT_ELEMENTS, decode_sample_count, encode_sample_count
 from muster.training.schedule import Schedule
-from muster.training.state_sync import Committed
 
 SCHEDULE = Schedule(
     totals=Totals(lines=10, hash_sum=HASH_MODULUS - 1),

@@ -15,9 +15,9 @@ from muster.collectives.simulated import SimulatedBackend, run_ranks
 from muster.contracts.shards import Position
 from muster.datasets.index import Totals
 from muster.runtime.fingerprint import ANY_BITS, Fingerprint, fingerprint
-from muster.training import state_sync
-from muster.training.group import WorkersDiverged
-from muster.training.state_sync import (
+from muster.training.groups import state_sync
+from muster.training.groups.group import WorkersDiverged
+from muster.training.groups.state_sync import (
     UNKNOWN,
     Committed,
     InPlaceReplica,

@@ -22,7 +22,7 @@ from muster.links.frames import FrameReader, frame
 from muster.links.identity import Identity, job_identity
 from muster.links.sealing import Cipher
 from muster.links.session import Answerer
-from worker.coordinator_link import CoordinatorLink
+from worker.coordinator.link import CoordinatorLink
 
 HELLO = AgentHello(job_uid="uid", host="local", generation=1, token="secret")  # noqa: S106  for a test
 ORDER = TerminateRank(rank=0, attempt=0)
@@ -311,14 +311,14 @@ def test_no_answer_in_clear_is_obeyed(sealed: Wire, answer: bytes) -> None:
 
 
 def test_fixed_addresses_are_tried_in_turn(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.coordinator_link.RETRY_SECONDS", 3600.0)
+    monkeypatch.setattr("worker.coordinator.link.RETRY_SECONDS", 3600.0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         nobody = CoordinatorAddress(host="127.0.0.1", port=taken.getsockname()[1])
     wire.link = wire.link_to(nobody, wire.address)
     if wire.link.connect():
         wire.turns_until(lambda: not wire.link.is_open)
     assert not wire.link.has_new_address, "a pause is kept"
-    monkeypatch.setattr("worker.coordinator_link.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("worker.coordinator.link.RETRY_SECONDS", 0.0)
     assert wire.link.connect()
     wire.accepts()
     assert not wire.link.has_new_address, "it is connected"

@@ -22,9 +22,9 @@ from muster.contracts.rank import Phase
 from muster.runtime.exit_report import make_exit_record, read_exit_record, write_own_record
 from muster.runtime.redaction import Redaction
 from tests.support.stories import beat, saved
-from worker.exits import ExitLog, OomKills, read_error_file
-from worker.process import UNKNOWN_EXIT, ExitStatus
-from worker.rank import RankProcess
+from worker.ranks.exits import ExitLog, OomKills, read_error_file
+from worker.ranks.process import UNKNOWN_EXIT, ExitStatus
+from worker.ranks.rank import RankProcess
 
 PID = 7
 DONE = ExitStatus(exit_code=0, signal=None)

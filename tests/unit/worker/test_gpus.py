@@ -16,7 +16,7 @@ from muster.host.processes import boot_id, this_process
 from muster.program import InvalidProgram
 from tests.support.agent_stage import order_of
 from tests.support.gpus import install_gpus, show_use
-from worker.gpus import RankGpus, VramLedger
+from worker.ranks.gpus import RankGpus, VramLedger
 
 GONE = dataclasses.replace(this_process(), start_ticks=1)
 """A process whose pid another one has now."""
@@ -39,7 +39,7 @@ def ledger(tmp_path: Path) -> VramLedger:
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr("worker.gpus.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("worker.ranks.gpus.time.monotonic", lambda: self.now)
 
 
 def gpus_of(usable_mb: dict[str, int], vram_mb: int = 8000, **how: int) -> RankGpus:
@@ -159,7 +159,7 @@ def test_leases_of_the_dead_are_pruned_unless_their_ranks_live(
     with ledger.locked():
         ledger.write([lease_of(uuids[0], 9000, GONE)])
     ranks = ["gone/0/0"]
-    monkeypatch.setattr("worker.gpus.tagged_processes", ranks.count)
+    monkeypatch.setattr("worker.ranks.gpus.tagged_processes", ranks.count)
     gpus = gpus_of({uuids[0]: 9000})
     with pytest.raises(GpusBusy, match="0 MB free"):
         reserve(gpus)

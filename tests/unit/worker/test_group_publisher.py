@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.messages import AnnounceGroup
 from muster.runtime.agent_client import AgentSocket
-from muster.training.group_updates import AgentGroupUpdates, GroupUpdate
+from muster.training.groups.updates import AgentGroupUpdates, GroupUpdate
 from tests.support.takeovers import announced
-from worker.rank import RankProcess
-from worker.ranks import GroupPublisher
+from worker.ranks.rank import RankProcess
+from worker.ranks.ranks import GroupPublisher
 
 
 class Member(RankProcess):

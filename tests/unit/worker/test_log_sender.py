@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinator.log_receiver import HomeLogs
+from coordinator.agents.log_receiver import HomeLogs
 from muster.contracts.log_parts import LogPart
 from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK, JobFiles, LogName
 from muster.host.files import KEEP_SIZE, PUNCH_HOLE, fallocate
 from muster.logs.log_file import LogFile
-from worker.log_sender import LogPasses
+from worker.coordinator.log_sender import LogPasses
 
 UID, HOST, ELSEWHERE = "uid", "b", (0, 0)
 NAME = LogName(3, 0)

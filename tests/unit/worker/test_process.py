@@ -15,7 +15,7 @@ from muster.contracts.rank import ProcessRecord
 from muster.host.containment import tagged_processes
 from muster.host.processes import identify, is_running, send_signal
 from tests.support.installation import await_value
-from worker.process import UNKNOWN_EXIT, AdoptedProcess, ExitStatus
+from worker.ranks.process import UNKNOWN_EXIT, AdoptedProcess, ExitStatus
 
 MIDDLE = """
 import subprocess, sys

@@ -11,8 +11,8 @@ from muster.contracts.messages import Hello, RankSaid
 from muster.contracts.series import Window, aggregate
 from muster.contracts.wire import encode
 from tests.support.stories import beat
-from worker.rank import RankProcess
-from worker.rank_listener import CONNECTIONS_LIMIT, ChannelReader, ReconnectListener
+from worker.ranks.listener import CONNECTIONS_LIMIT, ChannelReader, ReconnectListener
+from worker.ranks.rank import RankProcess
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from muster.host.processes import counts_waits, environment_of, identify
 from muster.runtime.secrets import SecretStore
 from tests.support.installation import await_value
 from tests.support.secret_rank import LENT, VALUE, assignment, redacted_by
-from worker.start import (
+from worker.ranks.start import (
     ExecStarter,
     PreforkStarter,
     RankSecrets,
@@ -60,8 +60,8 @@ BUSY = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\nwhil
 @pytest.mark.slow
 @pytest.mark.skipif(not counts_waits(), reason="the kernel counts no waits")
 def test_imports_have_time_in_which_no_processor_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.start.IMPORT_SECONDS", 0.5)
-    monkeypatch.setattr("worker.start.FORK_SECONDS", 0.05)
+    monkeypatch.setattr("worker.ranks.start.IMPORT_SECONDS", 0.5)
+    monkeypatch.setattr("worker.ranks.start.FORK_SECONDS", 0.05)
     order = StartRank(rank=0, attempt=0, environment={PROCESS_TAG: "uid/0/0"}, working_dir="/")
     ours, server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ExitStack() as opened:

@@ -24,9 +24,9 @@ from muster.contracts.environ import (
 )
 from muster.contracts.messages import AgentAssignment, StartRank
 from muster.program import InvalidProgram
-from worker.log_index import LogIndex
-from worker.rank import RankProcess
-from worker.start import Starter
+from worker.coordinator.log_index import LogIndex
+from worker.ranks.rank import RankProcess
+from worker.ranks.start import Starter
 
 LOAD_SECONDS: Final = 120.0
 """A program that takes longer to load gets no spare process."""

@@ -1,9 +1,9 @@
 """A store of checkpoints on the coordinator's host, for a host that does not share its directory.
 
 The storage process sends what is to be saved over a sealed link of its own. The other end
-(`coordinator.checkpoint_receiver`) writes it there, commits, and moves ``LATEST``. If the link
-breaks, also because another coordinator takes over, the call is made again: a save may take place
-twice, in two revisions. A successor that has claimed the place meanwhile refuses it.
+(`coordinator.agents.checkpoint_receiver`) writes it there, commits, and moves ``LATEST``. If the
+link breaks, also because another coordinator takes over, the call is made again: a save may take
+place twice, in two revisions. A successor that has claimed the place meanwhile refuses it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -35,7 +35,7 @@ from muster.contracts.storage import (
 from muster.contracts.wire import decode_store_answer, encode
 from muster.links.reconnect import LINK_ERRORS, Reconnect
 from muster.runtime.storage_client import error_of
-from worker.coordinator_link import HomeLink, coordinator_addresses
+from worker.coordinator.link import HomeLink, coordinator_addresses
 
 REACH_SECONDS: Final = 30.0
 """How long a call waits for a coordinator: a successor takes over within seconds."""

@@ -36,8 +36,8 @@ from muster.collectives.operations import (
     reduce,
     reduce_scatter,
 )
-from muster.torch.connect import connect
-from muster.torch.work import MusterWork, Operand, unsupported
+from muster.torch.distributed.connect import connect
+from muster.torch.distributed.work import MusterWork, Operand, unsupported
 
 Tensor: TypeAlias = torch.Tensor
 Options: TypeAlias = Any

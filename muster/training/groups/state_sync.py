@@ -40,7 +40,7 @@ from muster.contracts.shards import Position
 from muster.datasets.index import Totals
 from muster.host.processes import boot_id, pid_namespace
 from muster.runtime.fingerprint import ANY_BITS, Fingerprint, explain
-from muster.training.group import (
+from muster.training.groups.group import (
     NAMES_LIMIT,
     WorkersDiverged,
     different_names,

@@ -4,9 +4,9 @@ It has a connection of its own: the lines of all ranks delay no heartbeat. It te
 the files, so nothing is lost with it: its successor, or itself on the next connection, first hears
 what the coordinator has.
 
-The agent notes each truncation of a log in its time index (`worker.log_index`). Between both the
-sender may mistake new lines for the continuation of old ones: once it sees the note, it sends the
-log anew. Of each log, bytes go before the time marks that cover them.
+The agent notes each truncation of a log in its time index (`worker.coordinator.log_index`).
+Between both the sender may mistake new lines for the continuation of old ones: once it sees the
+note, it sends the log anew. Of each log, bytes go before the time marks that cover them.
 """
 
 import os
@@ -37,7 +37,7 @@ from muster.contracts.wire import decode_receiver_message, encode
 from muster.host import files as host_files
 from muster.links.reconnect import LINK_ERRORS, Reconnect
 from muster.logs.log_file import open_log
-from worker.coordinator_link import HomeLink, coordinator_addresses
+from worker.coordinator.link import HomeLink, coordinator_addresses
 
 PASS_SECONDS: Final = 0.25  # between two looks at all files, as often as the agent notes times
 PAUSE_FACTOR: Final = 10  # with many files a look takes longer, and its pause so many times that

@@ -6,8 +6,8 @@ from typing import TypeAlias, assert_never
 
 import msgspec
 
-from coordinator.agent_lifecycle import AgentLifecycle
-from coordinator.agents import AgentServer
+from coordinator.agents.lifecycle import AgentLifecycle
+from coordinator.agents.server import AgentServer
 from coordinator.decide import actions
 from coordinator.decide.state.job import JobSnapshot
 from coordinator.tracked_job import TrackedJob

@@ -31,7 +31,7 @@ from muster.contracts.environ import RANK_PORTS, RankSettings
 from muster.contracts.errors import MusterError
 from muster.contracts.messages import WorkerGroup
 from muster.contracts.spec import GROUP_LIMIT
-from muster.training.group_updates import GroupUpdate, GroupUpdates
+from muster.training.groups.updates import GroupUpdate, GroupUpdates
 
 PEER_TIMEOUT_SECONDS: Final = 30 * 24 * 3600.0
 """Practically unlimited. The coordinator decides which peer is gone, and a newer group ends every

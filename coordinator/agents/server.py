@@ -13,8 +13,8 @@ from typing import Final, Protocol
 import msgspec
 import structlog
 
-from coordinator.checkpoint_receiver import CheckpointReceiver, JobDirectories
-from coordinator.log_receiver import Disk, LogListener, receive_logs
+from coordinator.agents.checkpoint_receiver import CheckpointReceiver, JobDirectories
+from coordinator.agents.log_receiver import Disk, LogListener, receive_logs
 from muster.contracts.attach import LaunchAgent, OrderFailed
 from muster.contracts.errors import AuthenticationFailed, WireError
 from muster.contracts.interpreter import is_compatible, release

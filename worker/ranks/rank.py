@@ -47,15 +47,15 @@ from muster.contracts.wire import decode_rank_hello, decode_rank_message, encode
 from muster.host.containment import is_contained, kill_attempt, tagged_processes
 from muster.host.peers import name_senders, receive_from
 from muster.host.processes import ProcessorWait, identify, running_in_group, send_signal
-from worker.log_index import LogIndex
-from worker.process import (
+from worker.coordinator.log_index import LogIndex
+from worker.ranks.process import (
     UNKNOWN_EXIT,
     AdoptedProcess,
     ChildProcess,
     ExitStatus,
     ProcessHandle,
 )
-from worker.start import Starter
+from worker.ranks.start import Starter
 
 WARNINGS_LIMIT: Final = 100
 """Warnings of one attempt that become events of the job; its log holds all of them."""

@@ -15,7 +15,7 @@ from muster.collectives.backend import ELEMENT_BYTES, Target, fill
 from muster.collectives.errors import BackendUnavailable, ChannelClosed, InvalidRank
 from muster.collectives.transports.message_backend import MessageBackend
 from muster.collectives.transports.streams import CHUNK_BYTES, Stream, beginning_of
-from muster.torch.connect import host_identity
+from muster.torch.distributed.connect import host_identity
 
 _TAG: Final = 0x6D757374
 """Of all messages, so that they never match those of the user in the same group."""

@@ -40,9 +40,9 @@ from muster.runtime.exit_report import (
 )
 from muster.runtime.redaction import Redaction
 from muster.runtime.stderr_messages import print_stderr
-from worker.process import UNKNOWN_EXIT, ExitStatus
-from worker.rank import RankProcess
-from worker.start import OtherCode, is_permanent_start_error
+from worker.ranks.process import UNKNOWN_EXIT, ExitStatus
+from worker.ranks.rank import RankProcess
+from worker.ranks.start import OtherCode, is_permanent_start_error
 
 CANNOT_START: Final = 126
 """Exit code of a rank that never became a process, as in shells."""

@@ -1,6 +1,6 @@
 """Stores checkpoints for hosts that do not share the directory of checkpoints.
 
-It does what the storage process there asks for (`worker.coordinator_store`), in the directories of
+It does what the storage process there asks for (`worker.coordinator.store`), in the directories of
 its own job alone. Each connection has a thread: a slow disk delays no job.
 """
 

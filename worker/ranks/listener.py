@@ -12,7 +12,7 @@ from muster.contracts.messages import RankSaid
 from muster.host.peers import name_senders, peer_of, short_socket_path
 from muster.runtime.agent_sockets import generation_of, sockets_beside
 from muster.runtime.stderr_messages import print_stderr
-from worker.rank import RankProcess
+from worker.ranks.rank import RankProcess
 
 BACKLOG: Final = 4096
 """All ranks of a job may connect at once, before the agent accepts the first one."""

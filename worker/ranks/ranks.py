@@ -47,15 +47,15 @@ from muster.host.trace import stamp
 from muster.program import InvalidProgram
 from muster.runtime.agent_sockets import is_replaced, newest_socket
 from muster.runtime.stderr_messages import print_stderr
-from worker.containment import reap_zombies
-from worker.exits import ExitLog, RankExit
-from worker.gpus import RankGpus
-from worker.log_index import LOGS_FULL, TRUNCATED, LogIndex, discard_oldest_lines
-from worker.process import AdoptedProcess, ProcessHandle
-from worker.rank import RankProcess
-from worker.rank_listener import ChannelReader, ReconnectListener
-from worker.spares import SpareRanks
-from worker.start import OtherCode, RankSecrets, Starter, changed_script
+from worker.coordinator.log_index import LOGS_FULL, TRUNCATED, LogIndex, discard_oldest_lines
+from worker.ranks.containment import reap_zombies
+from worker.ranks.exits import ExitLog, RankExit
+from worker.ranks.gpus import RankGpus
+from worker.ranks.listener import ChannelReader, ReconnectListener
+from worker.ranks.process import AdoptedProcess, ProcessHandle
+from worker.ranks.rank import RankProcess
+from worker.ranks.spares import SpareRanks
+from worker.ranks.start import OtherCode, RankSecrets, Starter, changed_script
 
 CONTAINMENT_SECONDS: Final = 2.0
 """A process that survives SIGKILL for this long hangs in the kernel. The exit of its rank is then

@@ -1,0 +1,1 @@
+"""What an agent says to its coordinator, and sends home to it."""

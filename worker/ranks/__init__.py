@@ -1,0 +1,1 @@
+"""The ranks of one host: how they are started, watched and ended."""
