@@ -47,8 +47,9 @@ from muster.contracts.paths import DataDir
 from muster.contracts.rank import ProcessRecord, ProcessState, RankProgress
 from muster.contracts.spec import JobSpec
 from muster.contracts.token import sha256_of
-from muster.contracts.wire import encode, frame
+from muster.contracts.wire import encode
 from muster.host.processes import identify, this_process
+from muster.links.frames import frame
 
 CROWDS = (125, 1), (20, 25)
 """Jobs, and hosts of each."""

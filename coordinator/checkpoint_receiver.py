@@ -41,7 +41,7 @@ from muster.contracts.storage import (
     StoreMethod,
 )
 from muster.contracts.wire import decode_store_call, encode
-from muster.host.sealed_line import SealedLine
+from muster.links.blocking import BlockingLink
 
 LISTS: Final[Mapping[StoreMethod, Callable[[CheckpointStore], StoreAnswer]]] = {
     "latest": lambda store: _names([name] if (name := store.latest()) else []),
@@ -79,7 +79,7 @@ class CheckpointReceiver(threading.Thread):
 
     def __init__(
         self,
-        line: SealedLine,
+        line: BlockingLink,
         directories: JobDirectories,
         host: str,
         claims: dict[str, "CheckpointReceiver"],

@@ -27,7 +27,7 @@ from muster.contracts.log_parts import (
     LogsDrained,
     ReceiverMessage,
 )
-from muster.contracts.messages import LogHello
+from muster.contracts.messages import AgentClaim, LogHello
 from muster.contracts.paths import JobFiles, LogName
 from muster.contracts.wire import decode_sender_message
 from muster.host.files import (
@@ -55,16 +55,16 @@ Result = TypeVar("Result")
 class LogListener(Protocol):
     """Knows the jobs whose logs come."""
 
-    def log_home(self, hello: LogHello) -> JobFiles | None:
+    def log_home(self, claim: AgentClaim) -> JobFiles | None:
         """Return the files of the job; None if the sender is not one that was started for it."""
 
-    def may_send(self, hello: LogHello, name: LogName) -> bool:
+    def may_send(self, claim: AgentClaim, name: LogName) -> bool:
         """Return False for an attempt that the host cannot have run."""
 
     def is_draining(self, uid: JobUid, host: str) -> bool:
         """Return True if the host was asked to tell when all logs are home."""
 
-    def on_drained(self, hello: LogHello, message: LogsDrained) -> None:
+    def on_drained(self, claim: AgentClaim, message: LogsDrained) -> None:
         """Take in that they are."""
 
 
@@ -98,31 +98,32 @@ class Disk:
 
 async def receive_logs(
     hello: LogHello,
+    claim: AgentClaim,
     listener: LogListener,
     disk: Disk,
     receive: Callable[[], Awaitable[bytes]],
     send: Callable[[ReceiverMessage], None],
 ) -> None:
     """Converse with one sender. Raises `WireError`, `AuthenticationFailed`, `EOFError`, OSError."""
-    files = listener.log_home(hello)
+    files = listener.log_home(claim)
     if files is None:
         return
-    home = HomeLogs(files, hello.host)
-    sizes = await disk.do(partial(home.sizes, hello.job_uid, hello.directory))
+    home = HomeLogs(files, claim.host)
+    sizes = await disk.do(partial(home.sizes, claim.job_uid, hello.directory))
     for start in range(0, max(1, len(sizes)), SIZES_LIMIT):
         batch = tuple(sizes[start : start + SIZES_LIMIT])
         send(LogsAtHome(sizes=batch, is_last=start + SIZES_LIMIT >= len(sizes)))
-    if listener.is_draining(JobUid(hello.job_uid), hello.host):
+    if listener.is_draining(JobUid(claim.job_uid), claim.host):
         send(DrainLogs())
     while True:
         match message := decode_sender_message(await receive()):
             case LogPart():
-                if listener.may_send(hello, LogName(message.rank, message.attempt)):
+                if listener.may_send(claim, LogName(message.rank, message.attempt)):
                     await disk.do(partial(home.keep, message))
             case BatchSent():
                 send(BatchKept())
             case LogsDrained():
-                listener.on_drained(hello, message)
+                listener.on_drained(claim, message)
 
 
 class HomeLogs:

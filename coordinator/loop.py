@@ -41,17 +41,15 @@ from muster.contracts.job import JobUid
 from muster.contracts.location import parse_location
 from muster.contracts.log_parts import LogsDrained
 from muster.contracts.messages import (
+    AgentClaim,
     AgentHeartbeat,
     AgentHello,
     AgentMessage,
     CheckpointsListed,
     Heartbeat,
     JoinRequest,
-    KeyRequest,
-    LogHello,
     RankDied,
     RankSaid,
-    StoreHello,
 )
 from muster.contracts.paths import JobFiles, LogName
 from muster.contracts.token import matches
@@ -130,9 +128,7 @@ class CoordinatorLoop:
 
     # What agents report (coordinator.agents.Listener)
 
-    def token_sha256(
-        self, claim: AgentHello | KeyRequest | LogHello | StoreHello | JoinRequest
-    ) -> str | None:
+    def token_sha256(self, claim: AgentHello | AgentClaim | JoinRequest) -> str | None:
         job = self._jobs.tracked.get(JobUid(claim.job_uid))
         agent = None if job is None else job.snapshot.agents.get(claim.host)
         if job is None or agent is None or claim.generation != agent.generation:
@@ -145,12 +141,9 @@ class CoordinatorLoop:
         job = self._jobs.tracked.get(JobUid(request.job_uid))
         return self._lifecycle.joining(job if self.is_expected(request) else None, request)
 
-    def _has_token(self, hello: AgentHello | JoinRequest | LogHello | StoreHello) -> bool:
-        digest = self.token_sha256(hello)
-        return digest is not None and matches(hello.token, digest)
-
     def is_expected(self, hello: AgentHello | JoinRequest) -> bool:
-        if not self._has_token(hello):
+        digest = self.token_sha256(hello)
+        if digest is None or not matches(hello.token, digest):
             return False
         return self._jobs.tracked[JobUid(hello.job_uid)].snapshot.agents[hello.host].is_wanted
 
@@ -194,9 +187,9 @@ class CoordinatorLoop:
             case _:
                 self.observe(uid, message)
 
-    def checkpoint_directories(self, hello: StoreHello) -> JobDirectories | None:
-        job = self._jobs.tracked.get(JobUid(hello.job_uid))
-        if job is None or not self._has_token(hello):
+    def checkpoint_directories(self, claim: AgentClaim) -> JobDirectories | None:
+        job = self._jobs.tracked.get(JobUid(claim.job_uid))
+        if job is None or self.token_sha256(claim) is None:
             return None
         spec = job.snapshot.spec
         place = parse_location(spec.checkpoint_dir or "")
@@ -207,16 +200,16 @@ class CoordinatorLoop:
 
     # What their senders of logs need (coordinator.log_receiver.LogListener)
 
-    def log_home(self, hello: LogHello) -> JobFiles | None:
-        return self._jobs.files(JobUid(hello.job_uid)) if self._has_token(hello) else None
+    def log_home(self, claim: AgentClaim) -> JobFiles | None:
+        return self._jobs.files(JobUid(claim.job_uid)) if self.token_sha256(claim) else None
 
-    def may_send(self, hello: LogHello, name: LogName) -> bool:
-        job = self._jobs.tracked.get(JobUid(hello.job_uid))
+    def may_send(self, claim: AgentClaim, name: LogName) -> bool:
+        job = self._jobs.tracked.get(JobUid(claim.job_uid))
         if job is None or name.rank >= len(job.snapshot.ranks):
             return False
         rank = job.snapshot.ranks[name.rank]
         # The host of an attempt that has ended is known from its log alone.
-        is_here = rank.host == hello.host or not rank.is_alive
+        is_here = rank.host == claim.host or not rank.is_alive
         return name.attempt < rank.attempt.number + is_here
 
     def is_draining(self, uid: JobUid, host: str) -> bool:
@@ -224,8 +217,8 @@ class CoordinatorLoop:
         agent = None if job is None else job.snapshot.agents.get(host)
         return agent is not None and agent.is_draining
 
-    def on_drained(self, hello: LogHello, message: LogsDrained) -> None:
-        self.observe(JobUid(hello.job_uid), AgentSaid(host=hello.host, message=message))
+    def on_drained(self, claim: AgentClaim, message: LogsDrained) -> None:
+        self.observe(JobUid(claim.job_uid), AgentSaid(host=claim.host, message=message))
 
     def observe(self, uid: JobUid, observation: Observation) -> None:
         """Put an observation into the inbox, with the present time."""

@@ -9,7 +9,7 @@ import errno
 import signal
 import socket
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from ipaddress import ip_address
@@ -19,7 +19,7 @@ from typing import Final
 import structlog
 
 from coordinator.agent_lifecycle import AgentLifecycle
-from coordinator.agents import AgentServer, keep_address_published, listen, listen_for_wake_ups
+from coordinator.agents import AgentServer
 from coordinator.host_probes import HostProbes, Prober
 from coordinator.jobs import JobTable, wait_for_database
 from coordinator.launchers.kubernetes import Kubernetes
@@ -46,9 +46,13 @@ from muster.contracts.host import HostFacts
 from muster.contracts.messages import CoordinatorAddress
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import ServiceSettings
+from muster.host.files import publish_address, read_coordinator_address
 from muster.host.limits import ShellLimits
 from muster.host.processes import this_process, unblock_sigint
 from muster.host.trace import stamp
+from muster.links.serving import listen
+
+ADDRESS_LOOK_SECONDS: Final = 2.0  # between looks at the address file
 
 _LOG: Final = structlog.get_logger("coordinator")
 
@@ -286,3 +290,45 @@ def _own_address(nodes: Sequence[ClusterNode]) -> str:
         words += ": set host: of the local node in cluster.yaml to one"
         _LOG.warning(words, action="no_own_address")
         return LOOPBACK
+
+
+async def keep_address_published(
+    address: CoordinatorAddress,
+    path: Path,
+    holds_lease: Callable[[], Awaitable[bool]],
+    on_published: Callable[[], None],
+) -> None:
+    """Publish the address, and again if the file says another while the lease is ours.
+
+    The disk was full, the file was removed, or an older copy took its place.
+    """
+    while True:
+        if read_coordinator_address(path) != address and await holds_lease():
+            try:
+                publish_address(address, path)
+                on_published()
+            except OSError as error:
+                _LOG.warning(
+                    "cannot write the address file", action="unpublished", error=str(error)
+                )
+        await asyncio.sleep(ADDRESS_LOOK_SECONDS)
+
+
+class _WakeUps(asyncio.DatagramProtocol):
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def datagram_received(self, _data: bytes, _address: tuple[str, int]) -> None:
+        self._wake()
+
+
+async def listen_for_wake_ups(wake: Callable[[], None]) -> tuple[asyncio.DatagramTransport, str]:
+    """Call `wake` for every datagram of the API, which sends one after each write.
+
+    Return the transport and its ``host:port`` on the loopback interface.
+    """
+    transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
+        lambda: _WakeUps(wake), local_addr=("127.0.0.1", 0)
+    )
+    host, port = transport.get_extra_info("sockname")
+    return transport, f"{host}:{port}"

@@ -53,7 +53,7 @@ from muster.host.trace import stamp
 from muster.runtime.stderr_messages import print_stderr
 from worker.containment import kill_descendants, kill_leftovers
 from worker.coordinator_link import CoordinatorLink
-from worker.helpers import helper_tag, log_sender, storage_process
+from worker.helpers import helper_process, helper_tag
 from worker.ranks import GroupPublisher, RankTable
 from worker.start import ExecStarter, PreforkStarter, RankSecrets, Starter
 
@@ -88,8 +88,7 @@ class Agent:
         self._logs = files.agent_log, files.storage_log
         limits = ShellLimits.replaced()
         self._secrets = RankSecrets(assignment)
-        self._storage = storage_process(assignment, files)
-        self._sender = log_sender(assignment, files)
+        self._helper = helper_process(assignment, files)
         self._secrets.redaction.add((assignment.store_keys or {}).values())
         self._starter: Starter = ExecStarter(limits, assignment.python)
         if assignment.is_managed:
@@ -127,11 +126,10 @@ class Agent:
             self._on_time(time.monotonic())
         self._ranks.close()
         self._starter.close()
-        are_logs_home = self._sender is not None and self._sender.stop()
-        if self._storage is not None:
-            self._storage.stop()
+        has_finished = self._helper is not None and self._helper.stop()
         kill_descendants()
         self._link.close()
+        are_logs_home = has_finished and self._assignment.is_remote
         if are_logs_home and self._is_dismissed and not self._ranks.is_replaced:
             shutil.rmtree(self._files.root, ignore_errors=True)
         return self._exit_code
@@ -143,24 +141,23 @@ class Agent:
             self._resign("no process was touched")
             return
         adopted = self._assignment.adopted
-        spared = {*(rank.process_tag for rank in adopted), helper_tag(self._assignment, "storage")}
+        spared = {*(rank.process_tag for rank in adopted), helper_tag(self._assignment)}
         if self._assignment.generation > 1 and not self._assignment.is_joined:
             kill_leftovers(self._assignment.job_uid, spared, {os.getpid(), prefork_pid})
         for rank in adopted:
             self._ranks.adopt(rank)
         # Listen only now: when a rank has reconnected, its exit must be seen.
         self._ranks.listen()
-        self._keep_helpers_running()
+        self._keep_helper_running()
         stamp("agent adopts")
         if not adopted:
             # Not where ranks run already: the next start may be hours away.
             with suppress(OSError):  # no process at the moment: the first start tries again
                 self._starter.warm_up()
 
-    def _keep_helpers_running(self) -> None:
-        for helper in self._storage, self._sender:
-            if helper is not None:
-                helper.ensure_running()
+    def _keep_helper_running(self) -> None:
+        if self._helper is not None:
+            self._helper.ensure_running()
 
     def _timeout(self) -> float:
         moments = [self._next_address_check]
@@ -175,7 +172,7 @@ class Agent:
             self._ranks.settle()
         if now >= self._next_tick:
             self._next_tick = now + TICK_SECONDS
-            self._keep_helpers_running()
+            self._keep_helper_running()
             self._ranks.tick()
             for log in self._logs:
                 rotate(log)
@@ -318,7 +315,7 @@ class Agent:
         self._is_listing = True
         wake_up, theirs = socket.socketpair()
         answers: list[CheckpointsListed] = []
-        address = None if self._storage is None else self._files.storage_socket
+        address = self._files.storage_socket if self._assignment.has_storage else None
 
         def look() -> None:
             with theirs:  # at its end `wake_up` becomes readable
@@ -339,7 +336,7 @@ class Agent:
 
     def _on_sigchld(self) -> None:
         self._wake_up.recv(4096)
-        self._keep_helpers_running()  # before zombies are reaped
+        self._keep_helper_running()  # before zombies are reaped
         self._next_address_check = 0.0  # a new coordinator sends this signal, too
         is_group_due = self._link.is_welcome and self._ranks.report_deaths()
         self._settle_at = time.monotonic() + GROUP_SECONDS * is_group_due

@@ -1,12 +1,11 @@
 """A store of checkpoints on the coordinator's host, for a host that does not share its directory.
 
-The storage process sends what is to be saved over a sealed line of its own. The other end
-(`coordinator.checkpoint_receiver`) writes it there, commits, and moves ``LATEST``. If the line
+The storage process sends what is to be saved over a sealed link of its own. The other end
+(`coordinator.checkpoint_receiver`) writes it there, commits, and moves ``LATEST``. If the link
 breaks, also because another coordinator takes over, the call is made again: a save may take place
 twice, in two revisions. A successor that has claimed the place meanwhile refuses it.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
@@ -24,8 +23,7 @@ from muster.checkpoints.manifest import (
     parse_names,
     sign,
 )
-from muster.contracts.errors import AuthenticationFailed, WireError
-from muster.contracts.messages import AgentAssignment, CoordinatorAddress, StoreHello
+from muster.contracts.messages import AgentAssignment, StoreHello
 from muster.contracts.storage import (
     CHUNK_BYTES,
     StorageFailed,
@@ -34,11 +32,10 @@ from muster.contracts.storage import (
     StoreCall,
     StoreMethod,
 )
-from muster.contracts.wire import CONTROL_FRAME_LIMIT_BYTES, decode_store_answer, encode
-from muster.host.files import read_coordinator_address
-from muster.host.sealed_line import SealedLine
+from muster.contracts.wire import decode_store_answer, encode
+from muster.links.reconnect import LINK_ERRORS, Reconnect
 from muster.runtime.storage_client import error_of
-from worker.coordinator_link import coordinator_addresses, home_line
+from worker.coordinator_link import HomeLink, coordinator_addresses
 
 REACH_SECONDS: Final = 30.0
 """How long a call waits for a coordinator: a successor takes over within seconds."""
@@ -48,21 +45,14 @@ RETRY_SECONDS: Final = 0.2
 BREAKS_LIMIT: Final = 8
 """After this many broken connections the call itself is assumed to be the cause."""
 
-LOOK_SECONDS: Final = 2.0
-"""Between two looks, while an answer takes long, whether another coordinator has taken over: one
-that is stopped, and not dead, keeps the connection open."""
-
-_BROKEN: Final = (OSError, WireError, AuthenticationFailed)
-
 
 class CoordinatorLine:
     """The connection of one thread of the storage process, made when it is needed."""
 
     def __init__(self, own: AgentAssignment) -> None:
         self._own: Final = own
-        self._addresses: Final = coordinator_addresses(own)
-        self._line: SealedLine | None = None
-        self._address: CoordinatorAddress | None = None
+        self.reconnect: Final = Reconnect(coordinator_addresses(own), RETRY_SECONDS, REACH_SECONDS)
+        self._line: HomeLink | None = None
         self.number: int = 0
         """Counts the connections. What a store has claimed holds for one."""
 
@@ -70,21 +60,13 @@ class CoordinatorLine:
         """Connect unless that is done. Raises OSError, `WireError`, `AuthenticationFailed`."""
         if self._line is not None:
             return
-        address = next(self._addresses)
-        if address is None:
-            raise ConnectionError("there is no coordinator")
-        own = self._own
-        line = home_line(own, address, CONTROL_FRAME_LIMIT_BYTES)
+        line = HomeLink(self._own, self.reconnect.next_address(), StoreHello())
         try:
-            hello = StoreHello(
-                job_uid=own.job_uid, host=own.host, generation=own.generation, token=own.token
-            )
-            line.send(encode(hello))
             decode_store_answer(line.receive())  # it listens
         except BaseException:
             line.close()
             raise
-        self._line, self._address = line, address
+        self._line = line
         self.number += 1
 
     def exchange(
@@ -101,24 +83,16 @@ class CoordinatorLine:
             for buffer in chain(*content):
                 for start in range(0, len(buffer), CHUNK_BYTES):
                     self._line.send(buffer[start : start + CHUNK_BYTES])
-            while isinstance(answer := decode_store_answer(self._receive()), StorageWarned):
+            while isinstance(answer := decode_store_answer(self._line.receive()), StorageWarned):
                 warn(answer.message)
             while isinstance(answer, StoreAnswer) and len(found) < answer.size_bytes:
-                found += self._receive()
+                found += self._line.receive()
         except BaseException:  # in the middle of a call: nothing can follow
             self.close()
             raise
         if isinstance(answer, StorageFailed):
             raise error_of(answer)
         return answer, found
-
-    def _receive(self) -> bytes:
-        assert self._line is not None  # noqa: S101  it is connected
-        while not self._line.has_news(LOOK_SECONDS):
-            known = read_coordinator_address(Path(self._own.address_file))
-            if not self._own.coordinators and known not in {self._address, None}:
-                raise ConnectionError("another coordinator has taken over")
-        return self._line.receive()
 
     @property
     def is_connected(self) -> bool:
@@ -188,7 +162,7 @@ class CoordinatorStore:
     def close(self) -> None:
         self._claim = None
         if self._line.is_connected:  # otherwise the other end has closed the store
-            with suppress(*_BROKEN, CheckpointError):
+            with suppress(*LINK_ERRORS, CheckpointError):
                 self._line.exchange(self._to("close"), self._warn)
 
     def _to(self, method: StoreMethod, name: CheckpointName | None = None) -> StoreCall:
@@ -202,8 +176,8 @@ class CoordinatorStore:
         self, call: StoreCall, *content: Iterable[memoryview]
     ) -> tuple[StoreAnswer, bytearray]:
         """Make a call, on a new connection after claiming again if one breaks."""
-        breaks, deadline = 0, time.monotonic() + REACH_SECONDS
-        while True:
+        breaks, attempts = 0, self._line.reconnect
+        for _ in attempts:
             was_connected = False
             try:
                 self._line.connect()
@@ -212,11 +186,13 @@ class CoordinatorStore:
                     self._line.exchange(self._claim, self._warn)
                     self._claimed_on = self._line.number
                 return self._line.exchange(call, self._warn, *content)
-            except _BROKEN as error:
+            except LINK_ERRORS as error:
+                attempts.failed(error)
                 if was_connected:  # however long a large state has taken until then
-                    breaks, deadline = breaks + 1, time.monotonic() + REACH_SECONDS
-                if breaks >= BREAKS_LIMIT or time.monotonic() >= deadline:
-                    raise CheckpointFailed(
-                        f"the coordinator, which keeps {self.location}, cannot be reached: {error}"
-                    ) from error
-            time.sleep(RETRY_SECONDS)
+                    breaks += 1
+                    attempts.restart()
+                if breaks >= BREAKS_LIMIT:
+                    break
+        raise CheckpointFailed(
+            f"the coordinator, which keeps {self.location}, cannot be reached: {attempts.error}"
+        ) from attempts.error

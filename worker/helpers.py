@@ -1,4 +1,4 @@
-"""Processes that an agent keeps running beside its ranks: for object stores, and to send logs."""
+"""The process that an agent keeps running beside its ranks: for storage, and to send logs."""
 
 import os
 import subprocess
@@ -80,41 +80,26 @@ class HelperProcess:
             self._process.stdin.flush()
 
 
-def helper_tag(assignment: AgentAssignment, name: str) -> str:
-    return f"{assignment.job_uid}/{name}"
+def helper_tag(assignment: AgentAssignment) -> str:
+    return f"{assignment.job_uid}/storage"
 
 
-def storage_process(assignment: AgentAssignment, files: JobFiles) -> HelperProcess | None:
+def helper_process(assignment: AgentAssignment, files: JobFiles) -> HelperProcess | None:
     """Return what keeps the job's storage process alive; that of an earlier agent goes on."""
-    if not assignment.has_storage:
+    if not (assignment.has_storage or assignment.is_remote):
         return None
+    without_secrets = msgspec.structs.replace(assignment, shared_env={}, store_keys=None)
     order = StorageAssignment(
-        socket=str(files.storage_socket),
+        socket=str(files.storage_socket) if assignment.has_storage else "",
         stop_grace_seconds=assignment.stop_grace_seconds,
         keys=assignment.store_keys or {},
-        agent=_without_secrets(assignment) if assignment.sends_checkpoints else None,
+        agent=without_secrets if assignment.is_remote else None,
     )
     return HelperProcess(
         "worker.storage",
         order,
-        environ={**os.environ, PROCESS_TAG: helper_tag(assignment, "storage")},
+        environ={**os.environ, PROCESS_TAG: helper_tag(assignment)},
         log=files.storage_log,
-        grace_seconds=assignment.stop_grace_seconds,
+        grace_seconds=assignment.stop_grace_seconds * assignment.has_storage
+        + SENDER_GRACE_SECONDS * assignment.is_remote,
     )
-
-
-def log_sender(assignment: AgentAssignment, files: JobFiles) -> HelperProcess | None:
-    """Return what sends the logs of this host to that of the coordinator."""
-    if not assignment.is_remote:
-        return None
-    return HelperProcess(
-        "worker.log_sender",
-        _without_secrets(assignment),
-        environ={**os.environ, PROCESS_TAG: helper_tag(assignment, "logs")},
-        log=files.agent_log,
-        grace_seconds=SENDER_GRACE_SECONDS,
-    )
-
-
-def _without_secrets(assignment: AgentAssignment) -> AgentAssignment:
-    return msgspec.structs.replace(assignment, shared_env={}, store_keys=None)

@@ -6,6 +6,7 @@ nodes share. Nothing that the agent has started outlives this process. SIGTERM a
 that the node is taken away.
 """
 
+import math
 import os
 import platform
 import shutil
@@ -24,28 +25,28 @@ import msgspec
 
 from muster.contracts.attach import JOIN_ORDER, JoinExit, JoinOrder, LaunchAgent, OrderFailed
 from muster.contracts.environ import SERVICE_ONLY
-from muster.contracts.errors import AuthenticationFailed, WireError
+from muster.contracts.errors import AuthenticationFailed
 from muster.contracts.interpreter import PROTOCOL
 from muster.contracts.job import JobUid
 from muster.contracts.messages import NONCE_BYTES, AgentAssignment, JoinRequest
 from muster.contracts.paths import JobFiles
-from muster.contracts.wire import CONTROL_FRAME_LIMIT_BYTES, encode
 from muster.host.limits import ShellLimits
 from muster.host.processes import adopt_orphans
+from muster.links.reconnect import LINK_ERRORS, Reconnect
 from muster.runtime.agent_process import start_agent
 from muster.runtime.archive import claim_directory
 from muster.runtime.stderr_messages import print_stderr
 from worker.attach import with_checkpoints
 from worker.containment import kill_descendants
-from worker.coordinator_link import home_line
+from worker.coordinator_link import HomeLink
 from worker.helpers import SENDER_GRACE_SECONDS
 from worker.log_sender import send_logs
 
 ROUTE_SECONDS: Final = 120.0  # for the way home, which a coordinator's successor may have to open
 RETRY_SECONDS: Final = 0.5
 
-CLOSED_SECONDS: Final = 10.0
-"""A coordinator that closes each connection for so long expects no such agent."""
+REFUSED_SECONDS: Final = 10.0
+"""A coordinator that refuses each connection for so long expects no such agent."""
 
 _DECODER: Final[msgspec.json.Decoder[LaunchAgent | OrderFailed]] = msgspec.json.Decoder(
     LaunchAgent | OrderFailed
@@ -76,29 +77,27 @@ def ask(order: JoinOrder) -> LaunchAgent | JoinExit:
         node=platform.node(),
         protocol=PROTOCOL,
     )
-    deadline, problem = time.monotonic() + ROUTE_SECONDS, ""
-    closed_since: float | None = None
-    for address in cycle(order.coordinators):
-        if time.monotonic() >= deadline:
-            break
+    refused_since = math.inf
+    attempts = Reconnect(
+        cycle(order.coordinators).__next__, RETRY_SECONDS, ROUTE_SECONDS, print_stderr
+    )
+    for _ in attempts:
+        address = attempts.next_address()
         try:
-            with closing(home_line(order, address, CONTROL_FRAME_LIMIT_BYTES)) as line:
-                line.send(encode(request))
-                answer = _DECODER.decode(line.receive())
+            with closing(HomeLink(order, address, request)) as link:
+                answer = _DECODER.decode(link.receive())
                 if isinstance(answer, OrderFailed):
                     print_stderr(answer.message)
                     return JoinExit.REFUSED
                 # Looked at now: the coordinator removes the file when this connection ends.
                 return with_checkpoints(answer)
-        except (OSError, WireError, AuthenticationFailed) as error:
-            is_closed = isinstance(error, ConnectionResetError)
-            closed_since = (closed_since or time.monotonic()) if is_closed else None
-            if closed_since is not None and time.monotonic() >= closed_since + CLOSED_SECONDS:
+        except LINK_ERRORS as error:
+            # It has closed the connection, or has another token for the agent.
+            is_refused = isinstance(error, ConnectionResetError | AuthenticationFailed)
+            refused_since = min(refused_since, time.monotonic()) if is_refused else math.inf
+            if time.monotonic() >= refused_since + REFUSED_SECONDS:
                 return JoinExit.REFUSED
-            if str(error) != problem:
-                problem = str(error)
-                print_stderr(f"cannot join at {address.host}:{address.port}: {problem}")
-            time.sleep(RETRY_SECONDS)
+            attempts.failed(error, f"cannot join at {address.host}:{address.port}: ")
     return JoinExit.NO_ROUTE
 
 

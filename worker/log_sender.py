@@ -1,8 +1,8 @@
-"""The log sender: ``python -P -m muster worker.log_sender``, one per job and remote host.
+"""Sends home the logs of ranks on another host: a thread of the storage process there.
 
-A child of the agent, with a connection of its own: the lines of all ranks delay no heartbeat. It
-tells only what is in the files, so nothing is lost with it: its successor, or itself on the next
-connection, first hears what the coordinator has.
+It has a connection of its own: the lines of all ranks delay no heartbeat. It tells only what is in
+the files, so nothing is lost with it: its successor, or itself on the next connection, first hears
+what the coordinator has.
 
 The agent notes each truncation of a log in its time index (`worker.log_index`). Between both the
 sender may mistake new lines for the continuation of old ones: once it sees the note, it sends the
@@ -10,8 +10,6 @@ log anew. Of each log, bytes go before the time marks that cover them.
 """
 
 import os
-import signal
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -21,11 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from muster.contracts.errors import AuthenticationFailed, WireError
 from muster.contracts.log_parts import (
-    FRAME_LIMIT_BYTES,
     PART_BYTES,
     BatchKept,
     BatchSent,
@@ -41,8 +35,9 @@ from muster.contracts.messages import AgentAssignment, CoordinatorAddress, LogHe
 from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK, JobFiles, LogName
 from muster.contracts.wire import decode_receiver_message, encode
 from muster.host import files as host_files
+from muster.links.reconnect import LINK_ERRORS, Reconnect
 from muster.logs.log_file import open_log
-from worker.coordinator_link import coordinator_addresses, home_line
+from worker.coordinator_link import HomeLink, coordinator_addresses
 
 PASS_SECONDS: Final = 0.25  # between two looks at all files, as often as the agent notes times
 PAUSE_FACTOR: Final = 10  # with many files a look takes longer, and its pause so many times that
@@ -52,21 +47,14 @@ RETRY_SECONDS: Final = 0.5
 
 
 class Channel:
-    """The conversation of `muster.contracts.log_parts` on a line, which raises its errors."""
+    """The conversation of `muster.contracts.log_parts` on a link, which raises its errors."""
 
     def __init__(self, own: AgentAssignment, address: CoordinatorAddress) -> None:
         self.is_asked_to_drain = False
         self._unkept_bytes = 0
         owner = JobFiles(Path(own.job_root)).owner.stat()
-        self._line = home_line(own, address, FRAME_LIMIT_BYTES)
-        hello = LogHello(
-            job_uid=own.job_uid,
-            host=own.host,
-            generation=own.generation,
-            token=own.token,
-            directory=(owner.st_ino, owner.st_mtime_ns),
-        )
-        self._line.send(encode(hello))
+        hello = LogHello(directory=(owner.st_ino, owner.st_mtime_ns))
+        self._link = HomeLink(own, address, hello)
 
     def sizes_at_home(self) -> dict[tuple[LogName, Kind], int]:
         """Return what the coordinator says first."""
@@ -79,7 +67,7 @@ class Channel:
 
     def send(self, message: SenderMessage) -> None:
         """Send; returns after a while only once what was sent before is at home."""
-        self._line.send(encode(message))
+        self._link.send(encode(message))
         if isinstance(message, LogPart):
             self._unkept_bytes += len(message.data) + 1
             if self._unkept_bytes >= BATCH_BYTES:
@@ -94,17 +82,17 @@ class Channel:
             self._unkept_bytes = 0
 
     def receive(self) -> ReceiverMessage:
-        message = decode_receiver_message(self._line.receive())
+        message = decode_receiver_message(self._link.receive())
         self.is_asked_to_drain |= isinstance(message, DrainLogs)
         return message
 
     def wait(self, seconds: float) -> None:
         """Wait, at most until a message has come."""
-        if self._line.has_news(seconds):
+        if self._link.has_news(seconds):
             self.receive()
 
     def close(self) -> None:
-        self._line.close()
+        self._link.close()
 
 
 @dataclass(slots=True)
@@ -244,13 +232,11 @@ def send_logs(own: AgentAssignment, is_ending: threading.Event) -> None:
 
     Returns once everything is home that was there when `is_ending` was set.
     """
-    for address in coordinator_addresses(own):
-        with suppress(OSError, WireError, AuthenticationFailed):
-            if address is not None:
-                with closing(Channel(own, address)) as channel:
-                    _serve(channel, JobFiles(Path(own.job_root)), is_ending)
-                    return
-        time.sleep(RETRY_SECONDS)
+    attempts = Reconnect(coordinator_addresses(own), RETRY_SECONDS)
+    for _ in attempts:
+        with suppress(*LINK_ERRORS), closing(Channel(own, attempts.next_address())) as channel:
+            _serve(channel, JobFiles(Path(own.job_root)), is_ending)
+            return
 
 
 def _serve(channel: Channel, files: JobFiles, is_ending: threading.Event) -> None:
@@ -268,23 +254,3 @@ def _serve(channel: Channel, files: JobFiles, is_ending: threading.Event) -> Non
         if is_last:
             return
         channel.wait(max(PASS_SECONDS, PAUSE_FACTOR * (time.monotonic() - began)))
-
-
-def main() -> None:
-    """Read the assignment from standard input and serve it."""
-    assignment = msgspec.json.decode(sys.stdin.buffer.readline(), type=AgentAssignment)
-
-    def watch_agent() -> None:
-        sys.stdin.buffer.read()
-        os._exit(1)  # the next agent starts another sender
-
-    threading.Thread(target=watch_agent, daemon=True).start()
-    is_ending = threading.Event()
-    signal.signal(signal.SIGTERM, lambda _number, _frame: is_ending.set())
-    os.chdir("/")
-    send_logs(assignment, is_ending)
-    os._exit(0)  # a thread still reads standard input
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,11 @@
 """The storage process: ``python -P -m muster worker.storage``, one per job and host.
 
 It is the only process of a job that talks to the object store and has its keys, or that sends
-checkpoints to the coordinator's host. Each connection has a thread. A request that was sent is
-carried out even if its rank dies. A second process waits until the first has ended: on SIGTERM, or
-when its agent and all ranks are gone. One that sends checkpoints ends with its agent, for which
-alone the coordinator takes them; a rank then sends its request again to the next process.
+checkpoints and logs to the coordinator's host. Each connection has a thread, and so have the logs.
+A request that was sent is carried out even if its rank dies. A second process waits until the first
+has ended: on SIGTERM, or when its agent and all ranks are gone. On another host it ends with its
+agent, for which alone the coordinator takes what it sends; a rank then sends its request again to
+the next process.
 """
 
 import fcntl
@@ -33,6 +34,7 @@ from muster.checkpoints.store import CheckpointStore, open_store
 from muster.contracts import storage
 from muster.contracts.errors import MusterError, WireError
 from muster.contracts.location import Location, S3Location, parse_location
+from muster.contracts.messages import AgentAssignment
 from muster.contracts.storage import (
     SENTENCE_LIMIT,
     DataRequest,
@@ -52,6 +54,8 @@ from muster.host.peers import peer_of, short_socket_path
 from muster.runtime.redaction import Redaction
 from muster.runtime.stderr_messages import print_stderr
 from worker.coordinator_store import CoordinatorLine, CoordinatorStore
+from worker.helpers import SENDER_GRACE_SECONDS
+from worker.log_sender import send_logs
 
 BACKLOG: Final = 4096  # all ranks of a job may connect at once
 CHECK_SECONDS: Final = 0.5
@@ -71,7 +75,8 @@ class Server:
         self.redaction: Final = Redaction(assignment.keys.values())
         self.locks: Final[defaultdict[str, threading.Lock]] = defaultdict(threading.Lock)
         """One for each place of checkpoints."""
-        self.agent: Final = assignment.agent
+        agent = assignment.agent
+        self.sending: Final = agent if agent is not None and agent.sends_checkpoints else None
         self._agent_gone = agent_gone
         self._grace_seconds = assignment.stop_grace_seconds
         self._connections: list[Connection] = []
@@ -100,8 +105,6 @@ class Server:
         needed_at = time.monotonic()
         with suppress(_Terminated):
             while time.monotonic() < needed_at + LINGER_SECONDS:
-                if self.agent is not None and self._agent_gone.is_set():
-                    os._exit(0)
                 self._connections = [each for each in self._connections if each.is_alive()]
                 if self._connections or not self._agent_gone.is_set():
                     needed_at = time.monotonic()
@@ -111,7 +114,6 @@ class Server:
                         connection = Connection(channel, self)
                         connection.start()
                         self._connections.append(connection)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._listener.close()
         self._path.unlink(missing_ok=True)
         deadline = time.monotonic() + self._grace_seconds
@@ -131,7 +133,7 @@ class Connection(threading.Thread):
         self._server: Final = server
         self._session: OpenCheckpoints | None = None
         self._manager: CheckpointManager | None = None
-        self._line: Final = None if server.agent is None else CoordinatorLine(server.agent)
+        self._line: Final = None if server.sending is None else CoordinatorLine(server.sending)
 
     def run(self) -> None:
         with self._channel, suppress(OSError, WireError):  # the rank is gone, or not ours
@@ -269,26 +271,44 @@ def main() -> None:
     """Read the assignment from standard input, and serve it once no other process does."""
     assignment = msgspec.json.decode(sys.stdin.buffer.readline(), type=storage.StorageAssignment)
     os.environ.update(assignment.keys)  # unlike the first environment, not shown in /proc
-    agent_gone, is_serving = threading.Event(), threading.Event()
+    agent_gone, is_serving, is_ending = (threading.Event() for _ in range(3))
 
     def watch_agent() -> None:
         sys.stdin.buffer.read()
         agent_gone.set()
-        if not is_serving.is_set():
-            os._exit(0)
+        if assignment.agent is not None or not is_serving.is_set():
+            os._exit(1)
+
+    def terminate(_number: int, _frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        is_ending.set()
+        raise _Terminated
 
     threading.Thread(target=watch_agent, daemon=True).start()
-    lock = os.open(f"{assignment.socket}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    is_serving.set()
-    signal.signal(signal.SIGTERM, _terminate)
+    logs = threading.Thread(target=_send_logs, args=[assignment.agent, is_ending], daemon=True)
     os.chdir("/")
-    Server(assignment, agent_gone).run()
-    os._exit(0)  # without waiting for threads that did not end within the grace
+    with suppress(_Terminated):
+        signal.signal(signal.SIGTERM, terminate)
+        logs.start()
+        if assignment.socket:
+            path = f"{assignment.socket}.lock"
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            is_serving.set()
+            Server(assignment, agent_gone).run()
+        else:
+            is_ending.wait()  # a signal that interrupts `logs.join` would mark it as ended
+    logs.join(SENDER_GRACE_SECONDS)
+    os._exit(logs.is_alive())  # without waiting for threads that did not end within the grace
 
 
-def _terminate(_number: int, _frame: object) -> None:
-    raise _Terminated
+def _send_logs(own: AgentAssignment | None, is_ending: threading.Event) -> None:
+    try:
+        if own is not None:
+            send_logs(own, is_ending)
+    except Exception:  # noqa: BLE001  the agent starts another process
+        traceback.print_exc()
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The messages with which a host sends home the logs of its ranks: frames on a sealed connection.
+"""The messages with which a host sends home the logs of its ranks: payloads of a sealed link.
 
-The first frames are a `muster.contracts.messages.KeyRequest` and a `LogHello`. Then the coordinator
-tells what it has at home. From there the sender goes on, in the order of offsets, whatever
+The first one is a `muster.contracts.messages.LogHello`. Then the coordinator tells what it has at
+home. From there the sender goes on, in the order of offsets, whatever
 interrupted the connection before.
 """
 
@@ -13,9 +13,8 @@ from msgspec import Meta
 from muster.contracts.paths import LOG_EPOCH_BYTES
 from muster.contracts.rank import Count
 
-FRAME_LIMIT_BYTES: Final = 1 << 18
-PART_BYTES: Final = FRAME_LIMIT_BYTES - 1024
-"""Most data of one part, which leaves room for the rest of its frame."""
+PART_BYTES: Final = (1 << 18) - 1024
+"""Most data of one part."""
 
 Kind: TypeAlias = Literal["log", "times", "exit"]
 Rank = Annotated[int, Meta(ge=0, le=99_999)]  # as many as the names of files have digits for

@@ -1,7 +1,7 @@
 """The messages between rank, agent and coordinator: a closed union of frozen, tagged values.
 
 A rank and its agent share an inherited socket pair; an agent and the coordinator share one TCP
-connection. `muster.contracts.wire` encodes a message and puts it into a frame. An unknown tag or
+connection, a link (`muster.links`). `muster.contracts.wire` encodes a message. An unknown tag or
 field is an error, except in a hello: both ends run the same version and protocol. The tags and the
 encoded field names are the wire format and stay when a Python name changes.
 """
@@ -273,9 +273,11 @@ class AgentHello(_Message, frozen=True, tag="agent_hello"):
         return self.machine, self.boot_id
 
 
-class _FirstFrame(msgspec.Struct, frozen=True, kw_only=True, tag_field="is"):
+class _Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="is"):
     """Readable by every version: fields that it does not know are ignored."""
 
+
+class _FirstFrame(_Hello, frozen=True, kw_only=True):
     job_uid: str
     host: str = ""
 
@@ -290,11 +292,13 @@ class AgentVersion(_FirstFrame, frozen=True, tag="agent_hello"):
 Nonce: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 
 
-class KeyRequest(_FirstFrame, frozen=True, tag="key_request"):
-    """First frame of an agent on another host, in clear; all but the answer to it is sealed."""
+class AgentClaim(_FirstFrame, frozen=True, tag="agent_claim"):
+    """Which agent a process of another host belongs to: what a link says in clear.
+
+    The process proves it by the agent's token, and all that follows is sealed.
+    """
 
     generation: int
-    nonce: Nonce
 
 
 class JoinRequest(_FirstFrame, frozen=True, tag="join_request"):
@@ -311,23 +315,18 @@ class JoinRequest(_FirstFrame, frozen=True, tag="join_request"):
     protocol: int = 0  # every process says its own
 
 
-class LogHello(_FirstFrame, frozen=True, tag="log_hello"):
-    """First sealed frame of the process that sends home the logs of a host's ranks.
+class LogHello(_Hello, frozen=True, tag="log_hello"):
+    """First payload of the process that sends home the logs of a host's ranks.
 
     The rest of the conversation is in `muster.contracts.log_parts`.
     """
 
-    generation: int
-    token: str
     directory: tuple[int, int]
     """Inode and time of the job's `uid` file, by which a disk is noticed that both hosts share."""
 
 
-class StoreHello(_FirstFrame, frozen=True, tag="store_hello"):
-    """First sealed frame of a storage process that sends checkpoints (`StoreCall`)."""
-
-    generation: int
-    token: str
+class StoreHello(_Hello, frozen=True, tag="store_hello"):
+    """First payload of a storage process that sends checkpoints (`StoreCall`)."""
 
 
 class RankSpawned(_Message, frozen=True, tag="rank_spawned"):
@@ -420,12 +419,6 @@ AgentMessage: TypeAlias = (
 
 
 # Coordinator → agent
-
-
-class KeyAnswer(_Message, frozen=True, tag="key_answer"):
-    """The coordinator's part of the keys, in clear (`muster.contracts.sealing.agent_cipher`)."""
-
-    nonce: Nonce
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):

@@ -178,8 +178,8 @@ class StoreAnswer(_Message, frozen=True, tag="store_answer"):
 class StorageAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a storage process reads as a line from its standard input."""
 
-    socket: str  # its path
+    socket: str  # its path; empty if it has only logs to send
     stop_grace_seconds: float
     keys: dict[str, str]  # of the store: environment variables of this process alone
     agent: AgentAssignment | None = None
-    """How to reach the coordinator, to which checkpoints are sent; None if none are."""
+    """Of another host than the coordinator's: logs are sent there, and perhaps checkpoints."""

@@ -1,11 +1,10 @@
-"""Messages and exit records as bytes: MessagePack in length-prefixed frames. No socket here.
+"""Messages and exit records as bytes: MessagePack.
 
-A frame is an 8-byte little-endian length followed by that many bytes. The owner of a socket feeds
-the bytes it read to a `FrameReader` and gets whole payloads back. Each decoder accepts exactly one
-direction; anything else is a `WireError`, because the sender is of another version or not ours.
+Each decoder accepts exactly one direction; anything else is a `WireError`, because the sender is of
+another version or not ours. Between hosts and to the coordinator the bytes are payloads of a link
+(`muster.links`).
 """
 
-import struct
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -13,12 +12,11 @@ import msgspec
 from muster.contracts.errors import WireError
 from muster.contracts.log_parts import ReceiverMessage, SenderMessage
 from muster.contracts.messages import (
+    AgentClaim,
     AgentMessage,
     AgentVersion,
     CoordinatorMessage,
     JoinRequest,
-    KeyAnswer,
-    KeyRequest,
     LogHello,
     RankExited,
     RankMessage,
@@ -36,55 +34,7 @@ from muster.contracts.storage import (
     StoreCall,
 )
 
-CONTROL_FRAME_LIMIT_BYTES: Final = 1 << 20
-"""Control messages are small (an environment is the largest). A longer prefix comes from a broken
-or hostile peer, and is refused before anything of that size is allocated."""
-
 Message = TypeVar("Message")
-
-_LENGTH: Final = struct.Struct("<Q")
-PREFIX_BYTES: Final = _LENGTH.size
-
-
-def frame(payload: bytes) -> bytes:
-    """Return `payload` behind its length; raises `WireError` if it is too long."""
-    if len(payload) > CONTROL_FRAME_LIMIT_BYTES:
-        raise WireError(
-            f"a message of {len(payload)} bytes is longer than the limit of "
-            f"{CONTROL_FRAME_LIMIT_BYTES}"
-        )
-    return _LENGTH.pack(len(payload)) + payload
-
-
-def frame_length(prefix: bytes | bytearray, limit_bytes: int) -> int:
-    """Return the length in a frame's first `PREFIX_BYTES`; raises `WireError` above the limit."""
-    (length,) = _LENGTH.unpack(prefix)
-    if length > limit_bytes:
-        raise WireError(f"a peer announced a frame of {length} bytes; the limit is {limit_bytes}")
-    return int(length)
-
-
-class FrameReader:
-    """Collects bytes in the order they came and returns whole payloads."""
-
-    def __init__(self, limit_bytes: int = CONTROL_FRAME_LIMIT_BYTES) -> None:
-        self._limit_bytes = limit_bytes
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return the payloads that `data` completes.
-
-        Raises `WireError` for a length above the limit; close the connection then.
-        """
-        self._buffer += data
-        payloads = []
-        while len(self._buffer) >= PREFIX_BYTES:
-            end = PREFIX_BYTES + frame_length(self._buffer[:PREFIX_BYTES], self._limit_bytes)
-            if len(self._buffer) < end:
-                break
-            payloads.append(bytes(self._buffer[PREFIX_BYTES:end]))
-            del self._buffer[:end]
-        return payloads
 
 
 class ExitRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -132,9 +82,9 @@ class _Decode(Generic[Message]):
 decode_rank_message: Final = _Decode[RankMessage](RankMessage, "a rank")
 decode_rank_hello: Final = _Decode[RankVersion](RankVersion, "a rank")
 decode_agent_message: Final = _Decode[AgentMessage](AgentMessage, "an agent")
-FirstFrame: TypeAlias = AgentVersion | KeyRequest | LogHello | StoreHello | JoinRequest
+FirstFrame: TypeAlias = AgentVersion | LogHello | StoreHello | JoinRequest
 decode_first_frame: Final = _Decode[FirstFrame](FirstFrame, "an agent")
-decode_key_answer: Final = _Decode[KeyAnswer](KeyAnswer, "a coordinator")
+decode_agent_claim: Final = _Decode[AgentClaim](AgentClaim, "an agent")
 decode_coordinator_message: Final = _Decode[CoordinatorMessage](CoordinatorMessage, "a coordinator")
 decode_sender_message: Final = _Decode[SenderMessage](SenderMessage, "a sender of logs")
 decode_receiver_message: Final = _Decode[ReceiverMessage](ReceiverMessage, "a coordinator")

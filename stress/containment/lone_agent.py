@@ -19,7 +19,8 @@ from muster.contracts.messages import (
     RankSpawned,
     Welcome,
 )
-from muster.contracts.wire import FrameReader, decode_agent_message, encode, frame
+from muster.contracts.wire import decode_agent_message, encode
+from muster.links.frames import FrameReader, frame
 from tests.support.agent_stage import order_of
 from tests.support.installation import without_ours
 

@@ -12,9 +12,15 @@ from pathlib import Path
 import msgspec
 
 from coordinator.agents import AgentServer
+from coordinator.checkpoint_receiver import JobDirectories
 from muster.contracts.job import JobUid
 from muster.contracts.log_parts import LogsDrained
-from muster.contracts.messages import AgentHeartbeat, AgentHello, AgentMessage, KeyRequest, LogHello
+from muster.contracts.messages import (
+    AgentClaim,
+    AgentHeartbeat,
+    AgentHello,
+    AgentMessage,
+)
 from muster.contracts.paths import JobFiles, LogName
 from muster.contracts.token import sha256_of
 from muster.contracts.wire import decode_coordinator_message
@@ -30,23 +36,28 @@ class Printer:
         self._order = decode_coordinator_message(order)
         self.server: AgentServer
 
-    def token_sha256(self, claim: AgentHello | KeyRequest | LogHello) -> str | None:
+    def token_sha256(self, claim: AgentHello | AgentClaim) -> str | None:
         is_known = claim.job_uid == self._expected.job_uid
         return sha256_of(self._expected.token) if is_known else None
 
     def is_expected(self, hello: AgentHello) -> bool:
         return hello.token == self._expected.token
 
-    def log_home(self, hello: LogHello) -> JobFiles | None:
-        return self._home if hello.token == self._expected.token else None
+    def log_home(self, _claim: AgentClaim) -> JobFiles | None:
+        return self._home
 
-    def may_send(self, _hello: LogHello, _name: LogName) -> bool:
+    def checkpoint_directories(self, _claim: AgentClaim) -> JobDirectories | None:
+        if self._home is None:
+            return None
+        return JobDirectories(own=self._home.root / "checkpoints", inherited=None)
+
+    def may_send(self, _claim: AgentClaim, _name: LogName) -> bool:
         return True
 
     def is_draining(self, _uid: JobUid, _host: str) -> bool:
         return True
 
-    def on_drained(self, _hello: LogHello, _message: LogsDrained) -> None:
+    def on_drained(self, _claim: AgentClaim, _message: LogsDrained) -> None:
         print_stdout("drained")
 
     def on_refused(self, _uid: JobUid, why: str) -> None:

@@ -36,16 +36,10 @@ from muster.contracts.messages import (
 from muster.contracts.paths import JobFiles
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.spec import JobSpec
-from muster.contracts.wire import (
-    ExitRecord,
-    FrameReader,
-    decode_agent_message,
-    decode_exit_record,
-    encode,
-    frame,
-)
+from muster.contracts.wire import ExitRecord, decode_agent_message, decode_exit_record, encode
 from muster.host.containment import tagged_processes
 from muster.host.limits import ShellLimits
+from muster.links.frames import FrameReader, frame
 from tests.support.installation import await_value, without_ours
 
 DEADLINE_SECONDS = 30.0

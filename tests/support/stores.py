@@ -34,7 +34,7 @@ from muster.checkpoints.manifest import (
 from muster.checkpoints.s3 import S3Store
 from muster.checkpoints.store import CheckpointStore
 from muster.contracts.location import Location
-from muster.contracts.messages import AgentAssignment, CoordinatorAddress, KeyRequest, StoreHello
+from muster.contracts.messages import AgentAssignment, AgentClaim, CoordinatorAddress
 from muster.contracts.paths import rank_of_checkpoints, rank_place
 from muster.contracts.token import sha256_of
 from muster.objects.client import S3Client
@@ -225,10 +225,10 @@ class Host:
         self._agent = agent
         self._directories = JobDirectories(own=own, inherited=None)
 
-    def token_sha256(self, _claim: KeyRequest) -> str:
+    def token_sha256(self, _claim: AgentClaim) -> str:
         return sha256_of(self._agent.token)
 
-    def checkpoint_directories(self, _hello: StoreHello) -> JobDirectories:
+    def checkpoint_directories(self, _claim: AgentClaim) -> JobDirectories:
         return self._directories
 
 

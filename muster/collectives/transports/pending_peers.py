@@ -16,8 +16,10 @@ from typing import Final
 from muster.collectives.backend import ON_WAIT_SECONDS, OnWait
 from muster.collectives.deadline import Deadline
 from muster.collectives.errors import PeerRefused, Timeout
-from muster.collectives.transports.handshake import Caller, Steps
+from muster.collectives.transports.handshake import CallingRank, caller_of
+from muster.contracts.errors import AuthenticationFailed
 from muster.host.peers import is_same_user
+from muster.links.session import Session
 
 PENDING_LIMIT: Final = 64  # besides the ranks that are expected, which may come all at once
 HELLO_TIMEOUT_SECONDS: Final = 10.0
@@ -29,41 +31,32 @@ ACCEPTS_AT_ONCE: Final = 64
 class PendingPeer:
     """A connection and the state of its handshake."""
 
-    def __init__(self, connection: socket.socket, steps: Steps[Caller]) -> None:
+    def __init__(self, connection: socket.socket, session: Session) -> None:
         connection.setblocking(False)  # noqa: FBT003  the standard library's signature
         self.connection = connection
-        self._steps = steps
-        self._received = b""
-        self._wanted_bytes = next(steps).size_bytes
+        self.session = session
         self.expires_at = time.monotonic() + HELLO_TIMEOUT_SECONDS
 
-    def advance(self) -> Caller | None:
+    def advance(self) -> CallingRank | None:
         """Read what has arrived; return the caller once it is authenticated.
 
-        Raises `PeerRefused` or OSError; the connection must then be closed.
+        Raises `PeerRefused`, `AuthenticationFailed` or OSError; the connection must then be closed.
         """
-        received = self.connection.recv(self._wanted_bytes - len(self._received))
+        # No more: what follows the handshake belongs to the stream.
+        received = self.connection.recv(self.session.frames.missing_bytes)
         if not received:
             raise PeerRefused("a client connected and left")
-        self._received += received
-        if len(self._received) < self._wanted_bytes:
-            return None
         try:
-            turn = self._steps.send(self._received)
-        except StopIteration as end:
-            caller: Caller = end.value
-            return caller
-        self.connection.send(turn.send)  # fits into any empty socket buffer
-        self._received, self._wanted_bytes = b"", turn.size_bytes
-        return None
+            self.session.receive(received)
+        finally:
+            self.connection.send(self.session.take())  # fits into any empty socket buffer
+        return caller_of(self.session) if self.session.is_open else None
 
 
 class PendingPeers:
     """Admits the expected ranks and refuses all other connections."""
 
-    def __init__(
-        self, listener: socket.socket, answer: Callable[[socket.socket], Steps[Caller]]
-    ) -> None:
+    def __init__(self, listener: socket.socket, answer: Callable[[socket.socket], Session]) -> None:
         listener.setblocking(False)  # noqa: FBT003  the standard library's signature
         self._listener = listener
         self._answer = answer
@@ -73,10 +66,10 @@ class PendingPeers:
 
     def admit(
         self, expected: AbstractSet[int], deadline: Deadline, on_wait: OnWait
-    ) -> dict[Caller, socket.socket]:
+    ) -> dict[CallingRank, PendingPeer]:
         """Return one connection for each of the `expected` ranks; all others are closed."""
         self._limit = PENDING_LIMIT + len(expected)
-        admitted: dict[Caller, socket.socket] = {}
+        admitted: dict[CallingRank, PendingPeer] = {}
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(lambda: _close(admitted.values()))
             try:
@@ -85,7 +78,7 @@ class PendingPeers:
                     self._check(deadline)
                     admitted |= self._serve(missing)
             finally:
-                _close(peer.connection for peer in self._pending.values())
+                _close(self._pending.values())
             on_failure.pop_all()
         return admitted
 
@@ -97,20 +90,20 @@ class PendingPeers:
             why = f" ({self._refusal})" if self._refusal else ""
             raise Timeout(error.seconds, error.waited_for + why) from None
 
-    def _serve(self, missing: AbstractSet[int]) -> dict[Caller, socket.socket]:
+    def _serve(self, missing: AbstractSet[int]) -> dict[CallingRank, PendingPeer]:
         """Serve what is readable; return the connections of missing ranks."""
         poll = select.poll()
         for descriptor in [self._listener.fileno(), *self._pending]:
             poll.register(descriptor, select.POLLIN)
         ready = {descriptor for descriptor, _ in poll.poll(ON_WAIT_SECONDS * 1000)}
-        admitted: dict[Caller, socket.socket] = {}
+        admitted: dict[CallingRank, PendingPeer] = {}
         for descriptor in ready - {self._listener.fileno()}:
             if caller := self._read(descriptor):
-                connection = self._pending.pop(descriptor).connection
+                peer = self._pending.pop(descriptor)
                 if caller.rank in missing - {other.rank for other in admitted}:
-                    admitted[caller] = connection
+                    admitted[caller] = peer
                 else:
-                    connection.close()
+                    peer.connection.close()
         if self._listener.fileno() in ready:
             self._accept()
         now = time.monotonic()
@@ -133,10 +126,10 @@ class PendingPeers:
             if len(self._pending) > self._limit:
                 self._drop(next(iter(self._pending)))
 
-    def _read(self, descriptor: int) -> Caller | None:
+    def _read(self, descriptor: int) -> CallingRank | None:
         try:
             return self._pending[descriptor].advance()
-        except (PeerRefused, OSError) as error:
+        except (PeerRefused, AuthenticationFailed, OSError) as error:
             self._refusal = str(error)
             self._drop(descriptor)
             return None
@@ -145,6 +138,6 @@ class PendingPeers:
         self._pending.pop(descriptor).connection.close()
 
 
-def _close(connections: Iterable[socket.socket]) -> None:
-    for connection in connections:
-        connection.close()
+def _close(peers: Iterable[PendingPeer]) -> None:
+    for peer in peers:
+        peer.connection.close()

@@ -27,7 +27,9 @@ from muster.collectives.errors import (
 from muster.collectives.transports.handshake import Membership, answer, call
 from muster.collectives.transports.pending_peers import PendingPeers
 from muster.collectives.transports.streams import SocketStream, Stream
+from muster.contracts.errors import AuthenticationFailed
 from muster.host.peers import is_same_user, keep_alive
+from muster.links.session import Session
 
 Address: TypeAlias = tuple[str, int]
 
@@ -102,7 +104,7 @@ class _Rendezvous:
         self._unreachable_seconds = unreachable_seconds
         self.on_wait = on_wait
         self._connections: dict[int, socket.socket] = {}
-        self._transcripts: dict[int, bytes] = {}
+        self._sessions: dict[int, Session] = {}
 
     def connect_all(
         self,
@@ -137,7 +139,8 @@ class _Rendezvous:
         """Tune a connection, and seal it unless it stays on this host."""
         connection = self._connections[peer]
         _tune(connection)
-        if not must_seal(connection):
+        cipher = self._sessions[peer].cipher
+        if cipher is None:
             return SocketStream(connection, peer)
         if not self._own.token:
             raise Unsupported(
@@ -145,11 +148,8 @@ class _Rendezvous:
             )
         # Here and not above: on one host the ciphers would only cost time and memory.
         from muster.collectives.transports.sealed import SealedStream  # noqa: PLC0415
-        from muster.contracts.sealing import derive_keys  # noqa: PLC0415
 
-        is_caller = peer < self._own.rank
-        keys = derive_keys(self._own.token, self._transcripts[peer], is_caller=is_caller)
-        return SealedStream(connection, peer, keys)
+        return SealedStream(connection, peer, cipher)
 
     def _admit(self, listener: socket.socket) -> dict[int, int]:
         """Admit the ranks above this one; return their ports."""
@@ -158,9 +158,9 @@ class _Rendezvous:
         )
         above = set(range(self._own.rank + 1, self._own.world_size))
         admitted = pending.admit(above, self._deadline, self.on_wait)
-        for caller, connection in admitted.items():
-            self._connections[caller.rank] = connection
-            self._transcripts[caller.rank] = caller.transcript
+        for caller, peer in admitted.items():
+            self._connections[caller.rank] = peer.connection
+            self._sessions[caller.rank] = peer.session
         return {caller.rank: caller.port for caller in admitted}
 
     def _send_endpoints(self, listener: socket.socket) -> list[Endpoint]:
@@ -229,16 +229,16 @@ class _Rendezvous:
     def _handshake(self, rank: int, port: int) -> None:
         """Run the caller's side of the handshake."""
         connection = self._connections[rank]
-        steps = call(self._own, rank, port, is_sealed=must_seal(connection))
-        turn = next(steps)
-        while turn.size_bytes:
-            connection.sendall(turn.send)
-            turn = steps.send(self._read(rank, turn.size_bytes))
-        connection.sendall(turn.send)
+        session = self._sessions[rank] = call(
+            self._own, rank, port, is_sealed=must_seal(connection)
+        )
+        connection.sendall(session.take())
         try:
-            next(steps)
-        except StopIteration as end:
-            self._transcripts[rank] = end.value
+            while not session.is_open:
+                session.receive(self._read(rank, session.frames.missing_bytes))
+        except AuthenticationFailed as error:
+            raise PeerRefused(f"rank {rank} is refused: {error}") from error
+        connection.sendall(session.take())
         # Now, as the kernel knows whose the other end is once it has been accepted.
         if not is_same_user(connection, or_remote=True):
             raise PeerRefused(

@@ -1,7 +1,7 @@
 """Encrypts and authenticates what two ranks of different hosts send each other.
 
 The stream is cut into records: their length (4 bytes, little-endian) and that many bytes of
-AES-256-GCM, tag included (`muster.contracts.sealing`). The length is authenticated. A stream that
+AES-256-GCM, tag included (`muster.links.sealing`). The length is authenticated. A stream that
 ends early has no goodbye, which is sealed too: it counts as a death.
 """
 
@@ -13,7 +13,7 @@ from typing import Final
 from muster.collectives.errors import PeerRefused
 from muster.collectives.transports.streams import SocketStream, beginning_of
 from muster.contracts.errors import AuthenticationFailed
-from muster.contracts.sealing import TAG_BYTES, Cipher, Keys
+from muster.links.sealing import TAG_BYTES, Cipher
 
 RECORD_BYTES: Final = 256 << 10
 """The most of a record before it is sealed."""
@@ -25,9 +25,9 @@ _NOTHING: Final = memoryview(b"")
 class SealedStream(SocketStream):
     """A connected stream socket whose bytes only the holders of the keys can read or write."""
 
-    def __init__(self, connection: socket.socket, peer: int, keys: Keys) -> None:
+    def __init__(self, connection: socket.socket, peer: int, cipher: Cipher) -> None:
         super().__init__(connection, peer)
-        self._cipher = Cipher(keys)
+        self._cipher = cipher
         self._unsent = _NOTHING  # sealed
         self._opened = _NOTHING  # not read yet
         self._record = bytearray(_LENGTH.size)

@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from coordinator.agents import PENDING_LIMIT
 from muster.contracts.environ import PROCESS_TAG
 from muster.contracts.messages import (
     AgentAssignment,
@@ -19,7 +18,9 @@ from muster.contracts.messages import (
     StartRank,
     TerminateRank,
 )
-from muster.contracts.wire import encode, frame
+from muster.contracts.wire import encode
+from muster.links.frames import frame
+from muster.links.serving import PENDING_LIMIT
 from tests.support.agent_stage import order_of
 from tests.support.hosts import Host, Process, hosts, needs_hosts
 from tests.support.installation import await_value, end_of, without_ours

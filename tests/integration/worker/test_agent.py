@@ -33,10 +33,11 @@ from muster.contracts.messages import (
 )
 from muster.contracts.paths import rank_place
 from muster.contracts.shards import Position
-from muster.contracts.wire import encode, frame
+from muster.contracts.wire import encode
 from muster.host.containment import tag_of
 from muster.host.files import LOG_LIMIT_BYTES
 from muster.host.processes import boot_id, identify, is_stopped, machine_id, send_signal
+from muster.links.frames import frame
 from tests.support.agent_stage import GENERATION, Conversation, Stage
 from tests.support.installation import await_value
 from tests.support.storage_processes import session_of

@@ -10,19 +10,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from muster.contracts.messages import AgentAssignment, AgentHello, CoordinatorAddress, TerminateRank
 from muster.contracts.paths import JobFiles
+from muster.contracts.shards import Position
+from muster.contracts.storage import StorageAssignment
 from muster.contracts.wire import encode
+from muster.host.files import publish_address
 from muster.host.processes import module_command
+from muster.runtime.storage_client import RemoteCheckpoints, StorageConnection
 from tests.support.installation import await_value, end_of
+from tests.support.storage_processes import session_of
 from worker.log_index import LogIndex
 
 HELLO = AgentHello(job_uid="uid", host="beta", generation=1, token="a token")  # noqa: S106  for a test
 ORDER = TerminateRank(rank=7, attempt=0)
 LINES = 20_000  # between two interruptions: several batches
 ROUNDS = 6
+STATE = {"weights": np.arange(1 << 20, dtype=np.float64)}
 
 
 def free_port() -> int:
@@ -37,6 +44,7 @@ class Way:
     root: Path
     port: int = field(default_factory=free_port)
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+    sends_checkpoints: bool = False
 
     def files(self, name: str) -> JobFiles:
         return JobFiles(self.root / name / "jobs" / "a-job")
@@ -45,19 +53,35 @@ class Way:
     def heard(self) -> Path:
         return self.root / "heard"
 
+    @property
+    def socket(self) -> Path:
+        return self.root / "storage.sock"
+
+    @property
+    def address_file(self) -> Path:
+        return self.root / "coordinator.json"
+
+    @property
+    def address(self) -> CoordinatorAddress:
+        return CoordinatorAddress(host="127.0.0.1", port=self.port)
+
     def start(self, name: str) -> None:
         if name == "server":
             words = [f"127.0.0.1:{self.port}", msgspec.json.encode(HELLO).decode()]
             words += [encode(ORDER).hex(), str(self.files("home").root)]
             argv = [sys.executable, "-m", "tests.support.agent_server", *words]
         else:
-            argv = module_command("worker.log_sender")
+            argv = module_command("worker.storage")
         with self.heard.open("ab") as heard:
             process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=heard, stderr=heard)
         self.processes[name] = process
         if name == "sender":
             assert process.stdin is not None
-            process.stdin.write(msgspec.json.encode(self.assignment()) + b"\n")
+            socket = str(self.socket) if self.sends_checkpoints else ""
+            order = StorageAssignment(
+                socket=socket, stop_grace_seconds=1.0, keys={}, agent=self.assignment()
+            )
+            process.stdin.write(msgspec.json.encode(order) + b"\n")
             process.stdin.flush()
 
     def assignment(self) -> AgentAssignment:
@@ -67,13 +91,15 @@ class Way:
             generation=HELLO.generation,
             token=HELLO.token,
             job_root=str(self.files("away").root),
-            address_file="",
-            coordinators=(CoordinatorAddress(host="127.0.0.1", port=self.port),),
+            address_file=str(self.address_file),
+            coordinators=() if self.address_file.exists() else (self.address,),
+            is_forwarded=self.address_file.exists(),
             is_managed=False,
             orphan_timeout_seconds=600.0,
             stop_grace_seconds=1.0,
             agent_heartbeat_seconds=0.2,
             max_log_bytes=1 << 20,
+            sends_checkpoints=self.sends_checkpoints,
         )
 
     def end(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
@@ -134,8 +160,61 @@ def test_a_sender_that_is_told_to_end_first_sends_all(way: Way) -> None:
     assert home.log(0, 0).read_text() == "the last line\n"
 
 
+def test_a_sender_leaves_a_coordinator_that_was_replaced(way: Way) -> None:
+    """The first one is stopped, and not dead: its connection stays open."""
+    publish_address(way.address, way.address_file)
+    away = way.files("away")
+    index = LogIndex(away.log(0, 0), away.times(0, 0))
+    for name in ("server", "sender"):
+        way.start(name)
+    away.log(0, 0).write_text("to the first\n")
+    index.note(1.0)
+    await_value(lambda: way.size_at_home() > 0, lambda: end_of(way.heard))
+    way.processes["stopped"] = way.processes.pop("server")
+    way.processes["stopped"].send_signal(signal.SIGSTOP)
+    way.port = free_port()
+    way.start("server")
+    publish_address(way.address, way.address_file)
+    with away.log(0, 0).open("a") as log:
+        log.write("to the second\n")
+    index.note(2.0)
+    size = away.log(0, 0).stat().st_size
+    await_value(lambda: way.size_at_home() == size, lambda: end_of(way.heard))
+
+
 def test_a_sender_ends_with_its_agent(way: Way) -> None:
     way.start("sender")
     sender = way.processes.pop("sender")
     sender.communicate(timeout=20.0)
     assert sender.returncode == 1
+
+
+def test_a_killed_helper_loses_no_line_and_no_checkpoint(way: Way) -> None:
+    """One process sends both: what it has not acknowledged comes from the next one."""
+    way.sends_checkpoints = True
+    away, home = way.files("away"), way.files("home")
+    for name in ("server", "sender"):
+        way.start(name)
+    index = LogIndex(away.log(0, 0), away.times(0, 0))
+    warnings: list[str] = []
+    session = session_of(home.root / "checkpoints")
+    connection = StorageConnection(way.socket, session, warnings.append)
+    saved: list[int] = []
+    with closing(RemoteCheckpoints(connection, warnings.append)) as rank, closing(connection):
+        rank.claim()
+        for step in range(1, ROUNDS):
+            rank.save(step, Position(step=step), STATE | {"step": step}, saved.append)
+            with away.log(0, 0).open("a") as log:
+                log.writelines(f"{step} {line}\n" for line in range(LINES))
+            index.note(step)
+            assert way.end("sender") == -signal.SIGKILL
+            way.start("sender")
+            rank.flush()
+        found = rank.restore()
+    assert len(saved) == ROUNDS - 1
+    assert found is not None
+    assert found.step == found.state["step"] == ROUNDS - 1
+    assert found.state["weights"].tobytes() == STATE["weights"].tobytes()
+    assert warnings == []
+    assert way.end("sender", signal.SIGTERM) == 0, "everything is home"
+    assert home.log(0, 0).read_bytes() == away.log(0, 0).read_bytes()

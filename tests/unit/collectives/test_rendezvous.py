@@ -14,6 +14,7 @@ from muster.collectives.transports.pending_peers import PENDING_LIMIT
 from muster.collectives.transports.rendezvous import Address, Endpoint, rendezvous
 from muster.collectives.transports.tcp import RingBackend, TcpBackend
 from muster.host.ports import free_port
+from muster.links.frames import frame
 from tests.support.strangers import STRANGER, needs_root, socket_of
 
 TOKEN = b"the group's token"
@@ -157,7 +158,7 @@ def test_impostor_without_the_token_is_refused() -> None:
             connection, _ = impostor.accept()
             with connection:
                 assert TOKEN not in connection.recv(4096)
-                connection.sendall(bytes(48))
+                connection.sendall(frame(b"muster\0\1" + bytes(48)))
                 connection.recv(1)
 
         thread = threading.Thread(target=answer)

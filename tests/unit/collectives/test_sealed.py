@@ -11,16 +11,16 @@ from muster.collectives.simulated import run_ranks
 from muster.collectives.transports.rendezvous import Connections
 from muster.collectives.transports.sealed import SealedStream
 from muster.collectives.transports.tcp import TcpBackend
-from muster.contracts.sealing import derive_keys
+from muster.links.sealing import Cipher, derive_keys
 from tests.support.groups import member
 
 TALK = b"what both said"
 
 
 def backend_of(rank: int, end: socket.socket, token: bytes = b"secret") -> TcpBackend:
-    keys = derive_keys(token, TALK, is_caller=rank == 1)
+    cipher = Cipher(derive_keys(token, TALK, is_caller=rank == 1))
     peer = 1 - rank
-    return TcpBackend(member(rank, 2), Connections({peer: SealedStream(end, peer, keys)}, ()))
+    return TcpBackend(member(rank, 2), Connections({peer: SealedStream(end, peer, cipher)}, ()))
 
 
 class Network:

@@ -19,7 +19,8 @@ from muster.contracts.spec import (
     ResumeFrom,
 )
 from muster.contracts.spec_problems import checked, checked_job_id, field_errors, problems
-from muster.contracts.wire import encode, frame
+from muster.contracts.wire import encode
+from muster.links.frames import frame
 
 NAN = float("nan")
 INFINITY = float("inf")

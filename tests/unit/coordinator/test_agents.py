@@ -12,47 +12,38 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from coordinator.agents import (
-    HELLO_LIMIT_BYTES,
-    AgentServer,
-    keep_address_published,
-    listen,
-)
+from coordinator.agents import AgentServer
+from coordinator.service import keep_address_published
 from muster.contracts.interpreter import PROTOCOL, VERSION, release
 from muster.contracts.job import JobUid
 from muster.contracts.log_parts import LogsDrained
 from muster.contracts.messages import (
+    AgentClaim,
     AgentHello,
     AgentMessage,
     CoordinatorAddress,
     CoordinatorMessage,
     Dismiss,
     Hello,
-    KeyRequest,
-    LogHello,
     RankSaid,
     TerminateRank,
     Welcome,
 )
 from muster.contracts.paths import LogName
-from muster.contracts.sealing import agent_cipher
 from muster.contracts.token import sha256_of
-from muster.contracts.wire import (
-    PREFIX_BYTES,
-    FrameReader,
-    decode_coordinator_message,
-    encode,
-    frame,
-    frame_length,
-)
+from muster.contracts.wire import decode_coordinator_message, encode
 from muster.host.files import publish_address, read_coordinator_address
 from muster.host.peers import normalize_address, uid_of_connection
+from muster.links.frames import FrameReader, frame
+from muster.links.identity import job_identity
+from muster.links.serving import listen
+from muster.links.session import HELLO_LIMIT_BYTES, Caller, Session
 from tests.support.strangers import STRANGER, needs_root, socket_of
 
 HELLO = AgentHello(job_uid="uid", host="local", generation=3, token="right")  # noqa: S106  for a test
 ORDER = TerminateRank(rank=1, attempt=0)
 NEWS = RankSaid(rank=1, attempt=0, message=Hello())
-REQUEST = KeyRequest(job_uid="uid", host="local", generation=3, nonce=bytes(16))
+CLAIM = AgentClaim(job_uid="uid", host="local", generation=3)
 PATIENCE_SECONDS = 20.0
 
 
@@ -62,7 +53,7 @@ class Notebook:
 
     entries: asyncio.Queue[object] = field(default_factory=asyncio.Queue)
 
-    def token_sha256(self, claim: AgentHello | KeyRequest) -> str | None:
+    def token_sha256(self, claim: AgentHello | AgentClaim) -> str | None:
         known = (HELLO.job_uid, HELLO.host, HELLO.generation)
         is_known = (claim.job_uid, claim.host, claim.generation) == known
         return sha256_of(HELLO.token) if is_known else None
@@ -70,16 +61,16 @@ class Notebook:
     def is_expected(self, hello: AgentHello) -> bool:
         return self.token_sha256(hello) == sha256_of(hello.token)
 
-    def log_home(self, _hello: LogHello) -> None:
+    def log_home(self, _claim: AgentClaim) -> None:
         return None
 
-    def may_send(self, _hello: LogHello, _name: LogName) -> bool:
+    def may_send(self, _claim: AgentClaim, _name: LogName) -> bool:
         return False
 
     def is_draining(self, _uid: JobUid, _host: str) -> bool:
         return False
 
-    def on_drained(self, _hello: LogHello, _message: LogsDrained) -> None: ...
+    def on_drained(self, _claim: AgentClaim, _message: LogsDrained) -> None: ...
 
     def on_refused(self, uid: JobUid, why: str) -> None:
         self.entries.put_nowait((uid, why))
@@ -94,27 +85,43 @@ class Notebook:
         self.entries.put_nowait((message, hello))
 
 
+def caller(claim: AgentClaim = CLAIM, token: str = HELLO.token) -> Caller:
+    """Return the session of an agent on another host."""
+    return Caller(job_identity(encode(claim), sha256_of(token)))
+
+
+def first_words(claim: AgentClaim = CLAIM) -> bytes:
+    """Return what an agent on another host says first, without its frame."""
+    [hello] = FrameReader().feed(caller(claim).take())
+    return bytes(hello)
+
+
 @dataclass
 class Peer:
     """The other end of a connection to the server."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    frames: FrameReader = field(default_factory=FrameReader)
-    seal: Callable[[bytes], bytes] = bytes
-    open: Callable[[bytes], bytes] = bytes
+    session: Session = field(default_factory=Session)
 
-    def sends(self, *messages: AgentMessage | KeyRequest) -> None:
+    def sends(self, *messages: AgentMessage) -> None:
         for message in messages:
-            self.writer.write(frame(self.seal(encode(message))))
+            self.session.send(encode(message))
+        self.writer.write(self.session.take())
 
-    async def gets_keys(self, token: str = HELLO.token) -> None:
+    async def gets_keys(self) -> None:
         """Say what an agent on another host says first."""
-        self.sends(REQUEST)
-        prefix = await self.reader.readexactly(PREFIX_BYTES)
-        answer = await self.reader.readexactly(frame_length(prefix, HELLO_LIMIT_BYTES))
-        cipher = agent_cipher(sha256_of(token), encode(REQUEST), answer, is_agent=True)
-        self.seal, self.open = cipher.seal, cipher.open
+        self.session = caller()
+        while not self.session.is_open:
+            self.writer.write(self.session.take())
+            missing = self.session.frames.missing_bytes
+            self.session.receive(await self.reader.readexactly(missing))
+        self.writer.write(self.session.take())
+
+    def frame_of(self, message: AgentMessage) -> bytes:
+        """Return what would be sent, and count it as sent."""
+        self.session.send(encode(message))
+        return self.session.take()
 
     async def hears(self, count: int) -> list[CoordinatorMessage]:
         heard: list[CoordinatorMessage] = []
@@ -143,7 +150,7 @@ class Peer:
         return self._decoded(data)
 
     def _decoded(self, data: bytes) -> list[CoordinatorMessage]:
-        return [decode_coordinator_message(self.open(it)) for it in self.frames.feed(data)]
+        return [decode_coordinator_message(it) for it in self.session.receive(data)]
 
 
 @dataclass
@@ -238,9 +245,9 @@ def test_a_dismissed_agent_that_stays_is_disconnected(monkeypatch: pytest.Monkey
         frame(encode(NEWS)),  # before the hello
         b"\xff" * 8,
         frame(encode(msgspec.structs.replace(HELLO, job_uid="x" * HELLO_LIMIT_BYTES))),
-        frame(encode(msgspec.structs.replace(REQUEST, job_uid="other"))),
-        frame(encode(msgspec.structs.replace(REQUEST, generation=2))),
-        frame(encode(msgspec.structs.replace(REQUEST, nonce=b"short"))),
+        frame(first_words(msgspec.structs.replace(CLAIM, job_uid="other"))),
+        frame(first_words(msgspec.structs.replace(CLAIM, generation=2))),
+        frame(first_words()[:20]),
     ],
 )
 def test_a_peer_without_a_hello_is_disconnected(words: bytes) -> None:
@@ -368,12 +375,25 @@ def test_what_ssh_forwards_has_to_be_sealed() -> None:
     asyncio.run(told())
 
 
-@pytest.mark.parametrize("first", [HELLO, REQUEST])
-def test_a_sealed_agent_without_the_token_is_disconnected(first: AgentHello | KeyRequest) -> None:
+@pytest.mark.parametrize("proof", [bytes(32), b"", encode(HELLO), first_words()])
+def test_a_sealed_agent_without_the_token_is_disconnected(proof: bytes) -> None:
     async def story(stage: Stage) -> None:
         async with stage.peer() as agent:
-            await agent.gets_keys(token="wrong" if first == HELLO else HELLO.token)
-            agent.sends(first)
+            agent.writer.write(frame(first_words()))
+            answer = await agent.reader.readexactly(64)
+            agent.writer.write(frame(proof) + frame(encode(HELLO)))
+            assert await agent.reader.read() == b"", answer
+        assert stage.notebook.entries.empty()
+
+    play(story)
+
+
+def test_a_sealed_agent_that_begins_anew_is_disconnected() -> None:
+    async def story(stage: Stage) -> None:
+        async with stage.peer() as agent:
+            await agent.gets_keys()
+            agent.session.send(first_words())
+            agent.sends(HELLO)
             assert await agent.is_hung_up_on() == []
         assert stage.notebook.entries.empty()
 
@@ -404,7 +424,7 @@ def test_what_the_network_changed_ends_a_sealed_connection(
             agent.sends(HELLO)
             assert await agent.hears(1) == [Welcome(epoch=5)]
             assert await stage.entry() == ("joined", HELLO)
-            one, two = (frame(agent.seal(encode(NEWS))) for _ in range(2))
+            one, two = (agent.frame_of(NEWS) for _ in range(2))
             agent.writer.write(b"".join(deliver(one, two)))
             assert await agent.is_hung_up_on() == []
             assert await stage.entry() == ("dropped", HELLO), "nothing after a changed frame counts"
@@ -415,7 +435,7 @@ def test_what_the_network_changed_ends_a_sealed_connection(
 @settings(max_examples=50)
 @given(place=st.integers(0, 200), byte=st.integers(0, 255), length=st.integers(0, 200))
 def test_no_first_frame_harms_the_server(place: int, byte: int, length: int) -> None:
-    words = bytearray(encode(REQUEST))
+    words = bytearray(first_words())
     words[place % len(words)] = byte
 
     async def story(stage: Stage) -> None:
@@ -447,7 +467,7 @@ def test_a_replaced_connection_reports_no_disconnect() -> None:
 def test_the_address_is_published_until_it_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.agents.ADDRESS_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("coordinator.service.ADDRESS_LOOK_SECONDS", 0.001)
     file = tmp_path / "data" / "address.json"
     file.parent.touch()  # no directory can be created there yet
     ours = CoordinatorAddress(host="here", port=1)

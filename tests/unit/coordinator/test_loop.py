@@ -20,10 +20,9 @@ from database.records import JobWrite
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import JobUid
 from muster.contracts.messages import (
+    AgentClaim,
     AgentHeartbeat,
     AgentHello,
-    KeyRequest,
-    LogHello,
     RankSaid,
     Warned,
 )
@@ -153,9 +152,7 @@ def test_an_agent_is_expected_only_with_its_token(
 def test_an_agent_gets_keys_only_for_its_own_number() -> None:
     stage = Stage(Story.running(world_size=1).job)
     stage.job.attach(tokens_sha256={LOCAL_HOST: "digest"})
-    known = KeyRequest(
-        job_uid=stage.job.snapshot.uid, host=LOCAL_HOST, generation=1, nonce=bytes(16)
-    )
+    known = AgentClaim(job_uid=stage.job.snapshot.uid, host=LOCAL_HOST, generation=1)
     assert stage.loop.token_sha256(known) == "digest"
     for other in ({"job_uid": "other"}, {"host": "other"}, {"generation": 2}):
         assert stage.loop.token_sha256(replace(known, **other)) is None
@@ -165,18 +162,12 @@ def test_a_host_sends_only_logs_of_what_it_may_have_run() -> None:
     story = Story.running(world_size=3, hosts=("a", "b", "c"))
     story.dies(2).plans()
     stage = Stage(story.job)
-    hello = LogHello(
-        job_uid=story.job.uid,
-        host="b",
-        generation=1,
-        token="",
-        directory=(0, 0),
-    )
+    claim = AgentClaim(job_uid=story.job.uid, host="b", generation=1)
     allowed = {
         (rank, attempt)
         for rank in range(5)
         for attempt in range(3)
-        if stage.loop.may_send(hello, LogName(rank, attempt))
+        if stage.loop.may_send(claim, LogName(rank, attempt))
     }
     assert allowed == {(1, 0), (2, 0)}, "of a rank elsewhere only attempts that have ended"
 

@@ -13,20 +13,15 @@ from muster.contracts.messages import (
     CoordinatorAddress,
     CoordinatorMessage,
     Dismiss,
-    KeyAnswer,
-    KeyRequest,
     TerminateRank,
     Welcome,
 )
-from muster.contracts.sealing import Cipher, agent_cipher
 from muster.contracts.token import sha256_of
-from muster.contracts.wire import (
-    FrameReader,
-    decode_agent_message,
-    decode_first_frame,
-    encode,
-    frame,
-)
+from muster.contracts.wire import decode_agent_claim, decode_agent_message, encode
+from muster.links.frames import FrameReader, frame
+from muster.links.identity import Identity, job_identity
+from muster.links.sealing import Cipher
+from muster.links.session import Answerer
 from worker.coordinator_link import CoordinatorLink
 
 HELLO = AgentHello(job_uid="uid", host="local", generation=1, token="secret")  # noqa: S106  for a test
@@ -115,7 +110,7 @@ def test_messages_sent_while_connecting_arrive_in_order(wire: Wire) -> None:
     wire.link.send(HELLO)
     wire.link.send(HELLO)
     coordinator = wire.accepts()
-    wire.turns_until(lambda: not wire.selector.get_map() or not wire.link._unsent)  # noqa: SLF001
+    wire.turns_until(lambda: not wire.selector.get_map() or not wire.link._link._unsent)  # noqa: SLF001
     assert receive(coordinator, 2) == [HELLO, HELLO]
 
 
@@ -150,7 +145,7 @@ def test_an_incomplete_frame_ends_with_its_connection(wire: Wire) -> None:
     wire.link.connect()
     first = wire.accepts()
     first.sendall(frame(encode(ORDER))[:-1])
-    wire.turns_until(lambda: bool(wire.link._reader._buffer))  # noqa: SLF001  it has come
+    wire.turns_until(lambda: wire.link._link._session.frames._buffer)  # noqa: SLF001  it has come
     first.close()
     wire.turns_until(lambda: not wire.link.is_open)
     assert wire.link.connect()
@@ -218,9 +213,6 @@ def test_a_new_published_address_is_noticed(wire: Wire) -> None:
     assert wire.link.has_new_address, "without a connection too"
 
 
-ANSWER = encode(KeyAnswer(nonce=bytes(16)))
-
-
 @pytest.fixture
 def sealed(wire: Wire) -> Wire:
     """The wire of an agent that was given the coordinator's address."""
@@ -229,32 +221,46 @@ def sealed(wire: Wire) -> Wire:
     return wire
 
 
-def agree(wire: Wire, *, token: str = HELLO.token) -> tuple[socket.socket, Cipher]:
-    """Accept the link's connection, and answer its request for keys."""
-    coordinator = wire.accepts()
-    [request] = FrameReader().feed(coordinator.recv(1 << 16))
-    asked = decode_first_frame(request)
-    assert isinstance(asked, KeyRequest)
-    assert (asked.job_uid, asked.generation) == (HELLO.job_uid, HELLO.generation)
-    coordinator.sendall(frame(ANSWER))
-    return coordinator, agent_cipher(sha256_of(token), request, ANSWER, is_agent=False)
+def agree(wire: Wire, *, token: str = HELLO.token) -> tuple[socket.socket, Answerer]:
+    """Accept the link's connection, and prove that its coordinator answers."""
+
+    def find(claim: bytes) -> Identity:
+        asked = decode_agent_claim(claim)
+        assert (asked.job_uid, asked.generation) == (HELLO.job_uid, HELLO.generation)
+        return job_identity(claim, sha256_of(token))
+
+    coordinator, session = wire.accepts(), Answerer(find)
+    answer = b""
+    while not answer:
+        session.receive(coordinator.recv(session.frames.missing_bytes))
+        answer = session.take()
+    coordinator.sendall(answer)
+    return coordinator, session
 
 
-def test_what_was_sent_before_the_keys_arrives_sealed(sealed: Wire) -> None:
+def hear(wire: Wire, coordinator: socket.socket, session: Answerer, count: int) -> list[bytes]:
+    """Return what the link sends, from its proof on."""
+    wire.turns_until(lambda: not wire.link._link._session.waiting_bytes)  # noqa: SLF001
+    wire.turns_until(lambda: not wire.link._link._unsent)  # noqa: SLF001
+    heard: list[bytes] = []
+    while len(heard) < count or not session.is_open:
+        heard += session.receive(coordinator.recv(session.frames.missing_bytes))
+    return heard
+
+
+def test_what_was_sent_before_the_proof_arrives_sealed(sealed: Wire) -> None:
     assert sealed.link.connect()
     sealed.link.send(HELLO)
-    sealed.turns_until(lambda: not sealed.link._unsent)  # noqa: SLF001
-    coordinator, cipher = agree(sealed)
-    sealed.turns_until(lambda: not sealed.link._request)  # noqa: SLF001
+    sealed.turns_until(lambda: not sealed.link._link._unsent)  # noqa: SLF001
+    coordinator, session = agree(sealed)
+    sealed.turns_until(lambda: sealed.link._link._session.is_open)  # noqa: SLF001
     sealed.link.send(HELLO)
-    frames = FrameReader()
-    payloads: list[bytes] = []
-    while len(payloads) < 2:
-        payloads += frames.feed(coordinator.recv(1 << 16))
-    assert [decode_agent_message(cipher.open(it)) for it in payloads] == [HELLO, HELLO]
-    coordinator.sendall(
-        b"".join(frame(cipher.seal(encode(it))) for it in (Welcome(epoch=1), ORDER))
-    )
+    payloads = hear(sealed, coordinator, session, 2)
+    assert session.is_sealed
+    assert list(map(decode_agent_message, payloads)) == [HELLO, HELLO]
+    for message in (Welcome(epoch=1), ORDER):
+        session.send(encode(message))
+    coordinator.sendall(session.take())
     sealed.turns_until(lambda: len(sealed.received) == 2)
     assert sealed.link.is_authentic
 
@@ -273,24 +279,30 @@ def test_a_changed_frame_closes_a_sealed_connection(
     sealed: Wire, answers: Callable[[Cipher], list[bytes]]
 ) -> None:
     sealed.link.connect()
-    sealed.turns_until(lambda: not sealed.link._unsent)  # noqa: SLF001
-    coordinator, cipher = agree(sealed)
-    sealed.turns_until(lambda: not sealed.link._request)  # noqa: SLF001
-    coordinator.sendall(b"".join(map(frame, answers(cipher))))
+    sealed.turns_until(lambda: not sealed.link._link._unsent)  # noqa: SLF001
+    coordinator, session = agree(sealed)
+    sealed.turns_until(lambda: sealed.link._link._session.is_open)  # noqa: SLF001
+    hear(sealed, coordinator, session, 0)
+    coordinator.sendall(b"".join(map(frame, answers(session.cipher))))
     sealed.turns_until(lambda: not sealed.link.is_open)
     assert Dismiss() not in sealed.received
 
 
-def test_a_coordinator_without_the_token_is_not_believed(sealed: Wire) -> None:
+def test_a_coordinator_without_the_token_is_not_believed(
+    sealed: Wire, capsys: pytest.CaptureFixture[str]
+) -> None:
     sealed.link.connect()
-    sealed.turns_until(lambda: not sealed.link._unsent)  # noqa: SLF001
-    coordinator, cipher = agree(sealed, token="another")  # noqa: S106  for a test
-    coordinator.sendall(frame(cipher.seal(encode(Welcome(epoch=1)))))
+    sealed.turns_until(lambda: not sealed.link._link._unsent)  # noqa: SLF001
+    coordinator, _ = agree(sealed, token="another")  # noqa: S106  for a test
+    coordinator.sendall(frame(encode(Welcome(epoch=1))))
     sealed.turns_until(lambda: not sealed.link.is_open)
     assert sealed.received == []
+    assert "the other end has another token" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("answer", [encode(Welcome(epoch=1)), b"", ANSWER[:-1], b"\xff" * 40])
+@pytest.mark.parametrize(
+    "answer", [encode(Welcome(epoch=1)), b"", b"muster\0\1" + bytes(47), b"\xff" * 56]
+)
 def test_no_answer_in_clear_is_obeyed(sealed: Wire, answer: bytes) -> None:
     sealed.link.connect()
     sealed.accepts().sendall(frame(answer))

@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 
 from coordinator.log_receiver import HomeLogs
 from muster.contracts.log_parts import LogPart
-from muster.contracts.messages import LogHello
 from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK, JobFiles, LogName
 from muster.host.files import KEEP_SIZE, PUNCH_HOLE, fallocate
 from muster.logs.log_file import LogFile
 from worker.log_sender import LogPasses
 
-HELLO = LogHello(job_uid="uid", host="b", generation=1, token="", directory=(0, 0))
+UID, HOST, ELSEWHERE = "uid", "b", (0, 0)
 NAME = LogName(3, 0)
 BLOCK = 4096
 ROUNDS = 1000
@@ -32,7 +31,7 @@ def job_files(root: Path) -> JobFiles:
     files = JobFiles(root / "jobs" / "a-job")
     files.logs.mkdir(parents=True)
     files.exits.mkdir(parents=True)
-    files.owner.write_text(HELLO.job_uid)
+    files.owner.write_text(UID)
     return files
 
 
@@ -95,11 +94,8 @@ class Away:
         self.passes = None
 
     def connects(self) -> LogPasses:
-        home = HomeLogs(self.home, HELLO.host)
-        sizes = {
-            (LogName(*key), kind): size
-            for *key, kind, size in home.sizes(HELLO.job_uid, HELLO.directory)
-        }
+        home = HomeLogs(self.home, HOST)
+        sizes = {(LogName(*key), kind): size for *key, kind, size in home.sizes(UID, ELSEWHERE)}
 
         def send(part: LogPart) -> None:
             if self.until_cut == 0:
@@ -204,8 +200,8 @@ def test_an_attempt_belongs_to_one_host(tmp_path: Path) -> None:
         HomeLogs(files, "c").keep(part_of(LogName(rank, 0), data=b"of c"))
     assert files.log(0, 0).read_bytes() == b"of this host"
     assert files.log(1, 0).read_bytes() == b"of b"
-    assert HomeLogs(files, "b").sizes(HELLO.job_uid, HELLO.directory) == [(1, 0, "log", 4)]
-    assert HomeLogs(files, "c").sizes(HELLO.job_uid, HELLO.directory) == []
+    assert HomeLogs(files, "b").sizes(UID, ELSEWHERE) == [(1, 0, "log", 4)]
+    assert HomeLogs(files, "c").sizes(UID, ELSEWHERE) == []
 
 
 @pytest.mark.parametrize("link", ["logs", "logs/rank_00003.000.log"])
@@ -216,12 +212,12 @@ def test_no_link_is_followed(tmp_path: Path, link: str) -> None:
     files.logs.rmdir()
     if link != "logs":
         files.logs.mkdir()
-        files.log_host(*NAME.key).symlink_to(HELLO.host)
+        files.log_host(*NAME.key).symlink_to(HOST)
         elsewhere = elsewhere / "file"
         elsewhere.touch()
     (files.root / link).symlink_to(elsewhere)
     with pytest.raises(OSError, match=r"symbolic links|Not a directory"):
-        HomeLogs(files, HELLO.host).keep(part_of(NAME))
+        HomeLogs(files, HOST).keep(part_of(NAME))
     assert elsewhere.is_dir() or not elsewhere.read_bytes()
     assert not elsewhere.is_dir() or not list(elsewhere.iterdir())
 
@@ -230,18 +226,11 @@ def test_files_of_another_job_are_left_alone(tmp_path: Path) -> None:
     files = job_files(tmp_path)
     files.owner.write_text("another")
     with pytest.raises(OSError, match="belongs to another one"):
-        HomeLogs(files, HELLO.host).sizes(HELLO.job_uid, HELLO.directory)
+        HomeLogs(files, HOST).sizes(UID, ELSEWHERE)
 
 
 def test_a_shared_directory_is_refused(tmp_path: Path) -> None:
     files = job_files(tmp_path)
     owner = files.owner.stat()
-    hello = LogHello(
-        job_uid="uid",
-        host="b",
-        generation=1,
-        token="",
-        directory=(owner.st_ino, owner.st_mtime_ns),
-    )
     with pytest.raises(OSError, match="same data directory"):
-        HomeLogs(files, HELLO.host).sizes(hello.job_uid, hello.directory)
+        HomeLogs(files, HOST).sizes(UID, (owner.st_ino, owner.st_mtime_ns))

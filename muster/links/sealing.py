@@ -1,9 +1,8 @@
 """Encrypts and authenticates the messages of two processes that share a secret. No I/O here.
 
-Both ends say a nonce in clear and derive one key for each direction from the secret and all that
-was said. The nonce of a message is its number, so a message that is forged, changed, replayed, left
-out or out of order does not open. Imported only where a connection leaves its host: `cryptography`
-costs time and memory.
+Both ends derive one key for each direction from the secret and all that was said. The nonce of a
+message is its number, so a message that is forged, changed, replayed, left out or out of order does
+not open. Imported only where a connection leaves its host: `cryptography` costs time and memory.
 """
 
 import hashlib
@@ -67,15 +66,6 @@ class Cipher:
             ) from error
         self._opened_count += 1
         return data
-
-
-def agent_cipher(token_sha256: str, request: bytes, answer: bytes, *, is_agent: bool) -> Cipher:
-    """Return the cipher between an agent and the coordinator, which keeps only the token's digest.
-
-    `request` and `answer` are their first frames, encoded (`muster.contracts.messages.KeyRequest`).
-    """
-    keys = derive_keys(bytes.fromhex(token_sha256), request + answer, is_caller=is_agent)
-    return Cipher(keys)
 
 
 def _nonce(number: int) -> bytes:

@@ -1,4 +1,4 @@
-"""What a network between two hosts may do to what an agent and its coordinator send."""
+"""What a network between two hosts may do to the payloads of a link."""
 
 import subprocess
 import sys
@@ -7,16 +7,18 @@ from collections.abc import Callable
 import pytest
 
 from muster.contracts.errors import AuthenticationFailed
-from muster.contracts.sealing import Cipher, agent_cipher
-from muster.contracts.token import sha256_of
+from muster.links.sealing import Cipher, derive_keys
 
 SAID = (b"the agent's nonce", b"the coordinator's nonce")
-TOKEN = sha256_of("token")
+TOKEN = b"token"
 
 
-def ends(token: str = TOKEN, said: tuple[bytes, bytes] = SAID) -> tuple[Cipher, Cipher]:
+def ends(token: bytes = TOKEN, said: tuple[bytes, bytes] = SAID) -> tuple[Cipher, Cipher]:
     """Return the ciphers of an agent and of the coordinator it was started by."""
-    return agent_cipher(TOKEN, *SAID, is_agent=True), agent_cipher(token, *said, is_agent=False)
+    return (
+        Cipher(derive_keys(TOKEN, b"".join(SAID), is_caller=True)),
+        Cipher(derive_keys(token, b"".join(said), is_caller=False)),
+    )
 
 
 def test_messages_open_in_order_in_both_directions() -> None:
@@ -61,13 +63,13 @@ def test_a_repeated_message_does_not_open() -> None:
 @pytest.mark.parametrize(
     ("token", "said"),
     [
-        (sha256_of("another"), SAID),
+        (b"another", SAID),
         (TOKEN, (SAID[0], b"another nonce")),
         (TOKEN, (b"another nonce", SAID[1])),
     ],
     ids=["token", "coordinator's nonce", "agent's nonce"],
 )
-def test_other_keys_open_nothing(token: str, said: tuple[bytes, bytes]) -> None:
+def test_other_keys_open_nothing(token: bytes, said: tuple[bytes, bytes]) -> None:
     agent, coordinator = ends(token, said)
     with pytest.raises(AuthenticationFailed):
         coordinator.open(agent.seal(b"data"))
