@@ -13,11 +13,8 @@ import msgspec
 from msgspec.structs import replace
 
 from muster.cluster.description import Cluster, ClusterNode
-from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.attach import JOIN_ORDER, JoinOrder, LaunchAgent, ProbeFile
 from muster.contracts.engine import (
-    SCHEDULERS,
-    Engine,
     KubernetesOptions,
     SlurmOptions,
     agent_job_name,
@@ -63,19 +60,17 @@ def planned_request(
     job_id: str,
     spec: JobSpec,
     settings: ServiceSettings,
-    cluster: Cluster | None,
+    cluster: Cluster,
     command: Callable[[str], list[str]],
 ) -> AgentRequest:
     """Return what the engine of a job would get first; `command` is how it runs our modules."""
-    nodes = () if cluster is None else cluster.nodes
-    usable = (it for it in nodes if spec.engine in {None, it.transport})
-    node = next((it for it in usable if it.name in (spec.hosts or [it.name])), None)
-    engine: Engine = "local" if node is None else node.transport
-    if spec.engine is not None and spec.engine in SCHEDULERS:
-        engine = spec.engine
+    usable = (it for it in cluster.nodes if spec.engine in {None, it.transport})
+    named = (it for it in usable if it.name in (spec.hosts or [it.name]))
+    node = next(named, cluster.nodes[0])  # a scheduler chooses machines of its own
+    engine = spec.engine or node.transport
     order = JoinOrder(
         job_uid="<uid>",
-        host=next(iter(spec.scheduled_hosts), LOCAL_HOST if node is None else node.name),
+        host=next(iter(spec.scheduled_hosts), node.name),
         generation=1,
         token=TOKEN,
         coordinators=(ADDRESS,) * (engine != "local" and settings.agent_endpoint is not None),
@@ -93,9 +88,9 @@ def planned_request(
         lambda it: SECRET if it.source == "env" or not is_local else None,
         dict.fromkeys(STORE_KEYS, SECRET),
     )
-    if node is None or is_local:
+    if is_local:
         content = msgspec.to_builtins(assignment)
-        return AgentRequest(engine="local", command=command("worker.agent"), content=content)
+        return AgentRequest(engine=engine, command=command("worker.agent"), content=content)
     if settings.agent_endpoint is None:
         assignment = forwarded(assignment)
     probe = None

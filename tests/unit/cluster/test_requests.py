@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from coordinator.launchers.slurm import Slurm
-from muster.cluster.description import Cluster, ClusterNode
+from muster.cluster.description import Cluster, ClusterNode, cluster_of_service
 from muster.cluster.requests import planned_request, pod
 from muster.contracts.attach import JoinOrder, LaunchAgent
 from muster.contracts.engine import agent_job_name
@@ -24,11 +24,12 @@ CLUSTER = Cluster(
         ClusterNode(name="here", host="10.0.0.1", slots=4),
     )
 )
+ALONE = cluster_of_service(None, "n-0123456789ab", slots=4)
 PLACES = {"dataset_dir": "/data", "checkpoint_dir": "/saved"}
 RECORDER = '#!/bin/sh\nfor word; do echo "$word"; done > {0}/words\ncat > {0}/script\necho 7\n'
 
 
-def planned(spec: JobSpec, cluster: Cluster | None = None) -> AgentRequest:
+def planned(spec: JobSpec, cluster: Cluster = ALONE) -> AgentRequest:
     return planned_request("mine", spec, SETTINGS, cluster, module_command)
 
 
@@ -73,14 +74,14 @@ def test_kubernetes_gets_what_was_shown() -> None:
 @pytest.mark.parametrize(
     ("fields", "cluster", "engine", "host"),
     [
-        ({}, None, "local", "local"),
+        ({}, ALONE, "local", "n-0123456789ab"),
         ({}, CLUSTER, "ssh", "box"),
         ({"hosts": ("here",)}, CLUSTER, "local", "here"),
         ({"engine": "local"}, CLUSTER, "local", "here"),
     ],
 )
 def test_an_assignment_is_shown_without_secrets(
-    fields: dict[str, object], cluster: Cluster | None, engine: str, host: str
+    fields: dict[str, object], cluster: Cluster, engine: str, host: str
 ) -> None:
     secrets = {"A": "env:LENT", "B": "file:kept"}
     places = PLACES | {"checkpoint_dir": "s3://bucket/saved"}
