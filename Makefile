@@ -2,7 +2,7 @@
 # comparing the age of four files is all that is left of it.
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo check lint types units units-a-c units-d-z test floors chaos contain objects stale fuzz load security bench compose-env containers lock clean
+.PHONY: help up demo check lint types units units-a-c units-d-z test floors chaos contain objects stale fuzz load security bench compose-env containers lock release clean
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
@@ -111,6 +111,11 @@ lock: $(STAMP) ## write requirements.lock from pyproject.toml (ARGS=--upgrade fo
 	$(BIN)/python bootstrap.py uv pip compile --quiet --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-emit-find-links --no-header --extra dev --extra kubernetes \
 		pyproject.toml -o requirements.lock $(ARGS)
+
+release: $(STAMP) ## build dist: the wheel, and what it depends on as CycloneDX
+	rm -rf dist
+	$(BIN)/hatchling build -t wheel
+	$(BIN)/python .ci/sbom.py > "$$(ls dist/*.whl | sed 's/-py3-none-any.whl$$/.cdx.json/')"
 
 clean: ## remove .venv and all caches; .muster, where your jobs are, stays
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -9,8 +9,8 @@ import shutil
 import socket
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Hashable
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -23,11 +23,11 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer, SecurityScopes
 from prometheus_client import CollectorRegistry
 
-from api.auth import CHANGING_METHODS, Caller, logged_refusal, require_scope
+from api.access.auth import CHANGING_METHODS, Caller, logged_refusal, require_scope
 from api.errors import ServiceUnavailable
-from api.streams import IDLE_SECONDS, JobCache, LogBroadcast
+from api.streams import IDLE_SECONDS, Feeds, JobCache
 from api.submission import SubmissionQueue, Submitter
-from api.watch import Watches
+from api.watch import Found, WatchFeed
 from database.engine import Database
 from database.errors import DatabaseError, DatabaseFull
 from database.history import History
@@ -42,6 +42,7 @@ from muster.contracts.paths import DataDir
 from muster.contracts.token import Scope
 from muster.host.files import closing
 from muster.host.processes import is_provably_gone, is_running, is_stopped
+from muster.logs.local import LocalLogs
 
 API_VERSION: Final = "v1"
 PREFIX: Final = f"/api/{API_VERSION}"
@@ -166,10 +167,11 @@ class AppState:
     answers: Answers
     tokens: Tokens
     job_cache: JobCache
-    log_broadcast: LogBroadcast
+    feeds: Feeds
+    log_readers: CapacityLimiter
+    """Threads for the feeds of logs."""
     log_searches: CapacityLimiter
     """Threads for searches in logs, so that these do not hold up other routes."""
-    watches: Watches
     coordinator: CoordinatorHandle
     node: str
     """The id of this host."""
@@ -184,6 +186,18 @@ class AppState:
     metrics: CollectorRegistry
     clock: Callable[[], datetime]
     uptime_seconds: Callable[[], float]
+
+    def watching(
+        self, key: Hashable, look: Callable[[int], Found | None]
+    ) -> AbstractAsyncContextManager[WatchFeed]:
+        """Return the feed of what `look` finds, for as long as a client reads it."""
+        make = partial(
+            WatchFeed, look=look, changes=self.database.changes, is_closing=self.is_closing
+        )
+        return self.feeds.reading(key, make)
+
+    def logs_of(self, job_id: JobId) -> LocalLogs:
+        return LocalLogs(self.data_dir.job(job_id))
 
     def request_stop(
         self,

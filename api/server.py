@@ -20,20 +20,19 @@ from anyio import CapacityLimiter
 from fastapi import Depends, FastAPI
 from prometheus_client import CollectorRegistry
 
-from api.auth import Authenticator, TokenCache
-from api.connections import HEADERS_LIMIT_BYTES, LimitedProtocol
+from api.access.auth import Authenticator, TokenCache
+from api.access.connections import HEADERS_LIMIT_BYTES, LimitedProtocol
+from api.access.middleware import BODY_LIMIT_BYTES, AccessMiddleware
+from api.access.rate_limits import RateLimiter
 from api.dependencies import PREFIX, AppState, CoordinatorHandle, DiskReserve
 from api.errors import install
 from api.metrics import ScrapeCollector, read_scrape
-from api.middleware import BODY_LIMIT_BYTES, AccessMiddleware
 from api.page import routes as page
-from api.rate_limits import RateLimiter
 from api.routes import deletion, hosts, jobs, logs, pool, service, watch
 from api.schema import ANY, add_schemas, refusals, refuse_unknown_query
 from api.startup_checks import check_certificate, check_listening
-from api.streams import JobCache, JobState, LogBroadcast
+from api.streams import Feeds, JobCache, JobState
 from api.submission import Outcomes, SubmissionQueue, Submitter
-from api.watch import Watches
 from database.engine import Database
 from database.history import History
 from database.hosts import Hosts
@@ -52,7 +51,6 @@ from muster.contracts.settings import TOKEN, AccessSettings, ServiceSettings, is
 from muster.host import processes
 from muster.host.limits import usable_processors
 from muster.host.private import make_private
-from muster.logs.local import LocalLogs
 from muster.objects.client import BRIEF_RETRY_SECONDS, S3Client
 from muster.runtime import service_log
 from muster.runtime.stderr_messages import print_stderr
@@ -217,9 +215,7 @@ def _build_state(
 
     hosts = Hosts(database)
     changes = database.changes if database.listen(lambda: None) else lambda: None
-    job_cache = JobCache(read_state, time.monotonic, changes)
     coordinator = CoordinatorHandle(leases.current, time.monotonic)
-    readers = CapacityLimiter(LOG_READERS)
     disk_reserve = DiskReserve(data_dir.disk_reserve)
     disk_reserve.allocate()
 
@@ -236,15 +232,10 @@ def _build_state(
         hosts=hosts,
         answers=Answers(database),
         tokens=tokens,
-        job_cache=job_cache,
-        log_broadcast=LogBroadcast(
-            logs_of=lambda job_id: LocalLogs(data_dir.job(job_id)),
-            jobs=job_cache,
-            is_closing=is_closing,
-            readers=readers,
-        ),
+        job_cache=JobCache(read_state, time.monotonic, changes),
+        feeds=Feeds(),
+        log_readers=CapacityLimiter(LOG_READERS),
         log_searches=CapacityLimiter(LOG_SEARCHES),
-        watches=Watches(database.changes, is_closing),
         coordinator=coordinator,
         node=node,
         submitter=Submitter(

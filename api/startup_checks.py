@@ -110,6 +110,7 @@ def run_checks(environ: Mapping[str, str], *, is_store_asked: bool = False) -> i
     except MusterError as error:
         problems.append(_described(error, "settings"))
     else:
+        from database.errors import SchemaRefused  # noqa: PLC0415
         from database.tokens import is_any_token  # noqa: PLC0415  imports SQLAlchemy
 
         has_token = True  # as far as is known
@@ -118,6 +119,8 @@ def run_checks(environ: Mapping[str, str], *, is_store_asked: bool = False) -> i
             database = _described_database(settings.database)
             has_token = is_any_token(settings.database, Scope.READ)
             has_admin_token |= is_any_token(settings.database, Scope.ADMIN)
+        except SchemaRefused as error:
+            problems.append(_described(error, "database"))
         except MusterError as error:
             hint = "check MUSTER_DATABASE_URL; unset, it is a file in the data directory"
             problems.append(_described(error, "database", hint))
@@ -173,20 +176,14 @@ def _described_stores(settings: ServiceSettings) -> Iterator[dict[str, str]]:
 
 
 def _described_database(url: str | Path) -> dict[str, object]:
-    """Return schema and server of the database at `url`; raise `StartupProblem` if too new."""
+    """Return schema and server of the database at `url`; raise what makes it unusable."""
     from database.engine import existing, parse_url  # noqa: PLC0415  imports SQLAlchemy
-    from database.schema import HEAD  # noqa: PLC0415
+    from database.schema import HEAD, check_revision  # noqa: PLC0415
 
     with existing(url) as database:
         found = database.revision() if database else None
         facts = database.facts() if database else {}
-    if found is not None and found > HEAD:
-        raise StartupProblem(
-            "database",
-            f"the database has schema {found}",
-            f"this version of Muster knows schemas up to {HEAD}",
-            "upgrade Muster",
-        )
+    check_revision(found, parse_url(url).render_as_string(hide_password=True))
     if facts.get("is_read_only"):
         why = "its server is a hot standby, or has default_transaction_read_only set"
         fix = "name the primary in MUSTER_DATABASE_URL, or add target_session_attrs=read-write"

@@ -1,24 +1,26 @@
-"""Live streams: one reader per job for all clients that follow its logs, and a cache of job states.
+"""Live streams: one feed for all clients that follow the same, and a cache of job states.
 
-Any number of streams and long polls of one job cost one query every tenth of a second, and its
-logs are read and encoded once.
+Any number of streams and long polls of one job cost one query every tenth of a second, and what
+they are sent is read and encoded once. What `api.watch` sends is a feed, too.
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, Generic, TypeVar, cast
 from weakref import WeakValueDictionary
 
+import structlog
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from sse_starlette import ServerSentEvent
 
 from database.errors import DatabaseUnavailable
 from database.records import Job, RankRecord
-from muster.contracts.job import JobId, JobUid
+from muster.contracts.job import JobId
 from muster.contracts.paths import LogName
 from muster.contracts.rank import ProcessState
 from muster.logs.follower import JobFollower
@@ -38,8 +40,106 @@ IDLE_SECONDS: Final = 10.0
 """A stream without events wakes up this often, so that its caller's token can be checked."""
 
 BACKLOG_EVENTS: Final = 32
-"""How many of its last events a feed keeps, each of about 64 KiB of lines. A reader further behind
-reads the files again."""
+"""How many of its last events a feed of logs keeps, each of about 64 KiB of lines."""
+
+_LOG: Final = structlog.get_logger("api")
+
+Entry = TypeVar("Entry")
+AnyFeed = TypeVar("AnyFeed", bound="Feed[Any]")
+
+
+@dataclass(eq=False, kw_only=True)
+class Feed(ABC, Generic[Entry]):
+    """Polls for all who read it, and keeps the last entries that it has found.
+
+    A reader that falls behind what is kept begins again with the whole. So a slow reader costs the
+    others nothing, and has no gap.
+    """
+
+    is_closing: Callable[[], bool]
+    polling: asyncio.Task[None] = field(init=False)
+    kept: deque[Entry] = field(init=False)
+    count: int = field(default=0, init=False)  # of all entries that there were
+    readers: int = field(default=0, init=False)
+    is_over: bool = field(default=False, init=False)
+    failure: Exception | None = field(default=None, init=False)
+    opened: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    """Set once readers may begin."""
+    _moved: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+
+    @abstractmethod
+    async def poll(self) -> float:
+        """Look once and publish what is new; return in how many seconds to look again.
+
+        Sets `is_over` when nothing will change any more.
+        """
+
+    def publish(self, entry: Entry) -> None:
+        self.kept.append(entry)
+        self.count += 1
+        self._wake_readers()
+
+    async def after(self, number: int) -> AsyncIterator[Entry | None]:
+        """Yield the entries from `number` on, and None at least every `IDLE_SECONDS` without one.
+
+        Ends when nothing comes any more, and when the reader has fallen behind what is kept.
+        """
+        while number >= self.count - len(self.kept):
+            if number < self.count:
+                number += 1
+                yield self.kept[number - 1 - self.count]
+            elif self.is_over:
+                return
+            else:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(IDLE_SECONDS):
+                        await self._moved.wait()
+                yield None
+
+    async def run(self) -> None:
+        """Poll until nothing changes any more, or the service stops."""
+        try:
+            while not self.is_closing():
+                pause_seconds = await self.poll()
+                if self.is_over:
+                    return
+                await asyncio.sleep(pause_seconds)
+        except Exception as error:  # noqa: BLE001  of this thing alone
+            self.failure = error  # clients connect again
+            _LOG.exception("cannot follow jobs any more", action="watch_failed")
+        finally:
+            self.is_over = True
+            self.opened.set()
+            self._wake_readers()
+
+    def _wake_readers(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+
+class Feeds:
+    """The feeds of one event loop, by what they poll. None of them polls without a reader."""
+
+    def __init__(self) -> None:
+        self._feeds: dict[Hashable, Feed[Any]] = {}
+
+    @asynccontextmanager
+    async def reading(self, key: Hashable, make: Callable[[], AnyFeed]) -> AsyncIterator[AnyFeed]:
+        """Give a client the feed of `key`, which ends when its last reader leaves."""
+        feed = cast(AnyFeed | None, self._feeds.get(key))
+        if feed is None or feed.is_over:
+            feed = self._feeds[key] = make()
+            feed.polling = asyncio.create_task(feed.run())
+        feed.readers += 1
+        try:
+            await feed.opened.wait()
+            yield feed
+        finally:
+            feed.readers -= 1
+            if not feed.readers:
+                feed.polling.cancel()
+                if self._feeds.get(key) is feed:
+                    del self._feeds[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,149 +220,88 @@ class LogEvent:
     position: Position
 
 
-class LogFeed:
+@dataclass(eq=False, kw_only=True)
+class LogFeed(Feed[LogEvent]):
     """Reads the logs of a job, all ranks or one, for all who follow them.
 
     It starts at the end of the logs. A reader gets what is before that from the files, then the
-    feed's events; one that falls behind the kept events reads the files again. So a slow reader
-    costs the others nothing, and has no gap.
+    feed's events; one that falls behind reads the files again.
     """
 
-    def __init__(self, broadcast: "LogBroadcast", job: Job, rank: int | None) -> None:
-        self._job = job
-        self._logs = broadcast.logs_of(job.job_id)
-        self._rank = rank
-        self._jobs = broadcast.jobs
-        self._is_closing = broadcast.is_closing
-        self._readers = broadcast.readers
-        self._count = 0
-        """How many events there were."""
-        self._position: Position = {}
-        """After the last event."""
-        self._kept: deque[LogEvent] = deque(maxlen=BACKLOG_EVENTS)
-        self._moved = asyncio.Event()
-        self._opened = asyncio.Event()
-        self.listeners = 0
-        self.is_over = False
-        self._reading = asyncio.create_task(self._read_on())
+    logs: LocalLogs
+    job: Job
+    rank: int | None
+    jobs: JobCache
+    threads: CapacityLimiter
+    _reader: JobFollower | None = field(default=None, init=False)
+    _position: Position = field(default_factory=dict, init=False)  # after the last event
+    _state: JobState | None = field(init=False)
 
-    def close(self) -> None:
-        self._reading.cancel()
+    def __post_init__(self) -> None:
+        self.kept = deque(maxlen=BACKLOG_EVENTS)
+        self._state = JobState(self.job, ())
 
     async def final_state(self) -> JobState | None:
         """Return the job's last state, once there is nothing more to read."""
-        return await asyncio.shield(self._reading)
+        await asyncio.shield(self.polling)
+        if self.failure is not None:
+            raise self.failure
+        return self._state
 
     async def events(self, position: Position) -> AsyncIterator[LogEvent | None]:
         """Yield everything after `position`, until the job is over or the service stops.
 
         Also yields None, at least every `IDLE_SECONDS` without an event.
         """
-        await self._opened.wait()
         while True:
-            number, until = self._count, self._position
-            reader = self._logs.follow(self._rank, position, until)
+            number, until = self.count, self._position
+            reader = self.logs.follow(self.rank, position, until)
             while event := await self._next(reader, lambda _name: True):
                 yield event
-                if self._is_closing():
+                if self.is_closing():
                     return
-            position, is_ahead = reader.position, reader.is_ahead
-            # Unless the reader is ahead, it now has exactly what lies below `until`.
-            while not (is_ahead and number < self._count):
-                if number < self._count - len(self._kept):
-                    break  # too far behind: read the files again
-                if number < self._count:
-                    event = self._kept[number - self._count]
+            position = reader.position
+            async for event in self.after(number):
+                if event is not None:
+                    if reader.is_ahead:
+                        break
+                    # It now has exactly what lies below `until`.
                     position, number = event.position, number + 1
-                    yield event
-                elif self.is_over:
-                    return
-                else:
-                    await self._moved.wait()
-                    yield None
+                yield event
+            if self.is_over and number == self.count:
+                return
 
-    async def _read_on(self) -> JobState | None:
-        try:
+    async def poll(self) -> float:
+        if self._reader is None:
             self._position = await run_sync(
-                self._logs.tail_position, self._rank, 0, limiter=self._readers
+                self.logs.tail_position, self.rank, 0, limiter=self.threads
             )
-            self._opened.set()
-            reader = self._logs.follow(self._rank, self._position)
-            clock = asyncio.get_running_loop().time
-            woken_at = clock()
-            while True:
-                # Before the files are read: a log that is over by now is complete.
-                state = await self._look()
-                while event := await self._next(reader, finished_logs(state)):
-                    self._publish(event)
-                    if self._is_closing():
-                        return state
-                if state is None or state.job.is_terminal or self._is_closing():
-                    return state
-                if clock() - woken_at >= IDLE_SECONDS:
-                    woken_at = clock()
-                    self._wake_readers()
-                await asyncio.sleep(POLL_SECONDS)
-        finally:
-            self.is_over = True
-            self._opened.set()
-            self._moved.set()
-
-    async def _look(self) -> JobState | None:
-        state = await self._jobs.get(self._job.job_id)
-        return state if state is not None and state.job.uid == self._job.uid else None
-
-    def _publish(self, event: LogEvent) -> None:
-        self._kept.append(event)
-        self._count += 1
-        self._position = event.position
-        self._wake_readers()
-
-    def _wake_readers(self) -> None:
-        self._moved.set()
-        self._moved = asyncio.Event()
+            self._reader = self.logs.follow(self.rank, self._position)
+            self.opened.set()
+        # Before the files are read: a log that is over by now is complete.
+        state = await self.jobs.get(self.job.job_id)
+        self._state = state if state is not None and state.job.uid == self.job.uid else None
+        while event := await self._next(self._reader, finished_logs(self._state)):
+            self._position = event.position
+            self.publish(event)
+            if self.is_closing():
+                return POLL_SECONDS
+        self.is_over = self._state is None or self._state.job.is_terminal
+        return POLL_SECONDS
 
     async def _next(self, reader: JobFollower, is_over: IsOver) -> LogEvent | None:
-        return await run_sync(self._read_event, reader, is_over, limiter=self._readers)
+        return await run_sync(self._read_event, reader, is_over, limiter=self.threads)
 
     def _read_event(self, reader: JobFollower, is_over: IsOver) -> LogEvent | None:
         batch = reader.next_batch(is_over)
         if not batch:
             return None
         text, position = "\n".join(map(self._text, batch)), reader.position
-        event = ServerSentEvent(text, id=format_event_id(self._job.uid, position), sep="\n")
+        event = ServerSentEvent(text, id=format_event_id(self.job.uid, position), sep="\n")
         return LogEvent(event.encode(), position)
 
     def _text(self, lines: Lines) -> str:
-        if self._rank is not None:
+        if self.rank is not None:
             return lines.text
         prefix = f"[rank {lines.name.rank}] "
         return prefix + lines.text.replace("\n", f"\n{prefix}")
-
-
-@dataclass(slots=True, kw_only=True)
-class LogBroadcast:
-    """The feeds of one event loop: one for each job, or rank of a job, that clients follow."""
-
-    logs_of: Callable[[JobId], LocalLogs]
-    jobs: JobCache
-    is_closing: Callable[[], bool]
-    readers: CapacityLimiter
-    _feeds: dict[tuple[JobUid, int | None], LogFeed] = field(init=False, default_factory=dict)
-
-    @asynccontextmanager
-    async def subscribe(self, job: Job, rank: int | None) -> AsyncIterator[LogFeed]:
-        """Give the feed of a job, all ranks or one; it is closed when its last reader leaves."""
-        key = (job.uid, rank)
-        feed = self._feeds.get(key)
-        if feed is None or feed.is_over:
-            feed = self._feeds[key] = LogFeed(self, job, rank)
-        feed.listeners += 1
-        try:
-            yield feed
-        finally:
-            feed.listeners -= 1
-            if not feed.listeners:
-                feed.close()
-                if self._feeds.get(key) is feed:
-                    del self._feeds[key]

@@ -262,6 +262,7 @@ def introduction(agent: Agent, process: ProcessRecord) -> list[AgentMessage]:
             start_ticks=process.start_ticks,
             boot_id=process.boot_id,
             node=process.node,
+            pid_namespace=process.pid_namespace,
         )
         for rank in ranks
     ]

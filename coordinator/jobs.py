@@ -16,7 +16,7 @@ from coordinator.agent_lifecycle import AgentLifecycle
 from coordinator.decide import actions, placement
 from coordinator.decide.actions import SetStatus
 from coordinator.decide.plan import plan
-from coordinator.decide.state import AgentSnapshot, JobSnapshot
+from coordinator.decide.state.job import AgentSnapshot, JobSnapshot
 from coordinator.launchers.launcher import AgentProcess
 from coordinator.persistence import (
     Attachment,

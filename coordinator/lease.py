@@ -22,6 +22,7 @@ from database.leases import LEASE_SECONDS, Leases
 from database.records import Lease
 from muster.contracts.rank import ProcessRecord
 from muster.host.processes import is_provably_gone, is_running
+from muster.runtime.stderr_messages import LastMessage
 
 LOOK_SECONDS: Final = 0.2
 
@@ -45,7 +46,7 @@ class LeaseCandidate:
     """False to be cancelled instead of waiting for a live holder."""
     _seen: tuple[int, int] | None = field(init=False, default=None)
     _seen_at: float = field(init=False, default=0.0)
-    _logged: str = field(init=False, default="")
+    _logged: LastMessage = field(init=False, default_factory=LastMessage)
 
     async def win(self) -> Lease:
         """Wait until the lease is ours, and return it."""
@@ -80,8 +81,7 @@ class LeaseCandidate:
         """Log once what we wait for. Raises CancelledError if we may not wait."""
         if not self.may_wait:
             raise asyncio.CancelledError
-        if what != self._logged:
-            self._logged = what
+        if self._logged.is_new(what):
             _LOG.info(f"waiting: {what}", action="lease_awaited")
 
     def may_replace(self, holder: Lease) -> bool:

@@ -6,19 +6,15 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.decide.job_end import JobFailure
-from coordinator.decide.liveness import REMOTE_GRACE_SECONDS, REMOTE_ORPHAN_SECONDS
+from coordinator.decide.state.job_end import JobFailure
 from coordinator.tracked_job import TrackedJob
-from muster.contracts.environ import agent_heartbeat_seconds, process_tag
+from muster.cluster.requests import assignment_of
+from muster.contracts.attach import JoinOrder
+from muster.contracts.environ import process_tag
 from muster.contracts.host import HostFacts, common_environment
 from muster.contracts.job import JobUid, Reason
-from muster.contracts.location import InvalidLocation, parse_location
-from muster.contracts.messages import (
-    AdoptedRank,
-    AgentAssignment,
-    CoordinatorAddress,
-    VramNeed,
-)
+from muster.contracts.location import InvalidLocation
+from muster.contracts.messages import AdoptedRank, AgentAssignment, CoordinatorAddress
 from muster.contracts.paths import DataDir, JobFiles
 from muster.contracts.settings import ServiceSettings
 from muster.contracts.spec import JobSpec
@@ -44,7 +40,6 @@ def prepare(spec: JobSpec, settings: ServiceSettings) -> Completed:
     not fifty times in a rank. Raises `Unprepared`.
     """
     try:
-        # Jobs that an earlier version has stored are not complete yet.
         completed = complete(spec, settings, Path.cwd())
         if spec.command is None:  # a command knows itself which data it needs
             if completed.dataset_dir == DataDir(settings.data_dir).synthetic_dataset:
@@ -102,50 +97,24 @@ def agent_assignment(
 ) -> AgentAssignment:
     """Return the assignment of a job's next agent on a host, with that memory of its GPUs."""
     snapshot, agent = job.snapshot, job.snapshot.agents[host]
-    spec, data = snapshot.spec, DataDir(settings.data_dir)
     endpoint = None if agent.is_local else settings.agent_endpoint
-    orphan_seconds = settings.orphan_timeout_seconds
-    grace_seconds = spec.stop_grace_seconds
-    if not (agent.is_local or snapshot.is_synchronous):
-        # They are replaced after their lease, see `liveness`.
-        orphan_seconds = min(orphan_seconds, REMOTE_ORPHAN_SECONDS)
-        grace_seconds = min(grace_seconds, REMOTE_GRACE_SECONDS)
-    return AgentAssignment(
+    order = JoinOrder(
         job_uid=snapshot.uid,
         host=host,
         generation=agent.generation,
         token=job.tokens.get(host, ""),
-        job_root=str(data.job(snapshot.job_id).root),
-        address_file=str(data.coordinator_address),
-        # Ranks are forked from the prefork server unless the user's variables may change how
-        # Python or numpy start, or the next agent has to read secrets from the environment of
-        # a process, where the kernel does not show those of a fork.
-        is_managed=spec.command is None and not spec.env and not spec.secrets,
         coordinators=()
         if endpoint is None
         else (CoordinatorAddress(host=endpoint[0], port=endpoint[1]),),
-        orphan_timeout_seconds=orphan_seconds,
-        stop_grace_seconds=grace_seconds,
-        python=spec.python,
-        agent_heartbeat_seconds=agent_heartbeat_seconds(spec),
-        max_log_bytes=spec.max_log_bytes,
-        spare_ranks=spec.spare_ranks if snapshot.is_synchronous and not spec.gpu_count else 0,
-        gpus_per_rank=spec.gpus_per_rank,
-        gpus_at_once=spec.gpu_count
-        * (max(1, len(snapshot.ranks_on(host))) if snapshot.is_gang else 1),
-        vram=None
-        if spec.vram_mb is None
-        else VramNeed(
-            vram_mb=spec.vram_mb,
-            wait_seconds=spec.vram_wait_seconds,
-            usable_mb=dict(usable_vram_mb),
-        ),
-        secrets=spec.secrets,
-        secrets_dir=str(data.secrets),
-        # The launcher adds the keys.
-        store_keys={} if job.places is not None and job.places.uses_store else None,
+    )
+    ranks, job_id = snapshot.ranks_on(host), snapshot.job_id
+    given = assignment_of(order, job_id, snapshot.spec, settings, is_local=agent.is_local)
+    vram = given.vram and msgspec.structs.replace(given.vram, usable_mb=dict(usable_vram_mb))
+    return msgspec.structs.replace(
+        given,
+        gpus_at_once=given.gpus_at_once * (max(1, len(ranks)) if snapshot.is_gang else 1),
+        vram=vram,
         environment=(job.attachment.numeric_environment or {}).get(host, {}),
-        checkpoint_dir=None if agent.is_local else _directory_of_checkpoints(spec),
         adopted=tuple(
             AdoptedRank(
                 rank=rank.rank,
@@ -153,13 +122,7 @@ def agent_assignment(
                 process=rank.attempt.identity,
                 process_tag=process_tag(snapshot.uid, rank.rank, rank.attempt.number),
             )
-            for rank in snapshot.ranks_on(host)
+            for rank in ranks
             if rank.is_alive and rank.attempt.identity is not None
         ),
     )
-
-
-def _directory_of_checkpoints(spec: JobSpec) -> str | None:
-    """Return None for an object store."""
-    place = parse_location(spec.checkpoint_dir or "")
-    return str(place) if isinstance(place, Path) else None

@@ -119,7 +119,7 @@ class Database:
         """Open the database at ``sqlite:///<path>``, ``postgresql://…`` or in a file.
 
         It is created or migrated; any number of processes may do so at the same time. Raises
-        `DatabaseUnavailable` or `SchemaTooNew`, and then nothing is changed. Without `migrate` the
+        `DatabaseUnavailable` or `SchemaRefused`, and then nothing is changed. Without `migrate` the
         schema stays as it is.
         """
         database = cls(_backend(url, busy_timeout_seconds), busy_timeout_seconds)

@@ -5,7 +5,7 @@ DatabaseError                   also raised itself: the database refused a state
 │   ├── DatabaseLocked          another process held its lock for too long
 │   ├── DatabaseFull            its disk has no room left
 │   └── CommitInDoubt           the connection was lost during the commit
-├── SchemaTooNew                a later version of Muster has migrated the database
+├── SchemaRefused               a later version has migrated it, or a build before 0.1.0 made it
 ├── JobExists                   the id is taken
 ├── JobMissing                  no job has this id, or another job has it now
 ├── JobNotTerminal              only possible when the job is over
@@ -46,12 +46,18 @@ class CommitInDoubt(DatabaseUnavailable):
     """The commit was not acknowledged: the transaction may or may not be durable."""
 
 
-class SchemaTooNew(DatabaseError):
+class SchemaRefused(DatabaseError):
     def __init__(self, place: str, revision: str) -> None:
-        super().__init__(
-            f"the database {place} has schema revision {revision}, which this version of Muster "
-            "does not know: upgrade Muster, or use another database"
+        why = (
+            f"has schema revision {revision}, which this version of Muster does not know: upgrade "
+            "Muster, or use another database"
         )
+        if revision.isdecimal():  # builds before 0.1.0 numbered theirs without the r
+            why = (
+                "was made by a build before 0.1.0: end its jobs with that build, move the database "
+                "away, and continue from their checkpoints with resume_from"
+            )
+        super().__init__(f"the database {place} {why}")
         self.revision = revision
 
 

@@ -16,7 +16,8 @@ from database.jobs import append_events
 from database.leases import renew
 from database.records import Clock, JobChange, JobWrite, Lease, utc_now, values_of
 from database.tables import AGENTS, ATTEMPTS, COMMITS, EPOCHS, JOBS, MEMBERS, SERIES, WORKERS
-from muster.contracts.job import move
+from muster.contracts.errors import move
+from muster.contracts.job import TRANSITIONS
 
 _CHANGED: Final = [field.name for field in fields(JobChange) if field.name not in ("job_id", "uid")]
 _PRESENT: Final = select(JOBS.c.job_id, JOBS.c.uid, *[JOBS.c[name] for name in _CHANGED]).where(
@@ -97,7 +98,7 @@ class FencedWriter:
             if JobChange(**row._asdict()) == change:
                 continue
             if row.status is not change.status:
-                move(row.status, change.status)
+                move(TRANSITIONS, row.status, change.status)
             new = {f"new_{name}": getattr(change, name) for name in _CHANGED}
             changes.append(new | {"id": change.job_id, "identity": change.uid, "now": now})
         if changes:

@@ -54,7 +54,7 @@ class HostRanks(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A submitted job."""
+    """A submitted job. A field that is added later needs a default: stored answers lack it."""
 
     job_id: JobId
     uid: JobUid
@@ -71,7 +71,6 @@ class Job:
     stop_grace_seconds: float | None = None
     """Grace period of the stop request; None: the one in the spec."""
     version: int = 1  # incremented by every change of the row
-    # A stored idempotent response of an earlier release may lack these fields.
     wanted_world_size: int | None = None
     """What the job was last scaled to; None: never scaled, the spec's size holds."""
     wanted_hosts: dict[str, int] = field(default_factory=dict)

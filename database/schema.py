@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import Connection, column, inspect, select, table
 
-from database.errors import SchemaTooNew
+from database.errors import SchemaRefused
 from database.tables import METADATA
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD: Final = "0017"
+HEAD: Final = "r0001"
 """The newest revision in migrations/versions; tests/unit/database/test_schema.py compares them."""
 
 _VERSIONS: Final = table("alembic_version", column("version_num"))
@@ -29,22 +29,30 @@ def current_revision(connection: Connection) -> str | None:
     return found
 
 
+def check_revision(present: str | None, place: str) -> None:
+    """Raise `SchemaRefused` for a revision that this version cannot migrate."""
+    if present is None or present == HEAD:
+        return
+    from alembic.script import ScriptDirectory  # noqa: PLC0415  see above
+
+    scripts = ScriptDirectory.from_config(alembic_config()).walk_revisions()
+    if present not in {script.revision for script in scripts}:
+        raise SchemaRefused(place, present)
+
+
 def migrate(connection: Connection, place: str) -> None:
     """Bring the schema to `HEAD` inside the transaction of `connection`.
 
     A new database gets the tables as they are now; revisions are for those of earlier releases.
-    Raises `SchemaTooNew`, and changes nothing, if its revision is unknown to this version.
+    Raises what `check_revision` does, and then changes nothing.
     """
     from alembic import command  # noqa: PLC0415  see above
-    from alembic.script import ScriptDirectory  # noqa: PLC0415
 
     present = current_revision(connection)
+    check_revision(present, place)
     if present == HEAD:
         return
     config = alembic_config()
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if present is not None and present not in known:
-        raise SchemaTooNew(place, present)
     config.attributes["connection"] = connection
     if present is None:
         METADATA.create_all(connection)

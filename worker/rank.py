@@ -186,7 +186,7 @@ class RankProcess:
         if isinstance(self.process, ChildProcess):
             with suppress(WireError):  # no hello
                 hello = decode_rank_hello(packet)
-                python = hello.python or "the job's own"  # the first releases did not say
+                python = hello.python or "the job's own"  # builds before 0.1.0 did not say
                 if problem := version_problem(python, hello.version, hello.protocol):
                     return PermanentFailure(reason=Reason.INVALID_PROGRAM, message=problem)
         message = decode_rank_message(packet)

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.routing import APIRoute
 from xxhash import xxh3_64_hexdigest
 
-from api.auth import SESSION_COOKIE, Caller
+from api.access.auth import SESSION_COOKIE, Caller
 from api.dependencies import READ, SUBMIT, AppState, CurrentCaller, State
 from api.errors import Problem, invalid_field, problem_of
 from api.listing import RequestedPage, jobs_of
@@ -91,7 +91,7 @@ router = APIRouter(
     include_in_schema=False, dependencies=[READ], prefix="/ui", route_class=PageRoute
 )
 open_router = APIRouter(include_in_schema=False, prefix="/ui")
-"""What is shown without a token; see `api.middleware`."""
+"""What is shown without a token; see `api.access.middleware`."""
 
 
 class JobText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -181,7 +181,7 @@ async def show_logs(
         most = job.spec.largest_world_size - 1
         raise invalid_field("query", "rank", f"there is no rank {chosen}: choose 0 to {most}")
     wanted = LogFilter(rank=chosen, text=grep or None)
-    tail = partial(state.log_broadcast.logs_of(job_id).tail, wanted, TAIL_DEFAULT)
+    tail = partial(state.logs_of(job_id).tail, wanted, TAIL_DEFAULT)
     found = await run_sync(tail, limiter=state.log_searches if grep else None)
     part = "" if chosen is None else f"&rank={chosen}"
     return _render(

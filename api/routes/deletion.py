@@ -23,6 +23,7 @@ from api.dependencies import SUBMIT, AppState, CurrentCaller, Reauthentication, 
 from api.errors import Conflict, Problem
 from api.listing import statuses_of
 from api.schema import KnownJobId, operation, reply
+from api.watch import Found
 from database.errors import JobMissing
 from database.records import Job
 from muster.checkpoints.deletion import BATCH, entries, remove
@@ -36,8 +37,6 @@ from muster.objects.errors import ObjectStoreError
 from muster.runtime.archive import archive_files, archived_files
 
 YEARS_LIMIT: Final = 1000
-
-POLL_SECONDS: Final = 0.05
 
 MARGIN_SECONDS: Final = 10.0
 """Time for the coordinator, beyond the grace period of the ranks."""
@@ -211,12 +210,17 @@ async def _end_all(state: AppState, jobs: Sequence[Job], request: StopRequest, a
         with suppress(JobMissing):
             end = partial(state.request_stop, job.job_id, request, None, actor=actor, uid=job.uid)
             await run_sync(end)
-    timeout_seconds = max((_timeout_seconds(job, request) for job in ending), default=0.0)
-    deadline = asyncio.get_running_loop().time() + timeout_seconds
-    waiting = {job.uid for job in ending}
-    while waiting and asyncio.get_running_loop().time() < deadline:
-        await asyncio.sleep(POLL_SECONDS)
-        waiting = await run_sync(state.jobs.not_over, waiting)
+    if not ending:
+        return
+    waiting = frozenset(job.uid for job in ending)
+
+    def look(_after: int) -> Found:
+        return Found({}, is_over=not state.jobs.not_over(waiting))
+
+    timeout_seconds = max(_timeout_seconds(job, request) for job in ending)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_seconds), state.watching(waiting, look) as feed:
+            await asyncio.shield(feed.polling)
 
 
 def _can_be_ended(job: Job, absence: str | None) -> bool:

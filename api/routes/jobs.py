@@ -36,6 +36,7 @@ from database.history import AttemptPosition
 from database.idempotency import IdempotencyKey
 from database.jobs import JobQuery, NewJob
 from database.records import Job
+from muster.cluster.requests import planned_request
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.errors import MusterError
 from muster.contracts.job import TERMINAL, JobUid, StopRequest
@@ -58,6 +59,7 @@ from muster.contracts.views import (
     SummaryList,
     SummaryView,
 )
+from muster.host.processes import module_command
 from muster.host.trace import stamp
 
 KEY_LIMIT: Final = 255
@@ -416,10 +418,15 @@ def planned(requested: JobRequest, state: AppState) -> JobPlan:
     spec = submission.spec
     found = submission.shards
     per_rank = None if found is None else _shards_per_rank(spec, found)
+    submitter = state.submitter
+    request = planned_request(
+        submission.job_id, spec, submitter.settings, submitter.cluster, module_command
+    )
     return JobPlan(
         job_id=submission.job_id,
         message=submission.message,
-        launcher="local",  # agents are processes on the coordinator's machine
+        launcher=request.engine,
+        request=request,
         world_size=spec.world_size,
         command=None if spec.command is None else list(spec.command),
         program=spec.program,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -14,7 +15,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from pydantic import AwareDatetime
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from api.auth import Unauthorized
+from api.access.auth import Unauthorized
 from api.dependencies import (
     READ,
     AppState,
@@ -25,7 +26,7 @@ from api.dependencies import (
 )
 from api.errors import Conflict, invalid_field
 from api.schema import KnownJobId, refusals, returns
-from api.streams import JobState, finished_logs
+from api.streams import JobState, LogFeed, finished_logs
 from database.errors import JobMissing
 from database.records import Job
 from muster.contracts.views import LogLineView, LogTail
@@ -169,7 +170,7 @@ async def get_logs(
     wanted = replace(filters, rank=part.rank, after=part.position_in(job) or {})
     count = TAIL_DEFAULT if part.tail is None else part.tail
     found = await run_sync(
-        partial(state.log_broadcast.logs_of(job_id).tail, wanted, count),
+        partial(state.logs_of(job_id).tail, wanted, count),
         limiter=state.log_searches if is_search else None,
     )
     accepted = request.headers.get("accept", "")
@@ -212,7 +213,7 @@ async def stream_logs(
     if found is None:
         raise JobMissing(job_id)
     _check_rank(found.job, part.rank)
-    logs = state.log_broadcast.logs_of(job_id)
+    logs = state.logs_of(job_id)
     position = part.position_in(found.job)
     if position is not None and found.job.is_terminal:
         follower = logs.follow(part.rank, position)
@@ -229,6 +230,20 @@ async def stream_logs(
     )
 
 
+def feed_of(state: AppState, job: Job, rank: int | None) -> AbstractAsyncContextManager[LogFeed]:
+    """Return the feed of a job's logs, of all ranks or one, for as long as a client reads it."""
+    make = partial(
+        LogFeed,
+        logs=state.logs_of(job.job_id),
+        job=job,
+        rank=rank,
+        jobs=state.job_cache,
+        is_closing=state.is_closing,
+        threads=state.log_readers,
+    )
+    return state.feeds.reading((job.uid, rank), make)
+
+
 async def _events(
     state: AppState,
     job: Job,
@@ -240,7 +255,7 @@ async def _events(
     # A client that sees no event resumes from here.
     start = format_event_id(job.uid, position)
     yield ServerSentEvent(id=start, retry=RETRY_MILLISECONDS, sep="\n").encode()
-    async with state.log_broadcast.subscribe(job, rank) as feed:
+    async with feed_of(state, job, rank) as feed:
         async for event in feed.events(position):
             try:
                 await check()

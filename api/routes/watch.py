@@ -1,10 +1,10 @@
 """What changes: streams of one job and of the list of jobs, and waits for a status."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Annotated, Any, Final
@@ -14,14 +14,14 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, Header, Query, Request, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from api.auth import Unauthorized
+from api.access.auth import Unauthorized
 from api.dependencies import READ, AppState, Reauthenticate, Reauthentication, now_and_then
 from api.dependencies import State as ServiceState
 from api.routes.logs import EVENTS, PING_SECONDS, RETRY_MILLISECONDS, SEND_SECONDS
 from api.schema import KnownJobId, refusals
-from api.streams import FRESH_SECONDS, IDLE_SECONDS, JobState
+from api.streams import FRESH_SECONDS, JobState
 from api.views import point_state, summary
-from api.watch import Found, Reader, State, event_message, message
+from api.watch import Found, State, event_message, message
 from database.errors import JobMissing
 from database.records import Job, RankRecord
 from muster.contracts.job import JobId, JobStatus, JobUid
@@ -57,14 +57,8 @@ _STREAM: Final[dict[int | str, dict[str, Any]]] = {
 )
 async def stream_summaries(state: ServiceState, reauthenticate: Reauthentication) -> Response:
     """Begin with all jobs that are not over; then each job with its fields that differ."""
-    known: dict[JobUid, tuple[Job, State]] = {}
-
-    async def look(_after: int) -> Found:
-        return await run_sync(_list, state, known)
-
-    return Subscription(
-        state=state, key="", look=look, check=now_and_then(reauthenticate)
-    ).response()
+    look = partial(_list, state, {})
+    return _response(_messages(state, "", look, now_and_then(reauthenticate)))
 
 
 @router.get(
@@ -90,78 +84,51 @@ async def watch_job(
     job = await run_sync(state.jobs.get, job_id)
     seen = int(last_event_id) if last_event_id and last_event_id.isdecimal() else after
 
-    seen_of_series = _Seen()
-
-    async def look(after: int) -> Found | None:
-        return await run_sync(_job, state, job, after, seen_of_series)
-
-    check = now_and_then(reauthenticate)
-    return Subscription(
-        state=state, key=job.uid, look=look, check=check, job_id=job_id, seen=seen
-    ).response()
+    look = partial(_job, state, job, _Seen())
+    return _response(_messages(state, job.uid, look, now_and_then(reauthenticate), job_id, seen))
 
 
-@dataclass(slots=True, kw_only=True)
-class Subscription:
-    """What one client is sent."""
+def _response(content: AsyncIterator[bytes]) -> Response:
+    return EventSourceResponse(content, ping=PING_SECONDS, send_timeout=SEND_SECONDS, sep="\n")
 
-    state: AppState
-    key: str
-    look: Callable[[int], Awaitable[Found | None]]
-    check: Reauthenticate
-    job_id: JobId | None = None  # None: of the list, which has no events
-    seen: int | None = None  # the last event that the client has; None if it wants none of before
-    is_allowed: bool = True
 
-    def response(self) -> Response:
-        return EventSourceResponse(
-            self._content(), ping=PING_SECONDS, send_timeout=SEND_SECONDS, sep="\n"
-        )
+async def _messages(
+    state: AppState,
+    key: str,
+    look: Callable[[int], Found | None],
+    check: Reauthenticate,
+    job_id: JobId | None = None,
+    seen: int | None = None,
+) -> AsyncIterator[bytes]:
+    """Yield what one client is sent, until there is no more or its token has ended.
 
-    async def _content(self) -> AsyncIterator[bytes]:
-        yield ServerSentEvent(retry=RETRY_MILLISECONDS, comment="", sep="\n").encode()
-        async with self.state.watches.watching(self.key, self.look) as feed:
-            is_behind = True
-            while is_behind:
-                reader = feed.join()
-                async for content in self._whole(feed.found, feed.last_event):
+    `seen` is the last event that it has; None if it wants none of before.
+    """
+    yield ServerSentEvent(retry=RETRY_MILLISECONDS, comment="", sep="\n").encode()
+    async with state.watching(key, look) as feed:
+        is_behind = True
+        while is_behind:
+            number, found, last = feed.count, feed.found, feed.last_event
+            if found is not None:
+                now = state.clock().isoformat()
+                yield message("summary", {**found.state, "now": now})
+            while job_id is not None and seen is not None and seen < last:
+                events = await run_sync(state.history.events, job_id, EVENTS_AT_ONCE, seen)
+                for event in events:
+                    if (event.event_id or 0) <= last:
+                        yield event_message(event)
+                seen = (events[-1].event_id or last) if events else last
+            async for content in feed.after(number):
+                try:
+                    await check()
+                except Unauthorized:
+                    return
+                if content is not None:
+                    number += 1
                     yield content
-                async for content in self._news(reader):
-                    yield content
-                feed.readers.discard(reader)
-                is_behind = reader.is_late and self.is_allowed
-            if self.is_allowed and not (feed.has_failed or self.state.is_closing()):
-                yield message("end", {})
-
-    async def _whole(self, found: Found | None, last: int) -> AsyncIterator[bytes]:
-        """Yield the state, and the events that the client has not seen, up to the last one."""
-        if found is not None:
-            now = self.state.clock().isoformat()
-            yield message("summary", {**found.state, "now": now})
-        while self.job_id is not None and self.seen is not None and self.seen < last:
-            events = await run_sync(
-                self.state.history.events, self.job_id, EVENTS_AT_ONCE, self.seen
-            )
-            for event in events:
-                if (event.event_id or 0) <= last:
-                    yield event_message(event)
-            self.seen = (events[-1].event_id or last) if events else last
-
-    async def _news(self, reader: Reader) -> AsyncIterator[bytes]:
-        """Yield what changes, until there is no more or the caller's token has ended."""
-        content: bytes | None = b""
-        while content is not None:
-            content = b""
-            with suppress(TimeoutError):
-                async with asyncio.timeout(IDLE_SECONDS):
-                    content = await reader.get()
-            try:
-                await self.check()
-            except Unauthorized:
-                self.is_allowed = False
-                return
-            if content:
-                yield content
+            is_behind = number < feed.count
+        if feed.failure is None and not state.is_closing():
+            yield message("end", {})
 
 
 @dataclass(slots=True)
@@ -172,7 +139,7 @@ class _Seen:
     checkpoint: int | None = None
 
 
-def _job(state: AppState, watched: Job, after: int, seen: _Seen) -> Found | None:
+def _job(state: AppState, watched: Job, seen: _Seen, after: int) -> Found | None:
     job_id = watched.job_id
     job = state.jobs.find(job_id)
     if job is None or job.uid != watched.uid:
@@ -192,7 +159,7 @@ def _job(state: AppState, watched: Job, after: int, seen: _Seen) -> Found | None
     return Found(view, events, others, is_over=job.is_terminal)
 
 
-def _list(state: AppState, known: dict[JobUid, tuple[Job, State]]) -> Found:
+def _list(state: AppState, known: dict[JobUid, tuple[Job, State]], _after: int) -> Found:
     """Return the jobs that are not over, and once more each that has ended since the last look."""
     now = state.clock()
     jobs = state.jobs.unfinished([job for job, _ in known.values() if not job.is_terminal])

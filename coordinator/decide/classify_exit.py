@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from signal import SIGKILL, SIGTERM
 from typing import Final
 
-from coordinator.decide.events import describe_exit, error_lines, last_line, printable, quote_end
-from coordinator.decide.rank_state import AttemptEnd, Cause, RankSnapshot
-from coordinator.decide.state import JobSnapshot
+from coordinator.decide.events import describe_exit, error_lines, excerpt, last_line, quote_end
+from coordinator.decide.state.job import JobSnapshot
+from coordinator.decide.state.rank import AttemptEnd, Cause, RankSnapshot
 from muster.contracts.job import Reason
 from muster.contracts.messages import RankExited
 from muster.contracts.retry import DO_NOT_RETRY_CODE, SIGNAL_BASE, RetryClass
@@ -58,7 +58,7 @@ def classify(
     if cause is not None:
         return AttemptEnd(retry_class=kind, reason=cause.reason, message=cause.message)
     if exited.unstarted is not None and kind is RetryClass.INFRASTRUCTURE:
-        words = printable(exited.unstarted)
+        words = excerpt(exited.unstarted)
         return AttemptEnd(retry_class=kind, reason=Reason.HOST_EXHAUSTED, message=words)
     reason = _REASONS.get(kind)
     if kind is RetryClass.STOPPED:
@@ -162,7 +162,7 @@ def _error_line(exited: RankExited) -> str:
 
 def _first_error_line(exited: RankExited) -> Sequence[str]:
     """Return the first line of the error report that the program wrote, if any."""
-    return [] if exited.error is None else printable(exited.error).splitlines()[:1]
+    return [] if exited.error is None else excerpt(exited.error).splitlines()[:1]
 
 
 def _describe(

@@ -12,8 +12,8 @@ from typing import Final
 
 from coordinator.decide import actions
 from coordinator.decide.actions import Observation
-from coordinator.decide.rank_state import Attempt, Cause, RankSnapshot
-from coordinator.decide.state import GroupSnapshot, JobSnapshot
+from coordinator.decide.state.job import GroupSnapshot, JobSnapshot
+from coordinator.decide.state.rank import Attempt, Cause, RankSnapshot
 from muster.contracts.job import JobStatus, Reason
 from muster.contracts.messages import (
     CheckpointsListed,
@@ -67,7 +67,7 @@ def event_of(  # noqa: C901, PLR0911, PLR0912  one return for each kind of obser
         return None
     match observation:
         case actions.AgentSaid(message=CheckpointsListed(problem=str(problem))):
-            words = f"the checkpoints of the gang cannot be listed: {printable(problem)}"
+            words = f"the checkpoints of the gang cannot be listed: {excerpt(problem)}"
             return NewEvent(kind="warned", message=f"{words}. They are listed again in seconds")
         case actions.AgentSaid() if after.restore != before.restore and after.restore.message:
             return NewEvent(kind="checkpoint_chosen", message=after.restore.message)
@@ -109,7 +109,7 @@ def _of_exit(before: JobSnapshot, exited: RankExited, after: JobSnapshot) -> New
     if before.ranks[exited.rank].attempt.intent.kill is not None and exited.signal == SIGKILL:
         return None  # its kill was an event already
     ended = describe_exit(after.ranks[exited.rank].attempt)
-    words = ended if exited.unstarted is None else printable(exited.unstarted)
+    words = ended if exited.unstarted is None else excerpt(exited.unstarted)
     if before.ranks[exited.rank].finished and exited.exit_code != 0:
         is_finished = after.ranks[exited.rank].finished
         words += " after it had finished" + (", so nothing is lost" if is_finished else "")
@@ -139,7 +139,7 @@ def _of_message(before: JobSnapshot, said: RankSaid, after: JobSnapshot) -> NewE
         case StateMismatch() as mismatch:
             workers = ", ".join(map(str, mismatch.workers))
             plural = "" if len(mismatch.workers) == 1 else "s"
-            message = f"worker{plural} {workers}: {printable(mismatch.message)}"
+            message = f"worker{plural} {workers}: {excerpt(mismatch.message)}"
             return NewEvent(kind="state_mismatch", message=message)
         case Saved(step=step) if before.checkpoint_requests_done < after.checkpoint_requests_done:
             words = f"the requested checkpoint of step {step} is durable"
@@ -147,7 +147,7 @@ def _of_message(before: JobSnapshot, said: RankSaid, after: JobSnapshot) -> NewE
         case PermanentFailure(message=why) if (
             after.failure is None and after.agent_of(after.ranks[said.rank]).is_unfit
         ):
-            words = f"was refused on {after.ranks[said.rank].host}: {printable(why)}"
+            words = f"was refused on {after.ranks[said.rank].host}: {excerpt(why)}"
             return _of_rank(after, said.rank, "host_set_aside", words)
         case PeerLost() as lost:
             return _of_lost_peer(before, said.rank, lost)
@@ -174,7 +174,7 @@ def _of_lost_peer(before: JobSnapshot, rank: int, lost: PeerLost) -> NewEvent | 
     is_known = any(other.attempt.member.peer_lost_round >= group.round for other in before.ranks)
     if before.is_ending or is_known or lost.round != group.round:
         return None
-    why = printable(lost.message)
+    why = excerpt(lost.message)
     return _of_rank(before, rank, "peer_lost", f"has lost a rank that it trains with: {why}")
 
 
@@ -221,7 +221,7 @@ def _of_rank(snapshot: JobSnapshot, rank: int, kind: str, words: str) -> NewEven
 # Sentences
 
 
-def printable(text: str) -> str:
+def excerpt(text: str) -> str:
     """Return a program's text, shortened and without control characters."""
     cut = text if len(text) <= REPORT_LIMIT else f"{text[:REPORT_LIMIT]} …"
     return "".join(c if c.isprintable() or c == "\n" else " " for c in cut)
@@ -242,13 +242,13 @@ def error_lines(last_lines: Sequence[str]) -> Sequence[str]:
 
 def quote_end(last_lines: Sequence[str]) -> str:
     """Return the last line of a log in brackets."""
-    line = printable(last_line(last_lines)[:QUOTE_LIMIT])
+    line = excerpt(last_line(last_lines)[:QUOTE_LIMIT])
     return f" ({line})" if line else ""
 
 
 def quote_lines(last_lines: Sequence[str]) -> str:
     """Return the end of a log, to follow a sentence about a rank."""
-    lines = "".join(f"\n  {printable(line)}" for line in last_lines)
+    lines = "".join(f"\n  {excerpt(line)}" for line in last_lines)
     return f"; the last lines of its log:{lines}" if lines else "; its log is empty"
 
 

@@ -19,13 +19,13 @@ from coordinator.decide import (
     gang_restore,
 )
 from coordinator.decide.actions import Observation
-from coordinator.decide.events import printable
-from coordinator.decide.job_end import EndKind
-from coordinator.decide.rank_state import RankSnapshot
-from coordinator.decide.state import JobSnapshot
-from muster.contracts import job as job_rules
+from coordinator.decide.events import excerpt
+from coordinator.decide.state.job import JobSnapshot
+from coordinator.decide.state.job_end import EndKind
+from coordinator.decide.state.rank import RankSnapshot
 from muster.contracts import messages
-from muster.contracts.job import JobStatus
+from muster.contracts.errors import move
+from muster.contracts.job import TRANSITIONS, JobStatus
 from muster.contracts.messages import (
     RankDied,
     RankExited,
@@ -88,7 +88,7 @@ def _apply(snapshot: JobSnapshot, action: actions.Action, now: float) -> JobSnap
             return fold_agent.apply(snapshot, action, now)
         case actions.SetStatus(status=status):
             if status is not snapshot.status:
-                job_rules.move(snapshot.status, status)
+                move(TRANSITIONS, snapshot.status, status)
             moved = replace(snapshot, status=status, reason=action.reason, message=action.message)
             if status is JobStatus.QUEUED:  # again, after an interruption
                 return replace(moved, end=moved.end.move(EndKind.NONE, now, 0.0))
@@ -174,10 +174,10 @@ def _apply_message(  # noqa: C901, PLR0911  one return for each kind of message
         case messages.JoinedProcessEnded():
             return snapshot.with_rank(fold_rank.record_command(rank, now))
         case messages.Warned():
-            warned = replace(rank.attempt, warning=printable(message.message))
+            warned = replace(rank.attempt, warning=excerpt(message.message))
             return snapshot.with_attempt(rank, warned)
         case messages.Orphaned():
-            orphaned = fold_rank.with_intent(rank, orphaned_by=printable(message.by))
+            orphaned = fold_rank.with_intent(rank, orphaned_by=excerpt(message.by))
             return snapshot.with_rank(orphaned)
         case messages.PermanentFailure():
             return fold_exit.record_permanent_error(snapshot, rank, message, now)

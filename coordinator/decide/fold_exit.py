@@ -15,10 +15,10 @@ from typing import Final
 
 from coordinator.decide import fold_pool, fold_rank
 from coordinator.decide.classify_exit import classify, failed_before, has_lost_peer
-from coordinator.decide.events import describe_exit, printable, quote_lines
-from coordinator.decide.job_end import JobFailure
-from coordinator.decide.rank_state import AttemptEnd, Cause, RankSnapshot
-from coordinator.decide.state import JobSnapshot
+from coordinator.decide.events import describe_exit, excerpt, quote_lines
+from coordinator.decide.state.job import JobSnapshot
+from coordinator.decide.state.job_end import JobFailure
+from coordinator.decide.state.rank import AttemptEnd, Cause, RankSnapshot
 from muster.contracts.interpreter import import_advice
 from muster.contracts.job import Reason
 from muster.contracts.messages import PermanentFailure, Raised, RankExited
@@ -47,7 +47,7 @@ def record_permanent_error(
     """A rank reports an error that a restart cannot cure."""
     if not snapshot.is_needed(rank):
         return snapshot
-    cause = Cause(reason=message.reason, message=printable(message.message))
+    cause = Cause(reason=message.reason, message=excerpt(message.message))
     # Only once a step was taken is it known that some host has the data.
     is_of_data = message.is_of_data and snapshot.step > 0
     is_of_host = message.reason is Reason.DIFFERENT_BITS or is_of_data
@@ -79,7 +79,7 @@ def record_error(
     if before != message and not is_alike:
         return snapshot
     other = "its process before this one" if by == rank.rank else f"rank {by}"
-    words = f"{printable(message.message)}, and so did {other}"
+    words = f"{excerpt(message.message)}, and so did {other}"
     cause = Cause(reason=Reason.INVALID_PROGRAM, message=words)
     return _fail_for_program(snapshot, rank, cause, now)
 

@@ -6,10 +6,10 @@ from typing import TypeAlias, assert_never
 
 import msgspec
 
-from coordinator.decide.events import printable
-from coordinator.decide.job_end import EndKind, JobFailure
-from coordinator.decide.rank_state import Cause, RankSnapshot
-from coordinator.decide.state import GroupSnapshot, JobSnapshot, Partition, new_rank
+from coordinator.decide.events import excerpt
+from coordinator.decide.state.job import GroupSnapshot, JobSnapshot, Partition, new_rank
+from coordinator.decide.state.job_end import EndKind, JobFailure
+from coordinator.decide.state.rank import Cause, RankSnapshot
 from muster.contracts import pool as pools
 from muster.contracts.agent import is_node_id
 from muster.contracts.job import Reason
@@ -79,7 +79,7 @@ def _diverge(snapshot: JobSnapshot, said: StateMismatch, now: float) -> JobSnaps
     snapshot = replace(snapshot, mismatch=said, lost_before=lost)
     if not is_same:
         return snapshot
-    message = f"the same values differ a second time: {printable(said.message)}"
+    message = f"the same values differ a second time: {excerpt(said.message)}"
     failure = JobFailure(reason=Reason.INVALID_PROGRAM, message=message, exit_code=1)
     return replace(snapshot, end=snapshot.end.fail(failure, now, snapshot.spec.stop_grace_seconds))
 
@@ -88,7 +88,7 @@ def divergence(snapshot: JobSnapshot, rank: RankSnapshot) -> Cause | None:
     """Return why a rank is stopped whose state differs from that of the others, else None."""
     if rank.attempt.worker_id not in snapshot.divergent:
         return None
-    entries = printable(", ".join(snapshot.mismatch.entries))
+    entries = excerpt(", ".join(snapshot.mismatch.entries))
     where = f" in {entries}" if entries else ""
     words = f"held other bits than the other workers{where} and was stopped before its next step"
     return Cause(reason=Reason.DIFFERENT_BITS, message=words)
@@ -117,7 +117,7 @@ def _unproven(snapshot: JobSnapshot) -> JobFailure | None:
     if rank.attempt.raised is None and began is not None and began < total:
         return None
     words = "and training was over before another process could be compared"
-    message = f"{snapshot.rank_name(rank)}: {printable(raised.message)}, {words}"
+    message = f"{snapshot.rank_name(rank)}: {excerpt(raised.message)}, {words}"
     return JobFailure(reason=Reason.INVALID_PROGRAM, message=message, exit_code=1)
 
 

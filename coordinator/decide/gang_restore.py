@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import Final
 
 from coordinator.decide import fold_exit
-from coordinator.decide.events import printable
-from coordinator.decide.job_end import JobFailure
-from coordinator.decide.rank_state import NEVER, RankSnapshot
-from coordinator.decide.state import GangRestore, JobSnapshot
+from coordinator.decide.events import excerpt
+from coordinator.decide.state.job import GangRestore, JobSnapshot
+from coordinator.decide.state.job_end import JobFailure
+from coordinator.decide.state.rank import NEVER, RankSnapshot
 from muster.checkpoints.manifest import CheckpointName, RestorePoint
 from muster.contracts.job import Reason
 from muster.contracts.location import parse_location, save_lead
@@ -82,7 +82,7 @@ def record_listing(snapshot: JobSnapshot, listed: CheckpointsListed, now: float)
 
 def record_damage(snapshot: JobSnapshot, rank: RankSnapshot, failed: RestoreFailed) -> JobSnapshot:
     """A rank could not read the chosen checkpoint: the next attempt resumes from another one."""
-    warned = replace(rank.attempt, warning=printable(failed.message))
+    warned = replace(rank.attempt, warning=excerpt(failed.message))
     noted = snapshot.with_attempt(rank, warned)
     point = snapshot.restore.point
     if point is None or failed.restore_from != str(point):

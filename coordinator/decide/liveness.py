@@ -9,8 +9,8 @@ from typing import Final
 
 from coordinator.decide.actions import Action, KillProcess, ReportSlowExit, Suspect
 from coordinator.decide.plan_pool import is_step_expected
-from coordinator.decide.rank_state import NEVER, Attempt, Cause, RankSnapshot
-from coordinator.decide.state import AgentSnapshot, JobSnapshot
+from coordinator.decide.state.job import AgentSnapshot, JobSnapshot
+from coordinator.decide.state.rank import NEVER, Attempt, Cause, RankSnapshot
 from muster.contracts.agent import AgentState
 from muster.contracts.job import JobStatus, Reason
 from muster.contracts.rank import ProcessState
@@ -22,7 +22,7 @@ AGENT_CONNECT_SECONDS: Final = 30.0
 """An agent imports little and connects, or reconnects, at once; one that takes longer is broken."""
 
 LISTING_SECONDS: Final = 240.0
-"""An agent asks a store that is away for half of it, and one of an earlier build never answers."""
+"""An agent asks a store that is away for half of it."""
 
 AGENT_LATE_SECONDS: Final = 10.0
 """A job that has waited so long for its agent to connect says so; a busy machine takes a few."""
@@ -46,11 +46,9 @@ HOST_LEASE_SECONDS: Final = 30.0
 """Silence after which any other ranks of a host are started elsewhere.
 
 Its agent has killed them by then, so two copies never count: it notices the silence after at most
-11 s (`muster.host.peers`), then waits `REMOTE_ORPHAN_SECONDS`, then `REMOTE_GRACE_SECONDS`.
+11 s (`muster.host.peers`), then waits `REMOTE_ORPHAN_SECONDS`, then `REMOTE_GRACE_SECONDS`
+(`muster.cluster.requests`).
 """
-
-REMOTE_ORPHAN_SECONDS: Final = 10.0
-REMOTE_GRACE_SECONDS: Final = 5.0
 
 NEVER_DUE: Final = float("inf")
 

@@ -6,7 +6,6 @@ that may read Pods read a token that is good for one process.
 """
 
 import asyncio
-import hashlib
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from importlib import import_module
@@ -17,19 +16,12 @@ import msgspec
 
 from coordinator.launchers.launcher import NotStarted
 from coordinator.launchers.scheduler import Refused, SchedulerJob, SchedulerUnavailable
-from muster.contracts.attach import JOIN_EXITS, JOIN_ORDER, JoinOrder
-from muster.contracts.engine import KubernetesOptions
+from muster.cluster.requests import LABELS, NAME, pod
+from muster.contracts.attach import JOIN_EXITS, JoinOrder
 from muster.contracts.errors import printable
 from muster.contracts.spec import JobSpec
 
-NAME: Final = "muster/agent"  # the annotation with the whole name of a job
-LABELS: Final = {
-    "app.kubernetes.io/managed-by": "muster",
-    "app.kubernetes.io/component": "agent",
-}
 NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-NAME_LIMIT: Final = 63  # of a Pod that is to have a host name
-GRACE_SECONDS: Final = 60  # in which ranks save
 REQUEST_SECONDS: Final = (5.0, 15.0)  # to connect, and to answer
 
 _TRANSIENT: Final = (409, 429, 500, 502, 503, 504)
@@ -149,73 +141,6 @@ def _said(error: Exception) -> tuple[str, str]:
     said = said if isinstance(said, dict) else {}
     words = said.get("message") or getattr(error, "reason", "") or error
     return printable(str(words)), str(said.get("reason"))
-
-
-def pod_name(name: str) -> str:
-    """Return the name of a Pod: that of its job, cut and made unique by a hash if it is long."""
-    if len(name) <= NAME_LIMIT:
-        return name
-    digest = hashlib.sha256(name.encode()).hexdigest()[:10]
-    return f"{name[: NAME_LIMIT - 11]}-{digest}"
-
-
-def pod(name: str, order: JoinOrder, spec: JobSpec) -> dict[str, Any]:
-    """Return the Pod of an agent: without rights, and writable in its temporary directory only."""
-    options = spec.scheduler_options
-    assert isinstance(options, KubernetesOptions)  # noqa: S101  its engine is ours
-    asked: dict[str, str] = {"cpu": str(options.ranks_per_host * options.cpus_per_rank)}
-    asked |= {} if options.mem is None else {"memory": options.mem}
-    limits = {"nvidia.com/gpu": str(options.gpus)} if options.gpus else {}
-    limits |= {} if options.mem_limit is None else {"memory": options.mem_limit}
-    volumes: dict[str, dict[str, Any]] = {
-        "tmp": {"emptyDir": {}},
-        "shm": {"emptyDir": {"medium": "Memory"}},
-        "cache": {"emptyDir": {}},  # not every runtime makes the volumes that our image declares
-    }
-    mounts = {"tmp": "/tmp", "shm": "/dev/shm", "cache": "/var/cache/muster"}  # noqa: S108
-    if options.claim is not None:
-        volumes["data"] = {"persistentVolumeClaim": {"claimName": options.claim}}
-        mounts["data"] = options.claim_path
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": pod_name(name), "labels": LABELS, "annotations": {NAME: name}},
-        "spec": {
-            "restartPolicy": "Never",  # the next agent gets a Pod of its own
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": GRACE_SECONDS,
-            "nodeSelector": options.node_selector,
-            "tolerations": list(options.tolerations),
-            "imagePullSecrets": [{"name": it} for it in options.image_pull_secrets],
-            "priorityClassName": options.priority_class,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "containers": [
-                {
-                    "name": "agent",
-                    "image": options.image,
-                    "command": ["python", "-P", "-m", "muster", "worker.join"],
-                    "env": [
-                        {"name": JOIN_ORDER, "value": msgspec.json.encode(order).decode()},
-                        {"name": "HOME", "value": "/tmp"},  # noqa: S108
-                    ],
-                    "resources": {"requests": asked, "limits": limits},
-                    "securityContext": {
-                        "allowPrivilegeEscalation": False,
-                        "readOnlyRootFilesystem": True,
-                        "capabilities": {"drop": ["ALL"]},
-                    },
-                    "volumeMounts": [
-                        {"name": volume, "mountPath": path} for volume, path in mounts.items()
-                    ],
-                }
-            ],
-            "volumes": [{"name": volume, **source} for volume, source in volumes.items()],
-        },
-    }
 
 
 def job_of(found: Any) -> SchedulerJob:  # noqa: ANN401  a V1Pod

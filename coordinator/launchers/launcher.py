@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-import msgspec
-
+from muster.cluster.requests import with_secrets
 from muster.contracts.environ import SAME_ON_ALL_HOSTS, SERVICE_ONLY, STORE_KEYS
 from muster.contracts.errors import MusterError
 from muster.contracts.messages import AgentAssignment
@@ -92,14 +91,13 @@ class AgentValues:
 
         With those of files, as far as they can be read, if `secrets_dir` holds them.
         """
-        shared = {}
-        for reference in map(Reference.parse, assignment.secrets.values()):
-            if reference is None:
-                continue
-            if reference.source == "env" and reference.name in self._shared:
-                shared[reference.name] = self._shared[reference.name]
-            elif reference.source == "file" and secrets_dir is not None:
+
+        def value_of(reference: Reference) -> str | None:
+            if reference.source == "env":
+                return self._shared.get(reference.name)
+            if secrets_dir is not None:
                 with suppress(SecretUnavailable, OSError):  # the rank says so when it starts
-                    shared[str(reference)] = SecretStore(secrets_dir).read(reference.name)
-        keys = None if assignment.store_keys is None else self._store_keys
-        return msgspec.structs.replace(assignment, shared_env=shared, store_keys=keys)
+                    return SecretStore(secrets_dir).read(reference.name)
+            return None
+
+        return with_secrets(assignment, value_of, self._store_keys)

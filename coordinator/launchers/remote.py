@@ -18,6 +18,7 @@ from coordinator.launchers.line import Line
 from coordinator.launchers.ssh import SocketDirectory, SshMaster
 from coordinator.log_receiver import HomeLogs
 from muster.cluster.description import ClusterNode
+from muster.cluster.requests import forwarded
 from muster.contracts.attach import (
     AgentEnded,
     AgentRuns,
@@ -41,6 +42,7 @@ from muster.contracts.paths import DataDir, JobFiles
 from muster.contracts.rank import ProcessRecord
 from muster.host.files import file_mark, remove_probe_file, write_probe_file
 from muster.host.processes import module_command
+from muster.runtime.stderr_messages import LastMessage
 
 READY_SECONDS: Final = 15.0
 """How long a host may take to connect, to start Python and to say that it is ready."""
@@ -83,14 +85,13 @@ class CommandLauncher:
         self._values = AgentValues(environ)
         self._connecting = asyncio.Semaphore(CONNECTING_LIMIT)
         self._watching: set[asyncio.Task[int | None]] = set()
-        self._problem = ""  # the last one that was logged
+        self._problem = LastMessage()
 
     async def start(self, assignment: AgentAssignment) -> AgentProcess:
         secrets_dir = Path(assignment.secrets_dir)
         complete = await asyncio.to_thread(self._values.complete, assignment, secrets_dir)
         if self._master is not None and self._master.home is not None:
-            address_file = str(JobFiles(Path(assignment.job_root)).coordinator_address)
-            complete = replace(complete, address_file=address_file, is_forwarded=True)
+            complete = forwarded(complete)
         with ExitStack() as opened:
             async with probe_file(assignment.checkpoint_dir) as probe:
                 order = LaunchAgent(
@@ -207,7 +208,7 @@ class CommandLauncher:
                             return answer
                         case AgentRuns():
                             order = replace(order, process=answer.process)
-                            pause_seconds, self._problem = FIRST_PAUSE_SECONDS, ""
+                            pause_seconds, self._problem.text = FIRST_PAUSE_SECONDS, None
                         case OrderFailed():
                             self._note(f"{self._host}: {answer.message}")
                         case _:
@@ -251,9 +252,8 @@ class CommandLauncher:
 
     def _note(self, problem: str) -> None:
         """Log a problem that is new since an agent there was last heard of."""
-        if problem != self._problem:
+        if self._problem.is_new(problem):
             _LOG.warning(problem, action="host_unreachable", host=self._host)
-        self._problem = problem
 
 
 @asynccontextmanager

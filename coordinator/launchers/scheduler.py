@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
+import msgspec
 import structlog
 
 from coordinator.launchers.launcher import AgentProcess, NotStarted
@@ -23,6 +24,7 @@ from muster.contracts.messages import AgentAssignment
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.spec import JobSpec
 from muster.contracts.views import EngineJob
+from muster.runtime.stderr_messages import LastMessage
 
 Result = TypeVar("Result")
 
@@ -95,7 +97,7 @@ class SchedulerJobs:
         self.scheduler = scheduler
         self._looking: asyncio.Task[Mapping[str, SchedulerJob]] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._problem = ""  # the last one that was logged
+        self._problem = LastMessage()
         self._woken = asyncio.Event()
 
     def start(self, work: Coroutine[object, object, Result]) -> asyncio.Task[Result]:
@@ -161,15 +163,14 @@ class SchedulerJobs:
                 found = await self.scheduler.jobs()
         except TimeoutError as error:
             raise SchedulerUnavailable(f"no answer within {LOOK_LIMIT_SECONDS:g} s") from error
-        self._problem = ""
+        self._problem.text = None
         return found
 
     def note(self, problem: str) -> None:
         """Log a problem that is new since the scheduler last answered."""
-        if problem != self._problem:
+        if self._problem.is_new(problem):
             words = f"{self.scheduler.name} does not answer: {problem}"
             _LOG.warning(words, action="engine_unavailable")
-        self._problem = problem
 
 
 class SchedulerProbe:
@@ -224,13 +225,7 @@ class SchedulerLauncher:
         self._name = agent_job_name(job_uid, host, generation)
 
     async def start(self, assignment: AgentAssignment) -> AgentProcess:
-        order = JoinOrder(
-            job_uid=assignment.job_uid,
-            host=assignment.host,
-            generation=assignment.generation,
-            token=assignment.token,
-            coordinators=assignment.coordinators,
-        )
+        order = msgspec.convert(assignment, JoinOrder, from_attributes=True)
         try:
             await self._jobs.scheduler.submit(self._name, order, self._spec)
         except SchedulerUnavailable as error:  # it may have been submitted: the next list tells

@@ -1,23 +1,17 @@
 """Slurm, through its own commands, as the user of the service would type them."""
 
 import asyncio
-import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-import msgspec
-
 from coordinator.launchers.launcher import NotStarted
 from coordinator.launchers.scheduler import Refused, SchedulerJob, SchedulerUnavailable
+from muster.cluster.requests import sbatch_script, sbatch_words
 from muster.contracts.attach import JOIN_EXITS, JoinOrder
-from muster.contracts.engine import SlurmOptions
 from muster.contracts.errors import printable
 from muster.contracts.spec import JobSpec
 from muster.host.processes import module_command
-
-NOTICE_SECONDS: Final = 60
-"""How long before the end of its time an agent gets a signal, so that its ranks save."""
 
 COMMAND_SECONDS: Final = 30.0  # Slurm's own limits are below that
 
@@ -70,7 +64,8 @@ class Slurm:
     async def submit(self, name: str, order: JoinOrder, spec: JobSpec) -> None:
         if shutil.which("sbatch", path=self._environ.get("PATH")) is None:
             raise Refused("there is no sbatch on the PATH of the coordinator: muster engines")
-        code, output, error = await self._run(sbatch_words(name, spec), script(order).encode())
+        script = sbatch_script(order, module_command("worker.join"))
+        code, output, error = await self._run(sbatch_words(name, spec), script.encode())
         if code == 0:
             return
         words = f"sbatch: {_reason(error or output)}"
@@ -126,34 +121,6 @@ class Slurm:
             output.decode(errors="replace"),
             errors.decode(errors="replace"),
         )
-
-
-def sbatch_words(name: str, spec: JobSpec) -> list[str]:
-    """Return the command that submits the job of an agent."""
-    options = spec.scheduler_options
-    assert isinstance(options, SlurmOptions)  # noqa: S101  its engine is ours
-    named = ("partition", "account", "qos", "constraint", "gres", "mem", "time")
-    asked = [(option, getattr(options, option)) for option in named]
-    return [
-        "sbatch",
-        "--parsable",
-        f"--job-name={name}",
-        "--nodes=1",
-        "--ntasks=1",
-        f"--cpus-per-task={options.ranks_per_host * options.cpus_per_rank}",
-        "--no-requeue",  # the next agent gets a job of its own
-        "--output=/dev/null",  # agents send their logs home
-        "--chdir=/",
-        f"--signal=B:USR1@{NOTICE_SECONDS}",
-        *(f"--{option}={value}" for option, value in asked if value is not None),
-    ]
-
-
-def script(order: JoinOrder) -> str:
-    """Return the script of the job. The order, with the token, is on no command line."""
-    words = shlex.join(module_command("worker.join"))
-    content = msgspec.json.encode(order).decode()
-    return f"#!/bin/sh\nexec {words} <<'ORDER'\n{content}\nORDER\n"
 
 
 def parse_jobs(output: str) -> dict[str, SchedulerJob]:

@@ -22,19 +22,12 @@ from weakref import WeakSet
 
 from coordinator.launchers.line import Line
 from muster.cluster.description import ClusterNode
+from muster.cluster.requests import SSH, login_words
 from muster.contracts.attach import HostReady
 from muster.contracts.interpreter import VERSION
 from muster.contracts.messages import CoordinatorAddress
 
 LOGIN_SECONDS: Final = 12.0  # ssh itself limits only what comes before its handshake
-
-_SSH: Final = (
-    *("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5"),  # never asks for a password
-    # A dead connection ends after about 6 s of silence.
-    *("-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=3"),
-    # The user's own are for the user's own sessions, which may have their ports already.
-    *("-o", "ClearAllForwardings=yes", "-o", "ControlPersist=no"),
-)
 
 _REASONS: Final = {
     "Could not resolve": "no address of {host} is known: correct its host: in cluster.yaml",
@@ -93,8 +86,7 @@ class SshMaster:
         home: CoordinatorAddress | None,
     ) -> None:
         """`home` is where connections are forwarded to; None if agents reach us without that."""
-        user = () if node.user is None else ("-l", node.user)
-        self._host = (*user, "--", node.host)
+        self._host = login_words(node)
         self._login = node.host if node.user is None else f"{node.user}@{node.host}"
         self._environ = environ
         self._sockets = sockets
@@ -132,7 +124,7 @@ class SshMaster:
                 task.cancel()
 
     def _words(self, control: str) -> list[str]:
-        return [*_SSH, "-o", control, "-o", f"ControlPath={self._socket}", *self._host]
+        return [*SSH, "-o", control, "-o", f"ControlPath={self._socket}", *self._host]
 
     async def _open(self) -> str:
         with ExitStack() as opened:

@@ -1,6 +1,6 @@
-"""The schema of the first release, where every upgrade begins: there is nothing to do."""
+"""The schema of 0.1.0, where every upgrade begins: there is nothing to do."""
 
-revision = "0001"
+revision = "r0001"
 down_revision = None
 
 

@@ -7,10 +7,10 @@ import re
 import shutil
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Final
 from urllib.parse import quote
@@ -107,28 +107,36 @@ def _with_state_dicts(state: State) -> dict[str, Any]:
         kinds[name] = {"torch": foreign.get(source, f"{array.dtype}")}
         return {ARRAY: name}
 
-    def slot(parameter: str, key: str, value: Any, number: int) -> Any:  # noqa: ANN401  JSON
-        source = f"optimizer.{parameter}.{key}"
-        is_moved = value is None and source in state
-        return moved(source, f"optimizer.state.{number}.{key}") if is_moved else value
-
-    numbers = {it: number for number, it in enumerate(chain.from_iterable(layout["optimizer"]))}
-    groups = zip(from_json(encoded["groups"]), layout["optimizer"], strict=True)
     kept = from_json(encoded["kept"])
-    parts = {
-        "model": {
-            key: moved(f"model.{name}", f"model.{key}") for key, name in layout["model"].items()
-        },
-        "optimizer": {
+
+    def optimizer(part: str, groups: Sequence[tuple[Any, list[str]]]) -> dict[str, Any]:
+        """Return a part: what `state_dict()` of an optimizer with these groups returns."""
+        numbers = {it: at for at, it in enumerate(chain.from_iterable(it for _, it in groups))}
+
+        def slot(name: str, key: str, value: Any) -> Any:  # noqa: ANN401  JSON
+            source = f"optimizer.{name}.{key}"
+            is_moved = value is None and source in state
+            return moved(source, f"{part}.state.{numbers[name]}.{key}") if is_moved else value
+
+        return {
             "state": {
-                number: {key: slot(name, key, it, number) for key, it in kept[name].items()}
+                number: {key: slot(name, key, it) for key, it in kept[name].items()}
                 for name, number in numbers.items()
                 if name in kept
             },
             "param_groups": [
                 {**group, "params": [numbers[name] for name in names]} for group, names in groups
             ],
+        }
+
+    groups = iter(zip(from_json(encoded["groups"]), layout["optimizer"], strict=True))
+    counts = layout.get("groups", [len(layout["optimizer"])])
+    optimizers = {f"optimizer{at or ''}": [*islice(groups, it)] for at, it in enumerate(counts)}
+    parts = {
+        "model": {
+            key: moved(f"model.{name}", f"model.{key}") for key, name in layout["model"].items()
         },
+        **{part: optimizer(part, its) for part, its in optimizers.items()},
         "values": from_json(encoded["values"]),
     }
     objects = from_json(encoded["objects"])

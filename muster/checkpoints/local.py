@@ -25,7 +25,7 @@ from typing import Final, Protocol, TypeAlias
 from xxhash import xxh3_64
 
 from muster.checkpoints.manifest import FileFacts
-from muster.host.files import closing, open_file
+from muster.host.files import closing, open_file, open_named_directory
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
@@ -109,11 +109,8 @@ class LocalFileSystem:
         return os.listdir(path)
 
     def fsync_directory(self, path: str) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with closing(open_named_directory(path)) as descriptor:
             os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
     def remove_directory(self, path: str) -> None:
         os.rmdir(path)

@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-from muster.contracts.errors import IllegalMove
-
 LOCAL_HOST: Final = "local"
 """What views call the own host of a service without ``cluster.yaml``. Rows have its node id: this
 word would be another host once a coordinator there takes over."""
@@ -48,10 +46,3 @@ TRANSITIONS: Final[Mapping[AgentState, frozenset[AgentState]]] = {
     ),
     AgentState.LEAVING: frozenset({AgentState.ABSENT}),
 }
-
-
-def move(current: AgentState, target: AgentState) -> AgentState:
-    """Return the new state, which may be the present one. Raises `IllegalMove`."""
-    if target is not current and target not in TRANSITIONS[current]:
-        raise IllegalMove(current, target)
-    return target

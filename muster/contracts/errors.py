@@ -19,14 +19,16 @@ MusterError
 A message says what failed, why, and what to do next.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, TypeVar
 
 CONTROLS: Final = r"\x00-\x1f\x7f-\x9f"
 """Control characters, for the brackets of a pattern. Some terminals take 0x80 to 0x9f for ESC and
 a letter."""
+
+State = TypeVar("State", bound=Enum)
 
 
 def printable(text: str) -> str:
@@ -62,6 +64,13 @@ class IllegalMove(MusterError):
         )
         self.current = current
         self.target = target
+
+
+def move(transitions: Mapping[State, Collection[State]], current: State, target: State) -> State:
+    """Return `target`, or raise `IllegalMove` if the table does not allow it."""
+    if target not in transitions[current]:
+        raise IllegalMove(current, target)
+    return target
 
 
 class InvalidSpec(MusterError):

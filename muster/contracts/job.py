@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, NewType
 
-from muster.contracts.errors import IllegalMove
-
 JobId = NewType("JobId", str)
 """The name people use: chosen by the caller or generated, and free again after a delete."""
 
@@ -55,13 +53,6 @@ TRANSITIONS: Final[Mapping[JobStatus, frozenset[JobStatus]]] = {
     _S.FAILED: frozenset(),
     _S.STOPPED: frozenset(),
 }
-
-
-def move(current: JobStatus, target: JobStatus) -> JobStatus:
-    """Return `target`, or raise `IllegalMove` if the table does not allow it."""
-    if target not in TRANSITIONS[current]:
-        raise IllegalMove(current, target)
-    return target
 
 
 class Reason(StrEnum):

@@ -339,7 +339,7 @@ class RankSpawned(_Message, frozen=True, tag="rank_spawned"):
     start_ticks: int
     boot_id: str
     node: str
-    pid_namespace: int = 0
+    pid_namespace: int
 
 
 class RankSaid(_Message, frozen=True, tag="rank_said"):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, NewType
 
-from muster.contracts.errors import IllegalMove, MusterError
+from muster.contracts.errors import MusterError, move
 
 WorkerId = NewType("WorkerId", int)  # counts up from 0 over the life of a pool, and is never reused
 
@@ -108,13 +108,6 @@ class Pool:
         return any(m.worker_id == worker_id for m in self.active)
 
 
-def move(current: WorkerState, target: WorkerState) -> WorkerState:
-    """Return `target`, or raise `IllegalMove` if the table does not allow it."""
-    if target not in TRANSITIONS[current]:
-        raise IllegalMove(current, target)
-    return target
-
-
 def join(pool: Pool, newcomer: Newcomer, *, now: float, step: int) -> Pool:
     """Accept a newcomer as a syncing member; `step` is the current step."""
     if pool.room < 1:
@@ -186,7 +179,7 @@ def mark_published(pool: Pool) -> Pool:
 
 
 def _moved(member: Member, target: WorkerState) -> Member:
-    return replace(member, state=move(member.state, target))
+    return replace(member, state=move(TRANSITIONS, member.state, target))
 
 
 def _member(pool: Pool, worker_id: int) -> Member:

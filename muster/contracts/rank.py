@@ -24,9 +24,9 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
 class RankProgress(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank reports of its training, declared here only.
 
-    Heartbeat, snapshot and row embed it; the REST view of a rank inherits it. A field that a row or
-    a rank of an earlier version lacks needs a default. Numbers that are not finite become None, and
-    such metrics are left out: JSON has no NaN.
+    Heartbeat, snapshot and row embed it; the REST view of a rank inherits it. A field that is added
+    later needs a default: rows and ranks of the release before lack it. Numbers that are not finite
+    become None, and such metrics are left out: JSON has no NaN.
     """
 
     step: Count  # steps done; each counts for the samples of one batch
@@ -88,8 +88,7 @@ class ProcessRecord:
     start_ticks: int  # Field 22 of /proc/PID/stat: clock ticks between boot and its start
     boot_id: str
     node: str  # the host's name, for people: two may share it
-    pid_namespace: int = 0
-    """Inode of the namespace (container) in which the pid counts. 0: by an earlier version."""
+    pid_namespace: int  # the inode of the namespace (container) in which the pid counts
 
 
 class ProcessState(StrEnum):

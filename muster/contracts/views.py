@@ -1,6 +1,7 @@
 """The bodies of REST responses, declared once: the API encodes them, the client decodes them.
 
-A client ignores fields it does not know. Fields that an earlier server does not send have defaults.
+A client ignores fields it does not know. A field that is added later has a default: servers of the
+release before do not send it.
 """
 
 from datetime import datetime
@@ -76,6 +77,16 @@ class JobList(View, frozen=True, kw_only=True):
     jobs: list[JobView]
 
 
+class AgentRequest(View, frozen=True, kw_only=True):
+    """What an engine gets to start an agent; secrets, and what only a start knows, are <words>."""
+
+    engine: Engine
+    command: Annotated[
+        list[str] | None, _doc("What the coordinator runs; null: a request to the API.")
+    ]
+    content: Annotated[str | dict[str, Any], _doc("What it reads; of Kubernetes, the Pod.")]
+
+
 class JobPlan(View, frozen=True, kw_only=True):
     """The job that a submission would create."""
 
@@ -83,7 +94,8 @@ class JobPlan(View, frozen=True, kw_only=True):
     message: Annotated[
         str | None, _doc("Remarks about default paths and about whether the command will run.")
     ]
-    launcher: Annotated[str, _doc("What starts the agent that starts the ranks.")]
+    launcher: Annotated[str, _doc("The engine that starts the agents, which start the ranks.")]
+    request: Annotated[AgentRequest, _doc("What it gets for the first agent.")]
     world_size: int
     command: Annotated[list[str] | None, _doc("What every rank becomes; null: `program`.")]
     program: Annotated[str | None, _doc("What is trained; null: the built-in classifier.")]
@@ -274,10 +286,10 @@ class AgentView(View, frozen=True, kw_only=True):
 class MemberList(View, frozen=True, kw_only=True):
     job_id: str
     world_size: Annotated[int, _doc("Number of ranks that is wanted now.")]
-    active: Annotated[int, _doc("Number of workers that take part in every step.")] = 0
+    active: Annotated[int, _doc("Number of workers that take part in every step.")]
     is_changing: Annotated[
         bool, _doc("Workers are joining or leaving, or others are active than are wanted.")
-    ] = False
+    ]
     agents: Annotated[list[AgentView], _doc("One for each host that has, or had, ranks.")]
     workers: list[MemberView]
 
@@ -385,11 +397,11 @@ class AuditView(View, frozen=True, kw_only=True):
     ]
     bits: _Bits = "same"
     epochs: Annotated[list[EpochView], _doc("The last ones, the newest last.")]
-    epochs_omitted: Annotated[int, _doc("Earlier ones that are not listed.")] = 0
+    epochs_omitted: Annotated[int, _doc("Earlier ones that are not listed.")]
     checkpoints: Annotated[list[CheckpointView], _doc("The last ones, the newest last.")]
     checkpoints_omitted: Annotated[
         int, _doc("Earlier ones that are not listed; the last 1000 are on record.")
-    ] = 0
+    ]
 
 
 class SeriesColumns(View, frozen=True, kw_only=True):

@@ -34,6 +34,7 @@ import msgspec
 
 from muster.contracts.shards import Reading
 from muster.datasets.errors import CacheFull, CacheUnusable
+from muster.host.files import closing
 
 Fill: TypeAlias = Callable[[int], None]
 """Writes the verified content of an object into a file, or raises."""
@@ -254,12 +255,9 @@ def needs_of(readers: bytes) -> Iterator[tuple[str, float]]:
 @contextmanager
 def _locked(path: Path, how: int) -> Iterator[int]:
     """Hold the lock of a file, which is created if necessary; yield its descriptor."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
+    with closing(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as file:
         fcntl.flock(file, how)
         yield file
-    finally:
-        os.close(file)
 
 
 def _is_at(file: int, path: Path) -> bool:

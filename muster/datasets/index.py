@@ -12,7 +12,6 @@ numbers are little-endian:
 """
 
 import os
-import secrets
 import stat
 import struct
 import tempfile
@@ -30,6 +29,7 @@ import xxhash
 from muster.contracts.location import Location
 from muster.contracts.shards import HASH_MODULUS
 from muster.datasets.errors import DatasetNotWritable, InvalidSample, ShardChanged, ShardUnreadable
+from muster.host.files import replacing
 
 BLOCK_BYTES: Final = 256 * 1024
 """Large enough to make system calls cheap, small enough for the processor's cache."""
@@ -189,7 +189,7 @@ class ShardIndex:
     def build(cls, shard: Path, place: Path, shown: Location | None = None) -> "ShardIndex":
         """Read `shard` once and write its index to `place`; raises `OSError` if that fails."""
         fingerprint = fingerprint_of(shard)
-        with _replacing(place) as file:
+        with replacing(place) as file:  # not flushed: it can be built again
             file.write(bytes(_HEADER.size))
             totals = _write_offsets(file, shard, fingerprint, shown or shard)
             file.seek(0)
@@ -288,19 +288,3 @@ def _make_private(directory: Path) -> None:
     shared = facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if shared or not stat.S_ISDIR(facts.st_mode):
         raise PermissionError(f"{directory} belongs to another user")
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that replaces `path` when the block ends, unless it raises.
-
-    It is not fsynced: an index can be built again, and readers notice one that is torn.
-    """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            yield file
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

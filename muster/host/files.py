@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 
@@ -42,7 +42,7 @@ def open_directory(path: Path | str, where: int | None = None) -> int:
     return os.open(path, _DIRECTORY | os.O_NOFOLLOW, dir_fd=where)
 
 
-def open_named_directory(path: Path) -> int:
+def open_named_directory(path: Path | str) -> int:
     """Return a descriptor of a directory that a person has named, which may be a link."""
     return os.open(path, _DIRECTORY)
 
@@ -96,14 +96,26 @@ def publish_address(address: CoordinatorAddress, path: Path) -> None:
 
 
 def replace_private(path: Path, content: bytes) -> None:
-    """Replace a file that is for this user alone, without a moment in which it is incomplete.
+    """Replace a file that is for this user alone, see `replacing`. Raises OSError."""
+    with replacing(path, 0o600) as file:
+        file.write(content)
 
-    It survives every process, but need not survive a power cut. Raises OSError.
+
+@contextmanager
+def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Yield a file that replaces `path` when the block ends, unless it raises.
+
+    Readers find the old content or the new one, never a part. It survives every process, but need
+    not survive a power cut: nothing is flushed (`muster.checkpoints.local.replace_file` does that).
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.touch(mode=0o600)
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
+    try:
+        with open(temporary, "xb", opener=lambda at, flags: os.open(at, flags, mode)) as file:
+            yield file
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def publish_newer_address(address: CoordinatorAddress, path: Path) -> None:

@@ -135,8 +135,7 @@ def is_provably_gone(record: ProcessRecord) -> bool:
 def _is_visible(record: ProcessRecord) -> bool:
     # Not by the host's name, which two machines may share and one may change. Nor by the namespace
     # alone: the first one has the same number on every machine.
-    is_namespace_ours = record.pid_namespace in {0, pid_namespace()}
-    return is_namespace_ours and record.boot_id == boot_id()
+    return record.pid_namespace == pid_namespace() and record.boot_id == boot_id()
 
 
 def shares_network(pid: int) -> bool:

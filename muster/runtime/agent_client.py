@@ -8,7 +8,6 @@ holds, in its original order.
 import os
 import select
 import socket
-import stat
 import threading
 import time
 from collections import deque
@@ -49,7 +48,7 @@ class AgentSocket:
     It starts as an inherited socket. After the agent has died it reconnects to the job's newest
     agent socket under the *same descriptor number*, so a thread that waits or writes never touches
     anything else. If the program has closed the number, as daemons do, it may mean a file of the
-    program's own: then it is left alone, and the connection continues under another number.
+    program's own: then it is left alone, and there is no agent any more.
     """
 
     def __init__(self, agent_fd: int | None, address: Path | None = None) -> None:
@@ -79,12 +78,7 @@ class AgentSocket:
     @property
     def is_closed(self) -> bool:
         """Whether the program, or a launcher before it, has closed the inherited descriptor."""
-        if self._channel is None:
-            return self._was_given
-        try:
-            return not stat.S_ISSOCK(os.fstat(self._channel.fileno()).st_mode)
-        except OSError:
-            return True
+        return self._was_given and self._own is None
 
     @property
     def is_replaced(self) -> bool:
@@ -146,13 +140,15 @@ class AgentSocket:
 
     def reconnect(self) -> bool:
         """Connect to the newest agent; return whether it has accepted."""
-        if self._channel is None or self._address is None:
+        if self.is_closed or self._address is None:
             return False
         path = newest_socket(self._address)
         try:
             with connect_to_own(path, CONNECT_SECONDS) as fresh:
                 fresh.settimeout(0)
-                self._replace(self._channel, fresh)
+                if (channel := self._own) is None:  # closed meanwhile
+                    return False
+                self._replace(channel, fresh)
         except OSError:
             return False
         self._address = path
@@ -160,8 +156,8 @@ class AgentSocket:
 
     def close(self) -> None:
         """Close it, for tests: a real process keeps it open until its end."""
-        if self._own is not None:
-            self._own.close()
+        if (channel := self._own) is not None:
+            channel.close()
         elif self._channel is not None:
             self._channel.detach()
 
@@ -173,20 +169,12 @@ class AgentSocket:
 
     def _replace(self, channel: socket.socket, fresh: socket.socket) -> None:
         """Continue with `fresh`; another thread finds no channel meanwhile and drops a packet."""
-        is_own = self._own is not None
         self._identity = _identity(fresh)
-        if is_own:
-            try:
-                os.dup2(fresh.fileno(), channel.fileno(), inheritable=False)
-            except OSError:  # the program has lowered its limit below that number
-                pass
-            else:
-                return
-        self._channel = _nonblocking(fresh.detach())
-        if is_own:
+        try:
+            os.dup2(fresh.fileno(), channel.fileno(), inheritable=False)
+        except OSError:  # the limit of this process is below that number, its agent's is higher
+            self._channel = _nonblocking(fresh.detach())
             channel.close()
-        else:
-            channel.detach()  # closing it would close the program's own file
 
 
 class AgentClient:

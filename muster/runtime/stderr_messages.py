@@ -9,6 +9,17 @@ from contextlib import suppress
 from typing import TextIO
 
 
+class LastMessage:
+    """The last message that was given, so that one that comes with every attempt is given once."""
+
+    text: str | None = None
+
+    def is_new(self, text: str | None) -> bool:
+        """Return whether the text differs from the last one, and keep it."""
+        last, self.text = self.text, text
+        return text != last
+
+
 def print_stderr(sentence: str) -> None:
     """Print a line on standard error; never raises."""
     with suppress(Exception):  # full, closed, or replaced by the program

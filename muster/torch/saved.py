@@ -20,6 +20,7 @@ import torch
 from xxhash import xxh3_128
 
 from muster.checkpoints.errors import CheckpointDamaged, CheckpointMismatch, checkpoint_errors
+from muster.host.files import closing
 from muster.run import Run
 from muster.runtime.stderr_messages import print_stderr
 
@@ -109,13 +110,11 @@ def _digests(path: Path) -> dict[str, str]:
 
 def _flush(path: Path) -> None:
     """Make every file below `path` durable, and every name on the way to it."""
+    flags = os.O_RDONLY | os.O_CLOEXEC
     for place in (*path.rglob("*"), path, *path.parents):
-        with suppress(PermissionError):  # of a directory above, which its owner keeps durable
-            descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        # A directory above may be another user's, who keeps it durable.
+        with suppress(PermissionError), closing(os.open(place, flags)) as descriptor:
+            os.fsync(descriptor)
 
 
 def _delete(path: Path) -> None:

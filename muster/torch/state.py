@@ -6,7 +6,6 @@ a step of a copy shows their names and shapes before. What is no tensor, such as
 counters, is one JSON value.
 """
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
@@ -20,7 +19,7 @@ from xxhash import xxh3_64_hexdigest
 
 from muster.checkpoints.errors import UnsupportedState
 from muster.checkpoints.format import from_json, to_json
-from muster.checkpoints.nested import ARRAYS, VIEWED, flatten, unflatten
+from muster.checkpoints.nested import ARRAYS, flatten, unflatten
 from muster.program import InvalidProgram
 from muster.torch.refusals import (
     EXTRA_STATE,
@@ -35,15 +34,13 @@ from muster.torch.refusals import (
     refuse_other_count,
     refuse_other_parameters,
     refuse_other_shape,
-    refuse_own_state,
     refuse_tensors,
 )
 from muster.torch.shards import Generator
+from muster.torch.tensors import array_of, plain_option, put_option, slots_of, tensor_of
 from muster.training.state_sync import InPlaceReplica
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
-
-_VIEWED: Final = {getattr(torch, kind): getattr(torch, bits) for kind, bits in VIEWED.items()}
 
 MODEL: Final = "model"
 """The part of a state that the model has beside its tensors: what `get_extra_state` returns."""
@@ -112,7 +109,7 @@ class TrainingState:
         self._names: Final = names_of(self.parameters, self.optimizers)
         """Of the parameters of the optimizers, in their order."""
         names = iter(self._names)
-        self._slots: Final = dict(it for one in self.optimizers for it in _slots(names, one))
+        self._slots: Final = dict(it for one in self.optimizers for it in slots_of(names, one))
         self._views: dict[str, torch.Tensor] = {}
         """Where the tensors are: in the memory of the replica, or on a GPU."""
         self._kept: dict[str, torch.Tensor] = {}
@@ -127,13 +124,13 @@ class TrainingState:
         example = dict(self._tensors())
         for slot, tensor in self._slots.items():
             example[_slot_name(*slot)] = tensor
-        arrays = {name: _array_of(tensor) for name, tensor in example.items()}
+        arrays = {name: array_of(tensor) for name, tensor in example.items()}
         arrays |= self._flat_objects()[0]
         self._layout = msgspec.Raw(msgspec.json.encode(self._describe(example)))
         self.initial = {name: array.copy() for name, array in arrays.items()}
         self.replica = StagedReplica(arrays, self._fetch)
         for name, tensor in example.items():
-            self._views[name] = view = _tensor_of(self.replica.other[name], tensor.dtype)
+            self._views[name] = view = tensor_of(self.replica.other[name], tensor.dtype)
             if self.is_staged(tensor):
                 self._views[name] = tensor.detach().clone()
                 self._staged.append((self._views[name], view))
@@ -192,11 +189,19 @@ class TrainingState:
         self._fetch()
         arrays = {name: it for name, it in self.replica.other.items() if not _is_slot(name)}
         kept, digests = {name: it.copy() for name, it in arrays.items()}, self.digests()
+        values, states = {**self.values}, [{**it.state} for it in self.optimizers]
+        objects = {name: it.state_dict() for name, it in self.registered.items()}
+        extra = {name: it.get_extra_state() for name, it in self._extra.items()}
         try:
             self._put_back(self.initial, self._initial_values, arrays)
             yield
         finally:
             self._put_back(kept, present, arrays)
+            # A hook may hold on to what was there: that very object comes back, not only its bits.
+            self.values.update(values)
+            for one, state in zip(self.optimizers, states, strict=True):
+                one.state.update(state)
+            self._load(objects, extra)
         refuse_lost({name for name, it in self.digests().items() if it != digests.get(name)})
 
     def _put_back(self, source: Arrays, values: bytes, arrays: Arrays) -> None:
@@ -234,12 +239,14 @@ class TrainingState:
         saved = self.model.state_dict(keep_vars=True).items()
         left = iter(self._names)
         groups = self._param_groups
+        counts = [len(one.param_groups) for one in self.optimizers]
         complex64 = [name for name, it in example.items() if it.dtype is torch.complex64]
         return {
             "model": {key: names[id(value)] for key, value in saved if id(value) in names},
             "optimizer": [[next(left) for _ in group["params"]] for group in groups],
             "bfloat16": [name for name, it in example.items() if it.dtype is torch.bfloat16],
             **({"complex64": complex64} if complex64 else {}),
+            **({"groups": counts} if len(counts) > 1 else {}),  # of each optimizer
         }
 
     def adopt_model(self) -> None:
@@ -316,7 +323,7 @@ class TrainingState:
 
     def _groups(self) -> list[dict[str, Any]]:
         return [
-            {key: _plain(value) for key, value in group.items() if key != "params"}
+            {key: plain_option(value) for key, value in group.items() if key != "params"}
             for group in self._param_groups
         ]
 
@@ -368,7 +375,7 @@ class TrainingState:
     def digests(self) -> dict[str, str]:
         """Return a digest of each thing that the body of the loop must leave as it is, by name."""
         arrays, objects = self._flat_objects()
-        arrays |= {name: _array_of(it) for name, it in self.parameters.items()}
+        arrays |= {name: array_of(it) for name, it in self.parameters.items()}
         plain = {f"{REGISTERED}.{name}": it for name, it in objects[REGISTERED].items()}
         plain["run.values"] = to_json(self.values, "run.values")
         found = {name: xxh3_64_hexdigest(msgspec.json.encode(it)) for name, it in plain.items()}
@@ -386,7 +393,7 @@ class TrainingState:
         value = msgspec.json.decode(content)
         groups, kept = from_json(value["groups"]), from_json(value["kept"])
         for group, given in zip(self._param_groups, groups, strict=True):
-            group.update({key: _put(group.get(key), it) for key, it in given.items()})
+            group.update({key: put_option(group.get(key), it) for key, it in given.items()})
         self._is_trained = {**self._built, **value.get("requires_grad", {})}
         self.undo_freezing()
         for name, parameter, kept_here in self._optimized():
@@ -408,14 +415,17 @@ class TrainingState:
                 f"the saved state has the registered objects {there}, and this script {here}: "
                 "register the same, or begin a job that does not resume"
             )
-        for name, state in states.items():
-            self.registered[name].load_state_dict(state)
-        for name, state in extra.items():
-            self._extra[name].set_extra_state(state)
+        self._load(states, extra)
         self.values.clear()
         self.values.update(from_json(value["values"]))
         loss = from_json(value["loss"])
         self.losses = from_json(value.get("losses", [] if loss is None else [loss]))
+
+    def _load(self, objects: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
+        for name, state in objects.items():
+            self.registered[name].load_state_dict(state)
+        for name, state in extra.items():
+            self._extra[name].set_extra_state(state)
 
 
 def _model_name(tensor: str) -> str:
@@ -428,53 +438,3 @@ def _slot_name(parameter: str, key: str) -> str:
 
 def _is_slot(name: str) -> bool:
     return name.startswith("optimizer.")
-
-
-def _plain(option: Any) -> Any:  # noqa: ANN401
-    """Return an option of an optimizer with numbers in place of tensors."""
-    if isinstance(option, torch.Tensor):
-        return option.tolist()
-    return tuple(map(_plain, option)) if isinstance(option, tuple) else option
-
-
-def _put(option: Any, given: Any) -> Any:  # noqa: ANN401
-    """Return what `_plain` was given; a tensor stays itself, others may refer to it."""
-    if isinstance(option, torch.Tensor):
-        return option.copy_(torch.tensor(given, dtype=option.dtype))
-    if isinstance(option, tuple) and isinstance(given, tuple) and len(option) == len(given):
-        return tuple(map(_put, option, given))
-    return given
-
-
-def _slots(
-    names: Iterator[str], optimizer: Optimizer
-) -> Iterator[tuple[tuple[str, str], torch.Tensor]]:
-    """Yield the tensors that an optimizer keeps, by parameter, the next of `names`, and key.
-
-    A step of a copy makes them: what they look like is up to each optimizer. Those that the
-    optimizer has not made itself are zeros.
-    """
-    originals = parameters_of(optimizer)
-    clones = [it.detach().clone().requires_grad_(it.requires_grad) for it in originals]
-    memo = {id(one): other for one, other in zip(originals, clones, strict=True)}
-    trial = copy.deepcopy(optimizer, memo)
-    for clone in clones:
-        clone.grad = torch.zeros_like(clone)
-    trial.step()
-    refuse_own_state(trial)
-    for original, clone, name in zip(originals, clones, names, strict=False):
-        for key, value in trial.state.get(clone, {}).items():
-            if isinstance(value, torch.Tensor):
-                own = optimizer.state.get(original, {})
-                yield (name, key), own.get(key, torch.zeros_like(value))
-
-
-def _array_of(tensor: torch.Tensor) -> NDArray[Any]:
-    """Return the numbers of a tensor, bit for bit; no copy of one on the CPU."""
-    plain = tensor.detach().cpu().resolve_conj().contiguous()
-    array: NDArray[Any] = plain.view(_VIEWED.get(plain.dtype, plain.dtype)).numpy()
-    return array
-
-
-def _tensor_of(array: NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
-    return torch.from_numpy(array).view(dtype)

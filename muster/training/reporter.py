@@ -28,7 +28,7 @@ from muster.contracts.series import LOSS
 from muster.contracts.shards import Position
 from muster.runtime.agent_client import AgentClient
 from muster.runtime.heartbeat import Supervision
-from muster.runtime.stderr_messages import print_stdout
+from muster.runtime.stderr_messages import LastMessage, print_stdout
 from muster.training.blocks import BusyFlag
 from muster.training.checkpointer import Checkpointer
 from muster.training.group import WorkersDiverged
@@ -81,7 +81,7 @@ class Reporter:
         self._gives_series = False  # all ranks have the same values: the first one reports them
         self._checkpoints_saved = 0
         self._last_checkpoint: dict[str, Any] = {"last_checkpoint_step": None}
-        self._last_warning: str | None = None
+        self._warned = LastMessage()
         """The last warning about failed saves; None once a save succeeded."""
         self.is_unchecked = False
         """Whether the program may give other bits each time; see `RankProgress`."""
@@ -198,7 +198,7 @@ class Reporter:
                 "last_checkpoint_bytes": size_bytes,
                 "last_checkpoint_at": datetime.now(UTC),
             }
-            self._last_warning = None
+            self._warned.text = None
             self._report_saved(generation, committed, digest)
 
         with self.busy:
@@ -222,8 +222,7 @@ class Reporter:
         is_over = self._schedule.is_over(replica.committed)
         effect = "the job is done when it succeeds" if is_over else "training goes on meanwhile"
         # Only once: every attempt fails while the disk is full.
-        if effect != self._last_warning:
-            self._last_warning = effect
+        if self._warned.is_new(effect):
             self.supervision.warn(
                 f"could not save a checkpoint and will try again; {effect}: {error}"
             )

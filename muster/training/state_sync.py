@@ -243,13 +243,13 @@ class _Report(msgspec.Struct, frozen=True):
     """Facts of the arithmetic fingerprint."""
     address: tuple[int, int, int]
     """Of the state, see `Replica`."""
-    namespace: str = ""
-    """Of the address; empty in a rank of an earlier version."""
-    node: str = ""
+    namespace: str
+    """Of the address."""
+    node: str
     """The name of its machine."""
-    lines: int = 0
-    """Of its data set, as the hash sum; 0 in a rank of an earlier version."""
-    hash_sum: int = 0
+    lines: int
+    """Of its data set, as the hash sum; see `Totals`."""
+    hash_sum: int
 
 
 def sync_state(

@@ -12,11 +12,20 @@ import pytest
 from database.engine import Database
 from tests.support.installation import DEADLINE_SECONDS, Installation, without_ours
 
+TOO_NEW = (
+    "has schema revision r9999, which this version of Muster does not know: upgrade Muster, or use "
+    "another database"
+)
+TOO_OLD = (
+    "was made by a build before 0.1.0: end its jobs with that build, move the database away, and "
+    "continue from their checkpoints with resume_from"
+)
 
-def refusal(module: str, data_dir: Path, **environment: str) -> str:
+
+def refusal(module: str, *words: str, data_dir: Path, **environment: str) -> str:
     """Return why a service does not start; it has to end with exit code 1 and a sentence."""
     ended = subprocess.run(
-        [sys.executable, "-P", "-m", module],
+        [sys.executable, "-P", "-m", module, *words],
         cwd=data_dir.parent,
         env={
             **without_ours(os.environ),
@@ -34,17 +43,23 @@ def refusal(module: str, data_dir: Path, **environment: str) -> str:
     return ended.stderr
 
 
-@pytest.mark.parametrize("module", ["api", "coordinator"])
-def test_a_database_of_a_newer_version_is_left_alone(tmp_path: Path, module: str) -> None:
+@pytest.mark.parametrize("module", ["api", "coordinator", "up"])
+@pytest.mark.parametrize(
+    ("revision", "sentence"),
+    [("r9999", TOO_NEW), ("0017", TOO_OLD)],
+)
+def test_a_database_of_another_version_is_left_alone(
+    tmp_path: Path, module: str, revision: str, sentence: str
+) -> None:
     path = tmp_path / "data" / "muster.db"
     Database.open(f"sqlite:///{path}").close()
     with closing(sqlite3.connect(path)) as database:
-        database.execute("UPDATE alembic_version SET version_num = 'r9999'")
+        database.execute("UPDATE alembic_version SET version_num = ?", [revision])
         database.commit()
     before = path.read_bytes()
-    errors = refusal(module, tmp_path / "data")
-    assert "has schema revision r9999" in errors
-    assert "upgrade Muster, or use another database" in errors
+    words = ("cli", "up") if module == "up" else (module,)
+    errors = refusal(*words, data_dir=tmp_path / "data")
+    assert errors.rstrip().endswith(f"the database sqlite:///{path} {sentence}")
     assert path.read_bytes() == before
 
 
@@ -53,14 +68,14 @@ def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
     path.parent.mkdir()
     path.write_text("a shopping list that was here first, long enough for a header of a database")
     before = path.read_bytes()
-    errors = refusal("coordinator", tmp_path / "data")
+    errors = refusal("coordinator", data_dir=tmp_path / "data")
     assert "is not an SQLite database" in errors
     assert path.read_bytes() == before
 
 
 def test_a_data_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a file")
-    errors = refusal("coordinator", tmp_path / "data")
+    errors = refusal("coordinator", data_dir=tmp_path / "data")
     assert "set MUSTER_DATA_DIR" in errors
 
 
@@ -85,12 +100,12 @@ def test_a_data_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
 def test_an_invalid_setting_is_named_without_its_password(
     module: str, name: str, value: str, word: str, tmp_path: Path
 ) -> None:
-    errors = refusal(module, tmp_path / "data", **{name: value})
+    errors = refusal(module, data_dir=tmp_path / "data", **{name: value})
     assert word in errors
     assert "hunter2" not in errors
 
 
 def test_a_port_that_is_taken_is_named(installation: Installation, tmp_path: Path) -> None:
     port = installation.environment["MUSTER_PORT"]
-    errors = refusal("api", tmp_path / "data", MUSTER_PORT=port)
+    errors = refusal("api", data_dir=tmp_path / "data", MUSTER_PORT=port)
     assert f"cannot listen on 127.0.0.1 port {port} (Address already in use" in errors

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -92,3 +93,16 @@ def test_wheel_adds_one_name_and_trains_beside_modules_of_that_name(installed: I
     assert printed.count(str(installed.root / "api.py")) == 2
     printed = installed.environment.output("import muster, sys; print(*sys.path)")
     assert "_services" not in printed
+
+
+def test_wheel_of_another_checkout_has_the_same_bytes(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    project = ["pyproject.toml", "README.md", "LICENSE", ".gitignore"]
+    packages = ["muster", "api", "cli", "coordinator", "database", "migrations", "worker"]
+    for name in packages:
+        shutil.copytree(ROOT / name, copy / name, copy_function=shutil.copyfile)  # as of now
+    for name in project:
+        shutil.copyfile(ROOT / name, copy / name)
+    wheels = [build_wheel(tmp_path / "one"), build_wheel(tmp_path / "other", copy)]
+    assert wheels[0].name == wheels[1].name
+    assert wheels[0].read_bytes() == wheels[1].read_bytes()

@@ -306,7 +306,7 @@ def test_all_ranks_get_the_same_bits(name: str) -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_calls_one_after_the_other(data: st.DataObject) -> None:
     """Sizes, routes and roots at random, some of the calls in the background."""
     world_size = data.draw(st.integers(1, 5))

@@ -34,7 +34,7 @@ from muster.contracts.series import Point, aggregate
 from muster.contracts.spec import JobSpec
 
 NOON = datetime(2026, 3, 1, 12, 0, 0, 123457, tzinfo=UTC)
-PROCESS = ProcessRecord(pid=4711, start_ticks=2**40, boot_id="b00t", node="höst-1")
+PROCESS = ProcessRecord(pid=4711, start_ticks=2**40, boot_id="b00t", node="höst-1", pid_namespace=1)
 FACTS = HostFacts(
     version="0.3.0",
     python="3.12.1",

@@ -8,9 +8,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def build_wheel(directory: Path) -> Path:
+def build_wheel(directory: Path, checkout: Path = ROOT) -> Path:
     words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)]
-    subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(words, cwd=checkout, check=True, capture_output=True)
     (wheel,) = directory.glob("*.whl")
     return wheel
 

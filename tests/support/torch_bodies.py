@@ -159,6 +159,40 @@ class InHooks(Body):
         return cross_entropy(net(x) / self.run.values["heat"], y)
 
 
+class Shadow:
+    """An average as people write them: it keeps the tensors that it is given."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.tensors = {name: it.detach().clone() for name, it in net.named_parameters()}
+
+    def state_dict(self) -> Any:
+        return {"tensors": self.tensors}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.tensors = state["tensors"]
+
+
+class HoldsOnToItsState(Body):
+    """Hooks keep references to what is registered, and to what is in run.values."""
+
+    def begin(self, net: nn.Module, run: Any) -> None:
+        shadow = Shadow(net)
+        run.register(shadow=shadow)
+        run.values["losses"] = []
+        held: list[Any] = []
+
+        @run.after_step
+        def average() -> None:
+            if not held:
+                held.extend([run.values["losses"], *shadow.tensors.values()])
+            losses, *tensors = held
+            losses.append(run.loss)
+            for tensor, parameter in zip(tensors, net.parameters(), strict=True):
+                tensor.lerp_(parameter.detach(), 0.1)
+            assert len(run.values["losses"]) == run.step
+            assert all(it is tensors[at] for at, it in enumerate(shadow.tensors.values()))
+
+
 class Compiled(Body):
     batch_size = 64  # 8 samples a shard, and 2 in the last step
     epochs = 2
@@ -515,6 +549,7 @@ PURE = [
     Padded,
     Augmented,
     InHooks,
+    HoldsOnToItsState,
     Compiled,
     InnerOptimizer,
     Turns,

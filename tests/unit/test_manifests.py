@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from coordinator.launchers.kubernetes import pod, pod_name
+from muster.cluster.requests import pod, pod_name
 from muster.contracts.attach import JoinOrder
 from muster.contracts.messages import CoordinatorAddress
 from muster.contracts.spec import JobSpec

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -19,6 +20,8 @@ from database.jobs import JobQuery
 from database.records import Event, Job, utc_now
 from muster import Client
 from muster.contracts.job import JobId, JobStatus, Reason
+from muster.contracts.spec import JobSpec
+from muster.contracts.views import AgentRequest, JobPlan
 from tests.support.api_service import DEADLINE_SECONDS, Agent, Service, StandIn
 from tests.support.database_samples import worker
 
@@ -224,10 +227,34 @@ def test_an_image_has_a_python_of_its_own(
         return httpx.Response(422, json={"detail": "no"})
 
     client = Client("http://api", transport=httpx.MockTransport(answer))
-    monkeypatch.setattr("cli.submit.connected", lambda *_: nullcontext(client))
+    monkeypatch.setattr("cli.jobs.submit.connected", lambda *_: nullcontext(client))
     words = ["submit", "--dry-run", "--engine", engine, "--", "python", "train.py"]
     CliRunner().invoke(app, words)
     assert [len({"python"} & body.keys()) for body in bodies] == [named]
+
+
+def test_dry_run_shows_what_a_scheduler_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "#!/bin/sh\nexec x\n"
+    request = AgentRequest(engine="slurm", command=["sbatch", "--job-name=a b"], content=script)
+    plan = JobPlan(
+        job_id="mine",
+        message=None,
+        launcher="slurm",
+        request=request,
+        world_size=1,
+        command=["true"],
+        program=None,
+        shards=None,
+        shards_per_rank=None,
+        spec=msgspec.to_builtins(JobSpec(engine="slurm", command=("true",))),
+    )
+    answer = httpx.Response(200, json=msgspec.to_builtins(plan))
+    client = Client("http://api", transport=httpx.MockTransport(lambda _: answer))
+    monkeypatch.setattr("cli.jobs.submit.connected", lambda *_: nullcontext(client))
+    words = ["submit", "--dry-run", "--engine", "slurm", "--", "true"]
+    shown = CliRunner().invoke(app, words).stdout
+    assert "started by  slurm\n" in shown
+    assert f"\nsbatch '--job-name=a b'\n\n{script}" in shown
 
 
 def test_submit_prints_the_notes_of_the_server(

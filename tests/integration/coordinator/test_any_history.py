@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coordinator.decide.actions import PublishGroup, Start
-from coordinator.decide.job_end import EndKind
 from coordinator.decide.plan import plan, wake_at
-from coordinator.decide.rank_state import RankSnapshot
-from coordinator.decide.state import JobSnapshot
+from coordinator.decide.state.job import JobSnapshot
+from coordinator.decide.state.job_end import EndKind
+from coordinator.decide.state.rank import RankSnapshot
 from muster.contracts.agent import LOCAL_HOST, AgentState
 from muster.contracts.job import TERMINAL, JobStatus, Reason, StopRequest
 from muster.contracts.messages import Executing, Hello, Warned
@@ -113,7 +113,6 @@ MOMENTS: Final = [0.0, 0.0, 0.1, 1.0, 4.9, 5.0, 10.0, 31.0, 61.0, 121.0]
 MANY_HISTORIES: Final = settings(
     derandomize=True,
     max_examples=400,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
 

@@ -27,11 +27,10 @@ from muster.contracts.interpreter import VERSION
 from muster.contracts.job import JobUid
 from muster.contracts.messages import AgentAssignment, CoordinatorAddress
 from muster.contracts.paths import DataDir, JobFiles
-from muster.contracts.rank import ProcessRecord
 from muster.contracts.settings import ServiceSettings
 from muster.host.containment import tagged_processes
 from muster.host.files import publish_newer_address, read_coordinator_address
-from muster.host.processes import boot_id, descendants, environment_of
+from muster.host.processes import descendants, environment_of, this_process
 from muster.runtime.archive import claim_directory
 from muster.runtime.secrets import SecretStore
 from stress.frozen_hosts import command_of
@@ -328,7 +327,7 @@ def test_an_older_connection_does_not_change_the_address(tmp_path: Path) -> None
 
 
 def test_a_rank_elsewhere_may_live() -> None:
-    gone = ProcessRecord(pid=1, start_ticks=1, boot_id=boot_id(), node="elsewhere")
+    gone = replace(this_process(), start_ticks=1, node="elsewhere")
     assert local().living([gone]) == frozenset()
     assert by_command("env")().living([gone]) == {gone}
 

@@ -59,7 +59,7 @@ def fewest_downloads(order: list[int], room: int) -> int:
     return after(0, frozenset())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 4))
 def test_eviction_is_optimal_for_epochs(shards: int, room: int, epochs: int) -> None:
     with tempfile.TemporaryDirectory() as directory:

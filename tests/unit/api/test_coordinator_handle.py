@@ -18,7 +18,8 @@ HERE = Lease(
     name="coordinator", epoch=1, beat=0, owner="me", process=this_process(), address="127.0.0.1:1"
 )
 ELSEWHERE = replace(
-    HERE, process=ProcessRecord(pid=1, start_ticks=1, boot_id="other", node="elsewhere")
+    HERE,
+    process=ProcessRecord(pid=1, start_ticks=1, boot_id="other", node="elsewhere", pid_namespace=1),
 )
 
 

@@ -5,6 +5,7 @@ import gc
 import itertools
 import threading
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,16 +15,17 @@ import pytest
 from anyio import CapacityLimiter
 
 from api import dependencies, streams
-from api.auth import Unauthorized
+from api.access.auth import Unauthorized
 from api.dependencies import Reauthenticate, now_and_then
 from api.errors import ServiceUnavailable
 from api.routes import logs as routes
 from api.streams import (
     FRESH_SECONDS,
+    Feeds,
     JobCache,
     JobState,
-    LogBroadcast,
     LogEvent,
+    LogFeed,
 )
 from database.errors import DatabaseUnavailable
 from muster.contracts.job import JobId, JobStatus, JobUid
@@ -44,21 +46,26 @@ ID = JOB.job_id
 
 
 class World:
-    """A job that writes logs, and the broadcast of a service."""
+    """A job that writes logs, and the feeds of a service."""
 
     def __init__(self, root: Path) -> None:
         directory = DataDir(root)
         self.job = JOB
         self.is_closing = False
         ticks = itertools.count()
-        self.broadcast = LogBroadcast(
-            logs_of=lambda job_id: LocalLogs(directory.job(job_id)),
-            jobs=JobCache(lambda _id: JobState(self.job, ()), lambda: float(next(ticks))),
-            is_closing=lambda: self.is_closing,
-            readers=CapacityLimiter(2),
-        )
         self.files = directory.job(JOB.job_id)
+        self.logs = LocalLogs(self.files)
+        self.state: Any = SimpleNamespace(
+            feeds=Feeds(),
+            logs_of=lambda _id: self.logs,
+            job_cache=JobCache(lambda _id: JobState(self.job, ()), lambda: float(next(ticks))),
+            is_closing=lambda: self.is_closing,
+            log_readers=CapacityLimiter(2),
+        )
         self.written = 0
+
+    def subscribe(self, rank: int | None = None) -> AbstractAsyncContextManager[LogFeed]:
+        return routes.feed_of(self.state, JOB, rank)
 
     def write(self, count: int = 1) -> None:
         """Write numbered lines, to two ranks in turn."""
@@ -69,7 +76,7 @@ class World:
     async def read(self, position: Position | None = None) -> list[str]:
         """Follow the job to its end."""
         found = []
-        async with self.broadcast.subscribe(JOB, None) as feed:
+        async with self.subscribe() as feed:
             async for event in feed.events(position or {}):
                 found += lines(event)
         return found
@@ -119,10 +126,10 @@ async def test_a_reader_that_falls_behind_has_no_gap(
             opened_by.append(asyncio.current_task())
             return super().follow(*words, **options)
 
-    world.broadcast.logs_of = lambda _id: Noted(world.files)
+    world.logs = Noted(world.files)
 
     async def keep_up(found: list[str], has_more: asyncio.Event) -> None:
-        async with world.broadcast.subscribe(JOB, None) as feed:
+        async with world.subscribe() as feed:
             async for event in feed.events({}):
                 found += lines(event)
                 has_more.set()
@@ -132,7 +139,7 @@ async def test_a_reader_that_falls_behind_has_no_gap(
         has_more = asyncio.Event()
         quick = asyncio.create_task(keep_up(quick_lines, has_more))
         found = []
-        async with world.broadcast.subscribe(JOB, None) as feed:
+        async with world.subscribe() as feed:
             async for event in feed.events({}):
                 found += lines(event)
                 if world.written < 300:
@@ -158,20 +165,20 @@ async def test_a_feed_keeps_a_bounded_backlog(
 ) -> None:
     monkeypatch.setattr(streams, "BACKLOG_EVENTS", 10)
 
-    async with world.broadcast.subscribe(JOB, None) as feed:
+    async with world.subscribe() as feed:
         reader = asyncio.create_task(world.read())
         for _ in range(40):
             world.write(2)
             await asyncio.sleep(0.003)
         world.job = OVER
         world.check(await reader)
-        assert len(feed._kept) == 10  # noqa: SLF001  what it holds
+        assert len(feed.kept) == 10
 
 
 async def test_a_reader_ahead_of_the_feed_gets_nothing_twice(world: World) -> None:
-    async with world.broadcast.subscribe(JOB, None) as feed:
+    world.write(2)
+    async with world.subscribe() as feed:
         stream = feed.events({})
-        world.write(2)
         assert sorted(lines(await anext(stream))) == ["[rank 0] 0", "[rank 1] 1"]
         # The reader has read on at another service, and reconnects here.
         world.write(2)
@@ -184,14 +191,14 @@ async def test_a_reader_ahead_of_the_feed_gets_nothing_twice(world: World) -> No
 
 
 async def test_the_last_reader_closes_the_feed(world: World) -> None:
-    async with world.broadcast.subscribe(JOB, None) as first:
-        async with world.broadcast.subscribe(JOB, None) as second:
+    async with world.subscribe() as first:
+        async with world.subscribe() as second:
             assert first is second
-        async with world.broadcast.subscribe(JOB, 0) as other:
+        async with world.subscribe(0) as other:
             assert other is not first
     with pytest.raises(asyncio.CancelledError):
         await first.final_state()
-    async with world.broadcast.subscribe(JOB, None) as again:
+    async with world.subscribe() as again:
         assert again is not first
 
 
@@ -201,7 +208,7 @@ async def test_a_failed_feed_fails_its_streams(
     def broken(*_: object) -> None:
         raise RuntimeError("disk failure")
 
-    async with world.broadcast.subscribe(JOB, None) as feed:
+    async with world.subscribe() as feed:
         monkeypatch.setattr(streams, "finished_logs", broken)
         async for _ in feed.events({}):
             pass
@@ -218,8 +225,7 @@ def stream(
     """Return what a stream of a job that writes nothing sends; it wakes up at once."""
 
     async def read() -> list[bytes]:
-        state = SimpleNamespace(log_broadcast=world.broadcast)
-        events = routes._events(state, JOB, None, {}, now_and_then(reauthenticate))  # noqa: SLF001
+        events = routes._events(world.state, JOB, None, {}, now_and_then(reauthenticate))  # noqa: SLF001
         return [event async for event in events]
 
     with pytest.MonkeyPatch.context() as patch:

@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from api.watch import BACKLOG, Feed, Found, Reader, Watches, delta
+from api.streams import Feeds
+from api.watch import BACKLOG, Found, WatchFeed, delta
 from muster.contracts.views import EventView
 
 MOMENT = datetime(2026, 1, 2, tzinfo=UTC)
@@ -39,8 +40,10 @@ class Source:
     def __init__(self, *found: Found | None) -> None:
         self.found = list(found)
         self.number = 0
+        self.looks = 0
 
-    async def look(self, _after: int) -> Found | None:
+    def look(self, _after: int) -> Found | None:
+        self.looks += 1
         return self.found.pop(0) if len(self.found) > 1 else self.found[0]
 
     def changes(self) -> int:
@@ -52,25 +55,32 @@ def event(number: int) -> EventView:
     return EventView(at=MOMENT, kind="step_taken", message="a step", event_id=number)
 
 
-def test_all_readers_get_the_same_bytes() -> None:
+def feed_of(source: Source) -> WatchFeed:
+    return WatchFeed(look=source.look, changes=source.changes, is_closing=lambda: False)
+
+
+async def rest_of(feed: WatchFeed, number: int) -> list[bytes]:
+    """Return what comes from a number on, as far as a reader gets it."""
+    return [content async for content in feed.after(number) if content is not None]
+
+
+def test_fifty_readers_share_each_look_and_get_the_same_bytes() -> None:
     source = Source(
         Found({"step": 0}, [event(4)]),
         Found({"step": 1}, [event(5)]),
         Found({"step": 2}, is_over=True),
     )
-    watches = Watches(source.changes, lambda: False)
+    feeds = Feeds()
 
     async def read() -> tuple[list[bytes], bool]:
-        async with watches.watching("job", source.look) as feed:
-            got, reader = [], feed.join()
-            while (content := await reader.get()) is not None:
-                got.append(content)
-            return got, feed.is_over
+        async with feeds.reading("job", lambda: feed_of(source)) as feed:
+            return await rest_of(feed, feed.count), feed.is_over
 
     async def check() -> None:
-        (first, is_over), (second, _) = await asyncio.gather(read(), read())
-        assert first == second
+        (first, is_over), *others = await asyncio.gather(*[read() for _ in range(50)])
+        assert others == [(first, is_over)] * 49
         assert is_over
+        assert source.looks == 3
         kinds = [content.split(b"\n")[0] for content in first]
         assert kinds == [b"id: 5", b"event: summary", b"event: summary"]
 
@@ -78,26 +88,28 @@ def test_all_readers_get_the_same_bytes() -> None:
 
 
 def test_a_late_reader_is_sent_nothing_more() -> None:
-    feed = Feed(Source(None).look, lambda: 0, lambda: False)
-    late, quick = Reader(), Reader()
-    feed.readers = {late, quick}
-    for number in range(BACKLOG + 9):
-        feed._take(Found({"step": number}))  # noqa: SLF001  faster than it polls
-        while not quick.empty():
-            quick.get_nowait()
-    got = [late.get_nowait() for _ in range(late.qsize())]
-    assert (len(got), got[-1], late.is_late) == (BACKLOG + 1, None, True)
-    assert None not in got[:-1]
-    assert (feed.readers, quick.is_late) == ({quick}, False)
+    async def check() -> None:
+        feed = feed_of(Source(None))
+        quick = feed.after(0)
+        for number in range(BACKLOG + 9):
+            feed._take(Found({"step": number}))  # noqa: SLF001  faster than it polls
+            if number:  # the first one is the whole
+                assert await anext(quick) is not None
+        feed.is_over = True
+        assert len(await rest_of(feed, feed.count - BACKLOG)) == BACKLOG
+        assert await rest_of(feed, feed.count - BACKLOG - 1) == []
+        assert await anext(quick, None) is None
+
+    asyncio.run(check())
 
 
 def test_a_job_that_is_gone_ends_the_feed() -> None:
     async def check() -> None:
         source = Source(Found({"step": 1}), None)
-        watches = Watches(source.changes, lambda: False)
-        async with watches.watching("job", source.look) as feed:
-            assert await feed.join().get() is None
-            assert await feed.join().get() is None, "also for a client that comes now"
+        feeds = Feeds()
+        async with feeds.reading("job", lambda: feed_of(source)) as feed:
+            assert await rest_of(feed, feed.count) == []
+            assert await rest_of(feed, feed.count) == [], "also for a client that comes now"
             assert (feed.is_over, feed.found) == (True, None)
 
     asyncio.run(check())

@@ -46,7 +46,7 @@ def assert_same(found: dict[str, Array], expected: dict[str, Array]) -> None:
 
 
 @pytest.mark.slow
-@settings(derandomize=True, max_examples=80, deadline=None)
+@settings(derandomize=True, max_examples=80)
 @given(ANY_ARRAYS)
 def test_arrays_round_trip_with_safetensors(arrays: dict[str, Array]) -> None:
     content = encoded(arrays)
@@ -139,7 +139,7 @@ def exactly(value: object) -> str:
 
 
 @pytest.mark.slow
-@settings(derandomize=True, max_examples=120, deadline=None)
+@settings(derandomize=True, max_examples=120)
 @given(VALUES)
 def test_values_round_trip(value: object) -> None:
     assert exactly(round_trip(value)) == exactly(value)

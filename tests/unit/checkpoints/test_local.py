@@ -19,7 +19,7 @@ from tests.support.crash_simulator import CrashMode, MemoryFileSystem, crash_sta
 
 
 @pytest.mark.slow
-@settings(derandomize=True, max_examples=50, deadline=None)
+@settings(derandomize=True, max_examples=50)
 @given(st.lists(st.sampled_from([0, 1, 1000, PIECE_BYTES - 1, PIECE_BYTES, 2 * PIECE_BYTES + 3])))
 def test_pieces_join_and_split_buffers(sizes: list[int]) -> None:
     buffers = [memoryview(bytes([index % 251]) * size) for index, size in enumerate(sizes)]

@@ -8,9 +8,9 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
-from cli import workers
+from cli.jobs import workers
+from cli.jobs.workers import attempt_lines, verdict_of
 from cli.main import app
-from cli.workers import attempt_lines, verdict_of
 from muster import Client
 from tests.support.summaries import JOB, job
 
@@ -94,15 +94,6 @@ def test_workers_show_their_device_and_a_change_under_way(ask: Ask) -> None:
     assert [line.split()[7] for line in shown[:3]] == ["device", "cpu", "2"]
     assert shown[-1] == "world_size is 3 ranks, active: 2; workers are joining or leaving"
     assert max(map(len, shown)) <= 80
-
-
-def test_audit_of_an_older_server_has_no_omissions(ask: Ask) -> None:
-    read = {"samples": 8, "expected_samples": 8, "hash": "1f", "expected_hash": "1f"}
-    saved = {"step": 4, "epoch": 0, "generation": 1, "digest": "2e", "saved_at": "2026-01-01T12:00"}
-    found = {"exactly_once": True, "epochs": [{**WHOLE, **read}], "checkpoints": [saved]}
-    shown = ask({"/jobs/a/audit": found}, "audit", "a")
-    assert shown.exit_code == 0, shown.output
-    assert "not shown" not in shown.stdout
 
 
 @pytest.mark.parametrize(

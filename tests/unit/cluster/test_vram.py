@@ -10,7 +10,7 @@ from muster.cluster.vram import LEASE_SECONDS, SETTLED_SECONDS, Lease, choose, f
 from muster.contracts.rank import ProcessRecord
 
 NOW = 1_000_000.0
-PROCESS = ProcessRecord(pid=7, start_ticks=1, boot_id="boot", node="box")
+PROCESS = ProcessRecord(pid=7, start_ticks=1, boot_id="boot", node="box", pid_namespace=1)
 
 
 def lease(tag: str = "job/0/0", gpu: str = "A", mb: int = 4000, **how: object) -> Lease:
@@ -42,7 +42,7 @@ def test_leases_of_dead_processes_and_old_ones_are_pruned() -> None:
 
 
 def test_a_lease_changes_hands_and_is_released() -> None:
-    rank = ProcessRecord(pid=8, start_ticks=2, boot_id="boot", node="box")
+    rank = ProcessRecord(pid=8, start_ticks=2, boot_id="boot", node="box", pid_namespace=1)
     first, second = lease("first"), lease("second")
     handed = vram.change([first, second], "first", process=rank)
     assert handed == [replace(first, process=rank), second]

@@ -163,7 +163,7 @@ def check(operation: str, name: str, problem: Problem) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("operation", "name"), NAMES)
-@settings(derandomize=True, max_examples=25, deadline=None)
+@settings(derandomize=True, max_examples=25)
 @given(problems())
 def test_each_contribution_arrives_once_in_one_order(
     operation: str, name: str, problem: Problem

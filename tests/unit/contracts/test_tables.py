@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Collection
 from enum import StrEnum
+from functools import partial
 from itertools import product
 
 import pytest
 
 from muster.contracts import job, pool, rank
-from muster.contracts.errors import IllegalMove
+from muster.contracts.errors import IllegalMove, move
 from muster.contracts.job import TERMINAL, JobStatus
 from muster.contracts.pool import LIVING, WorkerState
 from muster.contracts.rank import ProcessState
@@ -48,28 +49,28 @@ WORKER_MOVES = allowed_moves(
 )
 
 PAIRS = [
-    (allowed, move, *pair)
-    for allowed, move, states in (
-        (JOB_MOVES, job.move, JobStatus),
+    (allowed, own_move, *pair)
+    for allowed, own_move, states in (
+        (JOB_MOVES, partial(move, job.TRANSITIONS), JobStatus),
         (RANK_MOVES, rank.move, ProcessState),
-        (WORKER_MOVES, pool.move, WorkerState),
+        (WORKER_MOVES, partial(move, pool.TRANSITIONS), WorkerState),
     )
     for pair in product(states, repeat=2)
 ]
 
 
-@pytest.mark.parametrize(("allowed", "move", "current", "target"), PAIRS)
+@pytest.mark.parametrize(("allowed", "own_move", "current", "target"), PAIRS)
 def test_moves_follow_the_table(
     allowed: Collection[tuple[str, str]],
-    move: Callable[[StrEnum, StrEnum], StrEnum],
+    own_move: Callable[[StrEnum, StrEnum], StrEnum],
     current: StrEnum,
     target: StrEnum,
 ) -> None:
     if (current, target) in allowed:
-        assert move(current, target) is target
+        assert own_move(current, target) is target
         return
     with pytest.raises(IllegalMove) as caught:
-        move(current, target)
+        own_move(current, target)
     assert (caught.value.current, caught.value.target) == (current, target)
     words = f"{type(current).__name__} cannot move from {current} to {target}"
     assert str(caught.value) == words

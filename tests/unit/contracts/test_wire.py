@@ -106,7 +106,7 @@ DECODERS = list(SENT)
 
 
 @pytest.mark.parametrize("decode", DECODERS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_messages_round_trip_and_damage_is_a_wire_error(
     decode: Decode, data: st.DataObject

@@ -16,8 +16,10 @@ from tests.support.stories import Story, beat, exited
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 START = ActionTaken(action=Start(rank=0))
-SPAWNED = RankSpawned(rank=0, attempt=0, pid=4711, start_ticks=1, boot_id="b", node="n")
-PROCESS = ProcessRecord(pid=4711, start_ticks=1, boot_id="b", node="n")
+SPAWNED = RankSpawned(
+    rank=0, attempt=0, pid=4711, start_ticks=1, boot_id="b", node="n", pid_namespace=1
+)
+PROCESS = ProcessRecord(pid=4711, start_ticks=1, boot_id="b", node="n", pid_namespace=1)
 RUNNING = Attempt(rank=0, attempt=0, pid=4711, started_at=NOON)
 
 

@@ -20,7 +20,7 @@ from coordinator.decide.actions import (
     Suspect,
 )
 from coordinator.decide.events import OVERLOADED, NewEvent, event_of
-from coordinator.decide.rank_state import Cause
+from coordinator.decide.state.rank import Cause
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.messages import (
@@ -193,7 +193,9 @@ def test_a_repeated_message_is_one_event(observation: Observation) -> None:
 
 def test_a_start_is_one_event() -> None:
     story = Story.starting(world_size=2)
-    spawned = RankSpawned(rank=1, attempt=0, pid=77, start_ticks=1, boot_id="boot", node="node")
+    spawned = RankSpawned(
+        rank=1, attempt=0, pid=77, start_ticks=1, boot_id="boot", node="node", pid_namespace=1
+    )
     assert event_after(story, spawned) == of_rank("rank_started", "rank 1 runs as pid 77")
     assert event_after(story, spawned) is None
 
@@ -250,7 +252,9 @@ def test_a_note_is_not_repeated_as_a_reason() -> None:
 def test_a_killed_rank_has_no_further_events() -> None:
     story = Story.starting(world_size=2).is_stopped(StopRequest.FORCED)
     story.plans()
-    spawned = RankSpawned(rank=1, attempt=0, pid=77, start_ticks=1, boot_id="boot", node="node")
+    spawned = RankSpawned(
+        rank=1, attempt=0, pid=77, start_ticks=1, boot_id="boot", node="node", pid_namespace=1
+    )
     assert event_after(story, spawned) is None
     assert event_after(story, exited(1, 0, signal=9)) is None
 

@@ -26,7 +26,9 @@ def test_messages_of_another_attempt_are_ignored(attempt: int) -> None:
     story.rank_says(1, Warned(message="late"), attempt)
     story.observes(exited(1, attempt, code=0)).observes(exited(1, attempt, signal=9))
     story.observes(
-        RankSpawned(rank=1, attempt=attempt, pid=1, start_ticks=1, boot_id="b", node="n")
+        RankSpawned(
+            rank=1, attempt=attempt, pid=1, start_ticks=1, boot_id="b", node="n", pid_namespace=1
+        )
     )
     assert story.job is before
 

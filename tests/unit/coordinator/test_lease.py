@@ -13,8 +13,8 @@ from database.records import Lease
 from muster.contracts.rank import ProcessRecord
 from muster.host.processes import identify
 
-HOLDER = ProcessRecord(pid=1, start_ticks=1, boot_id="boot", node="there")
-OURSELVES = ProcessRecord(pid=2, start_ticks=2, boot_id="boot", node="here")
+HOLDER = ProcessRecord(pid=1, start_ticks=1, boot_id="boot", node="there", pid_namespace=1)
+OURSELVES = ProcessRecord(pid=2, start_ticks=2, boot_id="boot", node="here", pid_namespace=1)
 LEASE = Lease(name="coordinator", epoch=3, beat=7, owner="first", process=HOLDER, address="")
 
 

@@ -9,8 +9,8 @@ import pytest
 from coordinator.decide.actions import LoseHost, PlaceRank
 from coordinator.decide.liveness import HOST_LEASE_SECONDS
 from coordinator.decide.placement import place
-from coordinator.decide.rank_state import NEVER
-from coordinator.decide.state import JobSnapshot
+from coordinator.decide.state.job import JobSnapshot
+from coordinator.decide.state.rank import NEVER
 from coordinator.persistence import Moment, Urgency, rank_urgency
 from coordinator.restore import snapshot_of
 from muster.cluster.description import cluster_of_service
@@ -162,7 +162,9 @@ def test_a_row_holds_process_and_heartbeat() -> None:
     rows = rows_of(story.job, story.now)
     assert rows.job.status is JobStatus.RUNNING
     (worker,) = rows.ranks
-    assert worker.process == ProcessRecord(pid=4711, start_ticks=99, boot_id="boot", node="node")
+    assert worker.process == ProcessRecord(
+        pid=4711, start_ticks=99, boot_id="boot", node="node", pid_namespace=1
+    )
     assert worker.last_heartbeat_at == NOON - timedelta(seconds=3)
     story.dies(0)
     (worker,) = rows_of(story.job, story.now).ranks

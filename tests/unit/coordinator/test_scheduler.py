@@ -13,7 +13,7 @@ import pytest
 from coordinator.decide.actions import ActionTaken, AgentWaits, PlaceRank, StartAgent
 from coordinator.decide.fold import fold
 from coordinator.decide.placement import place
-from coordinator.decide.state import AgentSnapshot, JobSnapshot, new_rank
+from coordinator.decide.state.job import AgentSnapshot, JobSnapshot, new_rank
 from coordinator.launchers.launcher import NotStarted
 from coordinator.launchers.scheduler import (
     Refused,
@@ -23,14 +23,16 @@ from coordinator.launchers.scheduler import (
     SchedulerProbe,
     SchedulerUnavailable,
 )
-from coordinator.launchers.slurm import Slurm, parse_jobs, sbatch_words, script
+from coordinator.launchers.slurm import Slurm, parse_jobs
 from database.records import Job
 from muster.cluster.description import cluster_of_service
+from muster.cluster.requests import sbatch_script, sbatch_words
 from muster.contracts.attach import JoinOrder
 from muster.contracts.engine import agent_job_name
 from muster.contracts.job import JobId, JobStatus, JobUid
 from muster.contracts.messages import AgentAssignment, CoordinatorAddress
 from muster.contracts.spec import JobSpec
+from muster.host.processes import module_command
 from tests.support.database_samples import NOON
 
 SPEC = JobSpec(
@@ -58,7 +60,7 @@ ASSIGNMENT = AgentAssignment(
 
 
 def test_the_order_is_in_the_script_and_on_no_command_line() -> None:
-    first, command, content, end = script(ORDER).splitlines()
+    first, command, content, end = sbatch_script(ORDER, module_command("worker.join")).splitlines()
     assert (first, end) == ("#!/bin/sh", "ORDER")
     assert "secret" not in command
     assert shlex.split(command)[-2:] == ["worker.join", "<<ORDER"]

@@ -163,12 +163,6 @@ def test_another_containers_process_is_not_provably_gone() -> None:
         container.communicate("\n")
 
 
-def test_a_record_of_an_earlier_version_has_no_namespace() -> None:
-    older = replace(this_process(), pid_namespace=0)
-    assert is_running(older)
-    assert is_provably_gone(replace(older, start_ticks=1))
-
-
 def test_tagged_processes_are_found_by_prefix() -> None:
     uid = uuid4().hex
     with sleeper(**{PROCESS_TAG: f"{uid}/3/0"}) as process:

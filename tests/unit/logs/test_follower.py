@@ -17,7 +17,7 @@ from muster.logs.log_file import PIECE_BYTES, LogFile, TimeIndex
 from muster.logs.source import GAP, LINE_LIMIT_BYTES, Lines
 from tests.support.logs import JobLogs, rest_of
 
-PATCHED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+PATCHED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture

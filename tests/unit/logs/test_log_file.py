@@ -13,7 +13,7 @@ from muster.logs import log_file
 from muster.logs.log_file import PIECE_BYTES, LogFile, TimeIndex, open_log
 from muster.logs.source import Lines
 
-PATCHED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+PATCHED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture

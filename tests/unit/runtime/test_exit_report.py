@@ -22,8 +22,8 @@ from muster.runtime.exit_report import (
 )
 from tests.support.stories import beat
 
-PROCESS = ProcessRecord(pid=7, start_ticks=1, boot_id="b", node="n")
-ANOTHER = ProcessRecord(pid=8, start_ticks=1, boot_id="b", node="n")
+PROCESS = ProcessRecord(pid=7, start_ticks=1, boot_id="b", node="n", pid_namespace=1)
+ANOTHER = ProcessRecord(pid=8, start_ticks=1, boot_id="b", node="n", pid_namespace=1)
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def strike_at(at: float, victim: Victim, job_id: str | None = None) -> Strike:
         pause_seconds=0.0,
         nap_seconds=0.0,
     )
-    process = ProcessRecord(pid=7, start_ticks=1, boot_id="boot", node="here")
+    process = ProcessRecord(pid=7, start_ticks=1, boot_id="boot", node="here", pid_namespace=1)
     target = Target(record=process, job_id=job_id)
     return Strike(
         fault=fault, target=target, at=at, until=at, inside=False, observed=True, woken=False

@@ -364,6 +364,28 @@ def test_extra_state_and_complex_numbers_are_exported(tmp_path: Path) -> None:
     assert torch.equal(model.table, table)
 
 
+def test_each_of_several_optimizers_is_exported_as_its_own_part(tmp_path: Path) -> None:
+    model, others = Tied(), Tied()
+    kinds = {"optimizer": torch.optim.AdamW, "optimizer1": torch.optim.SGD}
+    trained = (model.norm.parameters(), [model.embed.weight])
+    optimizers = [kind(it, lr=0.1) for kind, it in zip(kinds.values(), trained, strict=True)]
+    state = TrainingState(model, optimizers)
+    state.allocate()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    state.step_optimizer()
+    arrays = {name: array.copy() for name, array in state.replica.other.items()}
+    manager = Rank(LocalFileSystem(), directory=tmp_path / "job").manager
+    manager.save(1, Position(step=1), {**arrays, VALUES: state.encode().decode()})
+    export(checkpoint_dirs(tmp_path / "job")[0].newest(), tmp_path / "all.pt", TORCH)
+    found = torch.load(tmp_path / "all.pt", weights_only=True)
+    loaded = (others.norm.parameters(), [others.embed.weight])
+    for (part, kind), wanted, parameters in zip(kinds.items(), optimizers, loaded, strict=True):
+        (resumed := kind(parameters, lr=1)).load_state_dict(found[part])
+        assert resumed.state_dict()["param_groups"] == wanted.state_dict()["param_groups"]
+        assert str(resumed.state_dict()["state"]) == str(wanted.state_dict()["state"])
+
+
 def test_an_export_is_what_plain_torch_loads(tmp_path: Path) -> None:
     model, other = Tied(), Tied()
     groups = [{"params": model.norm.parameters(), "lr": 0.5}, {"params": [model.embed.weight]}]

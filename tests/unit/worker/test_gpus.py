@@ -1,5 +1,6 @@
 """Memory of GPUs: who gets a lease, how long a rank waits, and what is left when a process dies."""
 
+import dataclasses
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +18,7 @@ from tests.support.agent_stage import order_of
 from tests.support.gpus import install_gpus, show_use
 from worker.gpus import RankGpus, VramLedger
 
-GONE = ProcessRecord(pid=this_process().pid, start_ticks=1, boot_id=boot_id(), node="box")
+GONE = dataclasses.replace(this_process(), start_ticks=1)
 """A process whose pid another one has now."""
 
 

@@ -144,7 +144,7 @@ HISTORIES = st.lists(
 
 
 @pytest.mark.slow
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(HISTORIES)
 def test_logs_come_home_as_they_are(
     tmp_path_factory: pytest.TempPathFactory, history: list[tuple[Callable[..., None], int, bytes]]

@@ -133,7 +133,9 @@ NEWER = "a new value, since the old one leaked"
 GONE = AdoptedRank(
     rank=0,
     attempt=0,
-    process=ProcessRecord(pid=2**22 + 1, start_ticks=1, boot_id="boot", node="here"),
+    process=ProcessRecord(
+        pid=2**22 + 1, start_ticks=1, boot_id="boot", node="here", pid_namespace=1
+    ),
     process_tag="uid/0/0",
 )
 
