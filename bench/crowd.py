@@ -29,6 +29,7 @@ from database.history import History
 from database.jobs import Jobs, NewJob
 from database.leases import Leases
 from database.records import AgentRecord, JobChange, JobWrite, RankRecord
+from muster.cluster.identity import node_id
 from muster.contracts.attach import REPEAT_SECONDS, AgentRuns, HostReady
 from muster.contracts.interpreter import VERSION
 from muster.contracts.job import JobId, JobStatus, JobUid
@@ -82,11 +83,12 @@ def main(seconds: float) -> None:
 
 def show(count: int, hosts: int, process: ProcessRecord, seconds: float) -> None:
     """Measure so many jobs on so many hosts each, and print the figure."""
-    names = ["local"] if hosts == 1 else [f"host-{number:03}" for number in range(count * hosts)]
+    names = [f"host-{number:03}" for number in range(count * hosts)]
     with tempfile.TemporaryDirectory() as directory:
         environ = {} if hosts == 1 else write_cluster(Path(directory), names, process)
         with Services(slots=count * RANKS, environ=environ) as services:
             services.stop_coordinator()
+            names = [node_id(DataDir(services.root).node_key)] if hosts == 1 else names
             jobs = write_jobs(services, process, count, hosts, names)
             agents = [
                 (uid, names[0] if hosts == 1 else names[number * hosts + place], place * RANKS)
