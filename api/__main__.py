@@ -32,7 +32,7 @@ def back_up(file: Path) -> int:
     from database.engine import existing  # noqa: PLC0415  as above
     from database.jobs import Jobs  # noqa: PLC0415
     from muster.contracts.errors import MusterError  # noqa: PLC0415
-    from muster.contracts.settings import ServiceSettings  # noqa: PLC0415
+    from muster.contracts.settings.services import ServiceSettings  # noqa: PLC0415
     from muster.host.limits import usable_processors  # noqa: PLC0415
     from muster.runtime.stderr_messages import print_stderr  # noqa: PLC0415
 

@@ -37,8 +37,8 @@ from database.jobs import Jobs
 from database.leases import LEASE_SECONDS
 from database.records import Job, Lease
 from database.tokens import Tokens
-from muster.contracts.job import JobId, JobUid, StopRequest
-from muster.contracts.paths import DataDir
+from muster.contracts.job.status import JobId, JobUid, StopRequest
+from muster.contracts.settings.paths import DataDir
 from muster.contracts.token import Scope
 from muster.host.files import closing
 from muster.host.processes import is_provably_gone, is_running, is_stopped

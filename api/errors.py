@@ -43,9 +43,9 @@ from database.errors import (
     TokenMissing,
 )
 from muster.contracts.errors import InvalidSpec, MusterError
+from muster.contracts.messages.wire import encodable
 from muster.contracts.token import masked
 from muster.contracts.views import FieldError, ProblemView
-from muster.contracts.wire import encodable
 
 RETRY_AFTER_SECONDS: Final = 1
 

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from api.dependencies import AppState
 from api.views import FINISHED, WAITING, summary
 from database.errors import DatabaseError
-from muster.contracts.job import JobStatus
+from muster.contracts.job.status import JobStatus
 from muster.contracts.rank import ProcessState
 from muster.contracts.views import SummaryView
 

@@ -45,9 +45,14 @@ from muster.cluster.description import cluster_of_service
 from muster.cluster.identity import node_id
 from muster.contracts.errors import MusterError
 from muster.contracts.interpreter import VERSION
-from muster.contracts.job import JobId
-from muster.contracts.paths import DataDir
-from muster.contracts.settings import TOKEN, AccessSettings, ServiceSettings, is_issued_token
+from muster.contracts.job.status import JobId
+from muster.contracts.settings.paths import DataDir
+from muster.contracts.settings.services import (
+    TOKEN,
+    AccessSettings,
+    ServiceSettings,
+    is_issued_token,
+)
 from muster.host import processes
 from muster.host.limits import usable_processors
 from muster.host.private import make_private

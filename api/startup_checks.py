@@ -15,7 +15,7 @@ from typing import Final
 
 from muster.contracts.errors import MusterError
 from muster.contracts.location import S3Location
-from muster.contracts.settings import AccessSettings, S3Settings, ServiceSettings
+from muster.contracts.settings.services import AccessSettings, S3Settings, ServiceSettings
 from muster.contracts.token import Scope
 from muster.host.limits import usable_processors
 from muster.host.ports import AddressNotLocal

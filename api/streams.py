@@ -20,9 +20,9 @@ from sse_starlette import ServerSentEvent
 
 from database.errors import DatabaseUnavailable
 from database.records import Job, RankRecord
-from muster.contracts.job import JobId
-from muster.contracts.paths import LogName
+from muster.contracts.job.status import JobId
 from muster.contracts.rank import ProcessState
+from muster.contracts.settings.paths import LogName
 from muster.logs.follower import JobFollower
 from muster.logs.local import LocalLogs
 from muster.logs.source import IsOver, Lines, Position, format_event_id

@@ -34,13 +34,13 @@ from muster.checkpoints.listing import (
 from muster.cluster.description import Cluster
 from muster.cluster.placement import RankRequest, place
 from muster.contracts.errors import InvalidDescription
-from muster.contracts.job import JobId
+from muster.contracts.job.problems import checked, checked_job_id
+from muster.contracts.job.secrets import Reference, plaintext_secrets
+from muster.contracts.job.spec import CLUSTER_FIELDS, RESERVED_IDS, JobRequest, JobSpec
+from muster.contracts.job.status import JobId
 from muster.contracts.location import InvalidLocation, parse_location
-from muster.contracts.paths import DataDir, checkpoints_of_job
-from muster.contracts.secrets import Reference, plaintext_secrets
-from muster.contracts.settings import ServiceSettings
-from muster.contracts.spec import CLUSTER_FIELDS, RESERVED_IDS, JobRequest, JobSpec
-from muster.contracts.spec_problems import checked, checked_job_id
+from muster.contracts.settings.paths import DataDir, checkpoints_of_job
+from muster.contracts.settings.services import ServiceSettings
 from muster.datasets.errors import DatasetError, DatasetMissing
 from muster.datasets.source import LocalSource
 from muster.datasets.sources import open_source

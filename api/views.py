@@ -16,12 +16,12 @@ import msgspec
 from api.access.auth import Caller
 from database.records import AgentRecord, Audit, Job, MemberRecord, RankRecord
 from muster.contracts.agent import LOCAL_HOST, is_node_id
-from muster.contracts.job import OPEN, JobStatus
+from muster.contracts.job.retry import RetryClass
+from muster.contracts.job.spec import BitsPromised, JobSpec
+from muster.contracts.job.status import OPEN, JobStatus
 from muster.contracts.pool import WorkerState
 from muster.contracts.rank import ProcessState
-from muster.contracts.retry import RetryClass
 from muster.contracts.series import Point, are_live, compact
-from muster.contracts.spec import BitsPromised, JobSpec
 from muster.contracts.token import Scope, Token
 from muster.contracts.views import (
     AgentView,

@@ -24,7 +24,7 @@ from _programs import Perceptron
 
 from muster.collectives.reduction.tree import Block
 from muster.collectives.transports.arena import Geometry
-from muster.contracts.messages import GroupMember, WorkerGroup
+from muster.contracts.messages.rank import GroupMember, WorkerGroup
 from muster.contracts.shards import Position
 from muster.datasets.random_access import RandomAccess
 from muster.datasets.sources import open_source

@@ -30,25 +30,23 @@ from database.jobs import Jobs, NewJob
 from database.leases import Leases
 from database.records import AgentRecord, JobChange, JobWrite, RankRecord
 from muster.cluster.identity import node_id
-from muster.contracts.attach import REPEAT_SECONDS, AgentRuns, HostReady
 from muster.contracts.interpreter import VERSION
-from muster.contracts.job import JobId, JobStatus, JobUid
-from muster.contracts.messages import (
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.job.status import JobId, JobStatus, JobUid
+from muster.contracts.messages.agent import (
     AgentHeartbeat,
     AgentHello,
     AgentMessage,
-    CoordinatorAddress,
-    Heartbeat,
-    Hello,
-    RankMessage,
     RankSaid,
     RankSpawned,
 )
-from muster.contracts.paths import DataDir
+from muster.contracts.messages.assignment import CoordinatorAddress
+from muster.contracts.messages.attach import REPEAT_SECONDS, AgentRuns, HostReady
+from muster.contracts.messages.rank import Heartbeat, Hello, RankMessage
+from muster.contracts.messages.wire import encode
 from muster.contracts.rank import ProcessRecord, ProcessState, RankProgress
-from muster.contracts.spec import JobSpec
+from muster.contracts.settings.paths import DataDir
 from muster.contracts.token import sha256_of
-from muster.contracts.wire import encode
 from muster.host.processes import identify, this_process
 from muster.links.frames import frame
 

@@ -21,7 +21,7 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the server and the proxy of the tests
 
 from muster.contracts.location import S3Location
-from muster.contracts.settings import S3Settings
+from muster.contracts.settings.services import S3Settings
 from muster.contracts.shards import Reading
 from muster.datasets.cache import ShardCache
 from muster.datasets.reader import SampleReader

@@ -16,9 +16,9 @@ from sqlalchemy import insert
 from database.engine import Database
 from database.records import Job, RankRecord, values_of
 from database.tables import JOBS, WORKERS
-from muster.contracts.job import JobId, JobStatus, JobUid
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.job.status import JobId, JobStatus, JobUid
 from muster.contracts.rank import ProcessState, RankProgress
-from muster.contracts.spec import JobSpec
 from muster.host.processes import this_process
 
 SCRAPES = 100

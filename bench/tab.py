@@ -17,7 +17,7 @@ from playwright.sync_api import Page, sync_playwright
 
 from database.engine import Database
 from database.records import Event, utc_now
-from muster.contracts.job import JobStatus
+from muster.contracts.job.status import JobStatus
 from tests.support.api_service import Agent, Service, StandIn
 from tests.support.chromium import launch
 

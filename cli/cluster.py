@@ -33,11 +33,11 @@ from muster.cluster.description import Cluster
 from muster.cluster.placement import Placement, RankRequest, place
 from muster.cluster.reading import read_cluster
 from muster.cluster.speed import GpuCost, is_gpu_worth
-from muster.contracts.engine import SCHEDULERS
 from muster.contracts.errors import MusterError
-from muster.contracts.settings import CLUSTER
-from muster.contracts.spec import JobRequest, JobSpec
-from muster.contracts.spec_problems import checked, field_errors
+from muster.contracts.job.engine import SCHEDULERS
+from muster.contracts.job.problems import checked, field_errors
+from muster.contracts.job.spec import JobRequest, JobSpec
+from muster.contracts.settings.services import CLUSTER
 from muster.contracts.views import EngineSweep, EngineView, HostView
 
 if TYPE_CHECKING:

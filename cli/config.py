@@ -1,6 +1,6 @@
 """Every setting: its value, its origin, the configuration file, `muster config`, reference page.
 
-`muster.contracts.settings` declares them as environment variables.
+`muster.contracts.settings.services` declares them as environment variables.
 ``~/.config/muster/config.toml`` may hold the same names, and the environment wins. A file in the
 working directory is not read: unpacked foreign code could redirect commands, and with them the
 token, to another server.
@@ -71,8 +71,8 @@ def settings() -> Mapping[str, Setting]:
     # Imported here because every command imports this module, and few need msgspec.
     import msgspec  # noqa: PLC0415
 
-    from muster.contracts import settings as declared  # noqa: PLC0415
-    from muster.contracts.environ import bare_type, variables_of  # noqa: PLC0415
+    from muster.contracts.settings import services as declared  # noqa: PLC0415
+    from muster.contracts.settings.environ import bare_type, variables_of  # noqa: PLC0415
 
     found = {}
     for kind in (declared.ServiceSettings, declared.AccessSettings, declared.S3Settings):
@@ -158,7 +158,7 @@ def setting_values(environ: Mapping[str, str]) -> dict[str, str | None]:
     """Return the effective value of every setting, secrets masked; raises `InvalidEnvironment`."""
     import msgspec  # noqa: PLC0415  as in `settings`
 
-    from muster.contracts import settings as declared  # noqa: PLC0415
+    from muster.contracts.settings import services as declared  # noqa: PLC0415
 
     services = declared.ServiceSettings.read(environ, cores=usable_processors())
     access, store = declared.AccessSettings.read(environ), declared.S3Settings.read(environ)

@@ -16,7 +16,7 @@ from cli.config import apply_config_file
 from cli.output import ShellPath, notice_if_slow
 from cli.services.record import address_of, find_own_services
 from muster.contracts.errors import MusterError
-from muster.contracts.job import JobStatus
+from muster.contracts.job.status import JobStatus
 
 if TYPE_CHECKING:
     from muster import Client

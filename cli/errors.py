@@ -25,8 +25,8 @@ from muster.contracts.errors import (
     JobDiffers,
     MusterError,
 )
+from muster.contracts.job.retry import INTERRUPTED_CODE
 from muster.contracts.location import InvalidLocation
-from muster.contracts.retry import INTERRUPTED_CODE
 
 
 class ExitCode(IntEnum):
@@ -57,7 +57,7 @@ def exit_code_of(error: Exception) -> ExitCode:
     # Imported here because `muster ps --help` needs none of it.
     from muster.checkpoints.errors import CheckpointMissing  # noqa: PLC0415
     from muster.client import errors as of_client  # noqa: PLC0415
-    from muster.contracts.secrets import SecretUnavailable  # noqa: PLC0415
+    from muster.contracts.job.secrets import SecretUnavailable  # noqa: PLC0415
     from muster.host.private import UnusableDirectory  # noqa: PLC0415
     from muster.runtime.secrets import InvalidSecret  # noqa: PLC0415
 

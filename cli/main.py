@@ -229,7 +229,7 @@ def job_schema() -> dict[str, Any]:
     """Return the JSON schema of a job file."""
     import msgspec  # noqa: PLC0415  not needed for --help
 
-    from muster.contracts.spec import JobRequest  # noqa: PLC0415  as above
+    from muster.contracts.job.spec import JobRequest  # noqa: PLC0415  as above
 
     parts = msgspec.json.schema(JobRequest)["$defs"]
     return {

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 import click
 
 from muster.contracts.errors import printable
-from muster.contracts.job import JobStatus
+from muster.contracts.job.status import JobStatus
 from muster.contracts.location import expand_home
 from muster.runtime.stderr_messages import print_stderr
 

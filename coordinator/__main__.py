@@ -9,8 +9,8 @@ from coordinator.service import Service
 from database.engine import Database
 from database.errors import LeaseLost
 from muster.contracts.errors import MusterError
-from muster.contracts.retry import INTERRUPTED_CODE, REPLACED_CODE
-from muster.contracts.settings import ServiceSettings
+from muster.contracts.job.retry import INTERRUPTED_CODE, REPLACED_CODE
+from muster.contracts.settings.services import ServiceSettings
 from muster.host import processes
 from muster.host.limits import ShellLimits, usable_processors
 from muster.host.private import make_private

@@ -16,8 +16,8 @@ from coordinator.launchers.scheduler import LOOK_SECONDS, SchedulerProbe
 from database.errors import DatabaseUnavailable, LeaseLost
 from database.hosts import Hosts
 from database.records import HostRecord, Job, Lease, utc_now
-from muster.contracts.job import JobUid
-from muster.contracts.paths import DataDir
+from muster.contracts.job.status import JobUid
+from muster.contracts.settings.paths import DataDir
 from muster.contracts.views import EngineSweep
 
 MIN_INTERVAL_SECONDS: Final = 10.0

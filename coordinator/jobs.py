@@ -34,10 +34,10 @@ from database.jobs import Jobs
 from database.records import Job, MemberRecord
 from muster.checkpoints.local import LocalFileSystem, replace_file
 from muster.cluster.description import Cluster
-from muster.contracts.job import JobStatus, JobUid, Reason, StopRequest
-from muster.contracts.paths import DataDir, JobFiles
+from muster.contracts.job.status import JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.pool import WorkerState
 from muster.contracts.rank import ProcessState
+from muster.contracts.settings.paths import DataDir, JobFiles
 from muster.host.code import read_code, script_of
 from muster.host.processes import is_running, send_signal
 from muster.runtime.exit_report import find_exit_record

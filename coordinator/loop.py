@@ -36,22 +36,22 @@ from coordinator.persistence import Moment, Urgency
 from coordinator.tracked_job import Draft, TrackedJob
 from database.errors import DatabaseUnavailable
 from database.fenced_writer import FencedWriter
-from muster.contracts.attach import LaunchAgent, OrderFailed
-from muster.contracts.job import JobUid
+from muster.contracts.job.status import JobUid
 from muster.contracts.location import parse_location
-from muster.contracts.log_parts import LogsDrained
-from muster.contracts.messages import (
+from muster.contracts.messages.agent import (
     AgentClaim,
     AgentHeartbeat,
     AgentHello,
     AgentMessage,
     CheckpointsListed,
-    Heartbeat,
     JoinRequest,
     RankDied,
     RankSaid,
 )
-from muster.contracts.paths import JobFiles, LogName
+from muster.contracts.messages.attach import LaunchAgent, OrderFailed
+from muster.contracts.messages.logs import LogsDrained
+from muster.contracts.messages.rank import Heartbeat
+from muster.contracts.settings.paths import JobFiles, LogName
 from muster.contracts.token import matches
 from muster.host.trace import stamp
 

@@ -22,10 +22,8 @@ from database.records import (
     MemberRecord,
     RankRecord,
 )
-from muster.contracts.job import TERMINAL, JobStatus
-from muster.contracts.messages import (
-    Saved,
-)
+from muster.contracts.job.status import TERMINAL, JobStatus
+from muster.contracts.messages.rank import Saved
 from muster.contracts.pool import WorkerState
 from muster.contracts.rank import ProcessRecord, ProcessState
 

@@ -9,15 +9,15 @@ import msgspec
 from coordinator.decide.state.job_end import JobFailure
 from coordinator.tracked_job import TrackedJob
 from muster.cluster.requests import assignment_of
-from muster.contracts.attach import JoinOrder
-from muster.contracts.environ import process_tag
 from muster.contracts.host import HostFacts, common_environment
-from muster.contracts.job import JobUid, Reason
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.job.status import JobUid, Reason
 from muster.contracts.location import InvalidLocation
-from muster.contracts.messages import AdoptedRank, AgentAssignment, CoordinatorAddress
-from muster.contracts.paths import DataDir, JobFiles
-from muster.contracts.settings import ServiceSettings
-from muster.contracts.spec import JobSpec
+from muster.contracts.messages.assignment import AdoptedRank, AgentAssignment, CoordinatorAddress
+from muster.contracts.messages.attach import JoinOrder
+from muster.contracts.settings.environ import process_tag
+from muster.contracts.settings.paths import DataDir, JobFiles
+from muster.contracts.settings.services import ServiceSettings
 from muster.datasets.errors import DatasetError
 from muster.datasets.sources import open_source
 from muster.datasets.synthetic import ensure_synthetic

@@ -35,10 +35,10 @@ from database.records import AgentRecord, Job, MemberRecord, RankRecord
 from muster.checkpoints.manifest import RestorePoint
 from muster.contracts import pool as pools
 from muster.contracts.agent import AgentState
-from muster.contracts.job import JobStatus, Reason
+from muster.contracts.job.retry import RetryClass
+from muster.contracts.job.status import JobStatus, Reason
 from muster.contracts.pool import Newcomer, Pool, WorkerId, WorkerState
 from muster.contracts.rank import ProcessState
-from muster.contracts.retry import RetryClass
 
 COORDINATOR_RESTARTED: Final = AttemptEnd(
     retry_class=RetryClass.INFRASTRUCTURE,

@@ -8,7 +8,7 @@ from zlib import crc32
 
 import msgspec
 
-from muster.contracts.messages import METRICS_LIMIT
+from muster.contracts.messages.rank import METRICS_LIMIT
 from muster.contracts.series import Aggregate, Point, Window, merged_points
 
 NAMES_LIMIT: Final = METRICS_LIMIT + 2  # and the loss and the throughput

@@ -40,12 +40,12 @@ from database.records import Lease
 from muster.cluster.description import ClusterNode, cluster_of_service
 from muster.cluster.identity import node_id
 from muster.contracts.agent import LOOPBACK
-from muster.contracts.engine import SCHEDULERS, engine_row
 from muster.contracts.errors import InvalidEnvironment
 from muster.contracts.host import HostFacts
-from muster.contracts.messages import CoordinatorAddress
-from muster.contracts.paths import DataDir
-from muster.contracts.settings import ServiceSettings
+from muster.contracts.job.engine import SCHEDULERS, engine_row
+from muster.contracts.messages.assignment import CoordinatorAddress
+from muster.contracts.settings.paths import DataDir
+from muster.contracts.settings.services import ServiceSettings
 from muster.host.files import publish_address, read_coordinator_address
 from muster.host.limits import ShellLimits
 from muster.host.processes import this_process, unblock_sigint

@@ -40,11 +40,12 @@ from database.records import (
     RankRecord,
     utc_now,
 )
-from muster.contracts.job import TERMINAL, JobStatus
-from muster.contracts.messages import Heartbeat, RankExited, RankSaid, Saved
-from muster.contracts.paths import JobFiles
+from muster.contracts.job.status import TERMINAL, JobStatus
+from muster.contracts.messages.agent import RankExited, RankSaid
+from muster.contracts.messages.rank import Heartbeat, Saved
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.series import THROUGHPUT, aggregate
+from muster.contracts.settings.paths import JobFiles
 from muster.contracts.views import FaultView
 from muster.job_defaults import Completed
 from muster.runtime.exit_report import find_exit_record

@@ -23,7 +23,7 @@ After each of them except `CommitInDoubt` the transaction has left no trace.
 """
 
 from muster.contracts.errors import MusterError
-from muster.contracts.job import JobId, JobStatus
+from muster.contracts.job.status import JobId, JobStatus
 
 
 class DatabaseError(MusterError):

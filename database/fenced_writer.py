@@ -17,7 +17,7 @@ from database.leases import renew
 from database.records import Clock, JobChange, JobWrite, Lease, utc_now, values_of
 from database.tables import AGENTS, ATTEMPTS, COMMITS, EPOCHS, JOBS, MEMBERS, SERIES, WORKERS
 from muster.contracts.errors import move
-from muster.contracts.job import TRANSITIONS
+from muster.contracts.job.status import TRANSITIONS
 
 _CHANGED: Final = [field.name for field in fields(JobChange) if field.name not in ("job_id", "uid")]
 _PRESENT: Final = select(JOBS.c.job_id, JOBS.c.uid, *[JOBS.c[name] for name in _CHANGED]).where(

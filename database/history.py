@@ -39,8 +39,8 @@ from database.tables import (
     SERIES,
     WORKERS,
 )
-from muster.contracts.job import JobId
-from muster.contracts.messages import EpochDone
+from muster.contracts.job.status import JobId
+from muster.contracts.messages.rank import EpochDone
 from muster.contracts.pool import WorkerState
 from muster.contracts.rank import ProcessState
 from muster.contracts.series import ABANDONED_KEPT, LIVE_KEPT, SERIES_LIMIT, Point, compact

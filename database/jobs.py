@@ -22,9 +22,9 @@ from database.hosts import Hosts
 from database.idempotency import Answers, IdempotencyKey, answer_to
 from database.records import Clock, Event, Job, RowVersion, utc_now, values_of
 from database.tables import AGENTS, DEPARTURES, EVENTS, HOSTS, JOBS
-from muster.contracts.job import OPEN, TERMINAL, JobId, JobStatus, JobUid, StopRequest
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.job.status import OPEN, TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.leaderboard import SWEEP_LABEL
-from muster.contracts.spec import JobSpec
 from muster.contracts.views import FaultView
 
 _MICROSECOND: Final = timedelta(microseconds=1)

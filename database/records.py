@@ -14,11 +14,11 @@ import msgspec
 
 from muster.contracts.agent import UNPLACED, AgentState
 from muster.contracts.host import HostFacts
-from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid, StopRequest
-from muster.contracts.messages import EpochDone
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.job.status import TERMINAL, JobId, JobStatus, JobUid, StopRequest
+from muster.contracts.messages.rank import EpochDone
 from muster.contracts.rank import NO_PROGRESS, ProcessRecord, RankProgress
 from muster.contracts.series import Point
-from muster.contracts.spec import JobSpec
 from muster.contracts.views import AttemptView, CheckpointView, EngineSweep, EventView, FaultView
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class RankRecord:
     exit_code: int | None = None
     exit_signal: int | None = None
     endings: dict[str, int] = field(default_factory=dict)
-    """How often its attempts ended in each `muster.contracts.retry.RetryClass`."""
+    """How often its attempts ended in each `muster.contracts.job.retry.RetryClass`."""
     fruitless: int = 0  # consecutive failures without progress
     proven_step: int = -1  # how far the job had got at the last of those failures
 

@@ -38,7 +38,7 @@ from database.records import (
     MemberRecord,
     RankRecord,
 )
-from muster.contracts.messages import METRIC_NAME_LIMIT, EpochDone
+from muster.contracts.messages.rank import METRIC_NAME_LIMIT, EpochDone
 from muster.contracts.series import Point
 from muster.contracts.token import Token
 

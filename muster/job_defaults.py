@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
+from muster.contracts.job.spec import JobSpec
 from muster.contracts.location import Location, parse_location
-from muster.contracts.paths import DataDir
-from muster.contracts.settings import ServiceSettings
-from muster.contracts.spec import JobSpec
+from muster.contracts.settings.paths import DataDir
+from muster.contracts.settings.services import ServiceSettings
 from muster.datasets.errors import DatasetEmpty, DatasetMissing
 from muster.datasets.source import DataSource
 from muster.datasets.sources import open_source

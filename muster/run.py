@@ -35,17 +35,22 @@ from msgspec.structs import replace
 from muster.checkpoints.errors import RestoreDamaged, UnsupportedState
 from muster.checkpoints.manifest import ARITHMETIC
 from muster.checkpoints.nested import flatten, load_into, unflatten
-from muster.contracts.environ import RankSettings
 from muster.contracts.errors import MusterError
+from muster.contracts.job.spec import JOB_ID_PATTERN, ResumeFrom
 from muster.contracts.location import S3Location
-from muster.contracts.messages import METRIC_NAME_LIMIT, METRICS_LIMIT, Heartbeat, RestoreFailed
-from muster.contracts.paths import checkpoints_of_rank
+from muster.contracts.messages.rank import (
+    METRIC_NAME_LIMIT,
+    METRICS_LIMIT,
+    Heartbeat,
+    RestoreFailed,
+)
+from muster.contracts.messages.storage import OpenCheckpoints
+from muster.contracts.messages.wire import encodable
 from muster.contracts.rank import COUNT_MAX, RankProgress
 from muster.contracts.series import LOSS
+from muster.contracts.settings.environ import RankSettings
+from muster.contracts.settings.paths import checkpoints_of_rank
 from muster.contracts.shards import Reading
-from muster.contracts.spec import JOB_ID_PATTERN, ResumeFrom
-from muster.contracts.storage import OpenCheckpoints
-from muster.contracts.wire import encodable
 from muster.datasets.reader import SampleReader
 from muster.datasets.source import DataSource
 from muster.program import refuse_while_loaded

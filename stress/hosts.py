@@ -24,8 +24,8 @@ from typing import Any, Final
 
 from cli.data.checkpoints import digests
 from muster.checkpoints.listing import checkpoint_dirs
-from muster.contracts.job import JobId
-from muster.contracts.paths import checkpoints_of_job
+from muster.contracts.job.status import JobId
+from muster.contracts.settings.paths import checkpoints_of_job
 from stress.runner import Report, chance, main, say
 from tests.support.clusters import ClusterInstallation, cluster
 from tests.support.hosts import Host

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from muster.contracts.paths import LogName
+from muster.contracts.settings.paths import LogName
 from muster.host.containment import tagged_processes
 from muster.host.processes import send_signal
 from muster.logs.source import decode, shorten

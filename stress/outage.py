@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 from muster.checkpoints.manifest import LATEST, CheckpointName
-from muster.contracts.paths import checkpoints_of_job
+from muster.contracts.settings.paths import checkpoints_of_job
 from stress.callers import Callers
 from stress.runner import Report, main, say
 from tests.support.installation import (

@@ -23,7 +23,7 @@ from database.engine import Database
 from database.leases import Leases
 from database.records import Lease
 from muster.checkpoints.listing import checkpoint_dirs
-from muster.contracts.paths import checkpoints_of_job
+from muster.contracts.settings.paths import checkpoints_of_job
 from stress.frozen_hosts import CoordinatorHost
 from stress.runner import Report, chance, main, say
 from stress.stale.jobs import COMMON, KINDS

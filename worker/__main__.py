@@ -9,11 +9,11 @@ import signal
 import sys
 from typing import Final, NoReturn
 
-from muster.contracts.environ import PROCESS_TAG, SINGLE_THREADED, RankSettings
 from muster.contracts.errors import InvalidEnvironment
-from muster.contracts.job import Reason
-from muster.contracts.messages import Executing, PermanentFailure, RankMessage
-from muster.contracts.spec import JobSpec
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.job.status import Reason
+from muster.contracts.messages.rank import Executing, PermanentFailure, RankMessage
+from muster.contracts.settings.environ import PROCESS_TAG, SINGLE_THREADED, RankSettings
 from muster.host.containment import contain_self
 from muster.host.processes import module_command
 from muster.runtime.agent_client import AgentClient, AgentSocket

@@ -28,8 +28,8 @@ from typing import Final, assert_never
 
 import msgspec
 
-from muster.contracts.messages import (
-    AgentAssignment,
+from muster.contracts.job.retry import REPLACED_CODE
+from muster.contracts.messages.agent import (
     AgentHello,
     AgentMessage,
     AnnounceGroup,
@@ -44,8 +44,8 @@ from muster.contracts.messages import (
     TerminateRank,
     Welcome,
 )
-from muster.contracts.paths import JobFiles
-from muster.contracts.retry import REPLACED_CODE
+from muster.contracts.messages.assignment import AgentAssignment
+from muster.contracts.settings.paths import JobFiles
 from muster.host.files import rotate
 from muster.host.limits import ShellLimits
 from muster.host.processes import adopt_orphans, boot_id, follow_parent, machine_id, send_signal

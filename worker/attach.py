@@ -1,8 +1,8 @@
 """Carries out one order about a job's agent for a coordinator on another host.
 
 The coordinator runs ``python -P -m muster worker.attach`` here through ssh, for example.
-Orders come on standard input, answers go to standard output, see `muster.contracts.attach`. Agents
-are detached: they live on when the line breaks.
+Orders come on standard input, answers go to standard output, see
+`muster.contracts.messages.attach`. Agents are detached: they live on when the line breaks.
 """
 
 import os
@@ -17,7 +17,10 @@ from pathlib import Path
 
 import msgspec
 
-from muster.contracts.attach import (
+from muster.contracts.host import FREE_LIMIT_MB, HostFacts
+from muster.contracts.interpreter import VERSION
+from muster.contracts.job.status import JobUid
+from muster.contracts.messages.attach import (
     REPEAT_SECONDS,
     AgentEnded,
     AgentRuns,
@@ -36,12 +39,9 @@ from muster.contracts.attach import (
     ProbeHost,
     WatchAgent,
 )
-from muster.contracts.environ import SERVICE_ONLY, SINGLE_THREADED
-from muster.contracts.host import FREE_LIMIT_MB, HostFacts
-from muster.contracts.interpreter import VERSION
-from muster.contracts.job import JobUid
-from muster.contracts.paths import DataDir, JobFiles, LogName
 from muster.contracts.rank import ProcessRecord
+from muster.contracts.settings.environ import SERVICE_ONLY, SINGLE_THREADED
+from muster.contracts.settings.paths import DataDir, JobFiles, LogName
 from muster.host.containment import kill_job, tagged_processes
 from muster.host.files import closing, existing, file_mark, publish_newer_address, shares_directory
 from muster.host.gpus import describe_gpus

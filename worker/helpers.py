@@ -11,10 +11,10 @@ from typing import Final
 
 import msgspec
 
-from muster.contracts.environ import PROCESS_TAG
-from muster.contracts.messages import AgentAssignment
-from muster.contracts.paths import JobFiles
-from muster.contracts.storage import StorageAssignment
+from muster.contracts.messages.assignment import AgentAssignment
+from muster.contracts.messages.storage import StorageAssignment
+from muster.contracts.settings.environ import PROCESS_TAG
+from muster.contracts.settings.paths import JobFiles
 from muster.host.processes import module_command
 from muster.runtime.stderr_messages import print_stderr
 

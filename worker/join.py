@@ -23,13 +23,21 @@ from typing import Final
 
 import msgspec
 
-from muster.contracts.attach import JOIN_ORDER, JoinExit, JoinOrder, LaunchAgent, OrderFailed
-from muster.contracts.environ import SERVICE_ONLY
 from muster.contracts.errors import AuthenticationFailed
 from muster.contracts.interpreter import PROTOCOL
-from muster.contracts.job import JobUid
-from muster.contracts.messages import NONCE_BYTES, AgentAssignment, JoinRequest
-from muster.contracts.paths import JobFiles
+from muster.contracts.job.status import JobUid
+from muster.contracts.messages.agent import JoinRequest
+from muster.contracts.messages.assignment import AgentAssignment
+from muster.contracts.messages.attach import (
+    JOIN_ORDER,
+    JoinExit,
+    JoinOrder,
+    LaunchAgent,
+    OrderFailed,
+)
+from muster.contracts.messages.rank import NONCE_BYTES
+from muster.contracts.settings.environ import SERVICE_ONLY
+from muster.contracts.settings.paths import JobFiles
 from muster.host.limits import ShellLimits
 from muster.host.processes import adopt_orphans
 from muster.links.reconnect import LINK_ERRORS, Reconnect

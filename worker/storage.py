@@ -31,11 +31,11 @@ from muster.checkpoints.listing import gang_checkpoints
 from muster.checkpoints.manager import CheckpointManager, open_manager
 from muster.checkpoints.manifest import sign
 from muster.checkpoints.store import CheckpointStore, open_store
-from muster.contracts import storage
 from muster.contracts.errors import MusterError, WireError
 from muster.contracts.location import Location, S3Location, parse_location
-from muster.contracts.messages import AgentAssignment
-from muster.contracts.storage import (
+from muster.contracts.messages import storage
+from muster.contracts.messages.assignment import AgentAssignment
+from muster.contracts.messages.storage import (
     SENTENCE_LIMIT,
     DataRequest,
     Done,
@@ -44,7 +44,7 @@ from muster.contracts.storage import (
     StorageReply,
     StorageRequest,
 )
-from muster.contracts.wire import decode_storage_request, encode
+from muster.contracts.messages.wire import decode_storage_request, encode
 from muster.datasets.errors import ShardChanged
 from muster.datasets.index import Totals
 from muster.datasets.source import Listing

@@ -21,7 +21,7 @@ from api.errors import Problem, ServiceUnavailable
 from database.engine import Database
 from database.errors import DatabaseUnavailable
 from database.tokens import Tokens
-from muster.contracts.settings import TOKEN
+from muster.contracts.settings.services import TOKEN
 from muster.contracts.token import Scope, Token, id_in, masked, matches
 from muster.host.peers import normalize_address
 

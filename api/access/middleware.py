@@ -36,7 +36,7 @@ from api.access.rate_limits import RateLimiter
 from api.dependencies import PREFIX
 from api.errors import Problem, problem_response
 from muster.contracts import token
-from muster.contracts.settings import LOOPBACK_NAMES
+from muster.contracts.settings.services import LOOPBACK_NAMES
 
 BODY_LIMIT_BYTES: Final = 1 << 20
 """A job with 256 variables and 1024 words is far below."""

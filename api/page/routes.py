@@ -33,10 +33,10 @@ from muster.checkpoints.listing import checkpoint_dirs, examine
 from muster.client.progress import duration
 from muster.contracts.errors import MusterError
 from muster.contracts.interpreter import VERSION
+from muster.contracts.job.problems import checked_job_id
 from muster.contracts.location import parse_location
-from muster.contracts.paths import checkpoints_of_job, size_text
 from muster.contracts.series import LOSS
-from muster.contracts.spec_problems import checked_job_id
+from muster.contracts.settings.paths import checkpoints_of_job, size_text
 from muster.contracts.token import Scope, masked
 from muster.host.yaml_files import YamlFile
 from muster.logs.source import LogFilter

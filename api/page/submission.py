@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from muster.contracts.spec import JobRequest
+from muster.contracts.job.spec import JobRequest
 
 FIELDS: Final = (
     *("job_id", "name", "command", "program", "mode", "world_size", "max_workers", "epochs"),

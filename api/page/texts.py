@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any, Final
 
 from muster.client.progress import duration
-from muster.contracts.job import TERMINAL
+from muster.contracts.job.status import TERMINAL
 
 NOTHING: Final = "–"  # noqa: RUF001  a dash, as in print
 

@@ -39,11 +39,11 @@ from database.records import Job
 from muster.cluster.requests import planned_request
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.errors import MusterError
-from muster.contracts.job import TERMINAL, JobUid, StopRequest
+from muster.contracts.job.spec import JobRequest, JobSpec
+from muster.contracts.job.status import TERMINAL, JobUid, StopRequest
 from muster.contracts.leaderboard import SWEEP_LABEL, compare, which_sweep
 from muster.contracts.series import POINTS_LIMIT
 from muster.contracts.shards import Reading, ranges
-from muster.contracts.spec import JobRequest, JobSpec
 from muster.contracts.views import (
     AttemptList,
     AuditView,

@@ -15,7 +15,7 @@ from database.records import Job
 from muster.cluster.description import Cluster
 from muster.cluster.placement import RankRequest, place, use_of
 from muster.contracts.errors import InvalidDescription
-from muster.contracts.job import JobId, JobStatus
+from muster.contracts.job.status import JobId, JobStatus
 from muster.contracts.views import JobView, MemberList
 
 _CAN_SAVE: Final = frozenset({JobStatus.RUNNING, JobStatus.RECOVERING, JobStatus.PAUSED})

@@ -25,7 +25,7 @@ from api.schema import TokenRequest, body, operation, reply
 from api.views import token_view
 from database.errors import DatabaseError, TokenMissing
 from muster.contracts.interpreter import VERSION
-from muster.contracts.paths import has_few_files_left, is_nearly_full, size_text
+from muster.contracts.settings.paths import has_few_files_left, is_nearly_full, size_text
 from muster.contracts.token import NAME_PATTERN
 from muster.contracts.views import (
     Alive,

@@ -24,7 +24,7 @@ from api.views import point_state, summary
 from api.watch import Found, State, event_message, message
 from database.errors import JobMissing
 from database.records import Job, RankRecord
-from muster.contracts.job import JobId, JobStatus, JobUid
+from muster.contracts.job.status import JobId, JobStatus, JobUid
 
 EVENTS_AT_ONCE: Final = 1000
 NUMBER_LIMIT: Final = 2**63 - 1

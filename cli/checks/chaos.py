@@ -25,7 +25,7 @@ from cli.output import plural, say, table
 from muster.client.errors import Conflict, NotFound, Unreachable, WaitTimedOut
 from muster.client.progress import Progress
 from muster.contracts.errors import MusterError, printable
-from muster.contracts.job import TERMINAL, JobStatus
+from muster.contracts.job.status import TERMINAL, JobStatus
 from muster.contracts.rank import ProcessState
 from muster.contracts.views import EventView, Fault, MemberView, StruckProcess, SummaryView
 

@@ -20,8 +20,8 @@ from cli.services.processes import interrupt_at_signals
 from cli.services.record import service_settings
 from cli.services.up import temporary_services
 from muster.contracts.errors import MusterError
-from muster.contracts.job import TERMINAL, JobStatus
-from muster.contracts.paths import checkpoints_of_job
+from muster.contracts.job.status import TERMINAL, JobStatus
+from muster.contracts.settings.paths import checkpoints_of_job
 from muster.contracts.views import SummaryView
 from muster.datasets.schema import LabelledSample
 from muster.datasets.source import HELD_OUT_NAME

@@ -25,8 +25,8 @@ from cli.errors import ExitCode
 from cli.output import Output, output_option, plural, show
 from cli.services.record import read_record, service_settings
 from muster.contracts.errors import InvalidEnvironment, MusterError
-from muster.contracts.paths import DataDir, has_few_files_left, is_nearly_full, size_text
-from muster.contracts.settings import AccessSettings, S3Settings, ServiceSettings
+from muster.contracts.settings.paths import DataDir, has_few_files_left, is_nearly_full, size_text
+from muster.contracts.settings.services import AccessSettings, S3Settings, ServiceSettings
 from muster.contracts.token import WAY_TO_ADMIN
 from muster.host.containment import cgroup_of
 from muster.host.extras import install_command, missing_server_packages

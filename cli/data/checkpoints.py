@@ -36,9 +36,9 @@ from cli.output import (
 from muster.checkpoints.errors import CheckpointMissing
 from muster.checkpoints.manifest import CheckpointName
 from muster.client.progress import duration
+from muster.contracts.job.spec import StepChoice
 from muster.contracts.location import Location, parse_location
-from muster.contracts.paths import checkpoints_of_job, size_text
-from muster.contracts.spec import StepChoice
+from muster.contracts.settings.paths import checkpoints_of_job, size_text
 
 if TYPE_CHECKING:
     from muster.checkpoints.listing import CheckpointDir, ListedCheckpoint

@@ -24,9 +24,9 @@ from cli.output import notice_if_slow, plural
 from cli.services.record import find_own_services, service_lock, service_settings
 from muster.client.errors import Ambiguous, Refused, Replaced
 from muster.contracts.errors import MusterError, printable
-from muster.contracts.job import EXIT_CODES, OPEN, JobStatus
+from muster.contracts.job.status import EXIT_CODES, OPEN, JobStatus
 from muster.contracts.location import Location
-from muster.contracts.paths import DataDir, size_text
+from muster.contracts.settings.paths import DataDir, size_text
 from muster.contracts.views import Purged
 from muster.runtime.stderr_messages import print_stderr
 

@@ -29,11 +29,11 @@ from cli.jobs.lifecycle import watch_to_end
 from cli.jobs.show import kind_of, show_logs_and_events, what_runs
 from cli.output import Output, ShellPath, Tracebacks, facts, notice_if_slow, show
 from muster.client.errors import Invalid
-from muster.contracts.engine import Engine
 from muster.contracts.errors import InvalidDescription, printable
+from muster.contracts.job.engine import Engine
+from muster.contracts.job.secrets import plaintext_secrets
+from muster.contracts.job.spec import VIRTUAL_SHARDS_OF_SCRIPTS, JobSpec
 from muster.contracts.location import InvalidLocation, expand_home, parse_location
-from muster.contracts.secrets import plaintext_secrets
-from muster.contracts.spec import VIRTUAL_SHARDS_OF_SCRIPTS, JobSpec
 from muster.contracts.views import AgentRequest, FieldError, JobPlan, JobView
 from muster.host.code import Script, script_of
 from muster.host.programs import callers_python

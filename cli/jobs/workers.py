@@ -22,7 +22,7 @@ from cli.output import (
     show,
 )
 from muster.client import job_path
-from muster.contracts.job import TERMINAL
+from muster.contracts.job.status import TERMINAL
 from muster.contracts.views import JobView
 
 AUDIT_UNKNOWN: Final = 2

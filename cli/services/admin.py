@@ -12,7 +12,7 @@ import click
 from cli.connection import connected
 from cli.output import Column, Group, Output, columns, moment, output_option, seconds_of, show
 from cli.services.record import service_settings
-from muster.contracts.paths import DataDir
+from muster.contracts.settings.paths import DataDir
 from muster.contracts.token import SECONDS_LIMIT, Scope
 from muster.runtime.secrets import SecretStore
 

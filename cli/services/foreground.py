@@ -39,13 +39,14 @@ from cli.services.record import (
     write_record,
 )
 from muster.client.errors import ClientError, Conflict, NotFound
-from muster.contracts.environ import read_fields, variables_of
 from muster.contracts.errors import JobDiffers
-from muster.contracts.job import EXIT_CODES, JobId, JobStatus
-from muster.contracts.paths import DataDir, JobFiles
-from muster.contracts.retry import INTERRUPTED_CODE
-from muster.contracts.secrets import SHARED_VARIABLES
-from muster.contracts.settings import (
+from muster.contracts.job.retry import INTERRUPTED_CODE
+from muster.contracts.job.secrets import SHARED_VARIABLES
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.job.status import EXIT_CODES, JobId, JobStatus
+from muster.contracts.settings.environ import read_fields, variables_of
+from muster.contracts.settings.paths import DataDir, JobFiles
+from muster.contracts.settings.services import (
     CLUSTER,
     DEFAULT_HOST,
     TOKEN,
@@ -53,7 +54,6 @@ from muster.contracts.settings import (
     ServiceSettings,
     local_url,
 )
-from muster.contracts.spec import JobSpec
 from muster.contracts.views import EventView, JobView
 from muster.host.files import rotate
 from muster.host.limits import ShellLimits

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from muster.contracts.errors import MusterError
-from muster.contracts.paths import DataDir
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings import CA_FILE, LOOPBACK_NAMES, ServiceSettings, api_url
+from muster.contracts.settings.paths import DataDir
+from muster.contracts.settings.services import CA_FILE, LOOPBACK_NAMES, ServiceSettings, api_url
 from muster.host.files import replace_private
 from muster.host.limits import usable_processors
 from muster.host.private import UnusableDirectory, make_private

@@ -20,8 +20,8 @@ from cli.output import Output, facts, notice_if_slow, output_option, show
 from cli.services.record import ServiceRecord, address_of, find_own_services, service_settings
 from muster.client.errors import Busy, NotAllowed, Unreachable
 from muster.client.progress import duration
-from muster.contracts.job import JobStatus
-from muster.contracts.settings import LOOPBACK_NAMES
+from muster.contracts.job.status import JobStatus
+from muster.contracts.settings.services import LOOPBACK_NAMES
 from muster.contracts.views import Health, Version
 
 ANSWER_SECONDS: Final = 5.0

@@ -35,10 +35,16 @@ from cli.services.record import (
     service_settings,
     write_record,
 )
-from muster.contracts.environ import LIFELINE_FD
 from muster.contracts.errors import MusterError
-from muster.contracts.paths import DataDir
-from muster.contracts.settings import CA_FILE, TOKEN, AccessSettings, ServiceSettings, local_url
+from muster.contracts.settings.environ import LIFELINE_FD
+from muster.contracts.settings.paths import DataDir
+from muster.contracts.settings.services import (
+    CA_FILE,
+    TOKEN,
+    AccessSettings,
+    ServiceSettings,
+    local_url,
+)
 from muster.host.extras import require_server
 from muster.host.files import rotate
 from muster.host.ports import free_port, is_port_free

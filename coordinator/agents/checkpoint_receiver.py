@@ -30,8 +30,7 @@ from muster.checkpoints.manifest import (
 )
 from muster.checkpoints.store import CheckpointStore
 from muster.contracts.errors import AuthenticationFailed, MusterError, WireError
-from muster.contracts.paths import rank_of_checkpoints
-from muster.contracts.storage import (
+from muster.contracts.messages.storage import (
     CHUNK_BYTES,
     SENTENCE_LIMIT,
     StorageFailed,
@@ -40,7 +39,8 @@ from muster.contracts.storage import (
     StoreCall,
     StoreMethod,
 )
-from muster.contracts.wire import decode_store_call, encode
+from muster.contracts.messages.wire import decode_store_call, encode
+from muster.contracts.settings.paths import rank_of_checkpoints
 from muster.links.blocking import BlockingLink
 
 LISTS: Final[Mapping[StoreMethod, Callable[[CheckpointStore], StoreAnswer]]] = {

@@ -39,16 +39,17 @@ from coordinator.launchers.scheduler import Refused, SchedulerJobs, SchedulerLau
 from coordinator.preparation import Unprepared, agent_assignment, choose_kernels, prepare
 from coordinator.tracked_job import TrackedJob
 from database.records import AgentRecord
-from muster.contracts.attach import LaunchAgent, OrderFailed
-from muster.contracts.environ import LATE_PULSES, agent_heartbeat_seconds
 from muster.contracts.host import HostFacts
 from muster.contracts.interpreter import is_compatible, release
-from muster.contracts.job import JobUid, Reason
-from muster.contracts.messages import AgentAssignment, JoinRequest
-from muster.contracts.paths import DataDir
+from muster.contracts.job.retry import describe_status
+from muster.contracts.job.status import JobUid, Reason
+from muster.contracts.messages.agent import JoinRequest
+from muster.contracts.messages.assignment import AgentAssignment
+from muster.contracts.messages.attach import LaunchAgent, OrderFailed
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.retry import describe_status
-from muster.contracts.settings import ServiceSettings
+from muster.contracts.settings.environ import LATE_PULSES, agent_heartbeat_seconds
+from muster.contracts.settings.paths import DataDir
+from muster.contracts.settings.services import ServiceSettings
 from muster.contracts.token import sha256_of
 from muster.host.code import Script, read_code
 from muster.host.ports import group_port

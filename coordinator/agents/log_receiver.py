@@ -16,8 +16,9 @@ from typing import Final, Protocol, TypeVar
 
 import structlog
 
-from muster.contracts.job import JobUid
-from muster.contracts.log_parts import (
+from muster.contracts.job.status import JobUid
+from muster.contracts.messages.agent import AgentClaim, LogHello
+from muster.contracts.messages.logs import (
     BatchKept,
     BatchSent,
     DrainLogs,
@@ -27,9 +28,8 @@ from muster.contracts.log_parts import (
     LogsDrained,
     ReceiverMessage,
 )
-from muster.contracts.messages import AgentClaim, LogHello
-from muster.contracts.paths import JobFiles, LogName
-from muster.contracts.wire import decode_sender_message
+from muster.contracts.messages.wire import decode_sender_message
+from muster.contracts.settings.paths import JobFiles, LogName
 from muster.host.files import (
     KEEP_SIZE,
     PUNCH_HOLE,

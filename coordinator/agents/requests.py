@@ -13,19 +13,18 @@ from coordinator.decide.state.job import JobSnapshot
 from coordinator.tracked_job import TrackedJob
 from database.records import Event, utc_now
 from muster.contracts.agent import LOOPBACK
-from muster.contracts.environ import Assignment, HostPlace, rank_environment
-from muster.contracts.messages import (
+from muster.contracts.messages.agent import (
     AnnounceGroup,
     Dismiss,
-    GroupMember,
     InjectFault,
     KillRank,
     ListCheckpoints,
     StartRank,
     TerminateRank,
-    WorkerGroup,
 )
-from muster.contracts.paths import checkpoints_of_job
+from muster.contracts.messages.rank import GroupMember, WorkerGroup
+from muster.contracts.settings.environ import Assignment, HostPlace, rank_environment
+from muster.contracts.settings.paths import checkpoints_of_job
 from muster.host.trace import stamp
 from muster.job_defaults import Completed
 

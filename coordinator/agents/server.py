@@ -15,17 +15,14 @@ import structlog
 
 from coordinator.agents.checkpoint_receiver import CheckpointReceiver, JobDirectories
 from coordinator.agents.log_receiver import Disk, LogListener, receive_logs
-from muster.contracts.attach import LaunchAgent, OrderFailed
 from muster.contracts.errors import AuthenticationFailed, WireError
 from muster.contracts.interpreter import is_compatible, release
-from muster.contracts.job import JobUid
-from muster.contracts.log_parts import DrainLogs, ReceiverMessage
-from muster.contracts.messages import (
+from muster.contracts.job.status import JobUid
+from muster.contracts.messages.agent import (
     AgentClaim,
     AgentHello,
     AgentMessage,
     AgentVersion,
-    CoordinatorAddress,
     CoordinatorMessage,
     Dismiss,
     JoinRequest,
@@ -33,7 +30,10 @@ from muster.contracts.messages import (
     StoreHello,
     Welcome,
 )
-from muster.contracts.wire import (
+from muster.contracts.messages.assignment import CoordinatorAddress
+from muster.contracts.messages.attach import LaunchAgent, OrderFailed
+from muster.contracts.messages.logs import DrainLogs, ReceiverMessage
+from muster.contracts.messages.wire import (
     decode_agent_claim,
     decode_agent_message,
     decode_first_frame,

@@ -8,9 +8,8 @@ import msgspec
 from coordinator.decide.state.job import GroupSnapshot
 from coordinator.decide.state.job_end import JobFailure
 from coordinator.decide.state.rank import Cause
-from muster.contracts.job import JobStatus, Reason, StopRequest
-from muster.contracts.log_parts import LogsDrained
-from muster.contracts.messages import (
+from muster.contracts.job.status import JobStatus, Reason, StopRequest
+from muster.contracts.messages.agent import (
     AgentHeartbeat,
     CheckpointsListed,
     RankDied,
@@ -18,6 +17,7 @@ from muster.contracts.messages import (
     RankSaid,
     RankSpawned,
 )
+from muster.contracts.messages.logs import LogsDrained
 
 
 class _Value(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,9 +11,9 @@ from typing import Final
 from coordinator.decide.events import describe_exit, error_lines, excerpt, last_line, quote_end
 from coordinator.decide.state.job import JobSnapshot
 from coordinator.decide.state.rank import AttemptEnd, Cause, RankSnapshot
-from muster.contracts.job import Reason
-from muster.contracts.messages import RankExited
-from muster.contracts.retry import DO_NOT_RETRY_CODE, SIGNAL_BASE, RetryClass
+from muster.contracts.job.retry import DO_NOT_RETRY_CODE, SIGNAL_BASE, RetryClass
+from muster.contracts.job.status import Reason
+from muster.contracts.messages.agent import RankExited
 
 _HANGS: Final = frozenset({Reason.HEARTBEAT_TIMEOUT, Reason.NO_PROGRESS, Reason.START_TIMEOUT})
 

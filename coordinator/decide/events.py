@@ -14,22 +14,19 @@ from coordinator.decide import actions
 from coordinator.decide.actions import Observation
 from coordinator.decide.state.job import GroupSnapshot, JobSnapshot
 from coordinator.decide.state.rank import Attempt, Cause, RankSnapshot
-from muster.contracts.job import JobStatus, Reason
-from muster.contracts.messages import (
-    CheckpointsListed,
+from muster.contracts.job.retry import RETRIES, describe_end
+from muster.contracts.job.status import JobStatus, Reason
+from muster.contracts.messages.agent import CheckpointsListed, RankExited, RankSaid, RankSpawned
+from muster.contracts.messages.rank import (
     Code,
     Heartbeat,
     PeerLost,
     PermanentFailure,
-    RankExited,
-    RankSaid,
-    RankSpawned,
     RestoreFailed,
     Saved,
     StateMismatch,
     Warned,
 )
-from muster.contracts.retry import RETRIES, describe_end
 
 QUOTE_LIMIT: Final = 200  # most characters of a log line that a status message repeats
 

@@ -23,16 +23,12 @@ from coordinator.decide.events import excerpt
 from coordinator.decide.state.job import JobSnapshot
 from coordinator.decide.state.job_end import EndKind
 from coordinator.decide.state.rank import RankSnapshot
-from muster.contracts import messages
 from muster.contracts.errors import move
-from muster.contracts.job import TRANSITIONS, JobStatus
-from muster.contracts.messages import (
-    RankDied,
-    RankExited,
-    RankMessage,
-    RankSaid,
-    RankSpawned,
-)
+from muster.contracts.job.status import TRANSITIONS, JobStatus
+from muster.contracts.messages import agent as agent_messages
+from muster.contracts.messages import rank as rank_messages
+from muster.contracts.messages.agent import RankDied, RankExited, RankSaid, RankSpawned
+from muster.contracts.messages.rank import RankMessage
 from muster.contracts.rank import ProcessRecord, ProcessState
 
 
@@ -49,9 +45,9 @@ def fold(  # noqa: C901, PLR0911, PLR0912  one case for each kind of observation
             return fold_agent.wait(snapshot, observation, now)
         case actions.AgentStarved():
             return fold_agent.note_starved(snapshot, observation, now)
-        case actions.AgentSaid(message=messages.AgentHeartbeat() as beat):
+        case actions.AgentSaid(message=agent_messages.AgentHeartbeat() as beat):
             return fold_agent.record_heartbeat(snapshot, observation.host, beat, now)
-        case actions.AgentSaid(message=messages.CheckpointsListed() as listed):
+        case actions.AgentSaid(message=agent_messages.CheckpointsListed() as listed):
             return gang_restore.record_listing(snapshot, listed, now)
         case actions.AgentSaid():  # that the last logs of its host are at home
             agent = snapshot.agents[observation.host]
@@ -156,34 +152,34 @@ def _apply_message(  # noqa: C901, PLR0911  one return for each kind of message
     snapshot: JobSnapshot, rank: RankSnapshot, message: RankMessage, now: float
 ) -> JobSnapshot:
     match message:
-        case messages.Executing():
+        case rank_messages.Executing():
             working = fold_agent.note_working(snapshot, rank)
             return working.with_rank(fold_rank.mark_alive(rank, now))
-        case messages.Hello():
+        case rank_messages.Hello():
             working = fold_agent.note_working(snapshot, rank)
             return working.with_rank(fold_rank.record_hello(rank, now))
-        case messages.Code(files=files):
+        case rank_messages.Code(files=files):
             return fold_code.compare(snapshot, rank, files, now)
-        case messages.Heartbeat():
+        case rank_messages.Heartbeat():
             changed = fold_rank.record_heartbeat(rank, message, snapshot.backoff, now)
             changed = fold_pool.confirm_finished(snapshot, changed)
             # In a synchronous job a rank reports its first step when it joins the group.
             if not snapshot.is_synchronous:
                 changed = fold_rank.record_first_step(changed, message)
             return snapshot.with_rank(changed)
-        case messages.JoinedProcessEnded():
+        case rank_messages.JoinedProcessEnded():
             return snapshot.with_rank(fold_rank.record_command(rank, now))
-        case messages.Warned():
+        case rank_messages.Warned():
             warned = replace(rank.attempt, warning=excerpt(message.message))
             return snapshot.with_attempt(rank, warned)
-        case messages.Orphaned():
+        case rank_messages.Orphaned():
             orphaned = fold_rank.with_intent(rank, orphaned_by=excerpt(message.by))
             return snapshot.with_rank(orphaned)
-        case messages.PermanentFailure():
+        case rank_messages.PermanentFailure():
             return fold_exit.record_permanent_error(snapshot, rank, message, now)
-        case messages.RestoreFailed():
+        case rank_messages.RestoreFailed():
             return gang_restore.record_damage(snapshot, rank, message)
-        case messages.Raised():
+        case rank_messages.Raised():
             return fold_exit.record_error(snapshot, rank, message, now)
         case _:
             return fold_pool.apply_message(snapshot, rank, message, now)

@@ -15,8 +15,8 @@ from coordinator.decide.state.job import (
 from coordinator.decide.state.job_end import JobFailure
 from coordinator.decide.state.rank import NEVER, Cause, RankSnapshot
 from muster.contracts.agent import AgentState
-from muster.contracts.job import Reason
-from muster.contracts.messages import AgentHeartbeat
+from muster.contracts.job.status import Reason
+from muster.contracts.messages.agent import AgentHeartbeat
 
 AGENT_LOST: Final = Cause(reason=Reason.AGENT_LOST, message="was ended with its agent")
 

@@ -12,7 +12,7 @@ from coordinator.decide.actions import CodeTaken
 from coordinator.decide.state.job import JobSnapshot
 from coordinator.decide.state.job_end import JobFailure
 from coordinator.decide.state.rank import Cause, RankSnapshot
-from muster.contracts.job import Reason
+from muster.contracts.job.status import Reason
 
 
 def take(snapshot: JobSnapshot, taken: CodeTaken) -> JobSnapshot:

@@ -1,8 +1,8 @@
 """The part of `fold` that concerns the end of an attempt: restart, or failure of the job. Pure.
 
-Each retry class has a restart budget per rank or gang (`muster.contracts.retry.RETRIES`). All ends
-that the program may have caused share one more limit: failures in a row without progress,
-or two at the beginning, if the program names a mistake in itself. An end that was not observed, or
+Each retry class has a restart budget per rank or gang (`muster.contracts.job.retry.RETRIES`). All
+ends that the program may have caused share one more limit: failures in a row without progress, or
+two at the beginning, if the program names a mistake in itself. An end that was not observed, or
 a process that the host could not start, uses no restart but counts there. Ends that we asked for
 count nowhere, nor do those of a gang that had lost another rank before, nor a wait for GPUs.
 """
@@ -20,10 +20,11 @@ from coordinator.decide.state.job import JobSnapshot
 from coordinator.decide.state.job_end import JobFailure
 from coordinator.decide.state.rank import AttemptEnd, Cause, RankSnapshot
 from muster.contracts.interpreter import import_advice
-from muster.contracts.job import Reason
-from muster.contracts.messages import PermanentFailure, Raised, RankExited
-from muster.contracts.retry import RETRIES, SIGNAL_BASE, RetryClass
-from muster.contracts.spec import JobSpec
+from muster.contracts.job.retry import RETRIES, SIGNAL_BASE, RetryClass
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.job.status import Reason
+from muster.contracts.messages.agent import RankExited
+from muster.contracts.messages.rank import PermanentFailure, Raised
 
 MISTAKES_LIMIT: Final = 2
 """A job fails if so many of its first attempts fail and the last one names a mistake in itself.

@@ -12,8 +12,8 @@ from coordinator.decide.state.job_end import EndKind, JobFailure
 from coordinator.decide.state.rank import Cause, RankSnapshot
 from muster.contracts import pool as pools
 from muster.contracts.agent import is_node_id
-from muster.contracts.job import Reason
-from muster.contracts.messages import (
+from muster.contracts.job.status import Reason
+from muster.contracts.messages.rank import (
     JoinedGroup,
     LoopEnded,
     PeerLost,

@@ -16,10 +16,11 @@ from coordinator.decide.state.rank import (
     RankSnapshot,
     Throughput,
 )
-from muster.contracts.job import Reason
-from muster.contracts.messages import Heartbeat, RankExited
+from muster.contracts.job.retry import Backoff, RetryClass
+from muster.contracts.job.status import Reason
+from muster.contracts.messages.agent import RankExited
+from muster.contracts.messages.rank import Heartbeat
 from muster.contracts.rank import COUNT_MAX, Phase, ProcessState
-from muster.contracts.retry import Backoff, RetryClass
 
 THROUGHPUT_WINDOW_SECONDS: Final = 1.0
 """Steps are counted over at least this long; heartbeats may come much closer together."""

@@ -19,9 +19,10 @@ from coordinator.decide.state.job import GangRestore, JobSnapshot
 from coordinator.decide.state.job_end import JobFailure
 from coordinator.decide.state.rank import NEVER, RankSnapshot
 from muster.checkpoints.manifest import CheckpointName, RestorePoint
-from muster.contracts.job import Reason
+from muster.contracts.job.status import Reason
 from muster.contracts.location import parse_location, save_lead
-from muster.contracts.messages import CheckpointsListed, RankCheckpoints, RestoreFailed
+from muster.contracts.messages.agent import CheckpointsListed, RankCheckpoints
+from muster.contracts.messages.rank import RestoreFailed
 
 LIST_AGAIN_SECONDS: Final = 5.0
 """Until checkpoints that could not be listed are listed again."""

@@ -12,7 +12,7 @@ from coordinator.decide.plan_pool import is_step_expected
 from coordinator.decide.state.job import AgentSnapshot, JobSnapshot
 from coordinator.decide.state.rank import NEVER, Attempt, Cause, RankSnapshot
 from muster.contracts.agent import AgentState
-from muster.contracts.job import JobStatus, Reason
+from muster.contracts.job.status import JobStatus, Reason
 from muster.contracts.rank import ProcessState
 
 SUSPECT_SHARE: Final = 0.5

@@ -20,7 +20,7 @@ from coordinator.decide.state.job import AgentSnapshot, JobSnapshot
 from coordinator.decide.state.job_end import EndKind
 from coordinator.decide.state.rank import NEVER, Cause, RankSnapshot
 from muster.contracts.agent import AgentState
-from muster.contracts.job import TERMINAL, JobStatus, Reason
+from muster.contracts.job.status import TERMINAL, JobStatus, Reason
 
 EXIT_SECONDS: Final = 2.0
 """How long ranks of a finished synchronous job may take to report the last step.

@@ -12,7 +12,7 @@ from coordinator.decide.fold_pool import divergence
 from coordinator.decide.state.job import GroupSnapshot, JobSnapshot, Partition
 from coordinator.decide.state.rank import RankSnapshot
 from muster.contracts.agent import UNPLACED
-from muster.contracts.job import JobStatus, Reason
+from muster.contracts.job.status import JobStatus, Reason
 
 GATHER_SECONDS: Final = 1.0
 """How long a new rank waits for others started with it: one group round is cheaper than two."""

@@ -17,9 +17,9 @@ import msgspec
 from coordinator.launchers.launcher import NotStarted
 from coordinator.launchers.scheduler import Refused, SchedulerJob, SchedulerUnavailable
 from muster.cluster.requests import LABELS, NAME, pod
-from muster.contracts.attach import JOIN_EXITS, JoinOrder
 from muster.contracts.errors import printable
-from muster.contracts.spec import JobSpec
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.messages.attach import JOIN_EXITS, JoinOrder
 
 NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 REQUEST_SECONDS: Final = (5.0, 15.0)  # to connect, and to answer

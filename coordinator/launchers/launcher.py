@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from muster.cluster.requests import with_secrets
-from muster.contracts.environ import SAME_ON_ALL_HOSTS, SERVICE_ONLY, STORE_KEYS
 from muster.contracts.errors import MusterError
-from muster.contracts.messages import AgentAssignment
+from muster.contracts.job.secrets import Reference, SecretUnavailable
+from muster.contracts.messages.assignment import AgentAssignment
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.secrets import Reference, SecretUnavailable
-from muster.contracts.settings import shared_variables
+from muster.contracts.settings.environ import SAME_ON_ALL_HOSTS, SERVICE_ONLY, STORE_KEYS
+from muster.contracts.settings.services import shared_variables
 from muster.host.processes import ProcessorWait
 from muster.runtime.secrets import SecretStore
 

@@ -13,9 +13,9 @@ from typing import Final
 
 import msgspec
 
-from muster.contracts.attach import REPEAT_SECONDS, Answer, HostReady, LogsKept, Order
 from muster.contracts.errors import printable
 from muster.contracts.interpreter import VERSION
+from muster.contracts.messages.attach import REPEAT_SECONDS, Answer, HostReady, LogsKept, Order
 
 SILENCE_SECONDS: Final = 3 * REPEAT_SECONDS
 """A line on which nothing comes for longer is broken."""

@@ -19,7 +19,9 @@ from coordinator.launchers.line import Line
 from coordinator.launchers.ssh import SocketDirectory, SshMaster
 from muster.cluster.description import ClusterNode
 from muster.cluster.requests import forwarded
-from muster.contracts.attach import (
+from muster.contracts.errors import printable
+from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
+from muster.contracts.messages.attach import (
     AgentEnded,
     AgentRuns,
     CleanHost,
@@ -36,10 +38,8 @@ from muster.contracts.attach import (
     ProbeHost,
     WatchAgent,
 )
-from muster.contracts.errors import printable
-from muster.contracts.messages import AgentAssignment, CoordinatorAddress
-from muster.contracts.paths import DataDir, JobFiles
 from muster.contracts.rank import ProcessRecord
+from muster.contracts.settings.paths import DataDir, JobFiles
 from muster.host.files import file_mark, remove_probe_file, write_probe_file
 from muster.host.processes import module_command
 from muster.runtime.stderr_messages import LastMessage

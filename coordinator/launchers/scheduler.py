@@ -17,12 +17,12 @@ import structlog
 
 from coordinator.launchers.launcher import AgentProcess, NotStarted
 from database.records import Job
-from muster.contracts.attach import HostProbed, JoinOrder
-from muster.contracts.engine import agent_job_name, agent_job_prefix, uid_in
-from muster.contracts.job import JobUid
-from muster.contracts.messages import AgentAssignment
+from muster.contracts.job.engine import agent_job_name, agent_job_prefix, uid_in
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.job.status import JobUid
+from muster.contracts.messages.assignment import AgentAssignment
+from muster.contracts.messages.attach import HostProbed, JoinOrder
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.spec import JobSpec
 from muster.contracts.views import EngineJob
 from muster.runtime.stderr_messages import LastMessage
 

@@ -8,9 +8,9 @@ from typing import Final
 from coordinator.launchers.launcher import NotStarted
 from coordinator.launchers.scheduler import Refused, SchedulerJob, SchedulerUnavailable
 from muster.cluster.requests import sbatch_script, sbatch_words
-from muster.contracts.attach import JOIN_EXITS, JoinOrder
 from muster.contracts.errors import printable
-from muster.contracts.spec import JobSpec
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.messages.attach import JOIN_EXITS, JoinOrder
 from muster.host.processes import module_command
 
 COMMAND_SECONDS: Final = 30.0  # Slurm's own limits are below that

@@ -23,9 +23,9 @@ from weakref import WeakSet
 from coordinator.launchers.line import Line
 from muster.cluster.description import ClusterNode
 from muster.cluster.requests import SSH, login_words
-from muster.contracts.attach import HostReady
 from muster.contracts.interpreter import VERSION
-from muster.contracts.messages import CoordinatorAddress
+from muster.contracts.messages.assignment import CoordinatorAddress
+from muster.contracts.messages.attach import HostReady
 
 LOGIN_SECONDS: Final = 12.0  # ssh itself limits only what comes before its handshake
 

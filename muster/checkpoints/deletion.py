@@ -32,7 +32,7 @@ from muster.checkpoints.manifest import (
 )
 from muster.checkpoints.store import open_store
 from muster.contracts.location import Location, S3Location
-from muster.contracts.paths import rank_of_checkpoints
+from muster.contracts.settings.paths import rank_of_checkpoints
 from muster.objects.client import THREADS, default_client
 
 BATCH: Final = THREADS

@@ -70,7 +70,7 @@ from muster.checkpoints.manifest import (
     temporary_latest,
 )
 from muster.contracts.location import Location
-from muster.contracts.paths import rank_of_checkpoints
+from muster.contracts.settings.paths import rank_of_checkpoints
 
 RECYCLED_LIMIT_BYTES: Final = 1 << 20
 """A larger state is limited by its bytes, and two more copies of it would waste disk space."""

@@ -30,8 +30,8 @@ from muster.checkpoints.manifest import (
 from muster.checkpoints.reader import Checkpoint, CheckpointReader
 from muster.checkpoints.store import CheckpointStore, StoreOpener, manifest_of, open_store
 from muster.contracts.location import parse_location
+from muster.contracts.messages.storage import OpenCheckpoints
 from muster.contracts.shards import Position
-from muster.contracts.storage import OpenCheckpoints
 
 COST_SECONDS: Final = 10.0
 """How long it is measured what part of the time saving takes, before a warning."""

@@ -27,8 +27,8 @@ from xxhash import xxh3_64_hexdigest
 
 from muster.checkpoints.errors import CheckpointDamaged, UnsupportedState
 from muster.contracts.errors import WireError
+from muster.contracts.job.spec import StepChoice
 from muster.contracts.shards import Position
-from muster.contracts.spec import StepChoice
 
 LATEST: Final = "LATEST"
 MANIFEST: Final = "manifest.json"

@@ -15,8 +15,8 @@ from muster.checkpoints.errors import CheckpointDamaged, CheckpointMismatch
 from muster.checkpoints.format import unpack
 from muster.checkpoints.manifest import STATE, CheckpointName, Manifest
 from muster.checkpoints.store import CheckpointStore, manifest_of
+from muster.contracts.job.spec import StepChoice
 from muster.contracts.shards import Position
-from muster.contracts.spec import StepChoice
 
 READ_ATTEMPTS: Final = 100  # before each new attempt the job has saved at least twice
 

@@ -39,7 +39,7 @@ from muster.checkpoints.manifest import (
     sign,
 )
 from muster.contracts.location import S3Location
-from muster.contracts.paths import rank_of_checkpoints
+from muster.contracts.settings.paths import rank_of_checkpoints
 from muster.objects.client import PART_BYTES, S3Client
 from muster.objects.errors import ObjectMissing, ObjectStoreError, PreconditionFailed
 from muster.objects.probe import check_store

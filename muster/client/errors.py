@@ -26,7 +26,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from muster.contracts.errors import MusterError
-from muster.contracts.settings import LOOPBACK_NAMES
+from muster.contracts.settings.services import LOOPBACK_NAMES
 from muster.contracts.token import WAY_TO_ADMIN
 from muster.contracts.views import ProblemView
 

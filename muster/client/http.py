@@ -34,7 +34,7 @@ from muster.client.errors import (
     WrongPath,
     refusal,
 )
-from muster.contracts.settings import CA_FILE
+from muster.contracts.settings.services import CA_FILE
 from muster.contracts.views import ProblemView
 
 TIMEOUT_SECONDS: Final = 30.0

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, TextIO
 
 from muster.contracts.errors import printable
-from muster.contracts.job import TERMINAL, JobStatus
+from muster.contracts.job.status import TERMINAL, JobStatus
 from muster.contracts.views import SummaryView
 
 QUIET_SECONDS: Final = 5.0  # between two lines that are not redrawn

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from muster.cluster.description import Cluster, ClusterNode, Gpu, UndescribedNode
 from muster.cluster.speed import CPU_FACTOR, flops_factor
-from muster.contracts.spec import JobSpec
+from muster.contracts.job.spec import JobSpec
 
 
 class RankRequest(NamedTuple):

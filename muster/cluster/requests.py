@@ -13,20 +13,20 @@ import msgspec
 from msgspec.structs import replace
 
 from muster.cluster.description import Cluster, ClusterNode
-from muster.contracts.attach import JOIN_ORDER, JoinOrder, LaunchAgent, ProbeFile
-from muster.contracts.engine import (
+from muster.contracts.job.engine import (
     KubernetesOptions,
     SlurmOptions,
     agent_job_name,
 )
-from muster.contracts.environ import STORE_KEYS, agent_heartbeat_seconds
-from muster.contracts.job import JobId
+from muster.contracts.job.secrets import Reference
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.job.status import JobId
 from muster.contracts.location import parse_location
-from muster.contracts.messages import AgentAssignment, CoordinatorAddress, VramNeed
-from muster.contracts.paths import DataDir, JobFiles
-from muster.contracts.secrets import Reference
-from muster.contracts.settings import ServiceSettings
-from muster.contracts.spec import JobSpec
+from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress, VramNeed
+from muster.contracts.messages.attach import JOIN_ORDER, JoinOrder, LaunchAgent, ProbeFile
+from muster.contracts.settings.environ import STORE_KEYS, agent_heartbeat_seconds
+from muster.contracts.settings.paths import DataDir, JobFiles
+from muster.contracts.settings.services import ServiceSettings
 from muster.contracts.views import AgentRequest
 
 REMOTE_ORPHAN_SECONDS: Final = 10.0

@@ -9,7 +9,7 @@ MusterError
 ├── WireError              a peer sent an invalid frame or message
 ├── AuthenticationFailed   a sealed message does not open
 ├── InvalidLocation        muster/contracts/location.py
-├── SecretUnavailable      muster/contracts/secrets.py
+├── SecretUnavailable      muster/contracts/job/secrets.py
 ├── PoolError              muster/contracts/pool.py
 ├── ObjectStoreError …     muster/objects/errors.py
 ├── CheckpointError …      muster/checkpoints/errors.py

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
-from muster.contracts.job import JobStatus
+from muster.contracts.job.status import JobStatus
 from muster.contracts.views import LeaderboardRow, LeaderboardView, SummaryView
 
 SWEEP_LABEL: Final = "sweep"

@@ -13,11 +13,11 @@ import msgspec
 from msgspec import Meta
 
 from muster.contracts.agent import AgentState
-from muster.contracts.engine import Engine
 from muster.contracts.host import HostFacts
-from muster.contracts.job import JobStatus
+from muster.contracts.job.engine import Engine
+from muster.contracts.job.spec import BitsPromised
+from muster.contracts.job.status import JobStatus
 from muster.contracts.rank import RankProgress
-from muster.contracts.spec import BitsPromised
 from muster.contracts.token import Scope
 
 Moment: TypeAlias = Annotated[datetime, Meta(tz=True)]

@@ -14,7 +14,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from muster.contracts.paths import size_text
+from muster.contracts.settings.paths import size_text
 
 FILES_LIMIT: Final = 5000
 BYTES_LIMIT: Final = 64 << 20

@@ -21,8 +21,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-from muster.contracts.environ import PROCESS_TAG, PROCESS_TAG_WIDTH
 from muster.contracts.rank import ProcessRecord
+from muster.contracts.settings.environ import PROCESS_TAG, PROCESS_TAG_WIDTH
 from muster.host.processes import (
     PollLimit,
     all_pids,

@@ -12,8 +12,8 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from muster.contracts.attach import ProbeFile
-from muster.contracts.messages import CoordinatorAddress
+from muster.contracts.messages.assignment import CoordinatorAddress
+from muster.contracts.messages.attach import ProbeFile
 
 # O_NONBLOCK: opening a named pipe must not wait for a writer.
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -6,7 +6,7 @@ import socket
 from typing import Final
 
 from muster.contracts.errors import MusterError
-from muster.contracts.settings import DEFAULT_HOST
+from muster.contracts.settings.services import DEFAULT_HOST
 
 GROUP_PORTS: Final = range(20_000, 30_000)
 """Below the ports that Linux gives to outgoing connections (32768 and above): a rank may take ten

@@ -21,8 +21,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Final
 
-from muster.contracts.environ import LIFELINE_FD
 from muster.contracts.rank import ProcessRecord
+from muster.contracts.settings.environ import LIFELINE_FD
 from muster.host.files import closing
 
 _PROC: Final = Path("/proc")

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from muster.contracts.environ import PROCESS_TAG, TRACE
+from muster.contracts.settings.environ import PROCESS_TAG, TRACE
 
 _FILE: Final = os.path.expanduser(os.environ.get(TRACE.name, "")) or None  # noqa: PTH111
 

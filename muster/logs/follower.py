@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from muster.contracts.paths import LOG_EPOCH_BYTES, JobFiles, LogName
+from muster.contracts.settings.paths import LOG_EPOCH_BYTES, JobFiles, LogName
 from muster.logs import log_file
 from muster.logs.log_file import LogFile, logs_by_rank
 from muster.logs.source import GAP, IsOver, Lines, Place, Position

@@ -7,7 +7,7 @@ from itertools import chain, islice
 from operator import itemgetter
 from typing import Final, TypeAlias
 
-from muster.contracts.paths import JobFiles, LogName
+from muster.contracts.settings.paths import JobFiles, LogName
 from muster.logs.follower import JobFollower
 from muster.logs.log_file import LogFile, logs_by_rank
 from muster.logs.source import GAP, Lines, LogFilter, Place, Position, Tail

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from muster.contracts.job import JobUid
-from muster.contracts.paths import LogName
+from muster.contracts.job.status import JobUid
+from muster.contracts.settings.paths import LogName
 
 LINE_LIMIT_BYTES: Final = 16 * 1024
 """How much of one line is shown; the rest is counted."""

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from xxhash import xxh3_64
 
 from muster.contracts.location import S3Location
-from muster.contracts.settings import S3Settings
+from muster.contracts.settings.services import S3Settings
 from muster.host.extras import install_command
 from muster.objects.errors import (
     ObjectMissing,

@@ -18,10 +18,10 @@ from typing import Final, Self
 
 from msgspec.structs import replace
 
-from muster.contracts.environ import HAS_JOINED, RankSettings
 from muster.contracts.interpreter import VERSION
-from muster.contracts.messages import SAVED_LIMIT, Code, Heartbeat, RankMessage, Saved
-from muster.contracts.wire import encode
+from muster.contracts.messages.rank import SAVED_LIMIT, Code, Heartbeat, RankMessage, Saved
+from muster.contracts.messages.wire import encode
+from muster.contracts.settings.environ import HAS_JOINED, RankSettings
 from muster.host.code import LoadedCode
 from muster.host.peers import connect_to_own
 from muster.runtime.agent_sockets import is_replaced, newest_socket

@@ -7,8 +7,8 @@ from typing import IO
 
 import msgspec
 
-from muster.contracts.environ import PROCESS_TAG
-from muster.contracts.messages import AgentAssignment
+from muster.contracts.messages.assignment import AgentAssignment
+from muster.contracts.settings.environ import PROCESS_TAG
 from muster.host.limits import ShellLimits
 from muster.host.processes import module_command
 

@@ -5,8 +5,8 @@ take the old agents' sockets for successors, and old exit records for its own.
 """
 
 from muster.checkpoints.local import LocalFileSystem, replace_file
-from muster.contracts.job import JobUid
-from muster.contracts.paths import JobFiles
+from muster.contracts.job.status import JobUid
+from muster.contracts.settings.paths import JobFiles
 
 
 def archived_files(files: JobFiles, uid: JobUid) -> JobFiles:

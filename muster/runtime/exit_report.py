@@ -18,12 +18,12 @@ from typing import Final, NoReturn
 
 from muster.checkpoints.errors import StaleGeneration
 from muster.checkpoints.local import DIRECTORY_MODE
-from muster.contracts.environ import RankSettings
-from muster.contracts.messages import RankExited, RankSaid
-from muster.contracts.paths import JobFiles
+from muster.contracts.job.retry import INTERRUPTED_CODE, REPLACED_CODE
+from muster.contracts.messages.agent import RankExited, RankSaid
+from muster.contracts.messages.wire import ExitRecord, decode_exit_record, encode
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.retry import INTERRUPTED_CODE, REPLACED_CODE
-from muster.contracts.wire import ExitRecord, decode_exit_record, encode
+from muster.contracts.settings.environ import RankSettings
+from muster.contracts.settings.paths import JobFiles
 from muster.host.files import replace_private
 from muster.host.processes import is_running
 from muster.logs.source import decode

@@ -24,10 +24,10 @@ from muster.checkpoints.errors import (
     StaleGeneration,
     UnsupportedState,
 )
-from muster.contracts.environ import HAS_JOINED, RankSettings
 from muster.contracts.errors import MusterError
-from muster.contracts.job import Reason
-from muster.contracts.messages import (
+from muster.contracts.job.retry import REPLACED_CODE
+from muster.contracts.job.status import Reason
+from muster.contracts.messages.rank import (
     Heartbeat,
     Hello,
     Orphaned,
@@ -35,9 +35,9 @@ from muster.contracts.messages import (
     Raised,
     Warned,
 )
+from muster.contracts.messages.wire import encodable
 from muster.contracts.rank import Phase
-from muster.contracts.retry import REPLACED_CODE
-from muster.contracts.wire import encodable
+from muster.contracts.settings.environ import HAS_JOINED, RankSettings
 from muster.datasets.errors import (
     CacheFull,
     CacheUnusable,

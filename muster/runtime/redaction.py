@@ -9,8 +9,8 @@ from typing import Final, Self, TypeVar
 
 import msgspec
 
-from muster.contracts.messages import AgentMessage, RankExited, RankSaid
-from muster.contracts.secrets import SECRET_VARIABLES
+from muster.contracts.job.secrets import SECRET_VARIABLES
+from muster.contracts.messages.agent import AgentMessage, RankExited, RankSaid
 
 REDACTED_LENGTH_MIN: Final = 8
 """Shorter values occur in ordinary words as well."""

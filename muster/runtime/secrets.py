@@ -14,7 +14,7 @@ from typing import Final
 
 from muster.checkpoints.local import UNFINISHED, LocalFileSystem, ensure_directory, replace_file
 from muster.contracts.errors import MusterError
-from muster.contracts.secrets import (
+from muster.contracts.job.secrets import (
     SECRET_LIMIT_BYTES,
     SECRET_NAME_PATTERN,
     Reference,

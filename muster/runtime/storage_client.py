@@ -22,14 +22,14 @@ from muster.checkpoints.listing import gang_checkpoints
 from muster.checkpoints.manager import CheckpointManager, open_manager
 from muster.checkpoints.manifest import CheckpointName, decode_manifest
 from muster.checkpoints.reader import Checkpoint
-from muster.contracts import storage
-from muster.contracts.environ import RankSettings
 from muster.contracts.errors import MusterError, WireError
 from muster.contracts.location import S3Location, parse_location
-from muster.contracts.messages import RankCheckpoints
+from muster.contracts.messages import storage
+from muster.contracts.messages.agent import RankCheckpoints
+from muster.contracts.messages.storage import OpenCheckpoints, StorageRequest
+from muster.contracts.messages.wire import decode_storage_reply, encode
+from muster.contracts.settings.environ import RankSettings
 from muster.contracts.shards import Position, Reading, Shard
-from muster.contracts.storage import OpenCheckpoints, StorageRequest
-from muster.contracts.wire import decode_storage_reply, encode
 from muster.datasets import errors as dataset_errors
 from muster.datasets.index import Totals
 from muster.datasets.source import DatasetFacts, DataSource, Listing

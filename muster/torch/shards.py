@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from xxhash import xxh3_64_intdigest
 
 from muster.collectives.reduction.tree import Block
-from muster.contracts.environ import RankSettings
+from muster.contracts.settings.environ import RankSettings
 from muster.contracts.shards import HASH_MODULUS, ranges
 from muster.datasets.index import Totals
 from muster.datasets.order import positions

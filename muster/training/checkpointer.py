@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from muster.checkpoints.errors import CheckpointError, CheckpointMismatch, OtherArithmetic
 from muster.checkpoints.listing import refuse_other_schedule
 from muster.checkpoints.manifest import ARITHMETIC, BEST, SCHEDULE, VALUES, VIRTUAL_SHARDS, Manifest
-from muster.contracts.environ import RankSettings
-from muster.contracts.messages import EpochDone
-from muster.contracts.paths import checkpoints_of_job
-from muster.contracts.spec import ResumeFrom
-from muster.contracts.storage import OpenCheckpoints
+from muster.contracts.job.spec import ResumeFrom
+from muster.contracts.messages.rank import EpochDone
+from muster.contracts.messages.storage import OpenCheckpoints
+from muster.contracts.settings.environ import RankSettings
+from muster.contracts.settings.paths import checkpoints_of_job
 from muster.runtime.fingerprint import Fingerprint
 from muster.runtime.storage_client import Checkpoints, open_checkpoints
 from muster.training.groups.state_sync import Arrays, Committed, Replica

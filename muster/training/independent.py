@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.checkpoints.errors import CheckpointMismatch
-from muster.contracts.environ import RankSettings
+from muster.contracts.settings.environ import RankSettings
 from muster.datasets.schema import SampleSchema, schema_of
 from muster.run import Run
 from muster.runtime.agent_client import AgentClient

@@ -18,8 +18,8 @@ from typing import Any, Final, cast
 
 from muster.contracts.errors import MusterError
 from muster.contracts.interpreter import import_advice
+from muster.contracts.job.retry import DO_NOT_RETRY_CODE
 from muster.contracts.location import Location
-from muster.contracts.retry import DO_NOT_RETRY_CODE
 from muster.program import InvalidProgram, Program, ProgramRaised, loaded_as
 
 FUNCTIONS: Final = {

@@ -20,12 +20,12 @@ from typing import Final, NoReturn
 import msgspec
 import numpy as np
 
-from muster.contracts.environ import (
+from muster.contracts.messages.assignment import FORKED_PID, ForkRequest
+from muster.contracts.settings.environ import (
     AGENT_FD,
     PREFORK_FD,
     PROCESS_TAG,
 )
-from muster.contracts.messages import FORKED_PID, ForkRequest
 from muster.host.containment import overwrite_tag
 from muster.runtime.exit_report import exit_process, print_error
 from muster.training.rank import run

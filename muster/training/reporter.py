@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from muster.checkpoints.errors import CheckpointFailed
 from muster.collectives.errors import CollectiveError, PeerUnreachable
-from muster.contracts.environ import RankSettings
-from muster.contracts.messages import (
+from muster.contracts.messages.rank import (
     METRIC_NAME_LIMIT,
     METRICS_LIMIT,
     Heartbeat,
@@ -25,6 +24,7 @@ from muster.contracts.messages import (
 )
 from muster.contracts.rank import RankProgress
 from muster.contracts.series import LOSS
+from muster.contracts.settings.environ import RankSettings
 from muster.contracts.shards import Position
 from muster.runtime.agent_client import AgentClient
 from muster.runtime.heartbeat import Supervision

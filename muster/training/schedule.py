@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from muster.contracts.messages import EpochDone
+from muster.contracts.job.spec import CheckpointEvery
+from muster.contracts.messages.rank import EpochDone
 from muster.contracts.shards import HASH_MODULUS, Position
-from muster.contracts.spec import CheckpointEvery
 from muster.datasets.index import Totals
 from muster.datasets.order import steps_per_epoch
 from muster.training.groups.state_sync import Committed

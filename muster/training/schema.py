@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.checkpoints.format import DTYPES
-from muster.contracts.messages import METRIC_NAME_LIMIT, METRICS_LIMIT
+from muster.contracts.messages.rank import METRIC_NAME_LIMIT, METRICS_LIMIT
 from muster.program import Contribution, InvalidProgram, State
 
 Vector: TypeAlias = NDArray[np.float32]

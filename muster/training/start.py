@@ -7,9 +7,9 @@ from typing import Final
 
 import msgspec
 
-from muster.contracts.environ import PROCESS_TAG, SPARE, RankSettings
-from muster.contracts.messages import SPARE_READY, Ready
-from muster.contracts.wire import encode
+from muster.contracts.messages.rank import SPARE_READY, Ready
+from muster.contracts.messages.wire import encode
+from muster.contracts.settings.environ import PROCESS_TAG, SPARE, RankSettings
 from muster.host.containment import retag
 from muster.host.trace import stamp
 from muster.runtime.agent_client import AgentClient

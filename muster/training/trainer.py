@@ -17,7 +17,7 @@ from muster.checkpoints.errors import CheckpointFailed
 from muster.collectives.errors import CollectiveError
 from muster.collectives.reduction.reducer import Reducer, Vector
 from muster.collectives.reduction.tree import Block, BlockAssignment, assign_blocks
-from muster.contracts.messages import WorkerGroup
+from muster.contracts.messages.rank import WorkerGroup
 from muster.host.trace import stamp
 from muster.runtime.fingerprint import ANY_BITS, Fingerprint
 from muster.runtime.save_timer import SaveTimer

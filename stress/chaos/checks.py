@@ -7,7 +7,7 @@ from cli.data.checkpoints import digests
 from muster.checkpoints.errors import CheckpointError
 from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.location import Location
-from muster.contracts.paths import checkpoints_of_job
+from muster.contracts.settings.paths import checkpoints_of_job
 from stress.chaos.figures import History
 from stress.chaos.jobs import checkpoints_of, witnesses_of
 from stress.chaos.services import RunningServices

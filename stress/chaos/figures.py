@@ -15,7 +15,7 @@ from datetime import datetime
 from statistics import quantiles
 
 from cli.output import table
-from muster.contracts.job import TERMINAL
+from muster.contracts.job.status import TERMINAL
 from stress.chaos.faults import Kind, Victim
 from stress.chaos.observer import Look
 from stress.chaos.strikes import Strike

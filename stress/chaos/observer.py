@@ -11,9 +11,9 @@ import httpx
 from database.engine import Database
 from database.errors import DatabaseUnavailable
 from database.leases import Leases
-from muster.contracts.job import TERMINAL
+from muster.contracts.job.status import TERMINAL
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings import ServiceSettings
+from muster.contracts.settings.services import ServiceSettings
 from tests.support.installation import Installation
 
 LOOK_SECONDS = 0.1

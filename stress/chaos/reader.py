@@ -20,7 +20,7 @@ from muster.checkpoints.manifest import LATEST, CheckpointName
 from muster.checkpoints.reader import CheckpointReader
 from muster.checkpoints.store import open_store
 from muster.contracts.location import Location, parse_location
-from muster.contracts.paths import rank_of_checkpoints
+from muster.contracts.settings.paths import rank_of_checkpoints
 from muster.objects.client import default_client
 
 PAUSE_SECONDS = 0.003

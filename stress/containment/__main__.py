@@ -19,8 +19,8 @@ from pathlib import Path
 
 from cli.output import table
 from coordinator.launchers.local import LocalLauncher
-from muster.contracts.environ import process_tag
 from muster.contracts.rank import ProcessRecord
+from muster.contracts.settings.environ import process_tag
 from muster.host.containment import cgroups_of_job, kill_attempt
 from muster.host.limits import ShellLimits
 from muster.host.processes import identify, is_running, send_signal

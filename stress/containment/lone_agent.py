@@ -9,17 +9,16 @@ from pathlib import Path
 
 import msgspec
 
-from muster.contracts.environ import PROCESS_TAG
-from muster.contracts.messages import (
-    AgentAssignment,
+from muster.contracts.messages.agent import (
     AgentMessage,
-    CoordinatorAddress,
     CoordinatorMessage,
     RankExited,
     RankSpawned,
     Welcome,
 )
-from muster.contracts.wire import decode_agent_message, encode
+from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
+from muster.contracts.messages.wire import decode_agent_message, encode
+from muster.contracts.settings.environ import PROCESS_TAG
 from muster.links.frames import FrameReader, frame
 from tests.support.agent_stage import order_of
 from tests.support.installation import without_ours

@@ -4,8 +4,8 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from muster.contracts.environ import PROCESS_TAG, process_tag
 from muster.contracts.rank import ProcessRecord
+from muster.contracts.settings.environ import PROCESS_TAG, process_tag
 from muster.host.containment import tag_numbers
 from muster.host.processes import identify
 

@@ -10,8 +10,8 @@ from api.listing import encode_cursor
 from database.engine import Database
 from database.records import Job, RankRecord, values_of
 from database.tables import JOBS, WORKERS
-from muster.contracts.job import JobId, JobStatus, JobUid
-from muster.contracts.spec import JobSpec
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.job.status import JobId, JobStatus, JobUid
 from stress.load.client import Answer, Connection, port_of
 from stress.load.figures import Figure, at_most, none_of, p99_ms
 from tests.support.database_samples import NOON, worker

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from muster.contracts.paths import TIME_MARK
+from muster.contracts.settings.paths import TIME_MARK
 from tests.support.usage import memory_bytes
 
 STEM = b"epoch 3 loss 0.25 accuracy 0.93 samples/s 12345 and what else a program has to say "

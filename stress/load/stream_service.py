@@ -9,8 +9,8 @@ import httpx
 
 from database.engine import Database
 from database.tokens import Tokens
-from muster.contracts.job import JobId, JobStatus
-from muster.contracts.paths import JobFiles
+from muster.contracts.job.status import JobId, JobStatus
+from muster.contracts.settings.paths import JobFiles
 from muster.contracts.token import Scope
 from tests.support.api_service import DEADLINE_SECONDS, Service, StandIn
 

@@ -30,9 +30,9 @@ from database.engine import Database
 from database.errors import DatabaseError
 from database.jobs import NewJob
 from database.records import Job, RankRecord, utc_now
-from muster.contracts.job import JobId, JobStatus, JobUid
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.job.status import JobId, JobStatus, JobUid
 from muster.contracts.rank import ProcessState
-from muster.contracts.spec import JobSpec
 from stress.runner import Report, main
 from stress.security.fuzz_hooks import KNOWN
 from tests.support.api_service import Agent, Service, StandIn

@@ -15,7 +15,7 @@ import httpx
 
 from database.engine import Database
 from muster.checkpoints.manifest import CheckpointName
-from muster.contracts.job import JobStatus
+from muster.contracts.job.status import JobStatus
 from muster.runtime.secrets import SecretStore
 from stress.security.injection_fields import EARLIER, JOB, ORDINARY, STANDING
 from tests.support.api_service import DEADLINE_SECONDS, Agent, Service, StandIn

@@ -21,7 +21,7 @@ from msgspec import structs
 from api.access.rate_limits import BURST_SECONDS
 from database.engine import Database
 from database.tokens import Tokens
-from muster.contracts.settings import AccessSettings
+from muster.contracts.settings.services import AccessSettings
 from muster.contracts.token import Scope
 from stress.load.client import Connection, port_of
 from stress.load.figures import Figure, at_least, at_most, none_of, p99_ms, percentile, report_of

@@ -8,7 +8,7 @@ from typing import Self
 
 from cli.data.checkpoints import digests
 from muster.checkpoints.listing import checkpoint_dirs
-from muster.contracts.paths import checkpoints_of_job
+from muster.contracts.settings.paths import checkpoints_of_job
 from stress.chaos.reader import CheckpointWatch
 from stress.chaos.saves import Saves
 from stress.frozen_hosts import CoordinatorHost, let_go

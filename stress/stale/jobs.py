@@ -10,7 +10,7 @@ from typing import Any
 from database.engine import Database
 from database.leases import Leases
 from muster.checkpoints.manifest import LATEST, CheckpointName, parse_latest
-from muster.contracts.paths import checkpoints_of_job, checkpoints_of_rank
+from muster.contracts.settings.paths import checkpoints_of_job, checkpoints_of_rank
 from stress.frozen_hosts import CoordinatorHost, shared_memory
 from tests.support.installation import Installation, Seen, is_over
 

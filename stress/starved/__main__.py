@@ -25,7 +25,7 @@ from typing import Any
 from cli.data.checkpoints import digests
 from muster.checkpoints.errors import CheckpointMissing
 from muster.checkpoints.listing import checkpoint_dirs
-from muster.contracts.paths import checkpoints_of_job
+from muster.contracts.settings.paths import checkpoints_of_job
 from stress.runner import Report, chance, main, say
 from stress.starved.load import WaitShares, can_freeze, freeze, starving
 from tests.support.installation import Installation, Seen, is_over, pids, write_small_dataset

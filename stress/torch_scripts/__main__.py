@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from muster.contracts.job import Reason
+from muster.contracts.job.status import Reason
 from stress.runner import Report, chance, main, say
 from stress.torch_schedules import DEADLINE_SECONDS, End, printed_digests, ranks_output
 from stress.torch_scripts import impure, pure

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from muster.contracts.paths import JobFiles
+from muster.contracts.settings.paths import JobFiles
 from tests.support.installation import DEADLINE_SECONDS, Undisturbed, await_value
 from tests.support.terminals import Terminal
 

@@ -70,9 +70,9 @@ def test_locked_database_and_a_dead_coordinator_disturb_no_job(
 
 TELLING = """
 import os, pathlib, sys, time
-from muster.contracts.environ import AGENT_FD
-from muster.contracts.wire import encode
-from muster.contracts.messages import Warned
+from muster.contracts.settings.environ import AGENT_FD
+from muster.contracts.messages.wire import encode
+from muster.contracts.messages.rank import (Warned)
 
 def await_file(name):
     while not pathlib.Path(sys.argv[1], name).exists():

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from cli.errors import ExitCode
 from cli.services.record import read_record
-from muster.contracts.paths import DataDir
+from muster.contracts.settings.paths import DataDir
 from tests.support.screens import Screen
 
 

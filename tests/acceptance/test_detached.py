@@ -18,8 +18,8 @@ import pytest
 
 from cli.errors import ExitCode
 from cli.services.record import ServiceRecord, read_record
-from muster.contracts.paths import DataDir
-from muster.contracts.settings import DEFAULT_PORT
+from muster.contracts.settings.paths import DataDir
+from muster.contracts.settings.services import DEFAULT_PORT
 from muster.host.containment import tagged_processes
 from muster.host.files import LOG_LIMIT_BYTES
 from muster.host.ports import free_port

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.contracts.paths import DataDir
+from muster.contracts.settings.paths import DataDir
 from tests.support.clusters import cluster, needs_cluster
 from tests.support.installation import DEADLINE_SECONDS, await_value
 from tests.support.log_follower import LogFollower

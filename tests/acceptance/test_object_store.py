@@ -13,7 +13,7 @@ from cli.data.checkpoints import digests, find_checkpoint
 from muster.checkpoints.comparison import identity_of
 from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.location import S3Location
-from muster.contracts.paths import checkpoints_of_job
+from muster.contracts.settings.paths import checkpoints_of_job
 from muster.host.processes import all_pids, environment_of
 from muster.objects.client import S3Client
 from tests.support.faulty_store import FaultyStore, faulty

@@ -7,8 +7,8 @@ import pytest
 
 from muster.checkpoints.listing import checkpoint_dirs, examine
 from muster.client.progress import duration
-from muster.contracts.job import JobId
-from muster.contracts.paths import checkpoints_of_job, size_text
+from muster.contracts.job.status import JobId
+from muster.contracts.settings.paths import checkpoints_of_job, size_text
 from tests.support.chromium import Browser, Page
 from tests.support.installation import SLOTS, TOGETHER, Installation, Seen, is_running
 

@@ -15,7 +15,7 @@ from typing import IO
 import pytest
 
 from cli.services.foreground import END_SIGNALS
-from muster.contracts.paths import DataDir
+from muster.contracts.settings.paths import DataDir
 from tests.support.installation import DEADLINE_SECONDS, await_value
 from tests.support.screens import Screen
 from tests.support.terminals import Terminal

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.contracts.secrets import SHARED_VARIABLES as LENT_NAMES
+from muster.contracts.job.secrets import SHARED_VARIABLES as LENT_NAMES
 from muster.host.containment import tagged_processes
 from muster.host.processes import send_signal
 from muster.runtime.secrets import SecretStore

@@ -10,8 +10,8 @@ from shutil import rmtree
 import httpx
 import pytest
 
-from muster.contracts.messages import RankExited
-from muster.contracts.wire import ExitRecord
+from muster.contracts.messages.agent import RankExited
+from muster.contracts.messages.wire import ExitRecord
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
 from muster.host.containment import tagged_processes

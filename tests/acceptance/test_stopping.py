@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from muster.checkpoints.manifest import LATEST, MANIFEST, STATE
-from muster.contracts.paths import checkpoints_of_rank
+from muster.contracts.settings.paths import checkpoints_of_rank
 from muster.host.containment import tagged_processes
 from muster.host.processes import send_signal
 from tests.support.installation import Installation, Undisturbed, await_value, is_over, is_running

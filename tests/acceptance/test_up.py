@@ -15,7 +15,7 @@ from cli.services.record import is_serving
 from database.engine import Database
 from database.jobs import Jobs
 from database.records import Job
-from muster.contracts.job import JobId, JobStatus
+from muster.contracts.job.status import JobId, JobStatus
 from muster.contracts.rank import ProcessRecord
 from muster.host.processes import is_running as is_alive
 from muster.host.processes import send_signal

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from muster.checkpoints.comparison import identity_of
-from muster.contracts.paths import checkpoints_of_job
+from muster.contracts.settings.paths import checkpoints_of_job
 from tests.support.baseline import ANY_PROCESSOR, INDEPENDENT, SYNCHRONOUS, extract
 from tests.support.installation import Installation, newest_checkpoint
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.contracts.paths import DataDir
+from muster.contracts.settings.paths import DataDir
 from muster.host.containment import tagged_processes
 from muster.host.processes import send_signal
 from tests.support.environments import ROOT, Environment, build_wheel

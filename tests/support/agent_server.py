@@ -13,17 +13,12 @@ import msgspec
 
 from coordinator.agents.checkpoint_receiver import JobDirectories
 from coordinator.agents.server import AgentServer
-from muster.contracts.job import JobUid
-from muster.contracts.log_parts import LogsDrained
-from muster.contracts.messages import (
-    AgentClaim,
-    AgentHeartbeat,
-    AgentHello,
-    AgentMessage,
-)
-from muster.contracts.paths import JobFiles, LogName
+from muster.contracts.job.status import JobUid
+from muster.contracts.messages.agent import AgentClaim, AgentHeartbeat, AgentHello, AgentMessage
+from muster.contracts.messages.logs import LogsDrained
+from muster.contracts.messages.wire import decode_coordinator_message
+from muster.contracts.settings.paths import JobFiles, LogName
 from muster.contracts.token import sha256_of
-from muster.contracts.wire import decode_coordinator_message
 from muster.runtime.stderr_messages import print_stdout
 
 

@@ -14,29 +14,36 @@ import msgspec
 
 from coordinator.launchers.local import LocalLauncher
 from muster.contracts.agent import LOCAL_HOST
-from muster.contracts.environ import (
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.messages.agent import (
+    AgentHeartbeat,
+    AgentMessage,
+    CoordinatorMessage,
+    RankSpawned,
+    StartRank,
+    Welcome,
+)
+from muster.contracts.messages.assignment import (
+    AdoptedRank,
+    AgentAssignment,
+    CoordinatorAddress,
+    VramNeed,
+)
+from muster.contracts.messages.wire import (
+    ExitRecord,
+    decode_agent_message,
+    decode_exit_record,
+    encode,
+)
+from muster.contracts.rank import ProcessRecord
+from muster.contracts.settings.environ import (
     PROCESS_TAG,
     Assignment,
     HostPlace,
     process_tag,
     rank_environment,
 )
-from muster.contracts.messages import (
-    AdoptedRank,
-    AgentAssignment,
-    AgentHeartbeat,
-    AgentMessage,
-    CoordinatorAddress,
-    CoordinatorMessage,
-    RankSpawned,
-    StartRank,
-    VramNeed,
-    Welcome,
-)
-from muster.contracts.paths import JobFiles
-from muster.contracts.rank import ProcessRecord
-from muster.contracts.spec import JobSpec
-from muster.contracts.wire import ExitRecord, decode_agent_message, decode_exit_record, encode
+from muster.contracts.settings.paths import JobFiles
 from muster.host.containment import tagged_processes
 from muster.host.limits import ShellLimits
 from muster.links.frames import FrameReader, frame

@@ -16,8 +16,8 @@ from database.fenced_writer import FencedWriter
 from database.jobs import Jobs
 from database.leases import Leases
 from database.records import Job, JobChange, JobWrite, RankRecord, utc_now
-from muster.contracts.job import JobId, JobStatus, Reason
-from muster.contracts.paths import DataDir
+from muster.contracts.job.status import JobId, JobStatus, Reason
+from muster.contracts.settings.paths import DataDir
 from muster.host.processes import this_process
 from tests.support.logs import JobLogs
 

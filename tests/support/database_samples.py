@@ -27,11 +27,11 @@ from database.records import (
 )
 from database.tables import METADATA
 from muster.contracts.host import HostFacts
-from muster.contracts.job import JobId, JobStatus, JobUid
-from muster.contracts.messages import EpochDone
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.job.status import JobId, JobStatus, JobUid
+from muster.contracts.messages.rank import EpochDone
 from muster.contracts.rank import NO_PROGRESS, RankProgress
 from muster.contracts.series import Point, aggregate
-from muster.contracts.spec import JobSpec
 
 NOON = datetime(2026, 3, 1, 12, 0, 0, 123457, tzinfo=UTC)
 PROCESS = ProcessRecord(pid=4711, start_ticks=2**40, boot_id="b00t", node="höst-1", pid_namespace=1)

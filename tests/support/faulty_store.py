@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from msgspec import structs
 
-from muster.contracts.settings import S3Settings
+from muster.contracts.settings.services import S3Settings
 
 FAULTS: Final = (
     "drop before",  # the request is lost

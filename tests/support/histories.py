@@ -31,7 +31,7 @@ from coordinator.decide.actions import Action
 from coordinator.decide.state.rank import RankSnapshot
 from muster.checkpoints.manifest import RestorePoint
 from muster.contracts.agent import LOCAL_HOST
-from muster.contracts.job import Reason, StopRequest
+from muster.contracts.job.status import Reason, StopRequest
 from muster.contracts.rank import Phase
 from tests.support.stories import Story
 from tests.support.successors import successor

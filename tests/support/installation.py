@@ -23,10 +23,10 @@ import httpx
 from muster.checkpoints.comparison import identity_of
 from muster.checkpoints.reader import Checkpoint, CheckpointReader
 from muster.checkpoints.store import open_store
-from muster.contracts.job import TERMINAL
+from muster.contracts.job.status import TERMINAL
 from muster.contracts.location import Location
-from muster.contracts.paths import DataDir, checkpoints_of_rank
 from muster.contracts.rank import ProcessRecord
+from muster.contracts.settings.paths import DataDir, checkpoints_of_rank
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
 from muster.host import processes

@@ -10,9 +10,9 @@ from typing import Self
 from coordinator.launchers.launcher import AgentProcess
 from coordinator.launchers.local import LocalLauncher
 from coordinator.launchers.remote import CommandLauncher
-from muster.contracts.messages import AgentAssignment
-from muster.contracts.paths import JobFiles
-from muster.contracts.secrets import SHARED_VARIABLES
+from muster.contracts.job.secrets import SHARED_VARIABLES
+from muster.contracts.messages.assignment import AgentAssignment
+from muster.contracts.settings.paths import JobFiles
 from muster.host.containment import tagged_processes
 from muster.host.limits import ShellLimits
 from muster.runtime.agent_process import agent_tag

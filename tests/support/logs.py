@@ -1,6 +1,6 @@
 """Logs as ranks and their agent write them."""
 
-from muster.contracts.paths import TIME_MARK, JobFiles
+from muster.contracts.settings.paths import TIME_MARK, JobFiles
 from muster.logs.follower import JobFollower
 from muster.logs.source import IsOver, Position
 

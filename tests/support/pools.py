@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from cli.data.checkpoints import digests
 from muster.checkpoints.listing import checkpoint_dirs
-from muster.contracts.paths import checkpoints_of_job
+from muster.contracts.settings.paths import checkpoints_of_job
 from tests.support.installation import Installation, Seen, Value, await_value, is_over
 from tests.support.paced import PACE_FILE, request_to_hang
 

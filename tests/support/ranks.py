@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from muster.contracts.environ import RankSettings
-from muster.contracts.messages import RankMessage
-from muster.contracts.wire import decode_rank_message
+from muster.contracts.messages.rank import RankMessage
+from muster.contracts.messages.wire import decode_rank_message
+from muster.contracts.settings.environ import RankSettings
 from muster.run import Run
 from muster.runtime.agent_client import AgentClient, AgentSocket
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.contracts.location import S3Location
-from muster.contracts.settings import S3Settings
+from muster.contracts.settings.services import S3Settings
 from muster.objects.client import S3Client
 
 REGION = "us-east-1"

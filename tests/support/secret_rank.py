@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from muster.contracts.messages import AdoptedRank, AgentAssignment, RankSaid, Warned
+from muster.contracts.messages.agent import RankSaid
+from muster.contracts.messages.assignment import AdoptedRank, AgentAssignment
+from muster.contracts.messages.rank import Warned
 from worker.ranks.start import RankSecrets
 
 VALUE = "correct horse battery staple"

@@ -15,7 +15,7 @@ from muster.checkpoints.errors import CheckpointFailed
 from muster.collectives.errors import CollectiveError
 from muster.collectives.reduction.message_reducer import MessageReducer
 from muster.collectives.simulated import SimulatedBackend
-from muster.contracts.messages import GroupMember, WorkerGroup
+from muster.contracts.messages.rank import GroupMember, WorkerGroup
 from muster.contracts.shards import Position
 from muster.datasets.random_access import RandomAccess
 from muster.datasets.sources import open_source

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from muster.contracts.location import Location
-from muster.contracts.storage import OpenCheckpoints, StorageAssignment
+from muster.contracts.messages.storage import OpenCheckpoints, StorageAssignment
 from muster.host.peers import peer_of, short_socket_path
 from muster.runtime.storage_client import RemoteCheckpoints, StorageConnection
 from tests.support.installation import await_value

@@ -34,8 +34,9 @@ from muster.checkpoints.manifest import (
 from muster.checkpoints.s3 import S3Store
 from muster.checkpoints.store import CheckpointStore
 from muster.contracts.location import Location
-from muster.contracts.messages import AgentAssignment, AgentClaim, CoordinatorAddress
-from muster.contracts.paths import rank_of_checkpoints, rank_place
+from muster.contracts.messages.agent import AgentClaim
+from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
+from muster.contracts.settings.paths import rank_of_checkpoints, rank_place
 from muster.contracts.token import sha256_of
 from muster.objects.client import S3Client
 from tests.support.s3_server import bare_client, new_bucket, shared_store

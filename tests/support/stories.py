@@ -17,14 +17,16 @@ from coordinator.decide.state.job_end import JobFailure
 from coordinator.decide.state.rank import RankSnapshot
 from muster.checkpoints.manifest import CheckpointName
 from muster.cluster.description import Cluster, ClusterNode
-from muster.contracts import messages
 from muster.contracts.agent import LOCAL_HOST, AgentState
-from muster.contracts.job import JobId, JobStatus, JobUid, Reason, StopRequest
-from muster.contracts.log_parts import LogsDrained
-from muster.contracts.messages import Heartbeat, RankExited, RankMessage, Saved
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.job.status import JobId, JobStatus, JobUid, Reason, StopRequest
+from muster.contracts.messages import agent as agent_messages
+from muster.contracts.messages import rank as rank_messages
+from muster.contracts.messages.agent import RankExited
+from muster.contracts.messages.logs import LogsDrained
+from muster.contracts.messages.rank import Heartbeat, RankMessage, Saved
 from muster.contracts.pool import Pool
 from muster.contracts.rank import NO_PROGRESS, Phase
-from muster.contracts.spec import JobSpec
 
 ROUNDS = 20
 """Rounds of plan and fold before a plan that never comes to rest counts as a bug."""
@@ -204,7 +206,7 @@ class Story:
         """Let the processes of exactly these ranks be stopped (SIGSTOP); the agent reports it."""
         if attempt is not None:
             stopped = tuple((rank, attempt) for rank in ranks)
-            return self._agent_says(LOCAL_HOST, messages.AgentHeartbeat(stopped=stopped))
+            return self._agent_says(LOCAL_HOST, agent_messages.AgentHeartbeat(stopped=stopped))
         self.stopped = set(ranks)
         return self.pulses()
 
@@ -228,16 +230,16 @@ class Story:
         self._hear(self.job.agents[LOCAL_HOST], self.now)
         attempts = ((rank, self.rank(rank).attempt) for rank in ranks)
         waited = tuple((rank, it.number, it.starved_seconds + seconds) for rank, it in attempts)
-        beat = messages.AgentHeartbeat(stopped=(), late_seconds=late, starved=waited)
+        beat = agent_messages.AgentHeartbeat(stopped=(), late_seconds=late, starved=waited)
         return self._agent_says(LOCAL_HOST, beat)
 
     def pulses(self, host: str = LOCAL_HOST) -> Self:
         ranks = [self.rank(rank) for rank in sorted(self.stopped)]
         stopped = tuple((rank.rank, rank.attempt.number) for rank in ranks if rank.host == host)
-        return self._agent_says(host, messages.AgentHeartbeat(stopped=stopped))
+        return self._agent_says(host, agent_messages.AgentHeartbeat(stopped=stopped))
 
     def _agent_says(
-        self, host: str, message: messages.AgentHeartbeat | messages.CheckpointsListed
+        self, host: str, message: agent_messages.AgentHeartbeat | agent_messages.CheckpointsListed
     ) -> Self:
         return self.observes(actions.AgentSaid(host=host, message=message))
 
@@ -266,11 +268,11 @@ class Story:
     def rank_says(self, rank: int, message: RankMessage, attempt: int | None = None) -> Self:
         if attempt is None:
             attempt = self.rank(rank).attempt.number
-        return self.observes(messages.RankSaid(rank=rank, attempt=attempt, message=message))
+        return self.observes(agent_messages.RankSaid(rank=rank, attempt=attempt, message=message))
 
     def is_spawned(self, rank: int, pid: int = 4711) -> Self:
         return self.observes(
-            messages.RankSpawned(
+            agent_messages.RankSpawned(
                 rank=rank,
                 attempt=self.rank(rank).attempt.number,
                 pid=pid,
@@ -283,13 +285,13 @@ class Story:
 
     def says_hello(self, *ranks: int) -> Self:
         for rank in ranks:
-            self.is_spawned(rank).rank_says(rank, messages.Hello())
+            self.is_spawned(rank).rank_says(rank, rank_messages.Hello())
         return self
 
     def executes(self, *ranks: int) -> Self:
         """Let these ranks run a command that sends no heartbeats."""
         for rank in ranks:
-            self.is_spawned(rank).rank_says(rank, messages.Executing())
+            self.is_spawned(rank).rank_says(rank, rank_messages.Executing())
         return self
 
     def beats(self, rank: int, step: int = 0, **new: object) -> Self:
@@ -307,7 +309,7 @@ class Story:
 
     def goes_on_with_its_script(self, rank: int) -> Self:
         """Let the process end that has said hello, and not the script that started it."""
-        return self.rank_says(rank, messages.JoinedProcessEnded())
+        return self.rank_says(rank, rank_messages.JoinedProcessEnded())
 
     def all_beat(self, step: int = 0) -> Self:
         for rank in self.job.ranks:
@@ -327,7 +329,7 @@ class Story:
     def loses_process(self, rank: int) -> Self:
         """Let the agent report a death, before it has contained the rank."""
         attempt = self.rank(rank).attempt.number
-        return self.observes(messages.RankDied(rank=rank, attempt=attempt))
+        return self.observes(agent_messages.RankDied(rank=rank, attempt=attempt))
 
     def is_ended(self, rank: int, **end: object) -> Self:
         """Let a process end in any way that `exited` knows."""
@@ -339,7 +341,7 @@ class Story:
         return self.raises(rank, step, message, key).exits(rank, code=1, lines=[message])
 
     def raises(self, rank: int, step: int, message: str = "update() failed", key: str = "") -> Self:
-        return self.rank_says(rank, messages.Raised(step=step, message=message, key=key))
+        return self.rank_says(rank, rank_messages.Raised(step=step, message=message, key=key))
 
     def is_asked_to_exit(self, rank: int) -> Self:
         return self.takes(actions.Terminate(rank=rank))
@@ -352,12 +354,12 @@ class Story:
         return self.says_hello(rank)
 
     def is_orphaned(self, rank: int, by: str = "its agent") -> Self:
-        return self.rank_says(rank, messages.Orphaned(by=by))
+        return self.rank_says(rank, rank_messages.Orphaned(by=by))
 
     def refuses(self, rank: int, reason: Reason, message: str, *, is_of_data: bool = False) -> Self:
         return self.rank_says(
             rank,
-            messages.PermanentFailure(reason=reason, message=message, is_of_data=is_of_data),
+            rank_messages.PermanentFailure(reason=reason, message=message, is_of_data=is_of_data),
         )
 
     def takes_code(self, **files: str) -> Self:
@@ -365,7 +367,7 @@ class Story:
         return self.observes(actions.CodeTaken(files=files, script="train"))
 
     def has_code(self, rank: int, **files: str) -> Self:
-        return self.rank_says(rank, messages.Code(files=files))
+        return self.rank_says(rank, rank_messages.Code(files=files))
 
     def is_not_started(self, rank: int, **files: str) -> Self:
         """Let an agent find another script."""
@@ -414,7 +416,7 @@ class Story:
     def restore_fails(self, rank: int) -> Self:
         """Let a rank find the checkpoint damaged from which its gang was to go on."""
         point = str(self.job.restore.point)
-        self.rank_says(rank, messages.RestoreFailed(restore_from=point, message="bad hash"))
+        self.rank_says(rank, rank_messages.RestoreFailed(restore_from=point, message="bad hash"))
         return self.exits(rank, code=1)
 
     def store_is(self, state: str) -> Self:
@@ -438,15 +440,17 @@ class Story:
         return self.observes(actions.AgentSaid(host=host, message=LogsDrained()))
 
     def _lists(self, host: str) -> None:
-        def places(saved: dict[int, set[str]]) -> tuple[messages.RankCheckpoints, ...]:
+        def places(saved: dict[int, set[str]]) -> tuple[agent_messages.RankCheckpoints, ...]:
             ranks = (rank.rank for rank in self.job.ranks)
             names = [tuple(sorted(saved.get(rank, ()), reverse=True)) for rank in ranks]
             return tuple(
-                messages.RankCheckpoints(**{"damaged" if rank in self.damaged else "intact": held})
+                agent_messages.RankCheckpoints(
+                    **{"damaged" if rank in self.damaged else "intact": held}
+                )
                 for rank, held in enumerate(names)
             )
 
-        listed = messages.CheckpointsListed(
+        listed = agent_messages.CheckpointsListed(
             attempt=self.job.next_attempt,
             own=places(self.saved),
             inherited=places(self.inherited),
@@ -458,7 +462,7 @@ class Story:
 
     def is_ready(self, *ranks: int) -> Self:
         for rank in ranks:
-            self.says_hello(rank).rank_says(rank, messages.Ready(port=0))
+            self.says_hello(rank).rank_says(rank, rank_messages.Ready(port=0))
         return self
 
     def joins_group(self, *ranks: int, step: int = 0, generation: int | None = None) -> Self:
@@ -466,14 +470,14 @@ class Story:
         if generation is None:
             generation = self.job.group.round
         for rank in ranks:
-            self.rank_says(rank, messages.JoinedGroup(round=generation, step=step))
+            self.rank_says(rank, rank_messages.JoinedGroup(round=generation, step=step))
         return self
 
     def leaves_loop(self, *ranks: int, exporter: int | None = None) -> Self:
         """Let these ranks report that training is over, and that their script goes on."""
         named = min(self.job.group.ranks) if exporter is None else exporter
         for rank in ranks:
-            self.rank_says(rank, messages.LoopEnded(exporter=named))
+            self.rank_says(rank, rank_messages.LoopEnded(exporter=named))
         return self
 
     def all_join_group(self, step: int = 0) -> Self:
@@ -482,20 +486,20 @@ class Story:
     def loses_peer(self, *ranks: int) -> Self:
         """Let these ranks report that they have lost a peer of the present group round."""
         for rank in ranks:
-            lost = messages.PeerLost(round=self.job.group.round, message="a peer is gone")
+            lost = rank_messages.PeerLost(round=self.job.group.round, message="a peer is gone")
             self.rank_says(rank, lost)
         return self
 
     def cannot_reach(self, rank: int, peer: int) -> Self:
         """Let a rank report that no connection to another one came about."""
-        lost = messages.PeerLost(
+        lost = rank_messages.PeerLost(
             round=self.job.group.round, message="no connection", unreachable=peer
         )
         return self.rank_says(rank, lost)
 
     def reports_mismatch(self, rank: int, *workers: int, entry: str = "") -> Self:
         entries = (entry,) if entry else ()
-        said = messages.StateMismatch(self.job.group.round, workers, "other bits", entries)
+        said = rank_messages.StateMismatch(self.job.group.round, workers, "other bits", entries)
         return self.rank_says(rank, said)
 
     def _is_asked_for(self, **wanted: Any) -> Self:  # noqa: ANN401  fields of `ChangeRequested`

@@ -16,7 +16,7 @@ from coordinator.persistence import (
 from coordinator.restore import JobRows, snapshot_of
 from database.records import Job
 from muster.contracts.agent import LOCAL_HOST
-from muster.contracts.job import StopRequest
+from muster.contracts.job.status import StopRequest
 from tests.support.stories import Story, queued_job
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

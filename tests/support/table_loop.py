@@ -11,10 +11,11 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
-from muster.contracts.environ import PROCESS_TAG
-from muster.contracts.messages import AgentMessage, Hello, RankSaid, StartRank
-from muster.contracts.paths import JobFiles
-from muster.contracts.wire import encode
+from muster.contracts.messages.agent import AgentMessage, RankSaid, StartRank
+from muster.contracts.messages.rank import Hello
+from muster.contracts.messages.wire import encode
+from muster.contracts.settings.environ import PROCESS_TAG
+from muster.contracts.settings.paths import JobFiles
 from muster.host.containment import set_tag_limit
 from tests.support.secret_rank import assignment
 from worker.ranks.ranks import RankTable

@@ -3,17 +3,9 @@
 from collections.abc import Callable, Sequence
 
 from muster.contracts.agent import LOCAL_HOST
-from muster.contracts.messages import (
-    AdoptedRank,
-    AgentHello,
-    AnnounceGroup,
-    GroupMember,
-    Heartbeat,
-    RankMessage,
-    RankSaid,
-    RankSpawned,
-    WorkerGroup,
-)
+from muster.contracts.messages.agent import AgentHello, AnnounceGroup, RankSaid, RankSpawned
+from muster.contracts.messages.assignment import AdoptedRank
+from muster.contracts.messages.rank import GroupMember, Heartbeat, RankMessage, WorkerGroup
 from tests.support.agent_stage import Conversation, Stage, adopted
 
 FOREVER = ("sleep", "600")

@@ -2,7 +2,7 @@
 
 from cli.data.checkpoints import digests
 from muster.checkpoints.listing import checkpoint_dirs
-from muster.contracts.paths import checkpoints_of_job
+from muster.contracts.settings.paths import checkpoints_of_job
 from tests.support.installation import Installation
 
 

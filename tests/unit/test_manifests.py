@@ -8,9 +8,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from muster.cluster.requests import pod, pod_name
-from muster.contracts.attach import JoinOrder
-from muster.contracts.messages import CoordinatorAddress
-from muster.contracts.spec import JobSpec
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.messages.assignment import CoordinatorAddress
+from muster.contracts.messages.attach import JoinOrder
 
 ROOT = Path(__file__).parents[2]
 FILES = ("01-namespace-config", "02-minio", "03-coordinator", "04-api")

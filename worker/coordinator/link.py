@@ -12,19 +12,18 @@ from itertools import cycle
 from pathlib import Path
 from typing import Final
 
-from muster.contracts.attach import JoinOrder
-from muster.contracts.messages import (
-    AgentAssignment,
+from muster.contracts.messages.agent import (
     AgentClaim,
     AgentMessage,
-    CoordinatorAddress,
     CoordinatorMessage,
     JoinRequest,
     LogHello,
     StoreHello,
 )
+from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
+from muster.contracts.messages.attach import JoinOrder
+from muster.contracts.messages.wire import decode_coordinator_message, encode
 from muster.contracts.token import sha256_of
-from muster.contracts.wire import decode_coordinator_message, encode
 from muster.host.files import read_coordinator_address
 from muster.host.peers import SEND_TIMEOUT_SECONDS, is_same_user
 from muster.links.blocking import BlockingLink

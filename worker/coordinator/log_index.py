@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
-from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK, LogName
+from muster.contracts.settings.paths import LOG_EPOCH_BYTES, TIME_MARK, LogName
 from muster.host.files import KEEP_SIZE, PUNCH_HOLE, closing, fallocate
 from muster.runtime.exit_report import LAST_BYTES, last_lines
 

@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from muster.contracts.log_parts import (
+from muster.contracts.messages.agent import LogHello
+from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
+from muster.contracts.messages.logs import (
     PART_BYTES,
     BatchKept,
     BatchSent,
@@ -31,9 +33,8 @@ from muster.contracts.log_parts import (
     ReceiverMessage,
     SenderMessage,
 )
-from muster.contracts.messages import AgentAssignment, CoordinatorAddress, LogHello
-from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK, JobFiles, LogName
-from muster.contracts.wire import decode_receiver_message, encode
+from muster.contracts.messages.wire import decode_receiver_message, encode
+from muster.contracts.settings.paths import LOG_EPOCH_BYTES, TIME_MARK, JobFiles, LogName
 from muster.host import files as host_files
 from muster.links.reconnect import LINK_ERRORS, Reconnect
 from muster.logs.log_file import open_log
@@ -47,7 +48,7 @@ RETRY_SECONDS: Final = 0.5
 
 
 class Channel:
-    """The conversation of `muster.contracts.log_parts` on a link, which raises its errors."""
+    """The conversation of `muster.contracts.messages.logs` on a link, which raises its errors."""
 
     def __init__(self, own: AgentAssignment, address: CoordinatorAddress) -> None:
         self.is_asked_to_drain = False

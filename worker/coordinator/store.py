@@ -23,8 +23,9 @@ from muster.checkpoints.manifest import (
     parse_names,
     sign,
 )
-from muster.contracts.messages import AgentAssignment, StoreHello
-from muster.contracts.storage import (
+from muster.contracts.messages.agent import StoreHello
+from muster.contracts.messages.assignment import AgentAssignment
+from muster.contracts.messages.storage import (
     CHUNK_BYTES,
     StorageFailed,
     StorageWarned,
@@ -32,7 +33,7 @@ from muster.contracts.storage import (
     StoreCall,
     StoreMethod,
 )
-from muster.contracts.wire import decode_store_answer, encode
+from muster.contracts.messages.wire import decode_store_answer, encode
 from muster.links.reconnect import LINK_ERRORS, Reconnect
 from muster.runtime.storage_client import error_of
 from worker.coordinator.link import HomeLink, coordinator_addresses

@@ -12,22 +12,20 @@ from typing import Final, Self
 
 import msgspec
 
-from muster.contracts.job import Reason
-from muster.contracts.messages import (
+from muster.contracts.job.retry import SIGNAL_BASE
+from muster.contracts.job.secrets import SecretUnavailable
+from muster.contracts.job.status import Reason
+from muster.contracts.messages.agent import RankExited, RankSaid, StartRank
+from muster.contracts.messages.assignment import AdoptedRank
+from muster.contracts.messages.rank import (
     ERROR_LIMIT,
-    AdoptedRank,
     Code,
     Heartbeat,
     PermanentFailure,
-    RankExited,
     RankMessage,
-    RankSaid,
-    StartRank,
 )
-from muster.contracts.paths import JobFiles
 from muster.contracts.rank import Phase
-from muster.contracts.retry import SIGNAL_BASE
-from muster.contracts.secrets import SecretUnavailable
+from muster.contracts.settings.paths import JobFiles
 from muster.host.gpus import GpusBusy
 from muster.host.limits import CGROUPS, MEMBERSHIP, cgroup_files
 from muster.logs.log_file import TimeIndex

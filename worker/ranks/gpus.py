@@ -19,10 +19,11 @@ import msgspec
 
 from muster.cluster import vram
 from muster.cluster.vram import Lease
-from muster.contracts.environ import PROCESS_TAG
-from muster.contracts.messages import AgentAssignment, StartRank, VramNeed
+from muster.contracts.job.retry import VRAM_BACKOFF
+from muster.contracts.messages.agent import StartRank
+from muster.contracts.messages.assignment import AgentAssignment, VramNeed
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.retry import VRAM_BACKOFF
+from muster.contracts.settings.environ import PROCESS_TAG
 from muster.host.containment import tagged_processes
 from muster.host.files import closing, replace_private
 from muster.host.gpus import GpusBusy, claimed, is_claimed, list_gpus, measure_gpus, nameable

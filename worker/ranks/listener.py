@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from muster.contracts.messages import RankSaid
+from muster.contracts.messages.agent import RankSaid
 from muster.host.peers import name_senders, peer_of, short_socket_path
 from muster.runtime.agent_sockets import generation_of, sockets_beside
 from muster.runtime.stderr_messages import print_stderr

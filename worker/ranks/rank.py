@@ -18,11 +18,11 @@ from typing import Final, Self
 
 import msgspec
 
-from muster.contracts.environ import ATTEMPT_VARIABLES, LATE_PULSES, PROCESS_TAG, SPARE_RANK
 from muster.contracts.errors import WireError
 from muster.contracts.interpreter import version_problem
-from muster.contracts.job import Reason
-from muster.contracts.messages import (
+from muster.contracts.job.status import Reason
+from muster.contracts.messages.agent import RankSaid, RankSpawned, StartRank
+from muster.contracts.messages.rank import (
     SAVED_LIMIT,
     SPARE_READY,
     Code,
@@ -33,17 +33,20 @@ from muster.contracts.messages import (
     JoinedProcessEnded,
     PermanentFailure,
     RankMessage,
-    RankSaid,
-    RankSpawned,
     Ready,
     Saved,
-    StartRank,
     Warned,
     WorkerGroup,
 )
+from muster.contracts.messages.wire import decode_rank_hello, decode_rank_message, encode
 from muster.contracts.rank import Phase
 from muster.contracts.series import Window, joined
-from muster.contracts.wire import decode_rank_hello, decode_rank_message, encode
+from muster.contracts.settings.environ import (
+    ATTEMPT_VARIABLES,
+    LATE_PULSES,
+    PROCESS_TAG,
+    SPARE_RANK,
+)
 from muster.host.containment import is_contained, kill_attempt, tagged_processes
 from muster.host.peers import name_senders, receive_from
 from muster.host.processes import ProcessorWait, identify, running_in_group, send_signal

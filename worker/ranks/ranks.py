@@ -17,30 +17,26 @@ from typing import Final
 
 import msgspec
 
-from muster.contracts.environ import (
+from muster.contracts.job.secrets import SecretUnavailable
+from muster.contracts.messages.agent import (
+    AgentHeartbeat,
+    AgentMessage,
+    AnnounceGroup,
+    RankDied,
+    RankExited,
+    RankSaid,
+    StartRank,
+)
+from muster.contracts.messages.assignment import AdoptedRank, AgentAssignment
+from muster.contracts.messages.rank import Code, JoinedProcessEnded, Orphaned, Warned
+from muster.contracts.settings.environ import (
     AGENT_SOCKET,
     ERROR_FILE,
     ORPHAN_TIMEOUT,
     SENDS_CHECKPOINTS,
     STORAGE_SOCKET,
 )
-from muster.contracts.messages import (
-    AdoptedRank,
-    AgentAssignment,
-    AgentHeartbeat,
-    AgentMessage,
-    AnnounceGroup,
-    Code,
-    JoinedProcessEnded,
-    Orphaned,
-    RankDied,
-    RankExited,
-    RankSaid,
-    StartRank,
-    Warned,
-)
-from muster.contracts.paths import JobFiles, LogName
-from muster.contracts.secrets import SecretUnavailable
+from muster.contracts.settings.paths import JobFiles, LogName
 from muster.host.containment import is_contained, tag_of
 from muster.host.processes import is_stopped
 from muster.host.trace import stamp

@@ -14,7 +14,9 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from muster.contracts.environ import (
+from muster.contracts.messages.agent import StartRank
+from muster.contracts.messages.assignment import AgentAssignment
+from muster.contracts.settings.environ import (
     ATTEMPT_VARIABLES,
     JOB_VARIABLES,
     PROCESS_TAG,
@@ -22,7 +24,6 @@ from muster.contracts.environ import (
     SPARE,
     SPARE_RANK,
 )
-from muster.contracts.messages import AgentAssignment, StartRank
 from muster.program import InvalidProgram
 from worker.coordinator.log_index import LogIndex
 from worker.ranks.rank import RankProcess

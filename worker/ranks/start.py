@@ -17,7 +17,18 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from muster.contracts.environ import (
+from muster.contracts.job.secrets import (
+    SECRET_VARIABLES,
+    SHARED_VARIABLES,
+    Reference,
+    SecretUnavailable,
+)
+from muster.contracts.messages.agent import StartRank
+from muster.contracts.messages.assignment import FORKED_PID, AgentAssignment, ForkRequest
+from muster.contracts.messages.rank import Executing
+from muster.contracts.messages.wire import encode
+from muster.contracts.rank import ProcessRecord
+from muster.contracts.settings.environ import (
     AGENT_FD,
     JOB_VARIABLES,
     PREFORK_FD,
@@ -26,21 +37,6 @@ from muster.contracts.environ import (
     SINGLE_THREADED,
     SPARE,
 )
-from muster.contracts.messages import (
-    FORKED_PID,
-    AgentAssignment,
-    Executing,
-    ForkRequest,
-    StartRank,
-)
-from muster.contracts.rank import ProcessRecord
-from muster.contracts.secrets import (
-    SECRET_VARIABLES,
-    SHARED_VARIABLES,
-    Reference,
-    SecretUnavailable,
-)
-from muster.contracts.wire import encode
 from muster.host.code import digest_of
 from muster.host.containment import contain_self, set_tag_limit, tagged_processes
 from muster.host.limits import ShellLimits

@@ -16,13 +16,13 @@ from coordinator.decide.state.rank import (
 )
 from muster.checkpoints.manifest import RestorePoint
 from muster.contracts.agent import TRANSITIONS, UNPLACED, AgentState
-from muster.contracts.engine import SCHEDULERS
 from muster.contracts.errors import move
-from muster.contracts.job import JobId, JobStatus, JobUid, Reason
-from muster.contracts.messages import Raised, StateMismatch
+from muster.contracts.job.engine import SCHEDULERS
+from muster.contracts.job.retry import DEFAULT_BACKOFF, RETRIES, Backoff, RetryClass
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.job.status import JobId, JobStatus, JobUid, Reason
+from muster.contracts.messages.rank import Raised, StateMismatch
 from muster.contracts.pool import Pool
-from muster.contracts.retry import DEFAULT_BACKOFF, RETRIES, Backoff, RetryClass
-from muster.contracts.spec import JobSpec
 
 AGENT_FRESHNESS_SHARE: Final = 0.25
 """Share of the heartbeat timeout for which one agent pulse proves that the agent hears its ranks.

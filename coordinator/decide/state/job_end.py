@@ -9,8 +9,8 @@ from enum import Enum, auto
 from typing import Final
 
 from coordinator.decide.state.rank import NEVER, Cause
-from muster.contracts.job import Reason, StopRequest
-from muster.contracts.messages import RankExited
+from muster.contracts.job.status import Reason, StopRequest
+from muster.contracts.messages.agent import RankExited
 
 
 class EndKind(Enum):

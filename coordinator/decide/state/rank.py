@@ -9,15 +9,15 @@ from typing import Final
 
 from muster.contracts import rank as rank_rules
 from muster.contracts.agent import UNPLACED
-from muster.contracts.job import Reason
-from muster.contracts.messages import Raised, Ready
+from muster.contracts.job.retry import RetryClass
+from muster.contracts.job.status import Reason
+from muster.contracts.messages.rank import Raised, Ready
 from muster.contracts.rank import (
     NO_PROGRESS,
     ProcessRecord,
     ProcessState,
     RankProgress,
 )
-from muster.contracts.retry import RetryClass
 
 NEVER: Final = float("-inf")
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from muster.contracts.location import Location, S3Location
-from muster.contracts.settings import S3Settings
+from muster.contracts.settings.services import S3Settings
 from muster.datasets.cache import ShardCache
 from muster.datasets.source import DataSource, LocalSource
 from muster.datasets.sources.s3 import S3Source

@@ -27,10 +27,10 @@ from muster.collectives.transports.rendezvous import Endpoint, rendezvous
 from muster.collectives.transports.shared_memory import SharedMemoryBackend
 from muster.collectives.transports.tcp import TcpBackend
 from muster.contracts.agent import LOOPBACK
-from muster.contracts.environ import RANK_PORTS, RankSettings
 from muster.contracts.errors import MusterError
-from muster.contracts.messages import WorkerGroup
-from muster.contracts.spec import GROUP_LIMIT
+from muster.contracts.job.spec import GROUP_LIMIT
+from muster.contracts.messages.rank import WorkerGroup
+from muster.contracts.settings.environ import RANK_PORTS, RankSettings
 from muster.training.groups.updates import GroupUpdate, GroupUpdates
 
 PEER_TIMEOUT_SECONDS: Final = 30 * 24 * 3600.0

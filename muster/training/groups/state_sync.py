@@ -35,7 +35,7 @@ from muster.checkpoints.nested import with_leaves
 from muster.collectives.backend import Backend
 from muster.collectives.errors import PeerRefused
 from muster.collectives.reduction.tree import Block, BlockAssignment, assign_blocks
-from muster.contracts.messages import EpochDone
+from muster.contracts.messages.rank import EpochDone
 from muster.contracts.shards import Position
 from muster.datasets.index import Totals
 from muster.host.processes import boot_id, pid_namespace

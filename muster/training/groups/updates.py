@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from muster.contracts.errors import WireError
-from muster.contracts.messages import GroupMember, WorkerGroup
-from muster.contracts.wire import decode_group
+from muster.contracts.messages.rank import GroupMember, WorkerGroup
+from muster.contracts.messages.wire import decode_group
 from muster.runtime.agent_client import AgentSocket
 
 POLL_SECONDS: Final = 0.1

@@ -17,7 +17,7 @@ from muster.client import (
     Unreachable,
     WaitTimedOut,
 )
-from muster.contracts.job import JobStatus
+from muster.contracts.job.status import JobStatus
 from tests.support.api_service import Agent, Service, StandIn
 from tests.support.database_samples import attempt, commit, epoch, member, worker
 

@@ -5,7 +5,7 @@ import threading
 import httpx
 import pytest
 
-from muster.contracts.job import JobId, JobStatus, StopRequest
+from muster.contracts.job.status import JobId, JobStatus, StopRequest
 from tests.support.api_service import Agent, Service, StandIn
 from tests.support.installation import await_value
 

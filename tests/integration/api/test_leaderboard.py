@@ -7,7 +7,7 @@ import pytest
 
 from muster import Client
 from muster.client import NotFound
-from muster.contracts.job import JobStatus
+from muster.contracts.job.status import JobStatus
 from tests.support.api_service import Service, StandIn
 from tests.support.database_samples import worker
 

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from muster.contracts.job import JobStatus
+from muster.contracts.job.status import JobStatus
 from tests.support.api_service import Agent, StandIn
 from tests.support.log_follower import events
 

@@ -6,7 +6,7 @@ import httpx
 
 from database.records import AgentRecord
 from muster.contracts.agent import AgentState
-from muster.contracts.job import JobId
+from muster.contracts.job.status import JobId
 from tests.support.api_service import StandIn
 from tests.support.database_samples import NOON, commit, epoch, member, worker
 

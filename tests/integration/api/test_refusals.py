@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from muster.contracts.job import JobStatus
+from muster.contracts.job.status import JobStatus
 from tests.support.api_service import Service, StandIn
 from tests.support.database_samples import member, worker
 from tests.support.refusals import Table, stored, tables

@@ -6,7 +6,7 @@ import httpx
 
 from database.history import NEWEST
 from muster import Client
-from muster.contracts.job import JobStatus
+from muster.contracts.job.status import JobStatus
 from muster.contracts.series import LIVE_KEPT, SERIES_LIMIT
 from muster.contracts.views import SeriesList
 from tests.support.api_service import Service, StandIn

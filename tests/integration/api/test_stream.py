@@ -5,7 +5,7 @@ import json
 import httpx
 
 from database.records import RankRecord
-from muster.contracts.job import JobStatus
+from muster.contracts.job.status import JobStatus
 from muster.contracts.rank import ProcessState
 from tests.support.api_service import Agent, StandIn
 from tests.support.log_follower import Event, events

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from muster.contracts.job import JobStatus
+from muster.contracts.job.status import JobStatus
 from tests.support.api_service import DEADLINE_SECONDS, LOOK_SECONDS, Service, StandIn
 
 MORE_THAN_THREADS = 60

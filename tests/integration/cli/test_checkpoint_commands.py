@@ -14,7 +14,7 @@ from cli.errors import ExitCode
 from cli.services.record import ServiceRecord, service_lock, write_record
 from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manifest import BEST, LATEST, STATE
-from muster.contracts.paths import DataDir
+from muster.contracts.settings.paths import DataDir
 from muster.contracts.shards import Position
 from muster.host.processes import this_process
 from tests.support.api_service import Service, StandIn

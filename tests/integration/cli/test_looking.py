@@ -15,7 +15,7 @@ import cli.jobs.lifecycle
 from cli.errors import ExitCode
 from cli.jobs.show import RUNS_WIDTH
 from database.records import Event, utc_now
-from muster.contracts.job import JobId, JobStatus
+from muster.contracts.job.status import JobId, JobStatus
 from tests.support.api_service import Agent, Service, StandIn
 from tests.support.database_samples import worker
 from tests.support.installation import await_value

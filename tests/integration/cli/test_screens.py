@@ -10,7 +10,7 @@ from click.testing import Result
 
 from cli.errors import ExitCode
 from database.records import Event, utc_now
-from muster.contracts.job import JobId, JobStatus, Reason
+from muster.contracts.job.status import JobId, JobStatus, Reason
 from tests.support.api_service import Agent, Service, StandIn
 from tests.support.database_samples import worker
 from tests.support.screens import COLUMNS, Screen

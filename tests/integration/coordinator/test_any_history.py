@@ -13,10 +13,10 @@ from coordinator.decide.state.job import JobSnapshot
 from coordinator.decide.state.job_end import EndKind
 from coordinator.decide.state.rank import RankSnapshot
 from muster.contracts.agent import LOCAL_HOST, AgentState
-from muster.contracts.job import TERMINAL, JobStatus, Reason, StopRequest
-from muster.contracts.messages import Executing, Hello, Warned
+from muster.contracts.job.retry import DO_NOT_RETRY_CODE, RETRIES
+from muster.contracts.job.status import TERMINAL, JobStatus, Reason, StopRequest
+from muster.contracts.messages.rank import Executing, Hello, Warned
 from muster.contracts.pool import LIVING, TRANSITIONS, WorkerState
-from muster.contracts.retry import DO_NOT_RETRY_CODE, RETRIES
 from tests.support.stories import Story
 
 RANKS: Final = 3

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from muster.contracts.interpreter import VERSION
-from muster.contracts.paths import DataDir
+from muster.contracts.settings.paths import DataDir
 from muster.host.limits import usable_processors
 from tests.support.clusters import ClusterInstallation, cluster, needs_cluster
 from tests.support.installation import await_value, newest_checkpoint

@@ -10,15 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from muster.contracts.environ import PROCESS_TAG
-from muster.contracts.messages import (
-    AgentAssignment,
-    AgentHello,
-    CoordinatorAddress,
-    StartRank,
-    TerminateRank,
-)
-from muster.contracts.wire import encode
+from muster.contracts.messages.agent import AgentHello, StartRank, TerminateRank
+from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
+from muster.contracts.messages.wire import encode
+from muster.contracts.settings.environ import PROCESS_TAG
 from muster.links.frames import frame
 from muster.links.serving import PENDING_LIMIT
 from tests.support.agent_stage import order_of

@@ -22,12 +22,12 @@ from coordinator.launchers.launcher import NotStarted
 from coordinator.launchers.remote import CommandLauncher, CommandLaunchers
 from database.records import AgentRecord
 from muster.contracts.agent import LOCAL_HOST
-from muster.contracts.environ import PROCESS_TAG
 from muster.contracts.interpreter import VERSION
-from muster.contracts.job import JobUid
-from muster.contracts.messages import AgentAssignment, CoordinatorAddress
-from muster.contracts.paths import DataDir, JobFiles
-from muster.contracts.settings import ServiceSettings
+from muster.contracts.job.status import JobUid
+from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
+from muster.contracts.settings.environ import PROCESS_TAG
+from muster.contracts.settings.paths import DataDir, JobFiles
+from muster.contracts.settings.services import ServiceSettings
 from muster.host.containment import tagged_processes
 from muster.host.files import publish_newer_address, read_coordinator_address
 from muster.host.processes import descendants, environment_of, this_process

@@ -17,8 +17,8 @@ from coordinator.launchers.launcher import NotStarted
 from coordinator.launchers.remote import CommandLaunchers
 from coordinator.launchers.ssh import SocketDirectory
 from muster.cluster.description import ClusterNode
-from muster.contracts.messages import CoordinatorAddress
-from muster.contracts.paths import DataDir, JobFiles
+from muster.contracts.messages.assignment import CoordinatorAddress
+from muster.contracts.settings.paths import DataDir, JobFiles
 from muster.host.files import read_coordinator_address
 from muster.host.processes import descendants
 from stress.frozen_hosts import command_of

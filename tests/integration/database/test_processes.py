@@ -10,14 +10,14 @@ import pytest
 
 from database.engine import Database
 from database.jobs import Jobs
-from muster.contracts.job import JobId
+from muster.contracts.job.status import JobId
 
 CREATE_ONE = """
 import sys
 from database.engine import Database
 from database.jobs import Jobs, NewJob
-from muster.contracts.job import JobId, JobUid
-from muster.contracts.spec import JobSpec
+from muster.contracts.job.status import JobId, JobUid
+from muster.contracts.job.spec import JobSpec
 print("ready", flush=True)
 sys.stdin.readline()
 jobs = Jobs(Database.open(sys.argv[1]))
@@ -30,8 +30,8 @@ CREATE_FOR_EVER = """
 import itertools, sys
 from database.engine import Database
 from database.jobs import Jobs, NewJob
-from muster.contracts.job import JobId, JobUid
-from muster.contracts.spec import JobSpec
+from muster.contracts.job.status import JobId, JobUid
+from muster.contracts.job.spec import JobSpec
 jobs = Jobs(Database.open(sys.argv[1]))
 for number in itertools.count():
     job_id = f"{sys.argv[2]}-{number}"

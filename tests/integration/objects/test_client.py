@@ -12,7 +12,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from muster.contracts.location import S3Location
-from muster.contracts.settings import S3Settings
+from muster.contracts.settings.services import S3Settings
 from muster.objects import client
 from muster.objects.client import PART_BYTES, S3Client
 from muster.objects.errors import (

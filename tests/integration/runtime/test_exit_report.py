@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from muster.contracts.job import Reason
-from muster.contracts.messages import PermanentFailure
-from muster.contracts.paths import JobFiles
-from muster.contracts.wire import ExitRecord
+from muster.contracts.job.status import Reason
+from muster.contracts.messages.rank import PermanentFailure
+from muster.contracts.messages.wire import ExitRecord
+from muster.contracts.settings.paths import JobFiles
 from muster.runtime.exit_report import print_error, read_own_record
 from tests.support.installation import without_ours
 from tests.support.ranks import Ear, write_shards
 
 SUPERVISED = """
 import os, threading, time
-from muster.contracts.environ import RankSettings
-from muster.contracts.messages import Warned
+from muster.contracts.settings.environ import RankSettings
+from muster.contracts.messages.rank import (Warned)
 from muster.runtime.exit_report import ExitReport, exit_process
 from muster.runtime.agent_client import AgentClient, AgentSocket
 settings = RankSettings.read(os.environ, world_size=1)

@@ -11,29 +11,26 @@ import pytest
 from msgspec.structs import replace
 
 from muster.checkpoints.manager import open_manager
-from muster.contracts.environ import PROCESS_TAG, process_tag
-from muster.contracts.job import Reason
-from muster.contracts.messages import (
+from muster.contracts.job.status import Reason
+from muster.contracts.messages.agent import (
     AgentHello,
     CheckpointsListed,
-    CoordinatorAddress,
     Dismiss,
-    Executing,
-    Hello,
     InjectFault,
     KillRank,
     ListCheckpoints,
-    Orphaned,
-    PermanentFailure,
     RankExited,
     RankSaid,
     RankSpawned,
     TerminateRank,
     Welcome,
 )
-from muster.contracts.paths import rank_place
+from muster.contracts.messages.assignment import CoordinatorAddress
+from muster.contracts.messages.rank import Executing, Hello, Orphaned, PermanentFailure
+from muster.contracts.messages.wire import encode
+from muster.contracts.settings.environ import PROCESS_TAG, process_tag
+from muster.contracts.settings.paths import rank_place
 from muster.contracts.shards import Position
-from muster.contracts.wire import encode
 from muster.host.containment import tag_of
 from muster.host.files import LOG_LIMIT_BYTES
 from muster.host.processes import boot_id, identify, is_stopped, machine_id, send_signal

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from muster.cluster.vram import Lease
-from muster.contracts.job import Reason
-from muster.contracts.messages import PermanentFailure, RankExited, RankSpawned, VramNeed
+from muster.contracts.job.status import Reason
+from muster.contracts.messages.agent import RankExited, RankSpawned
+from muster.contracts.messages.assignment import VramNeed
+from muster.contracts.messages.rank import PermanentFailure
 from muster.contracts.rank import ProcessRecord
 from muster.host.processes import environment_of, identify, send_signal
 from tests.support.agent_stage import Conversation, Stage, adopted

@@ -8,16 +8,9 @@ from typing import NamedTuple
 
 import pytest
 
-from muster.contracts.environ import HostPlace
-from muster.contracts.messages import (
-    AnnounceGroup,
-    GroupMember,
-    RankDied,
-    RankSpawned,
-    Ready,
-    Saved,
-    WorkerGroup,
-)
+from muster.contracts.messages.agent import AnnounceGroup, RankDied, RankSpawned
+from muster.contracts.messages.rank import GroupMember, Ready, Saved, WorkerGroup
+from muster.contracts.settings.environ import HostPlace
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
 from tests.support.agent_stage import Conversation, Stage

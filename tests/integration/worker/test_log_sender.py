@@ -13,11 +13,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from muster.contracts.messages import AgentAssignment, AgentHello, CoordinatorAddress, TerminateRank
-from muster.contracts.paths import JobFiles
+from muster.contracts.messages.agent import AgentHello, TerminateRank
+from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
+from muster.contracts.messages.storage import StorageAssignment
+from muster.contracts.messages.wire import encode
+from muster.contracts.settings.paths import JobFiles
 from muster.contracts.shards import Position
-from muster.contracts.storage import StorageAssignment
-from muster.contracts.wire import encode
 from muster.host.files import publish_address
 from muster.host.processes import module_command
 from muster.runtime.storage_client import RemoteCheckpoints, StorageConnection

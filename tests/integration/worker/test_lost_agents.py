@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
-from muster.contracts.environ import PROCESS_TAG, process_tag
-from muster.contracts.messages import Heartbeat, Hello, Orphaned, RankExited
-from muster.contracts.retry import REPLACED_CODE
+from muster.contracts.job.retry import REPLACED_CODE
+from muster.contracts.messages.agent import RankExited
+from muster.contracts.messages.rank import Heartbeat, Hello, Orphaned
+from muster.contracts.settings.environ import PROCESS_TAG, process_tag
 from muster.host.containment import tag_of
 from muster.host.processes import is_running, send_signal
 from tests.support.agent_stage import GENERATION, Stage

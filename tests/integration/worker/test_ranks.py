@@ -11,25 +11,27 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from muster.contracts.environ import PROCESS_TAG
 from muster.contracts.interpreter import VERSION, release
-from muster.contracts.job import Reason
-from muster.contracts.messages import (
-    AdoptedRank,
+from muster.contracts.job.status import Reason
+from muster.contracts.messages.agent import (
     AgentMessage,
-    Hello,
-    JoinedGroup,
-    LoopEnded,
-    PermanentFailure,
     RankDied,
     RankExited,
     RankSaid,
     RankSpawned,
+)
+from muster.contracts.messages.assignment import AdoptedRank
+from muster.contracts.messages.rank import (
+    Hello,
+    JoinedGroup,
+    LoopEnded,
+    PermanentFailure,
     Ready,
     Warned,
 )
-from muster.contracts.paths import JobFiles
-from muster.contracts.wire import ExitRecord, decode_exit_record, encode
+from muster.contracts.messages.wire import ExitRecord, decode_exit_record, encode
+from muster.contracts.settings.environ import PROCESS_TAG
+from muster.contracts.settings.paths import JobFiles
 from muster.host.containment import can_tag, set_tag_limit
 from muster.host.processes import identify
 from muster.logs.local import LocalLogs

@@ -7,15 +7,10 @@ from importlib.util import find_spec
 
 import pytest
 
-from muster.contracts.environ import process_tag
-from muster.contracts.messages import (
-    AdoptedRank,
-    KillRank,
-    RankExited,
-    RankSpawned,
-    TerminateRank,
-)
+from muster.contracts.messages.agent import KillRank, RankExited, RankSpawned, TerminateRank
+from muster.contracts.messages.assignment import AdoptedRank
 from muster.contracts.rank import ProcessRecord
+from muster.contracts.settings.environ import process_tag
 from muster.host.processes import identify
 from tests.support.agent_stage import Conversation, Stage
 from tests.support.installation import await_value

@@ -9,22 +9,24 @@ from pathlib import Path
 import pytest
 
 from muster.contracts.agent import LOCAL_HOST
-from muster.contracts.environ import SPARE_RANK
-from muster.contracts.messages import (
+from muster.contracts.messages.agent import (
     AnnounceGroup,
     Dismiss,
-    GroupMember,
-    Heartbeat,
-    JoinedGroup,
     RankExited,
     RankSaid,
     RankSpawned,
-    Ready,
     StartRank,
+)
+from muster.contracts.messages.rank import (
+    GroupMember,
+    Heartbeat,
+    JoinedGroup,
+    Ready,
     Warned,
     WorkerGroup,
 )
 from muster.contracts.rank import ProcessRecord
+from muster.contracts.settings.environ import SPARE_RANK
 from muster.host.containment import is_contained, tag_number_of, tag_numbers, tag_of
 from muster.host.processes import identify, is_running, send_signal
 from tests.support.agent_stage import Conversation, Stage

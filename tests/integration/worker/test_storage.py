@@ -18,12 +18,13 @@ from muster.checkpoints.errors import CheckpointError, CheckpointFailed, StaleGe
 from muster.checkpoints.listing import checkpoint_dirs
 from muster.checkpoints.manager import open_manager
 from muster.checkpoints.manifest import CheckpointName
-from muster.contracts.environ import SENDS_CHECKPOINTS, STORAGE_SOCKET
 from muster.contracts.location import S3Location
-from muster.contracts.messages import GroupMember, RankCheckpoints, WorkerGroup
-from muster.contracts.paths import rank_place
+from muster.contracts.messages.agent import RankCheckpoints
+from muster.contracts.messages.rank import GroupMember, WorkerGroup
+from muster.contracts.messages.storage import ListGang, Restore
+from muster.contracts.settings.environ import SENDS_CHECKPOINTS, STORAGE_SOCKET
+from muster.contracts.settings.paths import rank_place
 from muster.contracts.shards import Position
-from muster.contracts.storage import ListGang, Restore
 from muster.datasets.errors import ShardChanged
 from muster.datasets.index import Totals
 from muster.host.processes import environment_of, identify

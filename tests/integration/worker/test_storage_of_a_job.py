@@ -4,8 +4,8 @@ import os
 import signal
 from pathlib import Path
 
-from muster.contracts.environ import STORAGE_SOCKET
-from muster.contracts.messages import Dismiss, RankExited
+from muster.contracts.messages.agent import Dismiss, RankExited
+from muster.contracts.settings.environ import STORAGE_SOCKET
 from muster.host.processes import environment_of, identify
 from tests.support.agent_stage import Stage
 from tests.support.installation import await_value

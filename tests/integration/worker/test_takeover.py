@@ -6,17 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from muster.contracts.messages import (
-    Dismiss,
-    Heartbeat,
-    Hello,
-    JoinedGroup,
-    RankExited,
-    Ready,
-    Saved,
-    TerminateRank,
-)
-from muster.contracts.paths import TIME_MARK
+from muster.contracts.messages.agent import Dismiss, RankExited, TerminateRank
+from muster.contracts.messages.rank import Heartbeat, Hello, JoinedGroup, Ready, Saved
+from muster.contracts.settings.paths import TIME_MARK
 from muster.host.containment import tag_of
 from muster.host.processes import is_running, send_signal
 from tests.support.agent_stage import GENERATION, Stage, adopted

@@ -3,8 +3,8 @@
 from datetime import UTC, datetime
 
 from database.records import Job
-from muster.contracts.job import JobId, JobStatus, JobUid
-from muster.contracts.spec import JobSpec
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.job.status import JobId, JobStatus, JobUid
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

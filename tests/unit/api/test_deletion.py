@@ -20,9 +20,9 @@ from database.jobs import Jobs
 from database.records import Job
 from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manifest import Owner
-from muster.contracts.job import JobId, JobUid
-from muster.contracts.paths import DataDir
-from muster.contracts.spec import JobSpec
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.job.status import JobId, JobUid
+from muster.contracts.settings.paths import DataDir
 from muster.contracts.token import Scope
 from muster.runtime.archive import claim_directory
 from tests.support.checkpoint_ranks import Rank

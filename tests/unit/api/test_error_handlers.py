@@ -23,9 +23,9 @@ from database.errors import (
     JobNotTerminal,
 )
 from muster.contracts.errors import FieldProblem, InvalidSpec
-from muster.contracts.job import JobId, JobStatus
-from muster.contracts.spec import JobRequest
-from muster.contracts.spec_problems import field_errors
+from muster.contracts.job.problems import field_errors
+from muster.contracts.job.spec import JobRequest
+from muster.contracts.job.status import JobId, JobStatus
 from tests.unit.api.token_store import OWN_UID, make_authenticator, sent_by
 
 SECRET = "hunter2"  # noqa: S105  must not be shown

@@ -19,10 +19,10 @@ from database.errors import DatabaseUnavailable, JobExists
 from database.jobs import NewJob
 from database.records import Job
 from muster.cluster.description import cluster_of_service
-from muster.contracts.job import TERMINAL, JobId, JobStatus, JobUid
-from muster.contracts.paths import DataDir
-from muster.contracts.settings import ServiceSettings
-from muster.contracts.spec import JobRequest
+from muster.contracts.job.spec import JobRequest
+from muster.contracts.job.status import TERMINAL, JobId, JobStatus, JobUid
+from muster.contracts.settings.paths import DataDir
+from muster.contracts.settings.services import ServiceSettings
 from tests.unit.api.jobs import JOB
 
 pytestmark = pytest.mark.anyio

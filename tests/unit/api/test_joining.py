@@ -21,8 +21,8 @@ from database.history import History
 from database.jobs import Jobs
 from database.records import Job
 from muster.cluster.description import Cluster, ClusterNode, Gpu, cluster_of_service
-from muster.contracts.job import JobId, JobStatus, StopRequest
-from muster.contracts.spec import JobSpec
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.job.status import JobId, JobStatus, StopRequest
 from muster.contracts.token import Scope
 from tests.support.database_samples import (
     bring_to,

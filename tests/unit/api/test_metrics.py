@@ -20,8 +20,8 @@ from ruamel.yaml import YAML
 from api.dependencies import AppState
 from api.metrics import METRICS, UNITS, Scrape, ScrapeCollector, read_scrape
 from database.errors import DatabaseUnavailable
-from muster.contracts.job import JobStatus
-from muster.contracts.paths import DataDir
+from muster.contracts.job.status import JobStatus
+from muster.contracts.settings.paths import DataDir
 from tests.support.database_samples import NOON
 from tests.support.summaries import rank, summary
 

@@ -12,7 +12,7 @@ from api.schema import ERRORS_LIMIT, StopBody, TokenRequest, decode
 from api.server import create_app
 from cli.main import job_schema
 from docs import generate
-from muster.contracts.spec import JobRequest, JobSpec
+from muster.contracts.job.spec import JobRequest, JobSpec
 from muster.contracts.token import Scope
 
 DOCS = Path(__file__).parents[3] / "docs"

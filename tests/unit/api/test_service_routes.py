@@ -17,7 +17,7 @@ from api.routes import service as routes
 from api.routes.service import get_readiness
 from api.server import create_app
 from database.errors import DatabaseUnavailable
-from muster.contracts.paths import DataDir
+from muster.contracts.settings.paths import DataDir
 from muster.contracts.views import Health
 
 Usage = namedtuple("Usage", "total used free")  # noqa: PYI024  as shutil's own

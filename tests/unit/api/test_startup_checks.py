@@ -15,7 +15,7 @@ from api.startup_checks import (
 from database.engine import CONNECTIONS_NEEDED, Database
 from database.schema import HEAD
 from database.tokens import Tokens
-from muster.contracts.settings import AccessSettings, ServiceSettings
+from muster.contracts.settings.services import AccessSettings, ServiceSettings
 from muster.contracts.token import Scope
 from tests.support.certificates import key_of, needs_openssl, own_certificate
 

@@ -28,8 +28,8 @@ from api.streams import (
     LogFeed,
 )
 from database.errors import DatabaseUnavailable
-from muster.contracts.job import JobId, JobStatus, JobUid
-from muster.contracts.paths import DataDir
+from muster.contracts.job.status import JobId, JobStatus, JobUid
+from muster.contracts.settings.paths import DataDir
 from muster.logs import follower
 from muster.logs.follower import JobFollower
 from muster.logs.local import LocalLogs

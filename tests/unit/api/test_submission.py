@@ -20,11 +20,11 @@ from muster.checkpoints.manager import CheckpointManager
 from muster.checkpoints.manifest import BEST, Owner
 from muster.checkpoints.store import open_store
 from muster.cluster.description import Cluster, ClusterNode, cluster_of_service
-from muster.contracts.job import JobId
-from muster.contracts.paths import DataDir
-from muster.contracts.settings import ServiceSettings
+from muster.contracts.job.spec import JobRequest, ResumeFrom
+from muster.contracts.job.status import JobId
+from muster.contracts.settings.paths import DataDir
+from muster.contracts.settings.services import ServiceSettings
 from muster.contracts.shards import Position
-from muster.contracts.spec import JobRequest, ResumeFrom
 from tests.unit.api.jobs import JOB
 
 pytestmark = pytest.mark.anyio

@@ -20,9 +20,9 @@ from api.views import (
     total_steps,
 )
 from database.records import Audit, RankRecord
-from muster.contracts.job import JobId, JobStatus, StopRequest
-from muster.contracts.messages import EpochDone
-from muster.contracts.retry import RetryClass
+from muster.contracts.job.retry import RetryClass
+from muster.contracts.job.status import JobId, JobStatus, StopRequest
+from muster.contracts.messages.rank import EpochDone
 from muster.contracts.views import AuditView, SummaryView
 from tests.support.database_samples import epoch
 from tests.support.database_samples import worker as rank_record

@@ -24,7 +24,7 @@ from muster.checkpoints.listing import (
 from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manager import open_manager
 from muster.checkpoints.manifest import LATEST, STATE
-from muster.contracts.paths import rank_place
+from muster.contracts.settings.paths import rank_place
 from muster.contracts.shards import Position
 from tests.support.checkpoint_ranks import Rank, owner
 from tests.support.storage_processes import session_of

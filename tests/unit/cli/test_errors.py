@@ -26,9 +26,9 @@ from muster.contracts.errors import (
     JobDiffers,
     MusterError,
 )
-from muster.contracts.job import EXIT_CODES, TERMINAL
+from muster.contracts.job.secrets import Reference, SecretUnavailable
+from muster.contracts.job.status import EXIT_CODES, TERMINAL
 from muster.contracts.location import InvalidLocation
-from muster.contracts.secrets import Reference, SecretUnavailable
 from muster.contracts.views import ProblemView
 
 

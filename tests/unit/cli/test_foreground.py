@@ -11,10 +11,10 @@ from cli.services.foreground import LEFT_OVER, Follower, ServiceWarnings, privat
 from muster.client import Client
 from muster.client.errors import Conflict, NotFound
 from muster.contracts.errors import JobDiffers
-from muster.contracts.job import JobId
-from muster.contracts.paths import DataDir
-from muster.contracts.settings import AccessSettings, ServiceSettings
-from muster.contracts.spec import JobSpec
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.job.status import JobId
+from muster.contracts.settings.paths import DataDir
+from muster.contracts.settings.services import AccessSettings, ServiceSettings
 from muster.contracts.views import ProblemView
 from tests.support.summaries import job
 

@@ -20,8 +20,8 @@ from cli.jobs.run import (
 )
 from cli.main import app
 from cli.services.foreground import CHUNK_BYTES, Terminal
-from muster.contracts.paths import JobFiles
-from muster.contracts.spec_problems import checked_job_id
+from muster.contracts.job.problems import checked_job_id
+from muster.contracts.settings.paths import JobFiles
 from muster.contracts.views import EventView
 from muster.logs.source import LINE_LIMIT_BYTES
 from tests.support.logs import JobLogs

@@ -20,7 +20,7 @@ from cli.services.record import (
     write_record,
 )
 from muster.contracts.errors import MusterError
-from muster.contracts.paths import DataDir
+from muster.contracts.settings.paths import DataDir
 from muster.host.private import UnusableDirectory
 from muster.host.processes import this_process
 from tests.support.services import service_record

@@ -8,8 +8,8 @@ from cli.services import up as services
 from cli.services.record import ServiceRecord
 from cli.services.up import end_detached, next_steps, start_detached
 from muster.contracts.errors import MusterError
-from muster.contracts.paths import DataDir
-from muster.contracts.settings import AccessSettings
+from muster.contracts.settings.paths import DataDir
+from muster.contracts.settings.services import AccessSettings
 from muster.host.processes import this_process
 
 

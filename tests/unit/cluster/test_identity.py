@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from muster.cluster.identity import node_id
 from muster.contracts.agent import is_node_id
-from muster.contracts.paths import DataDir
+from muster.contracts.settings.paths import DataDir
 from muster.host.private import UnusableDirectory
 
 ASK = """

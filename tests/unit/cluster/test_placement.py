@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from muster.cluster.description import Cluster, ClusterNode, Gpu
 from muster.cluster.placement import NodeUse, RankRequest, place, use_of
 from muster.cluster.speed import GpuCost, flops_factor, is_gpu_worth
-from muster.contracts.spec import JobSpec
+from muster.contracts.job.spec import JobSpec
 
 
 def node(name: str, *gpus: str, **fields: object) -> ClusterNode:

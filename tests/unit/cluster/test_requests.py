@@ -9,11 +9,11 @@ import pytest
 from coordinator.launchers.slurm import Slurm
 from muster.cluster.description import Cluster, ClusterNode, cluster_of_service
 from muster.cluster.requests import planned_request, pod
-from muster.contracts.attach import JoinOrder, LaunchAgent
-from muster.contracts.engine import agent_job_name
-from muster.contracts.messages import AgentAssignment, CoordinatorAddress
-from muster.contracts.settings import ServiceSettings
-from muster.contracts.spec import JobSpec
+from muster.contracts.job.engine import agent_job_name
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
+from muster.contracts.messages.attach import JoinOrder, LaunchAgent
+from muster.contracts.settings.services import ServiceSettings
 from muster.contracts.views import AgentRequest
 from muster.host.processes import module_command
 

@@ -4,7 +4,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from muster.contracts.environ import (
+from muster.contracts.errors import InvalidEnvironment
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.location import Location, S3Location
+from muster.contracts.settings.environ import (
     PROCESS_TAG,
     Assignment,
     HostPlace,
@@ -13,10 +16,12 @@ from muster.contracts.environ import (
     rank_environment,
     spec_from_environment,
 )
-from muster.contracts.errors import InvalidEnvironment
-from muster.contracts.location import Location, S3Location
-from muster.contracts.settings import AccessSettings, ServiceSettings, api_url, is_issued_token
-from muster.contracts.spec import JobSpec
+from muster.contracts.settings.services import (
+    AccessSettings,
+    ServiceSettings,
+    api_url,
+    is_issued_token,
+)
 from muster.contracts.token import sha256_of
 
 SPEC = JobSpec(

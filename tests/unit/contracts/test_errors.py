@@ -13,7 +13,7 @@ def test_error_tree_in_docstring_is_complete() -> None:
     branches = {
         branch
         for folder in ("contracts", "checkpoints", "collectives", "datasets", "objects")
-        for module in (LIBRARY / folder).glob("*.py")
+        for module in (LIBRARY / folder).rglob("*.py")
         for branch in re.findall(r"^class (\w+)\(MusterError\)", module.read_text(), re.MULTILINE)
     }
     assert set(re.findall(r"[├└]── (\w+)", errors.__doc__ or "")) == branches

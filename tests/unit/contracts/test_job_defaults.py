@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.contracts.settings import ServiceSettings
-from muster.contracts.spec import JobSpec
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.settings.services import ServiceSettings
 from muster.datasets.errors import ShardUnreadable
 from muster.job_defaults import complete
 

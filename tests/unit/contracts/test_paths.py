@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.contracts.paths import (
+from muster.contracts.settings.paths import (
     DataDir,
     JobFiles,
     LogName,

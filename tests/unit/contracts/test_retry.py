@@ -1,6 +1,6 @@
 import pytest
 
-from muster.contracts.retry import DEFAULT_BACKOFF, Backoff
+from muster.contracts.job.retry import DEFAULT_BACKOFF, Backoff
 
 STEADY = Backoff(jitter=0.0)
 

@@ -3,10 +3,10 @@
 import pytest
 
 from muster.contracts.errors import InvalidEnvironment, InvalidSpec
-from muster.contracts.secrets import SHARED_VARIABLES, Reference, plaintext_secrets
-from muster.contracts.settings import shared_variables
-from muster.contracts.spec import JobSpec
-from muster.contracts.spec_problems import checked
+from muster.contracts.job.problems import checked
+from muster.contracts.job.secrets import SHARED_VARIABLES, Reference, plaintext_secrets
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.settings.services import shared_variables
 
 
 @pytest.mark.parametrize("text", ["env:HF_TOKEN", "file:hf-token", "file:a.b_c", "file:_"])

@@ -3,10 +3,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from muster.contracts.environ import Assignment, rank_environment
 from muster.contracts.errors import InvalidSpec
-from muster.contracts.messages import StartRank
-from muster.contracts.spec import (
+from muster.contracts.job.problems import checked, checked_job_id, field_errors, problems
+from muster.contracts.job.spec import (
     COMMAND_LIMIT,
     COMMAND_LIMIT_BYTES,
     ENVIRONMENT_LIMIT_BYTES,
@@ -18,8 +17,9 @@ from muster.contracts.spec import (
     KeepBest,
     ResumeFrom,
 )
-from muster.contracts.spec_problems import checked, checked_job_id, field_errors, problems
-from muster.contracts.wire import encode
+from muster.contracts.messages.agent import StartRank
+from muster.contracts.messages.wire import encode
+from muster.contracts.settings.environ import Assignment, rank_environment
 from muster.links.frames import frame
 
 NAN = float("nan")

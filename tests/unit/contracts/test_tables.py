@@ -7,9 +7,10 @@ from itertools import product
 
 import pytest
 
-from muster.contracts import job, pool, rank
+from muster.contracts import pool, rank
 from muster.contracts.errors import IllegalMove, move
-from muster.contracts.job import TERMINAL, JobStatus
+from muster.contracts.job import status as job
+from muster.contracts.job.status import TERMINAL, JobStatus
 from muster.contracts.pool import LIVING, WorkerState
 from muster.contracts.rank import ProcessState
 

@@ -12,15 +12,17 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from muster.contracts.errors import WireError
-from muster.contracts.job import Reason
-from muster.contracts.log_parts import ReceiverMessage, SenderMessage
-from muster.contracts.messages import (
-    METRIC_NAME_LIMIT,
-    METRICS_LIMIT,
+from muster.contracts.job.status import Reason
+from muster.contracts.messages.agent import (
     AgentHeartbeat,
     AgentMessage,
     AnnounceGroup,
     CoordinatorMessage,
+)
+from muster.contracts.messages.logs import ReceiverMessage, SenderMessage
+from muster.contracts.messages.rank import (
+    METRIC_NAME_LIMIT,
+    METRICS_LIMIT,
     GroupMember,
     Heartbeat,
     Hello,
@@ -31,10 +33,8 @@ from muster.contracts.messages import (
     StateMismatch,
     WorkerGroup,
 )
-from muster.contracts.rank import COUNT_MAX, NO_PROGRESS
-from muster.contracts.series import Aggregate, Window
-from muster.contracts.storage import StorageReply, StorageRequest
-from muster.contracts.wire import (
+from muster.contracts.messages.storage import StorageReply, StorageRequest
+from muster.contracts.messages.wire import (
     decode_agent_message,
     decode_coordinator_message,
     decode_group,
@@ -45,6 +45,8 @@ from muster.contracts.wire import (
     decode_storage_request,
     encode,
 )
+from muster.contracts.rank import COUNT_MAX, NO_PROGRESS
+from muster.contracts.series import Aggregate, Window
 from worker.ranks.rank import MESSAGE_LIMIT_BYTES
 
 Decode = Callable[[bytes], msgspec.Struct]

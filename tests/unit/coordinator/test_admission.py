@@ -8,7 +8,7 @@ from coordinator.decide.actions import PlaceRank
 from coordinator.decide.state.job import JobSnapshot
 from muster.cluster.description import Cluster, ClusterNode, cluster_of_service
 from muster.cluster.placement import NodeUse
-from muster.contracts.job import JobId
+from muster.contracts.job.status import JobId
 from tests.support.stories import queued_job
 
 NODE = "n-0123456789ab"

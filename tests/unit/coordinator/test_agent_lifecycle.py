@@ -23,13 +23,14 @@ from coordinator.preparation import Unprepared, choose_kernels, prepare
 from coordinator.tracked_job import TrackedJob
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.host import HostFacts, common_environment
-from muster.contracts.job import JobUid, Reason
-from muster.contracts.messages import AgentAssignment, RankExited
-from muster.contracts.paths import DataDir
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.job.status import JobUid, Reason
+from muster.contracts.messages.agent import RankExited
+from muster.contracts.messages.assignment import AgentAssignment
+from muster.contracts.messages.wire import ExitRecord
 from muster.contracts.rank import ProcessRecord, ProcessState
-from muster.contracts.settings import ServiceSettings
-from muster.contracts.spec import JobSpec
-from muster.contracts.wire import ExitRecord
+from muster.contracts.settings.paths import DataDir
+from muster.contracts.settings.services import ServiceSettings
 from muster.host.processes import counts_waits, identify
 from muster.job_defaults import Completed, complete
 from muster.runtime.exit_report import write_own_record

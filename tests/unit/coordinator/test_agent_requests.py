@@ -11,7 +11,7 @@ from coordinator.decide.state.rank import Attempt, Membership
 from coordinator.persistence import Attachment
 from coordinator.tracked_job import TrackedJob
 from muster.contracts.agent import LOCAL_HOST, UNPLACED
-from muster.contracts.messages import Ready
+from muster.contracts.messages.rank import Ready
 from tests.support.stories import queued_job
 
 ADDRESSES = {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}

@@ -15,23 +15,23 @@ from structlog.testing import capture_logs
 from coordinator.agents.server import AgentServer
 from coordinator.service import keep_address_published
 from muster.contracts.interpreter import PROTOCOL, VERSION, release
-from muster.contracts.job import JobUid
-from muster.contracts.log_parts import LogsDrained
-from muster.contracts.messages import (
+from muster.contracts.job.status import JobUid
+from muster.contracts.messages.agent import (
     AgentClaim,
     AgentHello,
     AgentMessage,
-    CoordinatorAddress,
     CoordinatorMessage,
     Dismiss,
-    Hello,
     RankSaid,
     TerminateRank,
     Welcome,
 )
-from muster.contracts.paths import LogName
+from muster.contracts.messages.assignment import CoordinatorAddress
+from muster.contracts.messages.logs import LogsDrained
+from muster.contracts.messages.rank import Hello
+from muster.contracts.messages.wire import decode_coordinator_message, encode
+from muster.contracts.settings.paths import LogName
 from muster.contracts.token import sha256_of
-from muster.contracts.wire import decode_coordinator_message, encode
 from muster.host.files import publish_address, read_coordinator_address
 from muster.host.peers import normalize_address, uid_of_connection
 from muster.links.frames import FrameReader, frame

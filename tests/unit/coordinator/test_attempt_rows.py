@@ -9,9 +9,10 @@ from coordinator.persistence import Attachment, Moment, Urgency, ended_attempt_r
 from coordinator.tracked_job import TrackedJob
 from database.records import Attempt, ProcessRecord, RankRecord
 from muster.contracts.agent import LOCAL_HOST
-from muster.contracts.job import Reason
-from muster.contracts.messages import Heartbeat, JoinedGroup, RankSaid, RankSpawned
-from muster.contracts.retry import RetryClass
+from muster.contracts.job.retry import RetryClass
+from muster.contracts.job.status import Reason
+from muster.contracts.messages.agent import RankSaid, RankSpawned
+from muster.contracts.messages.rank import Heartbeat, JoinedGroup
 from tests.support.stories import Story, beat, exited
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

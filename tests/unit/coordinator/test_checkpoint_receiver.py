@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.agents.checkpoint_receiver import JobDirectories
-from muster.contracts.storage import StoreCall, StoreMethod
+from muster.contracts.messages.storage import StoreCall, StoreMethod
 
 JOB = JobDirectories(own=Path("/runs/job"), inherited=Path("/runs/earlier"))
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from coordinator.decide.classify_exit import SIGKILL, SIGTERM
-from muster.contracts.job import JobStatus, Reason
-from muster.contracts.messages import Orphaned
-from muster.contracts.retry import DO_NOT_RETRY_CODE, RETRIES, RetryClass
-from muster.contracts.spec import LIMITS
+from muster.contracts.job.retry import DO_NOT_RETRY_CODE, RETRIES, RetryClass
+from muster.contracts.job.spec import LIMITS
+from muster.contracts.job.status import JobStatus, Reason
+from muster.contracts.messages.rank import Orphaned
 from tests.support.stories import Story, starts
 
 CRASH, HANG, MEMORY = RetryClass.CRASH, RetryClass.HANG, RetryClass.OUT_OF_MEMORY

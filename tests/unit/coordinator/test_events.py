@@ -22,17 +22,15 @@ from coordinator.decide.actions import (
 from coordinator.decide.events import OVERLOADED, NewEvent, event_of
 from coordinator.decide.state.rank import Cause
 from muster.contracts.agent import LOCAL_HOST
-from muster.contracts.job import JobStatus, Reason, StopRequest
-from muster.contracts.messages import (
-    AgentHeartbeat,
+from muster.contracts.job.status import JobStatus, Reason, StopRequest
+from muster.contracts.messages.agent import AgentHeartbeat, RankSaid, RankSpawned
+from muster.contracts.messages.rank import (
     Hello,
     JoinedGroup,
     LoopEnded,
     PeerLost,
     PermanentFailure,
     RankMessage,
-    RankSaid,
-    RankSpawned,
     Ready,
     StateMismatch,
     Warned,

@@ -8,11 +8,12 @@ import pytest
 from coordinator.decide.state.job import JobSnapshot
 from coordinator.persistence import Attachment
 from coordinator.tracked_job import TrackedJob
-from muster.contracts.job import Reason
-from muster.contracts.messages import PermanentFailure, RankExited, RankMessage, RankSaid
-from muster.contracts.paths import JobFiles
-from muster.contracts.retry import RetryClass
-from muster.contracts.wire import ExitRecord, encode
+from muster.contracts.job.retry import RetryClass
+from muster.contracts.job.status import Reason
+from muster.contracts.messages.agent import RankExited, RankSaid
+from muster.contracts.messages.rank import PermanentFailure, RankMessage
+from muster.contracts.messages.wire import ExitRecord, encode
+from muster.contracts.settings.paths import JobFiles
 from muster.runtime.exit_report import write_own_record
 from tests.support.stories import Story, beat, exited
 

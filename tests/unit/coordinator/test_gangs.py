@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from muster.contracts.agent import LOCAL_HOST
-from muster.contracts.job import JobStatus
+from muster.contracts.job.status import JobStatus
 from tests.support.stories import Story, starts
 from tests.support.successors import successor
 

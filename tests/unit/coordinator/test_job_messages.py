@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from muster.contracts.messages import Executing, Hello, RankSaid, RankSpawned, Warned
+from muster.contracts.messages.agent import RankSaid, RankSpawned
+from muster.contracts.messages.rank import Executing, Hello, Warned
 from muster.contracts.rank import RankProgress
 from tests.support.database_samples import NOON
 from tests.support.stories import Story, exited

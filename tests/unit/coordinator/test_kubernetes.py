@@ -8,8 +8,8 @@ import pytest
 from coordinator.launchers.kubernetes import Kubernetes
 from coordinator.launchers.launcher import NotStarted
 from coordinator.launchers.scheduler import Refused
-from muster.contracts.attach import JoinOrder
-from muster.contracts.spec import JobSpec
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.messages.attach import JoinOrder
 
 ORDER = JoinOrder(job_uid="u", host="kubernetes-1", generation=1, token="t", coordinators=())  # noqa: S106
 SPEC = JobSpec(engine="kubernetes", engine_options={"image": "IMAGE"})

@@ -18,15 +18,10 @@ from coordinator.tracked_job import TrackedJob
 from database.errors import DatabaseUnavailable
 from database.records import JobWrite
 from muster.contracts.agent import LOCAL_HOST
-from muster.contracts.job import JobUid
-from muster.contracts.messages import (
-    AgentClaim,
-    AgentHeartbeat,
-    AgentHello,
-    RankSaid,
-    Warned,
-)
-from muster.contracts.paths import LogName
+from muster.contracts.job.status import JobUid
+from muster.contracts.messages.agent import AgentClaim, AgentHeartbeat, AgentHello, RankSaid
+from muster.contracts.messages.rank import Warned
+from muster.contracts.settings.paths import LogName
 from muster.contracts.token import sha256_of
 from tests.support.stories import Story, beat
 

@@ -15,9 +15,9 @@ from coordinator.persistence import Moment, Urgency, rank_urgency
 from coordinator.restore import snapshot_of
 from muster.cluster.description import cluster_of_service
 from muster.contracts.agent import LOCAL_HOST
-from muster.contracts.job import TERMINAL, JobStatus, Reason, StopRequest
+from muster.contracts.job.retry import RetryClass
+from muster.contracts.job.status import TERMINAL, JobStatus, Reason, StopRequest
 from muster.contracts.rank import COUNT_MAX, ProcessRecord, ProcessState
-from muster.contracts.retry import RetryClass
 from tests.support.stories import Story, beat, queued_job, starts
 from tests.support.successors import NOON, rows_of, successor
 

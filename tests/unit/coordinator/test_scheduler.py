@@ -27,11 +27,11 @@ from coordinator.launchers.slurm import Slurm, parse_jobs
 from database.records import Job
 from muster.cluster.description import cluster_of_service
 from muster.cluster.requests import sbatch_script, sbatch_words
-from muster.contracts.attach import JoinOrder
-from muster.contracts.engine import agent_job_name
-from muster.contracts.job import JobId, JobStatus, JobUid
-from muster.contracts.messages import AgentAssignment, CoordinatorAddress
-from muster.contracts.spec import JobSpec
+from muster.contracts.job.engine import agent_job_name
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.job.status import JobId, JobStatus, JobUid
+from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
+from muster.contracts.messages.attach import JoinOrder
 from muster.host.processes import module_command
 from tests.support.database_samples import NOON
 

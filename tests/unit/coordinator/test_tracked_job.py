@@ -7,8 +7,8 @@ from coordinator.decide.actions import SetStatus, Start, StartAgent
 from coordinator.persistence import Attachment, Moment, Urgency
 from coordinator.tracked_job import TrackedJob
 from muster.contracts.agent import LOCAL_HOST
-from muster.contracts.job import JobStatus
-from muster.contracts.messages import RankSaid
+from muster.contracts.job.status import JobStatus
+from muster.contracts.messages.agent import RankSaid
 from muster.contracts.series import THROUGHPUT, Window, aggregate
 from tests.support.stories import Story, beat, exited
 

@@ -4,8 +4,8 @@ import pytest
 
 from coordinator.decide.events import describe_exit, describe_recovery, quote_end, quote_lines
 from coordinator.decide.state.rank import Attempt, AttemptEnd, Cause, RankSnapshot, RetryBudget
-from muster.contracts.job import Reason
-from muster.contracts.retry import RetryClass, describe_status
+from muster.contracts.job.retry import RetryClass, describe_status
+from muster.contracts.job.status import Reason
 from tests.support.stories import beat, queued_job
 
 

@@ -11,7 +11,7 @@ from database.history import COMMITS_KEPT, History
 from database.jobs import Jobs
 from database.records import Audit, Job
 from database.tables import Uint64
-from muster.contracts.job import JobId
+from muster.contracts.job.status import JobId
 from tests.support.database_samples import (
     commit,
     epoch,

@@ -23,7 +23,7 @@ from database.jobs import Jobs
 from database.schema import HEAD
 from database.sqlite import SqliteBackend, journal_mode
 from database.tables import EVENTS, JOBS, UtcTime
-from muster.contracts.job import JobId
+from muster.contracts.job.status import JobId
 from tests.support.database_samples import NOON, nothing_moves, submit
 from tests.support.installation import DEADLINE_SECONDS
 

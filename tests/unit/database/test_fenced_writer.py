@@ -16,7 +16,7 @@ from database.jobs import Jobs
 from database.leases import Leases
 from database.records import AgentRecord, Event, JobWrite, Lease
 from muster.contracts.errors import IllegalMove
-from muster.contracts.job import JobId, JobStatus, StopRequest
+from muster.contracts.job.status import JobId, JobStatus, StopRequest
 from tests.support.database_samples import (
     NOON,
     PROCESS,

@@ -8,8 +8,8 @@ import pytest
 from database.engine import Database
 from database.errors import DatabaseUnavailable, IdempotencyConflict, JobExists, JobMissing
 from database.jobs import Jobs, NewJob
-from muster.contracts.job import JobId, JobUid
-from muster.contracts.spec import JobSpec
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.job.status import JobId, JobUid
 from tests.support.database_samples import everything, idempotency_key
 
 AWAY = DatabaseUnavailable("away")

@@ -10,7 +10,7 @@ from database.fenced_writer import FencedWriter
 from database.history import History
 from database.jobs import Jobs
 from database.records import Attempt, Job
-from muster.contracts.job import JobId, StopRequest
+from muster.contracts.job.status import JobId, StopRequest
 from tests.support.database_samples import NOON, attempt, finish, submit, take_lease, write_of
 
 LATER = NOON + timedelta(seconds=7)

@@ -8,8 +8,8 @@ from database.engine import Database
 from database.errors import IdempotencyConflict, JobExists
 from database.idempotency import RETENTION, Answers
 from database.jobs import Jobs, NewJob
-from muster.contracts.job import JobId, JobUid
-from muster.contracts.spec import JobSpec
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.job.status import JobId, JobUid
 from tests.support.database_samples import (
     SteppingClock,
     everything,

@@ -16,8 +16,8 @@ from database.history import History
 from database.jobs import FAULTS_KEPT, JobQuery, Jobs, NewJob
 from database.records import Job, values_of
 from database.tables import JOBS
-from muster.contracts.job import JobId, JobStatus, JobUid, StopRequest
-from muster.contracts.spec import JobSpec
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.job.status import JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.views import FaultView, StruckProcess
 from tests.support.database_samples import (
     EVERY_STATUS,

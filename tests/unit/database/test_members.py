@@ -10,8 +10,8 @@ from database.fenced_writer import FencedWriter
 from database.history import History
 from database.jobs import Jobs, NewJob
 from database.records import Job, MemberRecord
-from muster.contracts.job import JobId, JobStatus, JobUid, StopRequest
-from muster.contracts.spec import JobSpec
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.job.status import JobId, JobStatus, JobUid, StopRequest
 from tests.support.database_samples import (
     NOON,
     SteppingClock,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.contracts.paths import JobFiles
+from muster.contracts.settings.paths import JobFiles
 from muster.logs import local
 from muster.logs.local import LINE_COST_BYTES, LocalLogs
 from muster.logs.source import LogFilter

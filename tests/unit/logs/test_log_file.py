@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from muster.contracts.paths import TIME_MARK, DataDir, JobFiles, LogName
+from muster.contracts.settings.paths import TIME_MARK, DataDir, JobFiles, LogName
 from muster.logs import log_file
 from muster.logs.log_file import PIECE_BYTES, LogFile, TimeIndex, open_log
 from muster.logs.source import Lines

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.contracts.paths import JobFiles
+from muster.contracts.settings.paths import JobFiles
 from muster.logs import follower, log_file
 from muster.logs.local import LocalLogs
 from muster.logs.log_file import PIECE_BYTES

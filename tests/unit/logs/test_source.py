@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.contracts.job import JobUid
+from muster.contracts.job.status import JobUid
 from muster.logs.source import decode, format_event_id, parse_event_id
 
 UID = JobUid("6f1c2ab9" + "0" * 24)

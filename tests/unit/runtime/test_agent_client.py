@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.contracts.messages import SAVED_LIMIT, Hello, Ready, Warned
+from muster.contracts.messages.rank import SAVED_LIMIT, Hello, Ready, Warned
 from muster.runtime.agent_client import AgentClient, AgentSocket
 from tests.support.agents import Agents
 from tests.support.ranks import PATIENCE_SECONDS, Ear

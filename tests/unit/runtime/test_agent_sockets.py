@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from muster.contracts.paths import JobFiles
+from muster.contracts.settings.paths import JobFiles
 from muster.runtime.agent_sockets import (
     is_replaced,
     newest_generation,

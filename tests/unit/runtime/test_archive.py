@@ -2,8 +2,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from muster.contracts.job import JobUid
-from muster.contracts.paths import JobFiles
+from muster.contracts.job.status import JobUid
+from muster.contracts.settings.paths import JobFiles
 from muster.runtime.archive import archive_files, claim_directory
 
 OURS, THEIRS = JobUid("1" * 32), JobUid("2" * 32)
@@ -32,7 +32,7 @@ def test_an_interrupted_claim_can_be_repeated(tmp_path: Path) -> None:
     killed = (
         "import os, sys; from pathlib import Path\n"
         "from muster.runtime.archive import claim_directory\n"
-        "from muster.contracts.paths import JobFiles\n"
+        "from muster.contracts.settings.paths import JobFiles\n"
         "os.rename = lambda *_: os._exit(9)\n"
         "claim_directory(JobFiles(Path(sys.argv[1])), sys.argv[2])"
     )

@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from muster.contracts.messages import RankExited, RankSaid
-from muster.contracts.paths import JobFiles
+from muster.contracts.messages.agent import RankExited, RankSaid
+from muster.contracts.messages.wire import ExitRecord
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.wire import ExitRecord
+from muster.contracts.settings.paths import JobFiles
 from muster.host.processes import identify
 from muster.runtime.exit_report import (
     LAST_BYTES,

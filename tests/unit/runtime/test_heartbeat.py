@@ -23,10 +23,10 @@ from muster.checkpoints.errors import (
     StaleGeneration,
     UnsupportedState,
 )
-from muster.contracts.environ import HAS_JOINED
 from muster.contracts.errors import MusterError
-from muster.contracts.job import Reason
-from muster.contracts.messages import (
+from muster.contracts.job.retry import REPLACED_CODE
+from muster.contracts.job.status import Reason
+from muster.contracts.messages.rank import (
     Code,
     Heartbeat,
     Hello,
@@ -36,9 +36,9 @@ from muster.contracts.messages import (
     RankMessage,
     Warned,
 )
+from muster.contracts.messages.wire import encode
 from muster.contracts.rank import Phase
-from muster.contracts.retry import REPLACED_CODE
-from muster.contracts.wire import encode
+from muster.contracts.settings.environ import HAS_JOINED
 from muster.datasets.errors import (
     DatasetEmpty,
     DatasetError,

@@ -1,17 +1,8 @@
 import pytest
 
-from muster.contracts.job import Reason
-from muster.contracts.messages import (
-    AgentHeartbeat,
-    AgentMessage,
-    Hello,
-    PermanentFailure,
-    Raised,
-    RankExited,
-    RankMessage,
-    RankSaid,
-    Warned,
-)
+from muster.contracts.job.status import Reason
+from muster.contracts.messages.agent import AgentHeartbeat, AgentMessage, RankExited, RankSaid
+from muster.contracts.messages.rank import Hello, PermanentFailure, Raised, RankMessage, Warned
 from muster.runtime.redaction import Redaction
 
 VALUE = "correct horse battery staple"

@@ -11,8 +11,8 @@ import pytest
 
 from muster.checkpoints.errors import CheckpointMismatch, RestoreDamaged
 from muster.checkpoints.manifest import ARITHMETIC
-from muster.contracts.job import Reason
-from muster.contracts.messages import (
+from muster.contracts.job.status import Reason
+from muster.contracts.messages.rank import (
     Heartbeat,
     Hello,
     PermanentFailure,

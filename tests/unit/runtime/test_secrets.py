@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.contracts.secrets import SECRET_LIMIT_BYTES, SecretUnavailable
+from muster.contracts.job.secrets import SECRET_LIMIT_BYTES, SecretUnavailable
 from muster.runtime.secrets import InvalidSecret, SecretStore
 
 VALUE = "correct horse battery staple"

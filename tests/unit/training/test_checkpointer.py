@@ -18,8 +18,8 @@ from muster.checkpoints.errors import (
     StaleGeneration,
 )
 from muster.checkpoints.listing import refuse_other_schedule
-from muster.contracts.messages import EpochDone
-from muster.contracts.paths import checkpoints_of_job
+from muster.contracts.messages.rank import EpochDone
+from muster.contracts.settings.paths import checkpoints_of_job
 from muster.contracts.shards import Position
 from muster.datasets.index import Totals
 from muster.runtime.fingerprint import Fingerprint

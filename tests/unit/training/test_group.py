@@ -11,8 +11,8 @@ import pytest
 
 from muster.collectives.errors import ChannelClosed, PeerUnreachable, TransportFailed
 from muster.collectives.reduction.tree import Block
-from muster.contracts.environ import RankSettings
-from muster.contracts.messages import GroupMember, WorkerGroup
+from muster.contracts.messages.rank import GroupMember, WorkerGroup
+from muster.contracts.settings.environ import RankSettings
 from muster.training.groups import group as group_module
 from muster.training.groups.group import Group, GroupFactory, group_factory
 from muster.training.groups.updates import GroupUpdate

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from muster.contracts.messages import GroupMember, WorkerGroup
-from muster.contracts.wire import encode
+from muster.contracts.messages.rank import GroupMember, WorkerGroup
+from muster.contracts.messages.wire import encode
 from muster.runtime.agent_client import AgentSocket
 from muster.training.groups.updates import (
     AgentGroupUpdates,

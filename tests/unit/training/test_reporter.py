@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from muster.checkpoints.errors import CheckpointFailed
 from muster.collectives.errors import ChannelClosed, CollectiveError, PeerUnreachable
-from muster.contracts.messages import (
+from muster.contracts.messages.rank import (
     EpochDone,
     GroupMember,
     Heartbeat,

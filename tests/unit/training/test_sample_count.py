@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.contracts.job.spec import CheckpointEvery
 from muster.contracts.shards import HASH_MODULUS, Position
-from muster.contracts.spec import CheckpointEvery
 from muster.datasets.index import Totals
 from muster.training.groups.state_sync import Committed
 from muster.training.sample_count import COUNT_ELEMENTS, decode_sample_count, encode_sample_count

@@ -3,7 +3,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from muster.contracts.messages import METRIC_NAME_LIMIT, METRICS_LIMIT
+from muster.contracts.messages.rank import METRIC_NAME_LIMIT, METRICS_LIMIT
 from muster.program import Contribution, InvalidProgram
 from muster.training.schema import GradientSchema, Leaf, StateSchema, read_only
 

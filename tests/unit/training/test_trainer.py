@@ -11,7 +11,7 @@ from muster.collectives.reduction.message_reducer import MessageReducer
 from muster.collectives.reduction.reducer import Vector
 from muster.collectives.reduction.tree import Block
 from muster.collectives.simulated import SimulatedBackend
-from muster.contracts.messages import GroupMember
+from muster.contracts.messages.rank import GroupMember
 from muster.contracts.shards import Position
 from muster.datasets.index import Totals
 from muster.program import Contribution, State

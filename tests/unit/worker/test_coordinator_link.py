@@ -6,18 +6,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from muster.contracts.messages import (
-    AgentAssignment,
+from muster.contracts.messages.agent import (
     AgentHello,
     AgentMessage,
-    CoordinatorAddress,
     CoordinatorMessage,
     Dismiss,
     TerminateRank,
     Welcome,
 )
+from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
+from muster.contracts.messages.wire import decode_agent_claim, decode_agent_message, encode
 from muster.contracts.token import sha256_of
-from muster.contracts.wire import decode_agent_claim, decode_agent_message, encode
 from muster.links.frames import FrameReader, frame
 from muster.links.identity import Identity, job_identity
 from muster.links.sealing import Cipher

@@ -7,18 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from muster.contracts.job import Reason
-from muster.contracts.messages import (
-    ERROR_LIMIT,
-    Hello,
-    PermanentFailure,
-    RankExited,
-    RankMessage,
-    RankSaid,
-    Warned,
-)
-from muster.contracts.paths import JobFiles
+from muster.contracts.job.status import Reason
+from muster.contracts.messages.agent import RankExited, RankSaid
+from muster.contracts.messages.rank import ERROR_LIMIT, Hello, PermanentFailure, RankMessage, Warned
 from muster.contracts.rank import Phase
+from muster.contracts.settings.paths import JobFiles
 from muster.runtime.exit_report import make_exit_record, read_exit_record, write_own_record
 from muster.runtime.redaction import Redaction
 from tests.support.stories import beat, saved

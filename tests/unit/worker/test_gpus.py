@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from muster.cluster.vram import Lease
-from muster.contracts.messages import AgentAssignment, VramNeed
+from muster.contracts.messages.assignment import AgentAssignment, VramNeed
 from muster.contracts.rank import ProcessRecord
 from muster.host.gpus import GpusBusy
 from muster.host.processes import boot_id, this_process

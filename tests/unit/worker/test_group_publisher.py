@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from muster.contracts.agent import LOCAL_HOST
-from muster.contracts.messages import AnnounceGroup
+from muster.contracts.messages.agent import AnnounceGroup
 from muster.runtime.agent_client import AgentSocket
 from muster.training.groups.updates import AgentGroupUpdates, GroupUpdate
 from tests.support.takeovers import announced

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK
+from muster.contracts.settings.paths import LOG_EPOCH_BYTES, TIME_MARK
 from worker.coordinator.log_index import LogIndex
 
 

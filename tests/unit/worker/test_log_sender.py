@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coordinator.agents.log_receiver import HomeLogs
-from muster.contracts.log_parts import LogPart
-from muster.contracts.paths import LOG_EPOCH_BYTES, TIME_MARK, JobFiles, LogName
+from muster.contracts.messages.logs import LogPart
+from muster.contracts.settings.paths import LOG_EPOCH_BYTES, TIME_MARK, JobFiles, LogName
 from muster.host.files import KEEP_SIZE, PUNCH_HOLE, fallocate
 from muster.logs.log_file import LogFile
 from worker.coordinator.log_sender import LogPasses

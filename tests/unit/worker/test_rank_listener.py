@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from muster.contracts.messages import Hello, RankSaid
+from muster.contracts.messages.agent import RankSaid
+from muster.contracts.messages.rank import Hello
+from muster.contracts.messages.wire import encode
 from muster.contracts.series import Window, aggregate
-from muster.contracts.wire import encode
 from tests.support.stories import beat
 from worker.ranks.listener import CONNECTIONS_LIMIT, ChannelReader, ReconnectListener
 from worker.ranks.rank import RankProcess

@@ -14,10 +14,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from muster.contracts.environ import JOB_VARIABLES, PROCESS_TAG
-from muster.contracts.messages import FORKED_PID, AdoptedRank, StartRank
+from muster.contracts.job.secrets import SecretUnavailable
+from muster.contracts.messages.agent import StartRank
+from muster.contracts.messages.assignment import FORKED_PID, AdoptedRank
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.secrets import SecretUnavailable
+from muster.contracts.settings.environ import JOB_VARIABLES, PROCESS_TAG
 from muster.host.limits import ShellLimits
 from muster.host.processes import counts_waits, environment_of, identify
 from muster.runtime.secrets import SecretStore

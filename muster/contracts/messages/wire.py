@@ -10,8 +10,7 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 import msgspec
 
 from muster.contracts.errors import WireError
-from muster.contracts.log_parts import ReceiverMessage, SenderMessage
-from muster.contracts.messages import (
+from muster.contracts.messages.agent import (
     AgentClaim,
     AgentMessage,
     AgentVersion,
@@ -19,13 +18,12 @@ from muster.contracts.messages import (
     JoinRequest,
     LogHello,
     RankExited,
-    RankMessage,
     RankSaid,
-    RankVersion,
     StoreHello,
-    WorkerGroup,
 )
-from muster.contracts.storage import (
+from muster.contracts.messages.logs import ReceiverMessage, SenderMessage
+from muster.contracts.messages.rank import RankMessage, RankVersion, WorkerGroup
+from muster.contracts.messages.storage import (
     StorageFailed,
     StorageReply,
     StorageRequest,

@@ -10,12 +10,10 @@ from typing import Final
 import msgspec
 from msgspec import inspect
 
-from muster.contracts.engine import SCHEDULERS
 from muster.contracts.errors import CONTROLS, FieldProblem, InvalidSpec
-from muster.contracts.job import JobId
-from muster.contracts.location import InvalidLocation, parse_location
-from muster.contracts.secrets import REFERENCE_WANTED, Reference
-from muster.contracts.spec import (
+from muster.contracts.job.engine import SCHEDULERS
+from muster.contracts.job.secrets import REFERENCE_WANTED, Reference
+from muster.contracts.job.spec import (
     CLUSTER_FIELDS,
     COMMAND_LIMIT,
     COMMAND_LIMIT_BYTES,
@@ -34,6 +32,8 @@ from muster.contracts.spec import (
     is_power_of_two,
     is_program,
 )
+from muster.contracts.job.status import JobId
+from muster.contracts.location import InvalidLocation, parse_location
 from muster.contracts.views import FieldError
 
 SHOWN_LIMIT: Final = 40  # most characters of a value that an error repeats

@@ -26,15 +26,7 @@ from msgspec import Meta
 
 from muster.contracts.agent import LOOPBACK
 from muster.contracts.errors import InvalidEnvironment
-from muster.contracts.location import (
-    SCHEME,
-    InvalidLocation,
-    Location,
-    expand_home,
-    parse_location,
-    save_lead,
-)
-from muster.contracts.spec import (
+from muster.contracts.job.spec import (
     JOB_ID_PATTERN,
     LIMITS,
     PROGRAM_WANTED,
@@ -51,6 +43,14 @@ from muster.contracts.spec import (
     fits_shards,
     is_power_of_two,
     is_program,
+)
+from muster.contracts.location import (
+    SCHEME,
+    InvalidLocation,
+    Location,
+    expand_home,
+    parse_location,
+    save_lead,
 )
 
 _DIRECTORIES: Final[Mapping[str, str]] = {

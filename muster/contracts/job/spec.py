@@ -1,7 +1,7 @@
 """The description of a job: one declaration per field, with type, limits, default and meaning.
 
 The REST body, the JSON schema of job files, the OpenAPI document and docs/reference/job-fields.md
-are derived from it. `muster.contracts.spec_problems` checks what spans several fields.
+are derived from it. `muster.contracts.job.problems` checks what spans several fields.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 import msgspec
 from msgspec import Meta
 
-from muster.contracts.engine import (
+from muster.contracts.job.engine import (
     SCHEDULERS,
     Engine,
     KubernetesOptions,

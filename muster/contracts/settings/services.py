@@ -9,8 +9,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from muster.contracts.engine import Engine
-from muster.contracts.environ import (
+from muster.contracts.errors import InvalidEnvironment
+from muster.contracts.job.engine import Engine
+from muster.contracts.job.secrets import SHARED_VARIABLES
+from muster.contracts.job.spec import ENVIRONMENT_NAME_PATTERN
+from muster.contracts.location import Location
+from muster.contracts.settings.environ import (
     DEFAULT_BUCKET,
     INTEGER_MAX,
     ORPHAN_TIMEOUT_SECONDS,
@@ -23,11 +27,7 @@ from muster.contracts.environ import (
     Variable,
     read_fields,
 )
-from muster.contracts.errors import InvalidEnvironment
-from muster.contracts.location import Location
-from muster.contracts.paths import DataDir
-from muster.contracts.secrets import SHARED_VARIABLES
-from muster.contracts.spec import ENVIRONMENT_NAME_PATTERN
+from muster.contracts.settings.paths import DataDir
 from muster.contracts.token import id_in, sha256_of
 
 DEFAULT_PORT: Final = 8000

@@ -11,8 +11,8 @@ from typing import Final, TypeAlias
 import msgspec
 
 from muster.contracts.host import HostFacts
-from muster.contracts.log_parts import Kind, LogPart, Rank
-from muster.contracts.messages import AgentAssignment, CoordinatorAddress
+from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
+from muster.contracts.messages.logs import Kind, LogPart, Rank
 from muster.contracts.rank import Count, ProcessRecord
 
 REPEAT_SECONDS: Final = 10.0

@@ -1,8 +1,8 @@
 """The messages with which a host sends home the logs of its ranks: payloads of a sealed link.
 
-The first one is a `muster.contracts.messages.LogHello`. Then the coordinator tells what it has at
-home. From there the sender goes on, in the order of offsets, whatever
-interrupted the connection before.
+The first one is a `muster.contracts.messages.agent.LogHello`. Then the coordinator tells what it
+has at home. From there the sender goes on, in the order of offsets, whatever interrupted the
+connection before.
 """
 
 from typing import Annotated, Final, Literal, TypeAlias
@@ -10,8 +10,8 @@ from typing import Annotated, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from muster.contracts.paths import LOG_EPOCH_BYTES
 from muster.contracts.rank import Count
+from muster.contracts.settings.paths import LOG_EPOCH_BYTES
 
 PART_BYTES: Final = (1 << 18) - 1024
 """Most data of one part."""

@@ -12,10 +12,10 @@ from typing import Annotated, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from muster.contracts.messages import AgentAssignment
+from muster.contracts.job.spec import StepChoice
+from muster.contracts.messages.assignment import AgentAssignment
 from muster.contracts.rank import Count
 from muster.contracts.shards import Position, Reading
-from muster.contracts.spec import StepChoice
 
 PACKET_LIMIT_BYTES: Final = 1 << 16
 SENTENCE_LIMIT: Final = 8192  # characters

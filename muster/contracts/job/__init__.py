@@ -1,0 +1,1 @@
+"""What a job is: its description, its states, and what is done when a process of it ends."""

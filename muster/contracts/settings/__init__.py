@@ -1,0 +1,1 @@
+"""What the environment says, and where files are."""
