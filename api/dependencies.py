@@ -23,7 +23,7 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer, SecurityScopes
 from prometheus_client import CollectorRegistry
 
-from api.auth import CHANGING_METHODS, Caller, logged_refusal, require_scope
+from api.access.auth import CHANGING_METHODS, Caller, logged_refusal, require_scope
 from api.errors import ServiceUnavailable
 from api.streams import IDLE_SECONDS, Feeds, JobCache
 from api.submission import SubmissionQueue, Submitter

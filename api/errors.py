@@ -1,10 +1,10 @@
 """The problem documents (RFC 9457) that answer a refused request.
 
 Problem                    status, kind, a sentence and the fields that are wrong
-├── Unauthorized           401  api.auth
+├── Unauthorized           401  api.access.auth
 ├── Conflict               409  the job's state does not allow the request
 ├── InvalidRequest         422  fields of the body, the query or the headers
-├── TooManyRequests        429  api.rate_limits
+├── TooManyRequests        429  api.access.rate_limits
 └── ServiceUnavailable     503  the database cannot be reached
 
 Every other exception that leaves a route becomes one here, too: FastAPI's own handlers echo the

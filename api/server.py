@@ -20,14 +20,14 @@ from anyio import CapacityLimiter
 from fastapi import Depends, FastAPI
 from prometheus_client import CollectorRegistry
 
-from api.auth import Authenticator, TokenCache
-from api.connections import HEADERS_LIMIT_BYTES, LimitedProtocol
+from api.access.auth import Authenticator, TokenCache
+from api.access.connections import HEADERS_LIMIT_BYTES, LimitedProtocol
+from api.access.middleware import BODY_LIMIT_BYTES, AccessMiddleware
+from api.access.rate_limits import RateLimiter
 from api.dependencies import PREFIX, AppState, CoordinatorHandle, DiskReserve
 from api.errors import install
 from api.metrics import ScrapeCollector, read_scrape
-from api.middleware import BODY_LIMIT_BYTES, AccessMiddleware
 from api.page import routes as page
-from api.rate_limits import RateLimiter
 from api.routes import deletion, hosts, jobs, logs, pool, service, watch
 from api.schema import ANY, add_schemas, refusals, refuse_unknown_query
 from api.startup_checks import check_certificate, check_listening

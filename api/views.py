@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from api.auth import Caller
+from api.access.auth import Caller
 from database.records import AgentRecord, Audit, Job, MemberRecord, RankRecord
 from muster.contracts.agent import LOCAL_HOST, is_node_id
 from muster.contracts.job import OPEN, JobStatus

@@ -15,6 +15,7 @@ import msgspec
 
 from cli.connection import connected
 from cli.errors import ExitCode, WrongState
+from cli.jobs.submit import JobDescription, read_job_file, refuse
 from cli.output import (
     Group,
     Output,
@@ -26,8 +27,7 @@ from cli.output import (
     show,
     table,
 )
-from cli.service_record import find_own_services
-from cli.submit import JobDescription, read_job_file, refuse
+from cli.services.record import find_own_services
 from muster.client.progress import duration
 from muster.cluster.description import Cluster
 from muster.cluster.placement import Placement, RankRequest, place

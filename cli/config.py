@@ -212,7 +212,7 @@ def show_settings(*, origin: bool, output: Output) -> None:
     ~/.config/muster/config.toml. Commands use URL and certificate of the `muster up`
     of their data directory. Secrets are masked. Exit code 2 if a value is invalid.
     """
-    from cli.service_record import address_of, find_own_services  # noqa: PLC0415  imports msgspec
+    from cli.services.record import address_of, find_own_services  # noqa: PLC0415  imports msgspec
 
     in_file = read_config_file(os.environ)
     url, ca_file = address_of(find_own_services())

@@ -14,7 +14,7 @@ import click
 
 from cli.config import apply_config_file
 from cli.output import ShellPath, notice_if_slow
-from cli.service_record import address_of, find_own_services
+from cli.services.record import address_of, find_own_services
 from muster.contracts.errors import MusterError
 from muster.contracts.job import JobStatus
 

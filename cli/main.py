@@ -28,11 +28,13 @@ class Entry(NamedTuple):
 
 HEADINGS: Final = {
     "Services": {
-        "up": Entry("cli.services:up", "Run the API and the coordinator on this machine."),
-        "down": Entry("cli.services:down", "Stop the services; every rank saves first."),
-        "status": Entry("cli.status:status", "Show what runs, and whether it is healthy."),
-        "open": Entry("cli.status:open_page", "Print the address of the web page, and open it."),
-        "doctor": Entry("cli.doctor:doctor", "Check this installation and suggest repairs."),
+        "up": Entry("cli.services.up:up", "Run the API and the coordinator on this machine."),
+        "down": Entry("cli.services.up:down", "Stop the services; every rank saves first."),
+        "status": Entry("cli.services.status:status", "Show what runs, and whether it is healthy."),
+        "open": Entry(
+            "cli.services.status:open_page", "Print the address of the web page, and open it."
+        ),
+        "doctor": Entry("cli.checks.doctor:doctor", "Check this installation and suggest repairs."),
         "cluster": Entry("cli.cluster:cluster", "Check the description of a cluster."),
         "engines": Entry("cli.cluster:engines", "Show what may start ranks, and what is missing."),
         "hosts": Entry(
@@ -40,51 +42,59 @@ HEADINGS: Final = {
         ),
         "config": Entry("cli.config:config", "Show every setting and its origin."),
         "backup": Entry(
-            "cli.services:backup", "Copy the database, and list the files that belong to it."
+            "cli.services.up:backup", "Copy the database, and list the files that belong to it."
         ),
-        "token": Entry("cli.admin:token", "Create, list and revoke API tokens."),
-        "secret": Entry("cli.admin:secret", "Store secrets that jobs may use."),
+        "token": Entry("cli.services.admin:token", "Create, list and revoke API tokens."),
+        "secret": Entry("cli.services.admin:secret", "Store secrets that jobs may use."),
     },
     "Jobs": {
-        "submit": Entry("cli.submit:submit", "Submit a job and watch it until it ends."),
+        "submit": Entry("cli.jobs.submit:submit", "Submit a job and watch it until it ends."),
         "plan": Entry("cli.cluster:plan", "Show on which nodes the ranks of a job would run."),
-        "run": Entry("cli.run:run", "Run a script on several ranks here, like torchrun."),
-        "check": Entry("cli.check:check", "Check that a script has the same bits at every size."),
-        "ps": Entry("cli.jobs:ps", "List jobs, newest first."),
-        "leaderboard": Entry(
-            "cli.leaderboard:leaderboard", "Compare the jobs of a sweep, and name the best."
+        "run": Entry("cli.jobs.run:run", "Run a script on several ranks here, like torchrun."),
+        "check": Entry(
+            "cli.checks.check:check", "Check that a script has the same bits at every size."
         ),
-        "top": Entry("cli.jobs:top", "Watch all jobs live."),
-        "show": Entry("cli.jobs:show_job", "Show one job and each of its ranks."),
-        "series": Entry("cli.series:series", "Show loss, throughput and metrics of a job by step."),
-        "logs": Entry("cli.jobs:logs", "Show what the ranks of a job have printed."),
-        "events": Entry("cli.jobs:events", "Show what happened to a job, and why."),
-        "wait": Entry("cli.lifecycle:wait", "Wait until a job ends."),
-        "scale": Entry("cli.lifecycle:scale", "Change the number of ranks of a job."),
-        "pause": Entry("cli.lifecycle:pause", "Pause a job; its ranks stay."),
-        "resume": Entry("cli.lifecycle:resume", "Resume a paused job."),
-        "stop": Entry("cli.lifecycle:stop", "Save a last checkpoint and stop jobs."),
-        "rm": Entry("cli.lifecycle:rm", "Delete jobs that have ended, with their logs."),
-        "purge": Entry("cli.lifecycle:purge", "Delete every job that matches a filter."),
-        "gc": Entry("cli.lifecycle:gc", "List what deleted jobs have left, and delete it."),
+        "ps": Entry("cli.jobs.show:ps", "List jobs, newest first."),
+        "leaderboard": Entry(
+            "cli.jobs.leaderboard:leaderboard", "Compare the jobs of a sweep, and name the best."
+        ),
+        "top": Entry("cli.jobs.show:top", "Watch all jobs live."),
+        "show": Entry("cli.jobs.show:show_job", "Show one job and each of its ranks."),
+        "series": Entry(
+            "cli.jobs.series:series", "Show loss, throughput and metrics of a job by step."
+        ),
+        "logs": Entry("cli.jobs.show:logs", "Show what the ranks of a job have printed."),
+        "events": Entry("cli.jobs.show:events", "Show what happened to a job, and why."),
+        "wait": Entry("cli.jobs.lifecycle:wait", "Wait until a job ends."),
+        "scale": Entry("cli.jobs.lifecycle:scale", "Change the number of ranks of a job."),
+        "pause": Entry("cli.jobs.lifecycle:pause", "Pause a job; its ranks stay."),
+        "resume": Entry("cli.jobs.lifecycle:resume", "Resume a paused job."),
+        "stop": Entry("cli.jobs.lifecycle:stop", "Save a last checkpoint and stop jobs."),
+        "rm": Entry("cli.jobs.lifecycle:rm", "Delete jobs that have ended, with their logs."),
+        "purge": Entry("cli.jobs.lifecycle:purge", "Delete every job that matches a filter."),
+        "gc": Entry("cli.jobs.lifecycle:gc", "List what deleted jobs have left, and delete it."),
     },
     "Inside a job": {
-        "workers": Entry("cli.workers:workers", "List the workers of a job's pool."),
+        "workers": Entry("cli.jobs.workers:workers", "List the workers of a job's pool."),
         "attempts": Entry(
-            "cli.workers:attempts", "List the processes of a job and how each ended."
+            "cli.jobs.workers:attempts", "List the processes of a job and how each ended."
         ),
-        "audit": Entry("cli.workers:audit", "Check that every sample was read exactly once."),
-        "chaos": Entry("cli.chaos:chaos", "Kill one rank and watch the job recover."),
+        "audit": Entry("cli.jobs.workers:audit", "Check that every sample was read exactly once."),
+        "chaos": Entry("cli.checks.chaos:chaos", "Kill one rank and watch the job recover."),
     },
     "Data": {
-        "dataset": Entry("cli.dataset:dataset", "Create a data set to train on."),
+        "dataset": Entry("cli.data.dataset:dataset", "Create a data set to train on."),
         "checkpoint": Entry(
-            "cli.checkpoints:checkpoint", "Save, list, verify, compare and export checkpoints."
+            "cli.data.checkpoints:checkpoint", "Save, list, verify, compare and export checkpoints."
         ),
-        "digest": Entry("cli.checkpoints:digest", "Print the SHA-256 of a job's newest state."),
+        "digest": Entry(
+            "cli.data.checkpoints:digest", "Print the SHA-256 of a job's newest state."
+        ),
     },
     "Tools": {
-        "demo": Entry("cli.demo:demo", "Kill ranks while a model trains; the bits stay the same."),
+        "demo": Entry(
+            "cli.checks.demo:demo", "Kill ranks while a model trains; the bits stay the same."
+        ),
         "schema": Entry("cli.main:schema", "Print the JSON schema of a job file."),
         "completion": Entry("cli.main:completion", "Print a shell's completion script."),
         "version": Entry("cli.main:version", "Show the version."),

@@ -31,8 +31,8 @@ from coordinator.decide.actions import (
     JobFailed,
     Observation,
 )
-from coordinator.decide.job_end import JobFailure
-from coordinator.decide.state import AGENT_FAILURES_LIMIT, AgentSnapshot, JobSnapshot
+from coordinator.decide.state.job import AGENT_FAILURES_LIMIT, AgentSnapshot, JobSnapshot
+from coordinator.decide.state.job_end import JobFailure
 from coordinator.launchers.launcher import AgentProcess, AgentValues, Launcher, NotStarted
 from coordinator.launchers.remote import probe_file
 from coordinator.launchers.scheduler import Refused, SchedulerJobs, SchedulerLauncher

@@ -9,7 +9,7 @@ import msgspec
 from coordinator.agent_lifecycle import AgentLifecycle
 from coordinator.agents import AgentServer
 from coordinator.decide import actions
-from coordinator.decide.state import JobSnapshot
+from coordinator.decide.state.job import JobSnapshot
 from coordinator.tracked_job import TrackedJob
 from database.records import Event, utc_now
 from muster.contracts.agent import LOOPBACK

@@ -14,9 +14,9 @@ from msgspec.structs import asdict
 
 from coordinator.agent_lifecycle import AgentLifecycle
 from coordinator.decide import actions, placement
-from coordinator.decide.actions import PlaceRank, SetStatus
+from coordinator.decide.actions import SetStatus
 from coordinator.decide.plan import plan
-from coordinator.decide.state import AgentSnapshot, JobSnapshot
+from coordinator.decide.state.job import AgentSnapshot, JobSnapshot
 from coordinator.launchers.launcher import AgentProcess
 from coordinator.persistence import (
     Attachment,
@@ -148,26 +148,22 @@ class JobTable:
             if job.snapshot.status is JobStatus.QUEUED and not job.snapshot.is_ending
         ]
         self._place_lost(now)
-        if waiting:
-            wanted = [job.snapshot for job in waiting]
-            admissions = list(placement.admit(wanted, *self._room(), now.monotonic))
-            for job, admission in zip(waiting, admissions, strict=True):
-                self._start_or_wait(job, admission, now)
+        if not waiting:
+            return
+        wanted = [job.snapshot for job in waiting]
+        admissions = list(placement.admit(wanted, *self._room(), now.monotonic))
+        for job, places in zip(waiting, admissions, strict=True):
+            if not isinstance(places, str):
+                job.decide([SetStatus(status=JobStatus.STARTING, message=job.snapshot.note)], now)
+                job.decide(places, now)
+                job.decide(plan(job.snapshot, now.monotonic), now)  # one commit, for its agents too
+            elif job.snapshot.message != places:
+                reason = Reason.WAITING_FOR_SLOTS
+                job.decide([SetStatus(status=JobStatus.QUEUED, reason=reason, message=places)], now)
 
     def _room(self) -> tuple[Sequence[JobSnapshot], Cluster, Mapping[str, str]]:
         """Return the jobs that may hold slots, and where others may be."""
         return [job.snapshot for job in self.admitted()], self._cluster, self.refusals
-
-    def _start_or_wait(
-        self, job: TrackedJob, places: Sequence[PlaceRank] | str, now: Moment
-    ) -> None:
-        if not isinstance(places, str):
-            job.decide([SetStatus(status=JobStatus.STARTING, message=job.snapshot.note)], now)
-            job.decide(places, now)
-            job.decide(plan(job.snapshot, now.monotonic), now)  # one commit for its agents as well
-        elif job.snapshot.message != places:
-            reason = Reason.WAITING_FOR_SLOTS
-            job.decide([SetStatus(status=JobStatus.QUEUED, reason=reason, message=places)], now)
 
     def _place_lost(self, now: Moment) -> None:
         """Choose hosts for ranks of admitted jobs that have none, or have lost it."""

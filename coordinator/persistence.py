@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from coordinator.decide.rank_state import NEVER, RankSnapshot
-from coordinator.decide.state import JobSnapshot
+from coordinator.decide.state.job import JobSnapshot
+from coordinator.decide.state.rank import NEVER, RankSnapshot
 from database.records import (
     AgentRecord,
     Attempt,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.decide.job_end import JobFailure
+from coordinator.decide.state.job_end import JobFailure
 from coordinator.tracked_job import TrackedJob
 from muster.cluster.requests import assignment_of
 from muster.contracts.attach import JoinOrder

@@ -12,16 +12,7 @@ from typing import Final
 from coordinator.decide.events import describe_exit
 from coordinator.decide.fold_pool import keep_living, release_others
 from coordinator.decide.fold_rank import end_unobserved
-from coordinator.decide.job_end import GOING, EndKind, JobEnd, JobFailure
-from coordinator.decide.rank_state import (
-    NEVER,
-    Attempt,
-    AttemptEnd,
-    Cause,
-    RankSnapshot,
-    RetryBudget,
-)
-from coordinator.decide.state import (
+from coordinator.decide.state.job import (
     LAST,
     AgentSnapshot,
     GangRestore,
@@ -29,6 +20,15 @@ from coordinator.decide.state import (
     JobCode,
     JobSnapshot,
     new_rank,
+)
+from coordinator.decide.state.job_end import GOING, EndKind, JobEnd, JobFailure
+from coordinator.decide.state.rank import (
+    NEVER,
+    Attempt,
+    AttemptEnd,
+    Cause,
+    RankSnapshot,
+    RetryBudget,
 )
 from coordinator.persistence import SAME_OF_ATTEMPT, SAME_OF_BUDGET, SAME_OF_RANK, Moment, fields_of
 from database.records import AgentRecord, Job, MemberRecord, RankRecord

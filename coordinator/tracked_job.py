@@ -13,8 +13,8 @@ from coordinator.decide.actions import Action, Observation
 from coordinator.decide.events import event_of
 from coordinator.decide.fold import fold
 from coordinator.decide.plan import plan, wake_at
-from coordinator.decide.rank_state import NEVER, RankSnapshot
-from coordinator.decide.state import JobSnapshot
+from coordinator.decide.state.job import JobSnapshot
+from coordinator.decide.state.rank import NEVER, RankSnapshot
 from coordinator.launchers.launcher import AgentProcess
 from coordinator.persistence import (
     Attachment,

@@ -18,7 +18,7 @@ from typing import Any
 
 from sqlalchemy import URL, create_engine, text
 
-from cli.checkpoints import digests
+from cli.data.checkpoints import digests
 from database.engine import Database
 from database.leases import Leases
 from database.records import Lease

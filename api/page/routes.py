@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.routing import APIRoute
 from xxhash import xxh3_64_hexdigest
 
-from api.auth import SESSION_COOKIE, Caller
+from api.access.auth import SESSION_COOKIE, Caller
 from api.dependencies import READ, SUBMIT, AppState, CurrentCaller, State
 from api.errors import Problem, invalid_field, problem_of
 from api.listing import RequestedPage, jobs_of
@@ -91,7 +91,7 @@ router = APIRouter(
     include_in_schema=False, dependencies=[READ], prefix="/ui", route_class=PageRoute
 )
 open_router = APIRouter(include_in_schema=False, prefix="/ui")
-"""What is shown without a token; see `api.middleware`."""
+"""What is shown without a token; see `api.access.middleware`."""
 
 
 class JobText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

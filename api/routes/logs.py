@@ -15,7 +15,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from pydantic import AwareDatetime
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from api.auth import Unauthorized
+from api.access.auth import Unauthorized
 from api.dependencies import (
     READ,
     AppState,

@@ -14,7 +14,7 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, Header, Query, Request, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from api.auth import Unauthorized
+from api.access.auth import Unauthorized
 from api.dependencies import READ, AppState, Reauthenticate, Reauthentication, now_and_then
 from api.dependencies import State as ServiceState
 from api.routes.logs import EVENTS, PING_SECONDS, RETRY_MILLISECONDS, SEND_SECONDS

@@ -5,9 +5,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from coordinator.decide.job_end import JobFailure
-from coordinator.decide.rank_state import Cause
-from coordinator.decide.state import GroupSnapshot
+from coordinator.decide.state.job import GroupSnapshot
+from coordinator.decide.state.job_end import JobFailure
+from coordinator.decide.state.rank import Cause
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.log_parts import LogsDrained
 from muster.contracts.messages import (

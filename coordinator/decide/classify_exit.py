@@ -9,8 +9,8 @@ from signal import SIGKILL, SIGTERM
 from typing import Final
 
 from coordinator.decide.events import describe_exit, error_lines, excerpt, last_line, quote_end
-from coordinator.decide.rank_state import AttemptEnd, Cause, RankSnapshot
-from coordinator.decide.state import JobSnapshot
+from coordinator.decide.state.job import JobSnapshot
+from coordinator.decide.state.rank import AttemptEnd, Cause, RankSnapshot
 from muster.contracts.job import Reason
 from muster.contracts.messages import RankExited
 from muster.contracts.retry import DO_NOT_RETRY_CODE, SIGNAL_BASE, RetryClass

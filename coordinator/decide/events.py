@@ -12,8 +12,8 @@ from typing import Final
 
 from coordinator.decide import actions
 from coordinator.decide.actions import Observation
-from coordinator.decide.rank_state import Attempt, Cause, RankSnapshot
-from coordinator.decide.state import GroupSnapshot, JobSnapshot
+from coordinator.decide.state.job import GroupSnapshot, JobSnapshot
+from coordinator.decide.state.rank import Attempt, Cause, RankSnapshot
 from muster.contracts.job import JobStatus, Reason
 from muster.contracts.messages import (
     CheckpointsListed,

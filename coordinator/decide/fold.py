@@ -20,9 +20,9 @@ from coordinator.decide import (
 )
 from coordinator.decide.actions import Observation
 from coordinator.decide.events import excerpt
-from coordinator.decide.job_end import EndKind
-from coordinator.decide.rank_state import RankSnapshot
-from coordinator.decide.state import JobSnapshot
+from coordinator.decide.state.job import JobSnapshot
+from coordinator.decide.state.job_end import EndKind
+from coordinator.decide.state.rank import RankSnapshot
 from muster.contracts import messages
 from muster.contracts.errors import move
 from muster.contracts.job import TRANSITIONS, JobStatus

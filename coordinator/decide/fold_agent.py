@@ -6,14 +6,14 @@ from typing import Final, TypeAlias, assert_never
 
 from coordinator.decide import actions, fold_exit, fold_pool, fold_rank
 from coordinator.decide.classify_exit import classify_unobserved
-from coordinator.decide.job_end import JobFailure
-from coordinator.decide.rank_state import NEVER, Cause, RankSnapshot
-from coordinator.decide.state import (
+from coordinator.decide.state.job import (
     AGENT_FAILURES_LIMIT,
     AgentSnapshot,
     GroupSnapshot,
     JobSnapshot,
 )
+from coordinator.decide.state.job_end import JobFailure
+from coordinator.decide.state.rank import NEVER, Cause, RankSnapshot
 from muster.contracts.agent import AgentState
 from muster.contracts.job import Reason
 from muster.contracts.messages import AgentHeartbeat

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from coordinator.decide import fold_exit
 from coordinator.decide.actions import CodeTaken
-from coordinator.decide.job_end import JobFailure
-from coordinator.decide.rank_state import Cause, RankSnapshot
-from coordinator.decide.state import JobSnapshot
+from coordinator.decide.state.job import JobSnapshot
+from coordinator.decide.state.job_end import JobFailure
+from coordinator.decide.state.rank import Cause, RankSnapshot
 from muster.contracts.job import Reason
 
 

@@ -16,9 +16,9 @@ from typing import Final
 from coordinator.decide import fold_pool, fold_rank
 from coordinator.decide.classify_exit import classify, failed_before, has_lost_peer
 from coordinator.decide.events import describe_exit, excerpt, quote_lines
-from coordinator.decide.job_end import JobFailure
-from coordinator.decide.rank_state import AttemptEnd, Cause, RankSnapshot
-from coordinator.decide.state import JobSnapshot
+from coordinator.decide.state.job import JobSnapshot
+from coordinator.decide.state.job_end import JobFailure
+from coordinator.decide.state.rank import AttemptEnd, Cause, RankSnapshot
 from muster.contracts.interpreter import import_advice
 from muster.contracts.job import Reason
 from muster.contracts.messages import PermanentFailure, Raised, RankExited

@@ -7,9 +7,9 @@ from typing import TypeAlias, assert_never
 import msgspec
 
 from coordinator.decide.events import excerpt
-from coordinator.decide.job_end import EndKind, JobFailure
-from coordinator.decide.rank_state import Cause, RankSnapshot
-from coordinator.decide.state import GroupSnapshot, JobSnapshot, Partition, new_rank
+from coordinator.decide.state.job import GroupSnapshot, JobSnapshot, Partition, new_rank
+from coordinator.decide.state.job_end import EndKind, JobFailure
+from coordinator.decide.state.rank import Cause, RankSnapshot
 from muster.contracts import pool as pools
 from muster.contracts.agent import is_node_id
 from muster.contracts.job import Reason

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from coordinator.decide.rank_state import (
+from coordinator.decide.state.rank import (
     NEVER,
     Attempt,
     AttemptEnd,

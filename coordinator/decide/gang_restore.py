@@ -15,9 +15,9 @@ from typing import Final
 
 from coordinator.decide import fold_exit
 from coordinator.decide.events import excerpt
-from coordinator.decide.job_end import JobFailure
-from coordinator.decide.rank_state import NEVER, RankSnapshot
-from coordinator.decide.state import GangRestore, JobSnapshot
+from coordinator.decide.state.job import GangRestore, JobSnapshot
+from coordinator.decide.state.job_end import JobFailure
+from coordinator.decide.state.rank import NEVER, RankSnapshot
 from muster.checkpoints.manifest import CheckpointName, RestorePoint
 from muster.contracts.job import Reason
 from muster.contracts.location import parse_location, save_lead

@@ -9,8 +9,8 @@ from typing import Final
 
 from coordinator.decide.actions import Action, KillProcess, ReportSlowExit, Suspect
 from coordinator.decide.plan_pool import is_step_expected
-from coordinator.decide.rank_state import NEVER, Attempt, Cause, RankSnapshot
-from coordinator.decide.state import AgentSnapshot, JobSnapshot
+from coordinator.decide.state.job import AgentSnapshot, JobSnapshot
+from coordinator.decide.state.rank import NEVER, Attempt, Cause, RankSnapshot
 from muster.contracts.agent import AgentState
 from muster.contracts.job import JobStatus, Reason
 from muster.contracts.rank import ProcessState

@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Final
 
 from coordinator.decide.actions import PlaceRank
-from coordinator.decide.rank_state import RankSnapshot
-from coordinator.decide.state import AgentSnapshot, JobSnapshot
+from coordinator.decide.state.job import AgentSnapshot, JobSnapshot
+from coordinator.decide.state.rank import RankSnapshot
 from muster.cluster.description import Cluster
 from muster.cluster.placement import RankRequest, use_of
 from muster.cluster.placement import place as place_requests

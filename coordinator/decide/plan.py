@@ -16,9 +16,9 @@ from coordinator.decide.events import (
     describe_recovery,
     describe_stop,
 )
-from coordinator.decide.job_end import EndKind
-from coordinator.decide.rank_state import NEVER, Cause, RankSnapshot
-from coordinator.decide.state import AgentSnapshot, JobSnapshot
+from coordinator.decide.state.job import AgentSnapshot, JobSnapshot
+from coordinator.decide.state.job_end import EndKind
+from coordinator.decide.state.rank import NEVER, Cause, RankSnapshot
 from muster.contracts.agent import AgentState
 from muster.contracts.job import TERMINAL, JobStatus, Reason
 

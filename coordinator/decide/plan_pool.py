@@ -9,8 +9,8 @@ from coordinator.decide import actions
 from coordinator.decide.actions import Action, SetStatus
 from coordinator.decide.events import describe_recovery
 from coordinator.decide.fold_pool import divergence
-from coordinator.decide.rank_state import RankSnapshot
-from coordinator.decide.state import GroupSnapshot, JobSnapshot, Partition
+from coordinator.decide.state.job import GroupSnapshot, JobSnapshot, Partition
+from coordinator.decide.state.rank import RankSnapshot
 from muster.contracts.agent import UNPLACED
 from muster.contracts.job import JobStatus, Reason
 

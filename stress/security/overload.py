@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
-from api.rate_limits import BURST_SECONDS
+from api.access.rate_limits import BURST_SECONDS
 from database.engine import Database
 from database.tokens import Tokens
 from muster.contracts.settings import AccessSettings

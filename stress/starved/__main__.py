@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cli.checkpoints import digests
+from cli.data.checkpoints import digests
 from muster.checkpoints.errors import CheckpointMissing
 from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.paths import checkpoints_of_job

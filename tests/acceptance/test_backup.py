@@ -1,5 +1,6 @@
 """`muster backup` while jobs train; a new data directory goes on from it with the same bits."""
 
+import shutil
 import signal
 import stat
 import subprocess
@@ -36,7 +37,8 @@ def test_a_restored_backup_ends_with_the_same_bits(
         original.wait_until(job_id, lambda seen: seen["checkpoints_saved"] > 2)
         done = back_up(original.environment, tmp_path / "copy.db")
         assert done.returncode == 0, done.stderr
-        assert msgspec.json.decode(done.stdout)["checkpoints"] == [str(original.checkpoint_dir)]
+        listed = msgspec.json.decode(done.stdout)
+        assert listed["checkpoints"] == [str(original.checkpoint_dir)]
         for death in range(DEATHS):
             original.kill(job_id, 0)
             original.wait_until(job_id, restarts(death + 1))
@@ -45,6 +47,8 @@ def test_a_restored_backup_ends_with_the_same_bits(
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "data").mkdir(parents=True)
     (tmp_path / "copy.db").rename(elsewhere / "data" / "muster.db")
+    if mode == "independent":  # the other copy is a new node
+        shutil.copy2(*listed["node"], elsewhere / "data")
     with Installation(elsewhere, CHECKPOINT_DIR=str(original.checkpoint_dir)) as restored:
         restored.checkpoint_dir = original.checkpoint_dir
         restored.complete(job_id)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from cli.errors import ExitCode
-from cli.service_record import read_record
+from cli.services.record import read_record
 from muster.contracts.paths import DataDir
 from tests.support.screens import Screen
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from cli.errors import ExitCode
-from cli.service_record import ServiceRecord, read_record
+from cli.services.record import ServiceRecord, read_record
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import DEFAULT_PORT
 from muster.host.containment import tagged_processes

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.checkpoints import digests, find_checkpoint
+from cli.data.checkpoints import digests, find_checkpoint
 from muster.checkpoints.comparison import identity_of
 from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.location import S3Location

@@ -14,7 +14,7 @@ from typing import IO
 
 import pytest
 
-from cli.foreground import END_SIGNALS
+from cli.services.foreground import END_SIGNALS
 from muster.contracts.paths import DataDir
 from tests.support.installation import DEADLINE_SECONDS, await_value
 from tests.support.screens import Screen

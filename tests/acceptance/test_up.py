@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.service_record import is_serving
+from cli.services.record import is_serving
 from database.engine import Database
 from database.jobs import Jobs
 from database.records import Job

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from database.engine import Database
+from muster.cluster.identity import node_id
 from tests.support.api_service import DEADLINE_SECONDS, Agent, Service, StandIn
 
 
@@ -32,6 +33,12 @@ def stand_in(service: Service) -> Iterator[StandIn]:
 def client(service: Service) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=service.url, timeout=DEADLINE_SECONDS) as opened:
         yield opened
+
+
+@pytest.fixture
+def node(service: Service) -> str:
+    """What rows call the host of the service."""
+    return node_id(service.files.node_key)
 
 
 @pytest.fixture

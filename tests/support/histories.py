@@ -28,7 +28,7 @@ from types import NoneType
 
 from coordinator.decide import actions
 from coordinator.decide.actions import Action
-from coordinator.decide.rank_state import RankSnapshot
+from coordinator.decide.state.rank import RankSnapshot
 from muster.checkpoints.manifest import RestorePoint
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import Reason, StopRequest

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from pathlib import Path
 
-from cli.service_record import ServiceRecord
+from cli.services.record import ServiceRecord
 from muster.contracts.rank import ProcessRecord
 from muster.host.processes import identify, this_process
 

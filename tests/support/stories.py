@@ -10,11 +10,11 @@ import msgspec
 from coordinator.decide import actions
 from coordinator.decide.actions import Action, Observation
 from coordinator.decide.fold import fold
-from coordinator.decide.job_end import JobFailure
 from coordinator.decide.placement import place
 from coordinator.decide.plan import plan, wake_at
-from coordinator.decide.rank_state import RankSnapshot
-from coordinator.decide.state import AgentSnapshot, JobSnapshot, new_rank
+from coordinator.decide.state.job import AgentSnapshot, JobSnapshot, new_rank
+from coordinator.decide.state.job_end import JobFailure
+from coordinator.decide.state.rank import RankSnapshot
 from muster.checkpoints.manifest import CheckpointName
 from muster.cluster.description import Cluster, ClusterNode
 from muster.contracts import messages

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import fields
 from datetime import UTC, datetime
 
-from coordinator.decide.state import JobSnapshot
+from coordinator.decide.state.job import JobSnapshot
 from coordinator.persistence import (
     Attachment,
     Moment,

@@ -1,6 +1,6 @@
 """The results of jobs without faults, to compare others with."""
 
-from cli.checkpoints import digests
+from cli.data.checkpoints import digests
 from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.paths import checkpoints_of_job
 from tests.support.installation import Installation

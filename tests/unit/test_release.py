@@ -55,3 +55,15 @@ def test_the_list_of_dependencies_has_those_of_the_package_and_no_tools() -> Non
     assert needed <= {refs[it] for it in ours["dependsOn"]}
     assert {it["ref"] for it in others} == refs.keys()
     assert not {"pytest", "mypy", "moto"} & {*refs.values()}
+
+
+def test_files_that_pages_for_maintainers_name_exist() -> None:
+    pages = [*(ROOT / "docs" / "internals").glob("*.md"), ROOT / "CONTRIBUTING.md"]
+    named = re.compile(r"`((?:muster|api|cli|coordinator|database|docs|tests|worker)/[\w/.-]+)`")
+    missing = {
+        (page.name, path)
+        for page in pages
+        for path in named.findall(page.read_text())
+        if not (ROOT / path).exists() and path != "muster/_services"  # of the wheel
+    }
+    assert missing == set()

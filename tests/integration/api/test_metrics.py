@@ -26,10 +26,11 @@ def scrape(client: httpx.Client) -> Mapping[str, dict[str, float]]:
 
 
 def test_a_running_job_is_shown_until_after_its_end(
-    client: httpx.Client, stand_in: StandIn, job: str
+    client: httpx.Client, stand_in: StandIn, job: str, node: str
 ) -> None:
     assert not any(job in labels for labels in scrape(client)["muster_job_steps"])
-    stand_in.run(job, worker(0, step=7, loss=0.5, endings={"crash": 2}), worker(1, step=8))
+    first = worker(0, host=node, step=7, loss=0.5, endings={"crash": 2})
+    stand_in.run(job, first, worker(1, host=node, step=8))
     found = scrape(client)
     assert found["muster_job_status"][f"{job}  RUNNING"] == 1
     assert found["muster_job_steps"][f"{job} "] == 15

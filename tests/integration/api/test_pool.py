@@ -3,19 +3,12 @@
 import os
 
 import httpx
-import pytest
 
 from database.records import AgentRecord
-from muster.cluster.identity import node_id
 from muster.contracts.agent import AgentState
 from muster.contracts.job import JobId
-from tests.support.api_service import Service, StandIn
+from tests.support.api_service import StandIn
 from tests.support.database_samples import NOON, commit, epoch, member, worker
-
-
-@pytest.fixture
-def node(service: Service) -> str:
-    return node_id(service.files.node_key)
 
 
 def kinds(client: httpx.Client, job: str) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 
 from cli.errors import ExitCode
-from cli.service_record import ServiceRecord, service_lock, write_record
+from cli.services.record import ServiceRecord, service_lock, write_record
 from muster.checkpoints.local import LocalFileSystem
 from muster.checkpoints.manifest import BEST, LATEST, STATE
 from muster.contracts.paths import DataDir

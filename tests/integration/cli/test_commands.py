@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 
 from cli.errors import ExitCode
-from cli.workers import AUDIT_UNKNOWN
+from cli.jobs.workers import AUDIT_UNKNOWN
 from muster.contracts.job import JobId, JobStatus
 from tests.support.api_service import Service, StandIn
 from tests.support.database_samples import NOON, attempt, commit, epoch, member, worker

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from psycopg import connect
 from sqlalchemy import URL
 
+from cli.checks.doctor import CannotStart, require_startable
 from cli.config import settings
-from cli.doctor import CannotStart, require_startable
 from cli.main import app
 from database.engine import Database
 from database.tokens import Tokens
@@ -65,7 +65,7 @@ def test_good_machine_has_no_problem_and_is_unchanged(data_dir: Path) -> None:
 
 
 def test_a_kernel_that_counts_no_waits_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cli.doctor.counts_waits", lambda: False)
+    monkeypatch.setattr("cli.checks.doctor.counts_waits", lambda: False)
     code, found = doctor()
     assert (code, found["processor waits"]["verdict"]) == (0, "warning")
     assert "heartbeat_timeout" in found["processor waits"]["fix"]

@@ -11,9 +11,9 @@ import pytest
 from click.testing import Result
 from ruamel.yaml import YAML
 
-import cli.lifecycle
+import cli.jobs.lifecycle
 from cli.errors import ExitCode
-from cli.jobs import RUNS_WIDTH
+from cli.jobs.show import RUNS_WIDTH
 from database.records import Event, utc_now
 from muster.contracts.job import JobId, JobStatus
 from tests.support.api_service import Agent, Service, StandIn
@@ -269,7 +269,9 @@ def test_rm_stop_says_how_long_it_may_take(
     muster: Muster, stand_in: StandIn, job: str, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(cli.lifecycle, "notice_if_slow", lambda it: nullcontext(said.append(it)))
+    monkeypatch.setattr(
+        cli.jobs.lifecycle, "notice_if_slow", lambda it: nullcontext(said.append(it))
+    )
     stand_in.end(job)
     assert muster("rm", "--stop", job).exit_code == 0
     assert muster("rm", other).exit_code == ExitCode.CONFLICT
@@ -285,7 +287,9 @@ def test_purge_says_what_it_waits_for(
     muster: Muster, stand_in: StandIn, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(cli.lifecycle, "notice_if_slow", lambda it: nullcontext(said.append(it)))
+    monkeypatch.setattr(
+        cli.jobs.lifecycle, "notice_if_slow", lambda it: nullcontext(said.append(it))
+    )
     with ThreadPoolExecutor() as aside:
         ended = aside.submit(_end_once_asked, stand_in, job)
         assert muster("purge", "--status", "QUEUED", "--stop", "--yes").exit_code == 0

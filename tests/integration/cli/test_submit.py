@@ -227,7 +227,7 @@ def test_an_image_has_a_python_of_its_own(
         return httpx.Response(422, json={"detail": "no"})
 
     client = Client("http://api", transport=httpx.MockTransport(answer))
-    monkeypatch.setattr("cli.submit.connected", lambda *_: nullcontext(client))
+    monkeypatch.setattr("cli.jobs.submit.connected", lambda *_: nullcontext(client))
     words = ["submit", "--dry-run", "--engine", engine, "--", "python", "train.py"]
     CliRunner().invoke(app, words)
     assert [len({"python"} & body.keys()) for body in bodies] == [named]
@@ -250,7 +250,7 @@ def test_dry_run_shows_what_a_scheduler_gets(monkeypatch: pytest.MonkeyPatch) ->
     )
     answer = httpx.Response(200, json=msgspec.to_builtins(plan))
     client = Client("http://api", transport=httpx.MockTransport(lambda _: answer))
-    monkeypatch.setattr("cli.submit.connected", lambda *_: nullcontext(client))
+    monkeypatch.setattr("cli.jobs.submit.connected", lambda *_: nullcontext(client))
     words = ["submit", "--dry-run", "--engine", "slurm", "--", "true"]
     shown = CliRunner().invoke(app, words).stdout
     assert "started by  slurm\n" in shown

@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coordinator.decide.actions import PublishGroup, Start
-from coordinator.decide.job_end import EndKind
 from coordinator.decide.plan import plan, wake_at
-from coordinator.decide.rank_state import RankSnapshot
-from coordinator.decide.state import JobSnapshot
+from coordinator.decide.state.job import JobSnapshot
+from coordinator.decide.state.job_end import EndKind
+from coordinator.decide.state.rank import RankSnapshot
 from muster.contracts.agent import LOCAL_HOST, AgentState
 from muster.contracts.job import TERMINAL, JobStatus, Reason, StopRequest
 from muster.contracts.messages import Executing, Hello, Warned

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from api.auth import CACHED_SECONDS, Authenticator, TokenCache, Unauthorized, client_network
+from api.access.auth import CACHED_SECONDS, Authenticator, TokenCache, Unauthorized, client_network
 from api.errors import Problem
 from database.engine import Database
 from database.tokens import Tokens

@@ -12,10 +12,10 @@ from starlette.types import Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from api import connections
-from api.connections import CHUNKS_LIMIT, CONNECTIONS_EACH, LimitedProtocol
-from api.middleware import AccessMiddleware
-from api.rate_limits import RateLimiter
+from api.access import connections
+from api.access.connections import CHUNKS_LIMIT, CONNECTIONS_EACH, LimitedProtocol
+from api.access.middleware import AccessMiddleware
+from api.access.rate_limits import RateLimiter
 from tests.unit.api.token_store import TEXT, TokenStore, make_authenticator
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from api.auth import Caller
+from api.access.auth import Caller
 from api.dependencies import DiskReserve
 from api.routes import deletion
 from api.routes.deletion import Deletion, delete_all

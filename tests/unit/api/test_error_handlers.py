@@ -10,9 +10,9 @@ from fastapi import FastAPI
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
+from api.access.middleware import AccessMiddleware
+from api.access.rate_limits import RateLimiter
 from api.errors import Conflict, install, invalid_field
-from api.middleware import AccessMiddleware
-from api.rate_limits import RateLimiter
 from database.errors import (
     CommitInDoubt,
     DatabaseError,

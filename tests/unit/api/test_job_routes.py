@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from api import dependencies
-from api.auth import Unauthorized
+from api.access.auth import Unauthorized
 from api.errors import ServiceUnavailable
 from api.routes.jobs import create, planned
 from api.routes.watch import wait_for_status

@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from api.auth import Caller
+from api.access.auth import Caller
 from api.dependencies import AppState
 from api.errors import Problem
 from api.routes.pool import request_join

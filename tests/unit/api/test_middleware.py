@@ -10,10 +10,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from structlog.contextvars import get_contextvars
 from structlog.testing import capture_logs
 
-from api import connections
-from api.connections import peer_uid
-from api.middleware import AccessMiddleware
-from api.rate_limits import BURST_SECONDS, RateLimiter
+from api.access import connections
+from api.access.connections import peer_uid
+from api.access.middleware import AccessMiddleware
+from api.access.rate_limits import BURST_SECONDS, RateLimiter
 from tests.unit.api.token_store import OWN_UID, TEXT, TokenStore, make_authenticator, sent_by
 
 SHOWN = {"Authorization": f"Bearer {TEXT}"}

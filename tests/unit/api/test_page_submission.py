@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from api.page.submission import FIELDS, controls, fields_of, job_text, submit_command
-from cli.submit import JobDescription
+from cli.jobs.submit import JobDescription
 from muster.contracts.spec import JobRequest, JobSpec, KeepBest
 from muster.host.yaml_files import YamlFile, safe_yaml
 

@@ -4,8 +4,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from api import rate_limits
-from api.rate_limits import BURST_SECONDS, RateLimiter, TooManyRequests
+from api.access import rate_limits
+from api.access.rate_limits import BURST_SECONDS, RateLimiter, TooManyRequests
 from tests.support.clocks import ManualClock
 
 RATE = 2

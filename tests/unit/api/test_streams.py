@@ -15,7 +15,7 @@ import pytest
 from anyio import CapacityLimiter
 
 from api import dependencies, streams
-from api.auth import Unauthorized
+from api.access.auth import Unauthorized
 from api.dependencies import Reauthenticate, now_and_then
 from api.errors import ServiceUnavailable
 from api.routes import logs as routes

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as ASGIScope
 
-from api.auth import Authenticator
+from api.access.auth import Authenticator
 from database.errors import DatabaseUnavailable
 from muster.contracts.token import Scope, Token, id_in, sha256_of
 from tests.support.clocks import ManualClock

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from cli import chaos
-from cli.chaos import recovery_of, watch
+from cli.checks import chaos
+from cli.checks.chaos import recovery_of, watch
 from muster.client import Job
 from muster.contracts.errors import MusterError
 from muster.contracts.views import EventView, MemberView, StruckProcess, SummaryView

@@ -18,7 +18,7 @@ from cli.config import (
 )
 from cli.errors import Misuse
 from cli.main import app
-from cli.service_record import service_lock, write_record
+from cli.services.record import service_lock, write_record
 from muster.contracts.paths import DataDir
 from muster.contracts.token import new_text
 from tests.support.services import service_record

@@ -7,7 +7,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from cli.foreground import LEFT_OVER, Follower, ServiceWarnings, private_environment
+from cli.services.foreground import LEFT_OVER, Follower, ServiceWarnings, private_environment
 from muster.client import Client
 from muster.client.errors import Conflict, NotFound
 from muster.contracts.errors import JobDiffers

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cli.errors import Misuse
-from cli.submit import JobDescription, read_job_file, text_of
+from cli.jobs.submit import JobDescription, read_job_file, text_of
 from muster.contracts.errors import InvalidDescription
 from muster.contracts.views import FieldError
 from muster.host.code import Script

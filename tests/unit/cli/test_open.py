@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from cli import status
 from cli.main import app
+from cli.services import status
 
 URL = "http://127.0.0.1:8000"
 

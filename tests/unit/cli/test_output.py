@@ -11,7 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from cli import output
-from cli.jobs import parse_time
+from cli.jobs.show import parse_time
 from cli.main import app
 from cli.output import (
     Output,

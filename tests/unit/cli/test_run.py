@@ -11,15 +11,15 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from cli.foreground import CHUNK_BYTES, Terminal
-from cli.main import app
-from cli.run import (
+from cli.jobs.run import (
     argv_of_module,
     argv_of_script,
     new_job_id,
     parse_ranks,
     run,
 )
+from cli.main import app
+from cli.services.foreground import CHUNK_BYTES, Terminal
 from muster.contracts.paths import JobFiles
 from muster.contracts.spec_problems import checked_job_id
 from muster.contracts.views import EventView
@@ -58,9 +58,9 @@ def test_module_is_one_that_the_python_finds(tmp_path: Path) -> None:
 
 def test_number_of_ranks_may_be_a_word_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ranks("4") == 4
-    monkeypatch.setattr("cli.run.visible_gpus", lambda _: 2)
+    monkeypatch.setattr("cli.jobs.run.visible_gpus", lambda _: 2)
     assert (ranks("gpu"), ranks("auto")) == (2, 2)
-    monkeypatch.setattr("cli.run.visible_gpus", lambda _: 0)
+    monkeypatch.setattr("cli.jobs.run.visible_gpus", lambda _: 0)
     assert ranks("auto") == ranks("cpu") >= 1
     for word in ("gpu", "0", "-1", "many"):
         with pytest.raises(click.BadParameter):
@@ -110,7 +110,7 @@ def test_a_job_of_the_environment_takes_no_options(
     monkeypatch: pytest.MonkeyPatch, options: list[str], code: int
 ) -> None:
     started: list[str] = []
-    monkeypatch.setattr("cli.foreground.run_job", lambda job_id, _: started.append(job_id))
+    monkeypatch.setattr("cli.services.foreground.run_job", lambda job_id, _: started.append(job_id))
     monkeypatch.setenv("JOB_ID", "one")
     result = CliRunner().invoke(app, ["run", *options])
     assert (result.exit_code, started) == (code, [] if code else ["one"])
@@ -193,7 +193,9 @@ def test_a_flood_is_shown_in_parts_and_long_lines_whole(logs: Logs) -> None:
 
 
 def test_closed_output_is_reported_once() -> None:
-    words = "from cli.foreground import print_lines as p; [p('x' * 100_000) for _ in range(3)]"
+    words = (
+        "from cli.services.foreground import print_lines as p; [p('x' * 100_000) for _ in range(3)]"
+    )
     reading, writing = os.pipe()
     os.close(reading)
     ended = subprocess.run(

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from cli.errors import Misuse
-from cli.series import csv_rows, write_events
+from cli.jobs.series import csv_rows, write_events
 from muster.contracts.views import SeriesColumns, SeriesList, SeriesView
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from cli import service_processes
-from cli.service_processes import Service
+from cli.services import processes as service_processes
+from cli.services.processes import Service
 
 FOREVER = "import time; time.sleep(600)"
 CRASH = "raise SystemExit(3)"

@@ -11,7 +11,7 @@ from threading import Thread
 
 import pytest
 
-from cli.service_record import (
+from cli.services.record import (
     address_of,
     find_own_services,
     is_serving,

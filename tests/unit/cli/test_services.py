@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from cli import services
-from cli.service_record import ServiceRecord
-from cli.services import end_detached, next_steps, start_detached
+from cli.services import up as services
+from cli.services.record import ServiceRecord
+from cli.services.up import end_detached, next_steps, start_detached
 from muster.contracts.errors import MusterError
 from muster.contracts.paths import DataDir
 from muster.contracts.settings import AccessSettings
@@ -57,7 +57,7 @@ def test_services_of_another_user_are_not_ended(monkeypatch: pytest.MonkeyPatch)
     def refuse(*_: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr("cli.services.send_signal", refuse)
+    monkeypatch.setattr("cli.services.up.send_signal", refuse)
     record = ServiceRecord(url="http://h", process=this_process(), log=None, is_ending=False)
     with pytest.raises(MusterError, match="another user"):
         end_detached(record)

@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from cli.jobs import NAME_WIDTH_MAX, screen
+from cli.jobs.show import NAME_WIDTH_MAX, screen
 from cli.main import app
 from muster import Client
 from muster.contracts.views import SummaryView
@@ -57,7 +57,7 @@ def test_table_is_printed_once_without_a_terminal(
 ) -> None:
     found = [{**SUMMARY, "status": "FAILED"}, {**SUMMARY, "status": "RUNNING"}]
     answer = httpx.MockTransport(lambda _: httpx.Response(200, json={"jobs": found}))
-    monkeypatch.setattr("cli.jobs.connected", lambda: Client("http://api", transport=answer))
+    monkeypatch.setattr("cli.jobs.show.connected", lambda: Client("http://api", transport=answer))
     header, first, second = CliRunner().invoke(app, words).stdout.splitlines()
     assert header.split()[:2] == ["job", "status"]
     assert [first.split()[1], second.split()[1]] == ["RUNNING", "FAILED"], "active jobs come first"

@@ -8,9 +8,9 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
-from cli import workers
+from cli.jobs import workers
+from cli.jobs.workers import attempt_lines, verdict_of
 from cli.main import app
-from cli.workers import attempt_lines, verdict_of
 from muster import Client
 from tests.support.summaries import JOB, job
 

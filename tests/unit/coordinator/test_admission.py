@@ -5,7 +5,7 @@ import pytest
 
 from coordinator.decide import placement
 from coordinator.decide.actions import PlaceRank
-from coordinator.decide.state import JobSnapshot
+from coordinator.decide.state.job import JobSnapshot
 from muster.cluster.description import Cluster, ClusterNode, cluster_of_service
 from muster.cluster.placement import NodeUse
 from muster.contracts.job import JobId

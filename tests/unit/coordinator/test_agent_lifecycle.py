@@ -15,8 +15,8 @@ import pytest
 from coordinator import agent_lifecycle
 from coordinator.agent_lifecycle import AgentLifecycle
 from coordinator.decide.actions import AgentLost, DismissAgent, JobFailed, Observation
-from coordinator.decide.job_end import JobFailure
-from coordinator.decide.rank_state import Cause
+from coordinator.decide.state.job_end import JobFailure
+from coordinator.decide.state.rank import Cause
 from coordinator.launchers.launcher import AgentProcess, NotStarted
 from coordinator.persistence import Attachment
 from coordinator.preparation import Unprepared, choose_kernels, prepare

@@ -6,8 +6,8 @@ import pytest
 
 from coordinator.agent_requests import group_request, host_place
 from coordinator.decide.fold_agent import place
-from coordinator.decide.rank_state import Attempt, Membership
-from coordinator.decide.state import GroupSnapshot, JobSnapshot
+from coordinator.decide.state.job import GroupSnapshot, JobSnapshot
+from coordinator.decide.state.rank import Attempt, Membership
 from coordinator.persistence import Attachment
 from coordinator.tracked_job import TrackedJob
 from muster.contracts.agent import LOCAL_HOST, UNPLACED

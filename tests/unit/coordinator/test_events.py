@@ -20,7 +20,7 @@ from coordinator.decide.actions import (
     Suspect,
 )
 from coordinator.decide.events import OVERLOADED, NewEvent, event_of
-from coordinator.decide.rank_state import Cause
+from coordinator.decide.state.rank import Cause
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import JobStatus, Reason, StopRequest
 from muster.contracts.messages import (

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.decide.state import JobSnapshot
+from coordinator.decide.state.job import JobSnapshot
 from coordinator.persistence import Attachment
 from coordinator.tracked_job import TrackedJob
 from muster.contracts.job import Reason

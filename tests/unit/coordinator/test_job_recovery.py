@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.decide.actions import AgentNotStarted, DismissAgent
 from coordinator.decide.plan import plan
-from coordinator.decide.state import AGENT_FAILURES_LIMIT
+from coordinator.decide.state.job import AGENT_FAILURES_LIMIT
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import JobStatus, Reason
 from tests.support.stories import Story, queued_job, starts, terminations

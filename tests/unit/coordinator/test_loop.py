@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from coordinator import loop as module
 from coordinator.decide.actions import AgentSaid, LoopStalled, Observation, StartAgent
-from coordinator.decide.rank_state import NEVER
-from coordinator.decide.state import JobSnapshot
+from coordinator.decide.state.job import JobSnapshot
+from coordinator.decide.state.rank import NEVER
 from coordinator.loop import CoordinatorLoop
 from coordinator.persistence import Attachment
 from coordinator.tracked_job import TrackedJob

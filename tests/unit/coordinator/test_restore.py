@@ -6,15 +6,19 @@ from datetime import timedelta
 
 import pytest
 
-from coordinator.decide.rank_state import NEVER
-from coordinator.decide.state import JobSnapshot
+from coordinator.decide.actions import LoseHost, PlaceRank
+from coordinator.decide.liveness import HOST_LEASE_SECONDS
+from coordinator.decide.placement import place
+from coordinator.decide.state.job import JobSnapshot
+from coordinator.decide.state.rank import NEVER
 from coordinator.persistence import Moment, Urgency, rank_urgency
 from coordinator.restore import snapshot_of
+from muster.cluster.description import cluster_of_service
 from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job import TERMINAL, JobStatus, Reason, StopRequest
 from muster.contracts.rank import COUNT_MAX, ProcessRecord, ProcessState
 from muster.contracts.retry import RetryClass
-from tests.support.stories import Story, beat, starts
+from tests.support.stories import Story, beat, queued_job, starts
 from tests.support.successors import NOON, rows_of, successor
 
 # Conditions of a rank that a coordinator may leave behind
@@ -239,3 +243,18 @@ def test_a_successor_places_a_rank_where_a_host_asked_for_it() -> None:
     after = Story(job, now=5.0)
     after.plans()
     assert [rank.host for rank in after.job.ranks] == ["a", "b", "d"]
+
+
+def test_a_successor_on_another_node_starts_nothing_twice() -> None:
+    rows, node = rows_of(Story.training(world_size=2).job, 1.0), "n-0123456789ab"
+    hosts, now = queued_job((node,)).hosts, Moment(monotonic=5.0, wall=NOON)
+    # No launcher can tell that an agent of another host is gone.
+    job = snapshot_of(rows, now, hosts=hosts, node=node, agents={LOCAL_HOST})
+    assert not job.agents[LOCAL_HOST].is_local
+    story = Story(job, now=5.0)
+    assert story.plans() == []
+    (lost, *_) = story.passes(HOST_LEASE_SECONDS).plans()
+    assert isinstance(lost, LoseHost)
+    cluster = cluster_of_service(None, node, slots=2)
+    placed = [*place(story.job, [story.job], cluster, {}, story.now)]
+    assert placed == [PlaceRank(rank=rank, host=node) for rank in range(2)]

@@ -13,7 +13,7 @@ import pytest
 from coordinator.decide.actions import ActionTaken, AgentWaits, PlaceRank, StartAgent
 from coordinator.decide.fold import fold
 from coordinator.decide.placement import place
-from coordinator.decide.state import AgentSnapshot, JobSnapshot, new_rank
+from coordinator.decide.state.job import AgentSnapshot, JobSnapshot, new_rank
 from coordinator.launchers.launcher import NotStarted
 from coordinator.launchers.scheduler import (
     Refused,

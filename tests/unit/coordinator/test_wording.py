@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.decide.events import describe_exit, describe_recovery, quote_end, quote_lines
-from coordinator.decide.rank_state import Attempt, AttemptEnd, Cause, RankSnapshot, RetryBudget
+from coordinator.decide.state.rank import Attempt, AttemptEnd, Cause, RankSnapshot, RetryBudget
 from muster.contracts.job import Reason
 from muster.contracts.retry import RetryClass, describe_status
 from tests.support.stories import beat, queued_job

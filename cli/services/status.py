@@ -17,7 +17,7 @@ import msgspec
 from cli.connection import complete_jobs, connected
 from cli.errors import ExitCode
 from cli.output import Output, facts, notice_if_slow, output_option, show
-from cli.service_record import ServiceRecord, address_of, find_own_services, service_settings
+from cli.services.record import ServiceRecord, address_of, find_own_services, service_settings
 from muster.client.errors import Busy, NotAllowed, Unreachable
 from muster.client.progress import duration
 from muster.contracts.job import JobStatus

@@ -128,7 +128,7 @@ def run(  # noqa: PLR0913  each option is a parameter
     failed, 130 if it was interrupted.
     """
     require_server("run")
-    from cli.foreground import run_job  # noqa: PLC0415  not needed for --help
+    from cli.services.foreground import run_job  # noqa: PLC0415  not needed for --help
 
     if not words:
         if not os.environ.get("JOB_ID"):
@@ -159,7 +159,7 @@ def run(  # noqa: PLR0913  each option is a parameter
         env={name: os.environ[name] for name in RANK_DEFAULTS if name in os.environ},
     )
     if ranks > 1 and restart_scope == "gang" and not elastic:
-        from cli.submit import has_separate_models, text_of  # noqa: PLC0415  as above
+        from cli.jobs.submit import has_separate_models, text_of  # noqa: PLC0415  as above
 
         if has_separate_models(text_of(script_of(request.command, None, ""))):
             click.echo(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
 
-from coordinator.decide.rank_state import NEVER, Cause
+from coordinator.decide.state.rank import NEVER, Cause
 from muster.contracts.job import Reason, StopRequest
 from muster.contracts.messages import RankExited
 

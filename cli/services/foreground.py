@@ -30,8 +30,8 @@ import msgspec
 
 from cli.connection import ATTACHED_SECONDS
 from cli.output import ROUTINE_EVENTS, Tracebacks, say
-from cli.service_processes import END_SIGNALS, ServicePair, failed_start
-from cli.service_record import (
+from cli.services.processes import END_SIGNALS, ServicePair, failed_start
+from cli.services.record import (
     ServiceRecord,
     open_for_append,
     service_lock,

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from api.auth import client_name
+from api.access.auth import client_name
 from api.errors import Problem, problem_response
 from muster.host.peers import normalize_address, uid_of_connection
 

@@ -19,10 +19,10 @@ import click
 
 from cli.connection import python_option
 from cli.errors import ExitCode
+from cli.jobs.run import argv_of_module, argv_of_script
 from cli.output import notice_if_slow, plural
-from cli.run import argv_of_module, argv_of_script
-from cli.service_processes import interrupt_at_signals
-from cli.services import temporary_services
+from cli.services.processes import interrupt_at_signals
+from cli.services.up import temporary_services
 from muster.contracts.environ import CHECK, CHECK_KILLS, CHECK_STEPS, RANK_DEFAULTS
 from muster.contracts.errors import MusterError, printable
 from muster.contracts.job import JobStatus

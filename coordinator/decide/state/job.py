@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from coordinator.decide.job_end import GOING, EndKind, JobEnd, JobFailure
-from coordinator.decide.rank_state import (
+from coordinator.decide.state.job_end import GOING, EndKind, JobEnd, JobFailure
+from coordinator.decide.state.rank import (
     NEVER,
     Attempt,
     Cause,

@@ -20,8 +20,8 @@ import msgspec
 
 from cli.connection import connected, exact_job_argument
 from cli.errors import WrongState
+from cli.jobs.workers import verdict_of
 from cli.output import plural, say, table
-from cli.workers import verdict_of
 from muster.client.errors import Conflict, NotFound, Unreachable, WaitTimedOut
 from muster.client.progress import Progress
 from muster.contracts.errors import MusterError, printable

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
+from cli.checks.doctor import require_startable
 from cli.config import config_file
 from cli.connection import CONNECT_SECONDS
-from cli.doctor import require_startable
 from cli.output import Output, ShellPath, facts, notice_if_slow, output_option, say, show
-from cli.service_processes import ServicePair, failed_start, ignore_signals
-from cli.service_record import (
+from cli.services.processes import ServicePair, failed_start, ignore_signals
+from cli.services.record import (
     ServiceRecord,
     is_serving,
     open_for_append,

@@ -16,9 +16,9 @@ import click
 import msgspec
 
 from cli.output import plural
-from cli.service_processes import interrupt_at_signals
-from cli.service_record import service_settings
-from cli.services import temporary_services
+from cli.services.processes import interrupt_at_signals
+from cli.services.record import service_settings
+from cli.services.up import temporary_services
 from muster.contracts.errors import MusterError
 from muster.contracts.job import TERMINAL, JobStatus
 from muster.contracts.paths import checkpoints_of_job

@@ -25,8 +25,8 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from cli.connection import ATTACHED_SECONDS, connected, python_option
 from cli.errors import ExitCode, Misuse
-from cli.jobs import kind_of, show_logs_and_events, what_runs
-from cli.lifecycle import watch_to_end
+from cli.jobs.lifecycle import watch_to_end
+from cli.jobs.show import kind_of, show_logs_and_events, what_runs
 from cli.output import Output, ShellPath, Tracebacks, facts, notice_if_slow, show
 from muster.client.errors import Invalid
 from muster.contracts.engine import Engine

@@ -7,7 +7,7 @@ import msgspec
 
 from cli.connection import connected
 from cli.errors import ExitCode
-from cli.jobs import progress_of
+from cli.jobs.show import progress_of
 from cli.output import Output, output_option, shortened, show, table
 from muster.contracts.errors import printable
 from muster.contracts.leaderboard import which_sweep

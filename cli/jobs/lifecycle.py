@@ -21,7 +21,7 @@ from cli.connection import (
 )
 from cli.errors import ExitCode, Misuse, WrongState, exit_code_of
 from cli.output import notice_if_slow, plural
-from cli.service_record import find_own_services, service_lock, service_settings
+from cli.services.record import find_own_services, service_lock, service_settings
 from muster.client.errors import Ambiguous, Refused, Replaced
 from muster.contracts.errors import MusterError, printable
 from muster.contracts.job import EXIT_CODES, OPEN, JobStatus

@@ -23,7 +23,7 @@ import psutil
 from cli.config import with_origin
 from cli.errors import ExitCode
 from cli.output import Output, output_option, plural, show
-from cli.service_record import read_record, service_settings
+from cli.services.record import read_record, service_settings
 from muster.contracts.errors import InvalidEnvironment, MusterError
 from muster.contracts.paths import DataDir, has_few_files_left, is_nearly_full, size_text
 from muster.contracts.settings import AccessSettings, S3Settings, ServiceSettings

@@ -20,7 +20,7 @@ import msgspec
 
 from cli.connection import attached, complete_jobs, connected, job_argument
 from cli.errors import ExitCode, Misuse
-from cli.lifecycle import delete_checkpoints, watch_to_end
+from cli.jobs.lifecycle import delete_checkpoints, watch_to_end
 from cli.output import (
     Column,
     Group,

@@ -20,7 +20,7 @@ from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
-from api.auth import (
+from api.access.auth import (
     CHANGING_METHODS,
     SESSION_COOKIE,
     Authenticator,
@@ -32,9 +32,9 @@ from api.auth import (
     require_scope,
     shorten_path,
 )
+from api.access.rate_limits import RateLimiter
 from api.dependencies import PREFIX
 from api.errors import Problem, problem_response
-from api.rate_limits import RateLimiter
 from muster.contracts import token
 from muster.contracts.settings import LOOPBACK_NAMES
 

@@ -11,7 +11,7 @@ import click
 
 from cli.connection import connected
 from cli.output import Column, Group, Output, columns, moment, output_option, seconds_of, show
-from cli.service_record import service_settings
+from cli.services.record import service_settings
 from muster.contracts.paths import DataDir
 from muster.contracts.token import SECONDS_LIMIT, Scope
 from muster.runtime.secrets import SecretStore

@@ -1,0 +1,1 @@
+"""Commands that check machine and script, and strike jobs."""

@@ -1,0 +1,1 @@
+"""Commands about jobs, and about the inside of one."""

@@ -1,0 +1,1 @@
+"""Commands that start the services, and say how they are."""
