@@ -32,9 +32,9 @@ from muster.runtime.fingerprint import fingerprint
 from muster.training.batches import BatchLoader, decoder_of
 from muster.training.blocks import BlockComputer, BusyFlag, LeafRng
 from muster.training.groups.group import Group, SharedMemoryGroupFactory
+from muster.training.groups.replay import Replay
 from muster.training.groups.state_sync import Committed, Replica
 from muster.training.groups.updates import GroupUpdate
-from muster.training.replay import Replay
 from muster.training.schedule import Schedule
 from muster.training.schema import Leaf
 from muster.training.start import keep_freed_memory

@@ -22,7 +22,7 @@ from muster.collectives.calls import Call
 from muster.collectives.deadline import Deadline
 from muster.collectives.engine import Executor, Scratch
 from muster.collectives.errors import Timeout, Unsupported
-from muster.collectives.plans import Plan
+from muster.collectives.planning.plans import Plan
 from muster.collectives.routes import peers_after
 
 Options = ParamSpec("Options")

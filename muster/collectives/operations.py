@@ -25,7 +25,7 @@ from muster.collectives.calls import Call, Op
 from muster.collectives.engine import MESSAGE_BYTES, Array, Executor, Window
 from muster.collectives.errors import SizeMismatch, Unsupported
 from muster.collectives.operation_queue import Outcome, collective, perform
-from muster.collectives.plans import (
+from muster.collectives.planning.plans import (
     BARRIER,
     check_out,
     flat_of,

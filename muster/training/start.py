@@ -17,9 +17,9 @@ from muster.runtime.exit_report import exit_process
 from muster.runtime.fingerprint import ANY_BITS, Fingerprint
 from muster.training.blocks import Computer
 from muster.training.groups.group import group_factory
+from muster.training.groups.replay import Replay
 from muster.training.groups.state_sync import Replica
 from muster.training.groups.updates import AgentGroupUpdates, GroupUpdates, SingleRankUpdates
-from muster.training.replay import Replay
 from muster.training.reporter import Reporter
 from muster.training.trainer import Trainer
 

@@ -23,6 +23,7 @@ from muster.runtime.fingerprint import ANY_BITS, Fingerprint
 from muster.runtime.save_timer import SaveTimer
 from muster.training.blocks import STOP_REQUESTS, Computer, Tasks
 from muster.training.groups.group import PEER_TIMEOUT_SECONDS, Group, GroupFactory, WorkersDiverged
+from muster.training.groups.replay import Replay
 from muster.training.groups.state_sync import (
     Committed,
     Replica,
@@ -31,7 +32,6 @@ from muster.training.groups.state_sync import (
     take_first_state,
 )
 from muster.training.groups.updates import GroupChanged, GroupUpdate, GroupUpdates, StopRequested
-from muster.training.replay import Replay
 from muster.training.sample_count import decode_sample_count
 from muster.training.schema import Leaf, Means
 

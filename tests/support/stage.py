@@ -23,6 +23,7 @@ from muster.program import Batch, Contribution, State
 from muster.runtime.fingerprint import fingerprint
 from muster.training.blocks import BlockComputer, BusyFlag
 from muster.training.groups.group import Group, WorkersDiverged, group_rank_of
+from muster.training.groups.replay import Replay
 from muster.training.groups.state_sync import Committed, Replica
 from muster.training.groups.updates import (
     NO_GROUP,
@@ -31,7 +32,6 @@ from muster.training.groups.updates import (
     StopRequested,
     is_in_force,
 )
-from muster.training.replay import Replay
 from muster.training.schedule import Schedule
 from muster.training.schema import Means
 from muster.training.trainer import Outcome, Trainer

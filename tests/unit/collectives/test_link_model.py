@@ -2,8 +2,8 @@
 
 import pytest
 
-from muster.collectives.explain import main
-from muster.collectives.link_model import Link, LinkModel, Prediction, predict
+from muster.collectives.planning.explain import main
+from muster.collectives.planning.link_model import Link, LinkModel, Prediction, predict
 from muster.collectives.routes import Problem
 from muster.contracts.shards import ranges
 

@@ -19,9 +19,9 @@ from muster.runtime.fingerprint import fingerprint
 from muster.training.batches import BlockBatches
 from muster.training.blocks import BusyFlag, Computer, Tasks
 from muster.training.groups.group import Group
+from muster.training.groups.replay import Replay
 from muster.training.groups.state_sync import Committed, Replica
 from muster.training.groups.updates import GroupUpdate, GroupUpdates, SingleRankUpdates
-from muster.training.replay import Replay
 from muster.training.schedule import Schedule
 from muster.training.schema import GradientSchema
 from muster.training.trainer import Outcome, Trainer

@@ -1,6 +1,6 @@
 """Says which route a collective takes and why, and what every route would cost.
 
-python -m muster.collectives.explain --ranks 12 --hosts 3 --bytes 100e6
+python -m muster.collectives.planning.explain --ranks 12 --hosts 3 --bytes 100e6
 """
 
 import argparse
@@ -11,7 +11,7 @@ from typing import Final, NoReturn
 
 from muster.collectives.calls import ITEM_BYTES
 from muster.collectives.errors import Unsupported
-from muster.collectives.link_model import Link, LinkModel, predict
+from muster.collectives.planning.link_model import Link, LinkModel, predict
 from muster.collectives.routes import ROUTES, Piece, Problem, route_of, rule_of
 from muster.contracts.shards import ranges
 
