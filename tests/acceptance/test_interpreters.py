@@ -59,7 +59,11 @@ def older(own: Environment) -> Iterator[Environment]:
     """The same with a Muster of our version from before there were protocol numbers."""
     name = ("PROTOCOL", "UNKNOWN")
     lines = ("    protocol: int = UNKNOWN\n", ""), ('tag="heartbeat"', 'tag="beat"')
-    with changed(own, "interpreter.py", name), changed(own, "messages.py", name, *lines):
+    with (
+        changed(own, "interpreter.py", name),
+        changed(own, "messages/rank.py", name, *lines),
+        changed(own, "messages/agent.py", name, lines[0]),
+    ):
         yield own
 
 
@@ -72,8 +76,10 @@ def changed(environment: Environment, name: str, *changes: tuple[str, str]) -> I
         assert old in changed
         changed = changed.replace(old, new)
     module.write_text(changed)
-    yield
-    module.write_text(text)
+    try:
+        yield
+    finally:
+        module.write_text(text)
 
 
 class Typed:
