@@ -337,7 +337,7 @@ RESTARTS = {
     "stopped": (PURE, "pass", 15, ""),
     "carried": (CARRIED, "pass", 9, f"computed virtual shard 0 of step 3 {OTHERS}"),
     "carried and stopped": (CARRIED, "pass", 15, f"computed virtual shard 0 of step 5 {OTHERS}"),
-    "edited": (
+    "edited": (  # not compared where it starts again, and refused in its last step
         CARRIED,
         "pathlib.Path('helper.py').write_text('1')",
         9,
@@ -356,7 +356,7 @@ def test_a_restart_is_compared_with_the_process_that_saved(tmp_path: Path) -> No
     models = set()
     for name, (code, stdout, stderr) in run_scripts(tmp_path, scripts).items():
         heat, _, _, words = RESTARTS[name]
-        assert code == int(OTHERS in words), (name, stderr)
+        assert code == int(heat is CARRIED), (name, stderr)
         assert words in stderr, name
         if heat is PURE:
             assert stderr == "", name
