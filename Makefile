@@ -46,10 +46,11 @@ units: units-a-c units-d-z
 units-a-c units-d-z: units-%: $(STAMP)
 	$(BIN)/pytest -q -m 'not postgres and not slow' $(wildcard tests/unit/[$*]*) $(if $(filter a-c,$*),tests/promises)
 
-# Integration tests wait for half of their time, so two cores have room for three workers. A file is
-# the work of one, which has its fixtures once; acceptance tests, the longest, are the first to begin.
+# Integration tests wait for half of their time, so two cores have room for three workers. They
+# differ much in length, so an idle worker takes over half of what another still has to do; until
+# then neighbours stay together and share their module's fixtures.
 test: $(STAMP) ## every test, the whole system included (ARGS='-k name' to choose)
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 10 $(ARGS)
+	$(BIN)/pytest -n 3 --dist worksteal --durations 10 $(ARGS)
 
 # On packages that people may have, not those of the lock.
 FLOORS := -q -m 'not slow' tests/unit tests/promises tests/integration \
