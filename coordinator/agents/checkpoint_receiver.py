@@ -79,7 +79,7 @@ class CheckpointReceiver(threading.Thread):
 
     def __init__(
         self,
-        line: BlockingLink,
+        link: BlockingLink,
         directories: JobDirectories,
         host: str,
         claims: dict[str, "CheckpointReceiver"],
@@ -88,16 +88,16 @@ class CheckpointReceiver(threading.Thread):
         super().__init__(daemon=True, name=f"checkpoints of {host}")
         self._claims: Final = claims
         self._is_ended = False
-        self._line: Final = line
+        self._link: Final = link
         self._directories: Final = directories
         self._host: Final = host
         self._stores: dict[str, CheckpointStore] = {}
 
     def run(self) -> None:
         try:
-            self._line.send(encode(StoreAnswer()))
+            self._link.send(encode(StoreAnswer()))
             while True:
-                call = decode_store_call(self._line.receive())
+                call = decode_store_call(self._link.receive())
                 if self._is_ended:
                     break  # what was sent before is in the buffers still
                 # A file that is read is in memory until it is sent.
@@ -109,14 +109,14 @@ class CheckpointReceiver(threading.Thread):
             words = f"checkpoints of {self._host} do not come: {error}"
             _LOG.warning(words, action="checkpoints_missing")
         finally:
-            self._line.close()
+            self._link.close()
             for location in [*self._stores]:
                 self._close(location)
 
     def end(self) -> None:
         """End the connection; the other end connects to the next coordinator."""
         self._is_ended = True
-        self._line.shut_down()
+        self._link.shut_down()
 
     def _answer(self, call: StoreCall) -> None:
         chunks = self._chunks(call.manifest_bytes + call.state_bytes)
@@ -134,9 +134,9 @@ class CheckpointReceiver(threading.Thread):
             answer = StorageFailed(error=CheckpointFailed.__name__, message=message)
         for _ in chunks:  # of a commit that has failed
             pass
-        self._line.send(encode(answer))
+        self._link.send(encode(answer))
         for start in range(0, len(content), CHUNK_BYTES):
-            self._line.send(memoryview(content)[start : start + CHUNK_BYTES])
+            self._link.send(memoryview(content)[start : start + CHUNK_BYTES])
 
     def _carry_out(
         self, call: StoreCall, chunks: Iterator[memoryview]
@@ -207,13 +207,13 @@ class CheckpointReceiver(threading.Thread):
     def _chunks(self, size_bytes: int) -> Iterator[memoryview]:
         """Yield the bytes that follow a call."""
         while size_bytes > 0:
-            chunk = self._line.receive()
+            chunk = self._link.receive()
             size_bytes -= len(chunk)
             yield memoryview(chunk)
 
     def _warn(self, sentence: str) -> None:
         with suppress(OSError):  # the process has ended
-            self._line.send(encode(StorageWarned(message=sentence[:SENTENCE_LIMIT])))
+            self._link.send(encode(StorageWarned(message=sentence[:SENTENCE_LIMIT])))
 
 
 def _names(names: Iterable[CheckpointName]) -> StoreAnswer:

@@ -147,14 +147,16 @@ class BodyCheck(Checks):
 
     def _is_due(self, step: int) -> bool:
         # The last step, too: what begins after the first is seen in no other of a short job.
-        is_last = step == self._computer.schedule.total_steps - 1
-        return is_last or step % (DISTANCE * self._world_size) == 0
+        return self._is_last(step) or step % (DISTANCE * self._world_size) == 0
+
+    def _is_last(self, step: int) -> bool:
+        return step == self._computer.schedule.total_steps - 1
 
     def _is_late(self, step: int) -> bool:
         """Return whether a step is the last, or the 1st, 2nd, 3rd, 5th, 9th … that is checked."""
-        number, rest = divmod(step, DISTANCE * self._world_size)
-        is_last = step == self._computer.schedule.total_steps - 1
-        return is_last or (not rest and number.bit_count() < 2)  # noqa: PLR2004  0, 1, 2, 4, 8 …
+        number = step // (DISTANCE * self._world_size)
+        is_far = number.bit_count() < 2  # noqa: PLR2004  0, 1, 2, 4, 8 …
+        return self._is_last(step) or (self._is_due(step) and is_far)
 
     def begin(self, task: LeafTask, batch: Any) -> None:  # noqa: ANN401  of the user
         step = task.leaf.step
