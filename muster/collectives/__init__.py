@@ -6,11 +6,11 @@
     all_reduce(backend, gradient, op="mean")
 
 backend.py          the interface of a transport
-transports/         sockets, shared memory; how ranks meet, frames, encryption
+transports/         sockets, shared memory; how ranks meet, over `muster.links` if apart
 simulated.py        ranks that are threads of one process
 subgroups.py        some ranks of another backend; two backends as one
-operations.py       the collective operations (calls.py, plans.py, operation_queue.py); context.py
-routes.py           who sends what to whom, as data; link_model.py, explain.py: what it costs
+operations.py       the collective operations (calls.py, operation_queue.py); context.py
+routes.py           who sends what to whom, as data; planning/, explain.py: what it costs
 engine.py           plays a route on a backend
 errors.py           what all of them raise
 data_parallel.py    averages gradients while they are computed

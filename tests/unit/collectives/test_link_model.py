@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.collectives.planning.explain import main
+from muster.collectives.explain import main
 from muster.collectives.planning.link_model import Link, LinkModel, Prediction, predict
 from muster.collectives.routes import Problem
 from muster.contracts.shards import ranges

@@ -1,6 +1,6 @@
 """Says which route a collective takes and why, and what every route would cost.
 
-python -m muster.collectives.planning.explain --ranks 12 --hosts 3 --bytes 100e6
+python -m muster.collectives.explain --ranks 12 --hosts 3 --bytes 100e6
 """
 
 import argparse
