@@ -135,7 +135,8 @@ def test_a_fault_by_hand_meets_one_rank_of_a_job(
 
 
 def test_faults_again_and_again_are_summed_up(installation: Installation) -> None:
-    job = PooledJob(installation, world_size=3)
+    # Many epochs: a job that ends meanwhile takes the last fault with it.
+    job = PooledJob(installation, world_size=3, epochs=60)
     job.trains_with(0, 1, 2)
     answer = muster_chaos(installation, job.job_id, "--every", "0.7", "--for", "12")
     assert answer.returncode == 0, answer.stderr
