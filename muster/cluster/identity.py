@@ -13,9 +13,12 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from muster.host.private import UnusableDirectory
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 _LAST_LINE: Final = b"-----END OPENSSH PRIVATE KEY-----"
 _KEY_BYTES: Final = 32
@@ -42,7 +45,25 @@ def node_id(file: Path) -> str:
             f"{file} is not the key of a node: restore it from a backup, or remove it, after which "
             "this is a new node, and ranks that were here are on one that does not answer"
         )
-    return f"n-{sha256(public).hexdigest()[:12]}"
+    return id_of(public)
+
+
+def id_of(public_key: bytes) -> str:
+    """Return the id of the node with this key."""
+    return f"n-{sha256(public_key).hexdigest()[:12]}"
+
+
+def node_key(file: Path) -> "Ed25519PrivateKey":
+    """Return the key in `file`, which is made if it is missing. Raises `UnusableDirectory`."""
+    from cryptography.hazmat.primitives.serialization import (  # noqa: PLC0415  see the docstring
+        load_ssh_private_key,
+    )
+
+    node_id(file)
+    try:
+        return load_ssh_private_key(file.read_bytes(), None)  # type: ignore[return-value]
+    except OSError as error:
+        raise UnusableDirectory.because_of(file, error) from error
 
 
 def _make_key(file: Path) -> None:
@@ -58,10 +79,17 @@ def _make_key(file: Path) -> None:
     )
 
     key = Ed25519PrivateKey.generate()
-    # The file is of mode 0600.
-    with NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.") as made:
-        made.write(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    with suppress(FileExistsError):
+        make_file(file, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+
+
+def make_file(file: Path, content: bytes) -> None:
+    """Make a file that only this user can read, whole or not at all.
+
+    Raises OSError, `FileExistsError` if there is one, which stays as it is.
+    """
+    with NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.") as made:  # mode 0600
+        made.write(content)
         made.flush()
         os.fsync(made.fileno())
-        with suppress(FileExistsError):  # a link, unlike a rename, replaces nothing
-            os.link(made.name, file)
+        os.link(made.name, file)  # a link, unlike a rename, replaces nothing

@@ -2,7 +2,7 @@
 
     caller                                         answerer
     AWAITS_ANSWER   -- hello: nonce, claim ->      AWAITS_HELLO
-                    <- answer: nonce, proof --     AWAITS_PROOF
+                    <- answer: nonce, claim, proof --  AWAITS_PROOF
     OPEN            -- proof ->                    OPEN
                     <- payloads ->
     CLOSED          after any error                CLOSED
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from muster.contracts.errors import AuthenticationFailed, WireError, move
 from muster.links.frames import FrameReader, frame
-from muster.links.identity import PROOF_BYTES, Find, Identity
+from muster.links.identity import Find, Identity
 
 if TYPE_CHECKING:
     from muster.links.sealing import Cipher
@@ -73,7 +73,7 @@ class Session:
         self.is_sealed = is_sealed
         self.frames = FrameReader()
         self.claim = b""
-        """What the caller has said in clear."""
+        """What the other end has said of itself in clear."""
         self.cipher: Cipher | None = None
         """Of an open session, if it is sealed."""
         self._due: list[bytes] = []
@@ -152,8 +152,11 @@ class Caller(Session):
 
     def _converse(self, content: bytes) -> list[bytes]:
         _check_start(content)
-        said = self._hello + content[:-PROOF_BYTES]
-        self._identity.check(b"answer", said, content[-PROOF_BYTES:])
+        size = self._identity.proof_bytes
+        answer, proof = content[:-size], content[-size:]
+        self.claim = answer[len(_START) + _NONCE_BYTES :]
+        said = self._hello + answer
+        self._identity.check(b"answer", said, proof, self.claim)
         self._due.append(frame(self._identity.prove(b"call", said)))
         self._open(self._identity, said, is_caller=True)
         return []
@@ -175,7 +178,7 @@ class Answerer(Session):
 
     def _converse(self, content: bytes) -> list[bytes]:
         if self._identity is not None:
-            self._identity.check(b"call", self._said, content)
+            self._identity.check(b"call", self._said, content, self.claim)
             self._open(self._identity, self._said, is_caller=False)
         elif self._may_be_clear and not content.startswith(_MAGIC):
             self.is_sealed = False
@@ -184,9 +187,9 @@ class Answerer(Session):
         else:
             self._identity = self._identified(content)
             self._move(State.AWAITS_PROOF)
-            self._said = content + _START + self._nonce
-            proof = self._identity.prove(b"answer", self._said)
-            self._due.append(frame(_START + self._nonce + proof))
+            answer = _START + self._nonce + self._identity.answer
+            self._said = content + answer
+            self._due.append(frame(answer + self._identity.prove(b"answer", self._said)))
         return []
 
     def _identified(self, hello: bytes) -> Identity:

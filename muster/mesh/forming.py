@@ -100,8 +100,11 @@ class Forming:
         *,
         awaited: Collection[str] = (),
     ) -> None:
-        """`size` counts this script; None takes all who wait, at least two, once no one of
-        `awaited`, members of an earlier group, is alive and has not called."""
+        """`size` counts this script.
+
+        None takes all that wait, at least two, once each of `awaited`, members of an earlier
+        group, has called or is gone.
+        """
         self.state = State.GATHERING
         self.closed: Closed | None = None
         self.full: tuple[str, ...] = ()

@@ -71,9 +71,7 @@ class Health:
                 state.open.popleft()
                 state.failures += 1
         lost = [
-            peer
-            for peer, state in self._peers.items()
-            if state.failures >= self._preset.failures
+            peer for peer, state in self._peers.items() if state.failures >= self._preset.failures
         ]
         for peer in lost:
             del self._peers[peer]
