@@ -21,37 +21,31 @@ _BOTH: Final = selectors.EVENT_READ | selectors.EVENT_WRITE
 Message = TypeVar("Message")
 
 
-def connect(address: tuple[str, int]) -> socket.socket:
-    """Begin to connect to a numeric address. Raises OSError."""
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    channel = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    code = channel.connect_ex(address)
-    if code not in {0, errno.EINPROGRESS}:
-        channel.close()
-        raise OSError(code, os.strerror(code))
-    return channel
-
-
 class SelectingLink(Generic[Message]):
     """One connection, until either end closes it. Nothing is sent or handled after that."""
 
     def __init__(
         self,
-        channel: socket.socket,
+        address: tuple[str, int],
         session: Session,
         selector: selectors.BaseSelector,
         decode: Callable[[bytes], Message],
         on_message: Callable[[Message], None],
         on_closed: Callable[[Exception | None], None],
     ) -> None:
-        """Take over a socket that never blocks: of `connect`, or accepted.
+        """Begin to connect to a numeric address. Raises OSError.
 
         `decode` raises `WireError`; `on_closed` gets that, or why the session has ended the link.
         """
-        self.socket = channel
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if session.is_sealed:
             keep_alive(self.socket, SEND_TIMEOUT_SECONDS)
+        code = self.socket.connect_ex(address)
+        if code not in {0, errno.EINPROGRESS}:
+            self.socket.close()
+            raise OSError(code, os.strerror(code))
         self._session = session
         self._selector = selector
         self._decode = decode
@@ -90,8 +84,6 @@ class SelectingLink(Generic[Message]):
         except BlockingIOError:
             return
         except LINK_ERRORS as error:
-            self._unsent += self._session.take()  # why the other end is refused
-            self._flush()
             self.close(None if isinstance(error, OSError) else error)
             return
         if not data:

@@ -1,4 +1,4 @@
-"""Links that an event loop accepts.
+"""Links of an event loop.
 
 Connections of other users are closed before anything is read of them: a flood of them costs little.
 So is a link that does not say its first payload in time, and, of those from other hosts, the oldest
@@ -95,10 +95,10 @@ class LinkServer:
         self._tasks: set[Task] = set()
         self._pending: dict[Task, None] = {}  # from other hosts, in their order
 
-    def accept(self, listening: socket.socket, *, is_remote: bool) -> None:
-        """Accept what connects, until the server stops."""
+    def accept(self, listening: socket.socket, *, is_remote: bool) -> Task:
+        """Accept what connects, until the server stops or the task is cancelled."""
         self._sockets.append(listening)
-        self.run(self._accept(listening, is_remote=is_remote))
+        return self.run(self._accept(listening, is_remote=is_remote))
 
     def run(self, work: Work) -> Task:
         """Do something that ends with the server."""
@@ -158,6 +158,14 @@ class LinkServer:
             if task := asyncio.current_task():
                 self._pending.pop(task, None)
             await self._serve(link, payload)
+
+
+async def connect(address: tuple[str, int], session: Session) -> ServedLink:
+    """Begin a link, which opens while it receives. Raises OSError."""
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(session.take())
+    keep_alive(writer.get_extra_info("socket"), SEND_TIMEOUT_SECONDS)
+    return ServedLink(reader=reader, writer=writer, session=session)
 
 
 def listen(host: str, port: int) -> socket.socket:

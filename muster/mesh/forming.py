@@ -46,7 +46,7 @@ class Agree(_Message, frozen=True, kw_only=True, tag="agree"):
 
 
 class Defer(_Message, frozen=True, kw_only=True, tag="defer"):
-    """No promise, or the wish to be released: a script with a lower id is known."""
+    """No promise, or the wish to be released: a script that goes before the proposer is known."""
 
     to: str
 
@@ -112,10 +112,13 @@ class Forming:
         self.due: list[tuple[str, FormingMessage]] = []
         """What is to be sent, to whom; the owner empties it."""
         self._own = own
-        self._size = size
+        self.size = size
         self._make_token = make_token
         self._awaited = set(awaited)
-        self._waiting: set[str] = set()  # linked, and waiting for the same
+        self._leading: set[str] = {own} if size is None else set()
+        """Scripts of an earlier group, which know no size: they go before all others."""
+        self.waiting: set[str] = set()
+        """Who is linked, and waits for the same."""
         self._known: dict[str, float] = {}  # by name only, and until when they may be met
         self._gone: set[str] = set()
         self._named_at = now
@@ -127,25 +130,27 @@ class Forming:
 
     # What happens
 
-    def meet(self, peer: str, now: float) -> None:
-        """A linked script waits for the same group."""
+    def meet(self, peer: str, now: float, *, is_after: bool = False) -> None:
+        """A linked script waits for the same group; `is_after` if it was in an earlier one."""
+        if is_after:
+            self._leading.add(peer)
         self._awaited.discard(peer)
         self._gone.discard(peer)
         self._name(peer, now)
         self._known.pop(peer, None)
-        self._waiting.add(peer)
+        self.waiting.add(peer)
         if members := self._members_of_living():
             self._send(peer, Full(members=members))
 
     def mention(self, peer: str, now: float) -> None:
         """Another script has said that this one waits, too."""
-        if peer not in self._waiting | self._gone and peer != self._own:
+        if peer not in self.waiting | self._gone and peer != self._own:
             self._name(peer, now)
 
     def lose(self, peer: str, now: float) -> None:
         """A script is gone, waits no more, or could not be reached."""
         is_in_round = peer in self._round
-        for names in (self._waiting, self._awaited, self._round):
+        for names in (self.waiting, self._awaited, self._round, self._leading):
             names.discard(peer)
         self._known.pop(peer, None)
         self._gone.add(peer)
@@ -166,10 +171,10 @@ class Forming:
                 self._answer(now)
             case Agree(number=number):
                 self._count(peer, number)
-            case Defer(to=lower):
+            case Defer(to=other):
                 if self.state is State.PROPOSING:
                     self._release(now)
-                self.mention(lower, now)
+                self.mention(other, now)
             case Release(number=number):
                 if self._asked.get(peer) == number:
                     del self._asked[peer]
@@ -192,7 +197,7 @@ class Forming:
             return
         self._number += 1
         self._agreed = set()
-        self._round = set(sorted(self._waiting)[: self._others()])
+        self._round = set(sorted(self.waiting)[: self._others()])
         self._move(State.PROPOSING)
         for member in sorted(self._round):
             self._send(member, Propose(number=self._number))
@@ -204,50 +209,55 @@ class Forming:
     # What follows
 
     def _propose_at(self) -> float:
-        is_turn = self.state is State.GATHERING and self._lowest() == self._own
-        is_enough = len(self._waiting) >= max(self._others(), 1) and not self._awaited
+        is_turn = self.state is State.GATHERING and self._first() == self._own
+        is_enough = len(self.waiting) >= max(self._others(), 1) and not self._awaited
         if not (is_turn and is_enough) or self.full:
             return float("inf")
         return self._named_at + SETTLE_SECONDS
 
     def _others(self) -> int:
-        return len(self._waiting) if self._size is None else self._size - 1
+        return len(self.waiting) if self.size is None else self.size - 1
 
-    def _lowest(self) -> str:
-        return min({self._own, *self._waiting, *self._known})
+    def _order(self, script: str) -> tuple[bool, str]:
+        return script not in self._leading, script
+
+    def _first(self) -> str:
+        return min({self._own, *self.waiting, *self._known}, key=self._order)
 
     def _members_of_living(self) -> tuple[str, ...]:
         return self.full if self.closed is None else self.closed.members
 
     def _name(self, peer: str, now: float) -> None:
         """Count a name; the settling time begins anew with each, and with a name that is lost."""
-        if peer not in self._waiting and peer not in self._known:
+        if peer not in self.waiting and peer not in self._known:
             self._known[peer] = now + REACH_SECONDS
             self._named_at = now
-            if self.state is State.PROPOSING and peer < self._own:
+            if self.state is State.PROPOSING and self._order(peer) < self._order(self._own):
                 self._release(now)
 
     def _answer(self, now: float) -> None:
-        """Promise this script to the lowest proposer that is known, if it is free."""
+        """Promise this script to the proposer that goes before all, if it is free."""
         if not self._asked:
             return
+        proposer, first = min(self._asked, key=self._order), self._first()
+        if proposer in self.full:
+            self.full = ()  # its members form a group anew
         if members := self._members_of_living():
-            for proposer in self._asked:
-                self._send(proposer, Full(members=members))
+            for other in self._asked:
+                self._send(other, Full(members=members))
             self._asked.clear()
             return
-        lowest, first = self._lowest(), min(self._asked)
-        if self.state is State.PROPOSING and first < self._own:
+        if self.state is State.PROPOSING and self._order(proposer) < self._order(self._own):
             self._release(now)
-        if self.state is State.GATHERING and first == lowest:
-            self._proposer = first
+        if self.state is State.GATHERING and proposer == first:
+            self._proposer = proposer
             self._move(State.AGREED)
-            self._send(first, Agree(number=self._asked.pop(first)))
-        elif self.state is State.AGREED and first < self._proposer:
-            self._send(self._proposer, Defer(to=first))
-        for proposer in self._asked:
-            if proposer > lowest:
-                self._send(proposer, Defer(to=lowest))
+            self._send(proposer, Agree(number=self._asked.pop(proposer)))
+        elif self.state is State.AGREED and self._order(proposer) < self._order(self._proposer):
+            self._send(self._proposer, Defer(to=proposer))
+        for other in self._asked:
+            if self._order(other) > self._order(first):
+                self._send(other, Defer(to=first))
 
     def _count(self, peer: str, number: int) -> None:
         if self.state is not State.PROPOSING or number != self._number:
@@ -265,20 +275,20 @@ class Forming:
             self._abandon(set(closed.members))
         self._move(State.CLOSED)
         self.closed = closed
-        for peer in sorted(self._waiting):
+        for peer in sorted(self.waiting):
             is_member = peer in closed.members
             self._send(peer, closed if is_member else Full(members=closed.members))
 
     def _refuse(self, members: tuple[str, ...], now: float) -> None:
         new = {*members} - {*self.full} - self._gone
-        if self.state is State.CLOSED or not new:
+        if self.state is State.CLOSED or self._own in members or not new:
             return
         self.full = tuple(sorted({*self.full} | new))
         for member in members:
             self.mention(member, now)
         if self.state is State.PROPOSING:
             self._release(now)
-        for peer in sorted(self._waiting - {*self.full}):
+        for peer in sorted(self.waiting - {*self.full}):
             self._send(peer, Full(members=self.full))
 
     def _release(self, now: float) -> None:

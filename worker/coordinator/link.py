@@ -29,7 +29,7 @@ from muster.host.peers import SEND_TIMEOUT_SECONDS, is_same_user
 from muster.links.blocking import BlockingLink
 from muster.links.identity import Identity, job_identity
 from muster.links.reconnect import Reconnect
-from muster.links.selecting import SelectingLink, connect
+from muster.links.selecting import SelectingLink
 from muster.links.session import Caller, Session
 from muster.runtime.stderr_messages import print_stderr
 
@@ -73,7 +73,7 @@ class CoordinatorLink:
         try:
             address = self._reconnect.next_address()
             self._link = SelectingLink(
-                connect((address.host, address.port)),
+                (address.host, address.port),
                 Caller(_identity(self._assignment)) if is_sealed else Session(),
                 self._selector,
                 decode_coordinator_message,

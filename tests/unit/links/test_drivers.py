@@ -12,7 +12,7 @@ import pytest
 from muster.links.blocking import BlockingLink
 from muster.links.frames import FrameReader, frame
 from muster.links.identity import Identity, Kind
-from muster.links.selecting import SelectingLink, connect
+from muster.links.selecting import SelectingLink
 from muster.links.serving import LinkServer, ServedLink, listen
 from muster.links.session import Answerer, Caller, ProtocolDiffers
 
@@ -77,9 +77,7 @@ def from_a_selector(address: tuple[str, int], payloads: list[bytes]) -> list[byt
     got: list[bytes] = []
     ended: list[Exception | None] = []
     with selectors.DefaultSelector() as selector:
-        link = SelectingLink(
-            connect(address), Caller(IDENTITY), selector, bytes, got.append, ended.append
-        )
+        link = SelectingLink(address, Caller(IDENTITY), selector, bytes, got.append, ended.append)
         for payload in payloads:  # before the link is open
             link.send(payload)
         while len(got) < len(payloads) and not ended:

@@ -27,6 +27,8 @@ class World:
     delivered: int = 0
     scripts: dict[str, Forming] = field(default_factory=dict)
     dead: set[str] = field(default_factory=set)
+    anew: set[str] = field(default_factory=set)
+    """Scripts that wait again, after a group that they were in."""
     ready_at: dict[str, float] = field(default_factory=dict)
     _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _order: "count[int]" = field(default_factory=count)
@@ -36,9 +38,9 @@ class World:
     def at(self, seconds: float, do: Callable[[], None]) -> None:
         heapq.heappush(self._events, (seconds, next(self._order), do))
 
-    def run(self) -> None:
+    def run(self, until: float = LONG_SECONDS) -> None:
         for _ in range(20_000):
-            if not self._events or self._events[0][0] > LONG_SECONDS:
+            if not self._events or self._events[0][0] > until:
                 return
             self.now, _, do = heapq.heappop(self._events)
             do()
@@ -52,6 +54,24 @@ class World:
                 delay = self.chance.uniform(0.03, 5) if self.chance.random() < 0.2 else 0.1
                 self.at(self.now + delay, lambda other=other: self._link(name, other))  # type: ignore[misc]
 
+    def form_anew(self, name: str, members: tuple[str, ...]) -> None:
+        """Have a member of an earlier group wait again."""
+        if name in self.dead:
+            return
+        linked = sorted(peer for left, peer in self._links if left == name)
+        awaited = [peer for peer in members if peer in linked]
+        token = self.chance.randbytes(4)
+        self.scripts[name] = self.make(name, None, lambda: token, self.now, awaited=awaited)
+        self.anew.add(name)
+        for peer in linked:
+            if peer in self.anew or peer not in members:
+                self._greet(name, peer)
+            self._greet(peer, name)
+
+    def _greet(self, here: str, there: str) -> None:
+        names = [peer for left, peer in self._links if left == there and peer != here]
+        self.at(self._arrival(there, here), lambda: self._meet(here, there, names))
+
     def kill(self, name: str) -> None:
         self.dead.add(name)
         for one, other in [pair for pair in self._links if pair[0] == name]:
@@ -62,18 +82,14 @@ class World:
         if {one, other} & self.dead:
             return
         self._links |= {(one, other), (other, one)}
-        for here, there in ((one, other), (other, one)):
-            names = [peer for left, peer in self._links if left == there and peer != here]
-            self.at(
-                self._arrival(there, here),
-                lambda here=here, there=there, names=names: self._meet(here, there, names),  # type: ignore[misc]
-            )
+        self._greet(one, other)
+        self._greet(other, one)
 
     def _meet(self, here: str, there: str, names: list[str]) -> None:
         if here in self.dead:
             return
         script = self.scripts[here]
-        script.meet(there, self.now)
+        script.meet(there, self.now, is_after=there in self.anew)
         for name in names:
             script.mention(name, self.now)
         self._act(here)
@@ -147,6 +163,39 @@ def faults(seed: int, make: type[Forming] = Forming) -> list[str]:
 
 def test_one_group_lives_after_every_history() -> None:
     assert {seed: found for seed in range(HISTORIES) if (found := faults(seed))} == {}
+
+
+def faults_anew(seed: int) -> list[str]:
+    """Return what is wrong after a group has lost a member and met again, with others waiting."""
+    chance = random.Random(seed)
+    size = chance.randint(3, 6)
+    names = [f"{chance.getrandbits(32):08x}" for _ in range(size + chance.randint(0, 2))]
+    world = World(chance, size)
+    for name in names:
+        world.at(chance.uniform(0, 1), lambda name=name: world.start(name))  # type: ignore[misc]
+    world.run(20.0)
+    (group,) = {script.closed for script in world.scripts.values() if script.closed is not None}
+    victim, *survivors = chance.sample(group.members, size)
+    world.at(world.now, lambda: world.kill(victim))
+    for name in survivors:
+        at = world.now + chance.uniform(0, 3)
+        world.at(at, lambda name=name: world.form_anew(name, group.members))  # type: ignore[misc]
+    if chance.random() < 0.4:
+        world.fatal = world.delivered + chance.randint(1, 4 * size)
+    world.run()
+    living = {name: script for name, script in world.scripts.items() if name not in world.dead}
+    if len(living) < 2:
+        return []
+    groups = {script.closed for script in living.values()}
+    if len(groups - {None}) != 1:
+        return [f"{len(groups - {None})} groups live: {groups}"]
+    return [
+        f"{name} is left out" for name in living if name in survivors and not living[name].closed
+    ]
+
+
+def test_survivors_meet_again_with_those_who_wait() -> None:
+    assert {seed: found for seed in range(HISTORIES) if (found := faults_anew(seed))} == {}
 
 
 class Unsettled(Forming):
