@@ -1,1 +1,28 @@
-"""Machines of one household that find and trust each other; docs/home.md."""
+"""Machines of one household that find and trust each other, and train together; docs/home.md.
+
+    from muster.mesh import discover
+
+    backend = discover(peers=1)
+
+secret.py, identity.py  what proves household, node and process
+announce.py             multicast DNS
+network.py              the thread that owns the links
+forming.py, health.py   who becomes a group; who is lost. Pure
+group.py                `discover`, and the backend
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from muster.mesh.group import MeshBackend as MeshBackend
+    from muster.mesh.group import PeerGone as PeerGone
+    from muster.mesh.group import discover as discover
+
+__all__: Final = ["MeshBackend", "PeerGone", "discover"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401  a module attribute can be anything
+    if name not in __all__:
+        raise AttributeError(f"module 'muster.mesh' has no attribute {name!r}")
+    return getattr(import_module("muster.mesh.group"), name)

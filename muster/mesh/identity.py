@@ -7,6 +7,7 @@ Both ends say in clear: the name of the cluster, which tells another household f
 the key of the process, that of the node, and the signature of one by the other.
 """
 
+import hmac
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -83,12 +84,10 @@ class MeshIdentity(Identity):
         if other.key == self.own.claim.key:
             raise AuthenticationFailed("this process has called itself")
         digest, signature = proof[:PROOF_BYTES], proof[PROOF_BYTES:]
-        try:
-            Identity.check(self, role, said, digest, claim)
-        except AuthenticationFailed as error:
+        if not hmac.compare_digest(Identity.prove(self, role, said), digest):
             raise AuthenticationFailed(
                 "the other end has another secret, or none: run `muster mesh join` on both machines"
-            ) from error
+            )
         try:
             Ed25519PublicKey.from_public_bytes(other.key).verify(signature, role + said)
             node = Ed25519PublicKey.from_public_bytes(other.node_key)

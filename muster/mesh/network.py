@@ -157,7 +157,6 @@ class Network:
 
         def begin() -> None:
             living = [each for each in after if each in self._peers]
-            self._left = {each: self._peers[each].hello.turn for each in living}
             make_token = partial(secrets.token_bytes, TOKEN_BYTES)
             self._forming = Forming(self.own_id, size, make_token, time.monotonic(), awaited=living)
             turn = self._hello.turn + 1
@@ -170,6 +169,23 @@ class Network:
 
     def formed(self) -> Closed | None:
         return self._forming.closed if self._forming is not None else None
+
+    def members_of(self, closed: Closed) -> list[Member]:
+        """Return the members in the order of their ranks. Raises KeyError if one is gone."""
+
+        def order() -> list[Member]:
+            own = Member(
+                process_id=self.own_id,
+                node_id=self.node_id,
+                host=self._hello.host,
+                address=("", self.port),
+            )
+            others = [each for each in closed.members if each != self.own_id]
+            members = [own, *(self._peers[each].member for each in others)]
+            self._left = {each: self._peers[each].hello.turn for each in others}
+            return sorted(members, key=lambda member: (member.node_id, member.process_id))
+
+        return self._do(order)
 
     def waits_with(self) -> list[Member]:
         """Return who waits for the same group, and who is in one of that name."""
@@ -222,16 +238,17 @@ class Network:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._accept()
+        self._loop.call_soon(self._accept)
+        self._loop.call_soon(self._is_ready.set)
         checking = self._loop.create_task(self._check())
-        self._is_ready.set()
         try:
             self._loop.run_forever()
         finally:
-            for task in (checking, *self._calls.values()):
+            tasks = [checking, *self._calls.values()]
+            for task in tasks:
                 task.cancel()
             self._loop.run_until_complete(self._server.stop())
-            self._loop.run_until_complete(asyncio.sleep(0))
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
             self._loop.close()
 
     def _accept(self) -> None:

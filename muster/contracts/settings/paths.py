@@ -3,6 +3,7 @@
 <data_dir>/
   muster.db                       the database, unless MUSTER_DATABASE_URL names another; its locks
   node.key                        the key pair of this node, whose id is derived from it
+  cluster.key                     the secret that the machines of a household share
   coordinator.json                the address where the coordinator accepts agents
   disk.reserve                    room that is given up so that a full disk can be cleared
   up.lock, up.json                held by `muster up`; its process and address
@@ -151,6 +152,7 @@ class DataDir:
     root: Path
 
     database = _Below("muster.db")
+    cluster_key = _Below("cluster.key")
     coordinator_address = _Below("coordinator.json")
     ssh_sockets = _Below("ssh")
     disk_reserve = _Below("disk.reserve")

@@ -1,0 +1,99 @@
+"""Announces this process by multicast DNS, and finds others that do. Needs zeroconf.
+
+An announcement is a hint: a process proves itself over a link, and its end is known from there.
+What strangers announce is read from zeroconf's cache alone, which costs no thread and no question.
+
+zeroconf fixes its sockets when it is made, so it is made anew whenever the addresses of this
+machine change.
+"""
+
+import ipaddress
+import socket
+import threading
+from contextlib import suppress
+from typing import Any, Final
+
+import ifaddr
+from zeroconf import IPVersion, ServiceBrowser, ServiceInfo, Zeroconf
+
+from muster.links.session import PROTOCOL
+from muster.mesh.identity import Claim
+from muster.mesh.network import Network
+
+SERVICE: Final = "_muster._tcp.local."
+POLL_SECONDS: Final = 0.5
+LEFT_OUT: Final = (
+    *("docker", "br-", "veth", "virbr", "cni", "podman", "flannel"),  # of containers
+    *("tun", "tap", "wg", "tailscale", "zt", "utun", "ppp"),  # of private networks
+)
+
+
+def own_addresses() -> list[str]:
+    """Return the IPv4 addresses of this machine that others may reach, one for each subnet."""
+    found: dict[ipaddress.IPv4Network, str] = {}
+    for adapter in ifaddr.get_adapters():
+        for address in adapter.ips:
+            if address.is_IPv4 and not adapter.nice_name.startswith(LEFT_OUT):
+                subnet = ipaddress.IPv4Interface(f"{address.ip}/{address.network_prefix}")
+                if not (subnet.is_loopback or subnet.is_link_local):
+                    found.setdefault(subnet.network, str(subnet.ip))
+    return sorted(found.values())
+
+
+class Announcer:
+    """Announces a network until it is closed, and has it call what others announce."""
+
+    def __init__(self, network: Network, claim: Claim) -> None:
+        self._network = network
+        self._claim = claim
+        self._addresses: list[str] | None = None
+        self._zeroconf: Zeroconf | None = None
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="muster announces", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._is_closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            addresses = own_addresses()
+            if addresses != self._addresses:
+                self._withdraw()
+                with suppress(OSError):  # an address that has gone again: the next look finds out
+                    self._begin(addresses)
+                    self._addresses = addresses
+            if self._is_closed.wait(POLL_SECONDS):
+                self._withdraw()
+                return
+
+    def _begin(self, addresses: list[str]) -> None:
+        # On loopback, too: two terminals of a machine without a network find each other.
+        self._zeroconf = Zeroconf(interfaces=[*addresses, "127.0.0.1"], ip_version=IPVersion.V4Only)
+        info = ServiceInfo(
+            SERVICE,
+            f"{self._claim.process_id}.{SERVICE}",
+            addresses=[socket.inet_aton(address) for address in addresses or ["127.0.0.1"]],
+            port=self._network.port,
+            properties={
+                "protocol": str(PROTOCOL),
+                "cluster": self._claim.cluster,
+                "node": self._claim.node_id,
+            },
+        )
+        self._zeroconf.register_service(info)
+        ServiceBrowser(self._zeroconf, SERVICE, handlers=[self._on_change])
+
+    def _withdraw(self) -> None:
+        if self._zeroconf is not None:
+            self._zeroconf.close()
+            self._zeroconf = None
+
+    def _on_change(self, zeroconf: Zeroconf, name: str, **_: Any) -> None:  # noqa: ANN401
+        info = ServiceInfo(SERVICE, name)
+        if not info.load_from_cache(zeroconf) or info.port is None:
+            return  # removed: its link ends by itself
+        process_id = name.removesuffix(f".{SERVICE}")
+        for address in info.parsed_addresses(IPVersion.V4Only):
+            self._network.find((address, info.port), process_id)
