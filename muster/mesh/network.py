@@ -268,7 +268,7 @@ class Network:
                 self._send(process_id, Probe())
             for process_id in lost:
                 self._lose(process_id)
-            self._act()
+            self._advance()
 
     def _wake_at(self) -> float:
         forming = float("inf") if self._forming is None else self._forming.wake_at()
@@ -392,12 +392,15 @@ class Network:
 
     def _act(self) -> None:
         """Send what follows from what has happened, and have the times judged anew."""
+        self._advance()
+        self._changed.set()
+
+    def _advance(self) -> None:
         if self._forming is not None and self._hello.group is not None:
             self._forming.check(time.monotonic())
             due, self._forming.due = self._forming.due, []
             for process_id, message in due:
                 self._send(process_id, OfGroup(group=self._hello.group, message=message))
-        self._changed.set()
 
 
 def decode(payload: bytes) -> Message:
