@@ -93,7 +93,7 @@ def _job(
 
 
 def _ranks_by_state(job: SummaryView) -> Mapping[str, int]:
-    found = Counter(worker.state for worker in job.workers)
+    found = Counter(worker.process for worker in job.workers)
     # Zeros, too: a graph or an alert needs the value before the first one.
     return {state: found[state] for state in (*ProcessState, WAITING, FINISHED)}
 
@@ -209,7 +209,7 @@ def read_scrape(state: AppState) -> Scrape:
         scrape = replace(scrape, disk_free_bytes=disk.free, disk_size_bytes=disk.total)
     with suppress(DatabaseError):
         jobs = state.jobs.lately_active(scrape.now - ENDED_SHOWN, ENDED_LIMIT)
-        ranks = state.history.ranks_by_job([job.job_id for job in jobs])
+        ranks = state.history.workers_by_job([job.job_id for job in jobs])
         nodes = state.submitter.cluster.nodes
         hosts = {node.name for node in nodes}
         open_jobs = [job.job_id for job in jobs if not job.is_terminal]

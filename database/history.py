@@ -5,6 +5,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -25,6 +26,7 @@ from database.records import (
     MemberRecord,
     RankRecord,
     RowVersion,
+    WorkerRecord,
     utc_now,
     values_of,
 )
@@ -87,6 +89,21 @@ def _end(column: str, order: Callable[[sa.Column[Any]], sa.UnaryExpression[Any]]
 _AGENTS: Final = _of_jobs(AGENTS)
 _RANKS: Final = _of_jobs(WORKERS)
 _MEMBERS: Final = _of_jobs(MEMBERS)
+_IS_LEAVING: Final = sa.and_(
+    MEMBERS.c.state == WorkerState.ACTIVE.value,
+    sa.exists().where(
+        DEPARTURES.c.job_id == MEMBERS.c.job_id, DEPARTURES.c.worker_id == MEMBERS.c.worker_id
+    ),
+)
+_STATE: Final = sa.case((_IS_LEAVING, WorkerState.DRAINING.value), else_=MEMBERS.c.state)
+_POOL: Final = _MEMBERS.with_only_columns(
+    *(_STATE.label("state") if column.name == "state" else column for column in MEMBERS.c)
+)
+# A newer attempt of its rank may be another member.
+_PRESENT: Final = _POOL.join(
+    WORKERS,
+    sa.and_(*(WORKERS.c[name] == MEMBERS.c[name] for name in ("job_id", "rank", "attempt"))),
+)
 _POSITION: Final = (ATTEMPTS.c.started_at, ATTEMPTS.c.rank, ATTEMPTS.c.attempt)
 _ATTEMPTS: Final = _last(ATTEMPTS, *_POSITION)
 _LAST_EVENTS: Final = _last(EVENTS, EVENTS.c.event_id)
@@ -158,6 +175,23 @@ class History:
         with self._database.reading() as connection:
             return _records(connection, _RANKS, job_ids, RankRecord)
 
+    def workers(self, job_id: JobId) -> list[WorkerRecord]:
+        """Return the job's ranks with their members of the pool, as views show them."""
+        return self.workers_by_job([job_id])[job_id]
+
+    def workers_by_job(self, job_ids: Collection[JobId]) -> dict[JobId, list[WorkerRecord]]:
+        """Return the same of each of the jobs."""
+        with self._database.reading() as connection:
+            workers = _records(connection, _RANKS, job_ids, WorkerRecord)
+            present = _records(connection, _PRESENT, job_ids, MemberRecord)
+        for job_id, members in present.items():
+            of_rank = {member.rank: member for member in members}
+            workers[job_id] = [
+                replace(it, member=of_rank[it.rank]) if it.rank in of_rank else it
+                for it in workers[job_id]
+            ]
+        return workers
+
     def attempts(
         self, job_id: JobId, limit: int, after: AttemptPosition | None = None
     ) -> list[Attempt]:
@@ -179,9 +213,13 @@ class History:
             return connection.execute(_count(ATTEMPTS), {"id": job_id}).scalar_one()
 
     def members_by_job(self, job_ids: Collection[JobId]) -> dict[JobId, list[MemberRecord]]:
-        """Return the present and former members of each of the jobs, by worker id."""
+        """Return the present and former members of each of the jobs, by worker id.
+
+        One that was asked to leave is draining at once. Otherwise a new coordinator, which shrinks
+        from the top, would remove others in their place.
+        """
         with self._database.reading() as connection:
-            return _records(connection, _MEMBERS, job_ids, MemberRecord)
+            return _records(connection, _POOL, job_ids, MemberRecord)
 
     def ranks_on_hosts(self, job_ids: Collection[JobId]) -> dict[JobId, HostRanks]:
         """Return how many ranks of each of the jobs are on each host."""
@@ -217,11 +255,6 @@ class History:
                 "wanted_hosts": job.wanted_hosts | {host: expected + 1},
             }
             return update_job(connection, job_id, now, values)
-
-    def departures(self, job_ids: Collection[JobId]) -> dict[JobId, frozenset[int]]:
-        """Return which workers of each of the jobs were asked to leave, present or not."""
-        with self._database.reading() as connection:
-            return departures_of(connection, job_ids)
 
     def request_departure(self, job_id: JobId, worker_id: int, *, actor: str | None = None) -> Job:
         """Ask a worker to leave and the job for one rank less; return the changed job.

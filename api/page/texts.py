@@ -77,7 +77,7 @@ TEXTS: Final[Mapping[str, Callable[[View], str]]] = {
     "ranks": ranks,
     "restarts": lambda view: str(view["restarts"]),
     "checkpoint": checkpoint,
-    "state": lambda view: view["state"],
+    "process": lambda view: view["process"],
     "pid": pid,
     "node": lambda view: view["node"] or NOTHING,
 }
@@ -95,15 +95,15 @@ BEHIND_SECONDS: Final = 5
 
 def differing(workers: Iterable[View]) -> dict[int, str]:
     """Return the living ranks that differ from the median of them, each with a word."""
-    alive = [it for it in workers if it["state"] in {"live", "suspect"}]
+    alive = [it for it in workers if it["process"] in {"live", "suspect"}]
     rates = {it["rank"]: it["throughput_steps_per_sec"] for it in alive}
     usual = median([rate for rate in rates.values() if rate] or [0])
     reached = median([it["step"] for it in alive] or [0]) - max(2, usual * BEHIND_SECONDS)
     found = {}
     for it in alive:
         rank, rate = it["rank"], rates[it["rank"]] or usual
-        if it["state"] == "suspect" or it["step"] < reached:
-            found[rank] = "suspect" if it["state"] == "suspect" else "behind"
+        if it["process"] == "suspect" or it["step"] < reached:
+            found[rank] = "suspect" if it["process"] == "suspect" else "behind"
         elif not usual / 2 <= rate <= usual * 2:
             found[rank] = "slow" if rate < usual else "fast"
     return found

@@ -148,7 +148,7 @@ def list_summaries(
 ) -> Response:
     """Return one page, as the list of jobs does. The ETag ignores ages of heartbeats."""
     jobs, headers = jobs_of(page, state, request)
-    workers = state.history.ranks_by_job([job.job_id for job in jobs])
+    workers = state.history.workers_by_job([job.job_id for job in jobs])
     versions = [job.row_version for job in jobs]
     tag = weak_tag(request, headers["X-Total-Count"], [versions, list(workers.items())])
 
@@ -177,7 +177,7 @@ def get_leaderboard(
         raise Problem(HTTPStatus.NOT_FOUND, "sweep-not-found", which_sweep(known, sweep))
     query = JobQuery(labels={SWEEP_LABEL: sweep})
     jobs = state.jobs.page(query, DEFAULT_LIMIT, None)[::-1]  # of equal ones the oldest comes first
-    ranks, now = state.history.ranks_by_job([job.job_id for job in jobs]), state.clock()
+    ranks, now = state.history.workers_by_job([job.job_id for job in jobs]), state.clock()
     summaries = [summary(job, ranks.get(job.job_id, []), now) for job in jobs]
     # Not the specs of the rows: a view hides the values of `env` from a caller of scope read.
     specs = [job_view(job, caller).spec for job in jobs]
@@ -225,7 +225,7 @@ def get_summary(
     job_id: KnownJobId, state: State, request: Request, if_none_match: IfNoneMatch = None
 ) -> Response:
     """Return the present numbers. The ETag ignores ages of heartbeats."""
-    job, workers = state.jobs.get(job_id), state.history.ranks(job_id)
+    job, workers = state.jobs.get(job_id), state.history.workers(job_id)
     tag = weak_tag(request, job.row_version, workers)
     return reply_tagged(tag, if_none_match, lambda: summary(job, workers, state.clock()))
 

@@ -205,7 +205,7 @@ def _draw(bars: Progress, summary: SummaryView) -> None:
             visible=True,
             completed=worker.step,
             total=worker.total_steps,
-            note=f"{loss:<12}  {checkpoint:<16}{worker.state}",
+            note=f"{loss:<12}  {checkpoint:<16}{worker.process}",
         )
 
 

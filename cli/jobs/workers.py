@@ -51,7 +51,7 @@ _WORKERS: Final[Mapping[str, Column]] = {
 }
 _ATTEMPTS: Final[Mapping[str, Column]] = {
     "rank": "rank",
-    "process": "attempt",
+    "attempt": "attempt",
     "pid": "pid",
     "started (UTC)": lambda one: moment(one["started_at"])[5:],  # without the year
     "seconds": lambda one: _seconds(one["started_at"], one["ended_at"]),

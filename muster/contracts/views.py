@@ -36,6 +36,24 @@ _Bits: TypeAlias = Annotated[
     ),
 ]
 
+_WorkerId: TypeAlias = Annotated[
+    str | None,
+    _doc("Never used twice in a job; an independent rank's number. null before it has joined."),
+]
+_WorkerState: TypeAlias = Annotated[
+    str | None,
+    _doc("syncing, active, draining, failed or left; of an independent rank the same as `process`"),
+]
+_Attempt: TypeAlias = Annotated[int | None, _doc("Number of the process; null before the first.")]
+_Process: TypeAlias = Annotated[
+    str | None,
+    _doc(
+        "spawned, live, suspect, exiting, exited, finished or waiting; null once another process "
+        "has its rank"
+    ),
+]
+_Pid: TypeAlias = Annotated[int | None, _doc("null unless the process lives")]
+
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """A response body, or a part of one."""
@@ -111,14 +129,14 @@ class JobPlan(View, frozen=True, kw_only=True):
 
 
 class WorkerView(View, RankProgress, frozen=True, kw_only=True):
-    """One rank: its process, its place in the data and its counters."""
+    """One rank: its worker and process, its place in the data and its counters."""
 
-    worker_id: Annotated[
-        str, _doc("Rank and attempt, such as 3.0; the rank alone before its first process.")
-    ]
+    worker_id: _WorkerId
     rank: int
-    state: Annotated[str, _doc("spawned, live, suspect, exiting, exited, finished or waiting")]
-    pid: Annotated[int | None, _doc("null unless the process lives")]
+    state: _WorkerState
+    attempt: _Attempt
+    process: _Process
+    pid: _Pid
     node: str | None
     throughput_steps_per_sec: float
     checkpoints_saved: int
@@ -260,12 +278,12 @@ class EngineList(View, frozen=True, kw_only=True):
 class MemberView(View, frozen=True, kw_only=True):
     """A worker of a job's pool, living or gone; of an independent job, one of its ranks."""
 
-    worker_id: Annotated[str, _doc("Never used twice in a job.")]
+    worker_id: _WorkerId
     rank: int
-    state: Annotated[
-        str, _doc("syncing, active, draining, failed or left; of a rank, as in the summary")
-    ]
-    pid: Annotated[int | None, _doc("null unless the process lives")]
+    state: _WorkerState
+    attempt: _Attempt
+    process: _Process
+    pid: _Pid
     node: str | None
     gpu_count: int
     backend: Annotated[str | None, _doc("What it computes on: cpu or cuda.")]
