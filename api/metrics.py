@@ -18,7 +18,7 @@ from api.views import FINISHED, WAITING, summary
 from database.errors import DatabaseError
 from muster.contracts.job.status import JobStatus
 from muster.contracts.rank import ProcessState
-from muster.contracts.views import SummaryView
+from muster.contracts.views.job import SummaryView
 
 ENDED_SHOWN: Final = timedelta(minutes=10)
 """A job that is over is still scraped a few times, so that its last numbers are on record."""

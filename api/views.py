@@ -23,22 +23,24 @@ from muster.contracts.pool import WorkerState
 from muster.contracts.rank import ProcessState
 from muster.contracts.series import Point, are_live, compact
 from muster.contracts.token import Scope, Token
-from muster.contracts.views import (
-    AgentView,
+from muster.contracts.views.history import (
     AuditView,
     CheckpointView,
     EpochView,
-    JobView,
-    MemberList,
-    MemberView,
     SeriesColumns,
     SeriesList,
     SeriesView,
+)
+from muster.contracts.views.job import (
+    AgentView,
+    JobView,
+    MemberList,
+    MemberView,
     SummaryView,
-    TokenView,
-    View,
     WorkerView,
 )
+from muster.contracts.views.service import TokenView
+from muster.contracts.views.view import View
 
 HIDDEN: Final = "…"
 """Replaces a value that this caller may not see."""

@@ -25,7 +25,7 @@ from database.tables import AGENTS, DEPARTURES, EVENTS, HOSTS, JOBS
 from muster.contracts.job.spec import JobSpec
 from muster.contracts.job.status import OPEN, TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.leaderboard import SWEEP_LABEL
-from muster.contracts.views import FaultView
+from muster.contracts.views.history import FaultView
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 _BATCH: Final = 500  # ids in one statement

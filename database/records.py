@@ -19,7 +19,8 @@ from muster.contracts.job.status import TERMINAL, JobId, JobStatus, JobUid, Stop
 from muster.contracts.messages.rank import EpochDone
 from muster.contracts.rank import NO_PROGRESS, ProcessRecord, RankProgress
 from muster.contracts.series import Point
-from muster.contracts.views import AttemptView, CheckpointView, EngineSweep, EventView, FaultView
+from muster.contracts.views.history import AttemptView, CheckpointView, EventView, FaultView
+from muster.contracts.views.service import EngineSweep
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -44,21 +44,23 @@ from muster.contracts.job.status import TERMINAL, JobUid, StopRequest
 from muster.contracts.leaderboard import SWEEP_LABEL, compare, which_sweep
 from muster.contracts.series import POINTS_LIMIT
 from muster.contracts.shards import Reading, ranges
-from muster.contracts.views import (
+from muster.contracts.views.history import (
     AttemptList,
     AuditView,
     EventList,
     FaultView,
+    SeriesList,
+    StruckProcess,
+)
+from muster.contracts.views.job import (
     JobList,
     JobPlan,
     JobView,
     LeaderboardView,
-    Moment,
-    SeriesList,
-    StruckProcess,
     SummaryList,
     SummaryView,
 )
+from muster.contracts.views.view import Moment
 from muster.host.processes import module_command
 from muster.host.trace import stamp
 

@@ -16,7 +16,7 @@ from muster.cluster.description import Cluster
 from muster.cluster.placement import RankRequest, place, use_of
 from muster.contracts.errors import InvalidDescription
 from muster.contracts.job.status import JobId, JobStatus
-from muster.contracts.views import JobView, MemberList
+from muster.contracts.views.job import JobView, MemberList
 
 _CAN_SAVE: Final = frozenset({JobStatus.RUNNING, JobStatus.RECOVERING, JobStatus.PAUSED})
 

@@ -27,7 +27,8 @@ from muster.client.progress import Progress
 from muster.contracts.errors import MusterError, printable
 from muster.contracts.job.status import TERMINAL, JobStatus
 from muster.contracts.rank import ProcessState
-from muster.contracts.views import EventView, Fault, MemberView, StruckProcess, SummaryView
+from muster.contracts.views.history import EventView, Fault, StruckProcess
+from muster.contracts.views.job import MemberView, SummaryView
 
 if TYPE_CHECKING:
     from muster.client import Job

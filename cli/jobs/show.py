@@ -46,7 +46,7 @@ from muster.client.errors import Busy, ClientError, Unreachable
 from muster.client.progress import duration
 from muster.contracts.errors import printable
 from muster.contracts.job.status import TERMINAL, JobStatus
-from muster.contracts.views import JobView, LeaderboardRow, SummaryList, SummaryView, WorkerView
+from muster.contracts.views.job import JobView, LeaderboardRow, SummaryList, SummaryView, WorkerView
 from muster.runtime.stderr_messages import LastMessage, print_stderr
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from cli.output import (
 )
 from muster.client import job_path
 from muster.contracts.job.status import TERMINAL
-from muster.contracts.views import JobView
+from muster.contracts.views.job import JobView
 
 AUDIT_UNKNOWN: Final = 2
 """Exit code of an audit that can say neither yes nor no."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from muster.contracts.views import JobView, SummaryView, WorkerView
+from muster.contracts.views.job import JobView, SummaryView, WorkerView
 
 HEADING: dict[str, Any] = {
     "job_id": "a",

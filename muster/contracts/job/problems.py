@@ -34,7 +34,7 @@ from muster.contracts.job.spec import (
 )
 from muster.contracts.job.status import JobId
 from muster.contracts.location import InvalidLocation, parse_location
-from muster.contracts.views import FieldError
+from muster.contracts.views.service import FieldError
 
 SHOWN_LIMIT: Final = 40  # most characters of a value that an error repeats
 

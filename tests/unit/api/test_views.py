@@ -23,7 +23,8 @@ from database.records import Audit, MemberRecord, WorkerRecord, values_of
 from muster.contracts.job.retry import RetryClass
 from muster.contracts.job.status import JobId, JobStatus, StopRequest
 from muster.contracts.messages.rank import EpochDone
-from muster.contracts.views import AuditView, SummaryView
+from muster.contracts.views.history import AuditView
+from muster.contracts.views.job import SummaryView
 from tests.support.database_samples import epoch, member
 from tests.support.database_samples import worker as rank_record
 from tests.unit.api.jobs import JOB, NOW

@@ -10,7 +10,8 @@ from cli.checks import chaos
 from cli.checks.chaos import recovery_of, watch
 from muster.client import Job
 from muster.contracts.errors import MusterError
-from muster.contracts.views import EventView, MemberView, StruckProcess, SummaryView
+from muster.contracts.views.history import EventView, StruckProcess
+from muster.contracts.views.job import MemberView, SummaryView
 from tests.support.summaries import RANK, summary
 
 STRUCK = datetime(2026, 3, 1, tzinfo=UTC)

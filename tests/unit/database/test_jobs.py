@@ -18,7 +18,7 @@ from database.records import Job, values_of
 from database.tables import JOBS
 from muster.contracts.job.spec import JobSpec
 from muster.contracts.job.status import JobId, JobStatus, JobUid, StopRequest
-from muster.contracts.views import FaultView, StruckProcess
+from muster.contracts.views.history import FaultView, StruckProcess
 from tests.support.database_samples import (
     EVERY_STATUS,
     NOON,
