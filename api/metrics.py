@@ -14,11 +14,11 @@ from typing import Final, NamedTuple, TypeAlias
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from api.dependencies import AppState
-from api.views import FINISHED, WAITING, summary
+from api.views import summary
 from database.errors import DatabaseError
 from muster.contracts.job.status import JobStatus
 from muster.contracts.rank import ProcessState
-from muster.contracts.views.job import SummaryView
+from muster.contracts.views.job import FINISHED, WAITING, SummaryView
 
 ENDED_SHOWN: Final = timedelta(minutes=10)
 """A job that is over is still scraped a few times, so that its last numbers are on record."""

@@ -32,6 +32,8 @@ from muster.contracts.views.history import (
     SeriesView,
 )
 from muster.contracts.views.job import (
+    FINISHED,
+    WAITING,
     AgentView,
     JobView,
     MemberList,
@@ -44,12 +46,6 @@ from muster.contracts.views.view import View
 
 HIDDEN: Final = "…"
 """Replaces a value that this caller may not see."""
-
-WAITING: Final = "waiting"
-"""The state of a rank before its first process."""
-
-FINISHED: Final = "finished"
-"""The state of a rank that has nothing left to do."""
 
 ETA_LIMIT_SECONDS: Final = 365 * 24 * 3600.0
 
@@ -146,11 +142,8 @@ def _worker_view(spec: JobSpec, worker: WorkerRecord, now: datetime) -> WorkerVi
         **_same(WorkerView, worker)
         | _same(WorkerView, worker.progress)
         | _place(spec, worker)
-        | _process(worker)
-        | {
-            "throughput_steps_per_sec": throughput(worker),
-            "last_heartbeat_age_seconds": _age_seconds(worker.last_heartbeat_at, now),
-        }
+        | _process(worker, now)
+        | {"throughput_steps_per_sec": throughput(worker)}
     )
 
 
@@ -158,23 +151,23 @@ def _place(spec: JobSpec, worker: WorkerRecord) -> dict[str, Any]:
     """Return what a view says of a rank's worker in the pool."""
     if spec.mode == "independent":
         return {"worker_id": str(worker.rank), "state": _state(worker)}
-    if (member := worker.member) is None:
-        return {"worker_id": None, "state": None}
-    return {"worker_id": str(member.worker_id), "state": member.state}
+    member = worker.member
+    return {
+        "worker_id": str(member.worker_id) if member else None,
+        "state": member.state if member else None,
+    }
 
 
-def _process(worker: RankRecord | None) -> dict[str, Any]:
-    """Return what a view says of a worker's process; None: its rank has a newer one."""
-    if worker is None:
-        return {"process": None, "pid": None}
-    process = worker.process
-    host = None if process is None else worker.host
+def _process(worker: RankRecord, now: datetime) -> dict[str, Any]:
+    """Return what a view says of a rank's process."""
+    process, host = worker.process, worker.host
     return {
         "attempt": None if worker.attempt < 0 else worker.attempt,
         "process": _state(worker),
         "pid": process.pid if process else None,
         # The machine's name says more than its id.
-        "node": process.node if process and is_node_id(worker.host) else host,
+        "node": process and (process.node if is_node_id(host) else host),
+        "last_heartbeat_age_seconds": _age_seconds(worker.last_heartbeat_at, now),
     }
 
 
@@ -269,28 +262,22 @@ def member_list(
 
 def _member_view(member: MemberRecord, worker: RankRecord | None, now: datetime) -> MemberView:
     # The row of a member changes when it moves; that of its process, with every few heartbeats.
-    heartbeat_at = worker.last_heartbeat_at if worker else member.last_heartbeat_at
-    return MemberView(
-        **_process(worker)
-        | _same(MemberView, member)
-        | {
-            "worker_id": str(member.worker_id),
-            "last_heartbeat_age_seconds": _age_seconds(heartbeat_at, now),
-            "step": worker.progress.step if worker else None,
-        }
-    )
+    own = _process(worker, now) if worker else {"process": None, "pid": None}
+    age = {"last_heartbeat_age_seconds": _age_seconds(member.last_heartbeat_at, now)}
+    step = worker.progress.step if worker else None
+    named = _same(MemberView, member) | {"worker_id": str(member.worker_id), "step": step}
+    return MemberView(**age | own | named)
 
 
 def _rank_view(spec: JobSpec, worker: WorkerRecord, now: datetime) -> MemberView:
     return MemberView(
         rank=worker.rank,
         **_place(spec, worker),
-        **_process(worker),
+        **_process(worker, now),
         gpu_count=spec.gpu_count,
         backend=spec.device_type,
         joined_at=None,
         joined_step=None,
-        last_heartbeat_age_seconds=_age_seconds(worker.last_heartbeat_at, now),
         step=worker.progress.step,
     )
 

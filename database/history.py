@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from database.engine import Database
 from database.errors import DepartureRefused, JobChanged, MemberMissing, PoolFull
-from database.jobs import append_events, departures_of, get_continuing_job, update_job
+from database.job_rows import append_events, departures_of, get_continuing_job, update_job
 from database.records import (
     AgentRecord,
     Attempt,
@@ -69,6 +69,10 @@ def _of_jobs(table: sa.Table) -> sa.Select[Any]:
     return sa.select(table).where(wanted).order_by(*table.primary_key)
 
 
+def _equal(one: sa.Table, other: sa.Table, *columns: str) -> sa.ColumnElement[bool]:
+    return sa.and_(*(one.c[name] == other.c[name] for name in columns))
+
+
 def _count(table: sa.Table) -> sa.Select[int]:
     return sa.select(sa.func.count()).select_from(table).where(table.c.job_id == sa.bindparam("id"))
 
@@ -89,21 +93,14 @@ def _end(column: str, order: Callable[[sa.Column[Any]], sa.UnaryExpression[Any]]
 _AGENTS: Final = _of_jobs(AGENTS)
 _RANKS: Final = _of_jobs(WORKERS)
 _MEMBERS: Final = _of_jobs(MEMBERS)
-_IS_LEAVING: Final = sa.and_(
-    MEMBERS.c.state == WorkerState.ACTIVE.value,
-    sa.exists().where(
-        DEPARTURES.c.job_id == MEMBERS.c.job_id, DEPARTURES.c.worker_id == MEMBERS.c.worker_id
-    ),
-)
+_IS_ASKED: Final = sa.exists().where(_equal(DEPARTURES, MEMBERS, "job_id", "worker_id"))
+_IS_LEAVING: Final = sa.and_(MEMBERS.c.state == WorkerState.ACTIVE.value, _IS_ASKED)
 _STATE: Final = sa.case((_IS_LEAVING, WorkerState.DRAINING.value), else_=MEMBERS.c.state)
 _POOL: Final = _MEMBERS.with_only_columns(
     *(_STATE.label("state") if column.name == "state" else column for column in MEMBERS.c)
 )
 # A newer attempt of its rank may be another member.
-_PRESENT: Final = _POOL.join(
-    WORKERS,
-    sa.and_(*(WORKERS.c[name] == MEMBERS.c[name] for name in ("job_id", "rank", "attempt"))),
-)
+_PRESENT: Final = _POOL.join(WORKERS, _equal(WORKERS, MEMBERS, "job_id", "rank", "attempt"))
 _POSITION: Final = (ATTEMPTS.c.started_at, ATTEMPTS.c.rank, ATTEMPTS.c.attempt)
 _ATTEMPTS: Final = _last(ATTEMPTS, *_POSITION)
 _LAST_EVENTS: Final = _last(EVENTS, EVENTS.c.event_id)
@@ -184,12 +181,9 @@ class History:
         with self._database.reading() as connection:
             workers = _records(connection, _RANKS, job_ids, WorkerRecord)
             present = _records(connection, _PRESENT, job_ids, MemberRecord)
-        for job_id, members in present.items():
-            of_rank = {member.rank: member for member in members}
-            workers[job_id] = [
-                replace(it, member=of_rank[it.rank]) if it.rank in of_rank else it
-                for it in workers[job_id]
-            ]
+        for job_id in filter(present.get, present):
+            of_rank = {member.rank: member for member in present[job_id]}
+            workers[job_id] = [replace(it, member=of_rank.get(it.rank)) for it in workers[job_id]]
         return workers
 
     def attempts(

@@ -28,7 +28,7 @@ from muster.contracts.errors import MusterError, printable
 from muster.contracts.job.status import TERMINAL, JobStatus
 from muster.contracts.rank import ProcessState
 from muster.contracts.views.history import EventView, Fault, StruckProcess
-from muster.contracts.views.job import MemberView, SummaryView
+from muster.contracts.views.job import FINISHED, MemberView, SummaryView
 
 if TYPE_CHECKING:
     from muster.client import Job
@@ -42,10 +42,6 @@ RECOVERY_SECONDS: Final = 10.0  # how long the last recovery is waited for
 
 RECOVERY: Final = ("the end is seen", "the others take a step", "the replacement is ready")
 MILLISECOND: Final = timedelta(milliseconds=1)
-
-FINISHED: Final = "finished"
-"""The process of a rank that has nothing left to do."""
-
 
 FAULTS: Final[Mapping[Fault, str]] = {
     "kill": "is killed (SIGKILL)",

@@ -1,9 +1,8 @@
 """REST views of jobs, of their workers, and of what was done to them."""
 
 from statistics import fmean
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
-import msgspec
 from msgspec import Meta
 
 from muster.contracts.agent import AgentState
@@ -13,22 +12,22 @@ from muster.contracts.rank import RankProgress
 from muster.contracts.views.view import Bits, Moment, View, doc
 
 _WorkerId: TypeAlias = Annotated[
-    str | None,
-    doc("Never used twice in a job; an independent rank's number. null before it has joined."),
+    str | None, doc("Never used twice; an independent rank's number. null: not in the pool yet.")
 ]
 _WorkerState: TypeAlias = Annotated[
-    str | None,
-    doc("syncing, active, draining, failed or left; of an independent rank the same as `process`"),
+    str | None, doc("syncing, active, draining, failed or left; an independent rank's `process`.")
 ]
 _Attempt: TypeAlias = Annotated[int | None, doc("Number of the process; null before the first.")]
 _Process: TypeAlias = Annotated[
-    str | None,
-    doc(
-        "spawned, live, suspect, exiting, exited, finished or waiting; null once another process "
-        "has its rank"
-    ),
+    str | None, doc("spawned, live, suspect, exiting, exited, finished or waiting; null: replaced.")
 ]
 _Pid: TypeAlias = Annotated[int | None, doc("null unless the process lives")]
+
+WAITING: Final = "waiting"
+"""The process of a rank before its first one."""
+
+FINISHED: Final = "finished"
+"""The process of a rank that has nothing left to do."""
 
 
 class _JobHeading(View, frozen=True, kw_only=True):
@@ -243,7 +242,5 @@ class Purged(View, frozen=True, kw_only=True):
     deleted: int
     job_ids: Annotated[list[str], doc("Deleted jobs; in a dry run, jobs it would delete.")]
     skipped: Annotated[list[str], doc("Matching jobs that are not over.")]
-    failed: Annotated[list[NotDeleted], doc("Jobs that are over but could not be deleted.")] = (
-        msgspec.field(default_factory=list)
-    )
+    failed: Annotated[list[NotDeleted], doc("Jobs that are over but could not be deleted.")] = []  # noqa: RUF012  msgspec copies it
     freed_bytes: Annotated[int, doc("Size of the files of the deleted jobs.")] = 0
