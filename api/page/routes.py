@@ -17,9 +17,8 @@ from api.access.auth import SESSION_COOKIE, Caller
 from api.dependencies import READ, SUBMIT, AppState, CurrentCaller, State
 from api.errors import Problem, invalid_field, problem_of
 from api.listing import RequestedPage, jobs_of
-from api.page.curves import EXTREMES, differences, in_order
 from api.page.submission import controls, fields_of, job_text, submit_command
-from api.page.texts import TEXTS, age, differing, progress, short
+from api.page.texts import EXTREMES, TEXTS, age, differences, differing, in_order, progress, short
 from api.page.timeline import timeline
 from api.routes.hosts import list_hosts
 from api.routes.logs import GREP_LIMIT, TAIL_DEFAULT, line_view

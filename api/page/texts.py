@@ -1,12 +1,19 @@
-"""What the page shows of a job and of a rank, as text. Pure; `static/texts.js` says the same."""
+"""What the page shows of jobs, ranks and curves, as text. Pure.
 
-from collections.abc import Callable, Iterable, Mapping
+`static/texts.js` says the same of a job and of a rank.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from statistics import median
 from typing import Any, Final
 
+import msgspec
+
 from muster.client.progress import duration
+from muster.contracts import leaderboard
 from muster.contracts.job.status import TERMINAL
+from muster.contracts.series import LOSS, THROUGHPUT
 
 NOTHING: Final = "–"  # noqa: RUF001  a dash, as in print
 
@@ -22,6 +29,8 @@ SHAPES: Final = {
     "STOPPED": "■",
 }
 """The page shows a status by its word, its shape and its colour."""
+
+EXTREMES: Final = ("first", "least", "greatest", "last", "not_finite")
 
 View = Mapping[str, Any]
 
@@ -107,3 +116,21 @@ def differing(workers: Iterable[View]) -> dict[int, str]:
         elif not usual / 2 <= rate <= usual * 2:
             found[rank] = "slow" if rate < usual else "fast"
     return found
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return the loss first, then the throughput, then the metrics by name."""
+    return sorted(set(names), key=lambda it: (it != LOSS, it != THROUGHPUT, it))
+
+
+def differences(specs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the fields that are not the same in all, as texts, as `muster leaderboard` does."""
+    found = leaderboard.differences(specs)
+    fields = dict.fromkeys(field for one in found for field in one)
+    return {field: [_text(one.get(field)) for one in found] for field in fields}
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return NOTHING
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
