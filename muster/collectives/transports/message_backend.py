@@ -99,13 +99,7 @@ class MessageBackend(Backend):
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
         sent = [(self._channel(peer), self._checked(data)) for peer, data in outgoing]
-        targets = [
-            (
-                self._channel(peer),
-                _bytes_of(target, for_writing=True) if type(target) is memoryview else target,
-            )
-            for peer, target in incoming
-        ]
+        targets = [(self._channel(peer), _target_of(target)) for peer, target in incoming]
         transfer = _Transfer(tag)
         with self._lock:
             try:
@@ -376,6 +370,11 @@ def _events(channel: Channel) -> int:
     if channel.is_sending or channel.posted_count or not channel.is_paused:
         events |= select.POLLIN
     return events
+
+
+def _target_of(target: Target) -> Target:
+    """Return memory that can be written as bytes, and an accumulator as it is."""
+    return _bytes_of(target, for_writing=True) if type(target) is memoryview else target
 
 
 def _bytes_of(data: Data, *, for_writing: bool = False) -> memoryview:
