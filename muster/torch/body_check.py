@@ -63,7 +63,7 @@ class Seen(msgspec.Struct, frozen=True):
 
     def different_parts(self, other: "Seen") -> list[str]:
         """Return the names of gradients and buffers that differ."""
-        names = [name for name, it in self.parts.items() if it != other.parts.get(name)]
+        names = [name for name, digest in self.parts.items() if digest != other.parts.get(name)]
         return [name.partition(".")[2] for name in names if name != USED]
 
     def different_kind(self, other: "Seen") -> str:
@@ -176,7 +176,7 @@ class BodyCheck(Checks):
             return
         self._last = _seen(self._batch, found, task.weight)
         self._batch, now = None, self._digests()
-        if changed := [name for name, it in now.items() if it != self._kept.get(name)]:
+        if changed := [name for name, digest in now.items() if digest != self._kept.get(name)]:
             self._refuse(
                 f"The body changes what it may only read{_listed(changed)}, once for each virtual "
                 "shard: do it in a function given to run.after_step",
