@@ -259,10 +259,10 @@ class BodyCheck(Checks):
         given = [(leaf, found, self._state) for leaf, found in seen.items()][:1]
         answers = gather_values(backend, given, list[tuple[Leaf, Seen, str]])
         after, before = answers[backend.rank + 1 :], answers[: backend.rank]
-        theirs = next(chain.from_iterable((*after, *before)), None)
-        if theirs is None or self._has_warned:
+        noted = next(chain.from_iterable((*after, *before)), None)
+        if noted is None or self._has_warned:
             return
-        leaf, wanted, state = theirs
+        leaf, wanted, state = noted
         found = yield from compute(leaf)
         # Different states are found at the end of the epoch, which tells whose is wrong.
         if found == wanted or state != _digest_of(self._kept):
