@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 from muster.checkpoints.errors import (
@@ -72,11 +72,12 @@ class CheckpointDir:
 
         Only manifests are read. Raises `CheckpointMissing`.
         """
-        own = [it for it in examine(self, reads_all=False) if it.condition is not Condition.FOREIGN]
-        for one in own:
-            if one.is_best if step == "best" else one.name.step == step:
-                return one.name
-        steps = ", ".join(map(str, sorted({one.name.step for one in own})))
+        found = examine(self, reads_all=False)
+        own = [entry for entry in found if entry.condition is not Condition.FOREIGN]
+        for entry in own:
+            if entry.is_best if step == "best" else entry.name.step == step:
+                return entry.name
+        steps = ", ".join(map(str, sorted({entry.name.step for entry in own})))
         words = f"checkpoint of step {step}: it has steps {steps or 'of other jobs'}"
         if step == "best":
             words = "best checkpoint: its job has no keep_best, or has not reported the metric yet"
@@ -190,15 +191,15 @@ def gang_checkpoints(
             found.append(_manifests(open_at(place), None if is_inherited else job_uid))
     uid = job_uid
     if is_inherited:
-        known = (it for manifests in found for it in manifests.values() if it is not None)
-        others = [it for it in known if it.job_uid != job_uid]
+        known = filter(None, chain(*(manifests.values() for manifests in found)))
+        others = [manifest for manifest in known if manifest.job_uid != job_uid]
         if not others:
             return []
         uid = max(others, key=lambda manifest: manifest.time).job_uid
     return [
         RankCheckpoints(
-            intact=_texts(name for name, it in manifests.items() if it and it.job_uid == uid),
-            damaged=_texts(name for name, it in manifests.items() if it is None),
+            intact=_texts(name for name, file in manifests.items() if file and file.job_uid == uid),
+            damaged=_texts(name for name, file in manifests.items() if file is None),
         )
         for manifests in found
     ]
@@ -224,7 +225,7 @@ def _manifests(
             break
     if None in found.values():  # it may have been deleted meanwhile
         present = {*store.names()}
-        found = {name: it for name, it in found.items() if it is not None or name in present}
+        found = {name: file for name, file in found.items() if file is not None or name in present}
     return found
 
 

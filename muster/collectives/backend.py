@@ -163,6 +163,7 @@ class Backend(ABC):
         deadline = Deadline(timeout_seconds, "a barrier")
         tag = Tag(context=BARRIER_BIT)
         for to, source in barrier_rounds(self.rank, self.world_size)[self._barrier_round :]:
+            # Once, also after a `Timeout`: the peer would take another for that of a later barrier.
             if not self._has_sent_round:
                 self._has_sent_round = True
                 self.exchange([(to, b"")], [], tag=tag, timeout_seconds=deadline.left_seconds)
@@ -175,5 +176,5 @@ class Backend(ABC):
 
 def barrier_rounds(rank: int, world_size: int) -> list[tuple[int, int]]:
     """Return to which rank an empty message goes in each round, and from which one comes."""
-    distances = [1 << number for number in range((world_size - 1).bit_length())]
-    return [((rank + it) % world_size, (rank - it) % world_size) for it in distances]
+    steps = [1 << number for number in range((world_size - 1).bit_length())]
+    return [((rank + step) % world_size, (rank - step) % world_size) for step in steps]

@@ -38,8 +38,8 @@ class Reconnect(Generic[Address]):
         """Begin to count anew: the other end was reached."""
         self._over_at = time.monotonic() + self.limit_seconds
 
-    def failed(self, error: Exception, what: str = "") -> None:
+    def failed(self, error: Exception, prefix: str = "") -> None:
         """Say why an attempt has failed, unless the last one has failed for the same reason."""
         if self.say is not None and str(error) != str(self.error):
-            self.say(f"{what}{error}")
+            self.say(f"{prefix}{error}")
         self.error = error

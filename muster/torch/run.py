@@ -171,8 +171,8 @@ class Run:
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
                 torch.use_deterministic_algorithms(True)  # noqa: FBT003  theirs
             schedulers = [] if scheduler is None else listed(scheduler)
-            for number, one in enumerate(schedulers):
-                self._state.register(f"scheduler{number or ''}", one)
+            for number, obj in enumerate(schedulers):
+                self._state.register(f"scheduler{number or ''}", obj)
             self._computer: Final = TorchComputer(
                 self._state, self._schedule, schedulers, self._busy
             )

@@ -65,6 +65,7 @@ class Schedule:
         `line_idx` counts the samples of the epoch, in the epoch's own order.
         """
         epoch, step_in_epoch = self.epoch_and_step(committed.position.step)
+        # The counts of an epoch begin anew with its first step.
         before = committed.position if step_in_epoch else Position()
         count = before.consumed + consumed.lines
         position = Position(

@@ -170,7 +170,7 @@ class Channel:
         self._current[context] = sequence, call
         is_awaited = any(self._is_over(key) for key in self._calls if key[0] == context)
         for heard in (self._unexpected, self.aborts, self._calls):
-            for key in [it for it in heard if it[0] == context and self._is_over(it)]:
+            for key in [key for key in heard if key[0] == context and self._is_over(key)]:
                 del heard[key]
         if self._frame is not None and self._is_over(self._frame.key):
             self._frame.target = Discard(self._frame.length)
