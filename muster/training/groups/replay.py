@@ -45,8 +45,9 @@ class Replay:
         """
         leaves = self.leaves(step)
         summed = {block for blocks in held for block in blocks}
+        # Tuples, which a reducer compares with those that it has prepared for.
         return [
-            [part for b in blocks for part in ([b] if b in summed else isolate(b, leaves))]
+            tuple(part for b in blocks for part in ([b] if b in summed else isolate(b, leaves)))
             for blocks in assignment
         ]
 
