@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +17,7 @@ from cli.connection import connected
 from cli.errors import ExitCode, WrongState
 from cli.jobs.submit import JobDescription, read_job_file, refuse
 from cli.output import (
+    Cell,
     Group,
     Output,
     ShellPath,
@@ -33,6 +34,7 @@ from muster.cluster.description import Cluster
 from muster.cluster.placement import Placement, RankRequest, place
 from muster.cluster.reading import read_cluster
 from muster.cluster.speed import GpuCost, is_gpu_worth
+from muster.contracts.agent import AgentState
 from muster.contracts.errors import MusterError
 from muster.contracts.job.engine import SCHEDULERS
 from muster.contracts.job.problems import checked, field_errors
@@ -87,15 +89,9 @@ def engines(ctx: click.Context, *, output: Output) -> None:
         return
     with connected() as client:
         found = client.engines()
-    now = datetime.now(UTC)
     rows = [
-        (
-            it.engine,
-            _readiness(it),
-            f"{duration((now - it.seen_at).total_seconds())} ago" if it.seen_at else "-",
-            ", ".join(f"{count} {state}" for state, count in it.agents.items()) or "-",
-        )
-        for it in found.engines
+        (engine.engine, _readiness(engine), _ago(engine.seen_at), _counts(engine.agents))
+        for engine in found.engines
     ]
     problems = [f"{it.engine}: {it.problem}" for it in found.engines if it.problem]
     for it in found.engines:
@@ -106,9 +102,31 @@ def engines(ctx: click.Context, *, output: Output) -> None:
     show(output, body, [*table(("ENGINE", "READY", "SEEN", "AGENTS"), rows), *problems], names)
 
 
-def _shares(host: HostView) -> str:
+def _ago(seen_at: datetime | None) -> str | None:
+    return f"{duration((datetime.now(UTC) - seen_at).total_seconds())} ago" if seen_at else None
+
+
+def _counts(agents: Mapping[AgentState, int]) -> str | None:
+    return ", ".join(f"{count} {state}" for state, count in agents.items()) or None
+
+
+def _shares(host: HostView) -> str | None:
     is_known = host.facts is not None and host.transport != "local"
-    return "-" if not is_known else "yes" if host.shared_dir else "no"
+    return None if not is_known else "yes" if host.shared_dir else "no"
+
+
+_HOST_CELLS: Final[Mapping[str, Callable[[HostView], Cell]]] = {
+    "HOST": lambda host: host.host,
+    "ADDRESS": lambda host: host.address,
+    "SLOTS": lambda host: f"{host.slots_in_use}/{host.slots or 'auto'}",
+    "GPUS": lambda host: host.gpu_count,
+    "MUSTER": lambda host: host.facts.version if host.facts else None,
+    "PROCESSOR": lambda host: host.facts.processor if host.facts else None,
+    "SEEN": lambda host: _ago(host.seen_at) or "never",
+    "SHARES": _shares,
+    "AGENTS": lambda host: _counts(host.agents),
+    "JOBS": lambda host: ", ".join(host.jobs) or None,
+}
 
 
 def _readiness(engine: EngineView) -> str:
@@ -179,36 +197,9 @@ def hosts(*, output: Output) -> None:
     """Show the hosts on which ranks may run, and what runs there."""
     with connected() as client:
         found = client.hosts()
-    now = datetime.now(UTC)
-    header = (
-        "HOST",
-        "ADDRESS",
-        "SLOTS",
-        "GPUS",
-        "MUSTER",
-        "PROCESSOR",
-        "SEEN",
-        "SHARES",
-        "AGENTS",
-        "JOBS",
-    )
-    rows = [
-        (
-            it.host,
-            it.address,
-            f"{it.slots_in_use}/{it.slots or 'auto'}",
-            it.gpu_count,
-            it.facts.version if it.facts else "-",
-            it.facts.processor if it.facts else "-",
-            f"{duration((now - it.seen_at).total_seconds())} ago" if it.seen_at else "never",
-            _shares(it),
-            ", ".join(f"{count} {state}" for state, count in it.agents.items()) or "-",
-            ", ".join(it.jobs) or "-",
-        )
-        for it in found.hosts
-    ]
+    rows = [[cell(host) for cell in _HOST_CELLS.values()] for host in found.hosts]
     names, problems = (it.host for it in found.hosts), _problems(found.hosts)
-    show(output, msgspec.to_builtins(found), [*table(header, rows), *problems], names)
+    show(output, msgspec.to_builtins(found), [*table([*_HOST_CELLS], rows), *problems], names)
 
 
 def _problems(found: Iterable[HostView]) -> Iterator[str]:

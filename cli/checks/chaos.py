@@ -36,7 +36,6 @@ WAIT_SECONDS: Final = 60.0
 POLL_SECONDS: Final = 0.2
 
 CALM_SECONDS: Final = 10.0  # how long the job is watched before the faults
-
 RECOVERY_SECONDS: Final = 10.0  # how long the last recovery is waited for
 
 RECOVERY: Final = ("the end is seen", "the others take a step", "the replacement is ready")
@@ -44,7 +43,6 @@ MILLISECOND: Final = timedelta(milliseconds=1)
 
 FINISHED: Final = "finished"
 """The API's state of a rank that has nothing left to do."""
-
 
 FAULTS: Final[Mapping[Fault, str]] = {
     "kill": "is killed (SIGKILL)",

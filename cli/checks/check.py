@@ -21,7 +21,7 @@ from cli.connection import python_option
 from cli.errors import ExitCode
 from cli.jobs.run import argv_of_module, argv_of_script
 from cli.output import notice_if_slow, plural
-from cli.services.processes import interrupt_at_signals
+from cli.services.signals import interrupt_at_signals
 from cli.services.up import temporary_services
 from muster.contracts.errors import MusterError, printable
 from muster.contracts.job.spec import VIRTUAL_SHARDS_OF_SCRIPTS

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from itertools import islice
@@ -80,18 +80,6 @@ _CELL_LIMIT: Final = 40
 
 _WITH_STEP: Final = re.compile(r"(.+):(\d+|best)", re.DOTALL)
 _PLACE: Final = "A job, or a directory: a word with a slash, such as ./checkpoints/my-job"
-
-
-def digests(places: Iterable[CheckpointDir]) -> Iterator[tuple[str, int, str]]:
-    """Yield (whose, step, sha256) of the newest checkpoint of each place.
-
-    Raises a `CheckpointError` if there is none, or if it is damaged.
-    """
-    from muster.checkpoints.comparison import identity_of  # noqa: PLC0415
-
-    for place in places:
-        newest = place.newest()
-        yield place.label, newest.step, identity_of(newest)
 
 
 def find_checkpoint(word: str, rank: int | None) -> Checkpoint:
@@ -179,23 +167,6 @@ def _examined(
     return found
 
 
-def _dangling_latest(places: Sequence[CheckpointDir]) -> Iterator[tuple[str, str]]:
-    """Yield path and description of each LATEST that does not name a checkpoint.
-
-    A restart uses the newest intact checkpoint; the one that LATEST named is gone.
-    """
-    for place in places:
-        store = place.reader.store
-        latest, names = store.latest(), store.names()
-        # A running job may have replaced the file since `names` was read.
-        if names and latest not in names and store.latest() == latest:
-            path = f"{place.location}/LATEST"
-            problem = (
-                f"names {latest}, which does not exist" if latest else "is missing or unreadable"
-            )
-            yield path, f"{place.label}  {path} {problem}"
-
-
 _where_argument = click.argument(
     "where", metavar="WHERE", shell_complete=complete_jobs, help=f"{_PLACE}."
 )
@@ -280,7 +251,11 @@ def verify(where: str, output: Output) -> None:
     """
     location, places = _checkpoint_dirs(where)
     entries = [_entry(*each) for each in _examined(location, places)]
-    dangling = dict(_dangling_latest(places))
+    dangling = {
+        (path := f"{place.location}/LATEST"): f"{place.label}  {path} {problem}"
+        for place in places
+        if (problem := place.problem_of_latest())
+    }
     damaged = [entry["path"] for entry in entries if entry["damage"]]
     lines = [f"{it['whose']}  step {it['step']}  {it['damage'] or it['state']}" for it in entries]
     body = {"checkpoints": entries, "strays": [*dangling.values()]}
@@ -389,6 +364,8 @@ def digest(where: str, output: Output) -> None:
     The newest checkpoint of every rank is verified first. Equal digests mean
     equal bits: weights, optimizer state and position in the data.
     """
+    from muster.checkpoints.comparison import digests  # noqa: PLC0415
+
     found = [*digests(_checkpoint_dirs(where)[1])]
     show(
         output,

@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cli.connection import (
-    attached,
-    connected,
-    exact_jobs_argument,
-    job_argument,
-    status_option,
-)
+from cli.connection import attached, connected, exact_jobs_argument, job_argument, status_option
 from cli.errors import ExitCode, Misuse, WrongState, exit_code_of
 from cli.output import notice_if_slow, plural
 from cli.services.record import find_own_services, service_lock, service_settings

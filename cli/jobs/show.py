@@ -94,9 +94,8 @@ LINES_LIMIT: Final = 10_000
 def ps(status: Sequence[str], limit: int, output: Output) -> None:
     """List jobs, newest first."""
     with connected() as client:
-        answer = client.connection.ask(
-            "GET", "/jobs/summaries", query={"status": status, "limit": limit}
-        )
+        query: Query = {"status": status, "limit": limit}
+        answer = client.connection.ask("GET", "/jobs/summaries", query=query)
     jobs = answer.read_as(SummaryList).jobs
     now = datetime.now(UTC)
     lines = _fitted([row(job, now) for job in jobs])
@@ -206,11 +205,8 @@ def _facts(job: JobView, summary: SummaryView) -> Iterator[tuple[str, str | None
     if summary.checkpoints_saved:
         saved = plural(summary.checkpoints_saved, "checkpoint")
         yield "saved", f"{saved}, newest at step {summary.last_checkpoint_step}"
-    is_gang = job.spec.get("restart_scope") == "gang"
-    yield (
-        "restarts",
-        f"{summary.restarts}, of all ranks together" if is_gang else f"{summary.restarts}",
-    )
+    of_all = ", of all ranks together" if job.spec.get("restart_scope") == "gang" else ""
+    yield "restarts", f"{summary.restarts}{of_all}"
     times = {"submitted": job.created_at, "started": job.started_at, "finished": job.finished_at}
     for name, at in times.items():
         yield name, None if at is None else f"{moment(at)} UTC"

@@ -25,7 +25,7 @@ from cli.checks.doctor import require_startable
 from cli.config import config_file
 from cli.connection import CONNECT_SECONDS
 from cli.output import Output, ShellPath, facts, notice_if_slow, output_option, say, show
-from cli.services.processes import ServicePair, failed_start, ignore_signals
+from cli.services.processes import ServicePair, failed_start
 from cli.services.record import (
     ServiceRecord,
     is_serving,
@@ -35,6 +35,7 @@ from cli.services.record import (
     service_settings,
     write_record,
 )
+from cli.services.signals import ignore_signals
 from muster.contracts.errors import MusterError
 from muster.contracts.settings.environ import LIFELINE_FD
 from muster.contracts.settings.paths import DataDir
@@ -348,7 +349,8 @@ def temporary_services(stage: Path, slots: int) -> "Iterator[Client]":
     """
     from muster.client import Client  # noqa: PLC0415  slow
 
-    own = {
+    environ = {
+        **os.environ,
         "MUSTER_DATA_DIR": str(stage),
         "MUSTER_DATABASE_URL": "",
         "MUSTER_HOST": "127.0.0.1",
@@ -361,9 +363,7 @@ def temporary_services(stage: Path, slots: int) -> "Iterator[Client]":
     with ours:
         try:
             with theirs:
-                services = start_detached(
-                    DataDir(stage), {**os.environ, **own}, lifeline=theirs.fileno()
-                )
+                services = start_detached(DataDir(stage), environ, lifeline=theirs.fileno())
             with Client(services.url, retry_seconds=CONNECT_SECONDS) as client:
                 yield client
         except KeyboardInterrupt:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from cli.data.checkpoints import digests
+from muster.checkpoints.comparison import digests
 from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.settings.paths import checkpoints_of_job
 from tests.support.installation import Installation, Seen, Value, await_value, is_over
