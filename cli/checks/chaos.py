@@ -97,8 +97,8 @@ def chaos(
         newest = newest_event(found)
         rank = 0 if rank is None and host is None else rank
         struck = found.inject_fault(fault, rank=rank, host=host)
-        for it in struck.processes:
-            click.echo(f"rank {it.rank} of {found.id}, pid {it.pid}, {FAULTS[fault]}")
+        for process in struck.processes:
+            click.echo(f"rank {process.rank} of {found.id}, pid {process.pid}, {FAULTS[fault]}")
         try:
             for message in watch(found, struck.processes, newest):
                 click.echo(printable(message))
@@ -110,7 +110,7 @@ def chaos(
 
 def newest_event(job: Job) -> int:
     """Return the id of a job's newest event."""
-    return max((it.event_id or 0 for it in job.events(1)), default=0)
+    return max((event.event_id or 0 for event in job.events(1)), default=0)
 
 
 def watch(job: Job, struck: Sequence[StruckProcess], newest: int) -> Iterator[str]:
@@ -118,7 +118,8 @@ def watch(job: Job, struck: Sequence[StruckProcess], newest: int) -> Iterator[st
 
     Raises `MusterError` after a minute, or if nothing was struck.
     """
-    waiting, until = {it.rank: it.pid for it in struck}, time.monotonic() + WAIT_SECONDS
+    waiting = {process.rank: process.pid for process in struck}
+    until = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < until:
         # The summary first: the events then explain it.
         summary = job.summary()
@@ -127,7 +128,7 @@ def watch(job: Job, struck: Sequence[StruckProcess], newest: int) -> Iterator[st
             yield event.message
             if event.kind == "fault_dropped":
                 raise WrongState("nothing was struck: try again once the rank is replaced")
-        workers = {it.rank: it for it in summary.workers}
+        workers = {worker.rank: worker for worker in summary.workers}
         for rank, pid in list(waiting.items()):
             now = workers.get(rank)
             if summary.status in TERMINAL:
@@ -143,10 +144,8 @@ def watch(job: Job, struck: Sequence[StruckProcess], newest: int) -> Iterator[st
         if not waiting:
             return
         time.sleep(POLL_SECONDS)
-    raise MusterError(
-        f"rank {min(waiting)} has not been replaced within {WAIT_SECONDS:g} s: see muster events "
-        f"{job.id}"
-    )
+    what = f"has not been replaced within {WAIT_SECONDS:g} s"
+    raise MusterError(f"rank {min(waiting)} {what}: see muster events {job.id}")
 
 
 def recovery_of(
@@ -158,26 +157,24 @@ def recovery_of(
     rank; None for a process that was no member of the group.
     """
     me = strike.rank, strike.attempt
-    ats = (it.at for it in events if it.kind == "fault_injected" and (it.rank, it.attempt) == me)
+    faults = (event for event in events if event.kind == "fault_injected")
+    ats = (fault.at for fault in faults if (fault.rank, fault.attempt) == me)
     if (struck_at := next(ats, None)) is None:
         return [None] * len(RECOVERY)
-    later = [it for it in events if it.at > struck_at]
-    of_rank = [it for it in later if it.rank == strike.rank]
-    ends = (
-        it
-        for it in of_rank
-        if it.kind in {"rank_exited", "rank_killed"} and it.attempt == strike.attempt
-    )
-    ready = (it for it in of_rank if it.kind == "rank_ready")
+    later = [event for event in events if event.at > struck_at]
+    of_rank = [event for event in later if event.rank == strike.rank]
+    struck = (event for event in of_rank if event.attempt == strike.attempt)
+    ends = (event for event in struck if event.kind in {"rank_exited", "rank_killed"})
+    ready = (event for event in of_rank if event.kind == "rank_ready")
     # Every attempt is a new member.
-    attempts = (it for it in members if it.rank == strike.rank)
+    attempts = (member for member in members if member.rank == strike.rank)
     member = next(islice(attempts, strike.attempt, None), None)
     is_member = member is not None and member.joined_step is not None
     # A step that is reported late may be one of the group before.
-    since = dropwhile(lambda it: it.kind != "group_announced", later if is_member else ())
-    steps = (it for it in since if it.kind == "step_taken")
+    since = dropwhile(lambda event: event.kind != "group_announced", later if is_member else ())
+    steps = (event for event in since if event.kind == "step_taken")
     found = [next(ends, None), next(steps, None), next(ready, None)]
-    return [round((it.at - struck_at) / MILLISECOND) if it else None for it in found]
+    return [round((event.at - struck_at) / MILLISECOND) if event else None for event in found]
 
 
 def print_recoveries(job: Job, strikes: Sequence[StruckProcess], newest: int) -> None:
@@ -188,11 +185,11 @@ def print_recoveries(job: Job, strikes: Sequence[StruckProcess], newest: int) ->
     while page := job.events(after=(events[-1].event_id if events else newest)):
         events += page
     members = job.workers().workers
-    recoveries = [recovery_of(it, events, members) for it in strikes]
+    recoveries = [recovery_of(strike, events, members) for strike in strikes]
     rows: list[list[str | int | None]] = []
     for index, words in enumerate(RECOVERY):
-        if known := sorted(ms for it in recoveries if (ms := it[index]) is not None):
-            rows.append([words, *(known[int(it * (len(known) - 1))] for it in (0.5, 0.95, 1))])
+        if known := sorted(ms for times in recoveries if (ms := times[index]) is not None):
+            rows.append([words, *(known[int(part * (len(known) - 1))] for part in (0.5, 0.95, 1))])
     if not rows:
         click.echo("no recovery was seen: a stopped rank is replaced after heartbeat_timeout")
         return
@@ -205,10 +202,8 @@ def strike_again_and_again(
 ) -> NoReturn:
     """Watch the undisturbed job, strike every so often, print what it has cost, and exit."""
     if job.is_terminal or job.status in {JobStatus.QUEUED, JobStatus.PAUSED}:
-        raise WrongState(
-            f"{job.id} is {job.status}: start this when it trains: "
-            f"muster wait {job.id} --until RUNNING"
-        )
+        way = f"muster wait {job.id} --until RUNNING"
+        raise WrongState(f"{job.id} is {job.status}: start this when it trains: {way}")
     say(f"{job.id} trains undisturbed for {CALM_SECONDS:g} s, then with faults; Ctrl-C ends this")
     newest = newest_event(job)
     progress = Progress(sys.stderr, time.monotonic)
@@ -227,13 +222,13 @@ def strike_again_and_again(
             looks.append((at, max(step, looks[-1][1] if looks else 0)))
             if now >= strike_at:
                 calm = calm or looks[:]
-                struck = {(it.rank, it.pid) for it in strikes}
+                struck = {(strike.rank, strike.pid) for strike in strikes}
                 ranks = [
-                    it.rank
-                    for it in summary.workers
-                    if it.state == ProcessState.LIVE
-                    and rank in {None, it.rank}
-                    and (it.rank, it.pid) not in struck
+                    worker.rank
+                    for worker in summary.workers
+                    if worker.state == ProcessState.LIVE
+                    and rank in {None, worker.rank}
+                    and (worker.rank, worker.pid) not in struck
                 ]
                 # It ended just now, or none is alive, or the service is away.
                 with suppress(Conflict, NotFound, Unreachable, IndexError):
@@ -257,9 +252,9 @@ def strike_again_and_again(
 
 def _progress_of(summary: SummaryView) -> tuple[float, int]:
     """Return the steps of the ranks' last heartbeats, and the monotonic time of those."""
-    furthest = max(it.step for it in summary.workers)
-    ages = (it.last_heartbeat_age_seconds for it in summary.workers if it.step == furthest)
-    return time.monotonic() - min(it or 0.0 for it in ages), summary.step
+    furthest = max(rank.step for rank in summary.workers)
+    ages = (rank.last_heartbeat_age_seconds for rank in summary.workers if rank.step == furthest)
+    return time.monotonic() - min(age or 0.0 for age in ages), summary.step
 
 
 def _speed(looks: Sequence[tuple[float, int]]) -> float:

@@ -159,7 +159,7 @@ def _examined(
 
     counts = (len(place.reader.store.names()) for place in places)
     each = ((place, one) for place in places for one in islice(examine(place), last))
-    length, hidden = sum(min(it, last or it) for it in counts), not sys.stderr.isatty()
+    length, hidden = sum(min(count, last or count) for count in counts), not sys.stderr.isatty()
     with click.progressbar(each, length, "reading", hidden=hidden, file=sys.stderr) as examined:
         found = [*examined]
     if not found:
@@ -204,7 +204,7 @@ def now(job: str, timeout: float | None, *, no_wait: bool) -> None:
             click.echo(f"{found.id} will save a checkpoint; see: muster events {found.id}")
             return
         code = watch_to_end(found, lambda: found.wait("checkpoint", timeout, progress=True))
-        told = [it for it in found.events() if it.kind.startswith("checkpoint_")][-1:]
+        told = [event for event in found.events() if event.kind.startswith("checkpoint_")][-1:]
         for event in told:
             if event.kind == "checkpoint_saved":  # else the job has ended before
                 click.echo(f"{found.id}: {event.message}")
@@ -257,7 +257,10 @@ def verify(where: str, output: Output) -> None:
         if (problem := place.problem_of_latest())
     }
     damaged = [entry["path"] for entry in entries if entry["damage"]]
-    lines = [f"{it['whose']}  step {it['step']}  {it['damage'] or it['state']}" for it in entries]
+    lines = [
+        f"{entry['whose']}  step {entry['step']}  {entry['damage'] or entry['state']}"
+        for entry in entries
+    ]
     body = {"checkpoints": entries, "strays": [*dangling.values()]}
     show(output, body, [*lines, *dangling.values()], [*damaged, *dangling])
     if damaged or dangling:
@@ -287,7 +290,7 @@ def diff(first: str, second: str, rank: int | None, output: Output) -> None:
             states.append({**saved.state, **{f"position.{at}": n for at, n in position.items()}})
         whose = f"rank {one}: " if len(ranks) > 1 else ""
         found = msgspec.to_builtins(differences(*states))
-        unequal += [{**it, "name": whose + it["name"]} for it in found]
+        unequal += [{**difference, "name": whose + difference["name"]} for difference in found]
         entries += len(states[0])
     body = {"equal": not unequal, "differences": unequal}
     of_ranks = f" of {len(ranks)} ranks" if len(ranks) > 1 else ""
@@ -338,8 +341,7 @@ def export(
     found = find_checkpoint(f"{which}:best" if best else which, rank)
     count = write(found, target, kind, only)
     noun = "directory" if target.is_dir() else "file"
-    arrays = plural(count, "array")
-    click.echo(f"the {noun} {target} holds {arrays} of step {found.step}", err=True)
+    click.echo(f"the {noun} {target} holds {plural(count, 'array')} of step {found.step}", err=True)
 
 
 @checkpoint.command("rm")
@@ -431,7 +433,7 @@ def _document(found: Checkpoint) -> dict[str, Any]:
 def _document_lines(body: Mapping[str, Any]) -> Iterator[str]:
     # The description of nested arrays is long; -o json prints all of it.
     found = sorted(body["values"].items())
-    values = ((f"value {name}", f"{json.dumps(it):.200}") for name, it in found)
+    values = ((f"value {name}", f"{json.dumps(value):.200}") for name, value in found)
     yield from facts(
         [
             ("job", body["job_id"]),

@@ -175,13 +175,14 @@ def loss_of(job: SummaryView | WorkerView) -> str | None:
 
 
 def _lines(job: JobView, summary: SummaryView, warnings: Sequence[str]) -> Iterator[str]:
-    yield from facts([*_facts(job, summary), *(("warning", it) for it in warnings)])
+    yield from facts([*_facts(job, summary), *(("warning", text) for text in warnings)])
     if summary.workers:
         yield ""
         # Each restart of a gang is one of every rank; a rank's own number is of those it caused.
         is_gang = job.spec.get("restart_scope") == "gang"
         rows = (
-            _rank_row(it, summary.restarts if is_gang else it.restarts) for it in summary.workers
+            _rank_row(worker, summary.restarts if is_gang else worker.restarts)
+            for worker in summary.workers
         )
         yield from table(_RANKS_HEADER, rows)
 
@@ -304,7 +305,7 @@ def screen(
     return Group(
         _line(f"{url}  {now:%H:%M:%S} UTC  {summary or 'no jobs'}"),
         _line(header, "bold"),
-        *(_line(it, _colour_of(job.status)) for job, it in zip(shown, lines, strict=True)),
+        *(_line(line, _colour_of(job.status)) for job, line in zip(shown, lines, strict=True)),
         _line(trouble or f"{more}q ends this and no job", "yellow" if trouble else "dim"),
     )
 

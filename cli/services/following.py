@@ -107,10 +107,11 @@ class Follower:
 
     def _refuse_other_spec(self, stored: JobView) -> None:
         """Raise `JobDiffers` if the job has another spec; places chosen for it do not count."""
-        places = {it for it in ("dataset_dir", "checkpoint_dir") if self._body[it] is None}
+        body = self._body
+        places = {name for name in ("dataset_dir", "checkpoint_dir") if body[name] is None}
         # A pause after each step has no effect on the result, so a resumed job may have another.
         kept = {*places, "job_id", "resume_from", "sleep_sec"}
-        others = [it for it in self._body if it not in kept and self._body[it] != stored.spec[it]]
+        others = [name for name in body if name not in kept and body[name] != stored.spec[name]]
         if others:
             raise JobDiffers(stored.job_id, others)
 

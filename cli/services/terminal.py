@@ -103,7 +103,7 @@ class ServiceWarnings:
         for line in lines.splitlines():
             with suppress(ValueError):  # a traceback
                 entry = json.loads(line)
-                text = ": ".join(it for it in (entry["event"], entry.get("error")) if it)
+                text = ": ".join(part for part in (entry["event"], entry.get("error")) if part)
                 if entry["level"] != "info" and text not in self._shown:
                     self._shown.add(text)
                     say(text)

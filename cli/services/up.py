@@ -185,10 +185,8 @@ def end_detached(record: ServiceRecord) -> None:
     try:
         send_signal(record.process, signal.SIGTERM)
     except PermissionError:
-        raise MusterError(
-            f"the services (process {record.process.pid}) belong to another user, who has to end "
-            "them"
-        ) from None
+        who = f"the services (process {record.process.pid})"
+        raise MusterError(f"{who} belong to another user, who has to end them") from None
     while is_running(record.process):
         time.sleep(POLL_SECONDS)
 
@@ -331,7 +329,7 @@ def _self_signed_certificate(access: AccessSettings) -> Path | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     with suppress(OSError):
         context.load_verify_locations(access.tls_certfile)
-    is_self_signed = any(it["subject"] == it["issuer"] for it in context.get_ca_certs())
+    is_self_signed = any(ca["subject"] == ca["issuer"] for ca in context.get_ca_certs())
     return access.tls_certfile if is_self_signed else None
 
 
