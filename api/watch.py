@@ -94,7 +94,9 @@ def delta(before: State, after: State) -> State:
         old = before.get(name)
         if isinstance(value, dict) and isinstance(old, dict) and name in {"workers", "jobs"}:
             items = {
-                key: {it: item[it] for it in item if item[it] != old.get(key, {}).get(it)}
+                key: {
+                    field: new for field, new in item.items() if new != old.get(key, {}).get(field)
+                }
                 for key, item in value.items()
                 if item != old.get(key)
             }

@@ -14,7 +14,7 @@ EXTREMES: Final = ("first", "least", "greatest", "last", "not_finite")
 
 def in_order(names: Iterable[str]) -> list[str]:
     """Return the loss first, then the throughput, then the metrics by name."""
-    return sorted(set(names), key=lambda it: (it != LOSS, it != THROUGHPUT, it))
+    return sorted(set(names), key=lambda name: (name != LOSS, name != THROUGHPUT, name))
 
 
 def differences(specs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:

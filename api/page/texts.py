@@ -95,15 +95,15 @@ BEHIND_SECONDS: Final = 5
 
 def differing(workers: Iterable[View]) -> dict[int, str]:
     """Return the living ranks that differ from the median of them, each with a word."""
-    alive = [it for it in workers if it["state"] in {"live", "suspect"}]
-    rates = {it["rank"]: it["throughput_steps_per_sec"] for it in alive}
+    alive = [worker for worker in workers if worker["state"] in {"live", "suspect"}]
+    rates = {worker["rank"]: worker["throughput_steps_per_sec"] for worker in alive}
     usual = median([rate for rate in rates.values() if rate] or [0])
-    reached = median([it["step"] for it in alive] or [0]) - max(2, usual * BEHIND_SECONDS)
+    reached = median([worker["step"] for worker in alive] or [0]) - max(2, usual * BEHIND_SECONDS)
     found = {}
-    for it in alive:
-        rank, rate = it["rank"], rates[it["rank"]] or usual
-        if it["state"] == "suspect" or it["step"] < reached:
-            found[rank] = "suspect" if it["state"] == "suspect" else "behind"
+    for worker in alive:
+        rank, rate = worker["rank"], rates[worker["rank"]] or usual
+        if worker["state"] == "suspect" or worker["step"] < reached:
+            found[rank] = "suspect" if worker["state"] == "suspect" else "behind"
         elif not usual / 2 <= rate <= usual * 2:
             found[rank] = "slow" if rate < usual else "fast"
     return found

@@ -262,7 +262,8 @@ def _size_bytes(state: AppState, job: Job, deletion: Deletion) -> int:
     size = 0
     if (checkpoints := _checkpoints(job, deletion)) is not None:
         with suppress(*UNUSABLE):
-            size = sum(it.size_bytes for it in entries(checkpoints, _owner_of_checkpoints(job)))
+            saved = entries(checkpoints, _owner_of_checkpoints(job))
+            size = sum(entry.size_bytes for entry in saved)
     if deletion.delete_logs:
         files = state.data_dir.job(job.job_id)
         # The archive is from an interrupted delete.
