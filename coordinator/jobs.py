@@ -69,8 +69,10 @@ class JobTable:
         # Of the members of a group the first one saves.
         own_first = sorted(cluster.nodes, key=lambda node: node.transport != "local")
         self._hosts = {
-            it.name: AgentSnapshot(host=it.name, is_local=it.transport == "local", order=order)
-            for order, it in enumerate(own_first)
+            node.name: AgentSnapshot(
+                host=node.name, is_local=node.transport == "local", order=order
+            )
+            for order, node in enumerate(own_first)
         }
         self._rows: Sequence[Job] = ()  # of the last look
         self._seen: int | None = None
@@ -99,8 +101,10 @@ class JobTable:
         started = [row for row in unfinished if row.status is not JobStatus.QUEUED]
         found = await wait_for_database(lambda: asyncio.to_thread(self._with_ranks, started))
         looks = (
-            lifecycle.find(self._snapshot_of(it, now, hosts=self._hosts_of(it.job)), it.agents)
-            for it in found
+            lifecycle.find(
+                self._snapshot_of(rows, now, hosts=self._hosts_of(rows.job)), rows.agents
+            )
+            for rows in found
         )
         for rows, agents in zip(found, await asyncio.gather(*looks), strict=True):
             self.tracked[rows.job.uid] = self._inherit(rows, agents, now)
@@ -267,7 +271,7 @@ def _track(
     known = {row.host: row for row in rows.agents if row.host in agents}
     attachment = Attachment(
         started_at=rows.job.started_at,
-        agents={host: it.record for host, it in agents.items() if it.record is not None},
+        agents={host: agent.record for host, agent in agents.items() if agent.record is not None},
         tokens_sha256={host: row.token_sha256 for host, row in known.items() if row.token_sha256},
         master_port=rows.job.master_port,
         numeric_environment=rows.job.numeric_environment,
@@ -282,7 +286,7 @@ def _track(
         takes_code=not rows.ranks,
         kept_code=snapshot.code.files,
         # What the coordinator before us has not done is dropped: it may have done it.
-        faults_seen=max((it.number for it in rows.job.faults), default=0),
+        faults_seen=max((fault.number for fault in rows.job.faults), default=0),
     )
     # A living agent reports the ends itself.
     alone = [row for row in rows.ranks if row.host not in agents]
@@ -298,8 +302,8 @@ def _take_requests(job: TrackedJob, row: Job, departures: Collection[int], now: 
         grace = row.stop_grace_seconds
         grace = row.spec.stop_grace_seconds if grace is None else grace
         job.observe(actions.StopRequested(request=row.stop_request, grace_seconds=grace), now)
-    job.faults += [it for it in row.faults if it.number > job.faults_seen]
-    job.faults_seen = max((it.number for it in row.faults), default=0)
+    job.faults += [fault for fault in row.faults if fault.number > job.faults_seen]
+    job.faults_seen = max((fault.number for fault in row.faults), default=0)
     for worker_id in frozenset(departures) - job.leaving:
         job.leaving |= {worker_id}
         job.observe(actions.LeaveRequested(worker_id=worker_id), now)
@@ -309,7 +313,7 @@ def _take_requests(job: TrackedJob, row: Job, departures: Collection[int], now: 
         pause_requested=row.pause_request,
         checkpoint_requests=row.checkpoint_requests,
     )
-    if any(getattr(job.snapshot, name) != it for name, it in asdict(wanted).items()):
+    if any(getattr(job.snapshot, name) != value for name, value in asdict(wanted).items()):
         job.observe(wanted, now)
 
 

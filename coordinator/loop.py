@@ -277,7 +277,7 @@ class CoordinatorLoop:
                 await self._wait()
                 began = self._clock()
                 self._lifecycle.raise_error()
-                is_urgent = any(isinstance(it, RankDied) for _, it, _ in self._inbox)
+                is_urgent = any(isinstance(message, RankDied) for _, message, _ in self._inbox)
                 self._fold_inbox()
                 if is_urgent and self._plan():
                     # The exit of the rank follows within milliseconds: one commit is for both.

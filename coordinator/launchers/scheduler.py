@@ -290,7 +290,7 @@ class SchedulerLauncher:
         """
         prefix = agent_job_prefix(self._uid, self._host)
         numbers = {name.removeprefix(prefix): job for name, job in jobs.items()}
-        found = [it for n, it in numbers.items() if n.isdigit() and int(n) <= generation]
+        found = [job for n, job in numbers.items() if n.isdigit() and int(n) <= generation]
         for job in found:
             await (self._jobs.forget if job.is_over else self._jobs.cancel)(job.id)
         return not all(job.is_over for job in found)
