@@ -214,12 +214,12 @@ async def _end_all(state: AppState, jobs: Sequence[Job], request: StopRequest, a
         return
     waiting = frozenset(job.uid for job in ending)
 
-    def look(_after: int) -> Found:
+    def read(_after: int) -> Found:
         return Found({}, is_over=not state.jobs.not_over(waiting))
 
     timeout_seconds = max(_timeout_seconds(job, request) for job in ending)
     with suppress(TimeoutError):
-        async with asyncio.timeout(timeout_seconds), state.watching(waiting, look) as feed:
+        async with asyncio.timeout(timeout_seconds), state.watching(waiting, read) as feed:
             await asyncio.shield(feed.polling)
 
 
