@@ -44,14 +44,14 @@ from muster.runtime.exit_report import find_exit_record
 
 Result = TypeVar("Result")
 
-BLIND_LOOK_SECONDS: Final = 0.5
-"""Between looks at a database that cannot tell whether anything has changed."""
+BLIND_READ_SECONDS: Final = 0.5
+"""Between reads of a database that cannot tell whether anything has changed."""
 
 
 class JobTable:
     """All unfinished jobs by uid, in the order of submission.
 
-    Level-triggered: what the API wrote is found by looking at all unfinished rows. A look costs
+    Level-triggered: what the API wrote is found by reading all unfinished rows, which costs
     microseconds while the database has not changed.
     """
 
@@ -74,9 +74,9 @@ class JobTable:
             )
             for order, node in enumerate(own_first)
         }
-        self._rows: Sequence[Job] = ()  # of the last look
+        self._rows: Sequence[Job] = ()  # of the last read
         self._seen: int | None = None
-        self._next_blind_look = 0.0
+        self._next_blind_read = 0.0
 
     def files(self, uid: JobUid) -> JobFiles:
         """Return where a job's files lie on this host."""
@@ -100,13 +100,13 @@ class JobTable:
         # A queued job has no processes.
         started = [row for row in unfinished if row.status is not JobStatus.QUEUED]
         found = await wait_for_database(lambda: asyncio.to_thread(self._with_ranks, started))
-        looks = (
+        searches = (
             lifecycle.find(
                 self._snapshot_of(rows, now, hosts=self._hosts_of(rows.job)), rows.agents
             )
             for rows in found
         )
-        for rows, agents in zip(found, await asyncio.gather(*looks), strict=True):
+        for rows, agents in zip(found, await asyncio.gather(*searches), strict=True):
             self.tracked[rows.job.uid] = self._inherit(rows, agents, now)
         jobs = list(self.tracked.values())
         await wait_for_database(lambda: self._refresh(now))
@@ -132,13 +132,13 @@ class JobTable:
         )
         return [job for job in jobs if job.agents]
 
-    async def look(self, now: Moment) -> None:
-        """Take in what was written since the last look. Raises `DatabaseUnavailable`."""
+    async def read_changes(self, now: Moment) -> None:
+        """Take in what was written since the last read. Raises `DatabaseUnavailable`."""
         changes = self._database.changes()
         if changes is None:
-            if time.monotonic() < self._next_blind_look:
+            if time.monotonic() < self._next_blind_read:
                 return
-            self._next_blind_look = time.monotonic() + BLIND_LOOK_SECONDS
+            self._next_blind_read = time.monotonic() + BLIND_READ_SECONDS
         elif changes == self._seen:
             return
         await self._refresh(now)
@@ -336,4 +336,4 @@ async def wait_for_database(read: Callable[[], Awaitable[Result]]) -> Result:
         try:
             return await read()
         except DatabaseUnavailable:
-            await asyncio.sleep(BLIND_LOOK_SECONDS)
+            await asyncio.sleep(BLIND_READ_SECONDS)

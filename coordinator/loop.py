@@ -228,11 +228,11 @@ class CoordinatorLoop:
             self.wake()
 
     def wake(self) -> None:
-        """Look at the rows now."""
+        """Read the rows now."""
         self._woken.set()
 
     def wake_soon(self) -> None:
-        """Look at the rows at once, or after the pause that follows a long round.
+        """Read the rows at once, or after the pause that follows a long round.
 
         With thousands of jobs a round takes long, and their submission needs the machine as well.
         """
@@ -283,7 +283,7 @@ class CoordinatorLoop:
                     # The exit of the rank follows within milliseconds: one commit is for both.
                     asyncio.get_running_loop().call_later(EXIT_SECONDS, self.wake)
                     continue
-                await self._look_around()
+                await self._read_and_admit()
                 await self._act()
                 now = self._clock()
                 if now - began > LONG_ROUND_SECONDS:
@@ -335,12 +335,12 @@ class CoordinatorLoop:
                 if isinstance(observation, AgentConnected):
                     job.repeat_to.add(observation.host)
 
-    async def _look_around(self) -> None:
+    async def _read_and_admit(self) -> None:
         """Take in what the API wrote, and admit jobs for which there is room."""
         self._lifecycle.note_starved(self._jobs.tracked.values(), self._clock())
         if self._failing_since is None:  # otherwise the next commit tells if the database is back
             with suppress(DatabaseUnavailable):
-                await self._jobs.look(self._now())
+                await self._jobs.read_changes(self._now())
             for job in self._jobs.tracked.values():
                 self._executor.inject_faults(job)
         if not self._is_draining:

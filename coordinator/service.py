@@ -52,7 +52,7 @@ from muster.host.processes import this_process, unblock_sigint
 from muster.host.trace import stamp
 from muster.links.serving import listen
 
-ADDRESS_LOOK_SECONDS: Final = 2.0  # between looks at the address file
+ADDRESS_CHECK_SECONDS: Final = 2.0  # between checks of the address file
 
 _LOG: Final = structlog.get_logger("coordinator")
 
@@ -312,7 +312,7 @@ async def keep_address_published(
                 _LOG.warning(
                     "cannot write the address file", action="unpublished", error=str(error)
                 )
-        await asyncio.sleep(ADDRESS_LOOK_SECONDS)
+        await asyncio.sleep(ADDRESS_CHECK_SECONDS)
 
 
 class _WakeUps(asyncio.DatagramProtocol):

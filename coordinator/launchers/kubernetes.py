@@ -100,7 +100,7 @@ class Kubernetes:
                 namespace = context["context"].get("namespace", "default")
         except (config.ConfigException, OSError) as error:
             raise SchedulerUnavailable(f"no cluster is configured ({error})") from error
-        own.retries = False  # the next look is one
+        own.retries = False  # the next list is one
         return client.CoreV1Api(client.ApiClient(own)), namespace
 
     async def _call(self, method: str, **fields: Any) -> Any:  # noqa: ANN401  as the client's own
