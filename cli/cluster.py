@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from muster import Client
 
 SWEEP_SECONDS: Final = 120.0  # a scheduler has half of that to answer
-LOOK_SECONDS: Final = 0.2
+POLL_SECONDS: Final = 0.2
 UNKNOWN_UID: Final = "unknown: no job here has this uid; it may be of another installation"
 
 _file = ShellPath(path_type=Path)
@@ -187,7 +187,7 @@ def _sweep(client: Client, engine: str, cancel: Collection[str] = ()) -> EngineS
                 if seen.problem is not None:
                     raise MusterError(f"{engine} does not answer: {seen.problem}")
                 return seen.sweep
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
     raise MusterError(f"{engine} was not asked for {SWEEP_SECONDS:g} s: see muster status")
 
 

@@ -207,7 +207,7 @@ def strike_again_and_again(
     say(f"{job.id} trains undisturbed for {CALM_SECONDS:g} s, then with faults; Ctrl-C ends this")
     newest = newest_event(job)
     progress = Progress(sys.stderr, time.monotonic)
-    looks: list[tuple[float, int]] = []
+    readings: list[tuple[float, int]] = []
     calm: list[tuple[float, int]] = []
     strikes: list[StruckProcess] = []
     count = 0
@@ -219,9 +219,9 @@ def strike_again_and_again(
             progress.draw(summary)
             at, step = _progress_of(summary)
             # Ranks that have just started have no step yet.
-            looks.append((at, max(step, looks[-1][1] if looks else 0)))
+            readings.append((at, max(step, readings[-1][1] if readings else 0)))
             if now >= strike_at:
-                calm = calm or looks[:]
+                calm = calm or readings[:]
                 struck = {(strike.rank, strike.pid) for strike in strikes}
                 ranks = [
                     worker.rank
@@ -240,7 +240,7 @@ def strike_again_and_again(
     progress.close()
     if not strikes:
         raise WrongState(f"{job.id} is {job.status}: no rank was hit; run it while the job trains")
-    before, after = _speed(calm), _speed([calm[-1], looks[-1]])
+    before, after = _speed(calm), _speed([calm[-1], readings[-1]])
     share = f"{after / before:.2f}" if before else "unknown"
     click.echo(f"goodput {share}: {after:.1f} steps/s with faults, {before:.1f} before")
     click.echo(f"{plural(count, 'fault')} (SIG{fault.upper()})")
@@ -257,7 +257,7 @@ def _progress_of(summary: SummaryView) -> tuple[float, int]:
     return time.monotonic() - min(age or 0.0 for age in ages), summary.step
 
 
-def _speed(looks: Sequence[tuple[float, int]]) -> float:
-    """Return the steps per second from the first to the last look."""
-    (began, first), (ended, last) = looks[0], looks[-1]
+def _speed(readings: Sequence[tuple[float, int]]) -> float:
+    """Return the steps per second from the first to the last reading."""
+    (began, first), (ended, last) = readings[0], readings[-1]
     return (last - first) / max(ended - began, POLL_SECONDS)

@@ -78,7 +78,7 @@ _FRAME_LINES: Final = 3  # the summary, the header and the footer
 
 _ENDS: Final = frozenset(f"job_{status.lower()}" for status in TERMINAL)
 
-QUEUED_SECONDS: Final = 0.5  # between two looks at a job that waits
+QUEUED_SECONDS: Final = 0.5  # between two reads of a job that waits
 
 LINES_LIMIT: Final = 10_000
 """The API returns no more lines at once."""
